@@ -1,0 +1,188 @@
+// Package agree decides what KEP-2339 asks of API servers: which reports stand,
+// whether all servers agree on an encoding, when the epoch rises, whose report is
+// garbage and what a write does whose permission has moved. It is pure: values in,
+// values out, no clock, I/O or goroutine.
+package agree
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// ServerID names one registration of one API server process, e.g.
+// "apiserver-8f3c…". It is new for every registration.
+type ServerID string
+
+// Encoding is the group/version in which a server writes a resource, as
+// schema.GroupVersion prints it: "networking.k8s.io/v1", and "v1" in the core group.
+type Encoding string
+
+// Report is one server's entry in a StorageVersion (KEP-2339, "Resource Version API").
+// Invariant: Decodable includes Encoding and every one of Served.
+type Report struct {
+	Server    ServerID
+	Encoding  Encoding
+	Decodable []string
+	Served    []string
+}
+
+// Validate says which part of the Report's invariant does not hold.
+func (r Report) Validate() error {
+	if r.Server == "" {
+		return errors.New("a report needs an apiServerID")
+	}
+	if r.Encoding == "" {
+		return fmt.Errorf("the report of %s needs an encodingVersion", r.Server)
+	}
+	if !slices.Contains(r.Decodable, string(r.Encoding)) {
+		return fmt.Errorf("%s encodes %s but cannot decode it: decodableVersions must include the encodingVersion", r.Server, r.Encoding)
+	}
+	for _, served := range r.Served {
+		if !slices.Contains(r.Decodable, served) {
+			return fmt.Errorf("%s serves %s but cannot decode it: decodableVersions must include all servedVersions", r.Server, served)
+		}
+	}
+	return nil
+}
+
+// String prints the report as "server:encoding".
+func (r Report) String() string { return fmt.Sprintf("%s:%s", r.Server, r.Encoding) }
+
+func (r Report) equal(o Report) bool {
+	return r.Server == o.Server && r.Encoding == o.Encoding &&
+		slices.Equal(r.Decodable, o.Decodable) && slices.Equal(r.Served, o.Served)
+}
+
+// Validate reports the first report that is invalid or whose server has another one.
+func Validate(reports []Report) error {
+	seen := sets.New[ServerID]()
+	for _, r := range reports {
+		if err := r.Validate(); err != nil {
+			return err
+		}
+		if seen.Has(r.Server) {
+			return fmt.Errorf("%s has more than one report", r.Server)
+		}
+		seen.Insert(r.Server)
+	}
+	return nil
+}
+
+// Merge returns the reports that a server writes back: its own put in, those of
+// servers that are not participants dropped (KEP-2339, "Updating StorageVersion").
+// The order of the reports that stay is kept.
+func Merge(reports []Report, own Report, participants sets.Set[ServerID]) []Report {
+	merged := make([]Report, 0, len(reports)+1)
+	put := false
+	for _, r := range reports {
+		switch {
+		case r.Server == own.Server:
+			if !put {
+				merged = append(merged, own)
+				put = true
+			}
+		case participants.Has(r.Server):
+			merged = append(merged, r)
+		}
+	}
+	if !put {
+		merged = append(merged, own)
+	}
+	return merged
+}
+
+// Keep returns the reports of participants.
+func Keep(reports []Report, participants sets.Set[ServerID]) []Report {
+	return slices.DeleteFunc(slices.Clone(reports), func(r Report) bool { return !participants.Has(r.Server) })
+}
+
+// Without returns the reports of everyone but gone.
+func Without(reports []Report, gone ServerID) []Report {
+	return slices.DeleteFunc(slices.Clone(reports), func(r Report) bool { return r.Server == gone })
+}
+
+// Of returns the server's report.
+func Of(reports []Report, server ServerID) (Report, bool) {
+	i := slices.IndexFunc(reports, func(r Report) bool { return r.Server == server })
+	if i < 0 {
+		return Report{}, false
+	}
+	return reports[i], true
+}
+
+// Common returns the encoding that all reports name: the agreement. There is none
+// without reports.
+func Common(reports []Report) (Encoding, bool) {
+	encodings := Encodings(reports)
+	if len(encodings) != 1 {
+		return "", false
+	}
+	return encodings[0], true
+}
+
+// Encodings returns the set of reported encodings, sorted.
+func Encodings(reports []Report) []Encoding {
+	set := sets.New[Encoding]()
+	for _, r := range reports {
+		set.Insert(r.Encoding)
+	}
+	return sets.List(set)
+}
+
+// Equal says whether a and b are the same reports in the same order.
+func Equal(a, b []Report) bool { return slices.EqualFunc(a, b, Report.equal) }
+
+// ErrSuperseded is returned for a write by a store whose encoding its server does
+// not report any more: it has to be run again on the newest store.
+var ErrSuperseded = errors.New("the store's encoding is no longer the one this server reports")
+
+// Verdict is what becomes of a write that found its resource's StorageVersion changed.
+type Verdict int
+
+const (
+	// Lost means that the server's report is missing: it has no permission to write.
+	Lost Verdict = iota
+	// Superseded means that the server reports another encoding than the store's.
+	Superseded
+	// Proceed means that the server's report for the encoding still stands, at a newer revision.
+	Proceed
+)
+
+// String names the verdict.
+func (v Verdict) String() string {
+	switch v {
+	case Proceed:
+		return "proceed"
+	case Superseded:
+		return "superseded"
+	default:
+		return "lost"
+	}
+}
+
+// Judge decides on a write of server self in encoding enc, from the reports that
+// stood when its transaction failed.
+func Judge(reports []Report, self ServerID, enc Encoding) Verdict {
+	own, ok := Of(reports, self)
+	switch {
+	case !ok:
+		return Lost
+	case own.Encoding != enc:
+		return Superseded
+	default:
+		return Proceed
+	}
+}
+
+// Join prints encodings for people, in the order given.
+func Join(encodings []Encoding) string {
+	parts := make([]string, len(encodings))
+	for i, e := range encodings {
+		parts[i] = string(e)
+	}
+	return strings.Join(parts, ",")
+}

@@ -1,0 +1,240 @@
+package agree
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+const (
+	v1      Encoding = "apps/v1"
+	v1beta1 Encoding = "apps/v1beta1"
+)
+
+func report(server ServerID, e Encoding) Report {
+	return Report{Server: server, Encoding: e, Decodable: []string{string(v1beta1), string(v1)}, Served: []string{string(e)}}
+}
+
+func TestValidate(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		reports []Report
+		want    string
+	}{
+		{name: "valid", reports: []Report{report("a", v1), report("b", v1beta1)}},
+		{
+			name:    "The encodingVersion must be included in the decodableVersions.",
+			reports: []Report{{Server: "a", Encoding: v1, Decodable: []string{string(v1beta1)}}},
+			want:    "must include the encodingVersion",
+		},
+		{
+			name:    "DecodableVersions must include all ServedVersions.",
+			reports: []Report{{Server: "a", Encoding: v1, Decodable: []string{string(v1)}, Served: []string{string(v1beta1)}}},
+			want:    "must include all servedVersions",
+		},
+		{name: "unique server IDs", reports: []Report{report("a", v1), report("a", v1)}, want: "more than one report"},
+		{name: "no server", reports: []Report{report("", v1)}, want: "needs an apiServerID"},
+		{name: "no encoding", reports: []Report{report("a", "")}, want: "needs an encodingVersion"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := Validate(tc.reports)
+			if tc.want == "" && err != nil {
+				t.Fatalf("Validate: %v", err)
+			}
+			if tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+				t.Fatalf("Validate: got %v, want an error with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestMerge(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		reports      []Report
+		own          Report
+		participants []ServerID
+		want         []Report
+	}{
+		{
+			name: "creates ... the .status.serverStorageVersions",
+			own:  report("a", v1), participants: []ServerID{"a"},
+			want: []Report{report("a", v1)},
+		},
+		{
+			name:    "or updates",
+			reports: []Report{report("a", v1beta1), report("b", v1)},
+			own:     report("a", v1), participants: []ServerID{"a", "b"},
+			want: []Report{report("a", v1), report("b", v1)},
+		},
+		{
+			name:    "removes .status.serverStorageVersions entries whose server ID is not present in the list of participating API servers, such entries are stale",
+			reports: []Report{report("gone", v1beta1), report("b", v1)},
+			own:     report("a", v1), participants: []ServerID{"a", "b"},
+			want: []Report{report("b", v1), report("a", v1)},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := Merge(tc.reports, tc.own, sets.New(tc.participants...))
+			if !Equal(got, tc.want) {
+				t.Errorf("Merge: got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestCommon(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		reports []Report
+		want    Encoding
+		agreed  bool
+	}{
+		{name: "If so, sets the version as the status.commonEncodingVersion.", reports: []Report{report("a", v1), report("b", v1)}, want: v1, agreed: true},
+		{name: "If not, sets the status.commonEncodingVersion to empty.", reports: []Report{report("a", v1), report("b", v1beta1)}},
+		{name: "nobody reports"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, agreed := Common(tc.reports)
+			if got != tc.want || agreed != tc.agreed {
+				t.Errorf("Common: got %q, %v, want %q, %v", got, agreed, tc.want, tc.agreed)
+			}
+		})
+	}
+}
+
+func TestKeepAndWithout(t *testing.T) {
+	reports := []Report{report("a", v1), report("b", v1), report("c", v1beta1)}
+	if got, want := Keep(reports, sets.New[ServerID]("a", "c")), []Report{reports[0], reports[2]}; !Equal(got, want) {
+		t.Errorf("Keep: got %v, want %v", got, want)
+	}
+	if got, want := Without(reports, "b"), []Report{reports[0], reports[2]}; !Equal(got, want) {
+		t.Errorf("Without: got %v, want %v", got, want)
+	}
+	if len(reports) != 3 || reports[1].Server != "b" {
+		t.Errorf("the argument was changed: %v", reports)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	reports := []Report{report("a", v1), report("b", v1beta1)}
+	for _, tc := range []struct {
+		self ServerID
+		enc  Encoding
+		want Verdict
+	}{
+		{"a", v1, Proceed},
+		{"a", v1beta1, Superseded},
+		{"b", v1, Superseded},
+		{"c", v1, Lost},
+	} {
+		if got := Judge(reports, tc.self, tc.enc); got != tc.want {
+			t.Errorf("Judge(%s, %s) = %v, want %v", tc.self, tc.enc, got, tc.want)
+		}
+	}
+}
+
+func TestHistory(t *testing.T) {
+	var h History
+	for _, step := range []struct {
+		reports []Report
+		epoch   int64
+		since1  []Encoding
+	}{
+		{[]Report{report("a", v1beta1)}, 1, nil},
+		{[]Report{report("a", v1beta1), report("b", v1beta1)}, 1, nil},                // a join in the same encoding
+		{[]Report{report("a", v1), report("b", v1beta1)}, 2, []Encoding{v1, v1beta1}}, // the rolling upgrade begins
+		{[]Report{report("a", v1), report("b", v1)}, 3, []Encoding{v1, v1beta1}},
+		{[]Report{report("a", v1beta1), report("b", v1beta1)}, 4, []Encoding{v1, v1beta1}}, // back again: v1 objects are left behind
+		{nil, 5, []Encoding{v1, v1beta1}},
+		{[]Report{report("a", v1beta1)}, 6, []Encoding{v1, v1beta1}},
+	} {
+		before := h.String()
+		next := h.Next(step.reports)
+		if h.String() != before {
+			t.Fatalf("Next changed its receiver: %s, was %s", h, before)
+		}
+		h = next
+		if h.Epoch != step.epoch {
+			t.Errorf("after %v: %s, want epoch %d", step.reports, h, step.epoch)
+		}
+		if got := h.Since(1); !slices.Equal(got, step.since1) {
+			t.Errorf("after %v: since epoch 1: %v, want %v", step.reports, got, step.since1)
+		}
+	}
+	if got, want := h.String(), "epoch 6 (apps/v1@3 apps/v1beta1@6)"; got != want {
+		t.Errorf("String: %q, want %q", got, want)
+	}
+}
+
+// TestHistoryAgainstLog compares History with the slow, obvious record: all sets of
+// encodings that were ever reported, one per epoch.
+func TestHistoryAgainstLog(t *testing.T) {
+	encodings := []Encoding{"g/v1", "g/v2", "g/v3"}
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		var h History
+		log := [][]Encoding{nil}
+		for range 30 {
+			var reports []Report
+			for s := range 3 {
+				if rng.IntN(4) > 0 {
+					reports = append(reports, report(ServerID(rune('a'+s)), encodings[rng.IntN(len(encodings))]))
+				}
+			}
+			h = h.Next(reports)
+			if now := Encodings(reports); !slices.Equal(now, log[len(log)-1]) {
+				log = append(log, now)
+			}
+			if h.Epoch != int64(len(log)-1) {
+				t.Fatalf("seed %d: epoch %d, the log has %d", seed, h.Epoch, len(log)-1)
+			}
+			if err := h.Validate(); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			looked := rng.IntN(len(log))
+			want := sets.New[Encoding]()
+			for _, set := range log[looked+1:] {
+				want.Insert(set...)
+			}
+			if got := h.Since(int64(looked)); !reflect.DeepEqual(sets.New(got...), want) {
+				t.Fatalf("seed %d: since %d: %v, want %v", seed, looked, got, want)
+			}
+		}
+	}
+}
+
+func TestLiveness(t *testing.T) {
+	beat := func(server ServerID, renewed string) Beat {
+		return Beat{Server: server, UID: "uid-" + string(server), Renewed: renewed, Duration: 15 * time.Second}
+	}
+	var l Liveness
+	expect := func(why string, want ...ServerID) {
+		t.Helper()
+		var got []ServerID
+		for _, b := range l.Expired() {
+			got = append(got, b.Server)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: expired %v, want %v", why, got, want)
+		}
+	}
+	l.Observe(time.Hour, []Beat{beat("a", "1"), beat("b", "1")})
+	expect("the first sighting starts the count")
+	l.Observe(10*time.Second, []Beat{beat("a", "2"), beat("b", "1")})
+	l.Observe(5*time.Second, []Beat{beat("a", "2"), beat("b", "1")})
+	expect("exactly the duration")
+	l.Observe(0, []Beat{beat("a", "2"), beat("b", "1")})
+	expect("time in which nothing could be observed does not count")
+	l.Observe(time.Second, []Beat{beat("a", "2"), beat("b", "1")})
+	expect("b was not renewed during its whole duration", "b")
+	l.Observe(time.Second, []Beat{beat("a", "2"), beat("b", "2")})
+	expect("b came back")
+	l.Observe(16*time.Second, []Beat{{Server: "b", UID: "another", Renewed: "2", Duration: 15 * time.Second}})
+	expect("another Lease of the same name starts anew, and a's is gone")
+}

@@ -1,0 +1,182 @@
+// Package storageversion maps the wire form of KEP-2339's StorageVersion
+// (internal.apiserver.k8s.io/v1alpha1) to the values that package agree decides on, and
+// names what servers write on their identity Leases.
+package storageversion
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	// EpochAnnotation holds a StorageVersion's epoch, a decimal number.
+	EpochAnnotation = "concord.dev/epoch"
+	// EncodingsAnnotation holds the last epoch at which each encoding was reported, a
+	// JSON object. Both are computed by the strategy; what a client sends is ignored.
+	EncodingsAnnotation = "concord.dev/encoding-epochs"
+
+	// IdentityNamespace is where servers keep their identity Leases.
+	IdentityNamespace = metav1.NamespaceSystem
+	// IdentityLabel with IdentityLabelValue marks the identity Leases of API servers.
+	IdentityLabel      = "apiserver.kubernetes.io/identity"
+	IdentityLabelValue = "kube-apiserver"
+	// IdentitySelector selects the identity Leases.
+	IdentitySelector = IdentityLabel + "=" + IdentityLabelValue
+
+	// BinaryVersionAnnotation, EmulationVersionAnnotation and
+	// MinCompatibilityVersionAnnotation tell a server's versions on its identity Lease.
+	BinaryVersionAnnotation           = "concord.dev/binary-version"
+	EmulationVersionAnnotation        = "concord.dev/emulation-version"
+	MinCompatibilityVersionAnnotation = "concord.dev/min-compatibility-version"
+	// ReportedAnnotation is "true" on an identity Lease once its server has reported
+	// every resource. It is a hint only.
+	ReportedAnnotation = "concord.dev/reported"
+
+	coreGroup = "core"
+)
+
+// Resource is the StorageVersions' own resource.
+var Resource = schema.GroupResource{Group: v1alpha1.GroupName, Resource: "storageversions"}
+
+// Name returns the name of the resource's StorageVersion: "<group>.<resource>", with
+// "core" for the core group.
+func Name(gr schema.GroupResource) string {
+	group := gr.Group
+	if group == "" {
+		group = coreGroup
+	}
+	return group + "." + gr.Resource
+}
+
+// GroupResource returns the resource that a StorageVersion of this name is about.
+func GroupResource(name string) (schema.GroupResource, error) {
+	i := strings.LastIndex(name, ".")
+	if i <= 0 || i == len(name)-1 {
+		return schema.GroupResource{}, fmt.Errorf("StorageVersion name %q is not <group>.<resource>", name)
+	}
+	group := name[:i]
+	if group == coreGroup {
+		group = ""
+	}
+	return schema.GroupResource{Group: group, Resource: name[i+1:]}, nil
+}
+
+// Reports returns the servers' reports.
+func Reports(sv *v1alpha1.StorageVersion) []agree.Report {
+	reports := make([]agree.Report, 0, len(sv.Status.StorageVersions))
+	for _, ssv := range sv.Status.StorageVersions {
+		reports = append(reports, agree.Report{
+			Server:    agree.ServerID(ssv.APIServerID),
+			Encoding:  agree.Encoding(ssv.EncodingVersion),
+			Decodable: ssv.DecodableVersions,
+			Served:    ssv.ServedVersions,
+		})
+	}
+	return reports
+}
+
+// SetReports puts the reports in, and with them commonEncodingVersion and the
+// AllEncodingVersionsEqual condition (KEP-2339, "Updating StorageVersion"). The
+// condition's transition time is now when its status or the common encoding changes.
+func SetReports(sv *v1alpha1.StorageVersion, reports []agree.Report, now metav1.Time) {
+	before, hadCommon := Agreement(sv)
+	sv.Status.StorageVersions = nil
+	for _, r := range reports {
+		sv.Status.StorageVersions = append(sv.Status.StorageVersions, v1alpha1.ServerStorageVersion{
+			APIServerID:       string(r.Server),
+			EncodingVersion:   string(r.Encoding),
+			DecodableVersions: r.Decodable,
+			ServedVersions:    r.Served,
+		})
+	}
+	common, agreed := agree.Common(reports)
+	sv.Status.CommonEncodingVersion = nil
+	condition := v1alpha1.StorageVersionCondition{
+		Type:               v1alpha1.AllEncodingVersionsEqual,
+		Status:             v1alpha1.ConditionFalse,
+		ObservedGeneration: sv.Generation,
+		LastTransitionTime: now,
+		Reason:             "CommonEncodingVersionUnset",
+		Message:            "servers report different encodings: " + agree.Join(agree.Encodings(reports)),
+	}
+	if len(reports) == 0 {
+		condition.Message = "no server reports this resource"
+	}
+	if agreed {
+		value := string(common)
+		sv.Status.CommonEncodingVersion = &value
+		condition.Status = v1alpha1.ConditionTrue
+		condition.Reason = "CommonEncodingVersionSet"
+		condition.Message = "all servers encode " + value
+	}
+	setCondition(sv, condition, agreed && hadCommon && common != before)
+}
+
+func setCondition(sv *v1alpha1.StorageVersion, condition v1alpha1.StorageVersionCondition, moved bool) {
+	for i, old := range sv.Status.Conditions {
+		if old.Type != condition.Type {
+			continue
+		}
+		if old.Status == condition.Status && !moved {
+			condition.LastTransitionTime = old.LastTransitionTime
+		}
+		sv.Status.Conditions[i] = condition
+		return
+	}
+	sv.Status.Conditions = append(sv.Status.Conditions, condition)
+}
+
+// Agreement returns the encoding on which all reports agree, as the object says.
+func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
+	if sv.Status.CommonEncodingVersion == nil || *sv.Status.CommonEncodingVersion == "" {
+		return "", false
+	}
+	return agree.Encoding(*sv.Status.CommonEncodingVersion), true
+}
+
+// History reads the epoch annotations. An object without them has the zero history.
+func History(sv *v1alpha1.StorageVersion) (agree.History, error) {
+	h := agree.History{Last: map[agree.Encoding]int64{}}
+	if value, ok := sv.Annotations[EpochAnnotation]; ok {
+		epoch, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w", sv.Name, EpochAnnotation, err)
+		}
+		h.Epoch = epoch
+	}
+	if value, ok := sv.Annotations[EncodingsAnnotation]; ok {
+		if err := json.Unmarshal([]byte(value), &h.Last); err != nil {
+			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w", sv.Name, EncodingsAnnotation, err)
+		}
+	}
+	if err := h.Validate(); err != nil {
+		return h, fmt.Errorf("StorageVersion %s: %w", sv.Name, err)
+	}
+	return h, nil
+}
+
+// SetHistory writes the epoch annotations.
+func SetHistory(sv *v1alpha1.StorageVersion, h agree.History) {
+	if sv.Annotations == nil {
+		sv.Annotations = map[string]string{}
+	}
+	last := h.Last
+	if last == nil {
+		last = map[agree.Encoding]int64{}
+	}
+	encodings, err := json.Marshal(last)
+	if err != nil {
+		// A map of strings to numbers always marshals.
+		panic(err)
+	}
+	sv.Annotations[EpochAnnotation] = strconv.FormatInt(h.Epoch, 10)
+	sv.Annotations[EncodingsAnnotation] = string(encodings)
+}
