@@ -1,0 +1,29 @@
+package v1alpha1
+
+const (
+	// StoredEncodingsAnnotation, on a StorageState, is its stored set for people: the
+	// encodings, comma-separated. It is a copy that lists at least what the status lists;
+	// the status is what counts.
+	StoredEncodingsAnnotation = "concord.dev/stored-encodings"
+	// CustomResourceAnnotation is "true" on the StorageState of a custom resource. It tells
+	// that the state can go with the CustomResourceDefinition.
+	CustomResourceAnnotation = "concord.dev/custom-resource"
+
+	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,
+	// are its target: the StorageVersion and epoch at which all servers agreed, and the
+	// encoding they agreed on. The trigger writes them; without all three a migration never
+	// counts.
+	StorageVersionUIDAnnotation = "concord.dev/storage-version-uid"
+	EpochAnnotation             = "concord.dev/epoch"
+	EncodingAnnotation          = "concord.dev/encoding"
+	// AttemptAnnotation counts the migrations that the trigger made for one target, from 1.
+	AttemptAnnotation = "concord.dev/attempt"
+	// ClaimedByAnnotation names the server that does the rewrite. The claim of a server
+	// without an identity Lease can be taken over.
+	ClaimedByAnnotation = "concord.dev/claimed-by"
+
+	// MadeByLabel with MadeByTrigger marks the migrations that the trigger made; it deletes
+	// no others.
+	MadeByLabel   = "concord.dev/made-by"
+	MadeByTrigger = "trigger"
+)

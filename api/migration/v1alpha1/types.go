@@ -1,0 +1,208 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Unknown stands in a StorageState for encodings that nobody can name: objects may be
+// stored in any version.
+const Unknown = "Unknown"
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// StorageState remembers which encodings the stored objects of one resource may have.
+// Its name is "<resource>.<group>", and "<resource>" in the core group.
+type StorageState struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              StorageStateSpec `json:"spec,omitempty"`
+	// +optional
+	Status StorageStateStatus `json:"status,omitempty"`
+}
+
+// StorageStateSpec names the resource. It cannot be changed.
+type StorageStateSpec struct {
+	// Resource is the resource this StorageState is about.
+	Resource GroupResource `json:"resource,omitempty"`
+}
+
+// GroupResource names a resource; the core group is empty.
+type GroupResource struct {
+	Group    string `json:"group,omitempty"`
+	Resource string `json:"resource,omitempty"`
+}
+
+// StorageStateStatus is written in one update, so that the stored set never stands
+// beside a (uid, epoch) it was not computed for.
+type StorageStateStatus struct {
+	// PersistedStorageVersionHashes is the stored set: the hashes of the encodings that
+	// stored objects may still have, or Unknown among them. It is not safe to upgrade or
+	// downgrade to servers that do not decode all of them, or while it lists Unknown.
+	// +optional
+	PersistedStorageVersionHashes []string `json:"persistedStorageVersionHashes,omitempty"`
+	// CurrentStorageVersionHash is the hash of the encoding all servers agree on, or
+	// Unknown while they do not agree.
+	// +optional
+	CurrentStorageVersionHash string `json:"currentStorageVersionHash,omitempty"`
+	// LastHeartbeatTime is when the trigger last looked at the resource, to about a minute.
+	// +optional
+	LastHeartbeatTime metav1.Time `json:"lastHeartbeatTime,omitempty"`
+
+	// PersistedEncodings is the stored set in readable form, e.g. "apps/v1", in the order
+	// of PersistedStorageVersionHashes (beyond KEP-2343).
+	// +optional
+	PersistedEncodings []string `json:"persistedEncodings,omitempty"`
+	// CurrentEncoding is the readable form of CurrentStorageVersionHash (beyond KEP-2343).
+	// +optional
+	CurrentEncoding string `json:"currentEncoding,omitempty"`
+	// StorageVersionUID and Epoch name the StorageVersion, and its epoch, that the stored
+	// set is computed for. While the StorageVersion has another uid or epoch, objects may
+	// also be stored in the encodings it names now and in others that nobody has written
+	// down yet (beyond KEP-2343).
+	// +optional
+	StorageVersionUID types.UID `json:"storageVersionUID,omitempty"`
+	// +optional
+	Epoch int64 `json:"epoch,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// StorageStateList is a list of StorageStates.
+type StorageStateList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []StorageState `json:"items"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// StorageVersionMigration asks for the stored objects of a resource to be rewritten in
+// the encoding that all servers agree on. One that a user creates needs nothing but
+// spec.resource; the trigger stamps on it what it may count for.
+type StorageVersionMigration struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// +optional
+	Spec StorageVersionMigrationSpec `json:"spec,omitempty"`
+	// +optional
+	Status StorageVersionMigrationStatus `json:"status,omitempty"`
+}
+
+// GroupVersionResource names a resource and one of its versions.
+type GroupVersionResource struct {
+	Group    string `json:"group,omitempty"`
+	Version  string `json:"version,omitempty"`
+	Resource string `json:"resource,omitempty"`
+}
+
+// StorageVersionMigrationSpec says what to migrate.
+type StorageVersionMigrationSpec struct {
+	// Resource is the resource to migrate. It cannot be changed. The version is one in
+	// which the resource is served; it does not choose the encoding.
+	Resource GroupVersionResource `json:"resource"`
+	// ContinueToken is where kube-storage-version-migrator notes its progress. Concord
+	// neither reads nor writes it.
+	// +optional
+	ContinueToken string `json:"continueToken,omitempty"`
+}
+
+// MigrationConditionType is Running, Succeeded or Failed.
+type MigrationConditionType string
+
+// A migration has at most one condition that is True. Without one it is pending.
+const (
+	MigrationRunning   MigrationConditionType = "Running"
+	MigrationSucceeded MigrationConditionType = "Succeeded"
+	MigrationFailed    MigrationConditionType = "Failed"
+)
+
+// Reasons of the Failed condition. ReasonRetrying is one of the Running condition.
+const (
+	// ReasonAgreementLost: the servers stopped agreeing on an encoding.
+	ReasonAgreementLost = "AgreementLost"
+	// ReasonStorageVersionChanged: the StorageVersion has another uid, epoch or encoding
+	// than the migration was made for.
+	ReasonStorageVersionChanged = "StorageVersionChanged"
+	// ReasonCRDChanged: the CustomResourceDefinition changed while its objects were rewritten.
+	ReasonCRDChanged = "CustomResourceDefinitionChanged"
+	// ReasonObjectsFailed: some objects cannot be migrated; all others are.
+	ReasonObjectsFailed = "ObjectsFailed"
+	// ReasonRewriteFailed: the rewrite met the same kind of error too many times in a row.
+	ReasonRewriteFailed = "RewriteFailed"
+	// ReasonResourceNotFound: no server knows the resource.
+	ReasonResourceNotFound = "ResourceNotFound"
+	// ReasonNotManaged: the resource is served, but no server reports how it is stored.
+	ReasonNotManaged = "NotManaged"
+	// ReasonRewriting and ReasonRetrying tell how a running migration fares.
+	ReasonRewriting = "Rewriting"
+	ReasonRetrying  = "Retrying"
+	// ReasonSucceeded: every stored object is in the encoding.
+	ReasonSucceeded = "Succeeded"
+)
+
+// MigrationCondition is one observation of a migration.
+type MigrationCondition struct {
+	Type   MigrationConditionType `json:"type"`
+	Status corev1.ConditionStatus `json:"status"`
+	// +optional
+	LastUpdateTime metav1.Time `json:"lastUpdateTime,omitempty"`
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// StorageVersionMigrationStatus tells how far the migration is.
+type StorageVersionMigrationStatus struct {
+	// +optional
+	// +patchMergeKey=type
+	// +patchStrategy=merge
+	Conditions []MigrationCondition `json:"conditions,omitempty"`
+	// Progress counts objects (beyond kube-storage-version-migrator).
+	// +optional
+	Progress *MigrationProgress `json:"progress,omitempty"`
+	// Failures names the first MaxFailures objects that cannot be migrated (beyond
+	// kube-storage-version-migrator).
+	// +optional
+	Failures []MigrationFailure `json:"failures,omitempty"`
+}
+
+// MaxFailures bounds StorageVersionMigrationStatus.Failures.
+const MaxFailures = 100
+
+// MigrationProgress counts the objects of one migration.
+// Invariant: Done and Failed do not overlap.
+type MigrationProgress struct {
+	// Total is how many objects were stored when the rewrite began.
+	Total int64 `json:"total"`
+	// Done counts objects that are known to be in the encoding, rewritten or found so.
+	Done int64 `json:"done"`
+	// Failed counts objects that cannot be migrated.
+	Failed int64 `json:"failed"`
+	// ObjectsPerSecond is the mean rate since the migration began to run here.
+	// +optional
+	ObjectsPerSecond int64 `json:"objectsPerSecond,omitempty"`
+}
+
+// MigrationFailure names an object that cannot be migrated.
+type MigrationFailure struct {
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	Message   string `json:"message"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// StorageVersionMigrationList is a list of StorageVersionMigrations.
+type StorageVersionMigrationList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []StorageVersionMigration `json:"items"`
+}

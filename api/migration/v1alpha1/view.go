@@ -1,0 +1,179 @@
+package v1alpha1
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// StateName returns the name of the resource's StorageState.
+func StateName(gr schema.GroupResource) string {
+	if gr.Group == "" {
+		return gr.Resource
+	}
+	return gr.Resource + "." + gr.Group
+}
+
+// ViewState returns what the StorageState says. An object whose status Concord did not
+// write as a whole says less: unreadable hashes are Unknown, and a missing uid is no uid.
+func ViewState(s *StorageState) evolve.State {
+	view := evolve.State{
+		Current:   evolve.Unknown,
+		Heartbeat: s.Status.LastHeartbeatTime.Time,
+		Custom:    s.Annotations[CustomResourceAnnotation] == "true",
+	}
+	for _, e := range s.Status.PersistedEncodings {
+		view.Stored = append(view.Stored, agree.Encoding(e))
+	}
+	if !s.Status.readable() && !slices.Contains(view.Stored, evolve.Unknown) {
+		view.Stored = append(view.Stored, evolve.Unknown)
+	}
+	if s.Status.CurrentEncoding != "" {
+		view.Current = agree.Encoding(s.Status.CurrentEncoding)
+	}
+	if s.Status.StorageVersionUID != "" && len(s.Status.PersistedEncodings) > 0 {
+		view.Of = evolve.Ref{UID: string(s.Status.StorageVersionUID), Epoch: s.Status.Epoch}
+	}
+	return view
+}
+
+// readable says whether the hashes and the readable encodings are two forms of one set.
+func (s *StorageStateStatus) readable() bool {
+	return slices.EqualFunc(s.PersistedStorageVersionHashes, s.PersistedEncodings, func(hash, e string) bool {
+		return (hash == Unknown) == (e == Unknown)
+	})
+}
+
+// SetState writes what the state says into the status, with the hashes of the kind that
+// the resource's objects have.
+func SetState(s *StorageState, state evolve.State, kind string) {
+	status := StorageStateStatus{
+		CurrentStorageVersionHash: hash(state.Current, kind),
+		CurrentEncoding:           string(state.Current),
+		LastHeartbeatTime:         metav1.NewTime(state.Heartbeat),
+		StorageVersionUID:         types.UID(state.Of.UID),
+		Epoch:                     state.Of.Epoch,
+	}
+	for _, e := range state.Stored {
+		status.PersistedStorageVersionHashes = append(status.PersistedStorageVersionHashes, hash(e, kind))
+		status.PersistedEncodings = append(status.PersistedEncodings, string(e))
+	}
+	s.Status = status
+}
+
+func hash(e agree.Encoding, kind string) string {
+	if e == evolve.Unknown {
+		return Unknown
+	}
+	gv, err := schema.ParseGroupVersion(string(e))
+	if err != nil {
+		return Unknown
+	}
+	return StorageVersionHash(gv.WithKind(kind))
+}
+
+// Copies returns the annotations that a StorageState of this content should have: the
+// copies for people, and what the status has no field for.
+func Copies(state evolve.State) map[string]string {
+	copies := map[string]string{StoredEncodingsAnnotation: agree.Join(state.Stored)}
+	if state.Custom {
+		copies[CustomResourceAnnotation] = "true"
+	}
+	return copies
+}
+
+// Covers says whether the readable copy on the object lists every encoding of state, or
+// Unknown, which stands for any.
+func Covers(s *StorageState, state evolve.State) bool {
+	listed := strings.Split(s.Annotations[StoredEncodingsAnnotation], ",")
+	return slices.Contains(listed, Unknown) || !slices.ContainsFunc(state.Stored, func(e agree.Encoding) bool { return !slices.Contains(listed, string(e)) })
+}
+
+// Resource returns the resource that the migration is about.
+func Resource(m *StorageVersionMigration) schema.GroupResource {
+	return schema.GroupResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource}
+}
+
+// TargetOf returns what the migration counts for; the zero Target if it is not stamped.
+func TargetOf(m *StorageVersionMigration) evolve.Target {
+	epoch, err := strconv.ParseInt(m.Annotations[EpochAnnotation], 10, 64)
+	uid, encoding := m.Annotations[StorageVersionUIDAnnotation], m.Annotations[EncodingAnnotation]
+	if err != nil || uid == "" || encoding == "" {
+		return evolve.Target{}
+	}
+	return evolve.Target{Ref: evolve.Ref{UID: uid, Epoch: epoch}, Encoding: agree.Encoding(encoding)}
+}
+
+// SetTarget stamps the target on the migration.
+func SetTarget(m *StorageVersionMigration, t evolve.Target) {
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, StorageVersionUIDAnnotation, t.UID)
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, EpochAnnotation, strconv.FormatInt(t.Epoch, 10))
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, EncodingAnnotation, string(t.Encoding))
+}
+
+// ViewMigration returns what the migration says. One that a server has claimed is
+// running, also before its condition says so.
+func ViewMigration(m *StorageVersionMigration) evolve.Migration {
+	view := evolve.Migration{
+		Name:    m.Name,
+		Target:  TargetOf(m),
+		Made:    m.Labels[MadeByLabel] == MadeByTrigger,
+		Created: m.CreationTimestamp.Time,
+	}
+	view.Attempt, _ = strconv.Atoi(m.Annotations[AttemptAnnotation])
+	view.Phase, view.Ended = phase(m)
+	return view
+}
+
+func phase(m *StorageVersionMigration) (evolve.Phase, time.Time) {
+	switch {
+	case True(m, MigrationFailed) != nil:
+		return evolve.Failed, True(m, MigrationFailed).LastUpdateTime.Time
+	case True(m, MigrationSucceeded) != nil:
+		return evolve.Succeeded, True(m, MigrationSucceeded).LastUpdateTime.Time
+	case True(m, MigrationRunning) != nil || m.Annotations[ClaimedByAnnotation] != "":
+		return evolve.Running, time.Time{}
+	default:
+		return evolve.Pending, time.Time{}
+	}
+}
+
+// True returns the condition if it is true, else nil.
+func True(m *StorageVersionMigration, t MigrationConditionType) *MigrationCondition {
+	for i, c := range m.Status.Conditions {
+		if c.Type == t && c.Status == corev1.ConditionTrue {
+			return &m.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// Final says whether the migration has ended.
+func Final(m *StorageVersionMigration) bool {
+	return True(m, MigrationSucceeded) != nil || True(m, MigrationFailed) != nil
+}
+
+// SetCondition makes the condition of type t the one that is true.
+func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, message string, now metav1.Time) {
+	for i := range m.Status.Conditions {
+		if c := &m.Status.Conditions[i]; c.Type != t && c.Status == corev1.ConditionTrue {
+			c.Status, c.LastUpdateTime = corev1.ConditionFalse, now
+		}
+	}
+	c := MigrationCondition{Type: t, Status: corev1.ConditionTrue, LastUpdateTime: now, Reason: reason, Message: message}
+	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == t })
+	if i < 0 {
+		m.Status.Conditions = append(m.Status.Conditions, c)
+		return
+	}
+	m.Status.Conditions[i] = c
+}

@@ -1,0 +1,128 @@
+package v1alpha1
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/discovery"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+func TestStorageVersionHash(t *testing.T) {
+	for _, gvk := range []schema.GroupVersionKind{
+		{Group: "batch", Version: "v1beta1", Kind: "CronJob"},
+		{Version: "v1", Kind: "ConfigMap"},
+		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingAdmissionPolicy"},
+	} {
+		if got, want := StorageVersionHash(gvk), discovery.StorageVersionHash(gvk.Group, gvk.Version, gvk.Kind); got != want {
+			t.Errorf("%v: %s, discovery shows %s", gvk, got, want)
+		}
+	}
+}
+
+func TestStateView(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	written := evolve.State{
+		Of:        evolve.Ref{UID: "u", Epoch: 4},
+		Stored:    []agree.Encoding{"batch/v1beta1", evolve.Unknown},
+		Current:   "batch/v1beta1",
+		Heartbeat: now,
+		Custom:    true,
+	}
+	s := &StorageState{}
+	s.Annotations = Copies(written)
+	SetState(s, written, "CronJob")
+	if want := []string{discovery.StorageVersionHash("batch", "v1beta1", "CronJob"), "Unknown"}; !slices.Equal(s.Status.PersistedStorageVersionHashes, want) {
+		t.Errorf("hashes %v, want %v", s.Status.PersistedStorageVersionHashes, want)
+	}
+	if got := ViewState(s); !reflect.DeepEqual(got, written) {
+		t.Errorf("read %+v, written %+v", got, written)
+	}
+	wider := evolve.State{Stored: []agree.Encoding{"batch/v1beta1", "batch/v1"}}
+	if !Covers(s, written) || !Covers(s, wider) {
+		t.Error("an annotation that lists Unknown covers everything")
+	}
+	s.Annotations[StoredEncodingsAnnotation] = "batch/v1beta1"
+	if Covers(s, wider) || Covers(s, written) || !Covers(s, evolve.State{Stored: wider.Stored[:1]}) {
+		t.Error("an annotation covers what it lists, and nothing else")
+	}
+}
+
+// TestStateViewOfOthers: what Concord did not write as a whole is not relied on.
+func TestStateViewOfOthers(t *testing.T) {
+	whole := StorageStateStatus{
+		PersistedStorageVersionHashes: []string{"h"}, PersistedEncodings: []string{"batch/v1"},
+		CurrentEncoding: "batch/v1", StorageVersionUID: "u", Epoch: 2,
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*StorageStateStatus)
+		of     evolve.Ref
+		stored []agree.Encoding
+	}{
+		{"as written", func(*StorageStateStatus) {}, evolve.Ref{UID: "u", Epoch: 2}, []agree.Encoding{"batch/v1"}},
+		{"no status yet", func(s *StorageStateStatus) { *s = StorageStateStatus{} }, evolve.Ref{}, nil},
+		{"an administrator adds Unknown", func(s *StorageStateStatus) {
+			s.PersistedStorageVersionHashes = append(s.PersistedStorageVersionHashes, Unknown)
+		}, evolve.Ref{UID: "u", Epoch: 2}, []agree.Encoding{"batch/v1", evolve.Unknown}},
+		{"an administrator replaces a hash by Unknown", func(s *StorageStateStatus) {
+			s.PersistedStorageVersionHashes = []string{Unknown}
+		}, evolve.Ref{UID: "u", Epoch: 2}, []agree.Encoding{"batch/v1", evolve.Unknown}},
+		{"kube-storage-version-migrator writes it", func(s *StorageStateStatus) {
+			*s = StorageStateStatus{PersistedStorageVersionHashes: []string{"h"}, CurrentStorageVersionHash: "h"}
+		}, evolve.Ref{}, []agree.Encoding{evolve.Unknown}},
+	} {
+		s := &StorageState{Status: whole}
+		test.change(&s.Status)
+		if got := ViewState(s); got.Of != test.of || !slices.Equal(got.Stored, test.stored) {
+			t.Errorf("%s: read %s of %s", test.name, agree.Join(got.Stored), got.Of)
+		}
+	}
+}
+
+func TestMigrationView(t *testing.T) {
+	target := evolve.Target{Ref: evolve.Ref{UID: "u", Epoch: 12}, Encoding: "v1"}
+	m := &StorageVersionMigration{}
+	m.Name = "m"
+	if got := ViewMigration(m); got.Target != (evolve.Target{}) || got.Phase != evolve.Pending || got.Made {
+		t.Errorf("a new migration: %+v", got)
+	}
+	SetTarget(m, target)
+	if got := TargetOf(m); got != target {
+		t.Errorf("target %s, stamped %s", got, target)
+	}
+	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation} {
+		part := m.DeepCopy()
+		delete(part.Annotations, annotation)
+		if got := TargetOf(part); got != (evolve.Target{}) {
+			t.Errorf("without %s the target is %s", annotation, got)
+		}
+	}
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, ClaimedByAnnotation, "apiserver-a")
+	if got := ViewMigration(m).Phase; got != evolve.Running {
+		t.Errorf("a claimed migration is %s", got)
+	}
+}
+
+func TestSetCondition(t *testing.T) {
+	m := &StorageVersionMigration{}
+	first, second := metav1.NewTime(time.Unix(10, 0)), metav1.NewTime(time.Unix(20, 0))
+	SetCondition(m, MigrationRunning, ReasonRewriting, "runs", first)
+	SetCondition(m, MigrationFailed, ReasonObjectsFailed, "fails", second)
+	if True(m, MigrationRunning) != nil || True(m, MigrationFailed) == nil || !Final(m) {
+		t.Fatalf("conditions %+v", m.Status.Conditions)
+	}
+	if view := ViewMigration(m); view.Phase != evolve.Failed || !view.Ended.Equal(second.Time) {
+		t.Errorf("view %+v", view)
+	}
+	SetCondition(m, MigrationFailed, ReasonObjectsFailed, "again", second)
+	if len(m.Status.Conditions) != 2 {
+		t.Errorf("%d conditions, want one of each type", len(m.Status.Conditions))
+	}
+}

@@ -1,0 +1,134 @@
+package concord
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/concord-dev/concord"
+
+// An arrow says what a layer may import beyond the standard library. The list is the
+// layer rule of ARCHITECTURE.md: a folder that is not in it may not exist.
+type arrow struct {
+	folder string
+	// own lists the module's folders that may be imported, with their subfolders.
+	own []string
+	// external lists import path prefixes that may be imported; nil allows all but forbidden.
+	external []string
+	// forbidden lists import path prefixes that may not be imported.
+	forbidden []string
+	why       string
+}
+
+var (
+	values    = []string{"k8s.io/apimachinery/pkg/runtime/schema", "k8s.io/apimachinery/pkg/util/version", "k8s.io/apimachinery/pkg/util/sets", "k8s.io/apimachinery/pkg/version"}
+	genericly = []string{"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/endpoints", "k8s.io/apiextensions-apiserver/pkg/apiserver", "k8s.io/kube-aggregator"}
+	kube      = []string{"k8s.io/kubernetes"}
+)
+
+var arrows = []arrow{
+	{folder: "compat", external: values, why: "pure: version planning is decided on values, so that it can be tabulated and tested without a server"},
+	{folder: "agree", external: values, why: "pure: agreement is decided on values, so that the simulator and proofs run the same code"},
+	{folder: "evolve", own: []string{"agree"}, external: values, why: "pure: when to migrate is decided on values"},
+	{folder: "api", own: []string{"agree", "evolve"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "go.etcd.io"), why: "wire types do no I/O"},
+	{folder: "member", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "go.etcd.io"), why: "a shell: it reaches objects only through a client, so that the simulator can run it"},
+	{folder: "fence", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime"), why: "a shell over storage: it knows no generic server"},
+	{folder: "rewrite", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "k8s.io/client-go"), why: "a shell over stored values"},
+	{folder: "controller", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "go.etcd.io"), why: "controllers stay free of server internals, so that they can run against stock Kubernetes"},
+	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server"}, forbidden: kube, why: "the only importer of the generic servers"},
+	{folder: "demo", own: []string{"compat", "agree", "evolve", "api", "rewrite", "server"}, forbidden: kube, why: "drives servers from outside"},
+	{folder: "bench", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo"}, forbidden: kube, why: "measures what is there"},
+	{folder: "cmd", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo"}, forbidden: kube, why: "wires"},
+	{folder: "e2e", own: []string{"api", "agree", "server", "rewrite", "demo"}, forbidden: kube, why: "uses servers as their users do"},
+}
+
+type listed struct {
+	ImportPath string
+	Imports    []string
+	Doc        string
+	GoFiles    []string
+	Standard   bool
+}
+
+func TestArrows(t *testing.T) {
+	for _, p := range packages(t) {
+		folder := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+		if folder == "" {
+			continue
+		}
+		i := slices.IndexFunc(arrows, func(a arrow) bool { return under(folder, a.folder) })
+		if i < 0 {
+			t.Errorf("%s: no layer; add it to the arrows with a reason, or put it elsewhere", folder)
+			continue
+		}
+		for _, imported := range p.Imports {
+			if why := arrows[i].refuses(imported); why != "" {
+				t.Errorf("%s imports %s: %s (%s: %s)", folder, imported, why, arrows[i].folder, arrows[i].why)
+			}
+		}
+	}
+}
+
+func (a arrow) refuses(imported string) string {
+	if own, ok := strings.CutPrefix(imported, module+"/"); ok {
+		if under(own, a.folder) && a.folder != "controller" || slices.ContainsFunc(a.own, func(o string) bool { return under(own, o) }) {
+			return ""
+		}
+		return "no arrow leads there"
+	}
+	if first, _, _ := strings.Cut(imported, "/"); !strings.Contains(first, ".") {
+		return ""
+	}
+	if a.external != nil && !slices.ContainsFunc(a.external, func(e string) bool { return under(imported, e) }) {
+		return "only " + strings.Join(a.external, ", ")
+	}
+	if slices.ContainsFunc(a.forbidden, func(f string) bool { return under(imported, f) }) {
+		return "forbidden"
+	}
+	return ""
+}
+
+func under(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
+
+// TestPackageDocs asserts that every package says what it is.
+func TestPackageDocs(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.Doc == "" && len(p.GoFiles) > 0 {
+			t.Errorf("%s has no package doc comment", p.ImportPath)
+		}
+	}
+}
+
+// TestNoJunkDrawers keeps folders named for ideas.
+func TestNoJunkDrawers(t *testing.T) {
+	for _, p := range packages(t) {
+		switch base := filepath.Base(p.ImportPath); base {
+		case "util", "utils", "common", "helpers", "misc", "pkg", "hack":
+			t.Errorf("%s: a helper earns a named package or stays with its only user", p.ImportPath)
+		}
+	}
+}
+
+func packages(t *testing.T) []listed {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,Doc,GoFiles,Standard", "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []listed
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
+		var p listed
+		if err := decoder.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	if len(all) < len(arrows)/2 {
+		t.Fatalf("go list found only %d packages", len(all))
+	}
+	return all
+}

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server"
+)
+
+// runCensus runs the command and returns what it prints.
+func runCensus(ctx context.Context, args ...string) (string, error) {
+	cmd := NewCensusCommand()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	return out.String(), err
+}
+
+// censusRows runs the command with JSON output and returns "resource encoding" to objects.
+func censusRows(t *testing.T, args ...string) (rewrite.Census, map[string]int64) {
+	t.Helper()
+	out, err := runCensus(t.Context(), append(args, "-o", "json")...)
+	requireNoError(t, err)
+	var census rewrite.Census
+	requireNoError(t, json.Unmarshal([]byte(out), &census))
+	rows := map[string]int64{}
+	for _, r := range census.Rows {
+		rows[r.Resource+" "+r.Encoding] = r.Objects
+	}
+	return census, rows
+}
+
+func requireNoError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startData starts an etcd in a data directory short enough for a socket and puts
+// objects into it.
+func startData(t *testing.T) (dataDir string, etcd *server.Etcd, client *clientv3.Client) {
+	t.Helper()
+	dataDir, err := os.MkdirTemp("", "census")
+	requireNoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dataDir) })
+	etcd, err = server.StartEtcd(t.Context(), dataDir)
+	requireNoError(t, err)
+	client, err = clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
+	requireNoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	putWidgets(t, client, "v1", 30)
+	for i := range 12 {
+		_, err := client.Put(t.Context(), fmt.Sprintf("/registry/secrets/default/bad-%02d", i), "\xff\xfe")
+		requireNoError(t, err)
+	}
+	_, err = client.Put(t.Context(), "/registry/secrets/default/sealed", "k8s:enc:aescbc:v1:key1:\x00")
+	requireNoError(t, err)
+	return dataDir, etcd, client
+}
+
+func putWidgets(t *testing.T, client *clientv3.Client, version string, n int) {
+	t.Helper()
+	for i := range n {
+		_, err := client.Put(t.Context(), fmt.Sprintf("/registry/example.com/widgets/%s-%d", version, i),
+			fmt.Sprintf(`{"apiVersion":"example.com/%s","kind":"Widget","metadata":{"name":"w"}}`, version))
+		requireNoError(t, err)
+	}
+}
+
+var wantRows = map[string]int64{
+	"widgets.example.com example.com/v1": 30,
+	"secrets unknown":                    12,
+	"secrets encrypted:aescbc:v1:key1":   1,
+}
+
+func TestCensusOfRunningAndStoppedServer(t *testing.T) {
+	dataDir, etcd, _ := startData(t)
+	stopped := false
+	stop := func() {
+		if !stopped {
+			requireNoError(t, etcd.Close())
+			stopped = true
+		}
+	}
+	defer stop()
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+
+	running, rows := censusRows(t, "--data-dir", dataDir)
+	if !maps.Equal(rows, wantRows) || len(running.Unknown) != 12 {
+		t.Fatalf("running: got %v and %v", rows, running.Unknown)
+	}
+	if _, rows := censusRows(t, "--etcd-servers", etcd.Endpoint); !maps.Equal(rows, wantRows) {
+		t.Fatalf("by endpoint: got %v", rows)
+	}
+	stop()
+
+	before := files(t, dataDir)
+	atRest, rows := censusRows(t, "--data-dir", dataDir)
+	if !maps.Equal(rows, wantRows) || atRest.Revision != running.Revision {
+		t.Fatalf("at rest: got %v at revision %d, want %d", rows, atRest.Revision, running.Revision)
+	}
+	if after := files(t, dataDir); !maps.Equal(before, after) {
+		t.Errorf("the data directory was changed: from %v to %v", before, after)
+	}
+	if left := files(t, temp); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// files returns the hashes of all files below dir.
+func files(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	requireNoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		all[path] = fmt.Sprintf("%x", sha256.Sum256(content))
+		return err
+	}))
+	return all
+}
+
+// TestCensusAfterCrash counts in files as a killed etcd leaves them: the database is
+// older than the write-ahead log.
+func TestCensusAfterCrash(t *testing.T) {
+	dataDir, etcd, client := startData(t)
+	crashed := t.TempDir()
+	requireNoError(t, etcd.Close()) // brings the database up to date
+	copyTree(t, filepath.Join(dataDir, server.EtcdDirName), filepath.Join(crashed, server.EtcdDirName))
+	_ = client.Close()
+	etcd, err := server.StartEtcd(t.Context(), dataDir)
+	requireNoError(t, err)
+	client, err = clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
+	requireNoError(t, err)
+	putWidgets(t, client, "v2", 20)
+	requireNoError(t, client.Close())
+	requireNoError(t, etcd.Close())
+	wal := filepath.Join(server.EtcdDirName, "member", "wal")
+	requireNoError(t, os.RemoveAll(filepath.Join(crashed, wal)))
+	copyTree(t, filepath.Join(dataDir, wal), filepath.Join(crashed, wal))
+
+	_, rows := censusRows(t, "--data-dir", crashed)
+	if rows["widgets.example.com example.com/v2"] != 20 || rows["widgets.example.com example.com/v1"] != 30 {
+		t.Fatalf("got %v", rows)
+	}
+}
+
+func copyTree(t *testing.T, from, to string) {
+	t.Helper()
+	requireNoError(t, os.CopyFS(to, os.DirFS(from)))
+}
+
+func TestCensusTable(t *testing.T) {
+	dataDir, etcd, _ := startData(t)
+	defer func() { _ = etcd.Close() }()
+	out, err := runCensus(t.Context(), "--data-dir", dataDir)
+	requireNoError(t, err)
+	for _, want := range []string{
+		"RESOURCE              ENCODING                   OBJECTS   BYTES\n",
+		"secrets               encrypted:aescbc:v1:key1   1 ",
+		"secrets               unknown                    12        24\n",
+		"widgets.example.com   example.com/v1             30 ",
+		"\nvalues that cannot be read: 12\n  \"/registry/secrets/default/bad-00\"\n",
+		"  and 2 more, named by -o json\n",
+		"\nrevision ",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "bad-10") {
+		t.Errorf("more than ten keys are named in\n%s", out)
+	}
+}
+
+func TestCensusOverTLS(t *testing.T) {
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	local := func(scheme string) []url.URL { return []url.URL{{Scheme: scheme, Host: "127.0.0.1:0"}} }
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = local("https"), local("https")
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = local("http"), local("http")
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg.ClientAutoTLS = true
+	cfg.SelfSignedCertValidity = 1
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(cfg)
+	requireNoError(t, err)
+	defer etcd.Close()
+	<-etcd.Server.ReadyNotify()
+	endpoint := "https://" + etcd.Clients[0].Addr().String()
+	certs := filepath.Join(cfg.Dir, "fixtures", "client")
+	if _, rows := censusRows(t, "--etcd-servers", endpoint, "--etcd-cafile", filepath.Join(certs, "cert.pem")); len(rows) != 0 {
+		t.Fatalf("got %v", rows)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := runCensus(ctx, "--etcd-servers", endpoint); err == nil || !strings.Contains(err.Error(), "does not answer") {
+		t.Fatalf("without the CA: got %v", err)
+	}
+}
+
+func TestCensusErrors(t *testing.T) {
+	dataDir, etcd, _ := startData(t)
+	requireNoError(t, etcd.Close())
+	backend := func(dir string) string { return filepath.Join(dir, server.EtcdDirName, "member", "snap", "db") }
+	damagedDB, damagedLog := t.TempDir(), t.TempDir()
+	for _, dir := range []string{damagedDB, damagedLog} {
+		copyTree(t, filepath.Join(dataDir, server.EtcdDirName), filepath.Join(dir, server.EtcdDirName))
+	}
+	requireNoError(t, os.WriteFile(backend(damagedDB), bytes.Repeat([]byte("damaged"), 10000), 0o600))
+	damageLogs(t, damagedLog)
+	db, err := bolt.Open(backend(dataDir), 0o600, nil) // as an etcd that has no socket yet
+	requireNoError(t, err)
+	defer func() { _ = db.Close() }()
+
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no etcd there":         {[]string{"--data-dir", t.TempDir()}, "there is no etcd in"},
+		"in use":                {[]string{"--data-dir", dataDir}, "is in use but its etcd does not answer"},
+		"damaged database":      {[]string{"--data-dir", damagedDB}, "invalid database"},
+		"damaged log":           {[]string{"--data-dir", damagedLog}, "cannot be opened (if its files are damaged"},
+		"nobody there":          {[]string{"--etcd-servers", "unix:///nowhere/etcd.sock"}, "does not answer"},
+		"both":                  {[]string{"--etcd-servers", "x", "--data-dir", "y"}, "not both"},
+		"no such output":        {[]string{"-o", "yaml"}, "it can be table or json"},
+		"no prefix":             {[]string{"--etcd-prefix", "/"}, "--etcd-prefix must not be empty"},
+		"certificates for whom": {[]string{"--etcd-cafile", "x"}, "need --etcd-servers"},
+		"half a certificate":    {[]string{"--etcd-servers", "x", "--etcd-keyfile", "x"}, "need each other"},
+		"no such certificate":   {[]string{"--etcd-servers", "x", "--etcd-cafile", "/nowhere"}, "etcd certificates"},
+		"an argument":           {[]string{"everything"}, "unknown command"},
+		"no such flag":          {[]string{"--everything"}, "unknown flag"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			out, err := runCensus(ctx, test.args...)
+			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("got %v, want one line with %q", err, test.want)
+			}
+			if out != "" {
+				t.Fatalf("printed %q", out)
+			}
+		})
+	}
+}
+
+// damageLogs overwrites a piece of each write-ahead log.
+func damageLogs(t *testing.T, dataDir string) {
+	t.Helper()
+	logs, err := filepath.Glob(filepath.Join(dataDir, server.EtcdDirName, "member", "wal", "*.wal"))
+	requireNoError(t, err)
+	for _, log := range logs {
+		f, err := os.OpenFile(log, os.O_WRONLY, 0)
+		requireNoError(t, err)
+		_, err = f.WriteAt(bytes.Repeat([]byte{0xff}, 200), 300)
+		requireNoError(t, err)
+		requireNoError(t, f.Close())
+	}
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	goflag "flag"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/server"
+)
+
+func newServerCommand() *cobra.Command {
+	o := server.NewOptions()
+	cmd := &cobra.Command{
+		Use:   "server",
+		Short: "Run one API server, with an embedded etcd unless --etcd-servers names one",
+		Long: `Run one API server. Without --etcd-servers it starts an etcd in the data directory,
+which further servers join: concord server --etcd-servers unix:///<data-dir>/etcd.sock
+--cert-dir <data-dir>/pki --data-dir <another> --secure-port <another>.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Complete(); err != nil {
+				return err
+			}
+			defer klog.Flush()
+			return server.Run(cmd.Context(), o, func(s *server.Server) {
+				fmt.Fprintf(cmd.OutOrStdout(), "serving on https://%s\nexport KUBECONFIG=%s\n", s.Address(), s.Kubeconfig())
+			})
+		},
+	}
+	o.AddFlags(cmd.Flags())
+	logging := goflag.NewFlagSet("klog", goflag.ContinueOnError)
+	klog.InitFlags(logging)
+	verbosity := logging.Lookup("v")
+	cmd.Flags().AddGoFlag(verbosity)
+	return cmd
+}

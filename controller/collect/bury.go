@@ -1,0 +1,138 @@
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Bury removes a server from the protocol: its Lease is deleted, then its reports are
+// dropped and agreement recomputed (DESIGN 3.4; Lease before reports is necessary, or
+// the server would see its report vanish and make it again). Reports of others without a
+// Lease go with them. After an error, be it that somebody else wrote a StorageVersion
+// meanwhile, it is to be called again.
+func (c *Collector) Bury(ctx context.Context, id agree.ServerID) error {
+	if err := c.deleteLease(ctx, id); err != nil {
+		return fmt.Errorf("bury %s: %w", id, err)
+	}
+	if err := c.sweep(ctx, sweeping{gone: id}); err != nil {
+		return fmt.Errorf("bury %s: %w", id, err)
+	}
+	return nil
+}
+
+// sweeping is what a sweep does besides dropping the reports of servers without a Lease.
+type sweeping struct {
+	gone        agree.ServerID // this one's reports, too
+	removeEmpty bool           // StorageVersions without reports are deleted
+}
+
+// action is what becomes of a StorageVersion.
+type action int
+
+const (
+	leave action = iota
+	write
+	remove
+)
+
+// decide returns the reports that stay of those that were read before the participants,
+// and what to do with the StorageVersion. While a server is starting, or is about to
+// because there is none, its reports are still to come, and empty StorageVersions are
+// kept for them.
+func decide(reports []agree.Report, participants sets.Set[agree.ServerID], starting bool, how sweeping) ([]agree.Report, action) {
+	expecting := starting || participants.Len() == 0
+	kept := agree.Keep(reports, participants)
+	if how.gone != "" {
+		kept = agree.Without(kept, how.gone)
+	}
+	switch {
+	case len(kept) == 0 && how.removeEmpty && !expecting:
+		return nil, remove
+	case len(kept) != len(reports):
+		return kept, write
+	default:
+		return kept, leave
+	}
+}
+
+// sweep looks through all StorageVersions. They are read before the participants, so
+// that every report seen was made by a server that had its Lease before; and they are
+// written only as they were read.
+func (c *Collector) sweep(ctx context.Context, how sweeping) error {
+	var list v1alpha1.StorageVersionList
+	if err := c.cfg.Client.List(ctx, &list); err != nil {
+		return fmt.Errorf("list StorageVersions: %w", err)
+	}
+	leases, err := c.leases(ctx)
+	if err != nil {
+		return err
+	}
+	participants, someStarting := ids(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return starting(&l) })
+	slices.SortFunc(list.Items, func(a, b v1alpha1.StorageVersion) int { return strings.Compare(a.Name, b.Name) })
+	return c.each(list.Items, func(sv *v1alpha1.StorageVersion) error {
+		before := storageversion.Reports(sv)
+		kept, do := decide(before, participants, someStarting, how)
+		return c.act(ctx, sv, before, kept, do)
+	})
+}
+
+// act carries out a decision on the StorageVersion as it was read.
+func (c *Collector) act(ctx context.Context, sv *v1alpha1.StorageVersion, before, kept []agree.Report, do action) error {
+	var err error
+	switch do {
+	case write:
+		storageversion.SetReports(sv, kept, metav1.NewTime(c.cfg.Clock.Now()))
+		if err = c.cfg.Client.Status().Update(ctx, sv); err == nil {
+			c.cfg.Logger.V(1).Info("Dropped reports of servers that are gone", "storageVersion", sv.Name, "before", before, "now", kept)
+		}
+	case remove:
+		uid, resourceVersion := sv.UID, sv.ResourceVersion
+		if err = c.cfg.Client.Delete(ctx, sv, client.Preconditions{UID: &uid, ResourceVersion: &resourceVersion}); err == nil {
+			c.cfg.Logger.Info("Deleted a StorageVersion that nobody reports", "storageVersion", sv.Name)
+		}
+	}
+	switch {
+	case err == nil || isGone(err):
+		return nil
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("StorageVersion %s was changed by somebody else, it will be read again: %w", sv.Name, err)
+	default:
+		return fmt.Errorf("collect reports in StorageVersion %s: %w", sv.Name, err)
+	}
+}
+
+// each handles every item, Config.Workers at once, and joins the errors.
+func (c *Collector) each(items []v1alpha1.StorageVersion, handle func(*v1alpha1.StorageVersion) error) error {
+	failed := make([]error, len(items))
+	if c.cfg.Workers == 1 {
+		for i := range items {
+			failed[i] = handle(&items[i])
+		}
+		return errors.Join(failed...)
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, c.cfg.Workers)
+	for i := range items {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			failed[i] = handle(&items[i])
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed...)
+}

@@ -1,0 +1,246 @@
+// Package collect removes what servers leave behind (KEP-2339, "Garbage collection";
+// DESIGN 3.4): identity Leases that are not renewed, reports whose server has no Lease,
+// and StorageVersions without reports. Every server observes the Leases, so that a new
+// leader need not start counting; only the leader acts.
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+const (
+	// DefaultInterval is Config.Interval's default.
+	DefaultInterval = time.Second
+	// DefaultWorkers is Config.Workers' default.
+	DefaultWorkers = 8
+
+	// resync is how often everything is looked through although nothing seems to have changed.
+	resync = time.Minute
+	// unstatedDuration is taken for a Lease that states none: that of kube-apiserver.
+	unstatedDuration = time.Hour
+)
+
+// Config is what New needs.
+type Config struct {
+	// Client reaches the API uncached. Its scheme knows Leases and StorageVersions.
+	Client client.WithWatch
+	// Interval is the time between two observations.
+	Interval time.Duration
+	// Workers is how many StorageVersions are written at once. With 1 everything happens
+	// in the goroutine of the caller.
+	Workers int
+	// Clock is the real one by default.
+	Clock clock.Clock
+	// Logger is silent by default.
+	Logger logr.Logger
+}
+
+// Validate names the first field with which New cannot work. Zero values that have a
+// default are valid.
+func (c Config) Validate() error {
+	switch {
+	case c.Client == nil:
+		return errors.New("collect: Config.Client is missing")
+	case c.Interval < 0:
+		return fmt.Errorf("collect: Config.Interval is negative: %s", c.Interval)
+	case c.Workers < 0:
+		return fmt.Errorf("collect: Config.Workers is negative: %d", c.Workers)
+	}
+	return nil
+}
+
+// Collector observes and collects. Bury may be called concurrently with everything else;
+// the other methods belong to one goroutine.
+type Collector struct {
+	cfg      Config
+	liveness agree.Liveness
+	// observed is when the last observation was begun; zero if it failed.
+	observed time.Time
+
+	// What follows saves looking through all StorageVersions when nothing changed.
+	watched atomic.Bool // the watch has told what there is
+	touched atomic.Bool // some StorageVersion changed since the last sweep
+	swept   time.Time   // when the last sweep left nothing to do; zero: it did not
+	seen    string      // the Leases at that time
+}
+
+// New returns a Collector that has observed nothing.
+func New(cfg Config) (*Collector, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Interval == 0 {
+		cfg.Interval = DefaultInterval
+	}
+	if cfg.Workers == 0 {
+		cfg.Workers = DefaultWorkers
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	return &Collector{cfg: cfg}, nil
+}
+
+// Step observes the Leases once and, for a leader, collects. If the Leases cannot be
+// read nothing is done: an error means unknown, never gone.
+func (c *Collector) Step(ctx context.Context, leader bool) error {
+	leases, err := c.observe(ctx)
+	if err != nil {
+		return err
+	}
+	if !leader {
+		c.swept = time.Time{}
+		return nil
+	}
+	err = c.expire(ctx)
+	if !c.sweepDue(leases) {
+		return err
+	}
+	return errors.Join(err, c.sweepAll(ctx, leases))
+}
+
+// observe lists the Leases and counts the time since the last observation, unless one
+// failed in between. A long gap, as after a pause of this process or a slow answer, is
+// not observed time: it counts as two intervals at most.
+func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error) {
+	begun := c.cfg.Clock.Now()
+	previous := c.observed
+	c.observed = time.Time{}
+	leases, err := c.leases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var elapsed time.Duration
+	if !previous.IsZero() {
+		elapsed = min(begun.Sub(previous), 2*c.cfg.Interval)
+	}
+	beats := make([]agree.Beat, 0, len(leases))
+	for i := range leases {
+		beats = append(beats, beat(&leases[i]))
+	}
+	c.liveness.Observe(elapsed, beats)
+	c.observed = begun
+	return leases, nil
+}
+
+func beat(lease *coordinationv1.Lease) agree.Beat {
+	b := agree.Beat{
+		Server:          agree.ServerID(lease.Name),
+		UID:             string(lease.UID),
+		ResourceVersion: lease.ResourceVersion,
+		Duration:        unstatedDuration,
+	}
+	if renewed := lease.Spec.RenewTime; renewed != nil {
+		b.Renewed = renewed.UTC().Format(metav1.RFC3339Micro)
+	}
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
+		b.Duration = time.Duration(*seconds) * time.Second
+	}
+	return b
+}
+
+// leases lists the identity Leases.
+func (c *Collector) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
+	var list coordinationv1.LeaseList
+	if err := c.cfg.Client.List(ctx, &list, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue}); err != nil {
+		return nil, fmt.Errorf("list identity Leases: %w", err)
+	}
+	return list.Items, nil
+}
+
+// expire deletes the Leases that were not renewed, each only as it was observed. The
+// sweep that follows buries their owners.
+func (c *Collector) expire(ctx context.Context) error {
+	var failed []error
+	for _, b := range c.liveness.Expired() {
+		uid, resourceVersion := types.UID(b.UID), b.ResourceVersion
+		err := c.deleteLease(ctx, b.Server, client.Preconditions{UID: &uid, ResourceVersion: &resourceVersion})
+		switch {
+		case err == nil:
+			c.swept = time.Time{} // its reports are garbage now
+			c.cfg.Logger.Info("Deleted an identity Lease that was not renewed", "server", b.Server, "duration", b.Duration)
+		case apierrors.IsConflict(err): // renewed after all
+		default:
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// deleteLease returns nil if the Lease does not exist afterwards.
+func (c *Collector) deleteLease(ctx context.Context, id agree.ServerID, options ...client.DeleteOption) error {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(id), Namespace: storageversion.IdentityNamespace}}
+	if err := c.cfg.Client.Delete(ctx, lease, options...); err != nil && !isGone(err) {
+		return fmt.Errorf("delete identity Lease %s: %w", id, err)
+	}
+	return nil
+}
+
+// isGone says whether an error proves that the object does not exist. A 404 for a path
+// that is not served proves nothing.
+func isGone(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// sweepDue says whether there may be something to collect.
+func (c *Collector) sweepDue(leases []coordinationv1.Lease) bool {
+	return !c.watched.Load() || c.touched.Load() || c.swept.IsZero() ||
+		c.seen != fingerprint(leases) || c.cfg.Clock.Since(c.swept) >= resync
+}
+
+func (c *Collector) sweepAll(ctx context.Context, leases []coordinationv1.Lease) error {
+	c.swept = time.Time{}
+	c.touched.Store(false)
+	begun := c.cfg.Clock.Now()
+	if err := c.sweep(ctx, sweeping{removeEmpty: true}); err != nil {
+		return err
+	}
+	c.swept, c.seen = begun, fingerprint(leases)
+	return nil
+}
+
+// fingerprint is what a sweep depends on of the Leases.
+func fingerprint(leases []coordinationv1.Lease) string {
+	lines := make([]string, 0, len(leases))
+	for i := range leases {
+		line := leases[i].Name
+		if starting(&leases[i]) {
+			line += " starting"
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// starting says whether a server has not reported everything yet.
+func starting(lease *coordinationv1.Lease) bool {
+	return lease.Annotations[storageversion.ReportedAnnotation] != "true"
+}
+
+func ids(leases []coordinationv1.Lease) sets.Set[agree.ServerID] {
+	set := sets.New[agree.ServerID]()
+	for i := range leases {
+		set.Insert(agree.ServerID(leases[i].Name))
+	}
+	return set
+}

@@ -1,0 +1,257 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// statusTries bounds how often a status is written anew after conflicts.
+const statusTries = 5
+
+var (
+	// errMoved interrupts a rewrite to read the StorageVersion again.
+	errMoved = errors.New("the StorageVersion was seen to change")
+	// errTaken ends the work on a migration that is gone, ended, or somebody else's.
+	errTaken = errors.New("the migration is not this server's any more")
+)
+
+// crdPin is the state of a CustomResourceDefinition; zero where there is none.
+type crdPin struct {
+	uid        types.UID
+	generation int64
+}
+
+// work is one migration done by this server.
+type work struct {
+	c      *Controller
+	m      *migrationv1alpha1.StorageVersionMigration
+	uid    types.UID // m's, which never changes
+	gr     schema.GroupResource
+	target evolve.Target
+	self   agree.ServerID
+
+	// revision is the StorageVersion's that permitted the work.
+	revision int64
+	// pin is set when the CustomResourceDefinition is first read, and not changed after.
+	pin *crdPin
+	// began is when this server began, shown when it last wrote the progress.
+	began, shown time.Time
+}
+
+// do rewrites and says how it ended. A nil error means that nothing is left to do here.
+func (w *work) do(ctx context.Context) error {
+	w.began = w.c.cfg.Clock.Now()
+	w.shown = w.began
+	defer w.c.unregister(w)
+	var err error
+	// What permitted the claim may be old by now.
+	if w.revision, err = w.permitted(ctx); err != nil {
+		return w.stop(ctx, err)
+	}
+	for {
+		result, err := w.rewrite(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err() // whoever comes next continues
+		}
+		moved := errors.Is(err, errMoved) || errors.Is(err, ErrFenced)
+		if err != nil && !moved {
+			return w.stop(ctx, err)
+		}
+		// All is written, or not permitted as it was: in both cases what counts is read
+		// after the last write.
+		revision, unpermitted := w.permitted(ctx)
+		switch {
+		case unpermitted != nil:
+			return w.stop(ctx, unpermitted)
+		case !moved:
+			return w.succeed(ctx, result)
+		case errors.Is(err, ErrFenced) && revision == w.revision:
+			return w.stop(ctx, err) // it has not moved: not to be repeated at once
+		}
+		w.revision = revision
+	}
+}
+
+// rewrite runs the Rewriter until it ends or is interrupted; then the error is why.
+func (w *work) rewrite(ctx context.Context) (Result, error) {
+	running, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w.c.register(w, cancel)
+	job := Job{GroupResource: w.gr, Encoding: w.target.Encoding, FenceRevision: w.revision, Refence: w.refence}
+	result, err := w.c.cfg.Rewriter.Rewrite(running, job, func(p Progress) {
+		if errors.Is(w.progress(ctx, p), errTaken) {
+			cancel(errTaken)
+		}
+	})
+	if cause := context.Cause(running); err != nil && (errors.Is(cause, errMoved) || errors.Is(cause, errTaken)) {
+		return result, cause
+	}
+	return result, err
+}
+
+func (w *work) refence(ctx context.Context) (int64, error) {
+	revision, err := w.permitted(ctx)
+	var end *over
+	if errors.As(err, &end) || errors.Is(err, errNotOurs) {
+		return 0, fmt.Errorf("%w: %w", ErrFenced, err)
+	}
+	return revision, err
+}
+
+// stop ends the work for now, or for good if the error says so or is one too many.
+func (w *work) stop(ctx context.Context, err error) error {
+	var end *over
+	switch {
+	case errors.Is(err, errTaken):
+		w.c.forget(w.uid)
+		return nil
+	case errors.As(err, &end):
+	case errors.Is(err, errNotOurs):
+		return errors.Join(err, w.release(ctx))
+	case w.c.failed(w.uid):
+		end = &over{migrationv1alpha1.ReasonRewriteFailed, err.Error()}
+	default:
+		told := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+			w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying, err.Error())
+		})
+		if errors.Is(told, errTaken) {
+			return nil
+		}
+		return err
+	}
+	return w.finish(ctx, migrationv1alpha1.MigrationFailed, end.reason, end.message, nil)
+}
+
+// release lets another server claim the migration.
+func (w *work) release(ctx context.Context) error {
+	delete(w.m.Annotations, migrationv1alpha1.ClaimedByAnnotation)
+	return w.c.cfg.Client.Update(ctx, w.m)
+}
+
+// succeed tells the result of a rewrite that is complete.
+func (w *work) succeed(ctx context.Context, r Result) error {
+	if r.Failed == 0 {
+		message := fmt.Sprintf("%d objects are in %s", r.Done, w.target.Encoding)
+		return w.finish(ctx, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, message, &r)
+	}
+	message := fmt.Sprintf("%d of %d objects cannot be migrated", r.Failed, r.Failed+r.Done)
+	if len(r.Failures) > 0 {
+		first := r.Failures[0]
+		message += fmt.Sprintf("; the first is %s: %s", types.NamespacedName{Namespace: first.Namespace, Name: first.Name}, first.Message)
+	}
+	return w.finish(ctx, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, message, &r)
+}
+
+// finish writes the last condition.
+func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditionType, reason, message string, r *Result) error {
+	err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+		w.setCondition(m, t, reason, message)
+		if r == nil {
+			return
+		}
+		m.Status.Progress = w.counts(r.Progress)
+		m.Status.Failures = nil
+		for _, f := range r.Failures[:min(len(r.Failures), migrationv1alpha1.MaxFailures)] {
+			m.Status.Failures = append(m.Status.Failures, migrationv1alpha1.MigrationFailure(f))
+		}
+	})
+	if err != nil && !errors.Is(err, errTaken) {
+		return err
+	}
+	w.c.forget(w.uid)
+	if err == nil {
+		kind := corev1.EventTypeNormal
+		if t == migrationv1alpha1.MigrationFailed {
+			kind = corev1.EventTypeWarning
+		}
+		w.event(ctx, kind, reason, message)
+	}
+	return nil
+}
+
+// progress writes how far the rewrite is, from time to time.
+func (w *work) progress(ctx context.Context, p Progress) error {
+	now := w.c.cfg.Clock.Now()
+	if now.Sub(w.shown) < w.c.cfg.ProgressPeriod {
+		return nil
+	}
+	w.shown = now
+	err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+		if c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); c == nil || c.Reason != migrationv1alpha1.ReasonRewriting {
+			w.setRunning(m)
+		}
+		m.Status.Progress = w.counts(p)
+	})
+	if err != nil {
+		w.c.cfg.Logger.V(1).Info("Progress was not written", "migration", w.m.Name, "reason", err.Error())
+	}
+	return err
+}
+
+func (w *work) counts(p Progress) *migrationv1alpha1.MigrationProgress {
+	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed}
+	if elapsed := w.c.cfg.Clock.Since(w.began).Seconds(); elapsed > 0 {
+		counts.ObjectsPerSecond = int64(float64(p.Done) / elapsed)
+	}
+	return counts
+}
+
+// update changes the status of the migration, as long as it is this server's. The error
+// is errTaken if it is not.
+func (w *work) update(ctx context.Context, change func(*migrationv1alpha1.StorageVersionMigration)) error {
+	var err error
+	for range statusTries {
+		next := w.m.DeepCopy()
+		change(next)
+		if err = w.c.cfg.Client.Status().Update(ctx, next); err == nil {
+			w.m = next
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("write the status: %w", err)
+		}
+		fresh, getErr := w.c.get(ctx, w.m.Name)
+		if getErr != nil {
+			return getErr
+		}
+		if !w.ours(fresh) {
+			return errTaken
+		}
+		w.m = fresh
+	}
+	return fmt.Errorf("write the status: %w", err)
+}
+
+// ours says whether a newer reading of the migration still is this work.
+func (w *work) ours(m *migrationv1alpha1.StorageVersionMigration) bool {
+	return m != nil && m.UID == w.uid && !migrationv1alpha1.Final(m) &&
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(w.self) && migrationv1alpha1.TargetOf(m) == w.target
+}
+
+func (w *work) setCondition(m *migrationv1alpha1.StorageVersionMigration, t migrationv1alpha1.MigrationConditionType, reason, message string) {
+	migrationv1alpha1.SetCondition(m, t, reason, message, metav1.NewTime(w.c.cfg.Clock.Now()))
+}
+
+func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
+	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, fmt.Sprintf("%s rewrites to %s", w.self, w.target.Encoding))
+}
+
+// event tells users. It is a courtesy: an error is only logged.
+func (w *work) event(ctx context.Context, kind, reason, note string) {
+	event := migrationv1alpha1.NewEvent(w.m, string(w.self), kind, reason, note, w.c.cfg.Clock.Now())
+	if err := w.c.cfg.Client.Create(ctx, event); err != nil {
+		w.c.cfg.Logger.V(1).Info("An event was not written", "migration", w.m.Name, "reason", err.Error())
+	}
+}

@@ -1,0 +1,177 @@
+package trigger
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// act carries out one action on what was looked at. Every update carries the
+// resourceVersion that was read.
+func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) error {
+	switch a := action.(type) {
+	case evolve.WriteState:
+		return c.writeState(ctx, l, a.State)
+	case evolve.DeleteState:
+		return c.cfg.Client.Delete(ctx, l.state, client.Preconditions{UID: &l.state.UID, ResourceVersion: &l.state.ResourceVersion})
+	case evolve.CreateMigration:
+		return c.createMigration(ctx, l, a)
+	case evolve.AdoptMigration:
+		m := l.migrations[a.Name].DeepCopy()
+		migrationv1alpha1.SetTarget(m, a.Target)
+		return c.cfg.Client.Update(ctx, m)
+	case evolve.DeleteMigration:
+		return c.deleteMigration(ctx, l.migrations[a.Name], a.Why)
+	case evolve.EndMigration:
+		return c.endMigration(ctx, l.migrations[a.Name].DeepCopy(), a)
+	case evolve.Prune:
+		return c.prune(ctx, l, a)
+	case evolve.Wait:
+		return nil
+	default:
+		return fmt.Errorf("unknown action %T", action)
+	}
+}
+
+// writeState writes the StorageState. What counts is in its status and goes in one
+// update. The readable copy is an annotation, which a status update cannot write: it is
+// widened before and narrowed after, so that it never promises too much.
+func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State) error {
+	kind, err := c.kind(ctx, l, state)
+	if err != nil {
+		return err
+	}
+	obj := l.state
+	copies := migrationv1alpha1.Copies(state)
+	switch {
+	case obj == nil:
+		obj = &migrationv1alpha1.StorageState{Spec: migrationv1alpha1.StorageStateSpec{
+			Resource: migrationv1alpha1.GroupResource{Group: l.Resource.Group, Resource: l.Resource.Resource},
+		}}
+		obj.Name = migrationv1alpha1.StateName(l.Resource)
+		obj.Annotations = copies
+		if err := c.cfg.Client.Create(ctx, obj); err != nil {
+			return err
+		}
+	case !migrationv1alpha1.Covers(obj, state):
+		if err := c.annotate(ctx, obj, copies); err != nil {
+			return err
+		}
+	}
+	migrationv1alpha1.SetState(obj, state, kind)
+	if err := c.cfg.Client.Status().Update(ctx, obj); err != nil {
+		return err
+	}
+	l.state = obj
+	return c.annotate(ctx, obj, copies)
+}
+
+// annotate sets the annotations if they are not so already.
+func (c *Controller) annotate(ctx context.Context, obj *migrationv1alpha1.StorageState, annotations map[string]string) error {
+	before := maps.Clone(obj.Annotations)
+	for k, v := range annotations {
+		metav1.SetMetaDataAnnotation(&obj.ObjectMeta, k, v)
+	}
+	if maps.Equal(before, obj.Annotations) {
+		return nil
+	}
+	return c.cfg.Client.Update(ctx, obj)
+}
+
+// kind returns the kind of the resource's objects, which the hashes are made of; "" if
+// the state holds no hash.
+func (c *Controller) kind(ctx context.Context, l *look, state evolve.State) (string, error) {
+	known := func(e agree.Encoding) bool { return e != evolve.Unknown }
+	if !known(state.Current) && !slices.ContainsFunc(state.Stored, known) {
+		return "", nil
+	}
+	if l.crd != nil {
+		return l.crd.Spec.Names.Kind, nil
+	}
+	kind, err := c.cfg.Kinds.Kind(ctx, l.Resource)
+	if err != nil {
+		return "", fmt.Errorf("storage version hashes need the kind of %s: %w", l.Resource, err)
+	}
+	return kind, nil
+}
+
+func (c *Controller) createMigration(ctx context.Context, l *look, a evolve.CreateMigration) error {
+	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: l.Resource.Group, Version: a.Version, Resource: l.Resource.Resource},
+	}}
+	m.Name = a.Name
+	m.Labels = map[string]string{migrationv1alpha1.MadeByLabel: migrationv1alpha1.MadeByTrigger}
+	m.Annotations = map[string]string{migrationv1alpha1.AttemptAnnotation: strconv.Itoa(a.Attempt)}
+	migrationv1alpha1.SetTarget(m, a.Target)
+	return c.cfg.Client.Create(ctx, m)
+}
+
+func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, why string) error {
+	err := c.cfg.Client.Delete(ctx, m, client.Preconditions{UID: &m.UID})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil && !migrationv1alpha1.Final(m) {
+		c.event(ctx, m, "Deleted", why)
+	}
+	return err
+}
+
+func (c *Controller) endMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, a evolve.EndMigration) error {
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, string(a.Reason), a.Why, metav1.NewTime(c.cfg.Clock.Now()))
+	if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
+		return err
+	}
+	c.event(ctx, m, string(a.Reason), a.Why)
+	return nil
+}
+
+// prune sets the CRD's status.storedVersions to the one version that is stored. The CRD
+// is read before the StorageVersion: a server that will write another version reports it
+// first, and then finds that the CRD names it, so either the StorageVersion shows it or
+// the CRD's resourceVersion has moved.
+func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
+	crd, err := get(ctx, c.cfg.Client, a.CRD, &apiextensionsv1.CustomResourceDefinition{})
+	if err != nil {
+		return err
+	}
+	if crd == nil || stores(crd) != a.Target.Encoding {
+		return fmt.Errorf("the CustomResourceDefinition does not store %s: %w", a.Target.Encoding, errChanged)
+	}
+	sv, err := c.storageVersion(ctx, l.Resource)
+	if err != nil {
+		return err
+	}
+	if sv == nil {
+		return fmt.Errorf("the StorageVersion is gone: %w", errChanged)
+	}
+	if now, agreed := sv.Agreement(); !agreed || now != a.Target {
+		return fmt.Errorf("servers do not agree on %s: %w", a.Target, errChanged)
+	}
+	for _, v := range crd.Spec.Versions {
+		if v.Storage {
+			crd.Status.StoredVersions = []string{v.Name}
+		}
+	}
+	return c.cfg.Client.Status().Update(ctx, crd)
+}
+
+// event tells users about the end of a migration. It is a courtesy: an error is only logged.
+func (c *Controller) event(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, reason, note string) {
+	event := migrationv1alpha1.NewEvent(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now())
+	if err := c.cfg.Client.Create(ctx, event); err != nil {
+		c.cfg.Logger.V(1).Info("An event was not written", "migration", m.Name, "reason", err.Error())
+	}
+}

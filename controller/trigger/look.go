@@ -1,0 +1,170 @@
+package trigger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// look is one look at a resource: the observation, and the objects it was read from.
+type look struct {
+	evolve.Observation
+	state      *migrationv1alpha1.StorageState
+	migrations map[string]*migrationv1alpha1.StorageVersionMigration
+	crd        *apiextensionsv1.CustomResourceDefinition
+}
+
+// migrations lists the migrations of a resource.
+type migrations interface {
+	of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error)
+}
+
+// look reads what a decision needs: the StorageState first, then the StorageVersion, so
+// that the second is never older than what the first was computed from (section 3.5).
+func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, error) {
+	l := &look{Observation: evolve.Observation{Resource: gr}, migrations: map[string]*migrationv1alpha1.StorageVersionMigration{}}
+	state, err := get(ctx, c.cfg.Client, migrationv1alpha1.StateName(gr), &migrationv1alpha1.StorageState{})
+	if err != nil {
+		return nil, err
+	}
+	if l.state = state; state != nil {
+		view := migrationv1alpha1.ViewState(state)
+		l.State = &view
+	}
+	if l.StorageVersion, err = c.storageVersion(ctx, gr); err != nil {
+		return nil, err
+	}
+	items, err := c.migrations(ctx, gr)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range items {
+		l.migrations[m.Name] = m
+		l.Migrations = append(l.Migrations, migrationv1alpha1.ViewMigration(m))
+	}
+	if err := c.lookAtCRD(ctx, l); err != nil {
+		return nil, err
+	}
+	l.Now = c.cfg.Clock.Now()
+	return l, nil
+}
+
+func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource) (*evolve.StorageVersion, error) {
+	sv, err := get(ctx, c.cfg.Client, storageversion.Name(gr), &apiserverinternalv1alpha1.StorageVersion{})
+	if sv == nil || err != nil {
+		return nil, err
+	}
+	history, err := storageversion.History(sv)
+	if err != nil {
+		return nil, err
+	}
+	common, _ := storageversion.Agreement(sv)
+	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: storageversion.Reports(sv), Common: common}, nil
+}
+
+func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
+	if c.cached != nil {
+		return c.cached.of(gr)
+	}
+	var list migrationv1alpha1.StorageVersionMigrationList
+	if err := c.cfg.Client.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list StorageVersionMigrations: %w", err)
+	}
+	var items []*migrationv1alpha1.StorageVersionMigration
+	for i := range list.Items {
+		if migrationv1alpha1.Resource(&list.Items[i]) == gr {
+			items = append(items, &list.Items[i])
+		}
+	}
+	return items, nil
+}
+
+// lookAtCRD reads the definition of a custom resource.
+func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
+	if l.Resource.Group == "" {
+		return nil
+	}
+	crd, err := get(ctx, c.cfg.Client, l.Resource.String(), &apiextensionsv1.CustomResourceDefinition{})
+	if crd == nil || err != nil {
+		return err
+	}
+	l.crd = crd
+	l.CRD = &evolve.CRD{Name: crd.Name, Storage: stores(crd)}
+	for _, v := range crd.Status.StoredVersions {
+		l.CRD.StoredVersions = append(l.CRD.StoredVersions, encoding(crd, v))
+	}
+	return nil
+}
+
+// lookCloser reads what matters only to migrations that would begin, or that nobody can
+// do: which servers are still starting, and whether the resource exists.
+func (c *Controller) lookCloser(ctx context.Context, l *look) error {
+	var leases coordinationv1.LeaseList
+	err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+	if err != nil {
+		return fmt.Errorf("list identity Leases: %w", err)
+	}
+	for i := range leases.Items {
+		lease := &leases.Items[i]
+		if lease.Annotations[storageversion.ReportedAnnotation] == "true" || lease.Spec.LeaseDurationSeconds == nil {
+			continue
+		}
+		l.Starting = append(l.Starting, evolve.Starting{
+			Server: agree.ServerID(lease.Name),
+			Since:  lease.CreationTimestamp.Time,
+			Lease:  time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second,
+		})
+	}
+	if l.StorageVersion != nil {
+		return nil
+	}
+	switch _, err := c.cfg.Kinds.Kind(ctx, l.Resource); {
+	case err == nil:
+		l.Existence = evolve.Served
+	case meta.IsNoMatchError(err):
+		l.Existence = evolve.Missing
+	default:
+		c.cfg.Logger.V(1).Info("Discovery did not answer", "resource", l.Resource.String(), "reason", err.Error())
+	}
+	return nil
+}
+
+// stores returns the encoding that the spec says to store.
+func stores(crd *apiextensionsv1.CustomResourceDefinition) agree.Encoding {
+	for _, v := range crd.Spec.Versions {
+		if v.Storage {
+			return encoding(crd, v.Name)
+		}
+	}
+	return ""
+}
+
+func encoding(crd *apiextensionsv1.CustomResourceDefinition, version string) agree.Encoding {
+	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
+}
+
+// get reads an object; nil if it does not exist.
+func get[T client.Object](ctx context.Context, c client.Client, name string, obj T) (T, error) {
+	var none T
+	switch err := c.Get(ctx, client.ObjectKey{Name: name}, obj); {
+	case apierrors.IsNotFound(err):
+		return none, nil
+	case err != nil:
+		return none, fmt.Errorf("get %T %s: %w", obj, name, err)
+	}
+	return obj, nil
+}

@@ -1,0 +1,234 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+const (
+	// minRetry and maxRetry bound the time between two looks that ended in errors.
+	minRetry = 50 * time.Millisecond
+	maxRetry = 30 * time.Second
+	// stepTimeout bounds one look, in real time.
+	stepTimeout = 30 * time.Second
+	// byResource indexes migrations.
+	byResource = "resource"
+)
+
+// run is one run of a Controller, while it leads.
+type run struct {
+	*Controller
+	queue workqueue.TypedRateLimitingInterface[schema.GroupResource]
+
+	mu sync.Mutex
+	// starting are the resources that wait for servers that are still starting.
+	starting map[schema.GroupResource]bool
+}
+
+// Run looks at every resource whenever something about it changes, and from time to time,
+// until ctx ends. Call it while this server leads, once at a time.
+func (c *Controller) Run(ctx context.Context) {
+	r := &run{
+		// The copy lists migrations from its own watch.
+		Controller: &Controller{cfg: c.cfg},
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
+			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
+		starting: map[schema.GroupResource]bool{},
+	}
+	indexer, sources := r.sources()
+	var wg sync.WaitGroup
+	for _, source := range sources {
+		wg.Go(func() { source.RunWithContext(ctx) })
+	}
+	wg.Go(func() {
+		<-ctx.Done()
+		r.queue.ShutDown()
+	})
+	synced := true
+	for _, source := range sources {
+		synced = synced && cache.WaitForCacheSync(ctx.Done(), source.HasSynced)
+	}
+	if synced {
+		r.cached = indexed{indexer}
+		for range c.cfg.Workers {
+			wg.Go(func() { r.work(ctx) })
+		}
+	}
+	wg.Wait()
+}
+
+func (r *run) work(ctx context.Context) {
+	for {
+		gr, stop := r.queue.Get()
+		if stop {
+			return
+		}
+		r.one(ctx, gr)
+		r.queue.Done(gr)
+	}
+}
+
+// one looks at a resource and arranges for the next look.
+func (r *run) one(ctx context.Context, gr schema.GroupResource) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	result, err := r.Step(ctx, gr)
+	r.setStarting(gr, result.Starting)
+	if err != nil {
+		if changed(err) || errors.Is(err, context.Canceled) {
+			r.cfg.Logger.V(2).Info("Looking again", "resource", gr.String(), "reason", err.Error())
+		} else {
+			r.cfg.Logger.Info("Looking again", "resource", gr.String(), "reason", err.Error())
+		}
+		r.queue.AddRateLimited(gr)
+		return
+	}
+	r.queue.Forget(gr)
+	switch {
+	case result.Again:
+		r.queue.Add(gr)
+	case result.After > 0:
+		r.queue.AddAfter(gr, result.After)
+	}
+}
+
+func (r *run) setStarting(gr schema.GroupResource, starting bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if starting {
+		r.starting[gr] = true
+	} else {
+		delete(r.starting, gr)
+	}
+}
+
+// serverChanged looks again at what waits for servers that start.
+func (r *run) serverChanged() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for gr := range r.starting {
+		r.queue.Add(gr)
+	}
+}
+
+// indexed lists migrations from a watch.
+type indexed struct{ cache.Indexer }
+
+func (i indexed) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
+	objs, err := i.ByIndex(byResource, gr.String())
+	items := make([]*migrationv1alpha1.StorageVersionMigration, 0, len(objs))
+	for _, obj := range objs {
+		items = append(items, obj.(*migrationv1alpha1.StorageVersionMigration))
+	}
+	return items, err
+}
+
+// sources returns what is watched, and the index of migrations that one of them fills.
+func (r *run) sources() (cache.Indexer, []cache.Controller) {
+	_, versions := r.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, r.onEach(func(obj any) {
+		if sv, ok := obj.(*apiserverinternalv1alpha1.StorageVersion); ok {
+			if gr, err := storageversion.GroupResource(sv.Name); err == nil {
+				r.queue.Add(gr)
+			}
+		}
+	}))
+	_, states := r.source(&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, r.onEach(func(obj any) {
+		if s, ok := obj.(*migrationv1alpha1.StorageState); ok {
+			r.queue.Add(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
+		}
+	}))
+	store, migrations := r.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, r.onEach(func(obj any) {
+		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
+			r.queue.Add(migrationv1alpha1.Resource(m))
+		}
+	}))
+	_, leases := r.source(&coordinationv1.LeaseList{}, &coordinationv1.Lease{}, cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(old, obj any) {
+			was, is := old.(*coordinationv1.Lease), obj.(*coordinationv1.Lease)
+			if was.Annotations[storageversion.ReportedAnnotation] != is.Annotations[storageversion.ReportedAnnotation] {
+				r.serverChanged()
+			}
+		},
+		DeleteFunc: func(any) { r.serverChanged() },
+	}, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+	return store.(cache.Indexer), []cache.Controller{versions, states, migrations, leases}
+}
+
+// onEach handles every object that is new, changed or gone.
+func (r *run) onEach(handle func(obj any)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    handle,
+		UpdateFunc: func(_, obj any) { handle(obj) },
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			handle(obj)
+		},
+	}
+}
+
+func (r *run) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler, options ...client.ListOption) (cache.Store, cache.Controller) {
+	return cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: source{client: r.cfg.Client, list: list, options: options},
+		ObjectType:    object,
+		Handler:       handler,
+		Indexers: cache.Indexers{byResource: func(obj any) ([]string, error) {
+			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
+				return []string{migrationv1alpha1.Resource(m).String()}, nil
+			}
+			return nil, nil
+		}},
+	})
+}
+
+// source lists and watches objects through controller-runtime's client.
+type source struct {
+	client  client.WithWatch
+	list    client.ObjectList
+	options []client.ListOption
+}
+
+func (s source) with(o metav1.ListOptions) []client.ListOption {
+	return append([]client.ListOption{&client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}}, s.options...)
+}
+
+// List implements cache.ListerWatcher.
+func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
+	return s.ListWithContext(context.Background(), o)
+}
+
+// Watch implements cache.ListerWatcher.
+func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return s.WatchWithContext(context.Background(), o)
+}
+
+// ListWithContext implements cache.ListerWatcherWithContext.
+func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	list := s.list.DeepCopyObject().(client.ObjectList)
+	return list, s.client.List(ctx, list, s.with(o)...)
+}
+
+// WatchWithContext implements cache.ListerWatcherWithContext.
+func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), s.with(o)...)
+}
+
+// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
+func (s source) IsWatchListSemanticsUnSupported() bool { return true }

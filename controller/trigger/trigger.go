@@ -1,0 +1,158 @@
+// Package trigger keeps StorageStates true and starts migrations by itself (KEP-2343). It
+// only carries out what package evolve decides: Step looks at one resource, Run looks
+// whenever something changes. It runs on the elected server; two that both believe they
+// lead do no harm, since every write is conditional on what was read.
+package trigger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/evolve"
+)
+
+// Kinds is what discovery says about resources.
+type Kinds interface {
+	// Kind returns the kind of the resource's objects. If no server serves the resource,
+	// meta.IsNoMatchError holds for the error; any other error means that nobody knows.
+	Kind(ctx context.Context, gr schema.GroupResource) (string, error)
+}
+
+// KindsOf answers from a RESTMapper, which should read discovery anew before it answers
+// that a resource is not served.
+func KindsOf(mapper meta.RESTMapper) Kinds { return mapped{mapper} }
+
+type mapped struct{ meta.RESTMapper }
+
+func (m mapped) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
+	gvk, err := m.KindFor(gr.WithVersion(""))
+	return gvk.Kind, err
+}
+
+// Config is what a Controller needs.
+type Config struct {
+	// Client reads and writes API objects, uncached. Its scheme must hold StorageVersions,
+	// StorageStates, StorageVersionMigrations, CustomResourceDefinitions, Leases and Events.
+	Client client.WithWatch
+	// Kinds is asked for the kinds of built-in resources, and which resources exist.
+	Kinds Kinds
+	// Instance names this process in events.
+	Instance string
+	// Clock defaults to the real one.
+	Clock clock.WithTicker
+	// Workers is how many resources Run looks at at a time. Default: 4.
+	Workers int
+	// Logger defaults to none.
+	Logger logr.Logger
+}
+
+// Validate says which field is missing.
+func (c Config) Validate() error {
+	switch {
+	case c.Client == nil:
+		return errors.New("the trigger needs a client")
+	case c.Kinds == nil:
+		return errors.New("the trigger needs to know kinds")
+	case c.Workers < 0:
+		return fmt.Errorf("the trigger cannot work with %d workers", c.Workers)
+	}
+	return nil
+}
+
+// Controller looks at resources and does what evolve.Decide says.
+type Controller struct {
+	cfg Config
+	// cached is where migrations are listed from while Run runs, nil else: their view may
+	// lag, and one list per look is too many.
+	cached migrations
+}
+
+// New returns a Controller; it does nothing by itself.
+func New(cfg Config) (*Controller, error) {
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	if cfg.Workers == 0 {
+		cfg.Workers = 4
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Controller{cfg: cfg}, nil
+}
+
+// Result is what one look did.
+type Result struct {
+	// Done are the actions carried out, in order.
+	Done []evolve.Action
+	// Again says that the look changed what the next one will decide.
+	Again bool
+	// After is when to look again even if nothing changes; 0 is never.
+	After time.Duration
+	// Starting says that the look waits for servers that are still starting.
+	Starting bool
+}
+
+// Step looks once at a resource and acts. It makes its API calls one after the other and
+// starts no goroutine. After an error, Conflicts included, the look has to be repeated;
+// what was done until then stands.
+func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result, error) {
+	var result Result
+	l, err := c.look(ctx, gr)
+	if err != nil {
+		return result, fmt.Errorf("look at %s: %w", gr, err)
+	}
+	actions := evolve.Decide(l.Observation)
+	if evolve.Starts(actions) || len(l.Migrations) > 0 && l.StorageVersion == nil {
+		// Only now it matters who is still starting and what exists.
+		if err := c.lookCloser(ctx, l); err != nil {
+			return result, fmt.Errorf("look at %s: %w", gr, err)
+		}
+		actions = evolve.Decide(l.Observation)
+	}
+	for _, action := range actions {
+		if err := c.act(ctx, l, action); err != nil {
+			return result, fmt.Errorf("%s: %s: %w", gr, action, err)
+		}
+		result.add(action)
+		c.cfg.Logger.V(2).Info("Done", "resource", gr.String(), "action", action.String())
+	}
+	if l.State != nil {
+		result.wait(evolve.HeartbeatPeriod)
+	}
+	return result, nil
+}
+
+func (r *Result) add(action evolve.Action) {
+	r.Done = append(r.Done, action)
+	switch a := action.(type) {
+	case evolve.WriteState:
+		r.Again = r.Again || !a.Beat
+	case evolve.Wait:
+		r.wait(a.For)
+		r.Starting = r.Starting || a.Starting
+	}
+}
+
+func (r *Result) wait(d time.Duration) {
+	if r.After == 0 || d < r.After {
+		r.After = d
+	}
+}
+
+// errChanged means that something is not any more as it was when the look began.
+var errChanged = errors.New("it has changed meanwhile")
+
+// changed says whether the error only means that somebody else was faster.
+func changed(err error) bool {
+	return errors.Is(err, errChanged) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}

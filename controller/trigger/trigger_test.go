@@ -1,0 +1,358 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+var served = kinds{cronJobs: "CronJob"}
+
+func hash(e agree.Encoding) string {
+	gv, _ := schema.ParseGroupVersion(string(e))
+	return migrationv1alpha1.StorageVersionHash(gv.WithKind("CronJob"))
+}
+
+func expect(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("got:\n  %s\nwant:\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+// TestLife follows one resource from its first report through a change of encoding.
+func TestLife(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1, v1)
+	w.settle(c)
+	state := w.state()
+	if got := state.Status; !slices.Equal(got.PersistedStorageVersionHashes, []string{"Unknown"}) || got.CurrentStorageVersionHash != hash(v1) {
+		t.Fatalf("first status %+v", got)
+	}
+	if state.Spec.Resource != (migrationv1alpha1.GroupResource{Group: cronJobs.Group, Resource: cronJobs.Resource}) {
+		t.Errorf("spec %+v", state.Spec)
+	}
+	first := w.migrations()
+	if len(first) != 1 || migrationv1alpha1.TargetOf(&first[0]) != target(t, w, 1, v1) || first[0].Spec.Resource.Version != "v1" {
+		t.Fatalf("migrations %+v", first)
+	}
+
+	w.end(first[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	state = w.state()
+	if got := state.Status.PersistedStorageVersionHashes; !slices.Equal(got, []string{hash(v1)}) {
+		t.Errorf("stored set after success %v", got)
+	}
+	if got := state.Annotations[migrationv1alpha1.StoredEncodingsAnnotation]; got != string(v1) {
+		t.Errorf("readable stored set after success %q", got)
+	}
+
+	w.report(v2, v1)
+	w.settle(c)
+	if got := w.state().Status; got.CurrentStorageVersionHash != "Unknown" || !slices.Equal(got.PersistedEncodings, []string{string(v1), string(v2)}) {
+		t.Errorf("status without agreement %+v", got)
+	}
+	w.report(v2, v2)
+	w.settle(c)
+	second := w.migrations()
+	if len(second) != 1 || migrationv1alpha1.TargetOf(&second[0]) != target(t, w, 3, v2) {
+		t.Fatalf("migrations after agreement %+v", second)
+	}
+	w.end(second[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	if got := migrationv1alpha1.ViewState(w.state()); !got.Only(v2) || got.Of.Epoch != 3 {
+		t.Errorf("state at the end %s", got)
+	}
+}
+
+// TestOrder: the StorageState is read before the StorageVersion, and written before a
+// migration is made.
+func TestOrder(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.calls = nil
+	if _, err := c.Step(context.Background(), cronJobs); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, w.calls,
+		"get StorageState", "get StorageVersion", "list StorageVersionMigrationList", "get CustomResourceDefinition",
+		"create StorageState", "status StorageState")
+	w.calls = nil
+	if _, err := c.Step(context.Background(), cronJobs); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, w.calls,
+		"get StorageState", "get StorageVersion", "list StorageVersionMigrationList", "get CustomResourceDefinition",
+		"list LeaseList", "create StorageVersionMigration")
+}
+
+// TestConflict: what another writer put into the state between the reading and the
+// writing is not lost.
+func TestConflict(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	w.report(v2)
+	w.before = func(call string) error {
+		if call != "get StorageVersion" {
+			return nil
+		}
+		w.quietly(func() {
+			state := w.state()
+			state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, "batch.example.com/v3")
+			state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, "h")
+			w.must(w.client.Status().Update(context.Background(), state))
+		})
+		w.before = nil
+		return nil
+	}
+	if _, err := c.Step(context.Background(), cronJobs); !apierrors.IsConflict(err) {
+		t.Fatalf("error %v, want a conflict", err)
+	}
+	w.settle(c)
+	if got := w.state().Status.PersistedEncodings; !slices.Equal(got, []string{"Unknown", "batch.example.com/v3", string(v2)}) {
+		t.Errorf("stored set %v", got)
+	}
+}
+
+// TestCrashAfterCreate: a state that was created and not written yet says nothing.
+func TestCrashAfterCreate(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.before = func(call string) error {
+		if call == "status StorageState" {
+			return errors.New("the process is gone")
+		}
+		return nil
+	}
+	if _, err := c.Step(context.Background(), cronJobs); err == nil {
+		t.Fatal("the lost status update is no error")
+	}
+	if len(w.migrations()) > 0 {
+		t.Fatal("a migration is made before the state is written")
+	}
+	w.before = nil
+	w.settle(c)
+	if got := migrationv1alpha1.ViewState(w.state()); got.Of != target(t, w, 1, v1).Ref || !got.Only(evolve.Unknown) {
+		t.Errorf("state %s", got)
+	}
+}
+
+// TestReadableCopyPromisesNothing: at every moment the annotation that people read lists
+// what the status lists.
+func TestReadableCopyPromisesNothing(t *testing.T) {
+	w, c := newWorld(t, served)
+	check := func(when string) {
+		state := w.state()
+		if state == nil || len(state.Status.PersistedEncodings) == 0 {
+			return
+		}
+		if !migrationv1alpha1.Covers(state, migrationv1alpha1.ViewState(state)) {
+			t.Errorf("before %q: the status lists %v, the annotation %q", when, state.Status.PersistedEncodings,
+				state.Annotations[migrationv1alpha1.StoredEncodingsAnnotation])
+		}
+	}
+	w.before = func(call string) error { check(call); return nil }
+	for _, encodings := range [][]agree.Encoding{{v1}, {v1, v2}, {v2}, {v1}} {
+		w.report(encodings...)
+		w.settle(c)
+		for _, m := range w.migrations() {
+			w.end(m.Name, migrationv1alpha1.MigrationSucceeded)
+		}
+		w.settle(c)
+		check("the end")
+	}
+	if got := w.state().Annotations[migrationv1alpha1.StoredEncodingsAnnotation]; got != string(v1) {
+		t.Errorf("annotation at the end %q", got)
+	}
+}
+
+// TestDeleteIsConditional: a migration that was made anew under its name stays.
+func TestDeleteIsConditional(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	old := w.migrations()[0]
+	w.report(v1, v2)
+	if _, err := c.Step(context.Background(), cronJobs); err != nil { // the state
+		t.Fatal(err)
+	}
+	w.before = func(call string) error {
+		if call != "delete StorageVersionMigration" {
+			return nil
+		}
+		w.quietly(func() {
+			w.must(w.client.Delete(context.Background(), &old, client.Preconditions{UID: &old.UID}))
+			again := &migrationv1alpha1.StorageVersionMigration{Spec: old.Spec}
+			again.Name = old.Name
+			w.must(w.client.Create(context.Background(), again))
+		})
+		w.before = nil
+		return nil
+	}
+	if _, err := c.Step(context.Background(), cronJobs); !changed(err) {
+		t.Fatalf("error %v, want one that says that the look was too old", err)
+	}
+	if got := w.migrations(); len(got) != 1 || got[0].UID == old.UID {
+		t.Errorf("migrations %v", got)
+	}
+}
+
+func TestUsersMigration(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	mine := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
+	}}
+	mine.Name = "mine"
+	w.must(w.client.Create(context.Background(), mine))
+	w.settle(c)
+	got := w.migrations()
+	if len(got) != 1 || migrationv1alpha1.TargetOf(&got[0]) != target(t, w, 1, v1) {
+		t.Fatalf("migrations %+v, want the user's, stamped", got)
+	}
+	w.end("mine", migrationv1alpha1.MigrationRunning)
+	w.report(v1, v2)
+	w.settle(c)
+	got = w.migrations()
+	failed := migrationv1alpha1.True(&got[0], migrationv1alpha1.MigrationFailed)
+	if len(got) != 1 || failed == nil || failed.Reason != migrationv1alpha1.ReasonAgreementLost {
+		t.Errorf("after the agreement is lost: %+v", got)
+	}
+}
+
+func TestPrune(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		// meanwhile happens between the reading of the CRD and its update.
+		meanwhile func(w *world)
+		pruned    bool
+	}{
+		{"nothing changes", func(*world) {}, true},
+		{"a server reports another encoding", func(w *world) { w.report(v2, v1) }, false},
+		{"the servers changed to and fro", func(w *world) { w.report(v1); w.report(v2) }, false},
+		{"the CRD stores another version", func(w *world) {
+			w.quietly(func() {
+				crd := &apiextensionsv1.CustomResourceDefinition{}
+				w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+				crd.Spec.Versions[0].Storage, crd.Spec.Versions[1].Storage = true, false
+				w.must(w.client.Update(context.Background(), crd))
+			})
+		}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w, c := newWorld(t, kinds{})
+			w.crd("v2", "v1", "v2")
+			w.report(v2)
+			w.settle(c)
+			w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+			if _, err := c.Step(context.Background(), cronJobs); err != nil { // the stored set
+				t.Fatal(err)
+			}
+			reads := 0
+			w.before = func(call string) error {
+				// The second reading of the StorageVersion in a look is the one for the prune.
+				if call == "get StorageVersion" {
+					if reads++; reads == 2 {
+						test.meanwhile(w)
+					}
+				}
+				return nil
+			}
+			_, err := c.Step(context.Background(), cronJobs)
+			w.before = nil
+			if test.pruned != (err == nil) || err != nil && !changed(err) {
+				t.Errorf("error %v", err)
+			}
+			crd := &apiextensionsv1.CustomResourceDefinition{}
+			w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+			if pruned := slices.Equal(crd.Status.StoredVersions, []string{"v2"}); pruned != test.pruned {
+				t.Errorf("storedVersions %v", crd.Status.StoredVersions)
+			}
+			if reads != 2 {
+				t.Errorf("the StorageVersion was read %d times, want 2", reads)
+			}
+		})
+	}
+}
+
+func TestDeletedCRDTakesItsState(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	crd := w.crd("v1", "v1")
+	w.report(v1)
+	w.settle(c)
+	if w.state().Annotations[migrationv1alpha1.CustomResourceAnnotation] != "true" {
+		t.Fatal("the state does not say that it is a custom resource's")
+	}
+	w.must(w.client.Delete(context.Background(), crd, client.Preconditions{UID: &crd.UID}))
+	sv, err := get(context.Background(), w.client, "batch.example.com.cronjobs", storageVersionObject())
+	w.must(err)
+	w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
+	w.settle(c)
+	if w.state() != nil || len(w.migrations()) > 0 {
+		t.Errorf("left: %v, %v", w.state(), w.migrations())
+	}
+}
+
+func TestMissingResource(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	typo := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
+	}}
+	typo.Name = "typo"
+	w.must(w.client.Create(context.Background(), typo))
+	result, err := c.Step(context.Background(), cronJobs)
+	w.must(err)
+	if result.After <= 0 || result.After > time.Minute {
+		t.Fatalf("looks again after %s", result.After)
+	}
+	w.clock.Step(result.After)
+	w.settle(c)
+	got := w.migrations()[0]
+	failed := migrationv1alpha1.True(&got, migrationv1alpha1.MigrationFailed)
+	if failed == nil || failed.Reason != migrationv1alpha1.ReasonResourceNotFound || !strings.Contains(failed.Message, cronJobs.String()) {
+		t.Errorf("conditions %+v", got.Status.Conditions)
+	}
+}
+
+func TestWaitsForStartingServers(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.lease("apiserver-0", true)
+	w.lease("apiserver-1", false)
+	w.settle(c)
+	result, err := c.Step(context.Background(), cronJobs)
+	w.must(err)
+	if len(w.migrations()) > 0 || !result.Starting || result.After != 15*time.Second {
+		t.Fatalf("migrations %v, result %+v", w.migrations(), result)
+	}
+	w.clock.Step(15 * time.Second)
+	w.settle(c)
+	if len(w.migrations()) != 1 {
+		t.Error("the server that hangs in its start is waited for longer than its Lease")
+	}
+}
+
+// TestUnknownKind: without the kind there are no hashes, and nothing is made up.
+func TestUnknownKind(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.report(v1)
+	if _, err := c.Step(context.Background(), cronJobs); err == nil || !strings.Contains(err.Error(), "kind of cronjobs.batch.example.com") {
+		t.Errorf("error %v", err)
+	}
+	if w.state() != nil {
+		t.Error("a state is created before its hashes are known")
+	}
+}

@@ -1,0 +1,164 @@
+package evolve
+
+import (
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Action is something to do. Actions are done in the order in which Decide returns them,
+// and none after one that failed.
+type Action interface {
+	fmt.Stringer
+	action()
+}
+
+type (
+	// WriteState writes the StorageState, in one update with the resourceVersion that was
+	// read; it creates the object if none was observed.
+	WriteState struct {
+		State State
+		// Beat says that nothing but the heartbeat differs.
+		Beat bool
+	}
+	// DeleteState deletes the StorageState as it was observed.
+	DeleteState struct{ Why string }
+	// CreateMigration creates a migration.
+	CreateMigration struct {
+		Name    string
+		Target  Target
+		Attempt int
+		// Version is one in which the resource is served.
+		Version string
+	}
+	// AdoptMigration stamps a Target on a user's migration, if it is as observed.
+	AdoptMigration struct {
+		Name   string
+		Target Target
+	}
+	// DeleteMigration deletes a migration that the trigger made.
+	DeleteMigration struct{ Name, Why string }
+	// EndMigration sets a migration Failed, if it is as observed.
+	EndMigration struct {
+		Name   string
+		Reason Reason
+		Why    string
+	}
+	// Prune sets a CRD's status.storedVersions to what Target says, if, read in this
+	// order, the CRD stores it and the StorageVersion still has Target, and with the CRD's
+	// resourceVersion.
+	Prune struct {
+		CRD    string
+		Target Target
+	}
+	// Wait asks for another look after a time, even if nothing changes.
+	Wait struct {
+		For time.Duration
+		Why string
+		// Starting says that it ends early when no server is starting any more.
+		Starting bool
+	}
+)
+
+// Reason is why a migration is ended.
+type Reason string
+
+const (
+	// AgreementLost: the servers stopped agreeing on an encoding.
+	AgreementLost Reason = "AgreementLost"
+	// StorageVersionChanged: the agreement is another than the migration's.
+	StorageVersionChanged Reason = "StorageVersionChanged"
+	// ResourceNotFound: no server knows the resource.
+	ResourceNotFound Reason = "ResourceNotFound"
+	// NotManaged: the resource is served, but nobody reports how it is stored.
+	NotManaged Reason = "NotManaged"
+)
+
+func (WriteState) action()      {}
+func (DeleteState) action()     {}
+func (CreateMigration) action() {}
+func (AdoptMigration) action()  {}
+func (DeleteMigration) action() {}
+func (EndMigration) action()    {}
+func (Prune) action()           {}
+func (Wait) action()            {}
+
+func (a WriteState) String() string {
+	if a.Beat {
+		return "heartbeat"
+	}
+	return "write state " + a.State.String()
+}
+
+func (a DeleteState) String() string { return "delete state: " + a.Why }
+
+func (a CreateMigration) String() string {
+	return fmt.Sprintf("create migration %s to %s, attempt %d", a.Name, a.Target, a.Attempt)
+}
+
+func (a AdoptMigration) String() string {
+	return fmt.Sprintf("adopt migration %s for %s", a.Name, a.Target)
+}
+
+func (a DeleteMigration) String() string {
+	return fmt.Sprintf("delete migration %s: %s", a.Name, a.Why)
+}
+
+func (a EndMigration) String() string {
+	return fmt.Sprintf("fail migration %s: %s: %s", a.Name, a.Reason, a.Why)
+}
+
+func (a Prune) String() string {
+	return fmt.Sprintf("prune storedVersions of %s to %s", a.CRD, a.Target)
+}
+
+func (a Wait) String() string { return fmt.Sprintf("wait %s: %s", a.For, a.Why) }
+
+// Starts says whether one of the actions begins a migration.
+func Starts(actions []Action) bool {
+	for _, a := range actions {
+		switch a.(type) {
+		case CreateMigration, AdoptMigration:
+			return true
+		}
+	}
+	return false
+}
+
+// maxName is how long the name of an object may be.
+const maxName = 253
+
+// MigrationName names the attempt-th migration made for a target. It depends on nothing
+// else, so that two triggers that both believe they lead cannot make it twice.
+func MigrationName(gr schema.GroupResource, t Target, attempt int) string {
+	uid, _, _ := strings.Cut(t.UID, "-")
+	suffix := fmt.Sprintf("-%s-%d-%d", uid, t.Epoch, attempt)
+	name := strings.TrimSuffix(gr.String(), ".")
+	if len(name)+len(suffix) > maxName {
+		hash := fnv.New32a()
+		hash.Write([]byte(name))
+		suffix = fmt.Sprintf("-%08x%s", hash.Sum32(), suffix)
+		name = strings.TrimRight(name[:maxName-len(suffix)], ".-")
+	}
+	return name + suffix
+}
+
+// versionOf returns the version of an encoding: "v1" of "apps/v1".
+func versionOf(e agree.Encoding) string {
+	s := string(e)
+	return s[strings.LastIndex(s, "/")+1:]
+}
+
+// groupOf returns the group of a group/version: "apps" of "apps/v1", "" of "v1".
+func groupOf(gv string) string {
+	group, _, found := strings.Cut(gv, "/")
+	if !found {
+		return ""
+	}
+	return group
+}

@@ -1,0 +1,291 @@
+package evolve
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Decide says what to do about one resource, in order. What the StorageState says is
+// written first and alone: the look after it decides about migrations. So no migration
+// is made that the state does not know of.
+func Decide(o Observation) []Action {
+	o.Migrations = slices.SortedFunc(slices.Values(o.Migrations), func(a, b Migration) int { return cmp.Compare(a.Name, b.Name) })
+	if o.StorageVersion == nil {
+		return decideGone(o)
+	}
+	if o.State == nil && len(o.StorageVersion.History.Last) == 0 {
+		return nil // created, and about to be reported on
+	}
+	if o.State != nil && o.State.Of.UID == o.StorageVersion.UID && o.State.Of.Epoch > o.StorageVersion.History.Epoch {
+		// The epoch never goes back for one uid: this is not the StorageVersion's newest.
+		return []Action{Wait{For: staleWait, Why: fmt.Sprintf("the StorageVersion is at epoch %d, older than the state's", o.StorageVersion.History.Epoch)}}
+	}
+	next := nextState(o)
+	if o.State == nil {
+		// KEP-2343: without a state, ongoing migrations are stopped and a new one is made.
+		return append(deleteMade(o, "the resource has no StorageState"), WriteState{State: next})
+	}
+	if !next.same(*o.State) {
+		return []Action{WriteState{State: next}}
+	}
+	var actions []Action
+	if target, agreed := o.StorageVersion.Agreement(); agreed {
+		actions = append(decideMigrations(o, target), decidePrune(o, target)...)
+	} else {
+		actions = decideLost(o)
+	}
+	return append(actions, decideBeat(o)...)
+}
+
+// nextState computes the StorageState from the one observed, o.StorageVersion and the
+// migrations that succeeded.
+func nextState(o Observation) State {
+	sv := o.StorageVersion
+	next := State{Of: sv.Ref(), Current: Unknown, Heartbeat: o.Now, Custom: o.CRD != nil}
+	var old State
+	if o.State != nil {
+		old = *o.State
+	}
+	next.Custom = next.Custom || old.Custom
+	target, agreed := sv.Agreement()
+	if agreed {
+		next.Current = target.Encoding
+	}
+	switch {
+	case old.Of.UID != sv.UID:
+		next.Stored = add(old.Stored, Unknown)
+	case agreed && old.Of == target.Ref && succeeded(o.Migrations, target):
+		next.Stored = []agree.Encoding{target.Encoding}
+	default:
+		next.Stored = add(old.Stored, sv.History.Since(old.Of.Epoch)...)
+	}
+	return next
+}
+
+// succeeded says whether a migration for exactly this target succeeded.
+func succeeded(migrations []Migration, target Target) bool {
+	return slices.ContainsFunc(migrations, func(m Migration) bool {
+		return m.Phase == Succeeded && m.Target == target
+	})
+}
+
+// add returns the set with more encodings, new ones last.
+func add(set []agree.Encoding, more ...agree.Encoding) []agree.Encoding {
+	sum := slices.Clone(set)
+	for _, e := range more {
+		if !slices.Contains(sum, e) {
+			sum = append(sum, e)
+		}
+	}
+	return sum
+}
+
+// decideMigrations handles agreement, with a state that knows of it.
+func decideMigrations(o Observation, target Target) []Action {
+	var stale, starts []Action
+	var tries attempts
+	for _, m := range o.Migrations {
+		switch {
+		case m.Target == target:
+			tries.count(m)
+		case m.Made:
+			stale = append(stale, DeleteMigration{Name: m.Name, Why: "it was made for " + m.Target.String()})
+		case m.Phase == Pending:
+			// A migration that did not begin can be given another target.
+			starts = append(starts, AdoptMigration{Name: m.Name, Target: target})
+		case m.Phase == Running && m.Target != (Target{}):
+			stale = append(stale, EndMigration{Name: m.Name, Reason: StorageVersionChanged,
+				Why: fmt.Sprintf("it was made for %s, servers now agree on %s", m.Target, target)})
+		}
+	}
+	if len(starts) == 0 && !tries.live && !o.State.Only(target.Encoding) {
+		wait := tries.wait(o.Now)
+		if wait > 0 {
+			return append(stale, Wait{For: wait, Why: fmt.Sprintf("%s before another migration", plural(tries.failures, "failure"))})
+		}
+		starts = tries.again(o, target)
+	}
+	if wait := startingWait(o); len(starts) > 0 && wait > 0 {
+		return append(stale, Wait{For: wait, Why: "servers are still starting", Starting: true})
+	}
+	return append(stale, starts...)
+}
+
+// attempts sums up the migrations made for one target.
+type attempts struct {
+	live     bool
+	number   int // the highest attempt
+	failures int
+	failed   []Migration // those the trigger made
+	last     time.Time   // when the last one failed
+}
+
+func (a *attempts) count(m Migration) {
+	a.number = max(a.number, m.Attempt)
+	switch {
+	case !m.Phase.Final():
+		a.live = true
+	case m.Phase == Failed:
+		a.failures++
+		if m.Made {
+			a.failed = append(a.failed, m)
+		}
+		if m.Ended.After(a.last) {
+			a.last = m.Ended
+		}
+	}
+}
+
+// wait is how long the next attempt has to be put off.
+func (a *attempts) wait(now time.Time) time.Duration {
+	if a.failures == 0 {
+		return 0
+	}
+	a.failures = max(a.failures, a.number)
+	return remaining(a.last, Backoff(a.failures), now)
+}
+
+// again replaces the failed attempts by a new one.
+func (a *attempts) again(o Observation, target Target) []Action {
+	var actions []Action
+	for _, m := range a.failed {
+		actions = append(actions, DeleteMigration{Name: m.Name, Why: "it failed and is tried again"})
+	}
+	number := a.number + 1
+	return append(actions, CreateMigration{
+		Name:    MigrationName(o.Resource, target, number),
+		Target:  target,
+		Attempt: number,
+		Version: servedVersion(o.Resource, target.Encoding, o.StorageVersion.Reports),
+	})
+}
+
+// servedVersion picks a version in which the resource can be requested: the encoding's
+// if that is served, else the first one that is.
+func servedVersion(gr schema.GroupResource, e agree.Encoding, reports []agree.Report) string {
+	var served []string
+	for _, r := range reports {
+		for _, gv := range r.Served {
+			if groupOf(gv) == gr.Group {
+				served = append(served, gv)
+			}
+		}
+	}
+	if len(served) == 0 || slices.Contains(served, string(e)) {
+		return versionOf(e)
+	}
+	return versionOf(agree.Encoding(slices.Min(served)))
+}
+
+// decideLost handles the lack of agreement, with a state that knows of it.
+func decideLost(o Observation) []Action {
+	why := "servers report different encodings: " + agree.Join(o.StorageVersion.History.Reported())
+	if len(o.StorageVersion.History.Reported()) == 0 {
+		why = "no server reports the resource"
+	}
+	var actions []Action
+	for _, m := range o.Migrations {
+		switch {
+		case m.Phase.Final():
+		case m.Made:
+			actions = append(actions, DeleteMigration{Name: m.Name, Why: why})
+		case m.Phase == Running:
+			actions = append(actions, EndMigration{Name: m.Name, Reason: AgreementLost, Why: why})
+		}
+	}
+	return actions
+}
+
+// decidePrune tells a CRD that no other encoding is stored any more.
+func decidePrune(o Observation, target Target) []Action {
+	if o.CRD == nil || !o.State.Only(target.Encoding) || o.CRD.Storage != target.Encoding ||
+		slices.Equal(o.CRD.StoredVersions, []agree.Encoding{target.Encoding}) {
+		return nil
+	}
+	return []Action{Prune{CRD: o.CRD.Name, Target: target}}
+}
+
+// decideGone handles a resource without a StorageVersion.
+func decideGone(o Observation) []Action {
+	const why = "the resource has no StorageVersion any more"
+	deleted := deleteMade(o, why)
+	if o.State == nil {
+		return append(deleted, decideUnreported(o)...)
+	}
+	if o.State.Custom && o.CRD == nil {
+		actions := append(deleted, decideUnreported(o)...)
+		return append(actions, DeleteState{Why: "its CustomResourceDefinition is gone, and all objects with it"})
+	}
+	next := *o.State
+	next.Stored, next.Current, next.Heartbeat = add(o.State.Stored, Unknown), Unknown, o.Now
+	if !next.same(*o.State) {
+		return []Action{WriteState{State: next}}
+	}
+	actions := append(deleted, decideUnreported(o)...)
+	return append(actions, decideBeat(o)...)
+}
+
+// decideUnreported handles users' migrations of a resource that nobody reports. One that
+// did not begin gets time: servers may be about to report.
+func decideUnreported(o Observation) []Action {
+	var actions []Action
+	for _, m := range o.Migrations {
+		if m.Made || m.Phase.Final() {
+			continue
+		}
+		if m.Phase == Running {
+			actions = append(actions, EndMigration{Name: m.Name, Reason: AgreementLost, Why: "the resource has no StorageVersion any more"})
+			continue
+		}
+		end := EndMigration{Name: m.Name, Reason: ResourceNotFound, Why: fmt.Sprintf("no server serves a resource %q", o.Resource)}
+		grace := missingGrace
+		if o.Existence != Missing {
+			end.Reason, grace = NotManaged, unmanagedGrace
+			end.Why = fmt.Sprintf("no server reports how %q is stored: it is not persisted, or an aggregated API", o.Resource)
+		}
+		wait := max(remaining(m.Created, grace, o.Now), startingWait(o))
+		switch {
+		case wait > 0:
+			actions = append(actions, Wait{For: wait, Why: "servers may be about to report " + o.Resource.String(), Starting: len(o.Starting) > 0})
+		case o.Existence == NotLooked:
+			actions = append(actions, Wait{For: missingGrace, Why: "discovery did not answer"})
+		default:
+			actions = append(actions, end)
+		}
+	}
+	return actions
+}
+
+// deleteMade deletes every migration that the trigger made.
+func deleteMade(o Observation, why string) []Action {
+	var actions []Action
+	for _, m := range o.Migrations {
+		if m.Made {
+			actions = append(actions, DeleteMigration{Name: m.Name, Why: why})
+		}
+	}
+	return actions
+}
+
+// decideBeat refreshes the heartbeat of a state that is otherwise right.
+func decideBeat(o Observation) []Action {
+	if !Due(o.State.Heartbeat, o.Now) {
+		return nil
+	}
+	next := *o.State
+	next.Heartbeat = o.Now
+	return []Action{WriteState{State: next, Beat: true}}
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,68 @@
+package evolve
+
+import "time"
+
+const (
+	// HeartbeatPeriod is how often a StorageState's lastHeartbeatTime is refreshed.
+	HeartbeatPeriod = time.Minute
+	// DiscoveryPeriod is how often the discovery document has to be read where there is no
+	// StorageVersion API (KEP-2343: "10 minutes is a good middle ground").
+	DiscoveryPeriod = 10 * time.Minute
+
+	// minBackoff and maxBackoff bound the time between two attempts at a migration.
+	minBackoff = 10 * time.Second
+	maxBackoff = 10 * time.Minute
+
+	// missingGrace is how long a migration of a resource that no server serves may wait for
+	// it, unmanagedGrace the same for one that is served but not reported.
+	missingGrace   = 5 * time.Second
+	unmanagedGrace = time.Minute
+
+	// staleWait is when to look again after an impossible reading.
+	staleWait = 10 * time.Second
+)
+
+// Backoff returns how long to wait after the failures-th failure in a row, failures > 0.
+func Backoff(failures int) time.Duration {
+	wait := minBackoff
+	for range failures - 1 {
+		if wait *= 2; wait >= maxBackoff {
+			return maxBackoff
+		}
+	}
+	return wait
+}
+
+// Due says whether a heartbeat has to be refreshed, also when it lies in the future.
+func Due(heartbeat, now time.Time) bool {
+	return remaining(heartbeat, HeartbeatPeriod, now) == 0
+}
+
+// Recreate says whether a trigger that starts now and learns of storage versions from
+// discovery must recreate a state with [Unknown]: "if the timestamp is more than 10
+// minutes old, it recreates storageState object" (KEP-2343). With StorageVersions the
+// epoch does this work, and the heartbeat only informs.
+func Recreate(heartbeat, start time.Time) bool {
+	return start.Sub(heartbeat) > DiscoveryPeriod
+}
+
+// remaining returns what is left at now of a period that began at since, never less than
+// zero. Clocks of servers differ: a beginning that lies more than a period in the future
+// tells nothing, and nothing is left of it.
+func remaining(since time.Time, period time.Duration, now time.Time) time.Duration {
+	left := since.Add(period).Sub(now)
+	if left <= 0 || left > 2*period {
+		return 0
+	}
+	return left
+}
+
+// startingWait is how long servers that are still starting are waited for: at most one
+// Lease duration from when they registered.
+func startingWait(o Observation) time.Duration {
+	var wait time.Duration
+	for _, s := range o.Starting {
+		wait = max(wait, remaining(s.Since, s.Lease, o.Now))
+	}
+	return wait
+}

@@ -1,0 +1,90 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/logutil"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+)
+
+// What kube-apiserver uses: find out quickly about a dead etcd server, and leave time
+// for TLS handshakes on a loaded machine.
+const (
+	keepaliveTime    = 30 * time.Second
+	keepaliveTimeout = 10 * time.Second
+	dialTimeout      = 20 * time.Second
+
+	probeInterval = 200 * time.Millisecond
+)
+
+// Dial connects to etcd, by TLS or a unix socket ("unix:///absolute/path"), and returns
+// once a server answered. It gives up when ctx ends or after 20 s, with the reason
+// why the last attempt failed. Egress selectors are not supported.
+func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Client, error) {
+	if t.EgressLookup != nil {
+		return nil, errors.New("etcd cannot be reached through an egress selector")
+	}
+	config := clientv3.Config{
+		Endpoints:            t.ServerList,
+		DialTimeout:          dialTimeout,
+		DialKeepAliveTime:    keepaliveTime,
+		DialKeepAliveTimeout: keepaliveTimeout,
+	}
+	if t.TracerProvider != nil {
+		config.DialOptions = append(config.DialOptions, grpc.WithStatsHandler(tracing(t.TracerProvider)))
+	}
+	if t.CertFile != "" || t.KeyFile != "" || t.TrustedCAFile != "" {
+		tls, err := transport.TLSInfo{CertFile: t.CertFile, KeyFile: t.KeyFile, TrustedCAFile: t.TrustedCAFile}.ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("etcd client certificates: %w", err)
+		}
+		config.TLS = tls
+	}
+	// Errors reach the callers; the client's own account of its retries is only noise.
+	logger, err := logutil.CreateDefaultZapLogger(zapcore.ErrorLevel)
+	if err != nil {
+		return nil, fmt.Errorf("etcd client: %w", err)
+	}
+	config.Logger = logger.Named("etcd-client")
+	client, err := clientv3.New(config)
+	if err != nil {
+		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(t.ServerList, ","), err)
+	}
+	if err := answers(ctx, client); err != nil {
+		// The client is given up; closing it can only say that it was cancelled.
+		_ = client.Close()
+		return nil, fmt.Errorf("etcd at %s does not answer: %w", strings.Join(t.ServerList, ","), err)
+	}
+	return client, nil
+}
+
+// answers waits for the first answer. It asks below the client, which would wait for a
+// connection until ctx ends and not tell why there is none.
+func answers(ctx context.Context, client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	kv := etcdserverpb.NewKVClient(client.ActiveConnection())
+	var reason error
+	err := wait.PollUntilContextCancel(ctx, probeInterval, true, func(ctx context.Context) (bool, error) {
+		_, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
+		if err != nil && (reason == nil || ctx.Err() == nil) {
+			reason = errors.New(status.Convert(err).Message())
+		}
+		return err == nil, nil
+	})
+	if err != nil && reason != nil {
+		return reason
+	}
+	return err
+}

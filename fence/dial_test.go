@@ -1,0 +1,106 @@
+package fence
+
+import (
+	"context"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/egressselector"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/client-go/util/cert"
+)
+
+// serveEtcd runs an etcd whose clients come by the URL.
+func serveEtcd(t *testing.T, clients url.URL, tls transport.TLSInfo) string {
+	t.Helper()
+	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	config := embed.NewConfig()
+	config.Dir = t.TempDir()
+	config.UnsafeNoFsync = true
+	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
+	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{clients}, []url.URL{clients}
+	config.ClientTLSInfo = tls
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	server, err := embed.StartEtcd(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	return server.Clients[0].Addr().String()
+}
+
+func dialOnce(t *testing.T, config storagebackend.TransportConfig, limit time.Duration) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	client, err := Dial(ctx, config)
+	if err == nil {
+		client.Close()
+	}
+	return err
+}
+
+func TestDialUnixSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	serveEtcd(t, url.URL{Scheme: "unix", Path: socket}, transport.TLSInfo{})
+	if err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{"unix://" + socket}}, patience); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDialTLS(t *testing.T) {
+	dir := t.TempDir()
+	files := func(name string) transport.TLSInfo {
+		certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := transport.TLSInfo{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
+		for file, data := range map[string][]byte{info.CertFile: certificate, info.KeyFile: key} {
+			if err := os.WriteFile(file, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return info
+	}
+	server, stranger := files("server"), files("stranger")
+	endpoint := "https://" + serveEtcd(t, url.URL{Scheme: "https", Host: "127.0.0.1:0"}, server)
+	config := storagebackend.TransportConfig{ServerList: []string{endpoint}, TrustedCAFile: server.CertFile}
+	if err := dialOnce(t, config, patience); err != nil {
+		t.Errorf("with the server's CA: %v", err)
+	}
+	config.TrustedCAFile = stranger.CertFile
+	err := dialOnce(t, config, 3*time.Second)
+	if err == nil || !strings.Contains(err.Error(), "certificate") || !strings.Contains(err.Error(), endpoint) {
+		t.Errorf("with another CA: got %v, want an error about the certificate of %s", err, endpoint)
+	}
+	config.TrustedCAFile = filepath.Join(dir, "missing")
+	if err := dialOnce(t, config, patience); err == nil || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("with a missing CA file: %v", err)
+	}
+}
+
+func TestDialUnreachable(t *testing.T) {
+	const nobody = "http://127.0.0.1:1"
+	err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{nobody}}, 3*time.Second)
+	if err == nil || !strings.Contains(err.Error(), nobody) || !strings.Contains(err.Error(), "refused") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("got %v, want one line with the endpoint and the reason", err)
+	}
+	if err := dialOnce(t, storagebackend.TransportConfig{}, patience); err == nil {
+		t.Error("dialled no endpoint at all")
+	}
+	lookup := func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return nil, nil }
+	if err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{nobody}, EgressLookup: lookup}, patience); err == nil || !strings.Contains(err.Error(), "egress") {
+		t.Errorf("with an egress selector: %v", err)
+	}
+}

@@ -1,0 +1,204 @@
+// Package fence puts the permission to write into every write transaction (DESIGN 3.2).
+//
+// It provides the storage decorator through which built-in and custom resources alike
+// get their storage. A store is built for one encoding; each of its puts also compares
+// the etcd revision of the resource's StorageVersion with the one at which this server's
+// report for that encoding was seen. A server that is not in the StorageVersion, or is
+// in it with another encoding, cannot write, however late the request arrives. Deletes
+// write no value and carry no fence.
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/feature"
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Permits knows where this server's reports stand.
+type Permits interface {
+	// Revision returns the etcd revision of the resource's StorageVersion at which this
+	// server's report for the encoding stands; it is positive. The error is final for
+	// the call that wants to write: one that wraps agree.ErrSuperseded when the server
+	// reports another, newer encoding, or a 503 of apimachinery's errors with
+	// RetryAfterSeconds.
+	Revision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error)
+	// Moved tells that a transaction found the StorageVersion at etcd revision mod, with
+	// these reports, and wrote nothing; mod is 0 when it does not exist. Nil means that
+	// the write may be tried again; errors are those of Revision.
+	Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error
+}
+
+// DefaultForwardTimeout is Config.ForwardTimeout's default.
+const DefaultForwardTimeout = 5 * time.Second
+
+// Config is what New needs.
+type Config struct {
+	// Client is the connection that all stores share. It stays its owner's to close,
+	// after Fence.Close.
+	Client *clientv3.Client
+	// Permits answers for this server's reports.
+	Permits Permits
+
+	// Unfenced names the resources whose puts carry no compare. Nil means Unfenced().
+	Unfenced sets.Set[schema.GroupResource]
+	// Uncached names the resources that never get a watch cache, like events upstream.
+	Uncached sets.Set[schema.GroupResource]
+	// CompactionInterval is how often old revisions are compacted; 0 means never.
+	CompactionInterval time.Duration
+	// ForwardTimeout bounds how long a call on a superseded store waits for the newer
+	// store to be built before it answers 503.
+	ForwardTimeout time.Duration
+	// Decoder decodes stored StorageVersions. Nil means one that reads JSON and protobuf
+	// of internal.apiserver.k8s.io/v1alpha1.
+	Decoder runtime.Decoder
+	// Clock is the real one by default.
+	Clock clock.WithTicker
+}
+
+// Validate names the first field without which New cannot work.
+func (c Config) Validate() error {
+	switch {
+	case c.Client == nil:
+		return errors.New("fence: Config.Client is missing")
+	case c.Permits == nil:
+		return errors.New("fence: Config.Permits is missing")
+	case c.CompactionInterval < 0:
+		return fmt.Errorf("fence: Config.CompactionInterval is negative: %s", c.CompactionInterval)
+	case c.ForwardTimeout < 0:
+		return fmt.Errorf("fence: Config.ForwardTimeout is negative: %s", c.ForwardTimeout)
+	}
+	return nil
+}
+
+// Unfenced returns the resources that exist in one version only and are needed before
+// any report can be made, hence the exception to the fence (DESIGN 3.1).
+func Unfenced() sets.Set[schema.GroupResource] {
+	return sets.New(
+		schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"},
+		schema.GroupResource{Resource: "namespaces"},
+		storageversion.Resource,
+	)
+}
+
+// Fence builds the stores of one API server and knows them all.
+type Fence struct {
+	client         *clientv3.Client
+	kv             clientv3.KV
+	compactor      stoppableCompactor
+	permits        Permits
+	unfenced       sets.Set[schema.GroupResource]
+	uncached       sets.Set[schema.GroupResource]
+	forwardTimeout time.Duration
+	clock          clock.WithTicker
+	versions       *storageVersions
+	registry       *registry
+}
+
+type stoppableCompactor interface {
+	etcd3.Compactor
+	Stop()
+}
+
+// New starts the compactor and returns a Fence without stores.
+func New(cfg Config) (*Fence, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Unfenced == nil {
+		cfg.Unfenced = Unfenced()
+	}
+	if cfg.ForwardTimeout == 0 {
+		cfg.ForwardTimeout = DefaultForwardTimeout
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	if cfg.Decoder == nil {
+		decoder, err := newStorageVersionDecoder()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Decoder = decoder
+	}
+	registerMetrics()
+	f := &Fence{
+		client:         cfg.Client,
+		kv:             etcd3.NewETCDLatencyTracker(cfg.Client.KV),
+		permits:        cfg.Permits,
+		unfenced:       cfg.Unfenced,
+		uncached:       cfg.Uncached,
+		forwardTimeout: cfg.ForwardTimeout,
+		clock:          cfg.Clock,
+		versions:       &storageVersions{decoder: cfg.Decoder},
+		registry:       newRegistry(),
+	}
+	if cfg.CompactionInterval > 0 {
+		// Not StartCompactorPerEndpoint: that one is shared by all servers of a process
+		// and dies with the client of the first of them.
+		f.compactor = etcd3.NewCompactor(cfg.Client, cfg.CompactionInterval, cfg.Clock, nil)
+	}
+	// The stores' own clients have no endpoints to be checked, so the shared one is.
+	feature.DefaultFeatureSupportChecker.CheckClient(cfg.Client.Ctx(), cfg.Client, storage.RequestWatchProgress)
+	return f, nil
+}
+
+// Client returns the shared connection.
+func (f *Fence) Client() *clientv3.Client { return f.client }
+
+// Close stops the compactor. The stores have been destroyed before.
+func (f *Fence) Close() {
+	if f.compactor != nil {
+		f.compactor.Stop()
+	}
+}
+
+// FenceKey returns the etcd key of the resource's StorageVersion. It is not known, and
+// false is returned, before the storage of StorageVersions itself was built.
+func (f *Fence) FenceKey(gr schema.GroupResource) (string, bool) { return f.versions.key(gr) }
+
+// Newest returns the store of the resource that was built last. Of a custom resource's
+// stores, one per served version, it is the one whose served version is the encoding,
+// where there is one.
+func (f *Fence) Newest(gr schema.GroupResource) (Store, bool) {
+	e, ok := f.registry.newest(gr)
+	if !ok {
+		return Store{}, false
+	}
+	return f.described(e), true
+}
+
+// Await returns the newest store that writes the resource in the encoding, waiting
+// for one to be built until ctx ends. Of a custom resource's stores it is the one that
+// serves the encoding: it exists whenever another one does.
+func (f *Fence) Await(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (Store, error) {
+	found, stop := f.registry.find(gr, func(e *entry) bool {
+		return e.Encoding == enc && (e.ServedVersion == "" || e.ServedVersion == string(enc))
+	})
+	defer stop()
+	select {
+	case e := <-found:
+		return f.described(e), nil
+	case <-ctx.Done():
+		return Store{}, fmt.Errorf("no storage of %s in %s was built: %w", gr, enc, ctx.Err())
+	}
+}
+
+// described fills in what may become known only after the store was built.
+func (f *Fence) described(e *entry) Store {
+	s := e.Store
+	s.FenceKey, _ = f.versions.key(s.GroupResource)
+	return s
+}

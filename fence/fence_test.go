@@ -1,0 +1,283 @@
+package fence
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/value"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+const (
+	self  agree.ServerID = "apiserver-self"
+	other agree.ServerID = "apiserver-other"
+
+	patience = 30 * time.Second
+)
+
+var (
+	configMaps = schema.GroupResource{Resource: "configmaps"}
+	leases     = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+
+	// testEtcd is shared; every world has its own prefix in it.
+	testEtcd *clientv3.Client
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "fence")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	endpoint, stop, err := startEtcd(dir, true)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer stop()
+	testEtcd, err = Dial(context.Background(), storagebackend.TransportConfig{ServerList: []string{endpoint}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer testEtcd.Close()
+	return m.Run()
+}
+
+// permits is an honest Permits for one server: it believes what it is told and what
+// transactions find.
+type permits struct {
+	mu    sync.Mutex
+	open  map[schema.GroupResource]permit
+	moved int
+}
+
+type permit struct {
+	enc agree.Encoding
+	rev int64
+}
+
+func (p *permits) Revision(_ context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	open, ok := p.open[gr]
+	switch {
+	case !ok:
+		return 0, unavailable(gr, "closed")
+	case open.enc != enc:
+		return 0, fmt.Errorf("%s is reported in %s: %w", gr, open.enc, agree.ErrSuperseded)
+	}
+	return open.rev, nil
+}
+
+func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moved++
+	switch agree.Judge(reports, self, enc) {
+	case agree.Proceed:
+		if p.open[gr].rev < mod {
+			p.open[gr] = permit{enc, mod}
+		}
+		return nil
+	case agree.Superseded:
+		return fmt.Errorf("%s in %s: %w", gr, enc, agree.ErrSuperseded)
+	default:
+		delete(p.open, gr)
+		return unavailable(gr, "report lost")
+	}
+}
+
+func (p *permits) grant(gr schema.GroupResource, enc agree.Encoding, rev int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open[gr] = permit{enc, rev}
+}
+
+func (p *permits) mismatches() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.moved
+}
+
+// world is one server's fence on a prefix of its own.
+type world struct {
+	testing.TB
+	fence    *Fence
+	permits  *permits
+	clock    *clocktesting.FakeClock
+	prefix   string
+	versions storage.Interface
+}
+
+func newWorld(t testing.TB) *world { return newWorldWith(t, testEtcd, nil) }
+
+func newWorldWith(t testing.TB, client *clientv3.Client, transformer value.Transformer) *world {
+	t.Helper()
+	w := &world{
+		TB:      t,
+		permits: &permits{open: map[schema.GroupResource]permit{}},
+		clock:   clocktesting.NewFakeClock(time.Now()),
+		prefix:  "/" + strings.NewReplacer("/", "-", " ", "-").Replace(t.Name()) + "-" + strconv.FormatInt(time.Now().UnixNano(), 36),
+	}
+	f, err := New(Config{Client: client, Permits: w.permits, Clock: w.clock})
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	t.Cleanup(f.Close)
+	w.fence = f
+	config := w.config(storageversion.Resource, builtinCodec(v1alpha1.SchemeGroupVersion))
+	config.Transformer = transformer
+	w.versions = w.build(config, "/storageversions", false, func() runtime.Object { return &v1alpha1.StorageVersion{} }, func() runtime.Object { return &v1alpha1.StorageVersionList{} })
+	return w
+}
+
+func (w *world) config(gr schema.GroupResource, codec runtime.Codec) *storagebackend.ConfigForResource {
+	config := storagebackend.NewDefaultConfig(w.prefix, codec)
+	return config.ForResource(gr)
+}
+
+// build calls the decorator as a registry does and destroys the store with the test.
+func (w *world) build(config *storagebackend.ConfigForResource, resourcePrefix string, cached bool, newFunc, newListFunc func() runtime.Object) storage.Interface {
+	w.Helper()
+	s, destroy, err := w.decorate(config, resourcePrefix, cached, newFunc, newListFunc)
+	if err != nil {
+		w.Fatalf("decorator: %v", err)
+	}
+	w.Cleanup(destroy)
+	return s
+}
+
+func (w *world) decorate(config *storagebackend.ConfigForResource, resourcePrefix string, cached bool, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
+	keyOf := func(obj runtime.Object) (string, error) {
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return "", err
+		}
+		return resourcePrefix + "/" + m.GetName(), nil
+	}
+	return w.fence.Decorator(cached)(config, resourcePrefix, keyOf, newFunc, newListFunc, storage.DefaultClusterScopedAttr, nil, nil)
+}
+
+func (w *world) configMaps(cached bool) storage.Interface {
+	w.Helper()
+	return w.build(w.config(configMaps, builtinCodec(corev1.SchemeGroupVersion)), "/configmaps", cached,
+		func() runtime.Object { return &corev1.ConfigMap{} }, func() runtime.Object { return &corev1.ConfigMapList{} })
+}
+
+func (w *world) leases() storage.Interface {
+	w.Helper()
+	return w.build(w.config(leases, builtinCodec(coordinationv1.SchemeGroupVersion)), "/leases", false,
+		func() runtime.Object { return &coordinationv1.Lease{} }, func() runtime.Object { return &coordinationv1.LeaseList{} })
+}
+
+// report writes the resource's StorageVersion and returns the revision of that.
+func (w *world) report(gr schema.GroupResource, reports ...agree.Report) int64 {
+	w.Helper()
+	name := storageversion.Name(gr)
+	out := &v1alpha1.StorageVersion{}
+	err := w.versions.GuaranteedUpdate(w.Context(), "/storageversions/"+name, out, true, nil,
+		storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
+			sv := in.(*v1alpha1.StorageVersion)
+			sv.Name = name
+			sv.Annotations = map[string]string{"write": strconv.FormatInt(time.Now().UnixNano(), 10)}
+			storageversion.SetReports(sv, reports, metav1.Now())
+			return sv, nil
+		}), nil)
+	if err != nil {
+		w.Fatalf("writing StorageVersion %s: %v", name, err)
+	}
+	rev, err := strconv.ParseInt(out.ResourceVersion, 10, 64)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return rev
+}
+
+// permit reports the encoding for this server and opens the resource at that revision.
+func (w *world) permit(gr schema.GroupResource, enc agree.Encoding) {
+	w.Helper()
+	w.permits.grant(gr, enc, w.report(gr, by(self, enc)))
+}
+
+func by(server agree.ServerID, enc agree.Encoding) agree.Report {
+	return agree.Report{Server: server, Encoding: enc, Decodable: []string{string(enc)}, Served: []string{string(enc)}}
+}
+
+// stored returns everything under a resource's prefix as "key@revision=value".
+func (w *world) stored(resourcePrefix string) string {
+	w.Helper()
+	resp, err := w.fence.Client().Get(w.Context(), w.prefix+resourcePrefix+"/", clientv3.WithPrefix())
+	if err != nil {
+		w.Fatal(err)
+	}
+	var all strings.Builder
+	for _, kv := range resp.Kvs {
+		fmt.Fprintf(&all, "%s@%d=%q\n", kv.Key, kv.ModRevision, kv.Value)
+	}
+	return all.String()
+}
+
+func configMap(name, data string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"data": data}}
+}
+
+// setData is a tryUpdate that can be run again.
+func setData(data string) storage.UpdateFunc {
+	return storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
+		cm := in.(*corev1.ConfigMap)
+		cm.Data = map[string]string{"data": data}
+		return cm, nil
+	})
+}
+
+// wantUnavailable checks that err is a 503 which clients repeat by themselves.
+func wantUnavailable(t testing.TB, err error) {
+	t.Helper()
+	if !apierrors.IsServiceUnavailable(err) {
+		t.Fatalf("got %v, want a 503", err)
+	}
+	if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds <= 0 {
+		t.Fatalf("%v does not tell when to retry", err)
+	}
+}
+
+// eventually waits for a condition that other goroutines bring about.
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-deadline:
+			t.Fatalf("waited %s for %s", patience, what)
+		case <-tick.C:
+		}
+	}
+}

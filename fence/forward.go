@@ -1,0 +1,125 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// How often a superseded store without a successor asks again whether it may write.
+const (
+	minRecheck = 10 * time.Millisecond
+	maxRecheck = 100 * time.Millisecond
+)
+
+var errWaitedTooLong = errors.New("waited too long")
+
+// forwarder runs writes that find their store superseded again on a newer store of
+// the same resource and served version (DESIGN 3.3). Nothing was written by then, and
+// storage.Interface already asks callers of GuaranteedUpdate for functions that can be run
+// again.
+//
+// Reads and watches stay where they are: any store decodes all versions. So do deletes:
+// they write no value.
+type forwarder struct {
+	storage.Interface
+	fence *Fence
+	self  *entry
+}
+
+// Create implements storage.Interface.
+func (s *forwarder) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	err := s.Interface.Create(ctx, key, obj, out, ttl)
+	return s.forward(ctx, err, func(newer storage.Interface) error {
+		return newer.Create(ctx, key, obj, out, ttl)
+	})
+}
+
+// GuaranteedUpdate implements storage.Interface. On the newer store it starts from what
+// etcd holds: neither the object that the caller suggests nor any cache is asked.
+func (s *forwarder) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cachedExistingObject runtime.Object) error {
+	err := s.Interface.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
+	return s.forward(ctx, err, func(newer storage.Interface) error {
+		return newer.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, nil)
+	})
+}
+
+// forward calls newer and newer stores as long as the last one was superseded.
+func (s *forwarder) forward(ctx context.Context, err error, call func(newer storage.Interface) error) error {
+	if !errors.Is(err, agree.ErrSuperseded) {
+		return err
+	}
+	timer := s.fence.clock.NewTimer(s.fence.forwardTimeout)
+	defer timer.Stop()
+	current := s.self
+	for errors.Is(err, agree.ErrSuperseded) {
+		next, waitErr := s.after(ctx, current, timer.C())
+		if waitErr != nil {
+			return s.gone(waitErr)
+		}
+		err = call(next.raw)
+		current = next
+	}
+	result := "error"
+	if err == nil {
+		result = "success"
+	}
+	s.count(result)
+	return err
+}
+
+// after returns the newest store that was built later than e for the same version,
+// waiting for one. It also ends the wait with e itself once e may write: the report may
+// lag behind the stores, and where an encoding comes back, as in v1 to v2 to v1, it is
+// then the newest store whose encoding was reported before and is not now.
+func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Time) (*entry, error) {
+	found, stop := s.fence.registry.find(e.GroupResource, func(o *entry) bool {
+		return o.generation > e.generation && o.ServedVersion == e.ServedVersion
+	})
+	defer stop()
+	for delay := minRecheck; ; delay = min(2*delay, maxRecheck) {
+		recheck := s.fence.clock.NewTimer(delay)
+		select {
+		case newer := <-found:
+			recheck.Stop()
+			return newer, nil
+		case <-ctx.Done():
+			recheck.Stop()
+			return nil, ctx.Err()
+		case <-timeout:
+			recheck.Stop()
+			return nil, errWaitedTooLong
+		case <-recheck.C():
+		}
+		if _, err := s.fence.permits.Revision(ctx, e.GroupResource, e.Encoding); errors.Is(err, agree.ErrSuperseded) {
+			continue
+		}
+		select {
+		case newer := <-found:
+			return newer, nil
+		default:
+			return e, nil
+		}
+	}
+}
+
+// gone is the answer when no newer store came: it is still to be built, or does not
+// serve the version of this one any more.
+func (s *forwarder) gone(cause error) error {
+	s.count("unavailable")
+	version := s.self.ServedVersion
+	if version == "" {
+		version = "any version"
+	}
+	return unavailable(s.self.GroupResource, "the storage of %s moved on from %s, and the new one for %s is not ready: %v",
+		s.self.GroupResource, s.self.Encoding, version, cause)
+}
+
+func (s *forwarder) count(result string) {
+	forwards.WithLabelValues(s.self.GroupResource.Group, s.self.GroupResource.Resource, result).Inc()
+}

@@ -1,0 +1,308 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// flip is what happens on one server when a CRD's storage version goes from v1 to v2:
+// the report, and the stores of both served versions.
+type flip struct {
+	*world
+	old storage.Interface // serves and stored v1
+}
+
+func newFlip(t *testing.T, cached bool) *flip {
+	t.Helper()
+	w := newWorld(t)
+	s, _ := w.widgetStore(widgetsV1, widgetsV1, cached)
+	w.permit(widgets, encV1)
+	if err := s.Create(t.Context(), "/example.com/widgets/existing", widget(widgetsV1, "existing", "s"), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	return &flip{world: w, old: s}
+}
+
+func (f *flip) buildNew() {
+	f.Helper()
+	f.widgetStore(widgetsV1, widgetsV2, false)
+	f.widgetStore(widgetsV2, widgetsV2, false)
+}
+
+// wantForwarded creates and updates through the old store: both must be answered in
+// its version and stored in the new one.
+func (f *flip) wantForwarded() {
+	f.Helper()
+	out := emptyWidget(widgetsV1)
+	if err := f.old.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), out, 0); err != nil {
+		f.Fatalf("create through the old store: %v", err)
+	}
+	if v, size := f.storedAs("new"); v != string(encV2) || size != "m" {
+		f.Errorf("created: stored as %q with size %q, want %s with m", v, size, encV2)
+	}
+	if out.GetAPIVersion() != string(encV1) || out.GetResourceVersion() == "" {
+		f.Errorf("created: answered as %s at %q, want %s and a revision", out.GetAPIVersion(), out.GetResourceVersion(), encV1)
+	}
+	out = emptyWidget(widgetsV1)
+	runs := 0
+	err := f.old.GuaranteedUpdate(f.Context(), "/example.com/widgets/existing", out, false, nil,
+		func(in runtime.Object, res storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			runs++
+			if v := in.GetObjectKind().GroupVersionKind().Version; v != "v1" {
+				f.Errorf("tryUpdate got an object of version %s, want v1", v)
+			}
+			return setSize("l")(in, res)
+		}, nil)
+	if err != nil {
+		f.Fatalf("update through the old store: %v", err)
+	}
+	if v, size := f.storedAs("existing"); v != string(encV2) || size != "l" {
+		f.Errorf("updated: stored as %q with size %q, want %s with l", v, size, encV2)
+	}
+	if out.GetAPIVersion() != string(encV1) || runs < 2 {
+		f.Errorf("updated: answered as %s after %d runs, want %s after a run on each store", out.GetAPIVersion(), runs, encV1)
+	}
+}
+
+func TestForward(t *testing.T) {
+	for _, cached := range []bool{false, true} {
+		name := map[bool]string{false: "uncached", true: "cached"}[cached]
+		t.Run(name+"/the report was known to have moved", func(t *testing.T) {
+			f := newFlip(t, cached)
+			f.buildNew()
+			f.permit(widgets, encV2)
+			f.wantForwarded()
+		})
+		t.Run(name+"/the transaction finds out", func(t *testing.T) {
+			f := newFlip(t, cached)
+			f.buildNew()
+			rev := f.report(widgets, by(self, encV2))
+			done := make(chan error, 1)
+			go func() {
+				done <- f.old.Create(f.Context(), "/example.com/widgets/first", widget(widgetsV1, "first", "m"), nil, 0)
+			}()
+			eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+			f.permits.grant(widgets, encV2, rev)
+			f.stepUntil(done)
+			f.wantForwarded()
+		})
+	}
+}
+
+// stepUntil moves the clock until the call is done, which must succeed.
+func (f *flip) stepUntil(done <-chan error) {
+	f.Helper()
+	eventually(f, "the call to end", func() bool {
+		select {
+		case err := <-done:
+			if err != nil {
+				f.Fatalf("call: %v", err)
+			}
+			return true
+		default:
+			f.clock.Step(minRecheck)
+			return false
+		}
+	})
+}
+
+// v1 to v2 to v1: the newest store's encoding was reported before, and the report has
+// not come back to it yet. There is no newer store to wait for.
+func TestNewestStoreAheadOfTheReport(t *testing.T) {
+	f := newFlip(t, false)
+	f.buildNew()
+	f.permit(widgets, encV2)
+	newest, _ := f.widgetStore(widgetsV1, widgetsV1, false)
+	done := make(chan error, 1)
+	go func() {
+		done <- newest.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
+	}()
+	eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	f.permit(widgets, encV1)
+	f.stepUntil(done)
+	if v, _ := f.storedAs("new"); v != string(encV1) {
+		t.Errorf("stored as %q, want %s", v, encV1)
+	}
+}
+
+func TestForwardWaitsForTheNewerStore(t *testing.T) {
+	f := newFlip(t, false)
+	f.permit(widgets, encV2)
+	done := make(chan error, 1)
+	go func() {
+		done <- f.old.GuaranteedUpdate(f.Context(), "/example.com/widgets/existing", emptyWidget(widgetsV1), false, nil, setSize("l"), nil)
+	}()
+	eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	f.widgetStore(widgetsV2, widgetsV2, false) // serves another version
+	select {
+	case err := <-done:
+		t.Fatalf("forwarded to the store of another served version: %v", err)
+	default:
+	}
+	f.widgetStore(widgetsV1, widgetsV2, false)
+	if err := <-done; err != nil {
+		t.Fatalf("update: %v", err)
+	}
+	if v, size := f.storedAs("existing"); v != string(encV2) || size != "l" {
+		t.Errorf("stored as %q with size %q", v, size)
+	}
+	if n := f.fence.registry.waiting(widgets); n != 0 {
+		t.Errorf("%d waiters are left", n)
+	}
+}
+
+// A store between is superseded too: v1 to v2 and back again while a request is on its way.
+func TestForwardTwice(t *testing.T) {
+	f := newFlip(t, false)
+	f.permit(widgets, encV2)
+	done := make(chan error, 1)
+	f.widgetStore(widgetsV1, widgetsV1, false) // built for a change of the schema only
+	go func() {
+		done <- f.old.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
+	}()
+	eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	f.widgetStore(widgetsV1, widgetsV2, false)
+	if err := <-done; err != nil {
+		t.Fatalf("create: %v", err)
+	}
+	if v, _ := f.storedAs("new"); v != string(encV2) {
+		t.Errorf("stored as %q, want %s", v, encV2)
+	}
+}
+
+// A store that was destroyed while a call was being forwarded to it still finishes it.
+func TestForwardToADestroyedStore(t *testing.T) {
+	f := newFlip(t, false)
+	s, destroy := f.widgetStore(widgetsV1, widgetsV2, true)
+	f.permit(widgets, encV2)
+	raw := s.(*forwarder).self.raw
+	destroy()
+	if err := raw.Create(t.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0); err != nil {
+		t.Fatalf("create: %v", err)
+	}
+}
+
+func TestForwardGivesUp(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		end  func(f *flip, cancel context.CancelFunc)
+	}{
+		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(DefaultForwardTimeout) }},
+		{"when the request ends", func(_ *flip, cancel context.CancelFunc) { cancel() }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFlip(t, false)
+			f.widgetStore(widgetsV2, widgetsV2, false) // v1 is not served any more
+			f.permit(widgets, encV2)
+			before := f.stored("/example.com/widgets")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				done <- f.old.Create(ctx, "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
+			}()
+			eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+			tc.end(f, cancel)
+			wantUnavailable(t, <-done)
+			if got := f.stored("/example.com/widgets"); got != before {
+				t.Errorf("something was written:\n%s", got)
+			}
+			if n := f.fence.registry.waiting(widgets); n != 0 {
+				t.Errorf("%d waiters are left", n)
+			}
+		})
+	}
+}
+
+func TestForwardKeepsTheNewerStoresErrors(t *testing.T) {
+	f := newFlip(t, false)
+	f.buildNew()
+	f.permit(widgets, encV2)
+	err := f.old.Create(t.Context(), "/example.com/widgets/existing", widget(widgetsV1, "existing", "m"), nil, 0)
+	if !storage.IsExist(err) {
+		t.Errorf("creating what exists: got %v, want AlreadyExists", err)
+	}
+	refused := errors.New("refused")
+	err = f.old.GuaranteedUpdate(t.Context(), "/example.com/widgets/existing", emptyWidget(widgetsV1), false, nil,
+		func(runtime.Object, storage.ResponseMeta) (runtime.Object, *uint64, error) { return nil, nil, refused }, nil)
+	if !errors.Is(err, refused) {
+		t.Errorf("got %v, want the error of tryUpdate", err)
+	}
+}
+
+// Reads and deletes do not move on.
+func TestSupersededStoreReadsAndDeletes(t *testing.T) {
+	f := newFlip(t, true)
+	f.permit(widgets, encV2)
+	out := emptyWidget(widgetsV1)
+	if err := f.old.Get(t.Context(), "/example.com/widgets/existing", storage.GetOptions{}, out); err != nil || out.GetName() != "existing" {
+		t.Errorf("get: %v, %q", err, out.GetName())
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(widgetsV1.WithKind("WidgetList"))
+	opts := storage.ListOptions{Predicate: storage.Everything, Recursive: true}
+	eventually(t, "the cache", func() bool { return f.old.ReadinessCheck() == nil })
+	if err := f.old.GetList(t.Context(), "/example.com/widgets/", opts, list); err != nil || len(list.Items) != 1 {
+		t.Errorf("list: %v, %d items", err, len(list.Items))
+	}
+	err := f.old.Delete(t.Context(), "/example.com/widgets/existing", emptyWidget(widgetsV1), nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+	if err != nil {
+		t.Errorf("delete: %v", err)
+	}
+}
+
+func TestNewestAndAwait(t *testing.T) {
+	w := newWorld(t)
+	if _, ok := w.fence.Newest(widgets); ok {
+		t.Error("Newest found a store before one was built")
+	}
+	_, destroyOld := w.widgetStore(widgetsV1, widgetsV1, false)
+	w.widgetStore(widgetsV2, widgetsV1, false)
+	wantNewest := func(enc agree.Encoding, served string) {
+		t.Helper()
+		got, ok := w.fence.Newest(widgets)
+		if !ok || got.Encoding != enc || got.ServedVersion != served {
+			t.Errorf("Newest: %s serving %s, want %s serving %s", got.Encoding, got.ServedVersion, enc, served)
+		}
+	}
+	wantNewest(encV1, "example.com/v1")
+	type answer struct {
+		Store
+		error
+	}
+	awaited := make(chan answer, 1)
+	go func() {
+		s, err := w.fence.Await(t.Context(), widgets, encV2)
+		awaited <- answer{s, err}
+	}()
+	eventually(t, "Await to wait", func() bool { return w.fence.registry.waiting(widgets) == 1 })
+	w.widgetStore(widgetsV1, widgetsV2, false)
+	wantNewest(encV2, "example.com/v1")
+	_, destroyNew := w.widgetStore(widgetsV2, widgetsV2, false)
+	wantNewest(encV2, "example.com/v2")
+	got := <-awaited
+	want := Store{GroupResource: widgets, Encoding: encV2, ServedVersion: "example.com/v2",
+		Prefix: w.prefix + "/example.com/widgets/", FenceKey: w.prefix + "/storageversions/example.com.widgets"}
+	if got.error != nil || got.Prefix != want.Prefix || got.FenceKey != want.FenceKey || got.ServedVersion != want.ServedVersion || got.Encoding != want.Encoding {
+		t.Errorf("Await: %+v, want %+v", got, want)
+	}
+	if got.Codec == nil || got.Transformer == nil {
+		t.Errorf("Await: codec %v, transformer %v", got.Codec, got.Transformer)
+	}
+	destroyNew()
+	destroyNew()
+	wantNewest(encV2, "example.com/v1")
+	destroyOld()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := w.fence.Await(ctx, widgets, "example.com/v3"); !errors.Is(err, context.Canceled) {
+		t.Errorf("Await of what never comes: %v", err)
+	}
+}

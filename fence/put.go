@@ -1,0 +1,111 @@
+package fence
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	// maxAttempts bounds how often one put is tried while other servers keep joining
+	// and leaving.
+	maxAttempts = 32
+	// retryAfterSeconds is what a 503 of this package tells clients.
+	retryAfterSeconds = 1
+)
+
+// fencedClient is a kubernetes.Interface whose puts compare the StorageVersion's
+// revision. Everything that writes an object's value passes through OptimisticPut.
+type fencedClient struct {
+	kubernetes.Interface
+	kv       clientv3.KV
+	permits  Permits
+	versions *storageVersions
+	gr       schema.GroupResource
+	enc      agree.Encoding
+}
+
+// OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is
+// an error and never Succeeded=false, which callers take for a conflict on the object:
+// a create would answer 409, an update 404 or try for ever.
+func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []byte, expectedRevision int64, opts kubernetes.PutOptions) (kubernetes.PutResponse, error) {
+	for range maxAttempts {
+		rev, err := c.permits.Revision(ctx, c.gr, c.enc)
+		if err != nil {
+			return kubernetes.PutResponse{}, err
+		}
+		fenceKey, ok := c.versions.key(c.gr)
+		// A compare with revision 0 would hold exactly when there is no StorageVersion.
+		if !ok || rev <= 0 {
+			return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, c.enc)
+		}
+		tried, err := c.try(ctx, key, value, expectedRevision, fenceKey, rev, opts)
+		if err != nil {
+			return kubernetes.PutResponse{}, err
+		}
+		switch tried.judge(rev) {
+		case committed:
+			return kubernetes.PutResponse{Succeeded: true, Revision: tried.revision}, nil
+		case conflicted:
+			return kubernetes.PutResponse{KV: tried.object, Revision: tried.revision}, nil
+		case moved:
+			if err := c.moved(ctx, fenceKey, tried.fence); err != nil {
+				return kubernetes.PutResponse{}, err
+			}
+		}
+	}
+	return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
+}
+
+// try runs one transaction.
+func (c *fencedClient) try(ctx context.Context, key string, value []byte, expectedRevision int64, fenceKey string, rev int64, opts kubernetes.PutOptions) (attempt, error) {
+	reads := []clientv3.Op{clientv3.OpGet(fenceKey)}
+	if opts.GetOnFailure {
+		reads = append(reads, clientv3.OpGet(key))
+	}
+	resp, err := c.kv.Txn(ctx).If(
+		clientv3.Compare(clientv3.ModRevision(key), "=", expectedRevision),
+		clientv3.Compare(clientv3.ModRevision(fenceKey), "=", rev),
+	).Then(
+		clientv3.OpPut(key, string(value), clientv3.WithLease(opts.LeaseID)),
+	).Else(reads...).Commit()
+	if err != nil {
+		return attempt{}, err
+	}
+	return readAttempt(resp, len(reads))
+}
+
+// moved asks whether the write may be tried again after the StorageVersion changed.
+func (c *fencedClient) moved(ctx context.Context, fenceKey string, fence *mvccpb.KeyValue) error {
+	mismatches.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()
+	var mod int64
+	var reports []agree.Report
+	if fence != nil {
+		var err error
+		if reports, err = c.versions.reports(ctx, fenceKey, fence.Value); err != nil {
+			return unavailable(c.gr, "storage version of %s cannot be read: %v", c.gr, err)
+		}
+		mod = fence.ModRevision
+	}
+	if err := c.permits.Moved(ctx, c.gr, c.enc, mod, reports); err != nil {
+		return err
+	}
+	retries.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()
+	return nil
+}
+
+// unavailable is a 503 that clients repeat by themselves.
+func unavailable(gr schema.GroupResource, format string, args ...any) error {
+	err := apierrors.NewServiceUnavailable(fmt.Sprintf(format, args...))
+	err.ErrStatus.Details = &metav1.StatusDetails{Group: gr.Group, Kind: gr.Resource, RetryAfterSeconds: retryAfterSeconds}
+	return err
+}

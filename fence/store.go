@@ -1,0 +1,221 @@
+package fence
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"sync"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Store describes one store, as much as is needed to rewrite what it stored.
+type Store struct {
+	GroupResource schema.GroupResource
+	// Encoding is what the store writes, for its whole life.
+	Encoding agree.Encoding
+	// ServedVersion is the group/version whose handler a custom resource's store belongs
+	// to. It is empty for built-in resources.
+	ServedVersion string
+	// Prefix is the etcd prefix of the stored objects, with a trailing slash.
+	Prefix string
+	// FenceKey is the etcd key of the resource's StorageVersion; empty as long as the
+	// storage of StorageVersions was not built.
+	FenceKey string
+	// Codec decodes any stored version and encodes to Encoding.
+	Codec runtime.Codec
+	// New makes the empty object that a stored value is decoded into.
+	New func() runtime.Object
+	// Transformer encrypts and decrypts values; it is never nil.
+	Transformer value.Transformer
+}
+
+// Decorator returns what makes the storage of a resource: fenced unless the resource
+// is exempt, and with a watch cache if cached is set and the resource allows it. It
+// only builds and records: custom resources call it under a lock.
+func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
+	return func(
+		config *storagebackend.ConfigForResource,
+		resourcePrefix string,
+		keyFunc func(obj runtime.Object) (string, error),
+		newFunc, newListFunc func() runtime.Object,
+		getAttrs storage.AttrFunc,
+		triggers storage.IndexerFuncs,
+		indexers *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		described, err := f.describe(config, resourcePrefix, newFunc)
+		if err != nil {
+			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
+		}
+		raw, stopRaw, err := f.open(described, config, resourcePrefix, newFunc, newListFunc)
+		if err != nil {
+			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
+		}
+		top, stopCache := raw, func() {}
+		if cached && !f.uncached.Has(config.GroupResource) {
+			top, stopCache, err = withCache(cacher.Config{
+				Storage:             raw,
+				Versioner:           storage.APIObjectVersioner{},
+				GroupResource:       config.GroupResource,
+				EventsHistoryWindow: config.EventsHistoryWindow,
+				ResourcePrefix:      resourcePrefix,
+				KeyFunc:             keyFunc,
+				NewFunc:             newFunc,
+				NewListFunc:         newListFunc,
+				GetAttrsFunc:        getAttrs,
+				IndexerFuncs:        triggers,
+				Indexers:            indexers,
+				Codec:               config.Codec,
+			})
+			if err != nil {
+				stopRaw()
+				return nil, nil, fmt.Errorf("watch cache of %s: %w", config.GroupResource, err)
+			}
+		}
+		if config.GroupResource == storageversion.Resource {
+			f.versions.locate(described.Prefix, described.Transformer)
+		}
+		e := f.registry.add(described, raw)
+		destroy := sync.OnceFunc(func() {
+			f.registry.remove(e)
+			stopCache()
+			stopRaw()
+		})
+		return &forwarder{Interface: top, fence: f, self: e}, destroy, nil
+	}
+}
+
+// describe reads off the decorator's arguments what kind of store is wanted.
+func (f *Fence) describe(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc func() runtime.Object) (Store, error) {
+	if err := sameEtcd(config.Transport.ServerList, f.client.Endpoints()); err != nil {
+		return Store{}, err
+	}
+	enc, err := EncodingOf(config.Codec)
+	if err != nil {
+		return Store{}, err
+	}
+	s := Store{
+		GroupResource: config.GroupResource,
+		Encoding:      enc,
+		Prefix:        path.Join("/", config.Prefix, resourcePrefix) + "/",
+		Codec:         config.Codec,
+		New:           newFunc,
+		Transformer:   config.Transformer,
+	}
+	if s.Transformer == nil {
+		s.Transformer = identity.NewEncryptCheckTransformer()
+	}
+	if u, ok := newFunc().(*unstructured.Unstructured); ok {
+		s.ServedVersion = u.GetAPIVersion()
+	}
+	return s, nil
+}
+
+// sameEtcd refuses a resource whose objects would be stored elsewhere than the
+// StorageVersions: no transaction spans two clusters (DESIGN 3.8).
+func sameEtcd(wanted, shared []string) error {
+	if len(wanted) == 0 || len(shared) == 0 {
+		return nil
+	}
+	wanted, shared = slices.Sorted(slices.Values(wanted)), slices.Sorted(slices.Values(shared))
+	if !slices.Equal(wanted, shared) {
+		return fmt.Errorf("etcd servers %v differ from the shared %v: a resource with its own etcd cannot be fenced, remove it from --etcd-servers-overrides", wanted, shared)
+	}
+	return nil
+}
+
+// open builds the etcd3 store, without a cache.
+func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
+	client, release := f.storeClient(s)
+	transformer := s.Transformer
+	versioner := storage.APIObjectVersioner{}
+	decoder := etcd3.NewDefaultDecoder(config.Codec, versioner)
+	unsafeDeletion := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
+	if unsafeDeletion {
+		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
+		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
+	}
+	var compactor etcd3.Compactor
+	if f.compactor != nil {
+		compactor = f.compactor
+	}
+	store, err := etcd3.New(client, compactor, config.Codec, newFunc, newListFunc, config.Prefix, resourcePrefix,
+		config.GroupResource, transformer, config.LeaseManagerConfig, decoder, versioner)
+	if err != nil {
+		release()
+		return nil, nil, err
+	}
+	stop := func() {
+		store.Close()
+		release()
+	}
+	if unsafeDeletion {
+		return etcd3.NewStoreWithUnsafeCorruptObjectDeletion(store, config.GroupResource), stop, nil
+	}
+	return store, stop, nil
+}
+
+// storeClient returns a view of the shared connection for one store. Its watches have
+// a gRPC stream of their own: progress requests are answered per stream, and on a shared
+// one each of them would have to wait for all resources' watches.
+func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
+	ctx, cancel := context.WithCancel(f.client.Ctx())
+	view := clientv3.NewCtxClient(ctx, clientv3.WithZapLogger(f.client.GetLogger()))
+	view.Cluster, view.Auth, view.Maintenance = f.client.Cluster, f.client.Auth, f.client.Maintenance
+	view.KV, view.Lease, view.Watcher = f.kv, f.client.Lease, f.client.Watcher
+	release := cancel
+	if f.client.ActiveConnection() != nil {
+		watcher := clientv3.NewWatcher(f.client)
+		view.Watcher = watcher
+		release = func() {
+			cancel()
+			// The error is that of a stream which is being torn down.
+			_ = watcher.Close()
+		}
+	}
+	client := &kubernetes.Client{Client: view}
+	client.Kubernetes = client
+	if !f.unfenced.Has(s.GroupResource) {
+		client.Kubernetes = &fencedClient{
+			Interface: client,
+			kv:        f.kv,
+			permits:   f.permits,
+			versions:  f.versions,
+			gr:        s.GroupResource,
+			enc:       s.Encoding,
+		}
+	}
+	return client, release
+}
+
+// withCache puts the watch cache on top of a store.
+func withCache(config cacher.Config) (storage.Interface, func(), error) {
+	c, err := cacher.NewCacherFromConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	delegator := cacher.NewCacheDelegator(c, config.Storage)
+	return delegator, func() {
+		delegator.Stop()
+		c.Stop()
+	}, nil
+}

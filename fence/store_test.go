@@ -1,0 +1,166 @@
+package fence
+
+import (
+	"context"
+	"crypto/aes"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+)
+
+// Reports are read where they are stored: under their own prefix and transformer.
+func TestEncryptedStorageVersions(t *testing.T) {
+	block, err := aes.NewCipher([]byte("0123456789abcdef"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	transformer, err := aestransformer.NewGCMTransformer(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorldWith(t, testEtcd, transformer)
+	s := w.configMaps(false)
+	w.permit(configMaps, "v1")
+	w.report(configMaps, by(other, "v1"), by(self, "v1"))
+	if raw := w.stored("/storageversions"); strings.Contains(raw, string(self)) {
+		t.Fatalf("the StorageVersion is not encrypted: %s", raw)
+	}
+	if err := s.Create(t.Context(), "/configmaps/a", configMap("a", "x"), nil, 0); err != nil {
+		t.Errorf("create after the StorageVersion moved: %v", err)
+	}
+	w.report(configMaps, by(other, "v1"))
+	wantUnavailable(t, s.Create(t.Context(), "/configmaps/b", configMap("b", "x"), nil, 0))
+}
+
+func TestOtherEtcdIsRefused(t *testing.T) {
+	w := newWorld(t)
+	config := w.config(configMaps, builtinCodec(corev1.SchemeGroupVersion))
+	build := func(servers ...string) error {
+		config.Transport.ServerList = servers
+		_, destroy, err := w.decorate(config, "/configmaps", false,
+			func() runtime.Object { return &corev1.ConfigMap{} }, func() runtime.Object { return &corev1.ConfigMapList{} })
+		if err == nil {
+			destroy()
+		}
+		return err
+	}
+	if err := build("http://127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "--etcd-servers-overrides") {
+		t.Errorf("a store on another etcd: %v", err)
+	}
+	if err := build(testEtcd.Endpoints()...); err != nil {
+		t.Errorf("a store on the shared etcd: %v", err)
+	}
+}
+
+func TestUncached(t *testing.T) {
+	w := newWorld(t)
+	w.fence.uncached = sets.New(configMaps)
+	if s := w.configMaps(true).(*forwarder); s.Interface != s.self.raw {
+		t.Errorf("%s is to have no cache and has %T", configMaps, s.Interface)
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	p := &permits{}
+	for name, config := range map[string]Config{
+		"Client":             {Permits: p},
+		"Permits":            {Client: testEtcd},
+		"CompactionInterval": {Client: testEtcd, Permits: p, CompactionInterval: -1},
+		"ForwardTimeout":     {Client: testEtcd, Permits: p, ForwardTimeout: -1},
+	} {
+		if _, err := New(config); err == nil || !strings.Contains(err.Error(), "Config."+name) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestCompactorEnds(t *testing.T) {
+	f, err := New(Config{Client: testEtcd, Permits: &permits{}, CompactionInterval: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	f.Close()
+}
+
+// watchStreams counts the gRPC watch streams of a client.
+type watchStreams struct{ open atomic.Int32 }
+
+func (c *watchStreams) intercept(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	stream, err := streamer(ctx, desc, conn, method, opts...)
+	if err == nil && strings.HasSuffix(method, "Watch/Watch") {
+		c.open.Add(1)
+		context.AfterFunc(stream.Context(), func() { c.open.Add(-1) })
+	}
+	return stream, err
+}
+
+// Each store watches on a stream of its own, which ends with the store; consistent
+// lists from the cache, which need progress on that stream, see all writes.
+func TestOneWatchStreamPerStore(t *testing.T) {
+	streams := &watchStreams{}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:   testEtcd.Endpoints(),
+		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(streams.intercept)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	w := newWorldWith(t, client, nil)
+	const stores = 3
+	var destroys []func()
+	for range stores {
+		s, destroy := w.widgetStore(widgetsV1, widgetsV1, true)
+		destroys = append(destroys, destroy)
+		eventually(t, "the cache", func() bool { return s.ReadinessCheck() == nil })
+	}
+	eventually(t, "a watch stream per store", func() bool { return streams.open.Load() == stores })
+	cms := w.configMaps(true)
+	eventually(t, "the cache", func() bool { return cms.ReadinessCheck() == nil })
+	w.permit(configMaps, "v1")
+	for _, name := range []string{"a", "b", "c"} {
+		if err := cms.Create(t.Context(), "/configmaps/"+name, configMap(name, "x"), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		list := &corev1.ConfigMapList{}
+		err := cms.GetList(t.Context(), "/configmaps/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list)
+		if err != nil || len(list.Items) == 0 || list.Items[len(list.Items)-1].Name != name {
+			t.Errorf("list after creating %s: %v, %d items", name, err, len(list.Items))
+		}
+	}
+	if n := streams.open.Load(); n != stores+1 {
+		t.Errorf("%d watch streams for %d stores with a cache", n, stores+1)
+	}
+	for _, destroy := range destroys {
+		destroy()
+	}
+	eventually(t, "the streams of destroyed stores to end", func() bool { return streams.open.Load() == 1 })
+}
+
+func TestUnsafeDeletionOfCorruptObjects(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
+	w, s := newConfigMaps(t)
+	if _, err := testEtcd.Put(t.Context(), w.prefix+"/configmaps/existing", "garbage"); err != nil {
+		t.Fatal(err)
+	}
+	err := s.Get(t.Context(), "/configmaps/existing", storage.GetOptions{}, &corev1.ConfigMap{})
+	if !storage.IsCorruptObject(err) {
+		t.Errorf("reading garbage: got %v, want a corrupt object", err)
+	}
+	err = s.Delete(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{ExpectTransformOrDecodeError: true})
+	if err != nil || w.stored("/configmaps") != "" {
+		t.Errorf("deleting garbage: %v, left %q", err, w.stored("/configmaps"))
+	}
+}

@@ -1,0 +1,452 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	v1 agree.Encoding = "example.com/v1"
+	v2 agree.Encoding = "example.com/v2"
+)
+
+func TestWanted(t *testing.T) {
+	crd := func(condition apiextensionsv1.CustomResourceDefinitionConditionType, status apiextensionsv1.ConditionStatus) *apiextensionsv1.CustomResourceDefinition {
+		c := &apiextensionsv1.CustomResourceDefinition{}
+		c.Name = "widgets.example.com"
+		c.Spec.Group, c.Spec.Names.Plural = "example.com", "widgets"
+		c.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1alpha1"}, {Name: "v1", Served: true}, {Name: "v2", Served: true, Storage: true}}
+		c.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: condition, Status: status}}
+		return c
+	}
+	for _, c := range []*apiextensionsv1.CustomResourceDefinition{
+		crd(apiextensionsv1.NamesAccepted, apiextensionsv1.ConditionFalse), crd(apiextensionsv1.Terminating, apiextensionsv1.ConditionTrue),
+	} {
+		if r, ok := wanted(c); ok {
+			t.Errorf("%v is reported before its names are accepted", r)
+		}
+	}
+	for _, condition := range []apiextensionsv1.CustomResourceDefinitionConditionType{apiextensionsv1.NamesAccepted, apiextensionsv1.Established} {
+		got, ok := wanted(crd(condition, apiextensionsv1.ConditionTrue))
+		want := Resource{
+			GroupResource: widgets, Encoding: v2, CRD: "widgets.example.com",
+			Decodable: []string{"example.com/v1alpha1", "example.com/v1", "example.com/v2"}, Served: []string{"example.com/v1", "example.com/v2"},
+		}
+		if !ok || !got.equal(want) {
+			t.Errorf("wanted with %s: %+v, %v", condition, got, ok)
+		}
+	}
+	for _, tc := range []struct {
+		served []string
+		want   string
+	}{{[]string{"g/v1", "g/v2"}, "v2"}, {[]string{"g/v1"}, "v1"}, {nil, ""}} {
+		if got, _ := (Resource{Encoding: "g/v2", Served: tc.served}).listable(); got != tc.want {
+			t.Errorf("listable of %v: %q, want %q", tc.served, got, tc.want)
+		}
+	}
+}
+
+// withWidgets returns a world in which widgets are open in v1.
+func withWidgets(t testing.TB, edit ...func(*Config)) *world {
+	t.Helper()
+	w := newWorld(t, nil, edit...)
+	w.register()
+	w.m.ObserveCRD(w.setCRD("v1"))
+	w.settle()
+	w.expectOpen(widgets, v1)
+	w.took()
+	return w
+}
+
+// TestCRDOrder: "after reporting and before writing, a quorum read of the CRD must name
+// the encoding reported".
+func TestCRDOrder(t *testing.T) {
+	w := withWidgets(t)
+	w.m.ObserveCRD(w.setCRD("v2"))
+	if revision, err := w.m.Revision(t.Context(), widgets, v1); err != nil || revision == 0 {
+		t.Errorf("the old encoding is closed before the report is changed: %v", err)
+	}
+	checked := false
+	w.before = func(call string) error {
+		switch call {
+		case "update status StorageVersion example.com.widgets":
+			// The outcome is not known yet.
+			for _, enc := range []agree.Encoding{v1, v2} {
+				if _, err := w.m.Revision(t.Context(), widgets, enc); !apierrors.IsServiceUnavailable(err) {
+					t.Errorf("Revision(%s) while the report is sent: %v", enc, err)
+				}
+			}
+		case "get CustomResourceDefinition widgets.example.com":
+			checked = true
+			if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
+				t.Errorf("Revision(v1) once v2 is reported: %v", err)
+			}
+			if _, err := w.m.Revision(t.Context(), widgets, v2); !apierrors.IsServiceUnavailable(err) {
+				t.Errorf("Revision(v2) before the check: %v", err)
+			}
+		}
+		return nil
+	}
+	if _, err := w.m.Step(t.Context()); err != nil {
+		t.Fatalf("Step: %v", err)
+	}
+	if got, want := w.took(), "get StorageVersion example.com.widgets; list LeaseList; update status StorageVersion example.com.widgets; get CustomResourceDefinition widgets.example.com"; got != want || !checked {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+	w.before = nil
+	w.expectOpen(widgets, v2)
+	if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
+		t.Errorf("Revision(v1): %v", err)
+	}
+}
+
+// TestCRDChangedAfterReport: "else report again".
+func TestCRDChangedAfterReport(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(w *world, crd *apiextensionsv1.CustomResourceDefinition)
+		enc    agree.Encoding // "": no report
+	}{
+		{"another storage version", func(w *world, _ *apiextensionsv1.CustomResourceDefinition) { w.setCRD("v1") }, v1},
+		{"another uid", func(w *world, crd *apiextensionsv1.CustomResourceDefinition) { w.deleteCRD(crd); w.setCRD("v2") }, v2},
+		{"deleted", func(w *world, crd *apiextensionsv1.CustomResourceDefinition) { w.deleteCRD(crd) }, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.register()
+			crd := w.setCRD("v2")
+			w.m.ObserveCRD(crd)
+			first := true
+			w.after = func(call string) error {
+				if call == "create StorageVersion example.com.widgets" && first {
+					first = false
+					tc.change(w, crd) // and no event comes
+				}
+				return nil
+			}
+			if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
+				t.Errorf("Step: %v", err)
+			}
+			for _, enc := range []agree.Encoding{v1, v2} {
+				if _, err := w.m.Revision(t.Context(), widgets, enc); err == nil {
+					t.Errorf("open in %s although the CRD has changed", enc)
+				}
+			}
+			w.settle()
+			if tc.enc != "" {
+				w.expectOpen(widgets, tc.enc)
+			} else if reports, _ := w.reports(widgets); len(reports) != 0 {
+				t.Errorf("reports %v of a resource that is gone", reports)
+			}
+		})
+	}
+}
+
+// TestCRDCheckError: the report stands but the resource stays closed, and is not
+// reported again.
+func TestCRDCheckError(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register()
+	w.m.ObserveCRD(w.setCRD("v1"))
+	w.before = func(call string) error {
+		if call == "get CustomResourceDefinition widgets.example.com" {
+			return errBroken
+		}
+		return nil
+	}
+	if _, err := w.m.Step(t.Context()); !errors.Is(err, errBroken) {
+		t.Errorf("Step: %v", err)
+	}
+	if w.status(widgets).Open {
+		t.Error("open without a check")
+	}
+	_, reported := w.reports(widgets)
+	w.before = nil
+	w.settle()
+	w.expectOpen(widgets, v1)
+	if _, again := w.reports(widgets); again != reported {
+		t.Error("reported twice")
+	}
+}
+
+// TestUnknownOutcome: the reply to the update is lost, whether it was done or not.
+func TestUnknownOutcome(t *testing.T) {
+	for _, happened := range []bool{true, false} {
+		for _, back := range []bool{true, false} {
+			w := withWidgets(t)
+			w.m.ObserveCRD(w.setCRD("v2"))
+			lost := func(call string) error {
+				if call == "update status StorageVersion example.com.widgets" {
+					return errBroken
+				}
+				return nil
+			}
+			if happened {
+				w.after = lost
+			} else {
+				w.before = lost
+			}
+			wait, err := w.m.Step(t.Context())
+			if !errors.Is(err, errBroken) {
+				t.Fatalf("Step: %v", err)
+			}
+			w.before, w.after = nil, nil
+			for _, enc := range []agree.Encoding{v1, v2} {
+				if _, err := w.m.Revision(t.Context(), widgets, enc); !apierrors.IsServiceUnavailable(err) {
+					t.Errorf("happened %v: Revision(%s) while the outcome is unknown: %v", happened, enc, err)
+				}
+			}
+			want := v2
+			if back {
+				w.m.ObserveCRD(w.setCRD("v1"))
+				want = v1
+			}
+			w.clock.Step(wait)
+			w.settle()
+			w.expectOpen(widgets, want)
+		}
+	}
+}
+
+// TestLateUpdate: an update whose reply was lost lands after the member has turned back.
+func TestLateUpdate(t *testing.T) {
+	w := withWidgets(t)
+	own := agree.Report{Server: w.m.ID(), Encoding: v2, Decodable: []string{string(v1), string(v2)}}
+	w.setReports(widgets, own)
+	reports, mod := w.reports(widgets)
+	if err := w.m.Moved(t.Context(), widgets, v1, mod, reports); err != nil {
+		t.Errorf("Moved: %v, want to try again: v1 is what should be reported", err)
+	}
+	if w.status(widgets).Open {
+		t.Error("open although another encoding is reported")
+	}
+	w.settle()
+	w.expectOpen(widgets, v1)
+}
+
+func TestCRDEventsOutOfOrder(t *testing.T) {
+	w := withWidgets(t)
+	old := w.setCRD("v1")
+	w.m.ObserveCRD(w.setCRD("v2"))
+	w.settle()
+	w.took()
+	w.m.ObserveCRD(old)
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+		t.Errorf("an old event was followed: %v, %v", wait, err)
+	}
+	w.expectOpen(widgets, v2)
+}
+
+func TestCRDStatusChangesCostNothing(t *testing.T) {
+	w := withWidgets(t)
+	w.m.ObserveCRD(w.setCRD("v1"))
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+		t.Errorf("reported again: %v, %v", wait, err)
+	}
+}
+
+func TestForgetCRD(t *testing.T) {
+	w := withWidgets(t)
+	crd := w.setCRD("v1")
+	other := agree.Report{Server: "other", Encoding: v1, Decodable: []string{string(v1)}}
+	w.addLease("other")
+	reports, _ := w.reports(widgets)
+	w.setReports(widgets, append(reports, other)...)
+	t.Run("a rumour", func(t *testing.T) {
+		w.m.ForgetCRD(crd)
+		if _, err := w.m.Revision(t.Context(), widgets, v1); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision: %v", err)
+		}
+		w.settle()
+		w.expectOpen(widgets, v1)
+	})
+	t.Run("one of this name before", func(t *testing.T) {
+		before := crd.DeepCopy()
+		before.UID = "before"
+		w.took()
+		w.m.ForgetCRD(before)
+		w.settle()
+		if calls := w.took(); calls != "" {
+			t.Errorf("calls %s", calls)
+		}
+	})
+	t.Run("true", func(t *testing.T) {
+		w.deleteCRD(crd)
+		w.m.ForgetCRD(crd)
+		w.settle()
+		if reports, _ := w.reports(widgets); len(reports) != 1 || reports[0].Server != "other" {
+			t.Errorf("reports %v, want only the other's", reports)
+		}
+		if len(w.m.Snapshot()) != 0 {
+			t.Errorf("it is remembered: %v", w.m.Snapshot())
+		}
+	})
+	t.Run("made again", func(t *testing.T) {
+		w.m.ObserveCRD(w.setCRD("v2"))
+		w.settle()
+		w.expectOpen(widgets, v2)
+	})
+}
+
+func TestRebuild(t *testing.T) {
+	var calls []string
+	var w *world
+	w = withWidgets(t, func(c *Config) {
+		c.Rebuild = func(_ context.Context, crd string, gr schema.GroupResource, served string) {
+			w.expectOpen(gr, agree.Encoding(gr.Group+"/"+served)) // open, and no lock is held
+			calls = append(calls, crd+" "+gr.String()+" "+served)
+		}
+	})
+	if len(calls) != 0 {
+		t.Errorf("rebuilt at the first opening: %v", calls)
+	}
+	w.m.ObserveCRD(w.setCRD("v2"))
+	w.settle()
+	w.setReports(widgets) // lost, and made again
+	reports, mod := w.reports(widgets)
+	if err := w.m.Moved(t.Context(), widgets, v2, mod, reports); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("Moved: %v", err)
+	}
+	w.settle()
+	if want := []string{"widgets.example.com widgets.example.com v2"}; !slices.Equal(calls, want) {
+		t.Errorf("rebuilt %q, want %q", calls, want)
+	}
+}
+
+// TestStoreKnowsMore: the CR handler builds a store before the CRD's event has come.
+func TestStoreKnowsMore(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		w := newWorld(t, nil)
+		if known {
+			w = withWidgets(t)
+		} else {
+			w.register()
+		}
+		w.setCRD("v2")
+		if _, err := w.m.Revision(t.Context(), widgets, v2); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision: %v", err)
+		}
+		w.settle()
+		w.expectOpen(widgets, v2)
+	}
+	t.Run("back to an encoding from before", func(t *testing.T) {
+		w := withWidgets(t)
+		w.m.ObserveCRD(w.setCRD("v2"))
+		w.settle()
+		w.setCRD("v1")
+		if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
+			t.Errorf("Revision: %v", err)
+		}
+		w.settle()
+		w.expectOpen(widgets, v1)
+	})
+	t.Run("no such CRD", func(t *testing.T) {
+		w := newWorld(t, nil)
+		w.register()
+		if _, err := w.m.Revision(t.Context(), widgets, v1); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision: %v", err)
+		}
+		w.settle()
+		if len(w.m.Snapshot()) != 0 {
+			t.Errorf("it is remembered: %v", w.m.Snapshot())
+		}
+	})
+	t.Run("superseded stores cost one read per change", func(t *testing.T) {
+		w := withWidgets(t)
+		w.m.ObserveCRD(w.setCRD("v2"))
+		w.settle()
+		w.took()
+		for range 3 {
+			if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
+				t.Errorf("Revision: %v", err)
+			}
+			w.settle()
+		}
+		if calls := w.took(); calls != "get CustomResourceDefinition widgets.example.com; get StorageVersion example.com.widgets; list LeaseList" {
+			t.Errorf("calls %s", calls)
+		}
+	})
+}
+
+// TestRevisionWaits: for custom resources only, until they open or the limit has passed.
+func TestRevisionWaits(t *testing.T) {
+	type result struct {
+		revision int64
+		err      error
+	}
+	ask := func(ctx context.Context, w *world, enc agree.Encoding) chan result {
+		c := make(chan result, 1)
+		go func() {
+			revision, err := w.m.Revision(ctx, widgets, enc)
+			c <- result{revision, err}
+		}()
+		eventually(t, "waiting", w.clock.HasWaiters)
+		return c
+	}
+	limit := func(c *Config) { c.WaitLimit = 0 }
+	t.Run("until open", func(t *testing.T) {
+		w := withWidgets(t, limit)
+		w.m.ObserveCRD(w.setCRD("v2"))
+		waiting := ask(t.Context(), w, v2)
+		w.settle()
+		if r := <-waiting; r.err != nil || r.revision != w.status(widgets).Revision {
+			t.Errorf("Revision: %v", r)
+		}
+	})
+	t.Run("for the limit", func(t *testing.T) {
+		w := withWidgets(t, limit)
+		w.m.ObserveCRD(w.setCRD("v2"))
+		waiting := ask(t.Context(), w, v2)
+		w.clock.Step(DefaultWaitLimit - time.Second)
+		if len(waiting) != 0 {
+			t.Error("gave up early")
+		}
+		w.clock.Step(time.Second)
+		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
+			t.Errorf("Revision: %v", r)
+		}
+	})
+	t.Run("for the context", func(t *testing.T) {
+		w := withWidgets(t, limit)
+		w.m.ObserveCRD(w.setCRD("v2"))
+		ctx, cancel := context.WithCancel(t.Context())
+		waiting := ask(ctx, w, v2)
+		cancel()
+		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
+			t.Errorf("Revision: %v", r)
+		}
+	})
+	t.Run("not for built-in resources", func(t *testing.T) {
+		w := newWorld(t, []Resource{builtin(secrets)}, limit)
+		w.register()
+		_, err := w.m.Revision(t.Context(), secrets, "v1")
+		want := "wait for storage version registration to complete for resource: secrets, last seen error: not reported yet"
+		status := apierrors.APIStatus(nil)
+		if !apierrors.IsServiceUnavailable(err) || !errors.As(err, &status) || status.Status().Message != want {
+			t.Fatalf("Revision: %v, want %q", err, want)
+		}
+		if status.Status().Details.RetryAfterSeconds != 1 {
+			t.Errorf("details %v", status.Status().Details)
+		}
+	})
+	t.Run("not after departure", func(t *testing.T) {
+		w := withWidgets(t, limit)
+		w.m.ObserveCRD(w.setCRD("v2"))
+		waiting := ask(t.Context(), w, v2)
+		if err := w.m.Depart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
+			t.Errorf("Revision: %v", r)
+		}
+	})
+}

@@ -1,0 +1,76 @@
+package member
+
+import (
+	"errors"
+	"net/http"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Request is what the gate needs to know of an HTTP request.
+type Request struct {
+	// IsResource says whether the request is for a resource; if not the rest is empty.
+	IsResource bool
+	Resource   schema.GroupResource
+	// Verb is the API verb, such as "get" or "create".
+	Verb string
+	// Loopback says whether the server itself asks: user system:apiserver in system:masters.
+	Loopback bool
+}
+
+// registrationNeeds are the resources that the server itself writes to make its reports.
+var registrationNeeds = map[schema.GroupResource]bool{
+	storageversion.Resource:                            true,
+	{Group: "coordination.k8s.io", Resource: "leases"}: true,
+	{Resource: "namespaces"}:                           true,
+}
+
+// Gate is the filter of DESIGN 3.1: writes to a built-in resource that this server has
+// not reported pass to reject, with a 503 that carries RetryAfterSeconds. info tells
+// what a request is about, and false if that is not known, which is refused.
+func (m *Member) Gate(next http.Handler, info func(*http.Request) (Request, bool), reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		request, ok := info(r)
+		if !ok {
+			reject(w, r, errors.New("no request info: the storage version gate cannot tell what is asked for"))
+			return
+		}
+		if err := m.Admit(request); err != nil {
+			reject(w, r, err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Admit is the gate's decision: nil lets the request pass.
+func (m *Member) Admit(r Request) error {
+	if !r.IsResource {
+		return nil
+	}
+	switch r.Verb {
+	case "get", "list", "watch":
+		return nil
+	}
+	if r.Loopback && registrationNeeds[r.Resource] {
+		return nil
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if !m.builtinsSet {
+		return Unavailable(r.Resource, errNotReported)
+	}
+	s := m.resources[r.Resource]
+	switch {
+	case s == nil || !s.builtin: // aggregated APIs, custom resources, reviews
+		return nil
+	case m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource):
+		return nil
+	case s.open():
+		return nil
+	default:
+		return Unavailable(r.Resource, m.lastError(s))
+	}
+}

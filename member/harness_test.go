@@ -1,0 +1,422 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+var (
+	secrets    = schema.GroupResource{Resource: "secrets"}
+	configMaps = schema.GroupResource{Resource: "configmaps"}
+	widgets    = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+// world is an API with one member; what goes over the wire is recorded and can fail.
+type world struct {
+	t      testing.TB
+	client client.WithWatch
+	clock  *clocktesting.FakeClock
+	m      *Member
+	buried []agree.ServerID
+
+	mu    sync.Mutex
+	calls []string
+	uid   int
+	// before runs before a call, and its error replaces the call.
+	before func(call string) error
+	// after runs after a successful call, and its error replaces the answer.
+	after func(call string) error
+}
+
+func builtin(gr schema.GroupResource) Resource {
+	gv := schema.GroupVersion{Group: gr.Group, Version: "v1"}.String()
+	return Resource{GroupResource: gr, Encoding: agree.Encoding(gv), Decodable: []string{gv}, Served: []string{gv}}
+}
+
+// newWorld returns a member with these built-in resources that is not registered. edit
+// changes its configuration.
+func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
+	t.Helper()
+	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))}
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		v1alpha1.AddToScheme, coordinationv1.AddToScheme, corev1.AddToScheme, apiextensionsv1.AddToScheme,
+	} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.client = fake.NewClientBuilder().WithScheme(scheme).WithGlobalResourceVersionCounter().
+		WithStatusSubresource(&v1alpha1.StorageVersion{}).WithInterceptorFuncs(w.interceptors()).Build()
+	cfg := Config{
+		Client:    w.client,
+		Bury:      func(_ context.Context, id agree.ServerID) error { w.buried = append(w.buried, id); return nil },
+		Versions:  Versions{Binary: "1.37", Emulation: "1.36", MinCompatibility: "1.35"},
+		WaitLimit: -1,
+		Workers:   1,
+		Clock:     w.clock,
+		Random:    rand.New(rand.NewPCG(1, 2)),
+	}
+	for _, e := range edit {
+		e(&cfg)
+	}
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SetBuiltins(builtins); err != nil {
+		t.Fatal(err)
+	}
+	w.m = m
+	return w
+}
+
+func (w *world) interceptors() interceptor.Funcs {
+	return interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			return w.call("get", o, key.Name, func() error { return c.Get(ctx, key, o, opts...) })
+		},
+		List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
+			return w.call("list", o, "", func() error { return c.List(ctx, o, opts...) })
+		},
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			return w.call("create", o, o.GetName(), func() error {
+				w.mu.Lock()
+				w.uid++
+				o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
+				w.mu.Unlock()
+				return c.Create(ctx, o, opts...)
+			})
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			return w.call("update", o, o.GetName(), func() error { return c.Update(ctx, o, opts...) })
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			return w.call("delete", o, o.GetName(), func() error { return c.Delete(ctx, o, opts...) })
+		},
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			return w.call("update "+sub, o, o.GetName(), func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
+		},
+	}
+}
+
+func (w *world) call(verb string, o any, name string, do func() error) error {
+	kind := strings.TrimPrefix(fmt.Sprintf("%T", o), "*")
+	_, kind, _ = strings.Cut(kind, ".")
+	call := strings.TrimSpace(verb + " " + kind + " " + name)
+	w.mu.Lock()
+	w.calls = append(w.calls, call)
+	before, after := w.before, w.after
+	w.mu.Unlock()
+	if before != nil {
+		if err := before(call); err != nil {
+			return err
+		}
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if after != nil {
+		return after(call)
+	}
+	return nil
+}
+
+// quietly runs f without records and faults.
+func (w *world) quietly(f func()) {
+	w.mu.Lock()
+	calls, before, after := w.calls, w.before, w.after
+	w.before, w.after = nil, nil
+	w.mu.Unlock()
+	f()
+	w.mu.Lock()
+	w.calls, w.before, w.after = calls, before, after
+	w.mu.Unlock()
+}
+
+// took returns the calls since the last time, without the server's changing name.
+func (w *world) took() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	calls := strings.Join(w.calls, "; ")
+	w.calls = nil
+	return calls
+}
+
+func (w *world) register() agree.ServerID {
+	w.t.Helper()
+	if err := w.m.Register(w.t.Context()); err != nil {
+		w.t.Fatalf("Register: %v", err)
+	}
+	w.took()
+	return w.m.ID()
+}
+
+// settle steps, with the clock, until nothing is due.
+func (w *world) settle() {
+	w.t.Helper()
+	var err error
+	for range 100 {
+		var wait time.Duration
+		wait, err = w.m.Step(w.t.Context())
+		switch {
+		case w.m.ID() == "":
+			if err := w.m.Register(w.t.Context()); err != nil {
+				w.t.Fatalf("Register: %v", err)
+			}
+		case wait < 0:
+			return
+		default:
+			w.clock.Step(wait)
+		}
+	}
+	w.t.Fatalf("the member does not settle; last error: %v; state: %v", err, w.m.Snapshot())
+}
+
+// reports returns the StorageVersion's reports as "server:encoding", and its revision.
+func (w *world) reports(gr schema.GroupResource) (reports []agree.Report, revision int64) {
+	w.t.Helper()
+	w.quietly(func() {
+		sv := &v1alpha1.StorageVersion{}
+		if err := w.client.Get(w.t.Context(), client.ObjectKey{Name: storageversion.Name(gr)}, sv); err != nil {
+			if client.IgnoreNotFound(err) != nil {
+				w.t.Fatal(err)
+			}
+			return
+		}
+		reports = storageversion.Reports(sv)
+		var err error
+		if revision, err = revisionOf(sv); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+	return reports, revision
+}
+
+// setReports writes reports as others would.
+func (w *world) setReports(gr schema.GroupResource, reports ...agree.Report) {
+	w.t.Helper()
+	w.quietly(func() {
+		sv := &v1alpha1.StorageVersion{}
+		err := w.client.Get(w.t.Context(), client.ObjectKey{Name: storageversion.Name(gr)}, sv)
+		storageversion.SetReports(sv, reports, metav1.NewTime(w.clock.Now()))
+		if err != nil {
+			sv.Name = storageversion.Name(gr)
+			err = w.client.Create(w.t.Context(), sv)
+		} else {
+			err = w.client.Status().Update(w.t.Context(), sv)
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	})
+}
+
+func (w *world) lease(id agree.ServerID) (lease *coordinationv1.Lease) {
+	w.t.Helper()
+	w.quietly(func() {
+		lease = &coordinationv1.Lease{}
+		if err := w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: string(id)}, lease); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+	return lease
+}
+
+func (w *world) addLease(id agree.ServerID) {
+	w.t.Helper()
+	w.quietly(func() {
+		if err := w.client.Create(w.t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+			Name: string(id), Namespace: "kube-system", Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+		}}); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+}
+
+func (w *world) deleteLease(id agree.ServerID) {
+	w.t.Helper()
+	w.quietly(func() {
+		if err := w.client.Delete(w.t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(id), Namespace: "kube-system"}}); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+}
+
+// setCRD stores the CRD of widgets with versions v1 and v2 and returns it as an informer would see it.
+func (w *world) setCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	w.quietly(func() {
+		err := w.client.Get(w.t.Context(), client.ObjectKey{Name: "widgets.example.com"}, crd)
+		crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com",
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
+				{Name: "v1", Served: true, Storage: storage == "v1"},
+				{Name: "v2", Served: true, Storage: storage == "v2"},
+			},
+		}
+		crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue}}
+		if err != nil {
+			crd.Name = "widgets.example.com"
+			err = w.client.Create(w.t.Context(), crd)
+		} else {
+			err = w.client.Update(w.t.Context(), crd)
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	})
+	return crd.DeepCopy()
+}
+
+func (w *world) deleteCRD(crd *apiextensionsv1.CustomResourceDefinition) {
+	w.t.Helper()
+	w.quietly(func() {
+		if err := w.client.Delete(w.t.Context(), crd.DeepCopy()); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+}
+
+// status returns what the member says of a resource.
+func (w *world) status(gr schema.GroupResource) Status {
+	for _, s := range w.m.Snapshot() {
+		if s.Resource == gr {
+			return s
+		}
+	}
+	return Status{}
+}
+
+// expectOpen demands that the resource is open in enc and that the report which
+// permits it stands at the very revision handed out.
+func (w *world) expectOpen(gr schema.GroupResource, enc agree.Encoding) {
+	w.t.Helper()
+	revision, err := w.m.Revision(w.t.Context(), gr, enc)
+	if err != nil {
+		w.t.Fatalf("Revision(%s, %s): %v", gr, enc, err)
+	}
+	reports, at := w.reports(gr)
+	own, ok := agree.Of(reports, w.m.ID())
+	if !ok || own.Encoding != enc {
+		w.t.Errorf("%s is open in %s with reports %v", gr, enc, reports)
+	}
+	if revision != at {
+		w.t.Errorf("%s: revision %d was handed out, the StorageVersion is at %d", gr, revision, at)
+	}
+}
+
+func expectHistogram(t *testing.T, registry metrics.KubeRegistry, name string, count uint64, sum float64) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		if h := family.GetMetric()[0].GetHistogram(); h.GetSampleCount() != count || h.GetSampleSum() != sum {
+			t.Errorf("%s: %d observations, %v s, want %d, %v s", name, h.GetSampleCount(), h.GetSampleSum(), count, sum)
+		}
+		return
+	}
+	t.Errorf("no metric %s", name)
+}
+
+// eventually waits for a condition of something that runs by itself.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := clock.RealClock{}.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-deadline:
+			t.Fatalf("never: %s", what)
+		case <-tick.C():
+		}
+	}
+}
+
+func (w *world) exists(id agree.ServerID) (exists bool) {
+	w.quietly(func() {
+		exists = w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: string(id)}, &coordinationv1.Lease{}) == nil
+	})
+	return exists
+}
+
+// observe delivers the watch event of a StorageVersion.
+func (w *world) observe(gr schema.GroupResource) {
+	w.quietly(func() {
+		sv := &v1alpha1.StorageVersion{}
+		if w.client.Get(w.t.Context(), client.ObjectKey{Name: storageversion.Name(gr)}, sv) == nil {
+			w.m.ObserveStorageVersion(sv, false)
+		} else {
+			w.m.ObserveStorageVersions(nil, 0)
+		}
+	})
+}
+
+// disturb does one thing that may happen at any time.
+func (w *world) disturb(rng *rand.Rand, crd **apiextensionsv1.CustomResourceDefinition) {
+	gr := []schema.GroupResource{secrets, widgets}[rng.IntN(2)]
+	enc := []agree.Encoding{v1, v2}[rng.IntN(2)]
+	switch rng.IntN(10) {
+	case 0:
+		*crd = w.setCRD([]string{"v1", "v2"}[rng.IntN(2)])
+	case 1:
+		w.m.ObserveCRD(*crd)
+	case 2:
+		w.setReports(gr)
+	case 3:
+		w.observe(gr)
+	case 4:
+		if id := w.m.ID(); id != "" && w.exists(id) && rng.IntN(3) == 0 {
+			w.deleteLease(id)
+		}
+	case 5:
+		_ = w.m.Renew(w.t.Context())
+	case 6:
+		_ = w.m.Register(w.t.Context())
+	case 7:
+		// A write: it commits only if the revision is that of a StorageVersion in which
+		// this server reports the encoding.
+		if revision, err := w.m.Revision(w.t.Context(), widgets, enc); err == nil {
+			reports, at := w.reports(widgets)
+			if own, _ := agree.Of(reports, w.m.ID()); revision == at && own.Encoding != enc {
+				w.t.Fatalf("a write in %s commits with reports %v", enc, reports)
+			} else if revision != at {
+				_ = w.m.Moved(w.t.Context(), widgets, enc, at, reports)
+			}
+		}
+	default:
+		w.clock.Step(time.Duration(rng.IntN(1000)) * time.Millisecond)
+		_, _ = w.m.Step(w.t.Context())
+	}
+}

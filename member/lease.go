@@ -1,0 +1,278 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+var (
+	// ErrLeaseGone is returned when this server's identity Lease is known not to exist
+	// any more: the server is no participant and has to register anew.
+	ErrLeaseGone = errors.New("this server's identity Lease is gone")
+
+	errDeparted = errors.New("this server is stopping")
+)
+
+// registration is one life as a participant. The Lease is never changed in place.
+type registration struct {
+	id    agree.ServerID
+	lease *coordinationv1.Lease // as last read or written
+	err   error                 // why there is none
+}
+
+// Register makes a new ID and creates its identity Lease (DESIGN 3.1.1), and the
+// namespace if it must. All permits of an earlier registration are closed. If the
+// outcome is not known the next attempt uses another ID, and the collector takes what
+// may have been left.
+func (m *Member) Register(ctx context.Context) error {
+	m.leaseMu.Lock()
+	defer m.leaseMu.Unlock()
+	m.mu.RLock()
+	departed, registered := m.departed, m.registration.id != ""
+	m.mu.RUnlock()
+	if departed {
+		return errDeparted
+	}
+	if registered {
+		return nil
+	}
+	lease := m.newLease()
+	err := m.createLease(ctx, lease)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.registration.err = err
+		return fmt.Errorf("register as %s: %w", lease.Name, err)
+	}
+	m.registration = registration{id: agree.ServerID(lease.Name), lease: lease}
+	m.closeAll(nil)
+	m.cfg.Logger.Info("Registered", "server", lease.Name)
+	return nil
+}
+
+func (m *Member) newLease() *coordinationv1.Lease {
+	m.mu.Lock()
+	name := fmt.Sprintf("apiserver-%016x", m.cfg.Random.Uint64())
+	m.mu.Unlock()
+	now := metav1.NewMicroTime(m.cfg.Clock.Now())
+	seconds := int32(m.cfg.LeaseDuration / time.Second)
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:      name,
+			Namespace: storageversion.IdentityNamespace,
+			Labels:    map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+			Annotations: map[string]string{
+				storageversion.BinaryVersionAnnotation:           m.cfg.Versions.Binary,
+				storageversion.EmulationVersionAnnotation:        m.cfg.Versions.Emulation,
+				storageversion.MinCompatibilityVersionAnnotation: m.cfg.Versions.MinCompatibility,
+			},
+		},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       &name,
+			LeaseDurationSeconds: &seconds,
+			AcquireTime:          &now,
+			RenewTime:            &now,
+		},
+	}
+}
+
+func (m *Member) createLease(ctx context.Context, lease *coordinationv1.Lease) error {
+	wanted := lease.DeepCopy()
+	err := m.cfg.Client.Create(ctx, lease)
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storageversion.IdentityNamespace}}
+	if err := m.cfg.Client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create namespace %s: %w", namespace.Name, err)
+	}
+	wanted.DeepCopyInto(lease)
+	return m.cfg.Client.Create(ctx, lease)
+}
+
+// Renew writes the present time to the identity Lease, and once every resource is
+// reported the "reported" annotation. ErrLeaseGone means that the server is no
+// participant any more and all its permits are closed; any other error says nothing
+// about the Lease (DESIGN 3.1.2: unknown, never gone).
+func (m *Member) Renew(ctx context.Context) error {
+	m.leaseMu.Lock()
+	defer m.leaseMu.Unlock()
+	m.mu.RLock()
+	current, departed := m.registration, m.departed
+	m.mu.RUnlock()
+	if departed {
+		return errDeparted
+	}
+	if current.id == "" {
+		return ErrLeaseGone
+	}
+	reported := m.allReported()
+	const attempts = 3 // somebody else edits the Lease once in a while, not all the time
+	var err error
+	for range attempts {
+		lease := renewed(current.lease, m.cfg.Clock.Now(), reported)
+		if err = m.cfg.Client.Update(ctx, lease); err == nil {
+			m.setLease(current.id, lease)
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			break
+		}
+		lease, readErr := m.readLease(ctx, current)
+		if readErr != nil {
+			return readErr
+		}
+		current.lease = lease
+	}
+	return fmt.Errorf("renew identity Lease %s: %w", current.id, err)
+}
+
+// renewed returns the Lease as it is to be written.
+func renewed(lease *coordinationv1.Lease, now time.Time, reported bool) *coordinationv1.Lease {
+	next := lease.DeepCopy()
+	at := metav1.NewMicroTime(now)
+	next.Spec.RenewTime = &at
+	if reported {
+		if next.Annotations == nil {
+			next.Annotations = map[string]string{}
+		}
+		next.Annotations[storageversion.ReportedAnnotation] = "true"
+	}
+	return next
+}
+
+// readLease finds out what became of a Lease that could not be updated.
+func (m *Member) readLease(ctx context.Context, current registration) (*coordinationv1.Lease, error) {
+	var lease coordinationv1.Lease
+	err := m.cfg.Client.Get(ctx, client.ObjectKeyFromObject(current.lease), &lease)
+	if err == nil && stillOurs(&lease, current.lease) {
+		return &lease, nil
+	}
+	if err == nil || isGone(err) {
+		m.unregister(current.id)
+		return nil, fmt.Errorf("%s: %w", current.id, ErrLeaseGone)
+	}
+	return nil, fmt.Errorf("read identity Lease %s: %w", current.id, err)
+}
+
+// stillOurs says whether a Lease makes this registration a participant: it is the same
+// object and has the label.
+func stillOurs(lease, ours *coordinationv1.Lease) bool {
+	return lease.UID == ours.UID && lease.Labels[storageversion.IdentityLabel] == storageversion.IdentityLabelValue
+}
+
+// isGone says whether an error proves that the object does not exist. A 404 for a path
+// that is not served proves nothing.
+func isGone(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.registration.id == id {
+		m.registration.lease = lease
+	}
+}
+
+// unregister ends a registration whose Lease is gone: all permits are closed at once.
+func (m *Member) unregister(id agree.ServerID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id == "" || m.registration.id != id {
+		return
+	}
+	m.registration = registration{err: ErrLeaseGone}
+	m.began, m.timed = m.cfg.Clock.Now(), false
+	m.closeAll(ErrLeaseGone)
+	wake(m.wakeLease)
+	m.cfg.Logger.Info("Identity Lease is gone, registering anew", "server", id)
+}
+
+// closeAll withdraws all permits and has everything reported. The caller holds m.mu.
+func (m *Member) closeAll(reason error) {
+	for _, s := range m.resources {
+		s.close()
+		s.lastErr, s.notBefore, s.failures = reason, time.Time{}, 0
+	}
+	wake(m.wakeReports)
+}
+
+// participants reads, never from a cache, the servers whose identity Lease exists.
+func (m *Member) participants(ctx context.Context) (sets.Set[agree.ServerID], error) {
+	var leases coordinationv1.LeaseList
+	if err := m.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue}); err != nil {
+		return nil, fmt.Errorf("list identity Leases: %w", err)
+	}
+	ids := sets.New[agree.ServerID]()
+	for i := range leases.Items {
+		ids.Insert(agree.ServerID(leases.Items[i].Name))
+	}
+	return ids, nil
+}
+
+// ObserveLease takes in an event of an identity Lease's watch.
+func (m *Member) ObserveLease(lease *coordinationv1.Lease, deleted bool) {
+	m.mu.RLock()
+	current := m.registration
+	m.mu.RUnlock()
+	if current.id == "" || lease.Name != string(current.id) || lease.UID != current.lease.UID {
+		return
+	}
+	if deleted || !stillOurs(lease, current.lease) {
+		m.unregister(current.id)
+	}
+}
+
+// Depart leaves the protocol: nothing is reported, renewed or registered from now on,
+// all permits are closed, and what is under way is waited for. Then the server is
+// buried, again and again until that succeeds or ctx ends (DESIGN 3.4). The server
+// drains its requests before.
+func (m *Member) Depart(ctx context.Context) error {
+	m.mu.Lock()
+	if !m.departed {
+		m.departed = true
+		m.closeAll(errDeparted)
+		if m.inflight == 0 {
+			close(m.landed)
+		}
+		if m.stop != nil {
+			m.stop()
+		}
+	}
+	m.mu.Unlock()
+	select {
+	case <-m.landed:
+	case <-ctx.Done():
+		return fmt.Errorf("depart: reports are still under way: %w", ctx.Err())
+	}
+	// A registration or renewal that is under way ends before the Lease is deleted.
+	m.leaseMu.Lock()
+	defer m.leaseMu.Unlock()
+	id := m.ID()
+	if id == "" {
+		return nil
+	}
+	for failures := 0; ; failures++ {
+		err := m.cfg.Bury(ctx, id)
+		if err == nil {
+			return nil
+		}
+		if m.pause(ctx, m.backoff(failures), nil); ctx.Err() != nil {
+			return fmt.Errorf("depart as %s: %w", id, err)
+		}
+	}
+}

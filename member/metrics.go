@@ -1,0 +1,88 @@
+package member
+
+import (
+	"maps"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-base/metrics"
+
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Metrics measure what KEP-2339 sets objectives for ("SLOs": one minute each).
+type Metrics struct {
+	report    *metrics.Histogram
+	agreement *metrics.Histogram
+}
+
+// NewMetrics returns metrics that are not registered yet.
+func NewMetrics() *Metrics {
+	buckets := metrics.ExponentialBuckets(0.005, 2, 16) // 5 ms to 164 s
+	return &Metrics{
+		report: metrics.NewHistogram(&metrics.HistogramOpts{
+			Name:           "concord_storageversion_report_duration_seconds",
+			Help:           "Time from the start of this server, or the loss of its identity Lease, until its reports of all built-in resources stood.",
+			Buckets:        buckets,
+			StabilityLevel: metrics.ALPHA,
+		}),
+		agreement: metrics.NewHistogram(&metrics.HistogramOpts{
+			Name:           "concord_storageversion_agreement_duration_seconds",
+			Help:           "Time from the change that ended the agreement on a resource's encoding until all servers agreed again, as this server watched it.",
+			Buckets:        buckets,
+			StabilityLevel: metrics.ALPHA,
+		}),
+	}
+}
+
+// Registerables returns what to register.
+func (x *Metrics) Registerables() []metrics.Registerable {
+	return []metrics.Registerable{x.report, x.agreement}
+}
+
+func (x *Metrics) observeReport(d time.Duration) {
+	if x != nil {
+		x.report.Observe(d.Seconds())
+	}
+}
+
+func (x *Metrics) observeAgreement(d time.Duration) {
+	if x != nil {
+		x.agreement.Observe(d.Seconds())
+	}
+}
+
+// agreementTimer remembers since when there is no agreement, per StorageVersion.
+type agreementTimer struct {
+	since map[types.UID]time.Time
+}
+
+func newAgreementTimer() *agreementTimer { return &agreementTimer{since: map[types.UID]time.Time{}} }
+
+// observe takes in a StorageVersion. It returns how long there was no agreement, and
+// true, if there is one again. A StorageVersion without reports is not disagreed on.
+func (a *agreementTimer) observe(sv *v1alpha1.StorageVersion, now time.Time) (time.Duration, bool) {
+	since, open := a.since[sv.UID]
+	_, agreed := storageversion.Agreement(sv)
+	switch {
+	case agreed || len(sv.Status.StorageVersions) == 0:
+		delete(a.since, sv.UID)
+		return now.Sub(since), open && agreed
+	case !open:
+		a.since[sv.UID] = now
+	}
+	return 0, false
+}
+
+func (a *agreementTimer) forget(uid types.UID) { delete(a.since, uid) }
+
+// keep forgets all StorageVersions but these.
+func (a *agreementTimer) keep(items []v1alpha1.StorageVersion) {
+	uids := sets.New[types.UID]()
+	for i := range items {
+		uids.Insert(items[i].UID)
+	}
+	maps.DeleteFunc(a.since, func(uid types.UID, _ time.Time) bool { return !uids.Has(uid) })
+}

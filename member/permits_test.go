@@ -1,0 +1,315 @@
+package member
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// TestMoved goes through the outcomes of DESIGN 3.2, "On mismatch".
+func TestMoved(t *testing.T) {
+	const (
+		again = iota
+		supersededBy
+		unavailable
+	)
+	for _, tc := range []struct {
+		name   string
+		enc    agree.Encoding // of the store
+		report agree.Encoding // own report that was found; "": none
+		old    bool           // the answer is older than the revision known
+		want   int
+		open   bool // afterwards
+	}{
+		{name: "somebody else joined or left", enc: v2, report: v2, want: again, open: true},
+		{name: "the store is superseded", enc: v1, report: v2, want: supersededBy, open: true},
+		{name: "own report missing", enc: v2, want: unavailable},
+		{name: "own report missing, superseded store", enc: v1, want: unavailable},
+		{name: "another encoding is reported by our name", enc: v2, report: v1, want: again},
+		{name: "an old answer with the report", enc: v2, report: v2, old: true, want: again, open: true},
+		{name: "an old answer without the report", enc: v2, old: true, want: again, open: true},
+		{name: "an old answer with the report of before", enc: v2, report: v1, old: true, want: again, open: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := withWidgets(t)
+			w.m.ObserveCRD(w.setCRD("v2"))
+			w.settle()
+			known := w.status(widgets).Revision
+			reports := []agree.Report{{Server: "other", Encoding: v1}}
+			if tc.report != "" {
+				reports = append(reports, agree.Report{Server: w.m.ID(), Encoding: tc.report})
+			}
+			mod := known - 1
+			if !tc.old {
+				w.setReports(widgets, reports...)
+				_, mod = w.reports(widgets)
+			}
+			err := w.m.Moved(t.Context(), widgets, tc.enc, mod, reports)
+			ok := false
+			switch tc.want {
+			case again:
+				ok = err == nil
+			case supersededBy:
+				ok = errors.Is(err, agree.ErrSuperseded)
+			case unavailable:
+				ok = apierrors.IsServiceUnavailable(err)
+			}
+			if !ok {
+				t.Errorf("Moved: %v", err)
+			}
+			status := w.status(widgets)
+			if status.Open != tc.open {
+				t.Errorf("open: %v, want %v", status.Open, tc.open)
+			}
+			if tc.open {
+				if want := max(known, mod); status.Revision != want {
+					t.Errorf("revision %d, want %d", status.Revision, want)
+				}
+				return
+			}
+			w.took()
+			w.settle()
+			w.expectOpen(widgets, v2)
+			if w.took() == "" {
+				t.Error("not reported again")
+			}
+		})
+	}
+	t.Run("no StorageVersion", func(t *testing.T) {
+		w := withWidgets(t)
+		if err := w.m.Moved(t.Context(), widgets, v1, 0, nil); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Moved: %v", err)
+		}
+		if w.status(widgets).Open {
+			t.Error("open without a StorageVersion")
+		}
+	})
+	t.Run("an ID from before", func(t *testing.T) {
+		w := withWidgets(t)
+		old := w.m.ID()
+		w.deleteLease(old)
+		w.m.ObserveLeases(nil, 1000)
+		w.register()
+		reports, mod := w.reports(widgets) // those of the old ID still stand
+		if len(reports) != 1 || reports[0].Server != old {
+			t.Fatalf("reports %v", reports)
+		}
+		if err := w.m.Moved(t.Context(), widgets, v1, mod, reports); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Moved: %v", err)
+		}
+		if _, err := w.m.Revision(t.Context(), widgets, v1); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision: %v", err)
+		}
+	})
+	t.Run("a built-in resource", func(t *testing.T) {
+		w := newWorld(t, []Resource{builtin(secrets)})
+		w.register()
+		w.settle()
+		if err := w.m.Moved(t.Context(), secrets, "v1", 1000, nil); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Moved: %v", err)
+		}
+		if err := w.m.Ready(); !errors.Is(err, errReportLost) {
+			t.Errorf("Ready: %v", err)
+		}
+	})
+	t.Run("a resource that is not known", func(t *testing.T) {
+		w := newWorld(t, nil)
+		if err := w.m.Moved(t.Context(), secrets, "v1", 1, nil); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Moved: %v", err)
+		}
+	})
+}
+
+func TestWrongStore(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)})
+	w.register()
+	w.settle()
+	if _, err := w.m.Revision(t.Context(), secrets, "v0"); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("Revision: %v", err)
+	}
+}
+
+// TestLostIsNotForgotten: a read from before the loss must not open the resource again.
+func TestLostIsNotForgotten(t *testing.T) {
+	s := newState(true)
+	s.aim(target{resource: builtin(secrets), known: true})
+	own := []agree.Report{{Server: "self", Encoding: "v1"}}
+	if !s.stands("v1", 10) || !s.open() {
+		t.Fatal("not open")
+	}
+	if s.learn("self", 12, own) || s.revision != 12 {
+		t.Errorf("revision %d, want 12", s.revision)
+	}
+	if s.learn("self", 11, nil) || s.revision != 12 {
+		t.Error("an older event was followed")
+	}
+	if !s.learn("self", 13, nil) || s.open() {
+		t.Error("open although the report is lost")
+	}
+	for _, revision := range []int64{10, 12, 13} {
+		if s.stands("v1", revision) || s.open() {
+			t.Errorf("opened by what was read at %d", revision)
+		}
+	}
+	if !s.stands("v1", 14) || !s.open() {
+		t.Error("not open again")
+	}
+}
+
+func TestObserveStorageVersions(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)})
+	w.register()
+	w.settle()
+	w.m.ObserveStorageVersions(nil, 1)
+	if err := w.m.Ready(); err != nil {
+		t.Errorf("a list that is older than the reports: %v", err)
+	}
+	w.m.ObserveStorageVersions(nil, 1000)
+	for _, gr := range []schema.GroupResource{secrets, configMaps} {
+		if w.status(gr).Open {
+			t.Errorf("%s is open although there is no StorageVersion", gr)
+		}
+	}
+}
+
+// TestGate goes through the list of DESIGN 3.1.
+func TestGate(t *testing.T) {
+	events := schema.GroupResource{Resource: "events"}
+	w := newWorld(t, []Resource{builtin(secrets), builtin(leases), builtin(storageversion.Resource), builtin(schema.GroupResource{Resource: "namespaces"}), builtin(events)},
+		func(c *Config) { c.Persisted = func(gr schema.GroupResource) bool { return gr != events } })
+	request := func(verb string, gr schema.GroupResource) Request {
+		return Request{IsResource: true, Verb: verb, Resource: gr}
+	}
+	loopback := func(r Request) Request { r.Loopback = true; return r }
+	for _, tc := range []struct {
+		name    string
+		request Request
+		passes  bool
+	}{
+		{"requests that are not for a resource", Request{}, true},
+		{"get", request("get", secrets), true},
+		{"list", request("list", secrets), true},
+		{"watch", request("watch", secrets), true},
+		{"create", request("create", secrets), false},
+		{"update", request("update", secrets), false},
+		{"patch", request("patch", secrets), false},
+		{"delete", request("delete", secrets), false},
+		{"deletecollection", request("deletecollection", secrets), false},
+		{"loopback, anything", loopback(request("create", secrets)), false},
+		{"loopback, storageversions", loopback(request("create", storageversion.Resource)), true},
+		{"loopback, identity Lease", loopback(request("update", leases)), true},
+		{"loopback, system namespaces", loopback(request("create", schema.GroupResource{Resource: "namespaces"})), true},
+		{"storageversions", request("create", storageversion.Resource), false},
+		{"leases", request("update", leases), false},
+		{"reviews", request("create", schema.GroupResource{Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"}), true},
+		{"not persisted", request("create", events), true},
+		{"custom resources", request("create", widgets), true},
+	} {
+		if err := w.m.Admit(tc.request); (err == nil) != tc.passes {
+			t.Errorf("%s while closed: %v", tc.name, err)
+		} else if err != nil && !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("%s: %v, want a 503", tc.name, err)
+		}
+	}
+	w.register()
+	w.settle()
+	for _, verb := range []string{"create", "delete"} {
+		if err := w.m.Admit(request(verb, secrets)); err != nil {
+			t.Errorf("%s when open: %v", verb, err)
+		}
+	}
+	w.m.ObserveStorageVersions(nil, 1000)
+	if err := w.m.Admit(request("create", secrets)); err == nil {
+		t.Error("create after the report was lost")
+	}
+}
+
+func TestGateBeforeBuiltins(t *testing.T) {
+	m, err := New(newWorld(t, nil).m.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Admit(Request{IsResource: true, Verb: "create", Resource: secrets}); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("Admit: %v", err)
+	}
+}
+
+func TestGateHandler(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)})
+	var rejected error
+	known := true
+	handler := w.m.Gate(
+		http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusCreated) }),
+		func(*http.Request) (Request, bool) {
+			return Request{IsResource: true, Verb: "create", Resource: secrets}, known
+		},
+		func(rw http.ResponseWriter, _ *http.Request, err error) {
+			rejected = err
+			rw.WriteHeader(http.StatusServiceUnavailable)
+		})
+	serve := func() int {
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, "/api/v1/namespaces/x/secrets", nil))
+		return recorder.Code
+	}
+	if code := serve(); code != http.StatusServiceUnavailable || !apierrors.IsServiceUnavailable(rejected) {
+		t.Errorf("closed: %d, %v", code, rejected)
+	}
+	w.register()
+	w.settle()
+	if code := serve(); code != http.StatusCreated {
+		t.Errorf("open: %d", code)
+	}
+	known = false
+	if code := serve(); code != http.StatusServiceUnavailable {
+		t.Errorf("without request info: %d", code)
+	}
+}
+
+// TestConverges lets everything happen in any order and then demands that the member
+// ends open in the CRD's encoding, with every permit backed by a report (DESIGN I7, I2).
+func TestConverges(t *testing.T) {
+	for seed := range uint64(150) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Random = rng })
+			w.register()
+			flaky := func(string) error {
+				if rng.IntN(5) == 0 {
+					return errBroken
+				}
+				return nil
+			}
+			w.before, w.after = flaky, flaky
+			crd := w.setCRD("v1")
+			for range 40 {
+				w.disturb(rng, &crd)
+			}
+			w.before, w.after = nil, nil
+			last := w.setCRD([]string{"v1", "v2"}[rng.IntN(2)])
+			w.m.ObserveCRD(last)
+			for _, gr := range []schema.GroupResource{secrets, widgets} {
+				w.observe(gr)
+			}
+			if id := w.m.ID(); id != "" && !w.exists(id) {
+				w.m.ObserveLeases(nil, 1<<40)
+			}
+			w.settle()
+			r, _ := wanted(last)
+			w.expectOpen(secrets, "v1")
+			w.expectOpen(widgets, r.Encoding)
+			if err := w.m.Ready(); err != nil {
+				t.Errorf("Ready: %v", err)
+			}
+		})
+	}
+}

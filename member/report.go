@@ -1,0 +1,244 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// reportOne makes one attempt: the StorageVersion is read, then the participants, in
+// this order again in every attempt (DESIGN 3.1.2).
+func (m *Member) reportOne(ctx context.Context, c claim) (rebuild bool, err error) {
+	if c.readFirst() {
+		if c, err = m.recheck(ctx, c); err != nil {
+			return false, err
+		}
+		switch {
+		case c.target.absent:
+			return false, m.retire(ctx, c)
+		case !c.target.known:
+			return false, nil // the CRD's names are not accepted yet
+		}
+	}
+	sv, err := m.readStorageVersion(ctx, c.gr)
+	if err != nil {
+		return false, err
+	}
+	participants, err := m.participants(ctx)
+	if err != nil {
+		return false, err
+	}
+	return m.submit(ctx, c, sv, participants)
+}
+
+// submit writes the report into the StorageVersion that was read before the
+// participants (nil: there is none), checks the CRD and opens the resource.
+func (m *Member) submit(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) (rebuild bool, err error) {
+	if !participants.Has(c.id) {
+		m.unregister(c.id)
+		return false, fmt.Errorf("%s: %w", c.id, ErrLeaseGone)
+	}
+	revision, err := m.put(ctx, c, sv, participants)
+	if err != nil {
+		return false, err
+	}
+	if err := m.stands(c, revision); err != nil {
+		return false, err
+	}
+	if c.target.resource.CRD != "" {
+		if err := m.check(ctx, c); err != nil {
+			return false, err
+		}
+	}
+	return m.finish(c), nil
+}
+
+// put makes the report stand, with a write only if one is needed, and returns the
+// revision at which it was seen to.
+func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) (int64, error) {
+	own := c.target.resource.report(c.id)
+	reports, changed := plan(sv, own, participants)
+	if !changed {
+		return revisionOf(sv)
+	}
+	if err := m.sending(c, own.Encoding); err != nil {
+		return 0, err
+	}
+	next := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(c.gr)}}
+	if sv != nil {
+		next = sv.DeepCopy()
+	}
+	storageversion.SetReports(next, reports, metav1.NewTime(m.cfg.Clock.Now()))
+	var err error
+	if sv == nil {
+		// The strategy takes the status on create, so that no StorageVersion is ever
+		// seen without a report that was about to come.
+		err = m.cfg.Client.Create(ctx, next)
+	} else {
+		err = m.cfg.Client.Status().Update(ctx, next)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write StorageVersion %s: %w", next.Name, err)
+	}
+	if got, ok := agree.Of(storageversion.Reports(next), c.id); !ok || got.Encoding != own.Encoding {
+		return 0, fmt.Errorf("StorageVersion %s was stored without this server's report", next.Name)
+	}
+	return revisionOf(next)
+}
+
+// plan decides what the StorageVersion's reports are to be, and whether they have to be
+// written: every write costs the other servers a read.
+func plan(sv *v1alpha1.StorageVersion, own agree.Report, participants sets.Set[agree.ServerID]) ([]agree.Report, bool) {
+	if sv == nil {
+		return []agree.Report{own}, true
+	}
+	before := storageversion.Reports(sv)
+	after := agree.Merge(before, own, participants)
+	said, agreed := storageversion.Agreement(sv)
+	common, ok := agree.Common(after)
+	return after, !agree.Equal(before, after) || agreed != ok || said != common
+}
+
+// revisionOf returns the etcd mod revision of a StorageVersion.
+func revisionOf(sv *v1alpha1.StorageVersion) (int64, error) {
+	revision, err := strconv.ParseInt(sv.ResourceVersion, 10, 64)
+	if err != nil || revision <= 0 {
+		return 0, fmt.Errorf("StorageVersion %s: resourceVersion %q is not an etcd revision", sv.Name, sv.ResourceVersion)
+	}
+	return revision, nil
+}
+
+func (m *Member) readStorageVersion(ctx context.Context, gr schema.GroupResource) (*v1alpha1.StorageVersion, error) {
+	var sv v1alpha1.StorageVersion
+	err := m.cfg.Client.Get(ctx, client.ObjectKey{Name: storageversion.Name(gr)}, &sv)
+	switch {
+	case err == nil:
+		return &sv, nil
+	case isGone(err):
+		return nil, nil
+	default:
+		return nil, fmt.Errorf("read StorageVersion %s: %w", storageversion.Name(gr), err)
+	}
+}
+
+// sending is called before a write of the report in this encoding, empty for a write
+// that drops it. If another encoding is open it is closed: from now on, and as long as
+// the outcome of the write is not known, its revision is not handed out.
+func (m *Member) sending(c claim, enc agree.Encoding) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.resources[c.gr]
+	switch {
+	case m.departed:
+		return errDeparted
+	case m.registration.id != c.id, s.seq != c.seq:
+		return errStale
+	}
+	if s.reported != "" && s.reported != enc {
+		s.close()
+	}
+	return nil
+}
+
+// stands records the revision at which the report was seen.
+func (m *Member) stands(c claim, revision int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch s := m.resources[c.gr]; {
+	case m.departed:
+		return errDeparted
+	case m.registration.id != c.id:
+		return errStale
+	case !s.stands(c.target.resource.Encoding, revision):
+		return errReportLost
+	}
+	return nil
+}
+
+// finish ends a successful attempt. It returns true if the resource has opened in
+// another encoding than was open before.
+func (m *Member) finish(c claim) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.resources[c.gr]
+	if m.registration.id != c.id || m.departed {
+		return false
+	}
+	s.done = max(s.done, c.seq)
+	if !s.open() {
+		return false
+	}
+	rebuild := s.opened != "" && s.opened != s.reported
+	s.opened = s.reported
+	m.observeReported()
+	return rebuild
+}
+
+// observeReported notices when everything has been reported. The caller holds m.mu.
+func (m *Member) observeReported() {
+	builtins, all := true, true
+	for _, s := range m.resources {
+		if s.target.known && !s.target.absent && !s.open() {
+			all = false
+			builtins = builtins && !s.builtin
+		}
+	}
+	if builtins && m.builtinsSet && !m.timed {
+		m.timed = true
+		m.cfg.Metrics.observeReport(m.cfg.Clock.Since(m.began))
+	}
+	if _, said := m.registration.lease.Annotations[storageversion.ReportedAnnotation]; all && !said {
+		wake(m.wakeLease)
+	}
+}
+
+// allReported says whether every resource that is known has been reported.
+func (m *Member) allReported() bool {
+	if m.cfg.CustomResourcesKnown != nil && !m.cfg.CustomResourcesKnown() {
+		return false
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, s := range m.resources {
+		if s.target.known && !s.target.absent && !s.open() {
+			return false
+		}
+	}
+	return m.builtinsSet
+}
+
+// retire drops this server's report of a resource whose CRD is gone (DESIGN 3.3). Its
+// objects went before it did.
+func (m *Member) retire(ctx context.Context, c claim) error {
+	sv, err := m.readStorageVersion(ctx, c.gr)
+	if err != nil {
+		return err
+	}
+	if sv != nil {
+		before := storageversion.Reports(sv)
+		if _, reported := agree.Of(before, c.id); reported {
+			if err := m.sending(c, ""); err != nil {
+				return err
+			}
+			storageversion.SetReports(sv, agree.Without(before, c.id), metav1.NewTime(m.cfg.Clock.Now()))
+			if err := m.cfg.Client.Status().Update(ctx, sv); err != nil {
+				return fmt.Errorf("drop the report from StorageVersion %s: %w", sv.Name, err)
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.resources[c.gr]
+	s.close()
+	s.done = max(s.done, c.seq)
+	return nil
+}

@@ -1,0 +1,346 @@
+package member
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-base/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+var errBroken = errors.New("connection refused")
+
+func conflict(call string) error {
+	return apierrors.NewConflict(storageversion.Resource, call, errors.New("modified"))
+}
+
+// TestOrder holds every attempt to the order of DESIGN 3.1.2: StorageVersion, then
+// participants, then the write, "in this order again on every retry".
+func TestOrder(t *testing.T) {
+	const read = "get StorageVersion core.secrets; list LeaseList"
+	other := agree.Report{Server: "other", Encoding: "v1", Decodable: []string{"v1"}}
+	for _, tc := range []struct {
+		name    string
+		present bool
+		fail    map[string]error // the first such call fails
+		want    []string         // one per attempt
+	}{
+		{name: "created with its report in one write", want: []string{read + "; create StorageVersion core.secrets"}},
+		{name: "updated", present: true, want: []string{read + "; update status StorageVersion core.secrets"}},
+		{
+			name: "conflict", present: true, fail: map[string]error{"update status StorageVersion core.secrets": conflict("")},
+			want: []string{read + "; update status StorageVersion core.secrets", read + "; update status StorageVersion core.secrets"},
+		},
+		{
+			name: "somebody else created it first", fail: map[string]error{"create StorageVersion core.secrets": apierrors.NewAlreadyExists(storageversion.Resource, "core.secrets")},
+			want: []string{read + "; create StorageVersion core.secrets", read + "; create StorageVersion core.secrets"},
+		},
+		{
+			name: "an error while reading Leases means unknown: nothing is written", present: true, fail: map[string]error{"list LeaseList": errBroken},
+			want: []string{read, read + "; update status StorageVersion core.secrets"},
+		},
+		{
+			name: "an error while reading the StorageVersion", present: true, fail: map[string]error{"get StorageVersion core.secrets": errBroken},
+			want: []string{"get StorageVersion core.secrets", read + "; update status StorageVersion core.secrets"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, []Resource{builtin(secrets)})
+			id := w.register()
+			if tc.present {
+				w.addLease("other")
+				w.setReports(secrets, other)
+			}
+			w.before = func(call string) error {
+				err := tc.fail[call]
+				delete(tc.fail, call)
+				return err
+			}
+			for i, want := range tc.want {
+				wait, err := w.m.Step(t.Context())
+				if last := i == len(tc.want)-1; last == (err != nil) {
+					t.Errorf("attempt %d: error %v", i, err)
+				} else if !last && (wait <= 0 || wait > time.Second) {
+					t.Errorf("attempt %d: the next one comes after %s", i, wait)
+				}
+				if got := w.took(); got != want {
+					t.Errorf("attempt %d: calls %q, want %q", i, got, want)
+				}
+				w.clock.Step(max(wait, 0))
+			}
+			if w.m.ID() != id {
+				t.Errorf("registered anew: %s, was %s", w.m.ID(), id)
+			}
+			w.expectOpen(secrets, "v1")
+			if reports, _ := w.reports(secrets); tc.present && !slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Server == "other" }) {
+				t.Errorf("another participant's report was dropped: %v", reports)
+			}
+			if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+				t.Errorf("the report is repeated without a reason: %s, %v", wait, err)
+			}
+		})
+	}
+}
+
+// TestOrderOfMany: "many resources: list StorageVersions, then list Leases, then update
+// in parallel", conflicts each for its own.
+func TestOrderOfMany(t *testing.T) {
+	var rs []Resource
+	for i := range manyResources {
+		rs = append(rs, builtin(schema.GroupResource{Group: "g", Resource: fmt.Sprintf("r%d", i)}))
+	}
+	for _, workers := range []int{1, 4} {
+		t.Run(fmt.Sprintf("%d workers", workers), func(t *testing.T) {
+			w := newWorld(t, rs, func(c *Config) { c.Workers = workers })
+			w.register()
+			failed := false
+			w.before = func(call string) error {
+				if call == "create StorageVersion g.r3" && !failed {
+					failed = true
+					return apierrors.NewAlreadyExists(storageversion.Resource, "g.r3")
+				}
+				return nil
+			}
+			wait, err := w.m.Step(t.Context())
+			if !apierrors.IsAlreadyExists(err) {
+				t.Errorf("Step: %v, want the conflict", err)
+			}
+			calls := strings.Split(w.took(), "; ")
+			if len(calls) != 2+len(rs) || calls[0] != "list StorageVersionList" || calls[1] != "list LeaseList" {
+				t.Errorf("calls %q", calls)
+			}
+			if err := w.m.Ready(); err == nil || !strings.Contains(err.Error(), "r3.g, last seen error") {
+				t.Errorf("Ready: %v, want to hear of r3", err)
+			}
+			w.clock.Step(wait)
+			if _, err := w.m.Step(t.Context()); err != nil {
+				t.Errorf("Step: %v", err)
+			}
+			if got, want := w.took(), "get StorageVersion g.r3; list LeaseList; create StorageVersion g.r3"; got != want {
+				t.Errorf("retry: calls %q, want %q", got, want)
+			}
+			if err := w.m.Ready(); err != nil {
+				t.Errorf("Ready: %v", err)
+			}
+			for _, r := range rs {
+				w.expectOpen(r.GroupResource, r.Encoding)
+			}
+		})
+	}
+}
+
+func TestListErrorDelaysAllTogether(t *testing.T) {
+	var rs []Resource
+	for i := range 2 * manyResources {
+		rs = append(rs, builtin(schema.GroupResource{Group: "g", Resource: fmt.Sprintf("r%d", i)}))
+	}
+	w := newWorld(t, rs)
+	w.register()
+	w.before = func(call string) error {
+		if call == "list LeaseList" {
+			return errBroken
+		}
+		return nil
+	}
+	wait, err := w.m.Step(t.Context())
+	if !errors.Is(err, errBroken) || wait <= 0 {
+		t.Fatalf("Step: %v, %v", wait, err)
+	}
+	w.took()
+	w.before = nil
+	w.clock.Step(wait)
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 {
+		t.Errorf("Step: %v, %v, want everything reported at once", wait, err)
+	}
+	if calls := w.took(); strings.Count(calls, "list ") != 2 {
+		t.Errorf("not one attempt for all: %s", calls)
+	}
+}
+
+// TestPlan quotes KEP-2339, "Updating StorageVersion".
+func TestPlan(t *testing.T) {
+	own := agree.Report{Server: "self", Encoding: "v1", Decodable: []string{"v1"}, Served: []string{"v1"}}
+	other := func(id agree.ServerID) agree.Report {
+		return agree.Report{Server: id, Encoding: "v1", Decodable: []string{"v1"}}
+	}
+	served := own
+	served.Served = nil
+	for _, tc := range []struct {
+		name    string
+		reports []agree.Report // nil: no StorageVersion
+		want    []agree.Report
+		changed bool
+	}{
+		{name: "or creates one if it does not exist yet", want: []agree.Report{own}, changed: true},
+		{name: "nothing changes", reports: []agree.Report{other("b"), own}, want: []agree.Report{other("b"), own}},
+		{name: "served versions change", reports: []agree.Report{served}, want: []agree.Report{own}, changed: true},
+		{name: "such entries are stale", reports: []agree.Report{own, other("gone")}, want: []agree.Report{own}, changed: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var sv *v1alpha1.StorageVersion
+			if tc.reports != nil {
+				sv = &v1alpha1.StorageVersion{}
+				storageversion.SetReports(sv, tc.reports, sv.CreationTimestamp)
+			}
+			got, changed := plan(sv, own, sets.New[agree.ServerID]("self", "b"))
+			if !agree.Equal(got, tc.want) || changed != tc.changed {
+				t.Errorf("got %v, %v, want %v, %v", got, changed, tc.want, tc.changed)
+			}
+		})
+	}
+	t.Run("the agreement it states is wrong", func(t *testing.T) {
+		sv := &v1alpha1.StorageVersion{}
+		storageversion.SetReports(sv, []agree.Report{own}, sv.CreationTimestamp)
+		sv.Status.CommonEncodingVersion = nil
+		if _, changed := plan(sv, own, sets.New[agree.ServerID]("self")); !changed {
+			t.Error("it is left as it is")
+		}
+	})
+}
+
+// TestOwnLeaseGone: "Own Lease gone: stop and register anew", under a new ID.
+func TestOwnLeaseGone(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)})
+	old := w.register()
+	w.settle()
+	w.expectOpen(configMaps, "v1")
+	w.deleteLease(old)
+	w.setReports(secrets) // buried
+	w.took()
+
+	err := w.m.Report(t.Context(), secrets)
+	if !errors.Is(err, ErrLeaseGone) {
+		t.Fatalf("Report: %v, want %v", err, ErrLeaseGone)
+	}
+	if got, want := w.took(), "get StorageVersion core.secrets; list LeaseList"; got != want {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+	if w.m.ID() != "" {
+		t.Errorf("still registered as %s", w.m.ID())
+	}
+	for _, gr := range []schema.GroupResource{secrets, configMaps} {
+		if _, err := w.m.Revision(t.Context(), gr, "v1"); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision(%s): %v, want all permits closed at once", gr, err)
+		}
+	}
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+		t.Errorf("something is reported without a registration: %v, %v", wait, err)
+	}
+	w.register()
+	if w.m.ID() == old || w.m.ID() == "" {
+		t.Fatalf("registered as %q, was %q", w.m.ID(), old)
+	}
+	w.settle()
+	for _, gr := range []schema.GroupResource{secrets, configMaps} {
+		w.expectOpen(gr, "v1")
+		if reports, _ := w.reports(gr); len(reports) != 1 {
+			t.Errorf("%s: reports %v, want only that of the new ID", gr, reports)
+		}
+	}
+}
+
+// TestStatusDroppedOnCreate: a revision is handed out only if the reports at it contain
+// ours, whatever the strategy does with what was sent.
+func TestStatusDroppedOnCreate(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)})
+	w.register()
+	w.after = func(call string) error {
+		if call == "create StorageVersion core.secrets" {
+			w.setReports(secrets)
+			return errors.New("lost reply")
+		}
+		return nil
+	}
+	if _, err := w.m.Step(t.Context()); err == nil {
+		t.Error("Step: want an error")
+	}
+	if _, err := w.m.Revision(t.Context(), secrets, "v1"); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("Revision: %v", err)
+	}
+	w.settle()
+	w.expectOpen(secrets, "v1")
+}
+
+func TestReady(t *testing.T) {
+	m := NewMetrics()
+	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Metrics = m })
+	registry := metrics.NewKubeRegistry()
+	registry.MustRegister(m.Registerables()...)
+	if err := w.m.Ready(); !errors.Is(err, errUnregistered) {
+		t.Errorf("Ready before the registration: %v", err)
+	}
+	id := w.register()
+	if err := w.m.Ready(); err == nil {
+		t.Error("Ready before the report")
+	}
+	w.clock.Step(2 * time.Second)
+	w.settle()
+	if err := w.m.Ready(); err != nil {
+		t.Errorf("Ready: %v", err)
+	}
+	if _, said := w.lease(id).Annotations[storageversion.ReportedAnnotation]; said {
+		t.Error("the Lease says reported before it was written")
+	}
+	if err := w.m.Renew(t.Context()); err != nil {
+		t.Fatalf("Renew: %v", err)
+	}
+	if w.lease(id).Annotations[storageversion.ReportedAnnotation] != "true" {
+		t.Error("the Lease does not say reported")
+	}
+	expectHistogram(t, registry, "concord_storageversion_report_duration_seconds", 1, 2)
+}
+
+func TestReportedWaitsForCustomResources(t *testing.T) {
+	known := false
+	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.CustomResourcesKnown = func() bool { return known } })
+	id := w.register()
+	w.settle()
+	said := func() bool {
+		if err := w.m.Renew(t.Context()); err != nil {
+			t.Fatalf("Renew: %v", err)
+		}
+		return w.lease(id).Annotations[storageversion.ReportedAnnotation] == "true"
+	}
+	if said() {
+		t.Error("reported before the CRDs are known")
+	}
+	known = true
+	w.m.ObserveCRD(w.setCRD("v1"))
+	if said() {
+		t.Error("reported before the custom resource is")
+	}
+	w.settle()
+	if !said() {
+		t.Error("not reported although all is")
+	}
+}
+
+func TestDisappearedStorageVersionIsMadeAgain(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)})
+	w.register()
+	w.settle()
+	sv := &v1alpha1.StorageVersion{}
+	if err := w.client.Get(t.Context(), client.ObjectKey{Name: "core.secrets"}, sv); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Delete(t.Context(), sv.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	w.m.ObserveStorageVersion(sv, true)
+	if err := w.m.Ready(); err == nil {
+		t.Error("still ready")
+	}
+	w.settle()
+	w.expectOpen(secrets, "v1")
+}

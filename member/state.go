@@ -1,0 +1,190 @@
+package member
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// target is what a resource's report should be.
+type target struct {
+	resource Resource
+	known    bool // false: no CRD has been seen for it yet
+	absent   bool // its CRD is gone: there should be no report
+
+	// Of custom resources: the CRD that was last seen.
+	uid     types.UID
+	version int64 // its resourceVersion
+}
+
+// state is what this server knows of one resource. Its methods decide and have no
+// clock, lock or I/O.
+//
+// Invariants:
+//  1. revision > 0 if and only if reported is not empty.
+//  2. At etcd revision `revision` the StorageVersion held the report of the current
+//     registration with exactly the encoding `reported`, and nothing known later
+//     contradicts it.
+//  3. revision never goes backward while reported stays the same.
+type state struct {
+	builtin bool
+	target  target
+	seq     uint64 // raised with every change of target
+	done    uint64 // the seq of the target that was last reported
+
+	reported agree.Encoding
+	revision int64
+	// checked: after this report a quorum read of the CRD named its encoding (DESIGN 3.1.3).
+	checked bool
+	// lostAt is the latest revision at which this server's report was known to be missing.
+	lostAt int64
+	// past are the encodings that this server has reported before `reported`.
+	past sets.Set[agree.Encoding]
+	// opened is the encoding that was open last.
+	opened agree.Encoding
+
+	// verify: the CRD has to be read, for a store asks to write an encoding never heard of.
+	verify   bool
+	verified bool // it was read for that reason since the last change
+
+	inflight  bool
+	failures  int
+	notBefore time.Time
+	lastErr   error
+
+	changed chan struct{} // closed at every change that may matter to a waiter
+}
+
+func newState(builtin bool) *state {
+	return &state{builtin: builtin, past: sets.New[agree.Encoding](), changed: make(chan struct{})}
+}
+
+func (s *state) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// aim changes the target.
+func (s *state) aim(t target) {
+	s.target = t
+	s.seq++
+	s.verified = false
+	s.notBefore = time.Time{}
+	s.notify()
+}
+
+// open says whether the permission to write `reported` may be handed out.
+func (s *state) open() bool {
+	return s.revision > 0 && (s.builtin || s.checked) && !s.target.absent
+}
+
+// pending says whether there is something to do.
+func (s *state) pending() bool {
+	switch {
+	case s.verify, s.target.absent:
+		return true
+	case !s.target.known:
+		return false
+	default:
+		return !s.open() || s.done != s.seq || s.reported != s.target.resource.Encoding
+	}
+}
+
+// close withdraws the permission: the report is gone, or what it says is not known.
+func (s *state) close() {
+	if s.reported != "" {
+		s.past.Insert(s.reported)
+	}
+	s.reported, s.revision, s.checked = "", 0, false
+	s.notify()
+}
+
+// stands records that the report with this encoding was in the StorageVersion at
+// revision. It returns false if the report is known to have been lost since.
+func (s *state) stands(enc agree.Encoding, revision int64) bool {
+	if revision <= s.lostAt {
+		return false
+	}
+	if s.reported != enc {
+		if s.reported != "" {
+			s.past.Insert(s.reported)
+		}
+		s.reported, s.revision, s.checked, s.verified = enc, 0, false, false
+		s.past.Delete(enc)
+	}
+	s.revision = max(s.revision, revision)
+	s.notify()
+	return true
+}
+
+// learn takes in which reports stood at an etcd revision, 0 if it is not known. It
+// returns true if that withdrew the permission.
+func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Report) bool {
+	if s.revision == 0 {
+		if _, ok := agree.Of(reports, self); !ok {
+			s.lostAt = max(s.lostAt, revision)
+		}
+		return false
+	}
+	if revision > 0 && revision < s.revision {
+		return false // older than what is known
+	}
+	switch agree.Judge(reports, self, s.reported) {
+	case agree.Proceed:
+		s.revision = max(s.revision, revision)
+		return false
+	case agree.Lost:
+		s.lostAt = max(s.lostAt, revision)
+	}
+	s.close()
+	return true
+}
+
+// answer is what a store may do that wants to write.
+type answer int
+
+const (
+	granted answer = iota
+	superseded
+	wait
+	refused
+)
+
+// permit answers a store that writes enc. ask is true if the CRD should be read because
+// the store may know more than the last CRD event said: the CR handler and the CRD
+// events come in either order.
+func (s *state) permit(enc agree.Encoding) (a answer, ask bool) {
+	switch {
+	case s.open() && s.reported == enc:
+		return granted, false
+	case s.builtin, s.target.absent:
+		return refused, false
+	case !s.target.known:
+		return wait, !s.verified
+	case s.revision == 0, s.reported == enc, s.target.resource.Encoding == enc:
+		return wait, false
+	case s.past.Has(enc):
+		return superseded, !s.verified
+	default:
+		return wait, !s.verified
+	}
+}
+
+// moved answers a store whose transaction failed on these reports, after they were learned.
+func (s *state) moved(self agree.ServerID, enc agree.Encoding, revision int64, reports []agree.Report) answer {
+	if revision > 0 && revision < s.revision {
+		return wait // a later revision is known: ask for it
+	}
+	switch agree.Judge(reports, self, enc) {
+	case agree.Lost:
+		return refused
+	case agree.Superseded:
+		if !s.target.known || s.target.resource.Encoding != enc {
+			return superseded
+		}
+	}
+	return wait
+}

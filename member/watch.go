@@ -1,0 +1,278 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiwait "k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+func byResource(items []v1alpha1.StorageVersion) map[schema.GroupResource]*v1alpha1.StorageVersion {
+	read := make(map[schema.GroupResource]*v1alpha1.StorageVersion, len(items))
+	for i := range items {
+		if gr, err := storageversion.GroupResource(items[i].Name); err == nil {
+			read[gr] = &items[i]
+		}
+	}
+	return read
+}
+
+// ObserveStorageVersion takes in an event of the StorageVersions' watch, so that a lost
+// report or a moved revision is noticed before a client does (DESIGN 3.2).
+func (m *Member) ObserveStorageVersion(sv *v1alpha1.StorageVersion, deleted bool) {
+	gr, err := storageversion.GroupResource(sv.Name)
+	if err != nil {
+		return
+	}
+	revision, err := revisionOf(sv)
+	if err != nil {
+		return
+	}
+	reports := storageversion.Reports(sv)
+	if deleted {
+		reports = nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if deleted {
+		m.agreement.forget(sv.UID)
+	} else if d, agreed := m.agreement.observe(sv, m.cfg.Clock.Now()); agreed {
+		m.cfg.Metrics.observeAgreement(d)
+	}
+	if s := m.resources[gr]; s != nil {
+		m.learn(s, revision, reports)
+	}
+}
+
+// ObserveStorageVersions takes in a complete list as of an etcd revision, 0 if it is not
+// known.
+func (m *Member) ObserveStorageVersions(items []v1alpha1.StorageVersion, revision int64) {
+	read := byResource(items)
+	m.mu.Lock()
+	m.agreement.keep(items)
+	for gr, s := range m.resources {
+		if read[gr] == nil {
+			m.learn(s, revision, nil)
+		}
+	}
+	m.mu.Unlock()
+	for i := range items {
+		m.ObserveStorageVersion(&items[i], false)
+	}
+}
+
+// ObserveLeases takes in a complete list of the identity Leases as of an etcd revision,
+// 0 if it is not known.
+func (m *Member) ObserveLeases(leases []coordinationv1.Lease, revision int64) {
+	m.mu.RLock()
+	current := m.registration
+	m.mu.RUnlock()
+	if current.id == "" {
+		return
+	}
+	for i := range leases {
+		if leases[i].Name == string(current.id) {
+			m.ObserveLease(&leases[i], false)
+			return
+		}
+	}
+	created, err := strconv.ParseInt(current.lease.ResourceVersion, 10, 64)
+	if err == nil && revision > created {
+		m.unregister(current.id)
+	}
+}
+
+// Run registers, reports, renews and watches until ctx ends or Depart is called.
+func (m *Member) Run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.mu.Lock()
+	m.stop = cancel
+	departed := m.departed
+	m.mu.Unlock()
+	if departed {
+		return
+	}
+	var wg sync.WaitGroup
+	for _, loop := range []func(context.Context){m.keepRegistered, m.keepReported, m.watchLeases, m.watchStorageVersions} {
+		wg.Go(func() { loop(ctx) })
+	}
+	wg.Wait()
+}
+
+// keepRegistered registers and renews.
+func (m *Member) keepRegistered(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; {
+		wait := m.cfg.RenewInterval
+		if err := m.renewOrRegister(ctx); err != nil && ctx.Err() == nil {
+			m.cfg.Logger.Error(err, "Identity Lease was not renewed")
+			wait = min(wait, m.backoff(failures))
+			failures++
+		} else {
+			failures = 0
+		}
+		m.pause(ctx, wait, m.wakeLease)
+	}
+}
+
+func (m *Member) renewOrRegister(ctx context.Context) error {
+	// An answer that takes longer than the interval is worth a new attempt.
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.RenewInterval)
+	defer cancel()
+	if m.ID() == "" {
+		return m.Register(ctx)
+	}
+	return m.Renew(ctx)
+}
+
+// keepReported reports what is due. Whatever becomes due meanwhile, such as a CRD's
+// change, does not wait for what is under way.
+func (m *Member) keepReported(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for ctx.Err() == nil {
+		if claims := m.claimDue(); len(claims) > 0 {
+			wg.Go(func() {
+				if err := m.process(ctx, claims); err != nil && ctx.Err() == nil {
+					m.cfg.Logger.V(1).Info("Reports will be repeated", "reason", err.Error())
+				}
+			})
+			continue
+		}
+		m.pause(ctx, m.untilDue(), m.wakeReports)
+	}
+}
+
+func (m *Member) watchStorageVersions(ctx context.Context) {
+	m.follow(ctx, "StorageVersions", &v1alpha1.StorageVersion{}, &source{
+		client: m.cfg.Client,
+		list:   func() client.ObjectList { return &v1alpha1.StorageVersionList{} },
+	}, &sink{
+		event: func(object any, deleted bool) { m.ObserveStorageVersion(object.(*v1alpha1.StorageVersion), deleted) },
+		replace: func(objects []any, revision int64) {
+			items := make([]v1alpha1.StorageVersion, len(objects))
+			for i, object := range objects {
+				items[i] = *object.(*v1alpha1.StorageVersion)
+			}
+			m.ObserveStorageVersions(items, revision)
+		},
+	})
+}
+
+func (m *Member) watchLeases(ctx context.Context) {
+	m.follow(ctx, "identity Leases", &coordinationv1.Lease{}, &source{
+		client:    m.cfg.Client,
+		list:      func() client.ObjectList { return &coordinationv1.LeaseList{} },
+		namespace: storageversion.IdentityNamespace,
+		labels:    labels.Set{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+	}, &sink{
+		event: func(object any, deleted bool) { m.ObserveLease(object.(*coordinationv1.Lease), deleted) },
+		replace: func(objects []any, revision int64) {
+			items := make([]coordinationv1.Lease, len(objects))
+			for i, object := range objects {
+				items[i] = *object.(*coordinationv1.Lease)
+			}
+			m.ObserveLeases(items, revision)
+		},
+	})
+}
+
+func (m *Member) follow(ctx context.Context, name string, object runtime.Object, from *source, to *sink) {
+	cache.NewReflectorWithOptions(from, object, to, cache.ReflectorOptions{
+		Name:            "member",
+		TypeDescription: name,
+		Logger:          &m.cfg.Logger,
+		Clock:           m.cfg.Clock,
+		Backoff:         &apiwait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 5 * time.Second},
+	}).RunWithContext(ctx)
+}
+
+// source lists and watches through controller-runtime's client.
+type source struct {
+	client    client.WithWatch
+	list      func() client.ObjectList
+	namespace string
+	labels    labels.Set
+}
+
+var _ cache.ListerWatcherWithContext = (*source)(nil)
+
+func (s *source) options(options metav1.ListOptions) *client.ListOptions {
+	o := &client.ListOptions{Namespace: s.namespace, Limit: options.Limit, Continue: options.Continue, Raw: &options}
+	if s.labels != nil {
+		o.LabelSelector = s.labels.AsSelector()
+	}
+	return o
+}
+
+// ListWithContext is part of cache.ListerWatcherWithContext.
+func (s *source) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	list := s.list()
+	if err := s.client.List(ctx, list, s.options(options)); err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// WatchWithContext is part of cache.ListerWatcherWithContext.
+func (s *source) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return s.client.Watch(ctx, s.list(), s.options(options))
+}
+
+// List is part of cache.ListerWatcher.
+func (s *source) List(options metav1.ListOptions) (runtime.Object, error) {
+	return s.ListWithContext(context.Background(), options)
+}
+
+// Watch is part of cache.ListerWatcher.
+func (s *source) Watch(options metav1.ListOptions) (watch.Interface, error) {
+	return s.WatchWithContext(context.Background(), options)
+}
+
+// IsWatchListSemanticsUnSupported has the reflector list and then watch: a few objects,
+// and their revision is wanted.
+func (s *source) IsWatchListSemanticsUnSupported() bool { return true }
+
+// sink passes on what a reflector sees.
+type sink struct {
+	event   func(object any, deleted bool)
+	replace func(objects []any, revision int64)
+}
+
+var _ cache.ReflectorStore = (*sink)(nil)
+
+// Add is part of cache.ReflectorStore.
+func (s *sink) Add(object any) error { s.event(object, false); return nil }
+
+// Update is part of cache.ReflectorStore.
+func (s *sink) Update(object any) error { s.event(object, false); return nil }
+
+// Delete is part of cache.ReflectorStore.
+func (s *sink) Delete(object any) error { s.event(object, true); return nil }
+
+// Replace is part of cache.ReflectorStore.
+func (s *sink) Replace(objects []any, resourceVersion string) error {
+	revision, err := strconv.ParseInt(resourceVersion, 10, 64)
+	if err != nil && resourceVersion != "" {
+		return fmt.Errorf("list at resourceVersion %q, which is no etcd revision", resourceVersion)
+	}
+	s.replace(objects, revision)
+	return nil
+}
+
+// Resync is part of cache.ReflectorStore.
+func (s *sink) Resync() error { return nil }

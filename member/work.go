@@ -1,0 +1,292 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	// manyResources is how many resources are worth two lists instead of two reads each.
+	manyResources = 8
+
+	backoffBase = 10 * time.Millisecond
+	backoffCap  = 2 * time.Second
+)
+
+var (
+	errStale = errors.New("the registration or the target changed meanwhile")
+	errBusy  = errors.New("a report of the resource is under way")
+)
+
+// claim is the exclusive right to report one resource, and what to report.
+type claim struct {
+	gr     schema.GroupResource
+	id     agree.ServerID
+	target target
+	seq    uint64
+	verify bool
+}
+
+// readFirst says whether the CRD has to be read before it is known what to report.
+func (c claim) readFirst() bool { return c.verify || c.target.absent || !c.target.known }
+
+// Report makes one attempt to bring the StorageVersion of one resource in line with what
+// this server encodes, and to open the resource. After ErrLeaseGone the server has to
+// register anew; after any error the resource is due again, by itself.
+func (m *Member) Report(ctx context.Context, gr schema.GroupResource) error {
+	m.mu.Lock()
+	c, err := m.claim(gr)
+	m.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("report %s: %w", gr, err)
+	}
+	return m.process(ctx, []claim{c})
+}
+
+// ReportAll makes one attempt for every resource that is not under way: it lists the
+// StorageVersions, then the participants, then updates in parallel (DESIGN 3.1.2).
+// The error is the first of those of Report, an ErrLeaseGone before others.
+func (m *Member) ReportAll(ctx context.Context) error {
+	return m.process(ctx, m.claimAll(func(*state) bool { return true }))
+}
+
+// Step makes one attempt for every resource that is due. It returns how long there will
+// be nothing to do, negative if nothing is planned, and an error like ReportAll.
+func (m *Member) Step(ctx context.Context) (time.Duration, error) {
+	err := m.process(ctx, m.claimDue())
+	return m.untilDue(), err
+}
+
+func (m *Member) claimDue() []claim {
+	now := m.cfg.Clock.Now()
+	return m.claimAll(func(s *state) bool { return s.pending() && !now.Before(s.notBefore) })
+}
+
+func (m *Member) claimAll(want func(*state) bool) []claim {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var claims []claim
+	for _, gr := range m.sorted() {
+		if !want(m.resources[gr]) {
+			continue
+		}
+		if c, err := m.claim(gr); err == nil {
+			claims = append(claims, c)
+		}
+	}
+	return claims
+}
+
+// claim takes a resource. The caller holds m.mu.
+func (m *Member) claim(gr schema.GroupResource) (claim, error) {
+	s := m.resources[gr]
+	switch {
+	case m.departed:
+		return claim{}, errDeparted
+	case m.registration.id == "":
+		return claim{}, errUnregistered
+	case s == nil:
+		return claim{}, errUnknown
+	case s.inflight:
+		return claim{}, errBusy
+	}
+	s.inflight = true
+	m.inflight++
+	return claim{gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify}, nil
+}
+
+// release gives claims back after an attempt. Those that failed together are due again
+// together.
+func (m *Member) release(claims []claim, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	failures := 0
+	for _, c := range claims {
+		s := m.resources[c.gr]
+		s.inflight = false
+		m.inflight--
+		if m.registration.id != c.id || errors.Is(err, errStale) {
+			continue // due at once
+		}
+		if s.lastErr = err; err == nil {
+			s.failures = 0
+			continue
+		}
+		s.failures++
+		failures = max(failures, s.failures)
+	}
+	if failures > 0 {
+		at := m.cfg.Clock.Now().Add(m.backoffLocked(failures - 1))
+		for _, c := range claims {
+			if s := m.resources[c.gr]; s.failures > 0 {
+				s.notBefore = at
+			}
+		}
+	}
+	for _, c := range claims {
+		s := m.resources[c.gr]
+		if s.target.absent && s.done == s.seq {
+			delete(m.resources, c.gr)
+		}
+		s.notify()
+	}
+	if m.departed && m.inflight == 0 {
+		close(m.landed)
+	}
+	wake(m.wakeReports)
+}
+
+// untilDue returns the time until the next resource that nobody works on is due.
+func (m *Member) untilDue() time.Duration {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	next := time.Duration(-1)
+	if m.departed || m.registration.id == "" {
+		return next
+	}
+	now := m.cfg.Clock.Now()
+	for _, s := range m.resources {
+		if !s.inflight && s.pending() {
+			if d := max(s.notBefore.Sub(now), 0); next < 0 || d < next {
+				next = d
+			}
+		}
+	}
+	return next
+}
+
+// process works on claims and gives them all back.
+func (m *Member) process(ctx context.Context, claims []claim) error {
+	if len(claims) < manyResources {
+		return m.each(ctx, claims, func(c claim) (bool, error) { return m.reportOne(ctx, c) })
+	}
+	read, participants, err := m.readAll(ctx)
+	if err != nil {
+		m.release(claims, err)
+		return err
+	}
+	return m.each(ctx, claims, func(c claim) (bool, error) {
+		if c.readFirst() {
+			return m.reportOne(ctx, c)
+		}
+		return m.submit(ctx, c, read[c.gr], participants)
+	})
+}
+
+// readAll reads the StorageVersions, then the participants. The order is necessary
+// (DESIGN 3.1.2): the other way round the reports of a server that registered in between
+// would be dropped.
+func (m *Member) readAll(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, sets.Set[agree.ServerID], error) {
+	var list v1alpha1.StorageVersionList
+	if err := m.cfg.Client.List(ctx, &list); err != nil {
+		return nil, nil, fmt.Errorf("list StorageVersions: %w", err)
+	}
+	participants, err := m.participants(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return byResource(list.Items), participants, nil
+}
+
+// each makes one attempt per claim, Config.Workers at once, and gives the claims back.
+// An attempt returns whether the resource has to be rebuilt.
+func (m *Member) each(ctx context.Context, claims []claim, attempt func(claim) (bool, error)) error {
+	failed := make([]error, len(claims))
+	one := func(i int) bool {
+		c := claims[i]
+		rebuild, err := attempt(c)
+		if err != nil {
+			failed[i] = fmt.Errorf("report %s: %w", c.gr, err)
+		}
+		m.release(claims[i:i+1], err)
+		return rebuild
+	}
+	if m.cfg.Workers == 1 || len(claims) == 1 {
+		for i, c := range claims {
+			if one(i) {
+				m.rebuild(ctx, c)
+			}
+		}
+		return summary(failed)
+	}
+	var wg sync.WaitGroup
+	for i, c := range claims {
+		m.slots <- struct{}{}
+		wg.Go(func() {
+			rebuild := one(i)
+			<-m.slots
+			if rebuild {
+				m.rebuild(ctx, c)
+			}
+		})
+	}
+	wg.Wait()
+	return summary(failed)
+}
+
+// summary returns the most important error and says how many more there were.
+func summary(failed []error) error {
+	var first error
+	n := 0
+	for _, err := range failed {
+		if err == nil {
+			continue
+		}
+		if n++; first == nil || errors.Is(err, ErrLeaseGone) && !errors.Is(first, ErrLeaseGone) {
+			first = err
+		}
+	}
+	if n > 1 {
+		return fmt.Errorf("%w, and %d more", first, n-1)
+	}
+	return first
+}
+
+func (m *Member) rebuild(ctx context.Context, c claim) {
+	if m.cfg.Rebuild == nil {
+		return
+	}
+	r := c.target.resource
+	if served, ok := r.listable(); ok {
+		m.cfg.Rebuild(ctx, r.CRD, r.GroupResource, served)
+	}
+}
+
+// backoff returns the delay after so many failures before: doubling, with jitter so that
+// servers that start together do not conflict for ever.
+func (m *Member) backoff(failures int) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.backoffLocked(failures)
+}
+
+func (m *Member) backoffLocked(failures int) time.Duration {
+	const doublings = 10
+	d := min(backoffBase<<min(failures, doublings), backoffCap)
+	return d/2 + time.Duration(m.cfg.Random.Int64N(int64(d)))
+}
+
+// pause waits until d has passed, something is noted in the channel, or ctx ends. A
+// negative d never passes.
+func (m *Member) pause(ctx context.Context, d time.Duration, note <-chan struct{}) {
+	var passed <-chan time.Time
+	if d >= 0 {
+		timer := m.cfg.Clock.NewTimer(d)
+		defer timer.Stop()
+		passed = timer.C()
+	}
+	select {
+	case <-passed:
+	case <-note:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,109 @@
+package rewrite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Etcd is a KV in etcd.
+type Etcd struct {
+	kv clientv3.KV
+}
+
+// NewEtcd returns a KV over an etcd client.
+func NewEtcd(kv clientv3.KV) *Etcd { return &Etcd{kv: kv} }
+
+// Range implements Reader.
+func (e *Etcd) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
+	resp, err := e.kv.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
+	if err != nil {
+		return Page{}, fmt.Errorf("read from %q at revision %d: %w", start, revision, classify(err))
+	}
+	page := Page{Entries: make([]Entry, len(resp.Kvs)), More: resp.More, Count: resp.Count, Revision: revision}
+	if revision == 0 {
+		page.Revision = resp.Header.GetRevision()
+	}
+	for i, kv := range resp.Kvs {
+		page.Entries[i] = entry(kv)
+	}
+	return page, nil
+}
+
+// Commit implements KV.
+func (e *Etcd) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
+	resp, err := e.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(fence.Key), "=", fence.Revision)).
+		Then(operations(puts)...).
+		Commit()
+	if err != nil {
+		return Committed{}, fmt.Errorf("write %d objects: %w", len(puts), classify(err))
+	}
+	if !resp.Succeeded {
+		return Committed{}, fmt.Errorf("%q is not at revision %d: %w", fence.Key, fence.Revision, ErrFenced)
+	}
+	if len(resp.Responses) != len(puts) {
+		return Committed{}, fmt.Errorf("etcd answered %d of %d operations", len(resp.Responses), len(puts))
+	}
+	result := Committed{Revision: resp.Header.GetRevision(), Outcomes: make([]Outcome, len(puts))}
+	for i, r := range resp.Responses {
+		result.Outcomes[i] = outcome(r.GetResponseTxn())
+	}
+	return result, nil
+}
+
+// operations nests a transaction for each put, so that every key has a result of its own.
+func operations(puts []Put) []clientv3.Op {
+	ops := make([]clientv3.Op, len(puts))
+	for i, p := range puts {
+		unchanged := clientv3.Compare(clientv3.ModRevision(p.Key), "=", p.ModRevision)
+		put := clientv3.OpPut(p.Key, string(p.Value), clientv3.WithLease(clientv3.LeaseID(p.Lease)))
+		ops[i] = clientv3.OpTxn([]clientv3.Cmp{unchanged}, []clientv3.Op{put}, []clientv3.Op{clientv3.OpGet(p.Key)})
+	}
+	return ops
+}
+
+func outcome(txn *etcdserverpb.TxnResponse) Outcome {
+	if txn.GetSucceeded() {
+		return Outcome{Written: true}
+	}
+	if rs := txn.GetResponses(); len(rs) > 0 {
+		if kvs := rs[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+			current := entry(kvs[0])
+			return Outcome{Current: &current}
+		}
+	}
+	return Outcome{}
+}
+
+func entry(kv *mvccpb.KeyValue) Entry {
+	return Entry{Key: string(kv.Key), Value: kv.Value, ModRevision: kv.ModRevision, Lease: kv.Lease}
+}
+
+// classify joins etcd's error with the sentinel that the engine branches on.
+func classify(err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrCompacted):
+		return fmt.Errorf("%w: %w", ErrCompacted, err)
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return fmt.Errorf("%w: %w", ErrLeaseLost, err)
+	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), overMessageLimit(err):
+		return fmt.Errorf("%w: %w", ErrTooLarge, err)
+	}
+	return err
+}
+
+// overMessageLimit recognises gRPC's own refusal of a message, which shares its code
+// with errors that have other causes (no space, too many requests).
+func overMessageLimit(err error) bool {
+	s, ok := status.FromError(err)
+	return ok && s.Code() == codes.ResourceExhausted && strings.Contains(s.Message(), "larger than max")
+}

@@ -1,0 +1,90 @@
+package rewrite
+
+import (
+	"context"
+	"errors"
+)
+
+// Errors that a KV tells apart, so that callers can branch on them with errors.Is.
+var (
+	// ErrFenced means that the StorageVersion key is not at the revision a transaction
+	// was to prove: nothing of that transaction was written.
+	ErrFenced = errors.New("the resource's StorageVersion has changed")
+	// ErrCompacted means that the revision to read at is not kept any more.
+	ErrCompacted = errors.New("the revision to read at has been compacted")
+	// ErrTooLarge means that the store takes no transaction of that many bytes or
+	// operations: nothing of it was written.
+	ErrTooLarge = errors.New("the transaction is too large")
+	// ErrLeaseLost means that a put names an etcd lease that does not exist: nothing of
+	// the transaction was written.
+	ErrLeaseLost = errors.New("the etcd lease does not exist")
+)
+
+// Entry is one key of the store with the value it had at the revision read.
+type Entry struct {
+	Key         string
+	Value       []byte
+	ModRevision int64
+	// Lease is the etcd lease the key hangs on, 0 if none.
+	Lease int64
+}
+
+// Page is a piece of a range, in key order.
+type Page struct {
+	Entries []Entry
+	// More says that the range goes on behind the last entry.
+	More bool
+	// Count is how many keys the range had from its start, those of the page included.
+	Count int64
+	// Revision is the store's revision at which the page was read.
+	Revision int64
+}
+
+// Put is one value to write, if the key is still as it was read.
+type Put struct {
+	Key   string
+	Value []byte
+	// ModRevision is the revision the key must still have. It is never 0: a rewrite
+	// creates no key.
+	ModRevision int64
+	Lease       int64
+}
+
+// Fence is the compare that every transaction carries: the key of the resource's
+// StorageVersion and the revision at which the permission to write was seen.
+type Fence struct {
+	Key      string
+	Revision int64
+}
+
+// Outcome is what became of one Put.
+type Outcome struct {
+	Written bool
+	// Current is the entry found instead when the key had changed, nil when it was deleted.
+	Current *Entry
+}
+
+// Committed is the result of a transaction whose fence held.
+type Committed struct {
+	Revision int64
+	// Outcomes has one element for each put, in the order of the puts.
+	Outcomes []Outcome
+}
+
+// Reader reads ranges of raw values.
+type Reader interface {
+	// Range returns at most limit entries of the keys in [start, end), as they were at
+	// revision. Revision 0 is a linearizable read of the newest state. It fails with
+	// ErrCompacted if the store does not keep the revision any more.
+	Range(ctx context.Context, start, end string, limit, revision int64) (Page, error)
+}
+
+// KV is what the engine needs of the store.
+type KV interface {
+	Reader
+	// Commit does all puts in one transaction, each only if its key is unchanged, and
+	// none unless the fence holds (ErrFenced). A lost reply shows as another error; the
+	// same transaction may then be tried again, since its own puts change the keys.
+	// Without puts it only proves the fence.
+	Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error)
+}

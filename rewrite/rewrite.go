@@ -1,0 +1,192 @@
+// Package rewrite brings stored values to one encoding inside the server (design 3.6)
+// and counts what is stored (census).
+//
+// It reads raw values page by page, decodes and encodes only those whose envelope does
+// not say the encoding wanted, and writes them back in transactions that compare every
+// key and the resource's StorageVersion. There is no admission, no webhook and no
+// validation on that way: an object that is stored stays migratable.
+package rewrite
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	machinery "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Target says what is rewritten to what, and under which permission.
+type Target struct {
+	GroupResource schema.GroupResource
+	// Encoding is the group/version that every value is to have afterwards.
+	Encoding agree.Encoding
+	// Prefix is the raw key prefix of the resource, with a slash at its end.
+	Prefix string
+	// FenceKey is the raw key of the resource's StorageVersion, FenceRevision the
+	// ModRevision at which it was found to allow this rewrite. It must have been read
+	// before Run is called, so that the first page is newer.
+	FenceKey      string
+	FenceRevision int64
+	// Refence is asked when the StorageVersion is found changed: it returns the
+	// revision at which it read that the rewrite is still allowed (same uid, same
+	// epoch, agreement on Encoding; another server has merely joined or left), or
+	// ErrFenced, wrapped with the cause, if it is not, or another error if that could
+	// not be found out. Nil means that any change ends the run.
+	Refence func(ctx context.Context) (int64, error)
+	// Codec decodes every version that may be stored and encodes Encoding. It is used
+	// by several goroutines at once.
+	Codec machinery.Codec
+	// New makes the empty object to decode into, as the resource's storage does. Without
+	// one a codec takes a custom resource with a top-level field "items" for a list.
+	New func() machinery.Object
+	// Transformer encrypts and decrypts; nil stands for values that are not encrypted.
+	Transformer value.Transformer
+}
+
+// Validate says which field is missing or malformed.
+func (t *Target) Validate() error {
+	switch {
+	case t.GroupResource.Resource == "":
+		return errors.New("a rewrite needs a resource")
+	case t.Encoding == "":
+		return fmt.Errorf("the rewrite of %s needs an encoding", t.GroupResource)
+	case !strings.HasSuffix(t.Prefix, "/") || strings.Trim(t.Prefix, "/") == "":
+		return fmt.Errorf("the rewrite of %s needs a key prefix that ends in a slash, not %q", t.GroupResource, t.Prefix)
+	case t.FenceKey == "" || t.FenceRevision <= 0:
+		return fmt.Errorf("the rewrite of %s needs the key and the revision of its StorageVersion", t.GroupResource)
+	case t.Codec == nil || t.New == nil:
+		return fmt.Errorf("the rewrite of %s needs a codec and what makes an empty object", t.GroupResource)
+	}
+	return nil
+}
+
+func (t *Target) transformer() value.Transformer {
+	if t.Transformer == nil {
+		return identity.NewEncryptCheckTransformer()
+	}
+	return t.Transformer
+}
+
+// Options bound what a run takes of memory, CPU and the store. The zero value of a
+// field means its default.
+type Options struct {
+	// Workers is how many pages are worked on at a time, each with at most one
+	// transaction under way. With 1 everything happens in the calling goroutine and in
+	// key order. Default: twice the CPUs, at least 2 and at most 8.
+	Workers int
+	// PageKeys and PageBytes bound a page. Bytes are estimated from the page before.
+	// Defaults: 500 and 2 MiB.
+	PageKeys, PageBytes int
+	// TxnKeys and TxnBytes bound a transaction; a larger single value goes alone.
+	// Defaults: 100 (etcd allows 128 minus one) and 1 MiB (etcd allows 1.5 MiB).
+	TxnKeys, TxnBytes int
+	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
+	MaxNamed int
+}
+
+func (o Options) withDefaults() Options {
+	o.Workers = cmp.Or(o.Workers, min(8, max(2, 2*runtime.GOMAXPROCS(0))))
+	o.PageKeys = cmp.Or(o.PageKeys, 500)
+	o.PageBytes = cmp.Or(o.PageBytes, 2<<20)
+	o.TxnKeys = cmp.Or(o.TxnKeys, 100)
+	o.TxnBytes = cmp.Or(o.TxnBytes, 1<<20)
+	o.MaxNamed = cmp.Or(o.MaxNamed, 1000)
+	return o
+}
+
+// Validate refuses negative bounds.
+func (o Options) Validate() error {
+	if min(o.Workers, o.PageKeys, o.PageBytes, o.TxnKeys, o.TxnBytes, o.MaxNamed) < 0 {
+		return fmt.Errorf("the bounds of a rewrite must not be negative: %+v", o)
+	}
+	return nil
+}
+
+// Progress counts keys. Invariant: at the end of a run that returns no error,
+// Total = Rewritten + AlreadyCurrent + Gone + Failures.
+type Progress struct {
+	// Expected is how many keys the range had when it was first read. Clients add and
+	// delete objects meanwhile, so Total may end up on either side of it.
+	Expected int64
+	// Total is how many keys were read.
+	Total int64
+	// Rewritten were written in the encoding wanted.
+	Rewritten int64
+	// AlreadyCurrent needed no write, be it that a client rewrote them meanwhile.
+	AlreadyCurrent int64
+	// Gone were deleted between being read and being written.
+	Gone int64
+	// Changed counts the times a key had changed between being read and being written,
+	// and was therefore judged anew.
+	Changed int64
+	// Failures could not be rewritten and are as they were.
+	Failures int64
+	// Bytes is the size of the values written.
+	Bytes int64
+}
+
+// Reason is the class of a Failure.
+type Reason string
+
+// The reasons for which a stored value cannot be rewritten.
+const (
+	Undecryptable Reason = "Undecryptable" // the transformer cannot open it, or not seal it again
+	Undecodable   Reason = "Undecodable"   // the codec cannot decode or convert it
+	Unencodable   Reason = "Unencodable"   // the codec cannot encode what it decoded
+	WrongEncoding Reason = "WrongEncoding" // the codec's output is not in the encoding asked for
+	TooLarge      Reason = "TooLarge"      // etcd takes no value of the new size
+	LeaseLost     Reason = "LeaseLost"     // the etcd lease it hangs on does not exist
+)
+
+// Failure names a stored value that could not be rewritten.
+type Failure struct {
+	Key    string
+	Reason Reason
+	// Detail is the error's text, shortened.
+	Detail string
+}
+
+// Result is what a run did.
+type Result struct {
+	Progress
+	// Failed names the failures, at most Options.MaxNamed of them, by key.
+	Failed []Failure
+	// Revision is the revision at which the last page was read.
+	Revision int64
+}
+
+// Engine rewrites stored values. It has no state of its own; runs may overlap.
+type Engine struct {
+	kv KV
+}
+
+// New returns an engine over kv.
+func New(kv KV) *Engine { return &Engine{kv: kv} }
+
+// Run brings every value of the target to its encoding. The result is valid, as far as
+// it goes, also with an error. Values that cannot be rewritten are in the result and no
+// error. No error means that every page was done and that the fence stood after the last
+// write. ErrFenced means that the permission is gone: nothing was written after it went.
+// Any other error comes from the store or ctx; Run may then be called again, and passes
+// over what is done. progress, if not nil, is called after every page, one call at a time.
+func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Progress)) (Result, error) {
+	if err := errors.Join(target.Validate(), opts.Validate()); err != nil {
+		return Result{}, err
+	}
+	r := newRun(e.kv, target, opts.withDefaults(), progress)
+	err := r.all(ctx)
+	slices.SortFunc(r.result.Failed, func(a, b Failure) int { return strings.Compare(a.Key, b.Key) })
+	if err != nil {
+		return r.result, fmt.Errorf("rewrite %s to %s: %w", target.GroupResource, target.Encoding, err)
+	}
+	return r.result, nil
+}

@@ -1,0 +1,431 @@
+package rewrite
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	policyPrefix = "/registry/mutatingadmissionpolicies/"
+	policyFence  = "/registry/storageversions/admissionregistration.k8s.io.mutatingadmissionpolicies"
+)
+
+// policyTarget is a rewrite of the typed resource to its new encoding. It writes the
+// StorageVersion key.
+func policyTarget(tb testing.TB, c *clientv3.Client) Target {
+	tb.Helper()
+	return Target{
+		GroupResource: policies,
+		Encoding:      newEncoding,
+		Prefix:        policyPrefix,
+		FenceKey:      policyFence,
+		FenceRevision: put(tb, c, policyFence, []byte("a StorageVersion")),
+		Codec:         newTyped(tb).new,
+		New:           newPolicy,
+	}
+}
+
+// loadOld stores n objects in the old encoding and returns their contents by key.
+func loadOld(tb testing.TB, c *clientv3.Client, n int) map[string]string {
+	tb.Helper()
+	codecs := newTyped(tb)
+	contents := map[string]string{}
+	key := numbered(policyPrefix)
+	load(tb, c, n, key, func(i int) []byte {
+		value := codecs.value(tb, codecs.old, i)
+		contents[key(i)] = codecs.content(tb, value)
+		return value
+	})
+	return contents
+}
+
+// requireNew checks that exactly these objects are stored, in the new encoding.
+func requireNew(tb testing.TB, c *clientv3.Client, contents map[string]string) {
+	tb.Helper()
+	codecs := newTyped(tb)
+	all := stored(tb, c, policyPrefix)
+	if len(all) != len(contents) {
+		tb.Errorf("%d objects are stored, want %d", len(all), len(contents))
+	}
+	for key, e := range all {
+		if encoding, _, ok := Envelope(e.Value); !ok || encoding != newEncoding {
+			tb.Fatalf("%s is stored as %q", key, encoding)
+		}
+		if got := codecs.content(tb, e.Value); got != contents[key] {
+			tb.Fatalf("the content of %s changed", key)
+		}
+	}
+}
+
+func requireSum(tb testing.TB, r Result) {
+	tb.Helper()
+	if r.Total != r.Rewritten+r.AlreadyCurrent+r.Gone+r.Failures {
+		tb.Fatalf("Total is not the sum of its parts: %+v", r.Progress)
+	}
+}
+
+func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
+	for _, workers := range []int{1, 4} {
+		t.Run(fmt.Sprintf("workers %d", workers), func(t *testing.T) {
+			c := startEtcd(t)
+			target := policyTarget(t, c)
+			contents := loadOld(t, c, 1000)
+			codecs := newTyped(t)
+			for i := 1000; i < 1200; i++ {
+				key, value := numbered(policyPrefix)(i), codecs.value(t, codecs.new, i)
+				put(t, c, key, value)
+				contents[key] = codecs.content(t, value)
+			}
+			put(t, c, "/registry/mutatingadmissionpoliciesx/other", []byte("not ours"))
+			before := stored(t, c, "/registry/")
+
+			var reports []Progress
+			result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: workers}, func(p Progress) { reports = append(reports, p) })
+			must(t, err)
+
+			requireSum(t, result)
+			if result.Total != 1200 || result.Expected != 1200 || result.Rewritten != 1000 || result.AlreadyCurrent != 200 {
+				t.Fatalf("got %+v", result.Progress)
+			}
+			if len(reports) < 3 || reports[len(reports)-1] != result.Progress {
+				t.Fatalf("%d reports of progress, the last is %+v", len(reports), reports[len(reports)-1])
+			}
+			requireNew(t, c, contents)
+			for key, e := range stored(t, c, "/registry/") {
+				encoding, _, _ := Envelope(before[key].Value)
+				if untouched := e.ModRevision == before[key].ModRevision; untouched == (encoding == oldEncoding) {
+					t.Fatalf("%s, which was %q, is at revision %d after %d", key, encoding, e.ModRevision, before[key].ModRevision)
+				}
+			}
+
+			again, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: workers}, nil)
+			must(t, err)
+			if again.AlreadyCurrent != 1200 || again.Rewritten != 0 {
+				t.Fatalf("the second run did %+v", again.Progress)
+			}
+		})
+	}
+}
+
+func TestRewritesUnstructuredObjects(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	load(t, c, 300, numbered(prefix+"default/"), func(i int) []byte { return widget(t, "v1", i) })
+	target := Target{
+		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
+		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
+	}
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	if result.Rewritten != 300 {
+		t.Fatalf("got %+v", result.Progress)
+	}
+	all := stored(t, c, prefix)
+	for i := range 300 {
+		if got := all[numbered(prefix+"default/")(i)]; !bytes.Equal(got.Value, widget(t, "v2", i)) {
+			t.Fatalf("object %d is stored as %s", i, got.Value)
+		}
+	}
+}
+
+// TestOddObjects rewrites one with metadata that is not to be stored, and one that
+// looks like a list.
+func TestOddObjects(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	put(t, c, prefix+"a", []byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","resourceVersion":"7","selfLink":"/x"}}`))
+	put(t, c, prefix+"b", []byte(`{"apiVersion":"example.com/v1","items":[{"n":1}],"kind":"Widget","metadata":{"name":"b"}}`))
+	target := Target{
+		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
+		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
+	}
+	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	for name, want := range map[string]string{
+		"a": `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"a"}}`,
+		"b": `{"apiVersion":"example.com/v2","items":[{"n":1}],"kind":"Widget","metadata":{"name":"b"}}`,
+	} {
+		if got := string(stored(t, c, prefix)[prefix+name].Value); got != want+"\n" {
+			t.Errorf("stored %s", got)
+		}
+	}
+}
+
+// TestConcurrentWritesStand changes and deletes objects just before the transaction
+// that would rewrite them.
+func TestConcurrentWritesStand(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 1000)
+	codecs := newTyped(t)
+	var changed, deleted int
+	random := rand.New(rand.NewSource(1))
+	seen := map[string]bool{}
+	kv := hooked{KV: NewEtcd(c), beforeCommit: func(_ Fence, puts []Put) error {
+		for _, p := range puts {
+			if seen[p.Key] {
+				continue
+			}
+			seen[p.Key] = true
+			switch random.Intn(10) {
+			case 0: // in the old encoding: it has to be judged and written again
+				value := codecs.value(t, codecs.old, 100000+changed)
+				put(t, c, p.Key, value)
+				contents[p.Key] = codecs.content(t, value)
+				changed++
+			case 1:
+				value := codecs.value(t, codecs.new, 100000+changed)
+				put(t, c, p.Key, value)
+				contents[p.Key] = codecs.content(t, value)
+				changed++
+			case 2:
+				_, err := c.Delete(t.Context(), p.Key)
+				must(t, err)
+				delete(contents, p.Key)
+				deleted++
+			}
+		}
+		return nil
+	}}
+	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1}, nil)
+	must(t, err)
+	requireSum(t, result)
+	if changed == 0 || deleted == 0 || result.Changed != int64(changed) || result.Gone != int64(deleted) {
+		t.Fatalf("%d changes and %d deletions were made, the run says %+v", changed, deleted, result.Progress)
+	}
+	requireNew(t, c, contents)
+}
+
+// TestClientsWriteAllTheTime has clients update, delete and create without
+// coordination while several workers rewrite.
+func TestClientsWriteAllTheTime(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 1500)
+	codecs := newTyped(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var writes atomic.Int64
+	var clients sync.WaitGroup
+	latest := make([]map[string]string, 3) // of each client, "" for deleted
+	for n := range latest {
+		latest[n] = map[string]string{}
+		clients.Go(func() {
+			random := rand.New(rand.NewSource(int64(n)))
+			for ctx.Err() == nil {
+				i := n + 3*random.Intn(600) // every client has its own objects
+				key := numbered(policyPrefix)(i)
+				if random.Intn(4) == 0 {
+					if _, err := c.Delete(context.Background(), key); err == nil {
+						latest[n][key] = ""
+					}
+				} else {
+					value := codecs.value(t, codecs.new, 1000000+random.Intn(1000000))
+					if _, err := c.Put(context.Background(), key, string(value)); err == nil {
+						latest[n][key] = codecs.content(t, value)
+					}
+				}
+				writes.Add(1)
+			}
+		})
+	}
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 4, PageKeys: 50, TxnKeys: 20}, nil)
+	stop()
+	clients.Wait()
+	must(t, err)
+	requireSum(t, result)
+	for _, l := range latest {
+		for key, content := range l {
+			if content == "" {
+				delete(contents, key)
+			} else {
+				contents[key] = content
+			}
+		}
+	}
+	t.Logf("%d client writes during %+v", writes.Load(), result.Progress)
+	requireNew(t, c, contents)
+}
+
+func TestMovedFenceStopsTheRun(t *testing.T) {
+	for _, workers := range []int{1, 4} {
+		t.Run(fmt.Sprintf("workers %d", workers), func(t *testing.T) {
+			c := startEtcd(t)
+			target := policyTarget(t, c)
+			loadOld(t, c, 1000)
+			var mu sync.Mutex
+			commits, movedAt := 0, int64(0)
+			kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if commits++; commits == 4 {
+					movedAt = put(t, c, policyFence, []byte("an old server joined"))
+				}
+				return nil
+			}}
+			result, err := New(kv).Run(t.Context(), target, Options{Workers: workers}, nil)
+			if !errors.Is(err, ErrFenced) {
+				t.Fatalf("got %v", err)
+			}
+			old := 0
+			for key, e := range stored(t, c, policyPrefix) {
+				if e.ModRevision > movedAt {
+					t.Fatalf("%s was written at %d, the fence moved at %d", key, e.ModRevision, movedAt)
+				}
+				if encoding, _, _ := Envelope(e.Value); encoding == oldEncoding {
+					old++
+				}
+			}
+			if old == 0 || old == 1000 || result.Rewritten != int64(1000-old) {
+				t.Fatalf("%d objects are still old; %+v", old, result.Progress)
+			}
+		})
+	}
+}
+
+func TestMovedFenceIsFoundWhenThereIsNothingToWrite(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	put(t, c, policyFence, []byte("an old server joined"))
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestRefenceGoesOnWhenPermissionStands(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 1000)
+	var mu sync.Mutex
+	commits, asked, moved := 0, 0, int64(0)
+	target.Refence = func(context.Context) (int64, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		return moved, nil
+	}
+	kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if commits++; commits == 3 || commits == 9 {
+			moved = put(t, c, policyFence, []byte("another server joined"))
+		}
+		return nil
+	}}
+	result, err := New(kv).Run(t.Context(), target, Options{Workers: 4}, nil)
+	must(t, err)
+	if result.Rewritten != 1000 || asked == 0 || asked > 4 {
+		t.Fatalf("asked %d times, %+v", asked, result.Progress)
+	}
+	requireNew(t, c, contents)
+
+	gone := errors.New("another epoch")
+	target.FenceRevision = 1
+	target.Refence = func(context.Context) (int64, error) { return 0, fmt.Errorf("%w: %w", ErrFenced, gone) }
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) || !errors.Is(err, gone) {
+		t.Fatalf("got %v", err)
+	}
+	target.Refence = func(context.Context) (int64, error) { return 1, nil }
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) {
+		t.Fatalf("a fence that is said not to have moved: got %v", err)
+	}
+}
+
+func TestCompactionIsSurvived(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 1000)
+	compactions := 0
+	kv := hooked{KV: NewEtcd(c), beforeRange: func(_ string, revision int64) error {
+		if revision == 0 {
+			return nil // the run's first page, or the one after a compaction
+		}
+		newest := put(t, c, "/elsewhere", nil)
+		if _, err := c.Compact(t.Context(), newest); err == nil {
+			compactions++
+		}
+		return nil
+	}}
+	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1, PageKeys: 100}, nil)
+	must(t, err)
+	requireSum(t, result)
+	if compactions < 5 || result.Total != 1000 {
+		t.Fatalf("%d compactions, %+v", compactions, result.Progress)
+	}
+	requireNew(t, c, contents)
+}
+
+func TestStoreErrorEndsTheRun(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 500)
+	broken := errors.New("connection lost")
+	for _, workers := range []int{1, 4} {
+		var ranges, commits atomic.Int64
+		for name, kv := range map[string]hooked{
+			"range": {KV: NewEtcd(c), beforeRange: func(string, int64) error {
+				if ranges.Add(1) == 2 {
+					return broken
+				}
+				return nil
+			}},
+			"commit": {KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error {
+				if commits.Add(1) == 2 {
+					return broken
+				}
+				return nil
+			}},
+		} {
+			if _, err := New(kv).Run(t.Context(), target, Options{Workers: workers}, nil); !errors.Is(err, broken) {
+				t.Fatalf("%s, %d workers: got %v", name, workers, err)
+			}
+		}
+	}
+	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	requireNew(t, c, contents)
+}
+
+func TestCancelEndsTheRun(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	loadOld(t, c, 500)
+	for _, workers := range []int{1, 4} {
+		ctx, cancel := context.WithCancel(t.Context())
+		kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error { cancel(); return nil }}
+		if _, err := New(kv).Run(ctx, target, Options{Workers: workers}, nil); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v", err)
+		}
+	}
+}
+
+func TestTargetsAndOptionsAreChecked(t *testing.T) {
+	good := Target{GroupResource: policies, Encoding: newEncoding, Prefix: policyPrefix, FenceKey: policyFence, FenceRevision: 1, Codec: newTyped(t).new, New: newPolicy}
+	must(t, good.Validate())
+	for name, spoil := range map[string]func(*Target){
+		"no resource":            func(t *Target) { t.GroupResource.Resource = "" },
+		"no encoding":            func(t *Target) { t.Encoding = "" },
+		"prefix without a slash": func(t *Target) { t.Prefix = "/registry/mutatingadmissionpolicies" },
+		"everything":             func(t *Target) { t.Prefix = "/" },
+		"no fence":               func(t *Target) { t.FenceKey = "" },
+		"no fence revision":      func(t *Target) { t.FenceRevision = 0 },
+		"no codec":               func(t *Target) { t.Codec = nil },
+		"no new object":          func(t *Target) { t.New = nil },
+	} {
+		bad := good
+		spoil(&bad)
+		if _, err := New(nil).Run(t.Context(), bad, Options{}, nil); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := New(nil).Run(t.Context(), good, Options{Workers: -1}, nil); err == nil {
+		t.Error("negative workers: accepted")
+	}
+}

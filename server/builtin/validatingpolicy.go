@@ -1,0 +1,158 @@
+package builtin
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+const (
+	maxAuditAnnotations = 20
+	// maxValueExpression is the longest audit annotation expression, in bytes.
+	maxValueExpression = 5 * 1024
+)
+
+func validatingPolicyStorage(k kind, g generics) (stores, error) {
+	type policy = *admissionv1.ValidatingAdmissionPolicy
+	s := newStrategy[policy](false)
+	s.reset = k.resetFields("status")
+	s.prepareCreate = func(_ context.Context, p policy) { p.Status = admissionv1.ValidatingAdmissionPolicyStatus{} }
+	s.prepareUpdate = func(_ context.Context, p, old policy) { p.Status = old.Status }
+	s.validate = func(_ context.Context, p policy) field.ErrorList { return validateValidatingPolicy(&p.Spec) }
+	withGeneration(s, func(p policy) any { return p.Spec })
+	parent, err := newREST(k, g, s, traits[policy]{
+		singular:   "validatingadmissionpolicy",
+		categories: apiExtensions,
+		columns: []column[policy]{
+			{name: "Validations", typ: "integer", description: "The number of validations.",
+				cell: func(p policy, _ time.Time) any { return int64(len(p.Spec.Validations)) }},
+			{name: "ParamKind", typ: "string", description: "The kind of resources that parameterize the policy.",
+				cell: func(p policy, _ time.Time) any { return printParamKind(p.Spec.ParamKind) }},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	status := s.sub(func(_ context.Context, p, old policy) {
+		p.Spec = old.Spec
+		metav1.ResetObjectMetaForStatus(p, old)
+	}, func(_ context.Context, p, _ policy) field.ErrorList { return validateConditions(p.Status.Conditions) })
+	status.reset = k.resetFields("metadata", "spec")
+	return stores{"": parent, "status": newSubresource(parent.Store, status)}, nil
+}
+
+func defaultValidatingPolicy(p *admissionv1.ValidatingAdmissionPolicy) {
+	defaultPolicy(&p.Spec.FailurePolicy, p.Spec.MatchConstraints)
+}
+
+func validateValidatingPolicy(spec *admissionv1.ValidatingAdmissionPolicySpec) field.ErrorList {
+	p := field.NewPath("spec")
+	errs := validatePolicySpec(policySpec{
+		paramKind:       spec.ParamKind,
+		matchResources:  spec.MatchConstraints,
+		matchConditions: spec.MatchConditions,
+		variables:       spec.Variables,
+		failurePolicy:   spec.FailurePolicy,
+	}, p)
+	if len(spec.Validations) == 0 && len(spec.AuditAnnotations) == 0 {
+		errs = append(errs, field.Required(p.Child("validations"), "validations or auditAnnotations must be specified"))
+	}
+	for i := range spec.Validations {
+		errs = append(errs, validateValidation(&spec.Validations[i], p.Child("validations").Index(i))...)
+	}
+	return append(errs, validateAuditAnnotations(spec.AuditAnnotations, p.Child("auditAnnotations"))...)
+}
+
+func validateValidation(v *admissionv1.Validation, p *field.Path) field.ErrorList {
+	errs := validateExpression(v.Expression, p.Child("expression"))
+	if v.MessageExpression != "" {
+		errs = append(errs, validateExpression(v.MessageExpression, p.Child("messageExpression"))...)
+	}
+	switch message := strings.TrimSpace(v.Message); {
+	case v.Message != "" && message == "":
+		errs = append(errs, field.Invalid(p.Child("message"), v.Message, "message must be non-empty if specified"))
+	case strings.Contains(message, "\n"):
+		errs = append(errs, field.Invalid(p.Child("message"), v.Message, "message must not contain line breaks"))
+	case message == "" && strings.Contains(strings.TrimSpace(v.Expression), "\n"):
+		errs = append(errs, field.Required(p.Child("message"), "message must be specified if expression contains line breaks"))
+	}
+	if v.Reason != nil {
+		errs = append(errs, oneOf(*v.Reason, p.Child("reason"), metav1.StatusReasonForbidden, metav1.StatusReasonInvalid,
+			metav1.StatusReasonRequestEntityTooLarge, metav1.StatusReasonUnauthorized)...)
+	}
+	return errs
+}
+
+func validateAuditAnnotations(annotations []admissionv1.AuditAnnotation, p *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(annotations) > maxAuditAnnotations {
+		errs = append(errs, field.TooMany(p, len(annotations), maxAuditAnnotations))
+	}
+	seen := sets.New[string]()
+	for i, annotation := range annotations {
+		at := p.Index(i)
+		for _, msg := range utilvalidation.IsQualifiedName(annotation.Key) {
+			errs = append(errs, field.Invalid(at.Child("key"), annotation.Key, msg))
+		}
+		if seen.Has(annotation.Key) {
+			errs = append(errs, field.Duplicate(at.Child("key"), annotation.Key))
+		}
+		seen.Insert(annotation.Key)
+		errs = append(errs, validateExpression(annotation.ValueExpression, at.Child("valueExpression"))...)
+		if len(annotation.ValueExpression) > maxValueExpression {
+			errs = append(errs, field.TooLong(at.Child("valueExpression"), "", maxValueExpression))
+		}
+	}
+	return errs
+}
+
+func validatingBindingStorage(k kind, g generics) (stores, error) {
+	type binding = *admissionv1.ValidatingAdmissionPolicyBinding
+	s := newStrategy[binding](false)
+	s.validate = func(_ context.Context, b binding) field.ErrorList {
+		p := field.NewPath("spec")
+		return append(validateBinding(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, p),
+			validateActions(b.Spec.ValidationActions, p.Child("validationActions"))...)
+	}
+	withGeneration(s, func(b binding) any { return b.Spec })
+	store, err := newREST(k, g, s, traits[binding]{
+		singular:   "validatingadmissionpolicybinding",
+		categories: apiExtensions,
+		columns: []column[binding]{
+			{name: "PolicyName", typ: "string", description: "The policy that is bound.",
+				cell: func(b binding, _ time.Time) any { return b.Spec.PolicyName }},
+			{name: "ParamRef", typ: "string", description: "The parameters that the policy is bound with.",
+				cell: func(b binding, _ time.Time) any { return printParamRef(b.Spec.ParamRef) }},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return stores{"": store}, nil
+}
+
+func validateActions(actions []admissionv1.ValidationAction, p *field.Path) field.ErrorList {
+	if len(actions) == 0 {
+		return field.ErrorList{field.Required(p, "at least one validation action is required")}
+	}
+	var errs field.ErrorList
+	seen := sets.New[admissionv1.ValidationAction]()
+	for i, action := range actions {
+		errs = append(errs, oneOf(action, p.Index(i), admissionv1.Audit, admissionv1.Deny, admissionv1.Warn)...)
+		if seen.Has(action) {
+			errs = append(errs, field.Duplicate(p.Index(i), action))
+		}
+		seen.Insert(action)
+	}
+	if slices.Contains(actions, admissionv1.Deny) && slices.Contains(actions, admissionv1.Warn) {
+		errs = append(errs, field.Invalid(p, actions, "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)"))
+	}
+	return errs
+}

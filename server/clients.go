@@ -1,0 +1,84 @@
+package server
+
+import (
+	"fmt"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// clients reach this very server over the loopback, as its own user. None of them
+// caches.
+type clients struct {
+	kube     kubernetes.Interface
+	metadata metadata.Interface
+	// objects is what member and the controllers use.
+	objects client.WithWatch
+}
+
+func newClients(config *rest.Config) (*clients, error) {
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := NewClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return &clients{kube: kube, metadata: meta, objects: objects}, nil
+}
+
+// NewClient returns a client for the kinds that the protocol uses. It needs no
+// discovery, so it works while a server starts.
+func NewClient(config *rest.Config) (client.WithWatch, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme,
+		apiserverinternalv1alpha1.AddToScheme, apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme,
+	} {
+		utilruntime.Must(add(scheme))
+	}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	for scope, kinds := range map[meta.RESTScope][]schema.GroupVersionKind{
+		meta.RESTScopeRoot: {
+			corev1.SchemeGroupVersion.WithKind("Namespace"),
+			apiserverinternalv1alpha1.SchemeGroupVersion.WithKind("StorageVersion"),
+			apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"),
+			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageState"),
+			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageVersionMigration"),
+		},
+		meta.RESTScopeNamespace: {
+			corev1.SchemeGroupVersion.WithKind("Event"),
+			eventsv1.SchemeGroupVersion.WithKind("Event"),
+			coordinationv1.SchemeGroupVersion.WithKind("Lease"),
+		},
+	} {
+		for _, kind := range kinds {
+			mapper.Add(kind, scope)
+		}
+	}
+	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	return c, nil
+}

@@ -1,0 +1,148 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// EtcdSocketName is the embedded etcd's client socket in the data directory.
+	EtcdSocketName = "etcd.sock"
+	// EtcdDirName is the embedded etcd's data in the data directory.
+	EtcdDirName = "etcd"
+
+	lockName = "lock"
+	// maxSocketPath is what the kernel allows for a unix socket's path.
+	maxSocketPath    = 100
+	etcdStartTimeout = 60 * time.Second
+	etcdQuotaBytes   = 8 << 30
+)
+
+// ErrLocked is returned when another process uses the data directory.
+var ErrLocked = errors.New("the data directory is in use by another process")
+
+// Etcd is an embedded etcd that listens on a unix socket.
+type Etcd struct {
+	// Endpoint is where clients reach it.
+	Endpoint string
+
+	etcd *embed.Etcd
+	lock *os.File
+}
+
+// StartEtcd starts an etcd on dataDir, which is made if it is missing, and waits until
+// it serves. It returns ErrLocked (wrapped) when another process uses the directory.
+func StartEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
+	if err := os.MkdirAll(dataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	lock, err := lockDir(dataDir)
+	if err != nil {
+		return nil, err
+	}
+	e, err := startEtcd(ctx, dataDir)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	e.lock = lock
+	return e, nil
+}
+
+func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
+	socket, err := SocketPath(dataDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("etcd socket: %w", err)
+	}
+	endpoint := "unix://" + socket
+	cfg, err := etcdConfig(dataDir, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("etcd in %s does not start (if its files are damaged, restore a backup or start with another --data-dir): %w", cfg.Dir, err)
+	}
+	select {
+	case <-etcd.Server.ReadyNotify():
+		return &Etcd{Endpoint: endpoint, etcd: etcd}, nil
+	case err = <-etcd.Err():
+	case <-time.After(etcdStartTimeout):
+		err = fmt.Errorf("not ready after %v", etcdStartTimeout)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	etcd.Close()
+	return nil, fmt.Errorf("etcd in %s: %w", cfg.Dir, err)
+}
+
+func etcdConfig(dataDir, endpoint string) (*embed.Config, error) {
+	client, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(dataDir, EtcdDirName)
+	cfg.Name = "concord"
+	cfg.ListenClientUrls = []url.URL{*client}
+	cfg.AdvertiseClientUrls = []url.URL{*client}
+	cfg.ListenPeerUrls = []url.URL{peer}
+	cfg.AdvertisePeerUrls = []url.URL{peer}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	// A graceful stop is logged as errors; what matters comes as an error value.
+	cfg.LogLevel = "panic"
+	cfg.LogOutputs = []string{"stderr"}
+	cfg.QuotaBackendBytes = etcdQuotaBytes
+	return cfg, nil
+}
+
+// Close stops the etcd and releases the data directory.
+func (e *Etcd) Close() error {
+	e.etcd.Close()
+	return e.lock.Close()
+}
+
+// Err delivers the error that stopped the etcd.
+func (e *Etcd) Err() <-chan error { return e.etcd.Err() }
+
+// SocketPath returns the embedded etcd's client socket for a data directory: in it, or,
+// where that path is longer than a unix socket's may be, in a private directory of the
+// system's temporary one.
+func SocketPath(dataDir string) (string, error) {
+	socket := filepath.Join(dataDir, EtcdSocketName)
+	if len(socket) <= maxSocketPath {
+		return socket, nil
+	}
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("concord-%x", sha256.Sum256([]byte(dataDir)))[:24])
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("etcd socket: %w", err)
+	}
+	return filepath.Join(dir, EtcdSocketName), nil
+}
+
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s: %w: stop it, choose another --data-dir, or join its etcd with --etcd-servers unix://%s", dir, ErrLocked, filepath.Join(dir, EtcdSocketName))
+		}
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}

@@ -1,0 +1,197 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+)
+
+// immortalNamespaces exist always and cannot be deleted.
+var immortalNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
+
+// contentRecheck is how soon a namespace whose contents wait for their finalizers is looked at again.
+const contentRecheck = 2 * time.Second
+
+var errContentRemains = errors.New("contents remain")
+
+// namespaces empties namespaces that are being deleted and then lets them go.
+type namespaces struct {
+	client    kubernetes.Interface
+	metadata  metadata.Interface
+	discovery discovery.DiscoveryInterface
+	informer  coreinformers.NamespaceInformer
+	queue     workqueue.TypedRateLimitingInterface[string]
+}
+
+func newNamespaces(client kubernetes.Interface, meta metadata.Interface, informer coreinformers.NamespaceInformer) (*namespaces, error) {
+	n := &namespaces{
+		client: client, metadata: meta, discovery: client.Discovery(), informer: informer,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.DefaultTypedControllerRateLimiter[string](),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "namespaces"}),
+	}
+	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    n.enqueue,
+		UpdateFunc: func(_, obj any) { n.enqueue(obj) },
+	})
+	return n, err
+}
+
+func (n *namespaces) enqueue(obj any) {
+	if ns, ok := obj.(*corev1.Namespace); ok && ns.DeletionTimestamp != nil {
+		n.queue.Add(ns.Name)
+	}
+}
+
+// Run works until ctx ends.
+func (n *namespaces) Run(ctx context.Context) {
+	if !cache.WaitForCacheSync(ctx.Done(), n.informer.Informer().HasSynced) {
+		return
+	}
+	all, err := n.informer.Lister().List(labels.Everything())
+	if err == nil {
+		for _, ns := range all {
+			n.enqueue(ns)
+		}
+	}
+	go func() {
+		<-ctx.Done()
+		n.queue.ShutDown()
+	}()
+	for n.next(ctx) {
+	}
+}
+
+func (n *namespaces) next(ctx context.Context) bool {
+	name, stop := n.queue.Get()
+	if stop {
+		return false
+	}
+	defer n.queue.Done(name)
+	err := n.sync(ctx, name)
+	switch {
+	case err == nil:
+		n.queue.Forget(name)
+	case errors.Is(err, errContentRemains):
+		n.queue.Forget(name)
+		n.queue.AddAfter(name, contentRecheck)
+	default:
+		klog.FromContext(ctx).Error(err, "Namespace cannot be emptied yet", "namespace", name)
+		n.queue.AddRateLimited(name)
+	}
+	return true
+}
+
+// sync deletes what a terminating namespace holds and, when nothing is left, its finalizer.
+func (n *namespaces) sync(ctx context.Context, name string) error {
+	ns, err := n.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if ns.DeletionTimestamp == nil || len(ns.Spec.Finalizers) == 0 {
+		return nil
+	}
+	if err := n.empty(ctx, name); err != nil {
+		return errors.Join(err, n.report(ctx, ns, err))
+	}
+	ns.Spec.Finalizers = slices.DeleteFunc(ns.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
+	_, err = n.client.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// report says in the namespace's status why it is still there.
+func (n *namespaces) report(ctx context.Context, ns *corev1.Namespace, why error) error {
+	condition := corev1.NamespaceCondition{
+		Type: corev1.NamespaceDeletionContentFailure, Status: corev1.ConditionTrue,
+		Reason: "ContentDeletionFailed", Message: why.Error(), LastTransitionTime: metav1.Now(),
+	}
+	if errors.Is(why, errContentRemains) {
+		condition.Type, condition.Reason = corev1.NamespaceContentRemaining, "SomeResourcesRemain"
+	}
+	for _, old := range ns.Status.Conditions {
+		if old.Type == condition.Type && old.Message == condition.Message {
+			return nil
+		}
+	}
+	ns.Status.Conditions = append(slices.DeleteFunc(ns.Status.Conditions, func(c corev1.NamespaceCondition) bool { return c.Type == condition.Type }), condition)
+	_, err := n.client.CoreV1().Namespaces().UpdateStatus(ctx, ns, metav1.UpdateOptions{})
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// empty deletes all objects of every namespaced resource that can be listed and deleted.
+// It returns errContentRemains while some are still there.
+func (n *namespaces) empty(ctx context.Context, name string) error {
+	resources, err := n.deletable()
+	if err != nil {
+		return err
+	}
+	remaining := 0
+	for _, gvr := range resources {
+		client := n.metadata.Resource(gvr).Namespace(name)
+		background := metav1.DeletePropagationBackground
+		err := client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
+		if apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("delete %s: %w", gvr.GroupResource(), err)
+		}
+		left, err := client.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
+		}
+		remaining += len(left.Items)
+	}
+	if remaining > 0 {
+		return fmt.Errorf("%d objects: %w", remaining, errContentRemains)
+	}
+	return nil
+}
+
+func (n *namespaces) deletable() ([]schema.GroupVersionResource, error) {
+	lists, err := n.discovery.ServerPreferredNamespacedResources()
+	if err != nil {
+		// An incomplete answer must not pass for an empty namespace.
+		return nil, fmt.Errorf("discovery: %w", err)
+	}
+	lists = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "deletecollection"}}, lists)
+	byResource, err := discovery.GroupVersionResources(lists)
+	if err != nil {
+		return nil, err
+	}
+	sorted := make([]schema.GroupVersionResource, 0, len(byResource))
+	for gvr := range byResource {
+		sorted = append(sorted, gvr)
+	}
+	slices.SortFunc(sorted, func(a, b schema.GroupVersionResource) int {
+		if a.String() < b.String() {
+			return -1
+		}
+		return 1
+	})
+	return sorted, nil
+}

@@ -1,0 +1,224 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/version"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	cliflag "k8s.io/component-base/cli/flag"
+	basecompatibility "k8s.io/component-base/compatibility"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// DefaultEtcdPrefix is where objects are stored in etcd.
+const DefaultEtcdPrefix = "/registry"
+
+// Options configure one API server process. Zero values are not usable: start from
+// NewOptions.
+type Options struct {
+	// DataDir holds the embedded etcd's data and, unless CertDir is given, the certificates.
+	DataDir string
+	// CertDir holds the cluster's CA and what is signed with it. Servers of one cluster share it.
+	CertDir string
+	// EmulationVersion is the release whose behaviour is emulated, "1.36"; empty for the binary's.
+	EmulationVersion string
+	// MinCompatibilityVersion is the oldest release that must be able to read what is
+	// stored; empty for the KEP's default.
+	MinCompatibilityVersion string
+	// RuntimeConfig switches APIs on and off, as in --runtime-config.
+	RuntimeConfig cliflag.ConfigurationMap
+	// FeatureGates are key=bool pairs, as in --feature-gates.
+	FeatureGates []string
+	// IdentityLeaseDuration is how long a server lives without a renewal, and
+	// IdentityLeaseRenewInterval the time between renewals.
+	IdentityLeaseDuration      time.Duration
+	IdentityLeaseRenewInterval time.Duration
+	// ControllerLeaseDuration is how long the elected controllers keep their lock without a renewal.
+	ControllerLeaseDuration time.Duration
+	// Controllers says whether this server may run the leader-elected controllers.
+	Controllers bool
+
+	// DisableProtocol serves without reports, gate, fence and controllers. It is for
+	// measuring what they cost (package bench) and has no flag: such a server must never
+	// share an etcd with others.
+	DisableProtocol bool
+
+	ServerRun     *genericoptions.ServerRunOptions
+	SecureServing *genericoptions.SecureServingOptionsWithLoopback
+	Etcd          *genericoptions.EtcdOptions
+	Audit         *genericoptions.AuditOptions
+
+	plan     *compat.Plan
+	versions versions
+}
+
+type versions struct {
+	binary, emulation, minCompatibility *version.Version
+}
+
+// NewOptions returns the defaults.
+func NewOptions() *Options {
+	o := &Options{
+		DataDir:                    ".concord",
+		IdentityLeaseDuration:      15 * time.Second,
+		IdentityLeaseRenewInterval: 5 * time.Second,
+		ControllerLeaseDuration:    6 * time.Second,
+		Controllers:                true,
+		RuntimeConfig:              cliflag.ConfigurationMap{},
+		ServerRun:                  genericoptions.NewServerRunOptions(),
+		SecureServing:              genericoptions.NewSecureServingOptions().WithLoopback(),
+		Etcd:                       genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(DefaultEtcdPrefix, nil)),
+		Audit:                      genericoptions.NewAuditOptions(),
+	}
+	o.SecureServing.BindAddress = net.ParseIP("127.0.0.1")
+	o.SecureServing.BindPort = 6443
+	o.Etcd.DefaultStorageMediaType = "application/vnd.kubernetes.protobuf"
+	return o
+}
+
+// AddFlags adds the server's flags.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory of the embedded etcd's data and of generated files.")
+	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory of the cluster's CA, certificates and admin.kubeconfig; made there if it has none. Servers of one cluster share it. (default <data-dir>/pki)")
+	fs.StringVar(&o.EmulationVersion, "emulation-version", o.EmulationVersion, "Kubernetes release to emulate, "+allowedVersions()+". (default "+compat.BinaryVersion().String()+")")
+	fs.StringVar(&o.EmulationVersion, "emulated-version", o.EmulationVersion, "Alias of --emulation-version.")
+	fs.StringVar(&o.MinCompatibilityVersion, "min-compatibility-version", o.MinCompatibilityVersion, "Oldest release that must be able to read what is stored, "+allowedVersions()+", and at most the emulation version. (default the release before the emulation version)")
+	fs.Var(&o.RuntimeConfig, "runtime-config", "Comma-separated group/version[/resource]=true|false pairs, or api/all, api/ga, api/beta, api/alpha, that switch APIs on or off.")
+	fs.StringSliceVar(&o.FeatureGates, "feature-gates", o.FeatureGates, "Comma-separated Feature=true|false pairs.")
+	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
+	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
+	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
+	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
+
+	addMissing(fs, o.SecureServing.AddFlags, o.Etcd.AddFlags, o.Audit.AddFlags, o.ServerRun.AddUniversalFlags)
+}
+
+func allowedVersions() string {
+	var names []string
+	for _, v := range compat.AllowedEmulation(compat.BinaryVersion()) {
+		names = append(names, v.String())
+	}
+	return "one of " + strings.Join(names, ", ")
+}
+
+// addMissing adds the libraries' flags that fs does not define itself: Concord's own
+// flags of certificates, versions and features stand.
+func addMissing(fs *pflag.FlagSet, adders ...func(*pflag.FlagSet)) {
+	for _, add := range adders {
+		all := pflag.NewFlagSet("library", pflag.ContinueOnError)
+		add(all)
+		all.VisitAll(func(f *pflag.Flag) {
+			if fs.Lookup(f.Name) == nil {
+				fs.AddFlag(f)
+			}
+		})
+	}
+}
+
+// Complete fills in what follows from other options and says what is wrong with them.
+// Nothing is started and no file is touched.
+func (o *Options) Complete() error {
+	if err := o.completeVersions(); err != nil {
+		return err
+	}
+	if err := o.completePaths(); err != nil {
+		return err
+	}
+	if o.IdentityLeaseDuration < time.Second {
+		return fmt.Errorf("--identity-lease-duration %v is too short: at least 1s", o.IdentityLeaseDuration)
+	}
+	if o.IdentityLeaseRenewInterval <= 0 || o.IdentityLeaseRenewInterval > o.IdentityLeaseDuration/2 {
+		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", o.IdentityLeaseRenewInterval, o.IdentityLeaseDuration)
+	}
+	if len(o.Etcd.EtcdServersOverrides) > 0 {
+		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
+	}
+	if len(o.Etcd.StorageConfig.Transport.ServerList) == 0 {
+		for flag, value := range map[string]string{"--etcd-cafile": o.Etcd.StorageConfig.Transport.TrustedCAFile, "--etcd-certfile": o.Etcd.StorageConfig.Transport.CertFile, "--etcd-keyfile": o.Etcd.StorageConfig.Transport.KeyFile} {
+			if value != "" {
+				return fmt.Errorf("%s needs --etcd-servers: the embedded etcd is reached through a unix socket", flag)
+			}
+		}
+	}
+	var errs []error
+	errs = append(errs, o.ServerRun.Validate()...)
+	errs = append(errs, o.SecureServing.Validate()...)
+	errs = append(errs, o.Audit.Validate()...)
+	return utilerrors.NewAggregate(errs)
+}
+
+func (o *Options) completePaths() error {
+	for _, dir := range []*string{&o.DataDir, &o.CertDir} {
+		if *dir == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			return fmt.Errorf("directory %q: %w", *dir, err)
+		}
+		*dir = abs
+	}
+	if o.DataDir == "" {
+		return errors.New("--data-dir must not be empty")
+	}
+	if o.CertDir == "" {
+		o.CertDir = filepath.Join(o.DataDir, "pki")
+	}
+	for flag, file := range map[string]string{"--etcd-cafile": o.Etcd.StorageConfig.Transport.TrustedCAFile, "--etcd-certfile": o.Etcd.StorageConfig.Transport.CertFile, "--etcd-keyfile": o.Etcd.StorageConfig.Transport.KeyFile} {
+		if file == "" {
+			continue
+		}
+		if _, err := os.Stat(file); err != nil {
+			return fmt.Errorf("%s: %w", flag, err)
+		}
+	}
+	return nil
+}
+
+// completeVersions sets the process's versions and feature gates (KEP-4330, "Component
+// Flags"). They are global to the process, as in the libraries.
+func (o *Options) completeVersions() error {
+	binary := compat.BinaryVersion()
+	emulation, minCompatibility, err := compat.ParseVersions(binary, o.EmulationVersion, o.MinCompatibilityVersion)
+	if err != nil {
+		return err
+	}
+	o.versions = versions{binary: binary, emulation: emulation, minCompatibility: minCompatibility}
+	registry := o.ServerRun.ComponentGlobalsRegistry
+	effective, ok := registry.EffectiveVersionFor(o.ServerRun.ComponentName).(basecompatibility.MutableEffectiveVersion)
+	if !ok {
+		return fmt.Errorf("the versions of component %s cannot be set", o.ServerRun.ComponentName)
+	}
+	effective.SetEmulationVersion(emulation)
+	effective.SetMinCompatibilityVersion(minCompatibility)
+	if err := registry.Set(); err != nil {
+		return err
+	}
+	if err := utilfeature.DefaultMutableFeatureGate.Set(strings.Join(withUpstreamGateOff(o.FeatureGates), ",")); err != nil {
+		return fmt.Errorf("--feature-gates: %w", err)
+	}
+	return nil
+}
+
+// withUpstreamGateOff keeps upstream's own StorageVersionAPI machinery off, also under
+// AllAlpha: Concord's replaces it.
+func withUpstreamGateOff(gates []string) []string {
+	kept := make([]string, 0, len(gates)+1)
+	for _, g := range gates {
+		if name, _, _ := strings.Cut(g, "="); name != "StorageVersionAPI" {
+			kept = append(kept, g)
+		}
+	}
+	return append(kept, "StorageVersionAPI=false")
+}

@@ -1,0 +1,220 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/controller/collect"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/server/builtin"
+)
+
+const (
+	// storageVersionHook is the proposal's name of the check that passes when all
+	// built-in resources are reported.
+	storageVersionHook = "built-in-resources-storage-version-updater"
+	// drainTimeout bounds how long a stopping server waits for the writes it has begun.
+	drainTimeout  = 30 * time.Second
+	departTimeout = 15 * time.Second
+)
+
+// protocol is a server's part in section 3 of the design: member, fence, rewriting and,
+// on the elected server, the controllers.
+type protocol struct {
+	options *Options
+	client  client.WithWatch
+	raw     rest.Interface
+	member  *member.Member
+	fence   *fence.Fence
+	etcd    *clientv3.Client
+	collect *collect.Collector
+	trigger *trigger.Controller
+	migrate *migrate.Controller
+	crds    cache.SharedIndexInformer
+	drain   *drain
+	kube    kubernetes.Interface
+	// identity is this process's in elections.
+	identity string
+	leading  atomic.Bool
+}
+
+// newProtocol makes the server's member and fence. Nothing runs yet.
+func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Client, clients *clients) (*protocol, error) {
+	p := &protocol{
+		options: o, client: clients.objects, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
+		etcd: etcd, drain: newDrain(), identity: "concord-" + rand.String(10),
+	}
+	if o.DisableProtocol {
+		return p, nil
+	}
+	metrics := member.NewMetrics()
+	for _, m := range metrics.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	persisted := builtin.PersistedResources(o.plan)
+	var err error
+	p.collect, err = collect.New(collect.Config{Client: clients.objects, Logger: klog.Background().WithName("collect")})
+	if err != nil {
+		return nil, err
+	}
+	p.member, err = member.New(member.Config{
+		Client: clients.objects,
+		Bury:   p.collect.Bury,
+		Versions: member.Versions{
+			Binary:           o.versions.binary.String(),
+			Emulation:        o.versions.emulation.String(),
+			MinCompatibility: o.versions.minCompatibility.String(),
+		},
+		LeaseDuration:        o.IdentityLeaseDuration,
+		RenewInterval:        o.IdentityLeaseRenewInterval,
+		CustomResourcesKnown: func() bool { return p.crds != nil && p.crds.HasSynced() },
+		Rebuild:              p.rebuild,
+		Metrics:              metrics,
+		Logger:               klog.Background().WithName("member"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := p.member.SetBuiltins(reports(persisted)); err != nil {
+		return nil, err
+	}
+	p.fence, err = fence.New(fence.Config{
+		Client:             etcd,
+		Permits:            p.member,
+		Uncached:           sets.New(schema.GroupResource{Resource: "events"}),
+		CompactionInterval: o.Etcd.StorageConfig.CompactionInterval,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := p.newMigration(clients); err != nil {
+		return nil, err
+	}
+	gate := newGate(p.member, persisted, base.Serializer)
+	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
+		return genericapiserver.DefaultBuildHandlerChain(p.drain.wrap(gate.wrap(handler), c.Serializer), c)
+	}
+	return p, nil
+}
+
+// reports lists what this server reports of the built-in resources.
+func reports(persisted []builtin.Persisted) []member.Resource {
+	var resources []member.Resource
+	for _, p := range persisted {
+		resources = append(resources, member.Resource{
+			GroupResource: p.GroupResource,
+			Encoding:      agree.Encoding(p.Storage.String()),
+			Decodable:     p.Decodable,
+			Served:        p.Served,
+		})
+	}
+	for _, gvr := range extraResources() {
+		gv := gvr.GroupVersion().String()
+		resources = append(resources, member.Resource{GroupResource: gvr.GroupResource(), Encoding: agree.Encoding(gv), Decodable: []string{gv}, Served: []string{gv}})
+	}
+	return resources
+}
+
+// storage gives everything that getter configures a fenced store.
+func (p *protocol) storage(getter generic.RESTOptionsGetter) generic.RESTOptionsGetter {
+	if p.fence == nil {
+		return getter
+	}
+	return fenced{RESTOptionsGetter: getter, decorator: p.fence.Decorator(p.options.Etcd.EnableWatchCache)}
+}
+
+type fenced struct {
+	generic.RESTOptionsGetter
+	decorator generic.StorageDecorator
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	options, err := f.RESTOptionsGetter.GetRESTOptions(resource, example)
+	options.Decorator = f.decorator
+	return options, err
+}
+
+// rebuild makes the custom resource's new handler exist, by a list that the handler's
+// builder answers (DESIGN 3.3).
+func (p *protocol) rebuild(ctx context.Context, crd string, gr schema.GroupResource, served string) {
+	gv, err := schema.ParseGroupVersion(served)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A custom resource's version cannot be listed", "crd", crd)
+		return
+	}
+	err = p.raw.Get().AbsPath("/apis", gv.Group, gv.Version, gr.Resource).Param("limit", strconv.Itoa(1)).Do(ctx).Error()
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(1).Info("A custom resource's handler is built with its next request instead", "crd", crd, "err", err)
+	}
+}
+
+// addHooks runs the protocol with the server.
+func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdinformers.CustomResourceDefinitionInformer) error {
+	if p.member == nil {
+		return nil
+	}
+	p.crds = crds.Informer()
+	_, err := p.crds.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { p.observe(obj) },
+		UpdateFunc: func(_, obj any) { p.observe(obj) },
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+				p.member.ForgetCRD(crd)
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch CustomResourceDefinitions: %w", err)
+	}
+	running := newRunning(p)
+	if err := server.AddPostStartHook(storageVersionHook, running.start); err != nil {
+		return err
+	}
+	if err := server.AddPreShutdownHook("concord-depart", running.depart); err != nil {
+		return err
+	}
+	return server.AddReadyzChecks(healthz.NamedCheck("storage-versions", func(*http.Request) error { return p.member.Ready() }))
+}
+
+func (p *protocol) observe(obj any) {
+	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+		p.member.ObserveCRD(crd)
+	}
+}
+
+func (p *protocol) close() {
+	if p.fence != nil {
+		p.fence.Close()
+	}
+}

@@ -1,0 +1,197 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/version"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/informers"
+	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/server/builtin"
+)
+
+const (
+	informerResync  = 10 * time.Minute
+	etcdDialTimeout = 30 * time.Second
+)
+
+// Server is one running API server.
+type Server struct {
+	address    string
+	kubeconfig string
+}
+
+// Address is the host and port it serves on.
+func (s *Server) Address() string { return s.address }
+
+// Kubeconfig is the administrator's kubeconfig for it.
+func (s *Server) Kubeconfig() string { return s.kubeconfig }
+
+// Run starts the server that completed options describe and serves until ctx ends; then
+// it drains, leaves the cluster and returns. serving is called once the port answers.
+func Run(ctx context.Context, o *Options, serving func(*Server)) error {
+	ctrllog.SetLogger(klog.Background())
+	plan, err := newPlan(o)
+	if err != nil {
+		return err
+	}
+	o.plan = plan
+	stop, err := o.embedEtcd(ctx)
+	if err != nil {
+		return err
+	}
+	etcd, err := dialEtcd(ctx, o)
+	if err != nil {
+		return errors.Join(err, stop())
+	}
+	err = serve(ctx, o, etcd, serving)
+	return errors.Join(err, etcd.Close(), stop())
+}
+
+func newPlan(o *Options) (*compat.Plan, error) {
+	return compat.NewPlan(builtin.Lifecycles(), compat.Options{
+		Binary: o.versions.binary, Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility,
+		RuntimeConfig:                  o.RuntimeConfig,
+		ForwardCompatible:              o.ServerRun.EmulationForwardCompatible,
+		RuntimeConfigForwardCompatible: o.ServerRun.RuntimeConfigEmulationForwardCompatible,
+	})
+}
+
+// embedEtcd starts an etcd of the server's own where no other is named.
+func (o *Options) embedEtcd(ctx context.Context) (stop func() error, err error) {
+	if len(o.Etcd.StorageConfig.Transport.ServerList) > 0 {
+		return func() error { return nil }, nil
+	}
+	etcd, err := StartEtcd(ctx, o.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	o.Etcd.StorageConfig.Transport.ServerList = []string{etcd.Endpoint}
+	return etcd.Close, nil
+}
+
+func dialEtcd(ctx context.Context, o *Options) (*clientv3.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
+	defer cancel()
+	etcd, err := fence.Dial(ctx, o.Etcd.StorageConfig.Transport)
+	if err != nil {
+		return nil, fmt.Errorf("%w: check --etcd-servers, --etcd-cafile, --etcd-certfile and --etcd-keyfile, and that etcd runs", err)
+	}
+	return etcd, nil
+}
+
+// serve assembles the server on a connected etcd and runs it.
+func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(*Server)) error {
+	base, certs, err := baseConfig(o)
+	if err != nil {
+		return err
+	}
+	clients, err := newClients(base.LoopbackClientConfig)
+	if err != nil {
+		return err
+	}
+	shared := informers.NewSharedInformerFactory(clients.kube, informerResync)
+	if err := withAdmission(base, clients.kube, shared); err != nil {
+		return err
+	}
+	p, err := newProtocol(o, base, etcd, clients)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	chain, err := newChain(o, base, shared, p.storage)
+	if err != nil {
+		return err
+	}
+	if err := addHooks(o, chain, clients, shared, p); err != nil {
+		return err
+	}
+	if serving != nil {
+		_, port, err := base.SecureServing.HostPort()
+		if err != nil {
+			return err
+		}
+		chain.aggregator.GenericAPIServer.AddPostStartHookOrDie("concord-serving", func(genericapiserver.PostStartHookContext) error {
+			serving(&Server{address: net.JoinHostPort(o.SecureServing.BindAddress.String(), fmt.Sprint(port)), kubeconfig: certs.adminKubeconfig})
+			return nil
+		})
+	}
+	prepared, err := chain.aggregator.PrepareRun()
+	if err != nil {
+		return err
+	}
+	return prepared.Run(ctx)
+}
+
+// addHooks starts the server's own controllers with it.
+func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInformerFactory, p *protocol) error {
+	server := c.aggregator.GenericAPIServer
+	register, err := newAPIServices(c, servedVersions(o.plan))
+	if err != nil {
+		return err
+	}
+	namespaces, err := newNamespaces(clients.kube, clients.metadata, shared.Core().V1().Namespaces())
+	if err != nil {
+		return err
+	}
+	crds := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions()
+	hooks := map[string]genericapiserver.PostStartHookFunc{
+		"concord-register-apiservices": func(hook genericapiserver.PostStartHookContext) error {
+			go register.Run(hook, crds.Informer().HasSynced)
+			return nil
+		},
+		"concord-namespaces": func(hook genericapiserver.PostStartHookContext) error {
+			go namespaces.Run(hook)
+			return nil
+		},
+		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
+			go func() {
+				if err := bootstrap(hook, clients.objects); err != nil && hook.Err() == nil {
+					utilruntime.HandleErrorWithContext(hook, err, "The cluster's own objects could not be made")
+				}
+			}()
+			return nil
+		},
+	}
+	for name, hook := range hooks {
+		if err := server.AddPostStartHook(name, hook); err != nil {
+			return err
+		}
+	}
+	return p.addHooks(server, crds)
+}
+
+// servedVersions are the group/versions that this server serves itself, most preferred
+// first within a group.
+func servedVersions(plan *compat.Plan) []schema.GroupVersion {
+	served := sets.New[schema.GroupVersion]()
+	for _, r := range plan.Resources {
+		for _, v := range r.Served {
+			if v.Served {
+				served.Insert(schema.GroupVersion{Group: r.Group, Version: v.Version})
+			}
+		}
+	}
+	for _, gvr := range extraResources() {
+		served.Insert(gvr.GroupVersion())
+	}
+	list := served.UnsortedList()
+	slices.SortFunc(list, func(a, b schema.GroupVersion) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), version.CompareKubeAwareVersionStrings(b.Version, a.Version))
+	})
+	return list
+}
