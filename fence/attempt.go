@@ -30,7 +30,7 @@ func (a attempt) judge(fenceRevision int64) outcome {
 	switch {
 	case a.succeeded:
 		return committed
-	case a.fence == nil:
+	case a.fence == nil || a.fence.ModRevision != fenceRevision:
 		return moved
 	default:
 		return conflicted

@@ -8,15 +8,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
-
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
-
-	corev1 "k8s.io/api/core/v1"
-
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // BenchmarkFencedPut creates objects of 1 KiB with and without the fence, in turns
@@ -39,7 +36,7 @@ func benchmarkPut(b *testing.B, writers int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	w := newWorldWith(b, client, nil)
 	fenced := w.configMaps(false)
 	w.permit(configMaps, "v1")

@@ -45,7 +45,7 @@ func dialOnce(t *testing.T, config storagebackend.TransportConfig, limit time.Du
 	defer cancel()
 	client, err := Dial(ctx, config)
 	if err == nil {
-		client.Close()
+		return client.Close()
 	}
 	return err
 }

@@ -117,7 +117,7 @@ func TestOneWatchStreamPerStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { client.Close() })
+	t.Cleanup(func() { _ = client.Close() })
 	w := newWorldWith(t, client, nil)
 	const stores = 3
 	var destroys []func()

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	coreinformers "k8s.io/client-go/informers/core/v1"
@@ -29,7 +28,8 @@ const contentRecheck = 2 * time.Second
 
 var errContentRemains = errors.New("contents remain")
 
-// namespaces empties namespaces that are being deleted and then lets them go.
+// namespaces empties namespaces that are being deleted and then lets them go. It runs on
+// the elected server.
 type namespaces struct {
 	client    kubernetes.Interface
 	metadata  metadata.Interface
@@ -38,40 +38,33 @@ type namespaces struct {
 	queue     workqueue.TypedRateLimitingInterface[string]
 }
 
-func newNamespaces(client kubernetes.Interface, meta metadata.Interface, informer coreinformers.NamespaceInformer) (*namespaces, error) {
-	n := &namespaces{
-		client: client, metadata: meta, discovery: client.Discovery(), informer: informer,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.DefaultTypedControllerRateLimiter[string](),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "namespaces"}),
-	}
-	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    n.enqueue,
-		UpdateFunc: func(_, obj any) { n.enqueue(obj) },
-	})
-	return n, err
+func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer) *namespaces {
+	return &namespaces{client: clients.kube, metadata: clients.metadata, discovery: clients.kube.Discovery(), informer: informer}
 }
 
-func (n *namespaces) enqueue(obj any) {
-	if ns, ok := obj.(*corev1.Namespace); ok && ns.DeletionTimestamp != nil {
-		n.queue.Add(ns.Name)
-	}
-}
-
-// Run works until ctx ends.
+// Run works until ctx ends. It may be called again afterwards.
 func (n *namespaces) Run(ctx context.Context) {
-	if !cache.WaitForCacheSync(ctx.Done(), n.informer.Informer().HasSynced) {
-		return
-	}
-	all, err := n.informer.Lister().List(labels.Everything())
-	if err == nil {
-		for _, ns := range all {
-			n.enqueue(ns)
+	n.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.DefaultTypedControllerRateLimiter[string](),
+		workqueue.TypedRateLimitingQueueConfig[string]{Name: "namespaces"})
+	queue := n.queue
+	enqueue := func(obj any) {
+		if ns, ok := obj.(*corev1.Namespace); ok && ns.DeletionTimestamp != nil {
+			queue.Add(ns.Name)
 		}
 	}
+	handler, err := n.informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    enqueue,
+		UpdateFunc: func(_, obj any) { enqueue(obj) },
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Namespaces cannot be watched: none will be emptied")
+		return
+	}
+	defer func() { _ = n.informer.Informer().RemoveEventHandler(handler) }()
 	go func() {
 		<-ctx.Done()
-		n.queue.ShutDown()
+		queue.ShutDown()
 	}()
 	for n.next(ctx) {
 	}
@@ -161,6 +154,9 @@ func (n *namespaces) empty(ctx context.Context, name string) error {
 			return fmt.Errorf("delete %s: %w", gvr.GroupResource(), err)
 		}
 		left, err := client.List(ctx, metav1.ListOptions{})
+		if apierrors.IsNotFound(err) {
+			continue // its CRD has gone meanwhile, and what it held with it
+		}
 		if err != nil {
 			return fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}

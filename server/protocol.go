@@ -9,12 +9,14 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
@@ -26,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
@@ -55,9 +58,11 @@ type protocol struct {
 	collect *collect.Collector
 	trigger *trigger.Controller
 	migrate *migrate.Controller
-	crds    cache.SharedIndexInformer
-	drain   *drain
-	kube    kubernetes.Interface
+	// namespaces is not part of the protocol but runs where its controllers do.
+	namespaces *namespaces
+	crds       cache.SharedIndexInformer
+	drain      *drain
+	kube       kubernetes.Interface
 	// identity is this process's in elections.
 	identity string
 	leading  atomic.Bool
@@ -205,6 +210,23 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 		return err
 	}
 	return server.AddReadyzChecks(healthz.NamedCheck("storage-versions", func(*http.Request) error { return p.member.Ready() }))
+}
+
+// awaitCRDs returns when the CRDs of migration.k8s.io are established, or ctx ends.
+func (p *protocol) awaitCRDs(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) {
+		for _, want := range migrationv1alpha1.CRDs() {
+			obj, exists, err := p.crds.GetIndexer().GetByKey(want.Name)
+			if err != nil || !exists {
+				return false, nil
+			}
+			crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
+			if !ok || !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
 }
 
 func (p *protocol) observe(obj any) {

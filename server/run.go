@@ -113,6 +113,7 @@ func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(
 		return err
 	}
 	defer p.close()
+	addEtcdChecks(base, etcd, o.Etcd.StorageConfig)
 	chain, err := newChain(o, base, shared, p.storage)
 	if err != nil {
 		return err
@@ -144,18 +145,10 @@ func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInf
 	if err != nil {
 		return err
 	}
-	namespaces, err := newNamespaces(clients.kube, clients.metadata, shared.Core().V1().Namespaces())
-	if err != nil {
-		return err
-	}
 	crds := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions()
 	hooks := map[string]genericapiserver.PostStartHookFunc{
 		"concord-register-apiservices": func(hook genericapiserver.PostStartHookContext) error {
 			go register.Run(hook, crds.Informer().HasSynced)
-			return nil
-		},
-		"concord-namespaces": func(hook genericapiserver.PostStartHookContext) error {
-			go namespaces.Run(hook)
 			return nil
 		},
 		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
@@ -172,6 +165,7 @@ func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInf
 			return err
 		}
 	}
+	p.namespaces = newNamespaces(clients, shared.Core().V1().Namespaces())
 	return p.addHooks(server, crds)
 }
 

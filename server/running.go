@@ -40,7 +40,11 @@ func (r *running) start(hook genericapiserver.PostStartHookContext) error {
 	r.stop = stop
 	r.done.Go(func() { r.p.member.Run(context.WithoutCancel(hook)) })
 	r.done.Go(func() { r.p.observeServers(ctx) })
-	r.done.Go(func() { r.p.migrate.Run(ctx) })
+	r.done.Go(func() {
+		if r.p.awaitCRDs(ctx) == nil {
+			r.p.migrate.Run(ctx)
+		}
+	})
 	if r.p.options.Controllers {
 		r.done.Go(func() { r.p.campaign(ctx) })
 	}
@@ -105,5 +109,12 @@ func (p *protocol) campaign(ctx context.Context) {
 func (p *protocol) lead(ctx context.Context) {
 	p.leading.Store(true)
 	defer p.leading.Store(false)
-	p.trigger.Run(ctx)
+	var controllers sync.WaitGroup
+	controllers.Go(func() { p.namespaces.Run(ctx) })
+	controllers.Go(func() {
+		if p.awaitCRDs(ctx) == nil {
+			p.trigger.Run(ctx)
+		}
+	})
+	controllers.Wait()
 }
