@@ -15,9 +15,10 @@ import (
 
 var (
 	seed      = flag.Uint64("seed", 0, "run only the random history of this seed")
-	histories = flag.Int("histories", 3000, "random histories to run")
+	histories = flag.Int("histories", 1500, "random histories to run")
 )
 
+// steps is how many steps a history has before everything is quiet.
 const steps = 250
 
 // history is a random history of one resource: servers, writers, rewriters and triggers,
@@ -71,15 +72,17 @@ func (h *history) step() {
 		h.write()
 	case n < 65:
 		h.look(&h.triggers[h.rnd.IntN(len(h.triggers))])
-	case n < 95:
+	case n < 91:
 		h.rewrite()
-	case n < 97:
+	case n < 93:
 		name := fmt.Sprintf("user%d", h.rev)
 		h.migrations[name] = &object[Migration]{value: Migration{Name: name, Created: h.now}, rev: h.next()}
-	case n < 98 && h.sv != nil && len(h.sv.value.Reports) == 0:
-		h.note("collect")
-		h.sv = nil
 	case n < 99:
+		if h.sv != nil && len(h.sv.value.Reports) == 0 {
+			h.note("collect")
+			h.sv = nil
+		}
+	default:
 		h.note("delete state")
 		h.state = nil
 	}

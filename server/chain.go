@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"net/http"
 
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -13,8 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/util/notfoundhandler"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/informers"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
@@ -100,7 +101,9 @@ func newExtensions(o *Options, base *genericapiserver.Config, shared informers.S
 			AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, noopoteltrace.NewTracerProvider()),
 		},
 	}
-	return config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(http.NotFoundHandler()))
+	// Until every path is installed this is a 503 and no 404, which clients would believe.
+	notFound := notfoundhandler.New(c.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)
+	return config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(notFound))
 }
 
 func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, delegate *genericapiserver.GenericAPIServer) (*genericapiserver.GenericAPIServer, error) {

@@ -27,14 +27,18 @@ type Kinds interface {
 	Kind(ctx context.Context, gr schema.GroupResource) (string, error)
 }
 
-// KindsOf answers from a RESTMapper, which should read discovery anew before it answers
-// that a resource is not served.
+// KindsOf answers from a RESTMapper. One that can be reset reads discovery anew before it
+// answers that a resource is not served.
 func KindsOf(mapper meta.RESTMapper) Kinds { return mapped{mapper} }
 
 type mapped struct{ meta.RESTMapper }
 
 func (m mapped) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
 	gvk, err := m.KindFor(gr.WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		meta.MaybeResetRESTMapper(m.RESTMapper)
+		gvk, err = m.KindFor(gr.WithVersion(""))
+	}
 	return gvk.Kind, err
 }
 

@@ -77,19 +77,19 @@ func validateMigrationStatus(status, old storagemigrationv1.StorageVersionMigrat
 	running := is(status.Conditions, storagemigrationv1.MigrationRunning)
 	conditions := p.Child("conditions")
 	if succeeded && failed {
-		errs = append(errs, field.Invalid(conditions, status.Conditions, "Both success and failed conditions cannot be true at the same time"))
+		errs = append(errs, field.Invalid(conditions, status.Conditions, "a migration cannot have both succeeded and failed"))
 	}
 	if running && (succeeded || failed) {
-		errs = append(errs, field.Invalid(conditions, status.Conditions, "Running condition cannot be true when success or failed conditions are true"))
+		errs = append(errs, field.Invalid(conditions, status.Conditions, "a migration that has ended is not running"))
 	}
 	for _, end := range []storagemigrationv1.MigrationConditionType{storagemigrationv1.MigrationSucceeded, storagemigrationv1.MigrationFailed} {
 		if is(old.Conditions, end) && !is(status.Conditions, end) {
-			errs = append(errs, field.Invalid(conditions, status.Conditions, string(end)+" condition cannot be set to false once it is true"))
+			errs = append(errs, field.Invalid(conditions, status.Conditions, "a migration that has ended stays "+string(end)))
 		}
 	}
 	if status.ResourceVersion != "" {
 		if v, err := strconv.ParseInt(status.ResourceVersion, 10, 64); err != nil || v < 0 {
-			errs = append(errs, field.Invalid(p.Child("resourceVersion"), status.ResourceVersion, "resource version must be a non-negative integer"))
+			errs = append(errs, field.Invalid(p.Child("resourceVersion"), status.ResourceVersion, "must be a non-negative integer"))
 		}
 	}
 	if old.ResourceVersion != "" && old.ResourceVersion != status.ResourceVersion {

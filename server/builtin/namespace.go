@@ -100,7 +100,7 @@ func validateNamespace(ns *corev1.Namespace) field.ErrorList {
 			errs = append(errs, field.Invalid(path, finalizer, msg))
 		}
 		if !strings.Contains(string(finalizer), "/") && !slices.Contains(known, finalizer) {
-			errs = append(errs, field.Invalid(path, finalizer, "name is neither a standard finalizer name nor is it fully qualified"))
+			errs = append(errs, field.Invalid(path, finalizer, "must be a standard finalizer or fully qualified"))
 		}
 	}
 	return errs
@@ -111,9 +111,9 @@ func validateNamespaceStatus(ns *corev1.Namespace) field.ErrorList {
 	deleting := !ns.DeletionTimestamp.IsZero()
 	switch {
 	case !deleting && ns.Status.Phase != corev1.NamespaceActive:
-		return field.ErrorList{field.Invalid(path, ns.Status.Phase, "may only be 'Active' if `deletionTimestamp` is empty")}
+		return field.ErrorList{field.Invalid(path, ns.Status.Phase, "must be 'Active' while the namespace is not being deleted")}
 	case deleting && ns.Status.Phase != corev1.NamespaceTerminating:
-		return field.ErrorList{field.Invalid(path, ns.Status.Phase, "may only be 'Terminating' if `deletionTimestamp` is not empty")}
+		return field.ErrorList{field.Invalid(path, ns.Status.Phase, "must be 'Terminating' while the namespace is being deleted")}
 	}
 	return nil
 }

@@ -137,12 +137,12 @@ func validateCIDRs(cidrs []string, p *field.Path) field.ErrorList {
 		prefix, err := netip.ParsePrefix(cidr)
 		switch {
 		case err != nil:
-			errs = append(errs, field.Invalid(p.Index(i), cidr, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"))
+			errs = append(errs, field.Invalid(p.Index(i), cidr, "must be an IP range, such as 10.9.8.0/24 or 2001:db8::/64"))
 			continue
 		case prefix.Addr().Is4In6() || prefix.Masked().String() != cidr:
 			errs = append(errs, field.Invalid(p.Index(i), cidr, "must be in canonical form ("+prefix.Masked().String()+")"))
 		case families[prefix.Addr().Is4()]:
-			errs = append(errs, field.Invalid(p, cidrs, "may specify no more than one IP for each IP family, i.e. 192.168.0.0/24 and 2001:db8::/64"))
+			errs = append(errs, field.Invalid(p, cidrs, "must have at most one range of each IP family"))
 		}
 		families[prefix.Addr().Is4()] = true
 	}

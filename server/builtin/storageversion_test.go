@@ -73,8 +73,18 @@ func TestEpoch(t *testing.T) {
 	if !agree.Equal(storageversion.Reports(sv), reports("d:g/v1")) || sv.Annotations["own"] != "yes" || sv.Annotations["kept"] != "yes" {
 		t.Errorf("after an update: %+v", sv)
 	}
+}
 
-	// So do patches and server-side apply, also one that removes the annotations.
+// TestEpochWithPatches: patches and server-side apply leave the history alone, also one
+// that removes the annotations.
+func TestEpochWithPatches(t *testing.T) {
+	s, ctx := newServer(t), t.Context()
+	client := s.InternalV1alpha1().StorageVersions()
+	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: "g.things"}}
+	storageversion.SetReports(sv, reports("a:g/v1"), metav1.Now())
+	if _, err := client.Create(ctx, sv, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	for patchType, patch := range map[types.PatchType]string{
 		types.MergePatchType: `{"metadata":{"annotations":null}}`,
 		types.ApplyPatchType: `{"apiVersion":"internal.apiserver.k8s.io/v1alpha1","kind":"StorageVersion","metadata":{"annotations":{"concord.dev/epoch":"50"}}}`,
@@ -84,10 +94,11 @@ func TestEpoch(t *testing.T) {
 			options.FieldManager, options.Force = "tester", new(bool)
 			*options.Force = true
 		}
-		if sv, err = client.Patch(ctx, "g.things", patchType, []byte(patch), options); err != nil {
+		sv, err := client.Patch(ctx, "g.things", patchType, []byte(patch), options)
+		if err != nil {
 			t.Fatal(err)
 		}
-		expectHistory(t, sv, "epoch 6 (g/v1@6 g/v2@3)")
+		expectHistory(t, sv, "epoch 1 (g/v1@1)")
 	}
 }
 

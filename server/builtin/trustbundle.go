@@ -74,11 +74,11 @@ func validateTrustBundleName(name, signer string) field.ErrorList {
 		prefix := strings.ReplaceAll(signer, "/", ":") + ":"
 		after, ok := strings.CutPrefix(name, prefix)
 		if !ok {
-			return field.ErrorList{field.Invalid(p, name, fmt.Sprintf("ClusterTrustBundle for signerName %s must be named with prefix %s", signer, prefix))}
+			return field.ErrorList{field.Invalid(p, name, fmt.Sprintf("must begin with %q, for the signer %s", prefix, signer))}
 		}
 		rest = after
 	} else if strings.Contains(name, ":") {
-		return field.ErrorList{field.Invalid(p, name, "ClusterTrustBundle without signer name must not have \":\" in its name")}
+		return field.ErrorList{field.Invalid(p, name, "must not contain ':' when the bundle has no signer")}
 	}
 	var errs field.ErrorList
 	for _, msg := range validation.NameIsDNSSubdomain(rest, false) {
@@ -114,11 +114,11 @@ func checkCertificates(data []byte) error {
 		n := len(seen)
 		switch {
 		case block.Type != "CERTIFICATE":
-			return fmt.Errorf("entry %d has bad block type: %s", n, block.Type)
+			return fmt.Errorf("entry %d is a %s", n, block.Type)
 		case len(block.Headers) > 0:
-			return fmt.Errorf("entry %d has PEM block headers", n)
+			return fmt.Errorf("entry %d has PEM headers", n)
 		case seen[string(block.Bytes)]:
-			return fmt.Errorf("entry %d is a duplicate", n)
+			return fmt.Errorf("entry %d is there twice", n)
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
 			return fmt.Errorf("entry %d does not parse as X.509: %w", n, err)

@@ -152,7 +152,7 @@ func validateActions(actions []admissionv1.ValidationAction, p *field.Path) fiel
 		seen.Insert(action)
 	}
 	if slices.Contains(actions, admissionv1.Deny) && slices.Contains(actions, admissionv1.Warn) {
-		errs = append(errs, field.Invalid(p, actions, "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)"))
+		errs = append(errs, field.Invalid(p, actions, "must not contain both Deny and Warn: a denied request needs no warning"))
 	}
 	return errs
 }

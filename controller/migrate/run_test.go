@@ -1,0 +1,188 @@
+package migrate
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// untilInterrupted is a rewrite that ends only when it is interrupted.
+func untilInterrupted(ctx context.Context) (Result, error) {
+	select {
+	case <-ctx.Done():
+		return Result{}, ctx.Err()
+	case <-time.After(20 * time.Second):
+		return Result{}, context.DeadlineExceeded
+	}
+}
+
+func TestWatchInterrupts(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		w.c.ObserveStorageVersion(w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2}), false)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonAgreementLost)
+}
+
+// TestStaleWatch: an old StorageVersion that is seen late ends nothing.
+func TestStaleWatch(t *testing.T) {
+	w := newWorld(t)
+	old := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+	sv := w.report(agree.Report{Server: self, Encoding: v2}, agree.Report{Server: other, Encoding: v2})
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.EpochAnnotation] = sv.Annotations["concord.dev/epoch"]
+		m.Annotations[migrationv1alpha1.EncodingAnnotation] = string(v2)
+	})
+	calls := 0
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		if calls++; calls > 1 {
+			return Result{}, nil
+		}
+		w.c.ObserveStorageVersion(old, false)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if calls != 2 {
+		t.Errorf("%d rewrites, want the interrupted one and another", calls)
+	}
+}
+
+// TestTaken: a migration that is gone, ended or claimed by another is left as it is.
+func TestTaken(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		take func(w *world)
+	}{
+		{"deleted", func(w *world) {
+			m := w.read()
+			w.must(w.client.Delete(context.Background(), m))
+			w.c.ObserveMigration(m, true)
+		}},
+		{"ended", func(w *world) {
+			m := w.read()
+			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
+			w.must(w.client.Status().Update(context.Background(), m))
+			w.c.ObserveMigration(m, false)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.migration(nil)
+			w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+				test.take(w)
+				return untilInterrupted(ctx)
+			}
+			_, err := step(w)
+			w.must(err)
+			m := &migrationv1alpha1.StorageVersionMigration{}
+			if m, err = w.c.get(context.Background(), "m"); err != nil || m != nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason != "Test" {
+				t.Errorf("migration %+v, %v", m, err)
+			}
+		})
+	}
+	t.Run("claimed by another", func(t *testing.T) {
+		w := newWorld(t)
+		w.migration(nil)
+		w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+			m := w.read()
+			m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+			w.must(w.client.Update(context.Background(), m))
+			return Result{}, nil
+		}
+		_, err := step(w)
+		w.must(err)
+		if m := w.read(); migrationv1alpha1.Final(m) || w.claimedBy() != other {
+			t.Errorf("migration %+v", m)
+		}
+	})
+}
+
+func TestProgress(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.calls = nil
+		for i := range int64(50) { // 10 s
+			w.clock.Step(200 * time.Millisecond)
+			progress(Progress{Total: 500, Done: 10 * (i + 1)})
+		}
+		writes := slices.DeleteFunc(slices.Clone(w.calls), func(c string) bool { return c != "status StorageVersionMigration" })
+		if len(writes) != 3 {
+			t.Errorf("%d writes of progress in 10 s, want 3", len(writes))
+		}
+		got := w.read().Status.Progress
+		if got == nil || got.Total != 500 || got.Done != 450 || got.ObjectsPerSecond != 50 {
+			t.Errorf("progress %+v", got)
+		}
+		return Result{Progress: Progress{Total: 500, Done: 500}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	if got := w.events(); !slices.Contains(got, "Normal Succeeded") {
+		t.Errorf("events %v", got)
+	}
+}
+
+// TestProgressConflict: what others write on the migration meanwhile is kept.
+func TestProgressConflict(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		m := w.read()
+		m.Labels = map[string]string{"mine": "yes"}
+		w.must(w.client.Update(context.Background(), m))
+		w.clock.Step(time.Minute)
+		progress(Progress{Total: 2, Done: 1})
+		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if w.read().Labels["mine"] != "yes" {
+		t.Error("the label is lost")
+	}
+}
+
+// TestRun: a migration that appears is done; one of a server that goes is taken over.
+func TestRun(t *testing.T) {
+	w := newWorld(t)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	lease := leaseObject(t, w, other)
+	if err := w.client.Delete(ctx, lease); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		w.clock.Step(time.Second) // only the poll finds that the Lease is gone
+		m, err := w.c.get(ctx, "m")
+		return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil, nil
+	})
+	if err != nil {
+		t.Fatal("not done in time")
+	}
+}

@@ -1,0 +1,201 @@
+package evolve
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+var now = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+
+// at returns a StorageVersion whose servers report the encodings.
+func at(epoch int64, encodings ...agree.Encoding) *StorageVersion {
+	sv := &StorageVersion{UID: "sv", History: agree.History{Epoch: epoch, Last: map[agree.Encoding]int64{}}}
+	for i, e := range encodings {
+		sv.Reports = append(sv.Reports, agree.Report{Server: agree.ServerID('a' + rune(i)), Encoding: e})
+		sv.History.Last[e] = epoch
+	}
+	sv.Common, _ = agree.Common(sv.Reports)
+	return sv
+}
+
+func state(epoch int64, current agree.Encoding, stored ...agree.Encoding) *State {
+	return &State{Of: Ref{UID: "sv", Epoch: epoch}, Stored: stored, Current: current, Heartbeat: now}
+}
+
+var (
+	decided = schema.GroupResource{Group: "batch", Resource: "cronjobs"}
+	running = Migration{Name: "m", Made: true, Attempt: 1, Phase: Running, Target: Target{Ref: Ref{"sv", 3}, Encoding: "batch/v1"}}
+	done    = Migration{Name: "m", Made: true, Attempt: 1, Phase: Succeeded, Target: Target{Ref: Ref{"sv", 3}, Encoding: "batch/v1"}}
+)
+
+// decisions are single ones, each with the sentence that asks for it. Stories of several
+// are in testdata.
+var decisions = []struct {
+	sentence string
+	o        Observation
+	want     []string
+}{
+	{
+		"KEP-2339: starts migration if the storageVersion.status.commonEncodingVersion differs from the storageState.status.persistedStorageVersionHashes",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1")},
+		[]string{"create migration cronjobs.batch-sv-3-1 to batch/v1@sv/3, attempt 1"},
+	},
+	{
+		"KEP-2339: (and does not if they are the same)",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1")},
+		nil,
+	},
+	{
+		"KEP-2339: aborts ongoing migration if the storageVersion.status.commonEncodingVersion is empty",
+		Observation{StorageVersion: at(4, "batch/v1", "batch/v2"), State: state(4, Unknown, "batch/v1", "batch/v2"), Migrations: []Migration{running}},
+		[]string{"delete migration m: servers report different encodings: batch/v1,batch/v2"},
+	},
+	{
+		"KEP-2343: If the storageState exists, the controller compares [...] If they are the same, the controller simply updates the status.lastHeartbeatTime and is done.",
+		Observation{Now: now.Add(HeartbeatPeriod), StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1")},
+		[]string{"heartbeat"},
+	},
+	{
+		"KEP-2343: If a migration completes, the controller [...] updates its status.persistedStorageVersionHashes to equal its status.currentStorageVersionHash.",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"), Migrations: []Migration{done}},
+		[]string{"write state sv/3 stored [batch/v1] current batch/v1"},
+	},
+	{
+		"3.5: Success counts only if the state has the migration's uid and epoch",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(2, Unknown, "batch/v1beta1"), Migrations: []Migration{done}},
+		[]string{"write state sv/3 stored [batch/v1beta1,batch/v1] current batch/v1"},
+	},
+	{
+		"3.5: and the StorageVersion still has them",
+		Observation{StorageVersion: at(5, "batch/v1"), State: state(5, "batch/v1", "batch/v1beta1", "batch/v1"), Migrations: []Migration{done}},
+		[]string{"delete migration m: it was made for batch/v1@sv/3", "create migration cronjobs.batch-sv-5-1 to batch/v1@sv/5, attempt 1"},
+	},
+	{
+		"3.5: the epoch never goes back for one uid",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(4, Unknown, "batch/v1", "batch/v2"), Migrations: []Migration{done}},
+		[]string{"wait 10s: the StorageVersion is at epoch 3, older than the state's"},
+	},
+	{
+		"3.5: another uid, or no state: gains Unknown",
+		Observation{StorageVersion: at(3, "batch/v1"), State: &State{Of: Ref{"old", 9}, Stored: []agree.Encoding{"batch/v1"}, Current: "batch/v1"}},
+		[]string{"write state sv/3 stored [batch/v1,Unknown] current batch/v1"},
+	},
+	{
+		"agreement needs both the common encoding and the history",
+		Observation{StorageVersion: func() *StorageVersion { sv := at(3, "batch/v1", "batch/v2"); sv.Common = "batch/v1"; return sv }(),
+			State: state(3, Unknown, "batch/v1", "batch/v2")},
+		nil,
+	},
+	{
+		"a StorageVersion that was only created says nothing",
+		Observation{StorageVersion: at(0)},
+		nil,
+	},
+}
+
+func TestDecide(t *testing.T) {
+	for _, test := range decisions {
+		if test.o.Now.IsZero() {
+			test.o.Now = now
+		}
+		test.o.Resource = decided
+		var got []string
+		for _, a := range Decide(test.o) {
+			got = append(got, a.String())
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s\n got: %s\nwant: %s", test.sentence, strings.Join(got, "; "), strings.Join(test.want, "; "))
+		}
+	}
+}
+
+func TestDecideKeepsItsInput(t *testing.T) {
+	migrations := []Migration{{Name: "b"}, {Name: "a"}}
+	stored := make([]agree.Encoding, 1, 8)
+	stored[0] = "batch/v1"
+	Decide(Observation{Now: now, StorageVersion: at(3, "batch/v1", "batch/v2"), State: state(2, "batch/v1", stored...), Migrations: migrations})
+	if migrations[0].Name != "b" || stored[:2][1] != "" {
+		t.Errorf("changed: %v, %v", migrations, stored[:2])
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	for failures, want := range map[int]time.Duration{1: 10 * time.Second, 2: 20 * time.Second, 4: 80 * time.Second, 7: 10 * time.Minute, 1000: 10 * time.Minute} {
+		if got := Backoff(failures); got != want {
+			t.Errorf("Backoff(%d) = %s, want %s", failures, got, want)
+		}
+	}
+}
+
+// TestRecreate: "if the timestamp is more than 10 minutes old, it recreates storageState
+// object with persistedStorageVersionHashes set to ["Unknown"]" (KEP-2343).
+func TestRecreate(t *testing.T) {
+	for age, want := range map[time.Duration]bool{9 * time.Minute: false, 10 * time.Minute: false, 10*time.Minute + time.Second: true, -time.Hour: false} {
+		if got := Recreate(now.Add(-age), now); got != want {
+			t.Errorf("a heartbeat of %s ago: recreate %t, want %t", age, got, want)
+		}
+	}
+	if !Recreate(time.Time{}, now) {
+		t.Error("a state without a heartbeat is kept")
+	}
+}
+
+// TestRemaining: clocks that differ shorten or lengthen a wait by no more than a period.
+func TestRemaining(t *testing.T) {
+	for ago, want := range map[time.Duration]time.Duration{
+		0: time.Minute, 20 * time.Second: 40 * time.Second, time.Minute: 0, time.Hour: 0,
+		-30 * time.Second: 90 * time.Second, -time.Hour: 0,
+	} {
+		if got := remaining(now.Add(-ago), time.Minute, now); got != want {
+			t.Errorf("begun %s ago: %s left, want %s", ago, got, want)
+		}
+	}
+	if got := remaining(time.Time{}, time.Minute, now); got != 0 {
+		t.Errorf("begun never: %s left", got)
+	}
+}
+
+func TestMigrationName(t *testing.T) {
+	target := Target{Ref: Ref{UID: "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed", Epoch: 7}, Encoding: "v1"}
+	if got, want := MigrationName(schema.GroupResource{Resource: "configmaps"}, target, 2), "configmaps-1b9d6bcd-7-2"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	seen := map[string]bool{}
+	for _, group := range []string{strings.Repeat("a.", 100) + "example.com", strings.Repeat("a.", 100) + "example.org"} {
+		for attempt := 1; attempt <= 2; attempt++ {
+			name := MigrationName(schema.GroupResource{Group: group, Resource: strings.Repeat("r", 60)}, target, attempt)
+			if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+				t.Errorf("%s: %v", name, problems)
+			}
+			seen[name] = true
+		}
+	}
+	if len(seen) != 4 {
+		t.Errorf("%d names for 4 migrations", len(seen))
+	}
+}
+
+func TestServedVersion(t *testing.T) {
+	gr := schema.GroupResource{Group: "events.k8s.io", Resource: "events"}
+	for _, test := range []struct {
+		encoding agree.Encoding
+		served   []string
+		want     string
+	}{
+		{"events.k8s.io/v1", []string{"events.k8s.io/v1beta1", "events.k8s.io/v1"}, "v1"},
+		{"v1", []string{"events.k8s.io/v1beta1", "v1"}, "v1beta1"},
+		{"events.k8s.io/v1beta1", []string{"events.k8s.io/v1"}, "v1"},
+		{"events.k8s.io/v1", nil, "v1"},
+	} {
+		if got := servedVersion(gr, test.encoding, []agree.Report{{Served: test.served}}); got != test.want {
+			t.Errorf("stored in %s, served in %v: %s, want %s", test.encoding, test.served, got, test.want)
+		}
+	}
+}
