@@ -2,7 +2,9 @@ package fence
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -28,7 +30,11 @@ func EncodingOf(codec runtime.Encoder) (agree.Encoding, error) {
 	if json.Unmarshal([]byte(target), &multi) == nil {
 		target = multi.Target
 	}
+	// What a LegacyCodec says, "[group/version]", is a list and names no single encoding.
 	gv, err := schema.ParseGroupVersion(target)
+	if err == nil && strings.ContainsAny(target, "[]{},") {
+		err = errors.New("it may encode to any of several versions")
+	}
 	if err != nil {
 		return "", fmt.Errorf("codec %q does not tell what it encodes to: %w", codec.Identifier(), err)
 	}

@@ -28,6 +28,7 @@ func TestEncodingOf(t *testing.T) {
 		{"no encoding", runtime.NoopEncoder{}, ""},
 		{"internal", builtinCodecs.EncoderForVersion(info.Serializer, internal), ""},
 		{"internal versioner", builtinCodecs.EncoderForVersion(info.Serializer, runtime.InternalGroupVersioner), ""},
+		{"a list of versions", builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion), ""},
 		{"disabled versioner", builtinCodecs.EncoderForVersion(info.Serializer, runtime.DisabledGroupVersioner), ""},
 	} {
 		got, err := EncodingOf(tc.codec)

@@ -67,8 +67,8 @@ type Config struct {
 	// must not call the Member.
 	CustomResourcesKnown func() bool
 	// Rebuild is called, outside all locks, after a custom resource has opened in another
-	// encoding than this server had open before, with a version that can be listed: the
-	// server builds the new handler by a loopback list (DESIGN 3.3). Nil means nothing is done.
+	// encoding than this server had open before, with a served group/version: the server
+	// builds the new handler by a loopback list (DESIGN 3.3). Nil means nothing is done.
 	Rebuild func(ctx context.Context, crd string, gr schema.GroupResource, served string)
 
 	// Clock is the real one by default.

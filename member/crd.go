@@ -45,17 +45,17 @@ func (r Resource) equal(o Resource) bool {
 		slices.Equal(r.Decodable, o.Decodable) && slices.Equal(r.Served, o.Served)
 }
 
-// listable returns a version by which the resource can be listed, the stored one if possible.
+// listable returns a group/version by which the resource can be listed, the stored one
+// if possible.
 func (r Resource) listable() (string, bool) {
-	if len(r.Served) == 0 {
+	switch {
+	case slices.Contains(r.Served, string(r.Encoding)):
+		return string(r.Encoding), true
+	case len(r.Served) > 0:
+		return r.Served[0], true
+	default:
 		return "", false
 	}
-	gv := r.Served[0]
-	if slices.Contains(r.Served, string(r.Encoding)) {
-		gv = string(r.Encoding)
-	}
-	parsed, err := schema.ParseGroupVersion(gv)
-	return parsed.Version, err == nil
 }
 
 // see takes in a CRD. It returns true if what is to be reported changes.

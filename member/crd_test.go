@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
-	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,7 +48,7 @@ func TestWanted(t *testing.T) {
 	for _, tc := range []struct {
 		served []string
 		want   string
-	}{{[]string{"g/v1", "g/v2"}, "v2"}, {[]string{"g/v1"}, "v1"}, {nil, ""}} {
+	}{{[]string{"g/v1", "g/v2"}, "g/v2"}, {[]string{"g/v1"}, "g/v1"}, {nil, ""}} {
 		if got, _ := (Resource{Encoding: "g/v2", Served: tc.served}).listable(); got != tc.want {
 			t.Errorf("listable of %v: %q, want %q", tc.served, got, tc.want)
 		}
@@ -149,6 +149,40 @@ func TestCRDChangedAfterReport(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCRDChangedBeforeReport: what is known to be outdated is not reported any more.
+func TestCRDChangedBeforeReport(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register()
+	w.m.ObserveCRD(w.setCRD("v1"))
+	w.before = func(call string) error {
+		if call == "list LeaseList" {
+			w.before = nil
+			w.m.ObserveCRD(w.setCRD("v2"))
+		}
+		return nil
+	}
+	if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
+		t.Errorf("Step: %v", err)
+	}
+	if calls := w.took(); strings.Contains(calls, "create") {
+		t.Errorf("calls %s", calls)
+	}
+	w.settle()
+	w.expectOpen(widgets, v2)
+}
+
+// TestCRDMadeAgain: the check of a CRD says nothing of the next one of that name.
+func TestCRDMadeAgain(t *testing.T) {
+	w := withWidgets(t)
+	w.deleteCRD(w.setCRD("v1"))
+	w.m.ObserveCRD(w.setCRD("v1"))
+	if w.status(widgets).Open {
+		t.Error("open without a check of the new CRD")
+	}
+	w.settle()
+	w.expectOpen(widgets, v1)
 }
 
 // TestCRDCheckError: the report stands but the resource stays closed, and is not
@@ -254,6 +288,30 @@ func TestCRDStatusChangesCostNothing(t *testing.T) {
 	}
 }
 
+// TestCRDServedVersions: what does not touch the encoding is reported without closing
+// the resource.
+func TestCRDServedVersions(t *testing.T) {
+	w := withWidgets(t)
+	crd := w.setCRD("v1")
+	crd.Spec.Versions[1].Served = false
+	if err := w.client.Update(t.Context(), crd); err != nil {
+		t.Fatal(err)
+	}
+	w.m.ObserveCRD(crd)
+	w.before = func(call string) error {
+		if _, err := w.m.Revision(t.Context(), widgets, v1); err != nil {
+			t.Errorf("closed at %s: %v", call, err)
+		}
+		return nil
+	}
+	w.settle()
+	w.expectOpen(widgets, v1)
+	reports, _ := w.reports(widgets)
+	if want := []string{string(v1)}; !slices.Equal(reports[0].Served, want) {
+		t.Errorf("served %v is reported, want %v", reports[0].Served, want)
+	}
+}
+
 func TestForgetCRD(t *testing.T) {
 	w := withWidgets(t)
 	crd := w.setCRD("v1")
@@ -302,7 +360,7 @@ func TestRebuild(t *testing.T) {
 	var w *world
 	w = withWidgets(t, func(c *Config) {
 		c.Rebuild = func(_ context.Context, crd string, gr schema.GroupResource, served string) {
-			w.expectOpen(gr, agree.Encoding(gr.Group+"/"+served)) // open, and no lock is held
+			w.expectOpen(gr, agree.Encoding(served)) // open, and no lock is held
 			calls = append(calls, crd+" "+gr.String()+" "+served)
 		}
 	})
@@ -317,7 +375,7 @@ func TestRebuild(t *testing.T) {
 		t.Errorf("Moved: %v", err)
 	}
 	w.settle()
-	if want := []string{"widgets.example.com widgets.example.com v2"}; !slices.Equal(calls, want) {
+	if want := []string{"widgets.example.com widgets.example.com example.com/v2"}; !slices.Equal(calls, want) {
 		t.Errorf("rebuilt %q, want %q", calls, want)
 	}
 }
@@ -373,80 +431,6 @@ func TestStoreKnowsMore(t *testing.T) {
 		}
 		if calls := w.took(); calls != "get CustomResourceDefinition widgets.example.com; get StorageVersion example.com.widgets; list LeaseList" {
 			t.Errorf("calls %s", calls)
-		}
-	})
-}
-
-// TestRevisionWaits: for custom resources only, until they open or the limit has passed.
-func TestRevisionWaits(t *testing.T) {
-	type result struct {
-		revision int64
-		err      error
-	}
-	ask := func(ctx context.Context, w *world, enc agree.Encoding) chan result {
-		c := make(chan result, 1)
-		go func() {
-			revision, err := w.m.Revision(ctx, widgets, enc)
-			c <- result{revision, err}
-		}()
-		eventually(t, "waiting", w.clock.HasWaiters)
-		return c
-	}
-	limit := func(c *Config) { c.WaitLimit = 0 }
-	t.Run("until open", func(t *testing.T) {
-		w := withWidgets(t, limit)
-		w.m.ObserveCRD(w.setCRD("v2"))
-		waiting := ask(t.Context(), w, v2)
-		w.settle()
-		if r := <-waiting; r.err != nil || r.revision != w.status(widgets).Revision {
-			t.Errorf("Revision: %v", r)
-		}
-	})
-	t.Run("for the limit", func(t *testing.T) {
-		w := withWidgets(t, limit)
-		w.m.ObserveCRD(w.setCRD("v2"))
-		waiting := ask(t.Context(), w, v2)
-		w.clock.Step(DefaultWaitLimit - time.Second)
-		if len(waiting) != 0 {
-			t.Error("gave up early")
-		}
-		w.clock.Step(time.Second)
-		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
-			t.Errorf("Revision: %v", r)
-		}
-	})
-	t.Run("for the context", func(t *testing.T) {
-		w := withWidgets(t, limit)
-		w.m.ObserveCRD(w.setCRD("v2"))
-		ctx, cancel := context.WithCancel(t.Context())
-		waiting := ask(ctx, w, v2)
-		cancel()
-		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
-			t.Errorf("Revision: %v", r)
-		}
-	})
-	t.Run("not for built-in resources", func(t *testing.T) {
-		w := newWorld(t, []Resource{builtin(secrets)}, limit)
-		w.register()
-		_, err := w.m.Revision(t.Context(), secrets, "v1")
-		want := "wait for storage version registration to complete for resource: secrets, last seen error: not reported yet"
-		status := apierrors.APIStatus(nil)
-		if !apierrors.IsServiceUnavailable(err) || !errors.As(err, &status) || status.Status().Message != want {
-			t.Fatalf("Revision: %v, want %q", err, want)
-		}
-		if status.Status().Details.RetryAfterSeconds != 1 {
-			t.Errorf("details %v", status.Status().Details)
-		}
-	})
-	t.Run("not after departure", func(t *testing.T) {
-		w := withWidgets(t, limit)
-		w.m.ObserveCRD(w.setCRD("v2"))
-		waiting := ask(t.Context(), w, v2)
-		if err := w.m.Depart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
-			t.Errorf("Revision: %v", r)
 		}
 	})
 }

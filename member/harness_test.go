@@ -41,6 +41,8 @@ type world struct {
 	clock  *clocktesting.FakeClock
 	m      *Member
 	buried []agree.ServerID
+	// dropStatus: StorageVersions are created without their status.
+	dropStatus bool
 
 	mu    sync.Mutex
 	calls []string
@@ -108,6 +110,9 @@ func (w *world) interceptors() interceptor.Funcs {
 				w.uid++
 				o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
 				w.mu.Unlock()
+				if sv, ok := o.(*v1alpha1.StorageVersion); ok && w.dropStatus {
+					sv.Status = v1alpha1.StorageVersionStatus{}
+				}
 				return c.Create(ctx, o, opts...)
 			})
 		},

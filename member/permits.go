@@ -71,8 +71,8 @@ func (m *Member) awaitRevision(ctx context.Context, gr schema.GroupResource, enc
 }
 
 // tryRevision answers at once. A channel means that the answer, a 503, may be better
-// when the channel is closed. Only the first try of a call brings a resource to the
-// worker's attention, so that one that does not exist is not looked up for ever.
+// when the channel is closed. Only the first try of a call brings an unknown resource to
+// the worker's attention, so that one that does not exist is not looked up for ever.
 func (m *Member) tryRevision(gr schema.GroupResource, enc agree.Encoding, first bool) (int64, <-chan struct{}, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,7 +90,7 @@ func (m *Member) tryRevision(gr schema.GroupResource, enc agree.Encoding, first 
 		return 0, nil, Unavailable(gr, errDeparted)
 	}
 	answer, ask := s.permit(enc)
-	if ask && first {
+	if ask {
 		s.verify = true
 		wake(m.wakeReports)
 	}

@@ -250,23 +250,43 @@ func TestOwnLeaseGone(t *testing.T) {
 	}
 }
 
-// TestStatusDroppedOnCreate: a revision is handed out only if the reports at it contain
-// ours, whatever the strategy does with what was sent.
-func TestStatusDroppedOnCreate(t *testing.T) {
+// TestStoredWithoutReport: a revision is handed out only if the reports at it contain
+// ours, whatever was sent. A strategy may, for one, drop the status on create.
+func TestStoredWithoutReport(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()
-	w.after = func(call string) error {
-		if call == "create StorageVersion core.secrets" {
-			w.setReports(secrets)
-			return errors.New("lost reply")
-		}
-		return nil
-	}
+	w.dropStatus = true
 	if _, err := w.m.Step(t.Context()); err == nil {
 		t.Error("Step: want an error")
 	}
+	if reports, revision := w.reports(secrets); len(reports) != 0 || revision == 0 {
+		t.Fatalf("reports %v at %d, want none", reports, revision)
+	}
 	if _, err := w.m.Revision(t.Context(), secrets, "v1"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("Revision: %v", err)
+	}
+	w.settle()
+	w.expectOpen(secrets, "v1")
+}
+
+// TestLostDuringReport: the watch sees the report go after the worker has read it.
+func TestLostDuringReport(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)})
+	w.register()
+	w.settle()
+	w.before = func(call string) error {
+		if call == "list LeaseList" {
+			w.before = nil
+			w.setReports(secrets)
+			w.observe(secrets)
+		}
+		return nil
+	}
+	if err := w.m.Report(t.Context(), secrets); !errors.Is(err, errReportLost) {
+		t.Errorf("Report: %v", err)
+	}
+	if w.status(secrets).Open {
+		t.Error("opened by what was read before")
 	}
 	w.settle()
 	w.expectOpen(secrets, "v1")

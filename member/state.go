@@ -113,7 +113,6 @@ func (s *state) stands(enc agree.Encoding, revision int64) bool {
 			s.past.Insert(s.reported)
 		}
 		s.reported, s.revision, s.checked, s.verified = enc, 0, false, false
-		s.past.Delete(enc)
 	}
 	s.revision = max(s.revision, revision)
 	s.notify()

@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -60,7 +61,7 @@ func (g *gate) reject(w http.ResponseWriter, r *http.Request, err error) {
 // fromLoopback says whether this server itself sent the request.
 func fromLoopback(r *http.Request) bool {
 	u, ok := apirequest.UserFrom(r.Context())
-	return ok && u.GetName() == user.APIServerUser
+	return ok && u.GetName() == user.APIServerUser && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
 func answer(serializer runtime.NegotiatedSerializer, w http.ResponseWriter, r *http.Request, err error) {
