@@ -194,3 +194,12 @@ func extraResources() []schema.GroupVersionResource {
 		{Group: apiregistration.GroupName, Version: "v1", Resource: "apiservices"},
 	}
 }
+
+var extraKinds = map[string]string{"customresourcedefinitions": "CustomResourceDefinition", "apiservices": "APIService"}
+
+// protocolResources are what the protocol is made of.
+var protocolResources = []schema.GroupVersionResource{
+	{Version: "v1", Resource: "namespaces"},
+	{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"},
+	{Group: "internal.apiserver.k8s.io", Version: "v1alpha1", Resource: "storageversions"},
+}

@@ -3,9 +3,11 @@ package server
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	cliflag "k8s.io/component-base/cli/flag"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
 )
@@ -91,10 +94,7 @@ func NewOptions() *Options {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory of the embedded etcd's data and of generated files.")
 	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory of the cluster's CA, certificates and admin.kubeconfig; made there if it has none. Servers of one cluster share it. (default <data-dir>/pki)")
-	fs.StringVar(&o.EmulationVersion, "emulation-version", o.EmulationVersion, "Kubernetes release to emulate, "+allowedVersions()+". (default "+compat.BinaryVersion().String()+")")
-	fs.StringVar(&o.EmulationVersion, "emulated-version", o.EmulationVersion, "Alias of --emulation-version.")
-	fs.StringVar(&o.MinCompatibilityVersion, "min-compatibility-version", o.MinCompatibilityVersion, "Oldest release that must be able to read what is stored, "+allowedVersions()+", and at most the emulation version. (default the release before the emulation version)")
-	fs.Var(&o.RuntimeConfig, "runtime-config", "Comma-separated group/version[/resource]=true|false pairs, or api/all, api/ga, api/beta, api/alpha, that switch APIs on or off.")
+	o.AddVersionFlags(fs)
 	fs.StringSliceVar(&o.FeatureGates, "feature-gates", o.FeatureGates, "Comma-separated Feature=true|false pairs.")
 	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
@@ -102,6 +102,17 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
 
 	addMissing(fs, o.SecureServing.AddFlags, o.Etcd.AddFlags, o.Audit.AddFlags, o.ServerRun.AddUniversalFlags)
+}
+
+// AddVersionFlags adds the flags that decide which APIs are served and stored (KEP-4330,
+// "Component Flags").
+func (o *Options) AddVersionFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.EmulationVersion, "emulation-version", o.EmulationVersion, "Kubernetes release to emulate, "+allowedVersions()+". (default "+compat.BinaryVersion().String()+")")
+	fs.StringVar(&o.EmulationVersion, "emulated-version", o.EmulationVersion, "Alias of --emulation-version.")
+	fs.StringVar(&o.MinCompatibilityVersion, "min-compatibility-version", o.MinCompatibilityVersion, "Oldest release that must be able to read what is stored, "+allowedVersions()+", and at most the emulation version. (default the release before the emulation version)")
+	fs.Var(&o.RuntimeConfig, "runtime-config", "Comma-separated group/version[/resource]=true|false pairs, or api/all, api/ga, api/beta, api/alpha, that switch APIs on or off.")
+	fs.BoolVar(&o.ServerRun.EmulationForwardCompatible, "emulation-forward-compatible", o.ServerRun.EmulationForwardCompatible, "Serve, with each stable or enabled beta API of the emulated release, the newer and more stable versions that the binary has.")
+	fs.BoolVar(&o.ServerRun.RuntimeConfigEmulationForwardCompatible, "runtime-config-emulation-forward-compatible", o.ServerRun.RuntimeConfigEmulationForwardCompatible, "Upstream's permission for --runtime-config to name APIs newer than the emulated release. KEP-4330 always gives it, so this changes nothing.")
 }
 
 func allowedVersions() string {
@@ -195,6 +206,13 @@ func (o *Options) completeVersions() error {
 		return err
 	}
 	o.versions = versions{binary: binary, emulation: emulation, minCompatibility: minCompatibility}
+	gates, err := withUpstreamGateOff(o.FeatureGates)
+	if err != nil {
+		return err
+	}
+	if err := checkGates(gates, o.versions); err != nil {
+		return fmt.Errorf("--feature-gates: %w", err)
+	}
 	registry := o.ServerRun.ComponentGlobalsRegistry
 	effective, ok := registry.EffectiveVersionFor(o.ServerRun.ComponentName).(basecompatibility.MutableEffectiveVersion)
 	if !ok {
@@ -205,20 +223,41 @@ func (o *Options) completeVersions() error {
 	if err := registry.Set(); err != nil {
 		return err
 	}
-	if err := utilfeature.DefaultMutableFeatureGate.Set(strings.Join(withUpstreamGateOff(o.FeatureGates), ",")); err != nil {
-		return fmt.Errorf("--feature-gates: %w", err)
+	return utilfeature.DefaultMutableFeatureGate.Set(strings.Join(gates, ","))
+}
+
+// checkGates tries the gates on a copy of the process's: a refused value would otherwise
+// stick. Alpha features cannot be emulated (KEP-4330, "Non-Goals").
+func checkGates(gates []string, v versions) error {
+	try := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
+	if err := try.SetEmulationVersionAndMinCompatibilityVersion(v.emulation, v.minCompatibility); err != nil {
+		return err
+	}
+	if err := try.Set(strings.Join(gates, ",")); err != nil {
+		return err
+	}
+	if v.emulation.EqualTo(v.binary) {
+		return nil
+	}
+	specs := try.GetAll()
+	for _, name := range slices.Sorted(maps.Keys(specs)) {
+		if specs[name].PreRelease == featuregate.Alpha && try.Enabled(name) {
+			return fmt.Errorf("%s is alpha at %s and cannot be enabled while emulating it: leave it off, or use the binary's own version %s", name, v.emulation, v.binary)
+		}
 	}
 	return nil
 }
 
 // withUpstreamGateOff keeps upstream's own StorageVersionAPI machinery off, also under
-// AllAlpha: Concord's replaces it.
-func withUpstreamGateOff(gates []string) []string {
-	kept := make([]string, 0, len(gates)+1)
+// AllAlpha: Concord's replaces it, and is always on.
+func withUpstreamGateOff(gates []string) ([]string, error) {
+	const upstream = "StorageVersionAPI"
 	for _, g := range gates {
-		if name, _, _ := strings.Cut(g, "="); name != "StorageVersionAPI" {
-			kept = append(kept, g)
+		name, value, _ := strings.Cut(g, "=")
+		if name == upstream && value != "true" {
+			return nil, fmt.Errorf("--feature-gates: %s cannot be set to %q, it is locked to true", upstream, value)
 		}
 	}
-	return append(kept, "StorageVersionAPI=false")
+	kept := slices.DeleteFunc(slices.Clone(gates), func(g string) bool { return strings.HasPrefix(g, upstream+"=") })
+	return append(kept, upstream+"=false"), nil
 }

@@ -45,7 +45,7 @@ func (s *Server) Kubeconfig() string { return s.kubeconfig }
 // it drains, leaves the cluster and returns. serving is called once the port answers.
 func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 	ctrllog.SetLogger(klog.Background())
-	plan, err := newPlan(o)
+	plan, err := o.Plan()
 	if err != nil {
 		return err
 	}
@@ -62,13 +62,28 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 	return errors.Join(err, etcd.Close(), stop())
 }
 
-func newPlan(o *Options) (*compat.Plan, error) {
-	return compat.NewPlan(builtin.Lifecycles(), compat.Options{
+// Plan computes which APIs a server with these completed options serves, and how it
+// stores every resource, without starting anything (KEP-4330).
+func (o *Options) Plan() (*compat.Plan, error) {
+	lifecycles := builtin.Lifecycles()
+	for _, gvr := range extraResources() {
+		lifecycles = append(lifecycles, compat.Lifecycle{GroupVersionResource: gvr, Kind: extraKinds[gvr.Resource]})
+	}
+	plan, err := compat.NewPlan(lifecycles, compat.Options{
 		Binary: o.versions.binary, Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility,
 		RuntimeConfig:                  o.RuntimeConfig,
 		ForwardCompatible:              o.ServerRun.EmulationForwardCompatible,
 		RuntimeConfigForwardCompatible: o.ServerRun.RuntimeConfigEmulationForwardCompatible,
 	})
+	if err != nil {
+		return nil, err
+	}
+	for _, gvr := range append(extraResources(), protocolResources...) {
+		if !plan.Served(gvr) {
+			return nil, fmt.Errorf("--runtime-config: %s cannot be switched off, the server itself needs it", gvr.GroupVersion())
+		}
+	}
+	return plan, nil
 }
 
 // embedEtcd starts an etcd of the server's own where no other is named.

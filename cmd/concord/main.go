@@ -34,6 +34,6 @@ func newCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServerCommand(), NewCensusCommand())
+	root.AddCommand(newServerCommand(), newDemoCommand(), NewCensusCommand(), newAPIsCommand())
 	return root
 }

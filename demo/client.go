@@ -1,0 +1,185 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+)
+
+// endpoint is one server as its clients reach it. Nothing is retried here and nothing is
+// throttled: every error is seen.
+type endpoint struct {
+	server   string
+	builtins rest.Interface
+	customs  map[string]rest.Interface // by version
+	crds     apiextensionsclient.Interface
+	groups   *discovery.DiscoveryClient
+}
+
+func newEndpoint(server string, config *rest.Config) (*endpoint, error) {
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	config.UserAgent = "concord-demo"
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of %s: %w", server, err)
+	}
+	e := &endpoint{server: server, customs: map[string]rest.Interface{}}
+	versioned := func(gv schema.GroupVersion, contentType string) (rest.Interface, error) {
+		c := rest.CopyConfig(config)
+		c.GroupVersion, c.APIPath, c.ContentType = &gv, "/apis", contentType
+		c.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+		return rest.RESTClientForConfigAndClient(c, client)
+	}
+	if e.builtins, err = versioned(admissionv1.SchemeGroupVersion, runtime.ContentTypeProtobuf); err != nil {
+		return nil, err
+	}
+	for _, version := range customVersions {
+		if e.customs[version], err = versioned(schema.GroupVersion{Group: customGroup, Version: version}, runtime.ContentTypeJSON); err != nil {
+			return nil, err
+		}
+	}
+	if e.crds, err = apiextensionsclient.NewForConfigAndClient(config, client); err != nil {
+		return nil, err
+	}
+	e.groups, err = discovery.NewDiscoveryClientForConfigAndClient(config, client)
+	return e, err
+}
+
+// rest returns the client for a resource, custom resources in the version.
+func (e *endpoint) rest(gr schema.GroupResource, version string) rest.Interface {
+	if gr == gadgets {
+		return e.customs[version]
+	}
+	return e.builtins
+}
+
+func (e *endpoint) create(ctx context.Context, key objectKey, version string, m mark) error {
+	body, err := newBody(key, version, m)
+	if err != nil {
+		return err
+	}
+	request := e.rest(key.resource, version).Post().Resource(key.resource.Resource).MaxRetries(0)
+	if raw, ok := body.([]byte); ok {
+		request.SetHeader("Content-Type", runtime.ContentTypeJSON)
+		body = raw
+	}
+	return request.Body(body).Do(ctx).Error()
+}
+
+func (e *endpoint) update(ctx context.Context, key objectKey, version string, from, to mark) error {
+	body, err := patch(from, to)
+	if err != nil {
+		return err
+	}
+	return e.rest(key.resource, version).Patch(types.JSONPatchType).Resource(key.resource.Resource).Name(key.name).MaxRetries(0).Body(body).Do(ctx).Error()
+}
+
+// read returns the mark that an object shows, as the API tells it.
+func (e *endpoint) read(ctx context.Context, key objectKey, version string) (mark, error) {
+	raw, err := e.rest(key.resource, version).Get().Resource(key.resource.Resource).Name(key.name).
+		SetHeader("Accept", runtime.ContentTypeJSON).MaxRetries(0).Do(ctx).Raw()
+	if err != nil {
+		return mark{}, err
+	}
+	var object metav1.PartialObjectMetadata
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return mark{}, fmt.Errorf("read %s from %s: %w", key, e.server, err)
+	}
+	return readMark(object.Annotations)
+}
+
+// listPage is how many objects one answer of a list holds.
+const listPage = 500
+
+// list reads back all objects of one of the demo's resources.
+func (e *endpoint) list(ctx context.Context, gr schema.GroupResource, version string, found map[objectKey]stored) error {
+	for token := ""; ; {
+		raw, err := e.rest(gr, version).Get().Resource(gr.Resource).
+			SpecificallyVersionedParams(&metav1.ListOptions{Limit: listPage, Continue: token}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).
+			SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx).Raw()
+		if err != nil {
+			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.server, err)
+		}
+		var page struct {
+			Metadata metav1.ListMeta `json:"metadata"`
+			Items    []listed        `json:"items"`
+		}
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.server, err)
+		}
+		for _, item := range page.Items {
+			found[objectKey{resource: gr, name: item.Metadata.Name}] = item.stored()
+		}
+		if token = page.Metadata.Continue; token == "" {
+			return nil
+		}
+	}
+}
+
+// listed is what the demo reads of an object of any of its resources.
+type listed struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Payload   string `json:"payload"`
+		Variables []struct {
+			Expression string `json:"expression"`
+		} `json:"variables"`
+	} `json:"spec"`
+}
+
+// stored returns the object's mark, zero if it has none, and its filler.
+func (l listed) stored() stored {
+	m, err := readMark(l.Metadata.Annotations)
+	if err != nil {
+		m = mark{}
+	}
+	s := stored{mark: m, filler: l.Spec.Payload + l.Metadata.Annotations[fillerAnnotation]}
+	for _, v := range l.Spec.Variables {
+		if n := len(v.Expression); n >= 2 {
+			s.filler += v.Expression[1 : n-1]
+		}
+	}
+	return s
+}
+
+// ready asks the server whether it is ready.
+func (e *endpoint) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	return e.groups.RESTClient().Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
+}
+
+// hashes returns what discovery shows as the storage version's hash of each resource.
+func (e *endpoint) hashes() (map[schema.GroupResource]string, error) {
+	legacy := *e.groups
+	legacy.UseLegacyDiscovery = true // the aggregated form has no hashes
+	_, lists, err := legacy.ServerGroupsAndResources()
+	if err != nil {
+		return nil, fmt.Errorf("discovery of %s: %w", e.server, err)
+	}
+	found := map[schema.GroupResource]string{}
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return nil, fmt.Errorf("discovery of %s: %w", e.server, err)
+		}
+		for _, resource := range list.APIResources {
+			if resource.StorageVersionHash != "" {
+				found[schema.GroupResource{Group: gv.Group, Resource: resource.Name}] = resource.StorageVersionHash
+			}
+		}
+	}
+	return found, nil
+}

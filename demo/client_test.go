@@ -1,0 +1,256 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+)
+
+// fakeStore is what several fake servers share: the last mark of each object.
+type fakeStore struct {
+	mu    sync.Mutex
+	marks map[string]mark
+}
+
+// fakeServer answers as an API server does, after what its script says: each request
+// takes one word, and when there is none left it answers.
+//
+//	refuse  503 with Retry-After
+//	drop    break the connection without having written
+//	lose    write, then break the connection
+//	fail    500
+type fakeServer struct {
+	store  *fakeStore
+	mu     sync.Mutex
+	script []string
+}
+
+func (s *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	word := ""
+	if len(s.script) > 0 && r.Method != http.MethodGet {
+		word, s.script = s.script[0], s.script[1:]
+	}
+	s.mu.Unlock()
+	switch word {
+	case "refuse":
+		err := apierrors.NewServiceUnavailable("closed")
+		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+		reply(w, http.StatusServiceUnavailable, &err.ErrStatus)
+	case "fail":
+		reply(w, http.StatusInternalServerError, &apierrors.NewInternalError(errors.New("etcd")).ErrStatus)
+	case "drop":
+		panic(http.ErrAbortHandler)
+	case "lose":
+		s.answer(httptest.NewRecorder(), r)
+		panic(http.ErrAbortHandler)
+	default:
+		s.answer(w, r)
+	}
+}
+
+func reply(w http.ResponseWriter, code int, body any) {
+	if status, ok := body.(*metav1.Status); ok {
+		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func (s *fakeServer) answer(w http.ResponseWriter, r *http.Request) {
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
+	body, _ := io.ReadAll(r.Body)
+	gr := schema.GroupResource{Resource: "things"}
+	name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	switch r.Method {
+	case http.MethodGet:
+		m, ok := s.store.marks[name]
+		if !ok {
+			reply(w, http.StatusNotFound, &apierrors.NewNotFound(gr, name).ErrStatus)
+			return
+		}
+		reply(w, http.StatusOK, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: m.annotations()}})
+	case http.MethodPost:
+		object, m, err := created(r, body)
+		if err != nil {
+			reply(w, http.StatusBadRequest, &apierrors.NewBadRequest(err.Error()).ErrStatus)
+			return
+		}
+		if _, ok := s.store.marks[object]; ok {
+			reply(w, http.StatusConflict, &apierrors.NewAlreadyExists(gr, object).ErrStatus)
+			return
+		}
+		s.store.marks[object] = m
+		reply(w, http.StatusCreated, struct{}{})
+	case http.MethodPatch:
+		var operations []struct{ Op, Path, Value string }
+		if err := json.Unmarshal(body, &operations); err != nil || operations[0].Op != "test" {
+			reply(w, http.StatusBadRequest, &apierrors.NewBadRequest("patch").ErrStatus)
+			return
+		}
+		if operations[0].Value != fmt.Sprint(s.store.marks[name].Counter) {
+			reply(w, http.StatusUnprocessableEntity, &apierrors.NewInvalid(schema.GroupKind{}, name, nil).ErrStatus)
+			return
+		}
+		m, _ := readMark(map[string]string{counterAnnotation: operations[1].Value, attemptAnnotation: operations[2].Value, viaAnnotation: operations[3].Value})
+		s.store.marks[name] = m
+		reply(w, http.StatusOK, struct{}{})
+	}
+}
+
+// created reads the name and the mark of the object to create.
+func created(r *http.Request, body []byte) (string, mark, error) {
+	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf && !bytes.HasPrefix(body, []byte("k8s\x00")) {
+		return "", mark{}, errors.New("not protobuf")
+	}
+	if m, err := storedMark(body); err != nil || m.Counter != 1 {
+		return "", m, fmt.Errorf("mark %v: %w", m, err)
+	}
+	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
+		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		if err != nil {
+			return "", mark{}, err
+		}
+		m, err := storedMark(body)
+		return object.(metav1.Object).GetName(), m, err
+	}
+	var object metav1.PartialObjectMetadata
+	if err := json.Unmarshal(body, &object); err != nil {
+		return "", mark{}, err
+	}
+	m, err := readMark(object.Annotations)
+	return object.Name, m, err
+}
+
+// fakeCluster starts one server for each script.
+func fakeCluster(t *testing.T, scripts ...string) (*client, *fakeStore) {
+	store := &fakeStore{marks: map[string]mark{}}
+	c := &client{name: "w", timeout: 10 * time.Second, work: newWorkload()}
+	for i, script := range scripts {
+		host := httptest.NewServer(&fakeServer{store: store, script: strings.Fields(script)})
+		if script == "gone" {
+			host.Close()
+		} else {
+			t.Cleanup(host.Close)
+		}
+		e, err := newEndpoint(fmt.Sprintf("server-%d", i+1), ownConnections(&rest.Config{Host: host.URL}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.endpoints = append(c.endpoints, e)
+	}
+	return c, store
+}
+
+func TestClientWrite(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		// failed are the outcomes of the attempts of a creation and an update.
+		failed string
+	}{
+		{"all is well", []string{"", ""}, ""},
+		{"a 503 is asked again elsewhere", []string{"refuse", ""}, "503 with Retry-After"},
+		{"nobody listens", []string{"gone", ""}, "connection refused, connection refused"},
+		{"the connection breaks before the write", []string{"drop", ""}, "broken connection"},
+		{"the connection breaks after the write", []string{"lose", ""}, "broken connection"},
+		{"an update's answer is lost", []string{"", "lose"}, "broken connection"},
+		{"every server fails once", []string{"refuse", "drop"}, "503 with Retry-After, broken connection"},
+		{"an answer that must not be", []string{"fail", ""}, "unexpected answer"},
+	} {
+		for _, gr := range shown {
+			t.Run(tt.name+"/"+gr.Resource, func(t *testing.T) {
+				c, store := fakeCluster(t, tt.scripts...)
+				o := &object{key: objectKey{resource: gr, name: "writer-a"}}
+				for range 2 {
+					if err := c.write(t.Context(), o); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var failed []string
+				for _, f := range c.work.failures {
+					failed = append(failed, string(f.outcome))
+				}
+				if got := strings.Join(failed, ", "); got != tt.failed {
+					t.Errorf("failed attempts: %q, want %q", got, tt.failed)
+				}
+				m := store.marks["writer-a"]
+				if m.Counter != 2 || o.last != m {
+					t.Errorf("stored %+v, known %+v, want write 2", m, o.last)
+				}
+				lost, foreign := c.work.ledger.check(map[objectKey]stored{o.key: {mark: m, filler: filler("writer-a")}})
+				if len(lost)+len(foreign) > 0 || c.work.ledger.total() != 2 {
+					t.Errorf("lost %q, foreign %q, %d acknowledged", lost, foreign, c.work.ledger.total())
+				}
+			})
+		}
+	}
+}
+
+func TestClientGivesUp(t *testing.T) {
+	c, _ := fakeCluster(t, "refuse")
+	c.stubborn = never
+	if err := c.write(t.Context(), &object{key: objectKey{gadgets, "a"}}); !errors.Is(err, errGivenUp) {
+		t.Errorf("error %v, want %v", err, errGivenUp)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c, _ = fakeCluster(t, "drop drop drop")
+	if err := c.write(ctx, &object{key: objectKey{gadgets, "a"}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want %v", err, context.Canceled)
+	}
+	if n := len(c.work.failures); n != 0 {
+		t.Errorf("%d failures are blamed on servers when the demo ends", n)
+	}
+}
+
+func TestLoadFailsWithTheFirstWrongAnswer(t *testing.T) {
+	c, store := fakeCluster(t, "refuse drop", "lose")
+	var loaded atomic.Int64
+	if err := load(t.Context(), 40, c.endpoints, c.work, &loaded); err != nil || c.work.ledger.total() != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
+		t.Errorf("error %v, %d acknowledged, %d stored, %d counted; want 40", err, c.work.ledger.total(), len(store.marks), loaded.Load())
+	}
+	c, _ = fakeCluster(t, "fail")
+	if err := load(t.Context(), 4, c.endpoints, c.work, &loaded); !errors.Is(err, errGivenUp) {
+		t.Errorf("error %v, want %v", err, errGivenUp)
+	}
+}
+
+func TestHeldCountsWhatWasInFlight(t *testing.T) {
+	h := &held{answers: map[outcome]int64{}}
+	h.sent()
+	h.sent()
+	h.answered(time.Now(), acknowledged) // before the server is resumed
+	early := time.Now()
+	if n := h.resume(); n != 1 {
+		t.Errorf("%d in flight, want 1", n)
+	}
+	h.sent()
+	h.answered(early, unavailable)
+	h.answered(time.Now().Add(time.Second), acknowledged)
+	if len(h.answers) != 1 || h.answers[unavailable] != 1 {
+		t.Errorf("answers %v", h.answers)
+	}
+	var none *held
+	none.sent()
+	none.answered(early, broken)
+}

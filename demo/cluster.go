@@ -1,0 +1,317 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/concord-dev/concord/server"
+)
+
+const (
+	// startLimit bounds how long a server may take from its start to ready.
+	startLimit = 60 * time.Second
+	// stopLimit bounds how long a server may take to end after SIGTERM.
+	stopLimit = 45 * time.Second
+	// readyPause is the time between two questions whether a server is ready.
+	readyPause   = 100 * time.Millisecond
+	readyTimeout = 2 * time.Second
+	dialTimeout  = 10 * time.Second
+
+	// The servers' ports are taken below those that the kernel gives to connections, so
+	// that none is taken while its server restarts.
+	firstPort, lastPort = 20000, 32000
+)
+
+// condition is what the demo has made of a server.
+type condition string
+
+const (
+	starting condition = "starting"
+	ready    condition = "ready"
+	stopping condition = "stopping"
+	dead     condition = "killed"
+	stopped  condition = "paused"
+)
+
+// serverProcess is one API server of the demo. It keeps its name and port through restarts.
+type serverProcess struct {
+	name     string
+	port     int
+	dir      string
+	endpoint *endpoint // for writers
+	control  *endpoint // for the demo itself
+
+	mu        sync.Mutex
+	process   *process
+	condition condition
+}
+
+func (s *serverProcess) set(c condition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.condition = c
+}
+
+func (s *serverProcess) get() (condition, *process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.condition, s.process
+}
+
+// cluster is an embedded etcd and the servers on it, in one temporary directory.
+type cluster struct {
+	cfg        Config
+	dir        string
+	etcd       *server.Etcd
+	store      *clientv3.Client
+	world      *world
+	servers    []*serverProcess
+	kubeconfig string
+	crashed    chan error // receives the first server that ends although it should not
+	stopWatch  context.CancelFunc
+	watching   sync.WaitGroup
+}
+
+// newCluster makes the directory of a cluster that is not running. Whoever has it must close it.
+func newCluster(cfg Config, w *world) (*cluster, error) {
+	dir, err := os.MkdirTemp("", "concord-demo-")
+	if err != nil {
+		return nil, fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
+	}
+	c := &cluster{cfg: cfg, dir: dir, world: w, crashed: make(chan error, 1)}
+	for i := range serverCount {
+		name := fmt.Sprintf("server-%d", i+1)
+		c.servers = append(c.servers, &serverProcess{name: name, dir: filepath.Join(dir, name), condition: starting})
+	}
+	return c, nil
+}
+
+// start starts the etcd, watches it, and starts the servers one after the other, so that
+// each registration can be told from the others, until all are ready.
+func (c *cluster) start(ctx context.Context) error {
+	var err error
+	if c.etcd, err = server.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
+		return err
+	}
+	if c.store, err = clientv3.New(clientv3.Config{Endpoints: []string{c.etcd.Endpoint}, DialTimeout: dialTimeout, Logger: zap.NewNop()}); err != nil {
+		return fmt.Errorf("connect to the embedded etcd: %w", err)
+	}
+	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	c.stopWatch = cancel
+	c.watching.Go(func() { c.world.watch(watch, c.store) })
+	ports, err := freePorts(serverCount)
+	if err != nil {
+		return err
+	}
+	for i, s := range c.servers {
+		s.port = ports[i]
+		if err := c.launch(ctx, s, before); err != nil {
+			return err
+		}
+		if err := c.connect(ctx, s); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.servers {
+		if err := c.awaitReady(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func freePorts(count int) ([]int, error) {
+	var ports []int
+	var last error
+	for range 100 * count {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			last = err
+			continue
+		}
+		// Held until all are found, so that they differ.
+		defer func() { _ = l.Close() }()
+		if ports = append(ports, port); len(ports) == count {
+			return ports, nil
+		}
+	}
+	return nil, fmt.Errorf("no free port on 127.0.0.1 between %d and %d: %w", firstPort, lastPort, last)
+}
+
+func (c *cluster) certDir() string { return filepath.Join(c.dir, "pki") }
+
+func (c *cluster) args(s *serverProcess, release string) []string {
+	return []string{"server",
+		"--data-dir", s.dir,
+		"--cert-dir", c.certDir(),
+		"--etcd-servers", c.etcd.Endpoint,
+		"--secure-port", fmt.Sprint(s.port),
+		"--emulation-version", release,
+		"--identity-lease-duration", c.cfg.LeaseDuration.String(),
+		"--identity-lease-renew-interval", (c.cfg.LeaseDuration / leaseRenewals).String(),
+	}
+}
+
+// launch starts a server's process and waits for its registration.
+func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) error {
+	c.world.expect(s.name)
+	p, err := startProcess(s.name, c.cfg.Executable, c.args(s, release), filepath.Join(c.dir, s.name+".log"))
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.process, s.condition = p, starting
+	s.mu.Unlock()
+	go c.watchProcess(s, p)
+	return c.await(ctx, startLimit, s.name+" registers", func(v *view) string {
+		if _, ok := v.registered(s.name); !ok {
+			return "it has no identity Lease; the end of its log:\n" + logTail(p.log)
+		}
+		return ""
+	})
+}
+
+// watchProcess notices a server that ends although nobody asked it to.
+func (c *cluster) watchProcess(s *serverProcess, p *process) {
+	<-p.done
+	if condition, current := s.get(); current == p && (condition == starting || condition == ready) {
+		select {
+		case c.crashed <- p.failure():
+		default:
+		}
+	}
+}
+
+// connect makes the clients of a server, with the certificates of the first one's kubeconfig.
+func (c *cluster) connect(ctx context.Context, s *serverProcess) error {
+	path := filepath.Join(c.certDir(), server.AdminKubeconfigName)
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return fmt.Errorf("administrator's kubeconfig: %w", err)
+	}
+	c.kubeconfig = path
+	config.Host = fmt.Sprintf("https://127.0.0.1:%d", s.port)
+	if s.endpoint, err = newEndpoint(s.name, ownConnections(config)); err != nil {
+		return err
+	}
+	s.control, err = newEndpoint(s.name, ownConnections(config))
+	return err
+}
+
+// ownConnections keeps clients with equal settings from sharing one connection.
+func ownConnections(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	return config
+}
+
+// awaitReady waits until the server says that it is ready and has reported every
+// resource that there is.
+func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for {
+		err := s.control.ready(ctx)
+		if err == nil {
+			break
+		}
+		select {
+		case crash := <-c.crashed:
+			return crash
+		case <-time.After(readyPause):
+		case <-ctx.Done():
+			_, p := s.get()
+			return fmt.Errorf("%s is not ready after %s: %w; the end of its log:\n%s", s.name, startLimit, err, logTail(p.log))
+		}
+	}
+	err := c.await(ctx, startLimit, s.name+" reports every resource", func(v *view) string { return v.unreported(s.name) })
+	if err != nil {
+		return err
+	}
+	s.set(ready)
+	return nil
+}
+
+// await waits until missing returns "". It fails when a server crashes or the time is up,
+// and then says what is missing.
+func (c *cluster) await(ctx context.Context, limit time.Duration, what string, missing func(*view) string) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		v, changed := c.world.look()
+		lack := missing(v)
+		if lack == "" {
+			return nil
+		}
+		select {
+		case <-changed:
+		case err := <-c.crashed:
+			return err
+		case err := <-c.etcd.Err():
+			return fmt.Errorf("the embedded etcd stopped: %w", err)
+		case <-timer.C:
+			return fmt.Errorf("%w %s: %s: %s", errTooLate, limit, what, lack)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// errTooLate is what await returns when what it waits for does not happen in time.
+var errTooLate = errors.New("not within")
+
+func (c *cluster) endpoints() []*endpoint {
+	var all []*endpoint
+	for _, s := range c.servers {
+		all = append(all, s.endpoint)
+	}
+	return all
+}
+
+// close ends every process and removes every file of the cluster.
+func (c *cluster) close() error {
+	var errs []error
+	for _, s := range c.servers {
+		if _, p := s.get(); p != nil {
+			s.set(stopping)
+			errs = append(errs, p.signal(syscall.SIGKILL))
+		}
+	}
+	for _, s := range c.servers {
+		if _, p := s.get(); p != nil {
+			errs = append(errs, p.kill())
+		}
+	}
+	if c.stopWatch != nil {
+		c.stopWatch()
+		c.watching.Wait()
+	}
+	if c.store != nil {
+		errs = append(errs, c.store.Close())
+	}
+	if c.etcd != nil {
+		errs = append(errs, c.etcd.Close())
+		if socket := strings.TrimPrefix(c.etcd.Endpoint, "unix://"); !strings.HasPrefix(socket, c.dir) {
+			errs = append(errs, os.RemoveAll(filepath.Dir(socket)))
+		}
+	}
+	if err := os.RemoveAll(c.dir); err != nil {
+		errs = append(errs, fmt.Errorf("remove the demo's files: %w", err))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,147 @@
+package demo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// mark is what a write leaves in an object, so that whoever reads it knows which write
+// it shows. Counter grows by one with each logical write of an object, Attempt is unique
+// to one request, Via names the server that the request was sent to.
+type mark struct {
+	Counter int64
+	Attempt string
+	Via     string
+}
+
+// ledger remembers which writes of each object were acknowledged and which may have
+// been written although nobody said so.
+type ledger struct {
+	mu           sync.Mutex
+	accounts     map[objectKey]*account
+	acknowledged int64
+	refused      map[string]bool // attempts that a server said it did not write
+	foreign      []string        // writes that were seen although nobody can have made them
+}
+
+type account struct {
+	// counter is the highest that was acknowledged, 0 for none.
+	counter int64
+	// possible has the attempts that the stored object may show, with their counters:
+	// acknowledged ones and doubtful ones, none below counter.
+	possible map[string]int64
+	// filler is content that no write changes.
+	filler string
+}
+
+func newLedger() *ledger {
+	return &ledger{accounts: map[objectKey]*account{}, refused: map[string]bool{}}
+}
+
+// record notes what became of an attempt.
+func (l *ledger) record(key objectKey, filler string, m mark, o outcome) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if o.unwritten() {
+		l.refused[m.Attempt] = true
+		return
+	}
+	a := l.accounts[key]
+	if a == nil {
+		a = &account{possible: map[string]int64{}, filler: filler}
+		l.accounts[key] = a
+	}
+	if m.Counter >= a.counter {
+		a.possible[m.Attempt] = m.Counter
+	}
+	if o != acknowledged {
+		return
+	}
+	l.acknowledged++
+	if m.Counter > a.counter {
+		a.counter = m.Counter
+		for attempt, counter := range a.possible {
+			if counter < a.counter {
+				delete(a.possible, attempt)
+			}
+		}
+	}
+}
+
+// confirm notes that a client, in doubt whether its write happened, has read this mark.
+func (l *ledger) confirm(key objectKey, filler string, m mark) {
+	l.mu.Lock()
+	a := l.accounts[key]
+	possible := false
+	if a != nil {
+		_, possible = a.possible[m.Attempt]
+	}
+	if !possible {
+		l.foreign = append(l.foreign, l.describe(key, m))
+	}
+	l.mu.Unlock()
+	l.record(key, filler, m, acknowledged)
+}
+
+// total returns how many writes were acknowledged.
+func (l *ledger) total() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.acknowledged
+}
+
+// stored is an object as it is read back at the end.
+type stored struct {
+	mark   mark
+	filler string
+}
+
+// check compares what is stored with what clients were told. lost names objects that
+// lack an acknowledged write or whose content changed, foreign those that show a write
+// which nobody can have made: one that a server refused, or that no client sent.
+func (l *ledger) check(found map[objectKey]stored) (lost, foreign []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	foreign = slices.Clone(l.foreign)
+	for key, a := range l.accounts {
+		s, ok := found[key]
+		_, possible := a.possible[s.mark.Attempt]
+		switch {
+		case !ok && a.counter == 0:
+		case !ok:
+			lost = append(lost, fmt.Sprintf("%s: gone, write %d was acknowledged", key, a.counter))
+		case s.mark.Counter < a.counter:
+			lost = append(lost, fmt.Sprintf("%s: shows write %d, write %d was acknowledged", key, s.mark.Counter, a.counter))
+		case s.filler != a.filler:
+			lost = append(lost, fmt.Sprintf("%s: its content has changed", key))
+		case !possible:
+			foreign = append(foreign, l.describe(key, s.mark))
+		}
+	}
+	for key, s := range found {
+		if l.accounts[key] == nil {
+			foreign = append(foreign, l.describe(key, s.mark))
+		}
+	}
+	slices.Sort(lost)
+	slices.Sort(foreign)
+	return lost, foreign
+}
+
+func (l *ledger) describe(key objectKey, m mark) string {
+	if l.refused[m.Attempt] {
+		return fmt.Sprintf("%s: shows write %d, attempt %s, which %s refused", key, m.Counter, m.Attempt, m.Via)
+	}
+	return fmt.Sprintf("%s: shows write %d, attempt %q, which no client made", key, m.Counter, m.Attempt)
+}
+
+// some quotes the first few of a list.
+func some(list []string) string {
+	const few = 3
+	if len(list) <= few {
+		return strings.Join(list, "; ")
+	}
+	return fmt.Sprintf("%s; and %d more", strings.Join(list[:few], "; "), len(list)-few)
+}

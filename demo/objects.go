@@ -1,0 +1,199 @@
+package demo
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	customGroup = "demo.concord.dev"
+	customKind  = "Gadget"
+	crdName     = "gadgets." + customGroup
+
+	counterAnnotation = "demo.concord.dev/counter"
+	attemptAnnotation = "demo.concord.dev/attempt"
+	viaAnnotation     = "demo.concord.dev/via"
+	fillerAnnotation  = "demo.concord.dev/filler"
+
+	// fillerBytes makes a stored object about 1 KiB.
+	fillerBytes = 480
+	// writerPrefix begins the names of what writers write, loadPrefix those of what is loaded.
+	writerPrefix = "writer-"
+	loadPrefix   = "load-"
+)
+
+var (
+	policies = schema.GroupResource{Group: admissionv1.GroupName, Resource: "mutatingadmissionpolicies"}
+	bindings = schema.GroupResource{Group: admissionv1.GroupName, Resource: "mutatingadmissionpolicybindings"}
+	gadgets  = schema.GroupResource{Group: customGroup, Resource: "gadgets"}
+
+	// shown are the resources whose objects the demo writes.
+	shown = []schema.GroupResource{policies, bindings, gadgets}
+	// expected is how their objects are stored at the end.
+	expected = map[schema.GroupResource]agree.Encoding{
+		policies: "admissionregistration.k8s.io/v1",
+		bindings: "admissionregistration.k8s.io/v1",
+		gadgets:  customGroup + "/v2",
+	}
+	customVersions = []string{"v1", "v2"}
+)
+
+// objectKey names one object.
+type objectKey struct {
+	resource schema.GroupResource
+	name     string
+}
+
+func (k objectKey) String() string { return k.resource.Resource + "/" + k.name }
+
+// filler returns the text, always the same for a name, that makes an object its size.
+func filler(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	block := hex.EncodeToString(sum[:])
+	return strings.Repeat(block, fillerBytes/len(block)+1)[:fillerBytes]
+}
+
+// annotations returns what a write leaves in an object.
+func (m mark) annotations() map[string]string {
+	return map[string]string{
+		counterAnnotation: strconv.FormatInt(m.Counter, 10),
+		attemptAnnotation: m.Attempt,
+		viaAnnotation:     m.Via,
+	}
+}
+
+// readMark reads what the last write left in an object's annotations.
+func readMark(annotations map[string]string) (mark, error) {
+	counter, err := strconv.ParseInt(annotations[counterAnnotation], 10, 64)
+	if err != nil {
+		return mark{}, fmt.Errorf("annotation %s: %w", counterAnnotation, err)
+	}
+	return mark{Counter: counter, Attempt: annotations[attemptAnnotation], Via: annotations[viaAnnotation]}, nil
+}
+
+// newBody returns the object to create: a typed object, or JSON for a custom resource in
+// the version.
+func newBody(key objectKey, version string, m mark) (any, error) {
+	switch key.resource {
+	case policies:
+		return newPolicy(key.name, m), nil
+	case bindings:
+		return newBinding(key.name, m), nil
+	}
+	return json.Marshal(map[string]any{
+		"apiVersion": customGroup + "/" + version,
+		"kind":       customKind,
+		"metadata":   map[string]any{"name": key.name, "annotations": m.annotations()},
+		"spec":       map[string]any{"colour": "blue", "payload": filler(key.name), "size": 3},
+	})
+}
+
+func newPolicy(name string, m mark) runtime.Object {
+	return &admissionv1.MutatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: m.annotations()},
+		Spec: admissionv1.MutatingAdmissionPolicySpec{
+			MatchConstraints: matchGadgets(),
+			Variables:        []admissionv1.Variable{{Name: "filler", Expression: "'" + filler(name) + "'"}},
+			Mutations: []admissionv1.Mutation{{
+				PatchType: admissionv1.PatchTypeApplyConfiguration,
+				ApplyConfiguration: &admissionv1.ApplyConfiguration{
+					Expression: "Object{metadata: Object.metadata{labels: {'touched': 'yes'}}}",
+				},
+			}},
+			FailurePolicy:      ptr.To(admissionv1.Ignore),
+			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
+		},
+	}
+}
+
+func newBinding(name string, m mark) runtime.Object {
+	annotations := m.annotations()
+	annotations[fillerAnnotation] = filler(name)
+	return &admissionv1.MutatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
+		Spec:       admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "policy-of-" + name, MatchResources: matchGadgets()},
+	}
+}
+
+// matchGadgets matches what does not exist, so that the policies change nothing also
+// where they are enforced.
+func matchGadgets() *admissionv1.MatchResources {
+	return &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+		RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule:       admissionv1.Rule{APIGroups: []string{"nowhere." + customGroup}, APIVersions: []string{"v1"}, Resources: []string{"nothings"}},
+		},
+	}}}
+}
+
+// patch returns the JSON patch from one mark to the next. It does nothing to an object
+// that shows another write than the one before, so that a request which is carried out
+// late cannot undo a newer one.
+func patch(from, to mark) ([]byte, error) {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value string `json:"value"`
+	}
+	path := func(annotation string) string {
+		return "/metadata/annotations/" + strings.ReplaceAll(annotation, "/", "~1")
+	}
+	operations := []operation{{Op: "test", Path: path(counterAnnotation), Value: strconv.FormatInt(from.Counter, 10)}}
+	values := to.annotations()
+	for _, annotation := range []string{counterAnnotation, attemptAnnotation, viaAnnotation} {
+		operations = append(operations, operation{Op: "replace", Path: path(annotation), Value: values[annotation]})
+	}
+	return json.Marshal(operations)
+}
+
+// definition returns the CRD of the custom resources, both versions served and stored in
+// the one named.
+func definition(storage string) *apiextensionsv1.CustomResourceDefinition {
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: crdName},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: customGroup,
+			Scope: apiextensionsv1.ClusterScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{
+				Plural: gadgets.Resource, Singular: "gadget", Kind: customKind, ListKind: customKind + "List",
+			},
+			Conversion: &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.NoneConverter},
+		},
+	}
+	for _, version := range customVersions {
+		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: version, Served: true, Storage: version == storage,
+			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: gadgetSchema()},
+		})
+	}
+	return crd
+}
+
+func gadgetSchema() *apiextensionsv1.JSONSchemaProps {
+	return &apiextensionsv1.JSONSchemaProps{
+		Type: "object",
+		Properties: map[string]apiextensionsv1.JSONSchemaProps{
+			"spec": {
+				Type: "object",
+				Properties: map[string]apiextensionsv1.JSONSchemaProps{
+					"colour":  {Type: "string"},
+					"payload": {Type: "string"},
+					"size":    {Type: "integer"},
+				},
+			},
+		},
+	}
+}

@@ -1,0 +1,293 @@
+package demo
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// snapshot is what the live view shows at one moment.
+type snapshot struct {
+	elapsed time.Duration
+	step    int
+	title   string
+	servers []serverLine
+	rows    []resourceLine
+	others  othersLine
+
+	loaded, objects int64
+	acknowledged    int64
+	errors          int
+	longest         time.Duration
+}
+
+type serverLine struct {
+	name      string
+	condition condition
+	release   string
+	id        agree.ServerID
+}
+
+// resourceLine is one of the resources whose objects the demo writes.
+type resourceLine struct {
+	resource string
+	// writes is the version that each server writes, "-" for none.
+	writes    []string
+	agreement string // "no" or a version
+	stored    string
+	inEtcd    string // how many objects are stored in each version
+	migration string // what is said of the newest one in words
+	running   bool
+	// done and total are the objects in the version agreed on, and all.
+	done, total int64
+}
+
+// othersLine sums up all other resources.
+type othersLine struct {
+	total, agreed, exact int
+	reported             []int // by server
+}
+
+func (r *run) snapshot() snapshot {
+	v, _ := r.world.look()
+	failures, longest := r.work.counts()
+	r.mu.Lock()
+	s := snapshot{step: r.step.number, title: r.step.title}
+	r.mu.Unlock()
+	s.elapsed, s.loaded, s.objects = time.Since(r.began), r.loaded.Load(), int64(r.cfg.Objects)
+	s.acknowledged, s.errors, s.longest = r.work.ledger.total(), failures, longest
+	var servers []agree.ServerID
+	for _, p := range r.cluster.servers {
+		condition, _ := p.get()
+		id, _ := v.registered(p.name)
+		servers = append(servers, id)
+		s.servers = append(s.servers, serverLine{name: p.name, condition: condition, release: v.participants[id].release, id: id})
+	}
+	for _, gr := range shown {
+		s.rows = append(s.rows, lineOf(v, gr, servers))
+	}
+	s.others = sumOthers(v, servers)
+	return s
+}
+
+func lineOf(v *view, gr schema.GroupResource, servers []agree.ServerID) resourceLine {
+	r := v.resources[gr]
+	line := resourceLine{resource: gr.Resource, agreement: "no", stored: "-"}
+	for _, id := range servers {
+		report, ok := r.report(id)
+		if !ok {
+			line.writes = append(line.writes, "-")
+			continue
+		}
+		line.writes = append(line.writes, encodingVersion(report.Encoding))
+	}
+	if r.common != "" {
+		line.agreement = encodingVersion(r.common)
+	}
+	var versions []string
+	for _, encoding := range r.stored {
+		versions = append(versions, encodingVersion(encoding))
+	}
+	line.stored = cmp.Or(strings.Join(versions, " "), "-")
+	line.inEtcd, line.done, line.total = countsOf(v.counts[gr], r.common)
+	if m, ok := v.latest(gr); ok {
+		line.running = m.phase == evolve.Running || m.phase == evolve.Pending
+		line.migration = describe(m)
+	}
+	return line
+}
+
+// countsOf describes how many objects are stored in each version, and counts those in the
+// encoding that is agreed on, and all.
+func countsOf(counts map[agree.Encoding]int64, common agree.Encoding) (text string, done, total int64) {
+	var parts []string
+	for _, encoding := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, encodingVersion(encoding)+" "+number(counts[encoding]))
+		total += counts[encoding]
+	}
+	return cmp.Or(strings.Join(parts, " "), "-"), counts[common], total
+}
+
+func describe(m migration) string {
+	switch m.phase {
+	case evolve.Succeeded:
+		return fmt.Sprintf("done, %s objects", number(m.progress.Done))
+	case evolve.Failed:
+		return "failed: " + m.reason
+	case evolve.Running:
+		return "running"
+	}
+	return "pending"
+}
+
+func sumOthers(v *view, servers []agree.ServerID) othersLine {
+	o := othersLine{reported: make([]int, len(servers))}
+	for gr, r := range v.resources {
+		if _, isShown := expected[gr]; isShown {
+			continue
+		}
+		o.total++
+		for i, id := range servers {
+			if _, ok := r.report(id); ok {
+				o.reported[i]++
+			}
+		}
+		if r.common != "" {
+			o.agreed++
+		}
+		if r.exact() {
+			o.exact++
+		}
+	}
+	return o
+}
+
+const barWidth = 16
+
+// bar draws how much of a total is done.
+func bar(done, total int64) string {
+	filled := int64(0)
+	if total > 0 {
+		filled = min(done, total) * barWidth / total
+	}
+	return "[" + strings.Repeat("#", int(filled)) + strings.Repeat(".", barWidth-int(filled)) + "]"
+}
+
+// progress is a resource's migration, in steps of a percentage.
+func (l resourceLine) progress(step int64) string {
+	if !l.running || l.total == 0 {
+		return l.migration
+	}
+	percent := l.done * 100 / l.total / step * step
+	return fmt.Sprintf("%s %d%%", bar(percent, 100), percent)
+}
+
+// render draws the whole view, in lines of at most 80 characters.
+func render(s snapshot) []string {
+	lines := []string{fmt.Sprintf("concord demo  %s  step %d of %d", elapsed(s.elapsed), s.step, lastStep), s.title, ""}
+	cells := [][]string{{"SERVER", "STATE", "RELEASE", "ID"}}
+	for _, p := range s.servers {
+		cells = append(cells, []string{p.name, string(p.condition), cmp.Or(p.release, "-"), cmp.Or(string(p.id), "-")})
+	}
+	lines = append(append(lines, columns(cells)...), "")
+
+	head := []string{"RESOURCE"}
+	for _, p := range s.servers {
+		head = append(head, p.name)
+	}
+	cells = [][]string{append(head, "AGREEMENT", "STORED")}
+	for _, l := range s.rows {
+		row := append([]string{l.resource}, l.writes...)
+		cells = append(cells, append(row, l.agreement, l.stored))
+	}
+	others := []string{fmt.Sprintf("%d others", s.others.total)}
+	for _, n := range s.others.reported {
+		others = append(others, fmt.Sprint(n))
+	}
+	cells = append(cells, append(others, fmt.Sprint(s.others.agreed), fmt.Sprintf("%d exact", s.others.exact)))
+	lines = append(append(lines, columns(cells)...), "")
+
+	cells = [][]string{{"RESOURCE", "IN ETCD", "MIGRATION"}}
+	for _, l := range s.rows {
+		cells = append(cells, []string{l.resource, l.inEtcd, cmp.Or(l.progress(1), "-")})
+	}
+	lines = append(append(lines, columns(cells)...), "")
+	if s.loaded < s.objects {
+		return append(lines, fmt.Sprintf("loading %s %s of %s", bar(s.loaded, s.objects), number(s.loaded), number(s.objects)))
+	}
+	return append(lines, fmt.Sprintf("writes: %s acknowledged, %s errors, longest %s", number(s.acknowledged), number(int64(s.errors)), hundredths(s.longest.Seconds())))
+}
+
+// columns aligns cells.
+func columns(rows [][]string) []string {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], len(cell))
+		}
+	}
+	var lines []string
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			fmt.Fprintf(&line, "%-*s", widths[i]+1, cell)
+		}
+		lines = append(lines, strings.TrimRight(line.String(), " "))
+	}
+	return lines
+}
+
+// changes returns one line for everything that differs from the snapshot before.
+func changes(old, s snapshot) []string {
+	var lines []string
+	say := func(format string, args ...any) {
+		lines = append(lines, elapsed(s.elapsed)+"  "+fmt.Sprintf(format, args...))
+	}
+	if old.step != s.step || old.title != s.title {
+		say("step %d of %d: %s", s.step, lastStep, s.title)
+	}
+	before := map[string]serverLine{}
+	for _, p := range old.servers {
+		before[p.name] = p
+	}
+	for _, p := range s.servers {
+		if before[p.name] != p {
+			say("%s is %s%s", p.name, p.condition, identified(p))
+		}
+	}
+	if s.loaded == s.objects && old.loaded < s.objects {
+		say("%s objects are loaded, the writers start", number(s.objects))
+	}
+	known := map[string]string{}
+	for _, l := range old.rows {
+		known[l.resource] = l.words(old.servers)
+	}
+	for _, l := range s.rows {
+		if words := l.words(s.servers); words != known[l.resource] && (len(old.rows) > 0 || l.agreement != "no") {
+			say("%s", words)
+		}
+	}
+	if s.others.agreed != old.others.agreed || s.others.exact != old.others.exact || s.others.total != old.others.total {
+		say("%d other resources: %d agreed, %d with an exact stored set", s.others.total, s.others.agreed, s.others.exact)
+	}
+	return lines
+}
+
+func identified(p serverLine) string {
+	if p.id == "" {
+		return ""
+	}
+	return fmt.Sprintf(", release %s, ID %s", p.release, p.id)
+}
+
+// words says all of a resource's line, of its progress only every tenth part.
+func (l resourceLine) words(servers []serverLine) string {
+	var writes []string
+	for i, version := range l.writes {
+		if version != "-" {
+			writes = append(writes, servers[i].name+" "+version)
+		}
+	}
+	text := l.resource + ": " + cmp.Or(strings.Join(writes, ", "), "no reports")
+	if l.agreement == "no" {
+		text += "; no agreement"
+	} else {
+		text += "; agreement on " + l.agreement
+	}
+	text += "; stored set [" + strings.ReplaceAll(l.stored, "-", "") + "]"
+	if migration := l.progress(10); migration != "" {
+		text += "; migration " + migration
+	}
+	return text
+}

@@ -1,0 +1,175 @@
+package demo
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+var updateGolden = flag.Bool("update", false, "write testdata anew")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *updateGolden {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s:\n%s\nwant:\n%s", path, got, want)
+	}
+}
+
+// rolling is a cluster in the middle of a roll: server-2 is starting.
+func rolling() snapshot {
+	v := settledView()
+	delete(v.ids, "server-2")
+	v.participants["id1"] = participant{release: "1.37"}
+	v.participants["id3"] = participant{release: "1.36"}
+	p := v.resources[policies]
+	p.reports = []agree.Report{
+		{Server: "id1", Encoding: "admissionregistration.k8s.io/v1"},
+		{Server: "id3", Encoding: "admissionregistration.k8s.io/v1beta1"},
+	}
+	p.common, p.stored = "", []agree.Encoding{"admissionregistration.k8s.io/v1beta1", "admissionregistration.k8s.io/v1"}
+	v.resources[policies] = p
+	v.migrations = map[types.UID]migration{
+		"old": {resource: gadgets, phase: evolve.Succeeded, order: 0},
+		"new": {resource: gadgets, phase: evolve.Running, order: 1, progress: migrationv1alpha1.MigrationProgress{Done: 1300, Total: 5000}},
+		"b":   {resource: bindings, phase: evolve.Succeeded, order: 2, progress: migrationv1alpha1.MigrationProgress{Done: 2500}},
+	}
+	v.counts = map[schema.GroupResource]map[agree.Encoding]int64{
+		policies: {"admissionregistration.k8s.io/v1beta1": 2_500, "admissionregistration.k8s.io/v1": 24},
+		bindings: {"admissionregistration.k8s.io/v1": 2_500},
+		gadgets:  {"demo.concord.dev/v1": 3_700, "demo.concord.dev/v2": 1_300},
+	}
+	servers := []agree.ServerID{"id1", "", "id3"}
+	s := snapshot{
+		elapsed: 83 * time.Second, step: 2, title: "roll the servers one by one to release 1.37",
+		servers: []serverLine{
+			{name: "server-1", condition: ready, release: "1.37", id: "id1"},
+			{name: "server-2", condition: starting},
+			{name: "server-3", condition: ready, release: "1.36", id: "id3"},
+		},
+		others: sumOthers(v, servers),
+		loaded: 10_000, objects: 10_000, acknowledged: 12_345, errors: 7, longest: 340 * time.Millisecond,
+	}
+	for _, gr := range shown {
+		s.rows = append(s.rows, lineOf(v, gr, servers))
+	}
+	return s
+}
+
+func TestRender(t *testing.T) {
+	loading := rolling()
+	loading.loaded, loading.step, loading.title = 2_500, 1, "load 10,000 objects"
+	for _, line := range render(rolling()) {
+		if len(line) > 80 {
+			t.Errorf("%d characters: %s", len(line), line)
+		}
+	}
+	golden(t, "view.txt", strings.Join(append(append(render(rolling()), "----"), render(loading)...), "\n")+"\n")
+}
+
+func TestRenderOfAnEmptyCluster(t *testing.T) {
+	v := &view{}
+	s := snapshot{objects: 10, servers: []serverLine{{name: "server-1", condition: starting}}, others: sumOthers(v, make([]agree.ServerID, 1))}
+	for _, gr := range []schema.GroupResource{gadgets} {
+		s.rows = append(s.rows, lineOf(v, gr, make([]agree.ServerID, 1)))
+	}
+	if text := strings.Join(render(s), "\n"); !strings.Contains(text, "0 of 10") || !strings.Contains(text, "starting") {
+		t.Errorf("view:\n%s", text)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	first := rolling()
+	second := rolling()
+	second.elapsed += time.Second
+	second.servers[1] = serverLine{name: "server-2", condition: ready, release: "1.37", id: "id4"}
+	second.rows[2].done, second.acknowledged = 1_400, 12_400 // not worth a line
+	third := second
+	third.elapsed += time.Second
+	third.step, third.title = 3, "the next step"
+	third.rows = append([]resourceLine{}, second.rows...)
+	third.rows[2].done = 2_600
+	third.others.exact = 0
+	var text strings.Builder
+	before := snapshot{}
+	for _, s := range []snapshot{first, first, second, third} {
+		for _, line := range changes(before, s) {
+			text.WriteString(line + "\n")
+		}
+		before = s
+	}
+	golden(t, "lines.txt", text.String())
+}
+
+func TestScreenRedraws(t *testing.T) {
+	var out bytes.Buffer
+	s := newScreen(&out)
+	if s.size != nil {
+		t.Fatal("a buffer is taken for a terminal")
+	}
+	if first := s.frame([]string{"one", "two", "three"}, 4, 10); first != "\x1b[Jone\ntwo\nthre\n" {
+		t.Errorf("first frame %q", first)
+	}
+	if second := s.frame([]string{"one"}, 4, 10); second != "\x1b[3A\r\x1b[Jone\n" {
+		t.Errorf("second frame %q", second)
+	}
+	if third := s.frame([]string{"one", "two", "three"}, 4, 3); third != "\x1b[1A\r\x1b[Jone\ntwo\n" {
+		t.Errorf("a frame higher than the terminal %q", third)
+	}
+}
+
+func TestScreenPrintsLinesWithoutATerminal(t *testing.T) {
+	var out bytes.Buffer
+	s := newScreen(&out)
+	stop := s.show(t.Context(), rolling)
+	stop()
+	stop()
+	if text := out.String(); strings.Contains(text, "\x1b") || strings.Count(text, "step 2 of 5") != 1 {
+		t.Errorf("lines:\n%s", text)
+	}
+}
+
+func TestPrint(t *testing.T) {
+	f := passing()
+	f.Agreements = []Agreement{{After: "server-1's restart", ReportsSeconds: 1.234, AgreementSeconds: -1}, {After: "server-3's restart", ReportsSeconds: 1, AgreementSeconds: 2}}
+	f.ClientTimeout = 5 * time.Second
+	f.Burial.answers = map[outcome]int64{unavailable: 3, acknowledged: 1}
+	var text strings.Builder
+	if err := judge(f).Print(&text); err != nil {
+		t.Fatal(err)
+	}
+	f.Lost, f.AfterKill = []string{"gadgets/a: gone"}, -time.Second
+	text.WriteString("----\n")
+	if err := judge(f).Print(&text); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.txt", text.String())
+}
+
+func TestNumber(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
+		if got := number(n); got != want {
+			t.Errorf("number(%d) = %q, want %q", n, got, want)
+		}
+	}
+}

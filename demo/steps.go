@@ -1,0 +1,413 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+const (
+	// settleLimit bounds how long agreement and migrations may take after a change.
+	settleLimit = 90 * time.Second
+	// burialGrace is how much longer than its Lease a server may count as alive.
+	burialGrace = 30 * time.Second
+	// answerLimit bounds the wait for requests that were held by the pause.
+	answerLimit = 30 * time.Second
+	// holdTime is how long clients write through a server before it is paused.
+	holdTime = 300 * time.Millisecond
+	// flipTries bounds the attempts to change the CRD.
+	flipTries = 20
+)
+
+// step is one part of the demo.
+type step struct {
+	number int
+	name   string // short, for figures
+	title  string
+	do     func(context.Context) error
+}
+
+// lastStep is the number of the step that proves.
+const lastStep = 5
+
+// run is one run of the demo: the shell around world, workload and judge.
+type run struct {
+	cfg     Config
+	cluster *cluster
+	world   *world
+	work    *workload
+	loaded  atomic.Int64
+	began   time.Time
+	stop    func() // the writers
+
+	mu     sync.Mutex
+	step   step
+	faults []fault
+	facts  Facts
+}
+
+func newRun(cfg Config, c *cluster, began time.Time) *run {
+	return &run{
+		cfg: cfg, cluster: c, world: c.world, work: newWorkload(), began: began, stop: func() {},
+		facts: Facts{Objects: cfg.Objects, ClientTimeout: cfg.ClientTimeout, AfterKill: -time.Second, AfterResume: -time.Second},
+	}
+}
+
+func (r *run) list() []step {
+	return []step{
+		{1, "load", fmt.Sprintf("load %s objects", number(int64(r.cfg.Objects))), r.load},
+		{2, "roll", fmt.Sprintf("roll the servers one by one to release %s", after), r.roll},
+		{3, "flip", fmt.Sprintf("move the storage version of %s from %s to %s", crdName, customVersions[0], customVersions[1]), r.flip},
+		{4, "kill", "kill a server with SIGKILL", r.kill},
+		{4, "pause", "pause a server with SIGSTOP for longer than its Lease, then resume it", r.pause},
+	}
+}
+
+// steps carries the demo through and returns what was seen. A step that does not come to
+// its end in time ends the demo early, which is a fact; any other error is one.
+func (r *run) steps(ctx context.Context) (Facts, error) {
+	defer func() { r.stop() }()
+	r.enter(step{number: 1, name: "start", title: "start an etcd and three servers, release " + before})
+	if err := r.cluster.start(ctx); err != nil {
+		return Facts{}, err
+	}
+	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) }); err != nil {
+		return Facts{}, err
+	}
+	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: "the first start of three servers", ReportsSeconds: seconds(time.Since(r.began)), AgreementSeconds: seconds(time.Since(r.began))})
+	for _, s := range r.list() {
+		r.enter(s)
+		err := s.do(ctx)
+		r.facts.Steps = append(r.facts.Steps, s.name)
+		if errors.Is(err, errTooLate) {
+			r.facts.Incomplete = append(r.facts.Incomplete, fmt.Sprintf("%s: %v", s.name, err))
+			break
+		}
+		if ctx.Err() != nil {
+			return Facts{}, fmt.Errorf("interrupted at %q: %w", s.title, ctx.Err())
+		}
+		if err != nil {
+			return Facts{}, fmt.Errorf("%s: %w", s.title, err)
+		}
+	}
+	r.enter(step{number: lastStep, name: "proof", title: "read everything back"})
+	if err := r.prove(ctx); err != nil {
+		return Facts{}, err
+	}
+	return r.facts, nil
+}
+
+func (r *run) enter(s step) {
+	r.work.enter(s.name)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.step = s
+}
+
+// begin notes that a server is made to fail, and returns what notes that it serves again.
+func (r *run) begin(server string, kind faultKind) (end func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.faults = append(r.faults, fault{server: server, kind: kind, from: time.Now()})
+	i := len(r.faults) - 1
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.faults[i].to = time.Now()
+	}
+}
+
+func (r *run) names() []string {
+	var names []string
+	for _, s := range r.cluster.servers {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// settle waits until storage is settled with the encodings wanted.
+func (r *run) settle(ctx context.Context, wanted map[schema.GroupResource]agree.Encoding) error {
+	return r.cluster.await(ctx, settleLimit, "storage is settled", func(v *view) string { return v.unsettled(r.names(), wanted) })
+}
+
+// load is step 1.
+func (r *run) load(ctx context.Context) error {
+	if _, err := r.cluster.servers[0].control.crds.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, definition(customVersions[0]), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create CustomResourceDefinition %s: %w", crdName, err)
+	}
+	start := map[schema.GroupResource]agree.Encoding{
+		policies: "admissionregistration.k8s.io/v1beta1",
+		bindings: "admissionregistration.k8s.io/v1beta1",
+		gadgets:  agree.Encoding(customGroup + "/" + customVersions[0]),
+	}
+	if err := r.settle(ctx, start); err != nil {
+		return err
+	}
+	for _, s := range r.cluster.servers {
+		if err := r.served(ctx, s.control); err != nil {
+			return err
+		}
+	}
+	if err := load(ctx, r.cfg.Objects, r.cluster.endpoints(), r.work, &r.loaded); err != nil {
+		return err
+	}
+	r.stop = startWriters(ctx, r.cfg.Writers, r.cfg.ClientTimeout, r.cluster.endpoints(), r.work)
+	return nil
+}
+
+// served waits until a server serves the custom resources in all versions.
+func (r *run) served(ctx context.Context, at *endpoint) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for _, version := range customVersions {
+		for {
+			err := at.customs[version].Get().Resource(gadgets.Resource).MaxRetries(0).Do(ctx).Error()
+			if err == nil {
+				break
+			}
+			pause(ctx, readyPause)
+			if ctx.Err() != nil {
+				return fmt.Errorf("%w %s: %s serves %s/%s: %w", errTooLate, startLimit, at.server, crdName, version, err)
+			}
+		}
+	}
+	return nil
+}
+
+// roll is step 2.
+func (r *run) roll(ctx context.Context) error {
+	for i, s := range r.cluster.servers {
+		end := r.begin(s.name, rolled)
+		s.set(stopping)
+		_, p := s.get()
+		if err := p.terminate(ctx, stopLimit); err != nil {
+			return err
+		}
+		started := time.Now()
+		if err := r.restart(ctx, s); err != nil {
+			return err
+		}
+		end()
+		a := Agreement{After: fmt.Sprintf("%s's restart as %s", s.name, after), ReportsSeconds: seconds(time.Since(started)), AgreementSeconds: -1}
+		if i == len(r.cluster.servers)-1 {
+			if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) }); err != nil {
+				return err
+			}
+			a.AgreementSeconds = seconds(time.Since(started))
+		}
+		r.facts.Agreements = append(r.facts.Agreements, a)
+	}
+	return r.settle(ctx, map[schema.GroupResource]agree.Encoding{policies: expected[policies], bindings: expected[bindings]})
+}
+
+// restart starts a server that has ended, in the new release, and waits until it is ready.
+func (r *run) restart(ctx context.Context, s *serverProcess) error {
+	if err := r.cluster.launch(ctx, s, after); err != nil {
+		return err
+	}
+	return r.cluster.awaitReady(ctx, s)
+}
+
+// flip is step 3.
+func (r *run) flip(ctx context.Context) error {
+	started := time.Now()
+	if err := r.flipStorage(ctx); err != nil {
+		return err
+	}
+	flipped := fmt.Sprintf("the change of %s", crdName)
+	err := r.cluster.await(ctx, settleLimit, "the servers agree on "+string(expected[gadgets]), func(v *view) string {
+		if v.resources[gadgets].common != expected[gadgets] {
+			return "they report " + agree.Join(agree.Encodings(v.resources[gadgets].reports))
+		}
+		return v.disagreed(r.names())
+	})
+	if err != nil {
+		return err
+	}
+	took := seconds(time.Since(started))
+	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: flipped, ReportsSeconds: took, AgreementSeconds: took})
+	return r.settle(ctx, expected)
+}
+
+func (r *run) flipStorage(ctx context.Context) error {
+	crds := r.cluster.servers[0].control.crds.ApiextensionsV1().CustomResourceDefinitions()
+	var last error
+	for range flipTries {
+		crd, err := crds.Get(ctx, crdName, metav1.GetOptions{})
+		if err == nil {
+			crd.Spec = definition(customVersions[1]).Spec
+			_, err = crds.Update(ctx, crd, metav1.UpdateOptions{})
+		}
+		if err == nil {
+			return nil
+		}
+		if last = err; !apierrors.IsConflict(err) && !apierrors.IsServiceUnavailable(err) {
+			break
+		}
+		pause(ctx, readyPause)
+	}
+	return fmt.Errorf("change the storage version of %s: %w", crdName, last)
+}
+
+// kill is the first half of step 4.
+func (r *run) kill(ctx context.Context) error {
+	s := r.cluster.servers[1]
+	v, _ := r.world.look()
+	id := v.ids[s.name]
+	end := r.begin(s.name, killed)
+	s.set(dead)
+	_, p := s.get()
+	started := time.Now()
+	if err := p.kill(); err != nil {
+		return err
+	}
+	if err := r.agreeWithout(ctx, s.name, id); err != nil {
+		return err
+	}
+	r.facts.AfterKill = time.Since(started)
+	if err := r.restart(ctx, s); err != nil {
+		return err
+	}
+	end()
+	return r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) })
+}
+
+// agreeWithout waits until a server is declared gone, none of its reports is left and the
+// other servers agree.
+func (r *run) agreeWithout(ctx context.Context, name string, id agree.ServerID) error {
+	others := slices.DeleteFunc(r.names(), func(n string) bool { return n == name })
+	return r.cluster.await(ctx, r.cfg.LeaseDuration+burialGrace, name+" is buried", func(v *view) string {
+		if v.participants[id].gone.revision == 0 {
+			return "its identity Lease still exists"
+		}
+		if lack := v.reportedBy(id); lack != "" {
+			return lack
+		}
+		return v.disagreed(others)
+	})
+}
+
+// pause is the second half of step 4.
+func (r *run) pause(ctx context.Context) error {
+	s := r.cluster.servers[2]
+	v, _ := r.world.look()
+	id := v.ids[s.name]
+	h := startHeld(ctx, s.endpoint, r.work)
+	defer func() { h.stop(0) }()
+	pause(ctx, holdTime)
+	end := r.begin(s.name, paused)
+	s.set(stopped)
+	_, p := s.get()
+	if err := p.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if err := r.agreeWithout(ctx, s.name, id); err != nil {
+		return errors.Join(err, p.signal(syscall.SIGCONT))
+	}
+	v, _ = r.world.look()
+	b := &burial{server: s.name, declared: v.participants[id].gone.revision}
+	r.world.expect(s.name)
+	s.set(starting)
+	started := time.Now()
+	b.held = h.resume()
+	if err := p.signal(syscall.SIGCONT); err != nil {
+		return err
+	}
+	r.facts.Burial = b
+	err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) })
+	if err != nil {
+		return err
+	}
+	r.facts.AfterResume = time.Since(started)
+	if err := r.cluster.awaitReady(ctx, s); err != nil {
+		return err
+	}
+	b.rejoined = r.rejoined(s.name)
+	b.answers = h.stop(answerLimit)
+	end()
+	return nil
+}
+
+// rejoined returns where in etcd's history a server's present reports first appeared.
+func (r *run) rejoined(name string) map[schema.GroupResource]int64 {
+	v, _ := r.world.look()
+	revisions := map[schema.GroupResource]int64{}
+	for gr, at := range v.resources {
+		if joined, ok := at.joined[v.ids[name]]; ok {
+			revisions[gr] = joined.revision
+		}
+	}
+	return revisions
+}
+
+// prove is step 5: it stops the writers, reads everything back and counts in raw etcd.
+func (r *run) prove(ctx context.Context) error {
+	r.stop()
+	if len(r.facts.Incomplete) == 0 {
+		if err := r.settle(ctx, expected); errors.Is(err, errTooLate) {
+			r.facts.Incomplete = append(r.facts.Incomplete, "proof: "+err.Error())
+		} else if err != nil {
+			return err
+		}
+	}
+	found, err := r.readBack(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.world.catchUp(ctx, r.cluster.store); err != nil {
+		return err
+	}
+	f := &r.facts
+	if f.Census, err = rewrite.Count(ctx, rewrite.NewEtcd(r.cluster.store), root); err != nil {
+		return err
+	}
+	f.View, _ = r.world.look()
+	f.Servers = r.names()
+	f.Acknowledged = r.work.ledger.total()
+	f.Lost, f.Foreign = r.work.ledger.check(found)
+	f.Journal, f.Bursts = r.world.history()
+	r.work.mu.Lock()
+	defer r.work.mu.Unlock()
+	f.Failures, f.Stalls = r.work.failures, r.work.stalls
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f.Faults = r.faults
+	return nil
+}
+
+// readBack lists the demo's objects through the API, each resource from another server
+// where there are several, and asks discovery for the storage versions' hashes.
+func (r *run) readBack(ctx context.Context) (map[objectKey]stored, error) {
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	var living []*endpoint
+	for _, s := range r.cluster.servers {
+		if condition, _ := s.get(); condition == ready {
+			living = append(living, s.control)
+		}
+	}
+	if len(living) == 0 {
+		return nil, errors.New("no server is left to read from")
+	}
+	found := map[objectKey]stored{}
+	for i, gr := range shown {
+		if err := living[i%len(living)].list(ctx, gr, customVersions[0], found); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	r.facts.Hashes, err = living[0].hashes()
+	return found, err
+}

@@ -1,0 +1,257 @@
+package demo
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// Facts are what was seen, and all that the verdict is made from.
+type Facts struct {
+	// Objects is how many objects were to be loaded.
+	Objects int
+	// Incomplete says which steps did not come to their end, and why.
+	Incomplete []string
+
+	Census rewrite.Census
+	// View is what etcd said at the end; Hashes is what discovery shows as the hash of each
+	// resource's storage version.
+	View   *view
+	Hashes map[schema.GroupResource]string
+	// Servers are those that must be running at the end.
+	Servers []string
+
+	Acknowledged int64
+	// Lost and Foreign are the findings of the ledger.
+	Lost, Foreign []string
+	Failures      []failure
+	Faults        []fault
+	// Stalls are the longest writes of each step, in the order of Steps.
+	Stalls map[string]time.Duration
+	Steps  []string
+
+	Journal []written
+	Burial  *burial
+
+	// ClientTimeout is how long the writers wait for an answer.
+	ClientTimeout time.Duration
+	// AfterKill and AfterResume are the times to agreement, negative if there was none.
+	AfterKill, AfterResume time.Duration
+	Agreements             []Agreement
+	Bursts                 []burst
+}
+
+// burial is what became of the paused server.
+type burial struct {
+	server string
+	// declared is the revision at which its identity Lease was deleted.
+	declared int64
+	// rejoined are the revisions of its reports under its new ID.
+	rejoined map[schema.GroupResource]int64
+	// held is how many requests were in flight in it when it was resumed.
+	held int64
+	// answers is what those were answered.
+	answers map[outcome]int64
+}
+
+// judge makes the report: what is a figure, and whether everything is as it must be.
+func judge(f Facts) Report {
+	objects, perSecond := rate(f.Bursts)
+	late := lateWrites(f.Journal, f.Burial)
+	errors, unexcused := judgeFailures(f.Failures, f.Faults)
+	r := Report{
+		Objects:                     f.Objects,
+		StoredVersions:              map[string][]string{},
+		HeldWritesByAnswer:          map[string]int64{},
+		ClientTimeoutSeconds:        seconds(f.ClientTimeout),
+		AcknowledgedWrites:          f.Acknowledged,
+		AcknowledgedLost:            int64(len(f.Lost)),
+		WriteErrors:                 int64(len(f.Failures)),
+		WriteErrorsByKind:           errors,
+		WritesAfterDeclaredGone:     int64(len(late)),
+		AgreementAfterKillSeconds:   seconds(f.AfterKill),
+		AgreementAfterResumeSeconds: seconds(f.AfterResume),
+		Agreements:                  append([]Agreement{}, f.Agreements...),
+		RewrittenObjects:            objects,
+		RewriteObjectsPerSecond:     float64(int64(perSecond)),
+	}
+	if f.Burial != nil {
+		r.WritesHeldByPause = f.Burial.held
+		for answer, n := range f.Burial.answers {
+			r.HeldWritesByAnswer[string(answer)] = n
+		}
+	}
+	for _, row := range f.Census.Rows {
+		r.Census = append(r.Census, Count{Resource: row.Resource, Encoding: row.Encoding, Objects: row.Objects})
+	}
+	for _, gr := range f.View.sorted() {
+		at := f.View.resources[gr]
+		r.Storage = append(r.Storage, Storage{Resource: gr.String(), Agreement: string(at.common), StoredSet: texts(at.stored), Hashes: texts(at.hashes)})
+	}
+	for name, crd := range f.View.crds {
+		r.StoredVersions[name] = texts(crd.stored)
+	}
+	for _, step := range f.Steps {
+		if d, ok := f.Stalls[step]; ok {
+			r.LongestWriteStallByStep = append(r.LongestWriteStallByStep, Stall{Step: step, Seconds: seconds(d)})
+			r.LongestWriteStallSeconds = max(r.LongestWriteStallSeconds, seconds(d))
+		}
+	}
+	r.Reasons = append(slices.Clone(f.Incomplete), faultsOfWrites(f, unexcused)...)
+	r.Reasons = append(r.Reasons, faultsOfCensus(f)...)
+	r.Reasons = append(r.Reasons, faultsOfStorage(f)...)
+	r.Reasons = append(r.Reasons, faultsOfBurial(f, late)...)
+	r.Pass = len(r.Reasons) == 0
+	if r.Pass {
+		r.Reasons = []string{}
+	}
+	return r
+}
+
+// faultsOfWrites: no acknowledged write is lost, and every write error is a retriable
+// 503 or a broken connection to a server that was made to break it.
+func faultsOfWrites(f Facts, unexcused []string) []string {
+	var reasons []string
+	if n := len(f.Lost); n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d objects lack an acknowledged write: %s", n, some(f.Lost)))
+	}
+	if n := len(f.Foreign); n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d objects show a write that must not exist: %s", n, some(f.Foreign)))
+	}
+	if n := len(unexcused); n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d writes failed that must not: %s", n, some(unexcused)))
+	}
+	return reasons
+}
+
+// judgeFailures counts failed attempts by their excuse and returns those without one.
+func judgeFailures(failures []failure, faults []fault) (counts map[string]int64, unexcused []string) {
+	counts = map[string]int64{}
+	for _, f := range failures {
+		kind := excuse(f, faults)
+		if kind == "" {
+			kind = "unexpected: " + string(f.outcome)
+			unexcused = append(unexcused, f.text)
+		}
+		counts[kind]++
+	}
+	return counts, unexcused
+}
+
+// faultsOfCensus: everything stored can be read, and each resource is stored in the one
+// encoding that its servers agree on, which for the demo's resources is known beforehand.
+func faultsOfCensus(f Facts) []string {
+	var reasons []string
+	if n := len(f.Census.Unknown); n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d stored values cannot be read: %s", n, some(f.Census.Unknown)))
+	}
+	counted := map[string]int64{}
+	for _, row := range f.Census.Rows {
+		if row.Resource == rewrite.ResourceOther {
+			continue
+		}
+		counted[row.Resource] += row.Objects
+		gr := schema.ParseGroupResource(row.Resource)
+		want, ok := expected[gr]
+		if !ok {
+			want = f.View.resources[gr].common
+		}
+		switch {
+		case want == "":
+			reasons = append(reasons, fmt.Sprintf("%s: %d objects are stored in %s, and no servers agree on their encoding", row.Resource, row.Objects, row.Encoding))
+		case row.Encoding != string(want):
+			reasons = append(reasons, fmt.Sprintf("%s: %d objects are stored in %s, not in %s", row.Resource, row.Objects, row.Encoding, want))
+		}
+	}
+	loaded := map[schema.GroupResource]int64{}
+	for i := range f.Objects {
+		loaded[loadedResource(i)]++
+	}
+	for _, gr := range shown {
+		if counted[gr.String()] < loaded[gr] {
+			reasons = append(reasons, fmt.Sprintf("%s: %d objects are stored, %d were loaded", gr, counted[gr.String()], loaded[gr]))
+		}
+	}
+	return reasons
+}
+
+// faultsOfStorage: agreement of exactly the running servers, and stored sets and
+// storedVersions that are exact.
+func faultsOfStorage(f Facts) []string {
+	var reasons []string
+	if lack := f.View.unsettled(f.Servers, expected); lack != "" {
+		reasons = append(reasons, "storage is not settled: "+lack)
+	}
+	for _, gr := range f.View.sorted() {
+		r, hash := f.View.resources[gr], f.Hashes[gr]
+		if r.exact() && hash != "" && !slices.Equal(r.hashes, []string{hash}) {
+			reasons = append(reasons, fmt.Sprintf("%s: the stored set is [%s], discovery says %s", gr, strings.Join(r.hashes, " "), hash))
+		}
+	}
+	return reasons
+}
+
+// faultsOfBurial: agreement recovers from the kill and the pause, and the paused server
+// writes nothing between its burial and its new registration.
+func faultsOfBurial(f Facts, late []written) []string {
+	var reasons []string
+	if f.AfterKill < 0 {
+		reasons = append(reasons, "agreement did not recover from the kill")
+	}
+	if f.AfterResume < 0 {
+		reasons = append(reasons, "agreement did not recover from the pause")
+	}
+	switch {
+	case f.Burial == nil:
+		reasons = append(reasons, "the paused server was not declared gone")
+	case f.Burial.held == 0:
+		reasons = append(reasons, "no request was in flight in the paused server when it was resumed, so that nothing is proven")
+	}
+	if n := len(late); n > 0 {
+		var texts []string
+		for _, w := range late {
+			texts = append(texts, fmt.Sprintf("%s at revision %d", w.key, w.revision))
+		}
+		reasons = append(reasons, fmt.Sprintf("%s committed %d writes after it was declared gone at revision %d: %s", f.Burial.server, n, f.Burial.declared, some(texts)))
+	}
+	return reasons
+}
+
+// lateWrites returns what the paused server committed between its burial and its new
+// report of the resource.
+func lateWrites(journal []written, b *burial) []written {
+	var late []written
+	for _, w := range journal {
+		if b == nil || w.mark.Via != b.server || w.revision <= b.declared {
+			continue
+		}
+		if rejoined, ok := b.rejoined[w.key.resource]; !ok || w.revision < rejoined {
+			late = append(late, w)
+		}
+	}
+	return late
+}
+
+// texts returns a list, never nil, of strings.
+func texts[T ~string](list []T) []string {
+	out := make([]string, 0, len(list))
+	for _, t := range list {
+		out = append(out, string(t))
+	}
+	return out
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// encodingVersion returns the version of an encoding: "v1" of "apps/v1".
+func encodingVersion(e agree.Encoding) string {
+	s := string(e)
+	return s[strings.LastIndex(s, "/")+1:]
+}

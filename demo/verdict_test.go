@@ -1,0 +1,159 @@
+package demo
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+var configmaps = schema.GroupResource{Resource: "configmaps"}
+
+// settledView is a cluster of three servers whose storage is as it must be.
+func settledView() *view {
+	v := &view{
+		participants: map[agree.ServerID]participant{"id1": {}, "id2": {}, "id3": {}},
+		ids:          map[string]agree.ServerID{"server-1": "id1", "server-2": "id2", "server-3": "id3"},
+		resources:    map[schema.GroupResource]resource{},
+		crds:         map[string]storedCRD{crdName: {storage: "v2", stored: []string{"v2"}}},
+	}
+	encodings := maps.Clone(expected)
+	encodings[configmaps] = "v1"
+	for gr, encoding := range encodings {
+		r := resource{common: encoding, ref: evolve.Ref{UID: "u", Epoch: 3}, stateRef: evolve.Ref{UID: "u", Epoch: 3},
+			hasState: true, stored: []agree.Encoding{encoding}, hashes: []string{"hash of " + string(encoding)}}
+		for _, id := range []agree.ServerID{"id1", "id2", "id3"} {
+			r.reports = append(r.reports, agree.Report{Server: id, Encoding: encoding})
+		}
+		v.resources[gr] = r
+	}
+	return v
+}
+
+// passing are facts without a fault.
+func passing() Facts {
+	f := Facts{
+		Objects: 8,
+		Census: rewrite.Census{Rows: []rewrite.Row{
+			{Resource: "configmaps", Encoding: "v1", Objects: 1},
+			{Resource: gadgets.String(), Encoding: "demo.concord.dev/v2", Objects: 9},
+			{Resource: policies.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 2},
+			{Resource: bindings.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 3},
+			{Resource: rewrite.ResourceOther, Encoding: rewrite.EncodingNone, Objects: 1},
+		}},
+		View:         settledView(),
+		Hashes:       map[schema.GroupResource]string{configmaps: "hash of v1"},
+		Servers:      []string{"server-1", "server-2", "server-3"},
+		Acknowledged: 20,
+		Failures: []failure{
+			{server: "server-2", outcome: broken, from: at(11), to: at(12), text: "server-2: connection reset"},
+			{server: "server-1", outcome: unavailable, from: at(5), to: at(5)},
+		},
+		Faults: []fault{{server: "server-2", kind: killed, from: at(10), to: at(20)}},
+		Stalls: map[string]time.Duration{"roll": 200 * time.Millisecond, "pause": 5 * time.Second},
+		Steps:  []string{"load", "roll", "pause"},
+		Journal: []written{
+			{revision: 99, key: objectKey{gadgets, "writer-a"}, mark: mark{Via: "server-3"}},
+			{revision: 150, key: objectKey{gadgets, "writer-a"}, mark: mark{Via: "server-1"}},
+			{revision: 201, key: objectKey{gadgets, "writer-a"}, mark: mark{Via: "server-3"}},
+		},
+		Burial:    &burial{server: "server-3", declared: 100, rejoined: map[schema.GroupResource]int64{gadgets: 200, policies: 205}, held: 4},
+		AfterKill: 15 * time.Second, AfterResume: time.Second,
+		Bursts: []burst{
+			{resource: gadgets, objects: 300, first: at(0), last: at(2)},
+			{resource: policies, objects: 100, first: at(9), last: at(11)},
+		},
+	}
+	return f
+}
+
+func TestJudgePasses(t *testing.T) {
+	r := judge(passing())
+	if !r.Pass || len(r.Reasons) > 0 || r.Err() != nil {
+		t.Fatalf("not a pass: %q", r.Reasons)
+	}
+	if r.RewriteObjectsPerSecond != 100 || r.RewrittenObjects != 400 {
+		t.Errorf("rewritten %d at %v, want 400 at 100", r.RewrittenObjects, r.RewriteObjectsPerSecond)
+	}
+	if r.LongestWriteStallSeconds != 5 || len(r.LongestWriteStallByStep) != 2 {
+		t.Errorf("stalls %v, longest %v", r.LongestWriteStallByStep, r.LongestWriteStallSeconds)
+	}
+	if r.WriteErrors != 2 || r.WriteErrorsByKind["broken connection to the killed server"] != 1 {
+		t.Errorf("write errors %d %v", r.WriteErrors, r.WriteErrorsByKind)
+	}
+	if r.AgreementAfterKillSeconds != 15 || r.AcknowledgedWrites != 20 || r.WritesHeldByPause != 4 {
+		t.Errorf("figures: %+v", r)
+	}
+	if !slices.Equal(r.StoredVersions[crdName], []string{"v2"}) || len(r.Census) != 5 || len(r.Storage) != 4 {
+		t.Errorf("storage: %+v", r)
+	}
+}
+
+func TestJudgeFails(t *testing.T) {
+	change := func(gr schema.GroupResource, edit func(*resource)) func(*Facts) {
+		return func(f *Facts) {
+			r := f.View.resources[gr]
+			edit(&r)
+			f.View.resources[gr] = r
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		edit func(*Facts)
+		want string
+	}{
+		{"a step did not end", func(f *Facts) { f.Incomplete = []string{"roll: not within 1m30s"} }, "roll: not within 1m30s"},
+		{"a write is lost", func(f *Facts) { f.Lost = []string{"gadgets/a: gone"} }, "1 objects lack an acknowledged write: gadgets/a: gone"},
+		{"a refused write was made", func(f *Facts) { f.Foreign = []string{"gadgets/a: shows write 2"} }, "1 objects show a write that must not exist"},
+		{"an error of a healthy server", func(f *Facts) { f.Failures[0].server = "server-1" }, "1 writes failed that must not: server-2: connection reset"},
+		{"an unreadable value", func(f *Facts) { f.Census.Unknown = []string{"/registry/a"} }, "1 stored values cannot be read: /registry/a"},
+		{"an object in the old encoding", func(f *Facts) {
+			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: gadgets.String(), Encoding: "demo.concord.dev/v1", Objects: 2})
+		}, "gadgets.demo.concord.dev: 2 objects are stored in demo.concord.dev/v1, not in demo.concord.dev/v2"},
+		{"another resource in another encoding", func(f *Facts) { f.Census.Rows[0].Encoding = "v0" }, "configmaps: 1 objects are stored in v0, not in v1"},
+		{"a resource that nobody reports", func(f *Facts) {
+			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: "ghosts", Encoding: "v1", Objects: 2})
+		}, "ghosts: 2 objects are stored in v1, and no servers agree"},
+		{"objects are missing", func(f *Facts) { f.Census.Rows[2].Objects = 1 }, "1 objects are stored, 2 were loaded"},
+		{"no agreement", change(configmaps, func(r *resource) { r.common = "" }), "configmaps: servers report"},
+		{"agreement on the wrong encoding", func(f *Facts) {
+			change(gadgets, func(r *resource) { r.common = "demo.concord.dev/v1" })(f)
+		}, "agreed on demo.concord.dev/v1, not on demo.concord.dev/v2"},
+		{"a stored set with more", change(configmaps, func(r *resource) { r.stored = []agree.Encoding{"v0", "v1"} }), "configmaps: stored set [v0,v1]"},
+		{"a stored set of another epoch", change(configmaps, func(r *resource) { r.ref.Epoch++ }), "configmaps: stored set [v1] for u/3, agreed on v1 at u/4"},
+		{"no stored set", change(configmaps, func(r *resource) { r.hasState = false }), "configmaps: it has no StorageState"},
+		{"a wrong hash", func(f *Facts) { f.Hashes[configmaps] = "other" }, "the stored set is [hash of v1], discovery says other"},
+		{"a report of a dead server", change(configmaps, func(r *resource) {
+			r.reports = append(slices.Clone(r.reports), agree.Report{Server: "gone", Encoding: "v1"})
+		}), "reported by gone"},
+		{"a report is missing", change(configmaps, func(r *resource) { r.reports = r.reports[:2] }), "configmaps: 2 of 3 reports"},
+		{"storedVersions with more", func(f *Facts) {
+			f.View.crds[crdName] = storedCRD{storage: "v2", stored: []string{"v1", "v2"}}
+		}, "storedVersions [v1 v2], stored in v2"},
+		{"a late write", func(f *Facts) { f.Journal[1].mark.Via = "server-3" }, "server-3 committed 1 writes after it was declared gone at revision 100: gadgets/writer-a at revision 150"},
+		{"a late write of a resource never reported again", func(f *Facts) { delete(f.Burial.rejoined, gadgets) }, "server-3 committed 1 writes after"},
+		{"nothing was in flight", func(f *Facts) { f.Burial.held = 0 }, "nothing is proven"},
+		{"never declared gone", func(f *Facts) { f.Burial = nil }, "the paused server was not declared gone"},
+		{"no agreement after the kill", func(f *Facts) { f.AfterKill = -1 }, "did not recover from the kill"},
+		{"no agreement after the pause", func(f *Facts) { f.AfterResume = -1 }, "did not recover from the pause"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := passing()
+			tt.edit(&f)
+			r := judge(f)
+			if r.Pass || len(r.Reasons) == 0 || !strings.Contains(strings.Join(r.Reasons, "\n"), tt.want) {
+				t.Errorf("pass %v, reasons %q, want one with %q", r.Pass, r.Reasons, tt.want)
+			}
+			if r.Err() == nil || !strings.Contains(r.Err().Error(), "FAILED") {
+				t.Errorf("error %v", r.Err())
+			}
+		})
+	}
+}

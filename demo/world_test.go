@@ -1,0 +1,266 @@
+package demo
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// history feeds a world with events, one revision each.
+type history struct {
+	t        *testing.T
+	world    *world
+	revision int64
+	versions map[string]int64
+}
+
+func newHistory(t *testing.T) *history {
+	return &history{t: t, world: newWorld(), versions: map[string]int64{}}
+}
+
+func (h *history) put(key string, value []byte) {
+	h.revision++
+	h.versions[key]++
+	kv := &mvccpb.KeyValue{Key: []byte(key), Value: value, ModRevision: h.revision, Version: h.versions[key]}
+	kv.CreateRevision = h.revision
+	if kv.Version > 1 {
+		kv.CreateRevision = 0
+	}
+	h.world.apply([]*clientv3.Event{{Type: clientv3.EventTypePut, Kv: kv}}, h.revision, false, at(int(h.revision)))
+	if h.world.broken != nil {
+		h.t.Fatal(h.world.broken)
+	}
+}
+
+func (h *history) remove(key string) {
+	h.revision++
+	h.world.apply([]*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: h.revision}}}, h.revision, false, at(int(h.revision)))
+}
+
+func (h *history) protobuf(object runtime.Object, gv schema.GroupVersion) []byte {
+	h.t.Helper()
+	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), gv)
+	raw, err := runtime.Encode(codec, object)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return raw
+}
+
+func (h *history) json(object any) []byte {
+	h.t.Helper()
+	raw, err := json.Marshal(object)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return raw
+}
+
+func (h *history) lease(id, release string) {
+	h.put(leasesPrefix+id, h.protobuf(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Name: id, Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+		Annotations: map[string]string{storageversion.EmulationVersionAnnotation: release},
+	}}, coordinationv1.SchemeGroupVersion))
+}
+
+func (h *history) reports(gr schema.GroupResource, epoch int64, encodings map[agree.ServerID]agree.Encoding) {
+	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(gr), UID: "u"}}
+	var reports []agree.Report
+	last := map[agree.Encoding]int64{}
+	for id, encoding := range encodings {
+		reports = append(reports, agree.Report{Server: id, Encoding: encoding, Decodable: []string{string(encoding)}})
+		last[encoding] = epoch
+	}
+	storageversion.SetReports(sv, reports, metav1.Now())
+	storageversion.SetHistory(sv, agree.History{Epoch: epoch, Last: last})
+	h.put(versionsPrefix+sv.Name, h.protobuf(sv, v1alpha1.SchemeGroupVersion))
+}
+
+func (h *history) state(gr schema.GroupResource, epoch int64, stored ...string) {
+	h.put(statesPrefix+gr.String(), h.json(migrationv1alpha1.StorageState{
+		Spec:   migrationv1alpha1.StorageStateSpec{Resource: migrationv1alpha1.GroupResource{Group: gr.Group, Resource: gr.Resource}},
+		Status: migrationv1alpha1.StorageStateStatus{PersistedEncodings: stored, StorageVersionUID: "u", Epoch: epoch},
+	}))
+}
+
+func (h *history) view() *view {
+	v, _ := h.world.look()
+	return v
+}
+
+func TestWorldFollowsServers(t *testing.T) {
+	h := newHistory(t)
+	_, changed := h.world.look()
+	h.world.expect("server-1")
+	h.lease("id1", "1.36")
+	select {
+	case <-changed:
+	default:
+		t.Error("a registration wakes nobody")
+	}
+	h.world.expect("server-2")
+	h.lease("id2", "1.36")
+	h.put(leasesPrefix+"other", h.protobuf(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, coordinationv1.SchemeGroupVersion))
+	v := h.view()
+	if id, ok := v.registered("server-2"); !ok || id != "id2" || v.participants[id].release != "1.36" || len(v.participants) != 2 {
+		t.Errorf("server-2 is %q, %v, among %v", id, ok, v.participants)
+	}
+	h.remove(leasesPrefix + "id1")
+	if _, ok := h.view().registered("server-1"); ok || h.view().participants["id1"].gone.revision != h.revision {
+		t.Error("server-1 is registered without a Lease")
+	}
+	// It registers anew although nobody expected it: its Lease was deleted.
+	h.lease("id3", "1.36")
+	if id, ok := h.view().registered("server-1"); !ok || id != "id3" {
+		t.Errorf("server-1 is %q, %v", id, ok)
+	}
+}
+
+func TestWorldFollowsStorage(t *testing.T) {
+	h := newHistory(t)
+	for _, name := range []string{"server-1", "server-2"} {
+		h.world.expect(name)
+		h.lease("id-"+name, "1.36")
+	}
+	both := []string{"server-1", "server-2"}
+	want := map[schema.GroupResource]agree.Encoding{policies: "admissionregistration.k8s.io/v1"}
+	assert := func(lack string) {
+		t.Helper()
+		if got := h.view().unsettled(both, want); lack == "" && got != "" || !strings.Contains(got, lack) {
+			t.Errorf("unsettled = %q, want %q", got, lack)
+		}
+	}
+	assert("it has no StorageVersion")
+	h.reports(policies, 1, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1beta1"})
+	assert("1 of 2 reports")
+	joined := h.revision
+	h.reports(policies, 2, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1beta1", "id-server-2": "admissionregistration.k8s.io/v1"})
+	assert("servers report")
+	h.reports(policies, 3, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1", "id-server-2": "admissionregistration.k8s.io/v1"})
+	assert("it has no StorageState")
+	h.state(policies, 2, "admissionregistration.k8s.io/v1")
+	assert("for u/2")
+	h.state(policies, 3, "admissionregistration.k8s.io/v1")
+	assert("")
+	if lack := h.view().unreported("server-2"); lack != "" {
+		t.Errorf("unreported = %q", lack)
+	}
+	if got := h.view().resources[policies].joined["id-server-1"].revision; got != joined {
+		t.Errorf("server-1 joined at %d, want %d", got, joined)
+	}
+	h.remove(leasesPrefix + "id-server-2")
+	assert("server-2 is not registered")
+	if got := h.view().reportedBy("id-server-2"); !strings.Contains(got, "still reported") {
+		t.Errorf("reportedBy = %q", got)
+	}
+	h.remove(versionsPrefix + storageversion.Name(policies))
+	if got := h.view().reportedBy("id-server-2"); got != "" {
+		t.Errorf("reportedBy = %q without a StorageVersion", got)
+	}
+}
+
+func TestWorldTellsWritesFromRewrites(t *testing.T) {
+	h := newHistory(t)
+	object := func(gr schema.GroupResource, name string, m mark) []byte {
+		body, err := newBody(objectKey{gr, name}, "v1", m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if raw, ok := body.([]byte); ok {
+			return raw
+		}
+		return h.protobuf(body.(runtime.Object), schema.GroupVersion{Group: policies.Group, Version: "v1"})
+	}
+	m := mark{Counter: 1, Attempt: "w1-1", Via: "server-1"}
+	for _, gr := range shown {
+		writer, loaded := prefixOf(gr)+writerPrefix+"a", prefixOf(gr)+loadPrefix+"a"
+		h.put(writer, object(gr, "a", m))
+		h.put(loaded, object(gr, "a", m))
+		h.put(writer, object(gr, "a", m)) // a rewrite
+		h.put(loaded, object(gr, "a", m)) // a rewrite
+		h.put(writer, object(gr, "a", mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}))
+	}
+	journal, bursts := h.world.history()
+	if len(journal) != 2*len(shown) || journal[1].mark != (mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}) || journal[1].revision != 5 {
+		t.Errorf("journal %+v", journal)
+	}
+	for _, gr := range shown {
+		if _, done, total := countsOf(h.view().counts[gr], agree.Encoding(gr.Group+"/v1")); done != 2 || total != 2 {
+			t.Errorf("%s: %d of %d objects are in %s", gr, done, total, agree.Encoding(gr.Group+"/v1"))
+		}
+	}
+	h.remove(prefixOf(gadgets) + loadPrefix + "a")
+	if text, _, total := countsOf(h.view().counts[gadgets], ""); text != "v1 1" || total != 1 {
+		t.Errorf("after a deletion %q are stored", text)
+	}
+	if len(bursts) != len(shown) {
+		t.Fatalf("bursts %+v", bursts)
+	}
+	for _, b := range bursts {
+		if b.objects != 2 || b.last.Sub(b.first) != time.Second {
+			t.Errorf("burst %+v, want 2 objects in 1s", b)
+		}
+	}
+}
+
+func TestWorldFollowsMigrations(t *testing.T) {
+	h := newHistory(t)
+	svm := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "m"}}
+	svm.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gadgets.Group, Version: "v1", Resource: gadgets.Resource}
+	h.put(svmPrefix+"m", h.json(svm))
+	svm.Status.Conditions = []migrationv1alpha1.MigrationCondition{{Type: migrationv1alpha1.MigrationRunning, Status: "True"}}
+	svm.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 4}
+	h.put(svmPrefix+"m", h.json(svm))
+	started := at(int(h.revision))
+	h.put(prefixOf(gadgets)+loadPrefix+"a", nil)
+	h.put(prefixOf(gadgets)+loadPrefix+"a", nil)
+	if _, bursts := h.world.history(); len(bursts) != 1 || !bursts[0].first.Equal(started) {
+		t.Errorf("bursts %+v, want one since the migration runs", bursts)
+	}
+	m, ok := h.view().latest(gadgets)
+	if !ok || m.phase != evolve.Running || m.progress.Done != 4 {
+		t.Errorf("migration %+v, %v", m, ok)
+	}
+	svm.UID = types.UID("m2")
+	svm.Status.Conditions = []migrationv1alpha1.MigrationCondition{
+		{Type: migrationv1alpha1.MigrationRunning, Status: "False"},
+		{Type: migrationv1alpha1.MigrationFailed, Status: "True", Reason: "AgreementLost"},
+	}
+	h.put(svmPrefix+"m2", h.json(svm))
+	if m, _ = h.view().latest(gadgets); m.phase != evolve.Failed || m.reason != "AgreementLost" {
+		t.Errorf("the newest migration is %+v", m)
+	}
+}
+
+func TestWorldKnowsWhatItHasSeen(t *testing.T) {
+	h := newHistory(t)
+	h.put(root+"configmaps/a/b", nil)
+	if h.world.revision >= h.revision {
+		t.Errorf("a fragment of revision %d proves revision %d", h.revision, h.world.revision)
+	}
+	h.world.apply(nil, h.revision, true, at(0))
+	if h.world.revision != h.revision {
+		t.Errorf("a progress notification of %d proves %d", h.revision, h.world.revision)
+	}
+	h.world.apply([]*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte(versionsPrefix + "core.a"), Value: []byte("?"), ModRevision: 9}}}, 9, false, at(0))
+	if h.world.broken == nil {
+		t.Error("an unreadable StorageVersion is not noticed")
+	}
+}

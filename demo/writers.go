@@ -1,0 +1,339 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+const (
+	// writePause is the time between a writer's writes.
+	writePause = 200 * time.Millisecond
+	// retryPause is what a client waits after every server has failed it.
+	retryPause = 50 * time.Millisecond
+	// writesPerCreate is how many writes of a writer there are to one creation.
+	writesPerCreate = 4
+	// loaders is how many clients load objects at once.
+	loaders = 48
+	// holders is how many clients have a request in flight in the server that is paused.
+	holders = 16
+	// holdTimeout is how long those wait for their answer.
+	holdTimeout = 2 * time.Minute
+	// loadTimeout is how long a loading client waits for an answer.
+	loadTimeout = 30 * time.Second
+)
+
+// errGivenUp ends a logical write whose client does not try again.
+var errGivenUp = errors.New("not acknowledged")
+
+// workload is what the demo's clients share: what was acknowledged, what failed, and how
+// long writes took.
+type workload struct {
+	ledger *ledger
+
+	mu       sync.Mutex
+	failures []failure
+	stalls   map[string]time.Duration // the longest write begun in each step
+	step     string
+}
+
+func newWorkload() *workload {
+	return &workload{ledger: newLedger(), stalls: map[string]time.Duration{}}
+}
+
+func (w *workload) enter(step string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.step = step
+}
+
+func (w *workload) currentStep() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.step
+}
+
+func (w *workload) failed(f failure) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failures = append(w.failures, f)
+}
+
+func (w *workload) took(step string, d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stalls[step] = max(w.stalls[step], d)
+}
+
+// counts returns the number of failed attempts and the longest write.
+func (w *workload) counts() (failures int, longest time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range w.stalls {
+		longest = max(longest, d)
+	}
+	return len(w.failures), longest
+}
+
+// client is one user of the cluster. It goes from server to server with each attempt.
+type client struct {
+	name      string
+	endpoints []*endpoint
+	turn      int
+	timeout   time.Duration
+	// stubborn says whether a write is tried again after a failure; nil means always.
+	stubborn func(outcome) bool
+	work     *workload
+	attempts int64
+	watcher  *held // counts the requests in flight; may be nil
+}
+
+// object is something that a client owns: nobody else writes it, so its last mark is
+// known unless a write is in doubt.
+type object struct {
+	key  objectKey
+	last mark
+}
+
+// write makes the object's next logical write and returns when it is acknowledged. It
+// fails when ctx ends, or after a failure that the client does not retry.
+func (c *client) write(ctx context.Context, o *object) error {
+	doubtful := false
+	for failures := 1; ; failures++ {
+		at := c.endpoints[c.turn%len(c.endpoints)]
+		version := customVersions[c.turn/len(c.endpoints)%len(customVersions)]
+		c.turn++
+		creation := o.last.Counter == 0
+		done, doubt, err := c.try(ctx, at, version, o, doubtful)
+		switch {
+		case done:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case c.stubborn != nil && !c.stubborn(classify(err, creation)):
+			return fmt.Errorf("%s: %w by %s: %w", o.key, errGivenUp, at.server, err)
+		}
+		doubtful = doubt
+		if failures%len(c.endpoints) == 0 {
+			pause(ctx, retryPause)
+		}
+	}
+}
+
+// try makes one attempt at one server. If the one before may have been carried out, it
+// looks first.
+func (c *client) try(ctx context.Context, at *endpoint, version string, o *object, doubtful bool) (done, doubt bool, err error) {
+	timed, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	if doubtful {
+		landed, err := c.resolve(timed, at, version, o)
+		if landed || err != nil {
+			return landed, true, err
+		}
+	}
+	c.attempts++
+	next := mark{Counter: o.last.Counter + 1, Attempt: fmt.Sprintf("%s-%d", c.name, c.attempts), Via: at.server}
+	from := time.Now()
+	c.watcher.sent()
+	if o.last.Counter == 0 {
+		err = at.create(timed, o.key, version, next)
+	} else {
+		err = at.update(timed, o.key, version, o.last, next)
+	}
+	result := classify(err, o.last.Counter == 0)
+	c.watcher.answered(from, result)
+	c.work.ledger.record(o.key, filler(o.key.name), next, result)
+	switch {
+	case result == acknowledged:
+		o.last = next
+		return true, false, nil
+	case ctx.Err() != nil, result == conflict && doubtful:
+		// The demo ends, or the earlier attempt was carried out after all.
+		return false, true, err
+	}
+	c.work.failed(failure{server: at.server, outcome: result, from: from, to: time.Now(), text: fmt.Sprintf("%s, %s, %s: %v", c.work.currentStep(), at.server, o.key, err)})
+	return false, doubtful || !result.unwritten() || result == conflict, err
+}
+
+// resolve finds out whether a write in doubt has landed.
+func (c *client) resolve(ctx context.Context, at *endpoint, version string, o *object) (landed bool, err error) {
+	m, err := at.read(ctx, o.key, version)
+	switch {
+	case apierrors.IsNotFound(err) && o.last.Counter == 0 && isObjectMissing(err):
+		return false, nil
+	case err != nil:
+		return false, err
+	case m.Counter == o.last.Counter:
+		return false, nil
+	}
+	c.work.ledger.confirm(o.key, filler(o.key.name), m)
+	o.last = m
+	return true, nil
+}
+
+// isObjectMissing tells a missing object from a path that is not served yet.
+func isObjectMissing(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// keepWriting creates and updates objects of all of the demo's resources until ctx ends.
+func (c *client) keepWriting(ctx context.Context) {
+	var own []*object
+	for n := 0; ctx.Err() == nil; n++ {
+		pause(ctx, wait.Jitter(writePause/2, 1))
+		o := next(&own, n, c.name)
+		step, from := c.work.currentStep(), time.Now()
+		if err := c.write(ctx, o); err == nil {
+			c.work.took(step, time.Since(from))
+		}
+	}
+}
+
+// next returns the object of a writer's n-th write: a new one, or in turn one it has.
+func next(own *[]*object, n int, writer string) *object {
+	if n%writesPerCreate == 0 {
+		o := &object{key: objectKey{resource: shown[n/writesPerCreate%len(shown)], name: fmt.Sprintf("%s%s-%d", writerPrefix, writer, n/writesPerCreate)}}
+		*own = append(*own, o)
+		return o
+	}
+	return (*own)[n%len(*own)]
+}
+
+// startWriters runs clients that write all the time, until stop is called.
+func startWriters(ctx context.Context, count int, timeout time.Duration, endpoints []*endpoint, work *workload) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	for i := range count {
+		c := &client{name: fmt.Sprintf("w%d", i), endpoints: endpoints, turn: i, timeout: timeout, work: work}
+		group.Go(func() { c.keepWriting(ctx) })
+	}
+	return func() {
+		cancel()
+		group.Wait()
+	}
+}
+
+// loadedResource says which resource the i-th loaded object is of: every other one is a
+// custom resource, the others are policies and bindings in turn.
+func loadedResource(i int) schema.GroupResource {
+	return [...]schema.GroupResource{gadgets, policies, gadgets, bindings}[i%4]
+}
+
+// load creates the objects, spread over all servers. It fails with the first answer that
+// is neither a success nor a reason to try again.
+func load(ctx context.Context, count int, endpoints []*endpoint, work *workload, loaded *atomic.Int64) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var index atomic.Int64
+	var group sync.WaitGroup
+	for i := range loaders {
+		c := &client{name: fmt.Sprintf("l%d", i), endpoints: endpoints, turn: i, timeout: loadTimeout, work: work,
+			stubborn: func(o outcome) bool { return o != unexpected }}
+		group.Go(func() {
+			for n := int(index.Add(1) - 1); n < count && ctx.Err() == nil; n = int(index.Add(1) - 1) {
+				o := &object{key: objectKey{resource: loadedResource(n), name: fmt.Sprintf("%s%06d", loadPrefix, n)}}
+				if err := c.write(ctx, o); err != nil {
+					cancel(fmt.Errorf("load: %w", err))
+					return
+				}
+				loaded.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	return context.Cause(ctx)
+}
+
+// held are clients of one server that wait for their answers for a long time, so that
+// requests of theirs are in flight in it when it is paused, and still when it is resumed.
+type held struct {
+	stopping atomic.Bool
+	cancel   context.CancelFunc
+	group    sync.WaitGroup
+
+	mu       sync.Mutex
+	inflight int64
+	resumed  time.Time
+	answers  map[outcome]int64 // of the requests that were in flight then
+}
+
+func (h *held) sent() {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inflight++
+}
+
+func (h *held) answered(from time.Time, o outcome) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inflight--
+	if !h.resumed.IsZero() && from.Before(h.resumed) {
+		h.answers[o]++
+	}
+}
+
+// resume notes that the server goes on now, and returns how many requests are in flight.
+func (h *held) resume() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.resumed = time.Now()
+	return h.inflight
+}
+
+func never(outcome) bool { return false }
+
+func startHeld(ctx context.Context, at *endpoint, work *workload) *held {
+	h := &held{answers: map[outcome]int64{}}
+	ctx, h.cancel = context.WithCancel(ctx)
+	for i := range holders {
+		c := &client{name: fmt.Sprintf("h%d", i), endpoints: []*endpoint{at}, timeout: holdTimeout, stubborn: never, work: work, watcher: h}
+		h.group.Go(func() { h.keepWriting(ctx, c) })
+	}
+	return h
+}
+
+func (h *held) keepWriting(ctx context.Context, c *client) {
+	var own []*object
+	for n := 0; ctx.Err() == nil && !h.stopping.Load(); n++ {
+		if err := c.write(ctx, next(&own, n, c.name)); err != nil {
+			// What became of this object is not known. Go on with a new one.
+			own = nil
+			n += writesPerCreate - 1 - n%writesPerCreate
+			pause(ctx, retryPause)
+		}
+	}
+}
+
+// stop waits until the requests in flight are answered, at most for the time given, and
+// returns what the answers to the held ones were.
+func (h *held) stop(limit time.Duration) map[outcome]int64 {
+	h.stopping.Store(true)
+	timer := time.AfterFunc(limit, h.cancel)
+	defer timer.Stop()
+	h.group.Wait()
+	h.cancel()
+	return h.answers
+}
