@@ -131,6 +131,7 @@ func served(t testing.TB, p *Plan, gr string) string {
 	r := p.resource(resource(gr))
 	if r == nil {
 		t.Fatalf("%s is not in the plan", gr)
+		return ""
 	}
 	var out []string
 	for _, v := range r.Served {

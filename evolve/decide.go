@@ -214,12 +214,11 @@ func decidePrune(o Observation, target Target) []Action {
 // decideGone handles a resource without a StorageVersion.
 func decideGone(o Observation) []Action {
 	const why = "the resource has no StorageVersion any more"
-	deleted := deleteMade(o, why)
+	actions := append(deleteMade(o, why), decideUnreported(o)...)
 	if o.State == nil {
-		return append(deleted, decideUnreported(o)...)
+		return actions
 	}
 	if o.State.Custom && o.CRD == nil {
-		actions := append(deleted, decideUnreported(o)...)
 		return append(actions, DeleteState{Why: "its CustomResourceDefinition is gone, and all objects with it"})
 	}
 	next := *o.State
@@ -227,7 +226,6 @@ func decideGone(o Observation) []Action {
 	if !next.same(*o.State) {
 		return []Action{WriteState{State: next}}
 	}
-	actions := append(deleted, decideUnreported(o)...)
 	return append(actions, decideBeat(o)...)
 }
 

@@ -27,7 +27,6 @@ type world struct {
 	now        time.Time
 	rev        int
 	uids       int
-	reports    []agree.Report
 	sv         *object[StorageVersion]
 	state      *object[State]
 	migrations map[string]*object[Migration]
@@ -165,7 +164,7 @@ func (w *world) look() []Action {
 		if err := w.apply(a, stateRev, revs); err != nil {
 			panic(fmt.Sprintf("%s: %v", a, err))
 		}
-		if s, ok := a.(WriteState); ok && s.State.Heartbeat == w.now && w.state != nil {
+		if s, ok := a.(WriteState); ok && s.State.Heartbeat.Equal(w.now) && w.state != nil {
 			stateRev = w.state.rev
 		}
 	}

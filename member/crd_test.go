@@ -348,7 +348,7 @@ func TestForgetCRD(t *testing.T) {
 			t.Errorf("it is remembered: %v", w.m.Snapshot())
 		}
 	})
-	t.Run("made again", func(t *testing.T) {
+	t.Run("made again", func(*testing.T) {
 		w.m.ObserveCRD(w.setCRD("v2"))
 		w.settle()
 		w.expectOpen(widgets, v2)

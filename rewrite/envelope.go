@@ -193,21 +193,21 @@ func (s *scanner) skip() bool {
 		if len(s.rest) == 0 {
 			return false
 		}
-		switch c := s.rest[0]; {
-		case c == '"':
+		switch s.rest[0] {
+		case '"':
 			if _, ok := s.quoted(); !ok {
 				return false
 			}
-		case c == '{' || c == '[':
+		case '{', '[':
 			depth++
 			s.rest = s.rest[1:]
-		case c == '}' || c == ']':
+		case '}', ']':
 			if depth == 0 {
 				return false
 			}
 			depth--
 			s.rest = s.rest[1:]
-		case c == ',' || c == ':':
+		case ',', ':':
 			if depth == 0 {
 				return false
 			}

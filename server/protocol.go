@@ -217,7 +217,10 @@ func (p *protocol) awaitCRDs(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) {
 		for _, want := range migrationv1alpha1.CRDs() {
 			obj, exists, err := p.crds.GetIndexer().GetByKey(want.Name)
-			if err != nil || !exists {
+			if err != nil {
+				return false, err
+			}
+			if !exists {
 				return false, nil
 			}
 			crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)

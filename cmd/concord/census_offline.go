@@ -13,6 +13,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
@@ -93,7 +94,7 @@ func (s storedData) openCopy(ctx context.Context) (client *clientv3.Client, clos
 func (s storedData) copyTo(ctx context.Context, to string) (err error) {
 	db, err := bolt.Open(s.backend(), 0, &bolt.Options{ReadOnly: true, Timeout: storeLockTimeout})
 	if err != nil {
-		if errors.Is(err, bolt.ErrTimeout) {
+		if errors.Is(err, bolterrors.ErrTimeout) {
 			return fmt.Errorf("%s is in use but its etcd does not answer on its socket: wait until the server is up, stop it, or give --etcd-servers", s.dataDir)
 		}
 		return fmt.Errorf("open %s: %w", s.backend(), err)

@@ -88,7 +88,7 @@ func TestTaken(t *testing.T) {
 			}
 			_, err := step(w)
 			w.must(err)
-			m := &migrationv1alpha1.StorageVersionMigration{}
+			var m *migrationv1alpha1.StorageVersionMigration
 			if m, err = w.c.get(context.Background(), "m"); err != nil || m != nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason != "Test" {
 				t.Errorf("migration %+v, %v", m, err)
 			}

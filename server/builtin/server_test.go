@@ -150,7 +150,7 @@ func newTestServer(t *testing.T, host, etcd string) *testServer {
 	if s.dynamic, err = dynamic.NewForConfig(s.config); err != nil {
 		t.Fatal(err)
 	}
-	s.discovery = s.Clientset.DiscoveryClient
+	s.discovery = s.DiscoveryClient
 	return s
 }
 
