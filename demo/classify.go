@@ -20,8 +20,8 @@ const (
 	acknowledged outcome = "acknowledged"
 	// unavailable is a 503 with Retry-After: nothing was written, ask again.
 	unavailable outcome = "503 with Retry-After"
-	// refused is a connection that nobody accepted: nothing was sent.
-	refused outcome = "connection refused"
+	// unconnected is a connection that could not be made: nothing was sent.
+	unconnected outcome = "no connection"
 	// broken is a connection that broke or a request that nobody answered in time: it may
 	// or may not be written, now or later.
 	broken outcome = "broken connection"
@@ -32,7 +32,7 @@ const (
 )
 
 // unwritten says that the attempt has not written and never will.
-func (o outcome) unwritten() bool { return o == unavailable || o == refused || o == conflict }
+func (o outcome) unwritten() bool { return o == unavailable || o == unconnected || o == conflict }
 
 // classify tells what the error of a creation, or else of a JSON patch, means. A conflict
 // is an object that exists already, has changed, or fails the patch's test (422).
@@ -43,8 +43,8 @@ func classify(err error, creation bool) outcome {
 		return acknowledged
 	case errors.As(err, &status):
 		return classifyStatus(err, creation)
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return refused
+	case isUnconnected(err):
+		return unconnected
 	case isBroken(err):
 		return broken
 	}
@@ -53,8 +53,9 @@ func classify(err error, creation bool) outcome {
 
 func classifyStatus(err error, creation bool) outcome {
 	_, delayed := apierrors.SuggestsClientDelay(err)
+	var header delayedError
 	switch {
-	case apierrors.IsServiceUnavailable(err) && delayed:
+	case apierrors.IsServiceUnavailable(err) && (delayed || errors.As(err, &header)):
 		return unavailable
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsInvalid(err) && !creation:
 		return conflict
@@ -72,6 +73,12 @@ var brokenTexts = []string{
 	"stream error:",
 	"unexpected EOF",
 	"server closed idle connection",
+}
+
+func isUnconnected(err error) bool {
+	var operation *net.OpError
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &operation) && operation.Op == "dial" ||
+		strings.Contains(err.Error(), "TLS handshake timeout")
 }
 
 func isBroken(err error) bool {
@@ -116,9 +123,13 @@ func (f fault) overlaps(from, to time.Time) bool {
 	return !to.Before(f.from) && (f.to.IsZero() || !from.After(f.to))
 }
 
+// absent is the excuse of an attempt that found nobody, because the server was being
+// restarted in the roll. Nothing was sent, so it is no write error: the client went on to
+// the next server.
+const absent = "no connection to the server being restarted"
+
 // excuse returns why a failed attempt is as it must be, or "" if it must not have
-// happened: a retriable 503, a broken connection to a killed or paused server, or a
-// connection to a server that is not there because it is restarted.
+// happened: a retriable 503, a broken connection to a killed or paused server, or absent.
 func excuse(f failure, faults []fault) string {
 	if f.outcome == unavailable {
 		return string(unavailable)
@@ -128,9 +139,9 @@ func excuse(f failure, faults []fault) string {
 			continue
 		}
 		switch {
-		case f.outcome == refused && fault.kind == rolled:
-			return "connection refused by the server being restarted"
-		case (f.outcome == refused || f.outcome == broken) && fault.kind != rolled:
+		case f.outcome == unconnected && fault.kind == rolled:
+			return absent
+		case (f.outcome == unconnected || f.outcome == broken) && fault.kind != rolled:
 			return "broken connection to the " + string(fault.kind) + " server"
 		}
 	}

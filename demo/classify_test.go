@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"syscall"
 	"testing"
@@ -42,7 +43,9 @@ func TestClassify(t *testing.T) {
 		{"exists", apierrors.NewAlreadyExists(gr, "a"), true, conflict},
 		{"failed test of a patch", apierrors.NewInvalid(schema.GroupKind{Kind: "Thing"}, "a", nil), false, conflict},
 		{"invalid object", apierrors.NewInvalid(schema.GroupKind{Kind: "Thing"}, "a", nil), true, unexpected},
-		{"refused", sent(syscall.ECONNREFUSED), false, refused},
+		{"refused", sent(syscall.ECONNREFUSED), false, unconnected},
+		{"nobody accepts", sent(&net.OpError{Op: "dial", Err: context.DeadlineExceeded}), false, unconnected},
+		{"nobody shakes hands", sent(errors.New("net/http: TLS handshake timeout")), false, unconnected},
 		{"reset", sent(syscall.ECONNRESET), false, broken},
 		{"end of file", sent(io.EOF), false, broken},
 		{"timed out", sent(context.DeadlineExceeded), false, broken},
@@ -80,9 +83,9 @@ func TestExcuse(t *testing.T) {
 		{"a", broken, 1, 9, false},
 		{"a", broken, 21, 22, false},
 		{"b", broken, 12, 13, false}, // another server was killed
-		{"b", refused, 35, 36, true},
+		{"b", unconnected, 35, 36, true},
 		{"b", broken, 35, 36, false}, // a graceful stop breaks no connection
-		{"b", refused, 41, 42, false},
+		{"b", unconnected, 41, 42, false},
 		{"c", broken, 90, 95, true},
 		{"c", unexpected, 90, 95, false},
 		{"a", conflict, 12, 13, false},

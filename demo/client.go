@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/http"
+	"time"
 
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,21 +24,22 @@ import (
 // throttled: every error is seen.
 type endpoint struct {
 	server   string
+	http     *http.Client
 	builtins rest.Interface
 	customs  map[string]rest.Interface // by version
 	crds     apiextensionsclient.Interface
 	groups   *discovery.DiscoveryClient
 }
 
-func newEndpoint(server string, config *rest.Config) (*endpoint, error) {
-	config = rest.CopyConfig(config)
-	config.QPS = -1
-	config.UserAgent = "concord-demo"
-	client, err := rest.HTTPClientFor(config)
+func newEndpoint(server string, config *rest.Config, patient bool) (*endpoint, error) {
+	client, err := newHTTPClient(config, patient)
 	if err != nil {
 		return nil, fmt.Errorf("client of %s: %w", server, err)
 	}
-	e := &endpoint{server: server, customs: map[string]rest.Interface{}}
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	config.UserAgent = "concord-demo"
+	e := &endpoint{server: server, http: client, customs: map[string]rest.Interface{}}
 	versioned := func(gv schema.GroupVersion, contentType string) (rest.Interface, error) {
 		c := rest.CopyConfig(config)
 		c.GroupVersion, c.APIPath, c.ContentType = &gv, "/apis", contentType
@@ -57,6 +61,35 @@ func newEndpoint(server string, config *rest.Config) (*endpoint, error) {
 	return e, err
 }
 
+const (
+	// connectTimeout bounds how long a connection may take to be made.
+	connectTimeout = 4 * time.Second
+	// A connection that is silent for pingAfter is asked for a sign of life, and given up
+	// after pingTimeout more.
+	pingAfter   = time.Second
+	pingTimeout = 3 * time.Second
+)
+
+// newHTTPClient makes a client with connections of its own. A patient one does not give
+// up a silent connection.
+func newHTTPClient(config *rest.Config, patient bool) (*http.Client, error) {
+	tls, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{
+		TLSClientConfig:     tls,
+		ForceAttemptHTTP2:   true,
+		DialContext:         (&net.Dialer{Timeout: connectTimeout}).DialContext,
+		TLSHandshakeTimeout: connectTimeout,
+		HTTP2:               &http.HTTP2Config{},
+	}
+	if !patient {
+		transport.HTTP2.SendPingTimeout, transport.HTTP2.PingTimeout = pingAfter, pingTimeout
+	}
+	return &http.Client{Transport: retryAfterReader{transport}}, nil
+}
+
 // rest returns the client for a resource, custom resources in the version.
 func (e *endpoint) rest(gr schema.GroupResource, version string) rest.Interface {
 	if gr == gadgets {
@@ -75,7 +108,7 @@ func (e *endpoint) create(ctx context.Context, key objectKey, version string, m 
 		request.SetHeader("Content-Type", runtime.ContentTypeJSON)
 		body = raw
 	}
-	return request.Body(body).Do(ctx).Error()
+	return send(ctx, request.Body(body))
 }
 
 func (e *endpoint) update(ctx context.Context, key objectKey, version string, from, to mark) error {
@@ -83,7 +116,41 @@ func (e *endpoint) update(ctx context.Context, key objectKey, version string, fr
 	if err != nil {
 		return err
 	}
-	return e.rest(key.resource, version).Patch(types.JSONPatchType).Resource(key.resource.Resource).Name(key.name).MaxRetries(0).Body(body).Do(ctx).Error()
+	return send(ctx, e.rest(key.resource, version).Patch(types.JSONPatchType).Resource(key.resource.Resource).Name(key.name).MaxRetries(0).Body(body))
+}
+
+// delayedError is the error of an answer whose header has Retry-After. The client library
+// tells of it only if the body says so, too.
+type delayedError struct{ error }
+
+// Unwrap returns the client library's error.
+func (e delayedError) Unwrap() error { return e.error }
+
+type retryAfterKey struct{}
+
+// send makes a request, once.
+func send(ctx context.Context, request *rest.Request) error {
+	var retryAfter string
+	err := request.Do(context.WithValue(ctx, retryAfterKey{}, &retryAfter)).Error()
+	if err != nil && retryAfter != "" {
+		return delayedError{err}
+	}
+	return err
+}
+
+// retryAfterReader puts the header Retry-After of an answer where send looks for it.
+type retryAfterReader struct{ next *http.Transport }
+
+// CloseIdleConnections lets http.Client.CloseIdleConnections through.
+func (r retryAfterReader) CloseIdleConnections() { r.next.CloseIdleConnections() }
+
+// RoundTrip implements http.RoundTripper.
+func (r retryAfterReader) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := r.next.RoundTrip(request)
+	if into, ok := request.Context().Value(retryAfterKey{}).(*string); ok && err == nil {
+		*into = response.Header.Get("Retry-After")
+	}
+	return response, err
 }
 
 // read returns the mark that an object shows, as the API tells it.

@@ -32,7 +32,8 @@ type fakeStore struct {
 // fakeServer answers as an API server does, after what its script says: each request
 // takes one word, and when there is none left it answers.
 //
-//	refuse  503 with Retry-After
+//	refuse  503 with Retry-After in the body
+//	drain   503 with Retry-After in the header
 //	drop    break the connection without having written
 //	lose    write, then break the connection
 //	fail    500
@@ -54,6 +55,9 @@ func (s *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err := apierrors.NewServiceUnavailable("closed")
 		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 		reply(w, http.StatusServiceUnavailable, &err.ErrStatus)
+	case "drain":
+		w.Header().Set("Retry-After", "1")
+		reply(w, http.StatusServiceUnavailable, &apierrors.NewServiceUnavailable("shutting down").ErrStatus)
 	case "fail":
 		reply(w, http.StatusInternalServerError, &apierrors.NewInternalError(errors.New("etcd")).ErrStatus)
 	case "drop":
@@ -152,7 +156,7 @@ func fakeCluster(t *testing.T, scripts ...string) (*client, *fakeStore) {
 		} else {
 			t.Cleanup(host.Close)
 		}
-		e, err := newEndpoint(fmt.Sprintf("server-%d", i+1), ownConnections(&rest.Config{Host: host.URL}))
+		e, err := newEndpoint(fmt.Sprintf("server-%d", i+1), &rest.Config{Host: host.URL}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +174,8 @@ func TestClientWrite(t *testing.T) {
 	}{
 		{"all is well", []string{"", ""}, ""},
 		{"a 503 is asked again elsewhere", []string{"refuse", ""}, "503 with Retry-After"},
-		{"nobody listens", []string{"gone", ""}, "connection refused, connection refused"},
+		{"the server is stopping", []string{"drain", ""}, "503 with Retry-After"},
+		{"nobody listens", []string{"gone", ""}, "no connection, no connection"},
 		{"the connection breaks before the write", []string{"drop", ""}, "broken connection"},
 		{"the connection breaks after the write", []string{"lose", ""}, "broken connection"},
 		{"an update's answer is lost", []string{"", "lose"}, "broken connection"},

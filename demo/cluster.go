@@ -15,7 +15,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/concord-dev/concord/server"
@@ -54,6 +53,7 @@ type serverProcess struct {
 	dir      string
 	endpoint *endpoint // for writers
 	control  *endpoint // for the demo itself
+	patient  *endpoint // for clients that wait for a paused server
 
 	mu        sync.Mutex
 	process   *process
@@ -119,7 +119,7 @@ func (c *cluster) start(ctx context.Context) error {
 	}
 	for i, s := range c.servers {
 		s.port = ports[i]
-		if err := c.launch(ctx, s, before); err != nil {
+		if err := c.launch(ctx, s, oldRelease); err != nil {
 			return err
 		}
 		if err := c.connect(ctx, s); err != nil {
@@ -206,18 +206,12 @@ func (c *cluster) connect(ctx context.Context, s *serverProcess) error {
 	}
 	c.kubeconfig = path
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", s.port)
-	if s.endpoint, err = newEndpoint(s.name, ownConnections(config)); err != nil {
-		return err
+	for into, patient := range map[**endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
+		if *into, err = newEndpoint(s.name, config, patient); err != nil {
+			return err
+		}
 	}
-	s.control, err = newEndpoint(s.name, ownConnections(config))
-	return err
-}
-
-// ownConnections keeps clients with equal settings from sharing one connection.
-func ownConnections(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
-	return config
+	return nil
 }
 
 // awaitReady waits until the server says that it is ready and has reported every
@@ -295,6 +289,11 @@ func (c *cluster) close() error {
 	for _, s := range c.servers {
 		if _, p := s.get(); p != nil {
 			errs = append(errs, p.kill())
+		}
+		for _, e := range []*endpoint{s.endpoint, s.control, s.patient} {
+			if e != nil {
+				e.http.CloseIdleConnections()
+			}
 		}
 	}
 	if c.stopWatch != nil {

@@ -3,7 +3,7 @@
 // a change of a custom resource's storage version, a killed and a paused server, and a
 // verdict from raw etcd on whether anything was lost or written that must not be.
 //
-// What happened is collected as values (Facts); judge decides on them alone.
+// What happened is collected as values (facts); judge decides on them alone.
 package demo
 
 import (
@@ -22,15 +22,12 @@ const (
 	MinObjects = 4
 	// DefaultLeaseDuration is how long the servers' identity Leases live unrenewed.
 	DefaultLeaseDuration = 15 * time.Second
-	// DefaultClientTimeout is how long the clients wait for an answer to a write before
-	// they try another server.
-	DefaultClientTimeout = 5 * time.Second
 	// DefaultWriters is how many clients write all the time.
 	DefaultWriters = 12
 
-	// before and after are the releases that the servers emulate, before and after the roll.
-	before = "1.36"
-	after  = "1.37"
+	// oldRelease and newRelease are what the servers emulate before and after the roll.
+	oldRelease = "1.36"
+	newRelease = "1.37"
 
 	serverCount = 3
 	// leaseRenewals is how often an identity Lease is renewed in its duration.
@@ -47,8 +44,6 @@ type Config struct {
 	Executable string
 	// LeaseDuration is the servers' identity Lease duration, in whole seconds.
 	LeaseDuration time.Duration
-	// ClientTimeout is how long a client waits before it tries another server.
-	ClientTimeout time.Duration
 	// Progress receives the live view: redrawn if it is a terminal, else as plain lines.
 	Progress io.Writer
 	// Done, if set, is called with the result while the cluster still runs; the cluster
@@ -65,9 +60,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.LeaseDuration == 0 {
 		c.LeaseDuration = DefaultLeaseDuration
-	}
-	if c.ClientTimeout == 0 {
-		c.ClientTimeout = DefaultClientTimeout
 	}
 	if c.Progress == nil {
 		c.Progress = io.Discard
@@ -91,8 +83,6 @@ func (c Config) Validate() error {
 		return fmt.Errorf("the number of writers must be positive, not %d", c.Writers)
 	case c.LeaseDuration < 0 || c.LeaseDuration%time.Second != 0 || c.LeaseDuration != 0 && c.LeaseDuration < 3*time.Second:
 		return fmt.Errorf("the identity Leases' duration must be whole seconds, at least 3s, not %s", c.LeaseDuration)
-	case c.ClientTimeout < 0:
-		return errors.New("the clients' timeout must be positive")
 	}
 	return nil
 }
@@ -114,12 +104,12 @@ func Run(ctx context.Context, cfg Config) (report Report, err error) {
 	r := newRun(cfg, cluster, began)
 	stopView := newScreen(cfg.Progress).show(ctx, r.snapshot)
 	defer stopView()
-	facts, err := r.steps(ctx)
+	seen, err := r.steps(ctx)
 	if err != nil {
 		return Report{}, err
 	}
 	stopView()
-	report = judge(facts)
+	report = judge(seen)
 	report.Seconds = seconds(time.Since(began))
 	if cfg.Done != nil {
 		cfg.Done(ctx, report, cluster.kubeconfig)

@@ -30,15 +30,18 @@ type Report struct {
 	// WriteErrors is how many attempts to write failed, WriteErrorsByKind why.
 	WriteErrors       int64            `json:"writeErrors"`
 	WriteErrorsByKind map[string]int64 `json:"writeErrorsByKind"`
+	// Unconnected is how often a writer got no connection to a server that was being
+	// restarted in the roll, and went on to the next one. Nothing was sent then.
+	Unconnected int64 `json:"unconnected"`
 	// LongestWriteStallSeconds is the longest time from a writer's first attempt at a write
 	// until it was acknowledged, through all servers it tried; ...ByStep the longest of
 	// the writes begun in each step.
 	LongestWriteStallSeconds float64 `json:"longestWriteStallSeconds"`
 	LongestWriteStallByStep  []Stall `json:"longestWriteStallByStep"`
 
-	// ClientTimeoutSeconds is how long a writer waits for an answer before it asks another
-	// server: as long as that it may stall on a server that is paused.
-	ClientTimeoutSeconds float64 `json:"clientTimeoutSeconds"`
+	// DeadConnectionSeconds is after how long a silence a writer gives a connection up, and
+	// with it the server: as long as that it may stall on a server that is paused.
+	DeadConnectionSeconds float64 `json:"deadConnectionSeconds"`
 
 	// WritesAfterDeclaredGone is how many writes of the paused server were committed
 	// between the deletion of its identity Lease and its next report.
@@ -95,10 +98,19 @@ type Agreement struct {
 	AgreementSeconds float64 `json:"agreementSeconds"`
 }
 
-// ErrFailed is the text of a report that is not a pass.
+// ErrFailed is the error of a report that is not a pass. Its text has the first reason.
 type ErrFailed struct{ Reasons []string }
 
-func (e ErrFailed) Error() string { return "the demo FAILED: " + strings.Join(e.Reasons, "; ") }
+func (e ErrFailed) Error() string {
+	text := "the demo FAILED"
+	if len(e.Reasons) > 0 {
+		text += ": " + e.Reasons[0]
+	}
+	if more := len(e.Reasons) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more reasons)", more)
+	}
+	return text
+}
 
 // Err returns ErrFailed unless the report is a pass.
 func (r Report) Err() error {
@@ -140,7 +152,8 @@ func (r Report) Print(out io.Writer) error {
 func (r Report) printFigures(w io.Writer) {
 	fmt.Fprintf(w, "acknowledged writes\t%s, lost %s\n", number(r.AcknowledgedWrites), number(r.AcknowledgedLost))
 	fmt.Fprintf(w, "write errors\t%s%s\n", number(r.WriteErrors), kinds(r.WriteErrorsByKind))
-	fmt.Fprintf(w, "longest write stall\t%s%s; writers wait %gs for an answer\n", hundredths(r.LongestWriteStallSeconds), stalls(r.LongestWriteStallByStep), r.ClientTimeoutSeconds)
+	fmt.Fprintf(w, "no connection\t%s times to a server being restarted in the roll; nothing was sent\n", number(r.Unconnected))
+	fmt.Fprintf(w, "longest write stall\t%s%s; writers give up on a connection silent for %gs\n", hundredths(r.LongestWriteStallSeconds), stalls(r.LongestWriteStallByStep), r.DeadConnectionSeconds)
 	fmt.Fprintf(w, "rewritten\t%s objects at %s objects/s\n", number(r.RewrittenObjects), number(int64(r.RewriteObjectsPerSecond)))
 	for _, a := range r.Agreements {
 		fmt.Fprintf(w, "after %s\t%s\n", a.After, a.times())

@@ -152,7 +152,6 @@ func TestScreenPrintsLinesWithoutATerminal(t *testing.T) {
 func TestPrint(t *testing.T) {
 	f := passing()
 	f.Agreements = []Agreement{{After: "server-1's restart", ReportsSeconds: 1.234, AgreementSeconds: -1}, {After: "server-3's restart", ReportsSeconds: 1, AgreementSeconds: 2}}
-	f.ClientTimeout = 5 * time.Second
 	f.Burial.answers = map[outcome]int64{unavailable: 3, acknowledged: 1}
 	var text strings.Builder
 	if err := judge(f).Print(&text); err != nil {

@@ -55,20 +55,20 @@ type run struct {
 	mu     sync.Mutex
 	step   step
 	faults []fault
-	facts  Facts
+	facts  facts
 }
 
 func newRun(cfg Config, c *cluster, began time.Time) *run {
 	return &run{
 		cfg: cfg, cluster: c, world: c.world, work: newWorkload(), began: began, stop: func() {},
-		facts: Facts{Objects: cfg.Objects, ClientTimeout: cfg.ClientTimeout, AfterKill: -time.Second, AfterResume: -time.Second},
+		facts: facts{Objects: cfg.Objects, AfterKill: -time.Second, AfterResume: -time.Second},
 	}
 }
 
 func (r *run) list() []step {
 	return []step{
 		{1, "load", fmt.Sprintf("load %s objects", number(int64(r.cfg.Objects))), r.load},
-		{2, "roll", fmt.Sprintf("roll the servers one by one to release %s", after), r.roll},
+		{2, "roll", fmt.Sprintf("roll the servers one by one to release %s", newRelease), r.roll},
 		{3, "flip", fmt.Sprintf("move the storage version of %s from %s to %s", crdName, customVersions[0], customVersions[1]), r.flip},
 		{4, "kill", "kill a server with SIGKILL", r.kill},
 		{4, "pause", "pause a server with SIGSTOP for longer than its Lease, then resume it", r.pause},
@@ -77,14 +77,14 @@ func (r *run) list() []step {
 
 // steps carries the demo through and returns what was seen. A step that does not come to
 // its end in time ends the demo early, which is a fact; any other error is one.
-func (r *run) steps(ctx context.Context) (Facts, error) {
+func (r *run) steps(ctx context.Context) (facts, error) {
 	defer func() { r.stop() }()
-	r.enter(step{number: 1, name: "start", title: "start an etcd and three servers, release " + before})
+	r.enter(step{number: 1, name: "start", title: "start an etcd and three servers, release " + oldRelease})
 	if err := r.cluster.start(ctx); err != nil {
-		return Facts{}, err
+		return facts{}, err
 	}
 	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) }); err != nil {
-		return Facts{}, err
+		return facts{}, err
 	}
 	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: "the first start of three servers", ReportsSeconds: seconds(time.Since(r.began)), AgreementSeconds: seconds(time.Since(r.began))})
 	for _, s := range r.list() {
@@ -96,15 +96,15 @@ func (r *run) steps(ctx context.Context) (Facts, error) {
 			break
 		}
 		if ctx.Err() != nil {
-			return Facts{}, fmt.Errorf("interrupted at %q: %w", s.title, ctx.Err())
+			return facts{}, fmt.Errorf("interrupted at %q: %w", s.title, ctx.Err())
 		}
 		if err != nil {
-			return Facts{}, fmt.Errorf("%s: %w", s.title, err)
+			return facts{}, fmt.Errorf("%s: %w", s.title, err)
 		}
 	}
 	r.enter(step{number: lastStep, name: "proof", title: "read everything back"})
 	if err := r.prove(ctx); err != nil {
-		return Facts{}, err
+		return facts{}, err
 	}
 	return r.facts, nil
 }
@@ -163,7 +163,7 @@ func (r *run) load(ctx context.Context) error {
 	if err := load(ctx, r.cfg.Objects, r.cluster.endpoints(), r.work, &r.loaded); err != nil {
 		return err
 	}
-	r.stop = startWriters(ctx, r.cfg.Writers, r.cfg.ClientTimeout, r.cluster.endpoints(), r.work)
+	r.stop = startWriters(ctx, r.cfg.Writers, r.cluster.endpoints(), r.work)
 	return nil
 }
 
@@ -200,7 +200,7 @@ func (r *run) roll(ctx context.Context) error {
 			return err
 		}
 		end()
-		a := Agreement{After: fmt.Sprintf("%s's restart as %s", s.name, after), ReportsSeconds: seconds(time.Since(started)), AgreementSeconds: -1}
+		a := Agreement{After: fmt.Sprintf("%s's restart as %s", s.name, newRelease), ReportsSeconds: seconds(time.Since(started)), AgreementSeconds: -1}
 		if i == len(r.cluster.servers)-1 {
 			if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) }); err != nil {
 				return err
@@ -214,7 +214,7 @@ func (r *run) roll(ctx context.Context) error {
 
 // restart starts a server that has ended, in the new release, and waits until it is ready.
 func (r *run) restart(ctx context.Context, s *serverProcess) error {
-	if err := r.cluster.launch(ctx, s, after); err != nil {
+	if err := r.cluster.launch(ctx, s, newRelease); err != nil {
 		return err
 	}
 	return r.cluster.awaitReady(ctx, s)
@@ -304,7 +304,7 @@ func (r *run) pause(ctx context.Context) error {
 	s := r.cluster.servers[2]
 	v, _ := r.world.look()
 	id := v.ids[s.name]
-	h := startHeld(ctx, s.endpoint, r.work)
+	h := startHeld(ctx, s.patient, r.work)
 	defer func() { h.stop(0) }()
 	pause(ctx, holdTime)
 	end := r.begin(s.name, paused)
@@ -326,6 +326,7 @@ func (r *run) pause(ctx context.Context) error {
 		return err
 	}
 	r.facts.Burial = b
+	defer func() { b.rejoined = r.rejoined(s.name) }()
 	err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) })
 	if err != nil {
 		return err
@@ -334,7 +335,6 @@ func (r *run) pause(ctx context.Context) error {
 	if err := r.cluster.awaitReady(ctx, s); err != nil {
 		return err
 	}
-	b.rejoined = r.rejoined(s.name)
 	b.answers = h.stop(answerLimit)
 	end()
 	return nil

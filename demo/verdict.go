@@ -13,8 +13,8 @@ import (
 	"github.com/concord-dev/concord/rewrite"
 )
 
-// Facts are what was seen, and all that the verdict is made from.
-type Facts struct {
+// facts are what was seen, and all that the verdict is made from.
+type facts struct {
 	// Objects is how many objects were to be loaded.
 	Objects int
 	// Incomplete says which steps did not come to their end, and why.
@@ -40,8 +40,6 @@ type Facts struct {
 	Journal []written
 	Burial  *burial
 
-	// ClientTimeout is how long the writers wait for an answer.
-	ClientTimeout time.Duration
 	// AfterKill and AfterResume are the times to agreement, negative if there was none.
 	AfterKill, AfterResume time.Duration
 	Agreements             []Agreement
@@ -62,18 +60,21 @@ type burial struct {
 }
 
 // judge makes the report: what is a figure, and whether everything is as it must be.
-func judge(f Facts) Report {
+func judge(f facts) Report {
 	objects, perSecond := rate(f.Bursts)
 	late := lateWrites(f.Journal, f.Burial)
 	errors, unexcused := judgeFailures(f.Failures, f.Faults)
+	missed := errors[absent]
+	delete(errors, absent)
 	r := Report{
 		Objects:                     f.Objects,
 		StoredVersions:              map[string][]string{},
 		HeldWritesByAnswer:          map[string]int64{},
-		ClientTimeoutSeconds:        seconds(f.ClientTimeout),
+		DeadConnectionSeconds:       seconds(pingAfter + pingTimeout),
 		AcknowledgedWrites:          f.Acknowledged,
 		AcknowledgedLost:            int64(len(f.Lost)),
-		WriteErrors:                 int64(len(f.Failures)),
+		WriteErrors:                 int64(len(f.Failures)) - missed,
+		Unconnected:                 missed,
 		WriteErrorsByKind:           errors,
 		WritesAfterDeclaredGone:     int64(len(late)),
 		AgreementAfterKillSeconds:   seconds(f.AfterKill),
@@ -117,7 +118,7 @@ func judge(f Facts) Report {
 
 // faultsOfWrites: no acknowledged write is lost, and every write error is a retriable
 // 503 or a broken connection to a server that was made to break it.
-func faultsOfWrites(f Facts, unexcused []string) []string {
+func faultsOfWrites(f facts, unexcused []string) []string {
 	var reasons []string
 	if n := len(f.Lost); n > 0 {
 		reasons = append(reasons, fmt.Sprintf("%d objects lack an acknowledged write: %s", n, some(f.Lost)))
@@ -147,7 +148,7 @@ func judgeFailures(failures []failure, faults []fault) (counts map[string]int64,
 
 // faultsOfCensus: everything stored can be read, and each resource is stored in the one
 // encoding that its servers agree on, which for the demo's resources is known beforehand.
-func faultsOfCensus(f Facts) []string {
+func faultsOfCensus(f facts) []string {
 	var reasons []string
 	if n := len(f.Census.Unknown); n > 0 {
 		reasons = append(reasons, fmt.Sprintf("%d stored values cannot be read: %s", n, some(f.Census.Unknown)))
@@ -184,7 +185,7 @@ func faultsOfCensus(f Facts) []string {
 
 // faultsOfStorage: agreement of exactly the running servers, and stored sets and
 // storedVersions that are exact.
-func faultsOfStorage(f Facts) []string {
+func faultsOfStorage(f facts) []string {
 	var reasons []string
 	if lack := f.View.unsettled(f.Servers, expected); lack != "" {
 		reasons = append(reasons, "storage is not settled: "+lack)
@@ -200,7 +201,7 @@ func faultsOfStorage(f Facts) []string {
 
 // faultsOfBurial: agreement recovers from the kill and the pause, and the paused server
 // writes nothing between its burial and its new registration.
-func faultsOfBurial(f Facts, late []written) []string {
+func faultsOfBurial(f facts, late []written) []string {
 	var reasons []string
 	if f.AfterKill < 0 {
 		reasons = append(reasons, "agreement did not recover from the kill")

@@ -38,8 +38,8 @@ func settledView() *view {
 }
 
 // passing are facts without a fault.
-func passing() Facts {
-	f := Facts{
+func passing() facts {
+	f := facts{
 		Objects: 8,
 		Census: rewrite.Census{Rows: []rewrite.Row{
 			{Resource: "configmaps", Encoding: "v1", Objects: 1},
@@ -55,8 +55,9 @@ func passing() Facts {
 		Failures: []failure{
 			{server: "server-2", outcome: broken, from: at(11), to: at(12), text: "server-2: connection reset"},
 			{server: "server-1", outcome: unavailable, from: at(5), to: at(5)},
+			{server: "server-1", outcome: unconnected, from: at(3), to: at(3)},
 		},
-		Faults: []fault{{server: "server-2", kind: killed, from: at(10), to: at(20)}},
+		Faults: []fault{{server: "server-1", kind: rolled, from: at(1), to: at(4)}, {server: "server-2", kind: killed, from: at(10), to: at(20)}},
 		Stalls: map[string]time.Duration{"roll": 200 * time.Millisecond, "pause": 5 * time.Second},
 		Steps:  []string{"load", "roll", "pause"},
 		Journal: []written{
@@ -85,7 +86,7 @@ func TestJudgePasses(t *testing.T) {
 	if r.LongestWriteStallSeconds != 5 || len(r.LongestWriteStallByStep) != 2 {
 		t.Errorf("stalls %v, longest %v", r.LongestWriteStallByStep, r.LongestWriteStallSeconds)
 	}
-	if r.WriteErrors != 2 || r.WriteErrorsByKind["broken connection to the killed server"] != 1 {
+	if r.Unconnected != 1 || r.WriteErrors != 2 || len(r.WriteErrorsByKind) != 2 || r.WriteErrorsByKind["broken connection to the killed server"] != 1 {
 		t.Errorf("write errors %d %v", r.WriteErrors, r.WriteErrorsByKind)
 	}
 	if r.AgreementAfterKillSeconds != 15 || r.AcknowledgedWrites != 20 || r.WritesHeldByPause != 4 {
@@ -97,8 +98,8 @@ func TestJudgePasses(t *testing.T) {
 }
 
 func TestJudgeFails(t *testing.T) {
-	change := func(gr schema.GroupResource, edit func(*resource)) func(*Facts) {
-		return func(f *Facts) {
+	change := func(gr schema.GroupResource, edit func(*resource)) func(*facts) {
+		return func(f *facts) {
 			r := f.View.resources[gr]
 			edit(&r)
 			f.View.resources[gr] = r
@@ -106,43 +107,44 @@ func TestJudgeFails(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name string
-		edit func(*Facts)
+		edit func(*facts)
 		want string
 	}{
-		{"a step did not end", func(f *Facts) { f.Incomplete = []string{"roll: not within 1m30s"} }, "roll: not within 1m30s"},
-		{"a write is lost", func(f *Facts) { f.Lost = []string{"gadgets/a: gone"} }, "1 objects lack an acknowledged write: gadgets/a: gone"},
-		{"a refused write was made", func(f *Facts) { f.Foreign = []string{"gadgets/a: shows write 2"} }, "1 objects show a write that must not exist"},
-		{"an error of a healthy server", func(f *Facts) { f.Failures[0].server = "server-1" }, "1 writes failed that must not: server-2: connection reset"},
-		{"an unreadable value", func(f *Facts) { f.Census.Unknown = []string{"/registry/a"} }, "1 stored values cannot be read: /registry/a"},
-		{"an object in the old encoding", func(f *Facts) {
+		{"a step did not end", func(f *facts) { f.Incomplete = []string{"roll: not within 1m30s"} }, "roll: not within 1m30s"},
+		{"two reasons", func(f *facts) { f.Incomplete = []string{"one", "two"} }, "two"},
+		{"a write is lost", func(f *facts) { f.Lost = []string{"gadgets/a: gone"} }, "1 objects lack an acknowledged write: gadgets/a: gone"},
+		{"a refused write was made", func(f *facts) { f.Foreign = []string{"gadgets/a: shows write 2"} }, "1 objects show a write that must not exist"},
+		{"an error of a healthy server", func(f *facts) { f.Failures[0].server = "server-1" }, "1 writes failed that must not: server-2: connection reset"},
+		{"an unreadable value", func(f *facts) { f.Census.Unknown = []string{"/registry/a"} }, "1 stored values cannot be read: /registry/a"},
+		{"an object in the old encoding", func(f *facts) {
 			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: gadgets.String(), Encoding: "demo.concord.dev/v1", Objects: 2})
 		}, "gadgets.demo.concord.dev: 2 objects are stored in demo.concord.dev/v1, not in demo.concord.dev/v2"},
-		{"another resource in another encoding", func(f *Facts) { f.Census.Rows[0].Encoding = "v0" }, "configmaps: 1 objects are stored in v0, not in v1"},
-		{"a resource that nobody reports", func(f *Facts) {
+		{"another resource in another encoding", func(f *facts) { f.Census.Rows[0].Encoding = "v0" }, "configmaps: 1 objects are stored in v0, not in v1"},
+		{"a resource that nobody reports", func(f *facts) {
 			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: "ghosts", Encoding: "v1", Objects: 2})
 		}, "ghosts: 2 objects are stored in v1, and no servers agree"},
-		{"objects are missing", func(f *Facts) { f.Census.Rows[2].Objects = 1 }, "1 objects are stored, 2 were loaded"},
+		{"objects are missing", func(f *facts) { f.Census.Rows[2].Objects = 1 }, "1 objects are stored, 2 were loaded"},
 		{"no agreement", change(configmaps, func(r *resource) { r.common = "" }), "configmaps: servers report"},
-		{"agreement on the wrong encoding", func(f *Facts) {
+		{"agreement on the wrong encoding", func(f *facts) {
 			change(gadgets, func(r *resource) { r.common = "demo.concord.dev/v1" })(f)
 		}, "agreed on demo.concord.dev/v1, not on demo.concord.dev/v2"},
 		{"a stored set with more", change(configmaps, func(r *resource) { r.stored = []agree.Encoding{"v0", "v1"} }), "configmaps: stored set [v0,v1]"},
 		{"a stored set of another epoch", change(configmaps, func(r *resource) { r.ref.Epoch++ }), "configmaps: stored set [v1] for u/3, agreed on v1 at u/4"},
 		{"no stored set", change(configmaps, func(r *resource) { r.hasState = false }), "configmaps: it has no StorageState"},
-		{"a wrong hash", func(f *Facts) { f.Hashes[configmaps] = "other" }, "the stored set is [hash of v1], discovery says other"},
+		{"a wrong hash", func(f *facts) { f.Hashes[configmaps] = "other" }, "the stored set is [hash of v1], discovery says other"},
 		{"a report of a dead server", change(configmaps, func(r *resource) {
 			r.reports = append(slices.Clone(r.reports), agree.Report{Server: "gone", Encoding: "v1"})
 		}), "reported by gone"},
 		{"a report is missing", change(configmaps, func(r *resource) { r.reports = r.reports[:2] }), "configmaps: 2 of 3 reports"},
-		{"storedVersions with more", func(f *Facts) {
+		{"storedVersions with more", func(f *facts) {
 			f.View.crds[crdName] = storedCRD{storage: "v2", stored: []string{"v1", "v2"}}
 		}, "storedVersions [v1 v2], stored in v2"},
-		{"a late write", func(f *Facts) { f.Journal[1].mark.Via = "server-3" }, "server-3 committed 1 writes after it was declared gone at revision 100: gadgets/writer-a at revision 150"},
-		{"a late write of a resource never reported again", func(f *Facts) { delete(f.Burial.rejoined, gadgets) }, "server-3 committed 1 writes after"},
-		{"nothing was in flight", func(f *Facts) { f.Burial.held = 0 }, "nothing is proven"},
-		{"never declared gone", func(f *Facts) { f.Burial = nil }, "the paused server was not declared gone"},
-		{"no agreement after the kill", func(f *Facts) { f.AfterKill = -1 }, "did not recover from the kill"},
-		{"no agreement after the pause", func(f *Facts) { f.AfterResume = -1 }, "did not recover from the pause"},
+		{"a late write", func(f *facts) { f.Journal[1].mark.Via = "server-3" }, "server-3 committed 1 writes after it was declared gone at revision 100: gadgets/writer-a at revision 150"},
+		{"a late write of a resource never reported again", func(f *facts) { delete(f.Burial.rejoined, gadgets) }, "server-3 committed 1 writes after"},
+		{"nothing was in flight", func(f *facts) { f.Burial.held = 0 }, "nothing is proven"},
+		{"never declared gone", func(f *facts) { f.Burial = nil }, "the paused server was not declared gone"},
+		{"no agreement after the kill", func(f *facts) { f.AfterKill = -1 }, "did not recover from the kill"},
+		{"no agreement after the pause", func(f *facts) { f.AfterResume = -1 }, "did not recover from the pause"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := passing()

@@ -26,8 +26,9 @@ const (
 	holders = 16
 	// holdTimeout is how long those wait for their answer.
 	holdTimeout = 2 * time.Minute
-	// loadTimeout is how long a loading client waits for an answer.
-	loadTimeout = 30 * time.Second
+	// writeTimeout is how long a client waits for an answer on a connection that lives. It
+	// is longer than a server makes a custom resource's write wait before it answers 503.
+	writeTimeout = 15 * time.Second
 )
 
 // errGivenUp ends a logical write whose client does not try again.
@@ -217,11 +218,11 @@ func next(own *[]*object, n int, writer string) *object {
 }
 
 // startWriters runs clients that write all the time, until stop is called.
-func startWriters(ctx context.Context, count int, timeout time.Duration, endpoints []*endpoint, work *workload) (stop func()) {
+func startWriters(ctx context.Context, count int, endpoints []*endpoint, work *workload) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	for i := range count {
-		c := &client{name: fmt.Sprintf("w%d", i), endpoints: endpoints, turn: i, timeout: timeout, work: work}
+		c := &client{name: fmt.Sprintf("w%d", i), endpoints: endpoints, turn: i, timeout: writeTimeout, work: work}
 		group.Go(func() { c.keepWriting(ctx) })
 	}
 	return func() {
@@ -244,7 +245,7 @@ func load(ctx context.Context, count int, endpoints []*endpoint, work *workload,
 	var index atomic.Int64
 	var group sync.WaitGroup
 	for i := range loaders {
-		c := &client{name: fmt.Sprintf("l%d", i), endpoints: endpoints, turn: i, timeout: loadTimeout, work: work,
+		c := &client{name: fmt.Sprintf("l%d", i), endpoints: endpoints, turn: i, timeout: writeTimeout, work: work,
 			stubborn: func(o outcome) bool { return o != unexpected }}
 		group.Go(func() {
 			for n := int(index.Add(1) - 1); n < count && ctx.Err() == nil; n = int(index.Add(1) - 1) {

@@ -63,7 +63,7 @@ type protocol struct {
 	crds       cache.SharedIndexInformer
 	drain      *drain
 	kube       kubernetes.Interface
-	// identity is this process's in elections.
+	// identity is this process's in elections: where it serves, and what makes it unique.
 	identity string
 	leading  atomic.Bool
 }
@@ -72,7 +72,7 @@ type protocol struct {
 func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Client, clients *clients) (*protocol, error) {
 	p := &protocol{
 		options: o, client: clients.objects, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
-		etcd: etcd, drain: newDrain(), identity: "concord-" + rand.String(10),
+		etcd: etcd, drain: newDrain(), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
 	}
 	if o.DisableProtocol {
 		return p, nil

@@ -46,7 +46,6 @@ file that it made.`,
 	flags := cmd.Flags()
 	flags.IntVar(&cfg.Objects, "objects", demo.DefaultObjects, "how many objects to load, half of them custom resources")
 	flags.DurationVar(&cfg.LeaseDuration, "identity-lease-duration", demo.DefaultLeaseDuration, "how long the servers count as alive without renewing their identity Leases")
-	flags.DurationVar(&cfg.ClientTimeout, "client-timeout", demo.DefaultClientTimeout, "how long the writers wait for an answer before they try another server")
 	flags.StringVarP(&output, "output", "o", "table", "what to print at the end: table or json")
 	flags.BoolVar(&keep, "keep", false, "leave the cluster running at the end, until Ctrl-C, and print its KUBECONFIG")
 	return cmd
