@@ -13,7 +13,8 @@ import (
 
 // Decide says what to do about one resource, in order. What the StorageState says is
 // written first and alone: the look after it decides about migrations. So no migration
-// is made that the state does not know of.
+// is made that the state does not know of. Only a state that is missing is written last,
+// when the migrations made before are gone.
 func Decide(o Observation) []Action {
 	o.Migrations = slices.SortedFunc(slices.Values(o.Migrations), func(a, b Migration) int { return cmp.Compare(a.Name, b.Name) })
 	if o.StorageVersion == nil {
@@ -28,8 +29,13 @@ func Decide(o Observation) []Action {
 	}
 	next := nextState(o)
 	if o.State == nil {
-		// KEP-2343: without a state, ongoing migrations are stopped and a new one is made.
-		return append(deleteMade(o, "the resource has no StorageState"), WriteState{State: next})
+		// KEP-2343: without a state, migrations are stopped and a new one is made. No state
+		// is written as long as one of them is seen: its success would count for the new
+		// state, and who deletes a StorageState wants the objects to be migrated again.
+		if actions := deleteMade(o, "the resource has no StorageState"); len(actions) > 0 {
+			return actions
+		}
+		return []Action{WriteState{State: next}}
 	}
 	if !next.same(*o.State) {
 		return []Action{WriteState{State: next}}
@@ -273,7 +279,7 @@ func deleteMade(o Observation, why string) []Action {
 
 // decideBeat refreshes the heartbeat of a state that is otherwise right.
 func decideBeat(o Observation) []Action {
-	if !Due(o.State.Heartbeat, o.Now) {
+	if !Due(o.Resource, o.State.Heartbeat, o.Now) {
 		return nil
 	}
 	next := *o.State

@@ -88,6 +88,11 @@ var decisions = []struct {
 		[]string{"write state sv/3 stored [batch/v1,Unknown] current batch/v1"},
 	},
 	{
+		"KEP-2343: if the storageState doesn't exist [...] stops any ongoing migration [...] by deleting; and the state is written only when none is seen any more, whose success would count",
+		Observation{StorageVersion: at(3, "batch/v1"), Migrations: []Migration{done}},
+		[]string{"delete migration m: the resource has no StorageState"},
+	},
+	{
 		"agreement needs both the common encoding and the history",
 		Observation{StorageVersion: func() *StorageVersion { sv := at(3, "batch/v1", "batch/v2"); sv.Common = "batch/v1"; return sv }(),
 			State: state(3, Unknown, "batch/v1", "batch/v2")},

@@ -1,10 +1,16 @@
 package evolve
 
-import "time"
+import (
+	"hash/fnv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
 
 const (
-	// HeartbeatPeriod is how often a StorageState's lastHeartbeatTime is refreshed.
-	HeartbeatPeriod = time.Minute
+	// HeartbeatPeriod is how often a StorageState's lastHeartbeatTime is refreshed. What
+	// looks for old ones asks for DiscoveryPeriod, so that one may be late or missing.
+	HeartbeatPeriod = 5 * time.Minute
 	// DiscoveryPeriod is how often the discovery document has to be read where there is no
 	// StorageVersion API (KEP-2343: "10 minutes is a good middle ground").
 	DiscoveryPeriod = 10 * time.Minute
@@ -33,9 +39,22 @@ func Backoff(failures int) time.Duration {
 	return wait
 }
 
-// Due says whether a heartbeat has to be refreshed, also when it lies in the future.
-func Due(heartbeat, now time.Time) bool {
-	return remaining(heartbeat, HeartbeatPeriod, now) == 0
+// Due says whether a heartbeat has to be refreshed, also when it lies far in the future.
+// Each resource has one moment for it in every period, so that the writes of many are
+// spread over the whole of it, whenever their last ones were.
+func Due(gr schema.GroupResource, heartbeat, now time.Time) bool {
+	left := heartbeat.Add(UntilBeat(gr, heartbeat)).Sub(now)
+	return left <= 0 || left > 2*HeartbeatPeriod
+}
+
+// UntilBeat returns how long it is from now to the resource's next moment for a
+// heartbeat: more than zero, and at most HeartbeatPeriod. The moments are whole seconds,
+// as heartbeats are when they are read back: a heartbeat stays on its side of them.
+func UntilBeat(gr schema.GroupResource, now time.Time) time.Duration {
+	hash := fnv.New32a()
+	hash.Write([]byte(gr.String()))
+	offset := time.Duration(hash.Sum32()%uint32(HeartbeatPeriod/time.Second)) * time.Second
+	return offset + now.Add(-offset).Truncate(HeartbeatPeriod).Add(HeartbeatPeriod).Sub(now)
 }
 
 // Recreate says whether a trigger that starts now and learns of storage versions from

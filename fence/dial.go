@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -28,6 +29,14 @@ const (
 	probeInterval = 200 * time.Millisecond
 )
 
+// reconnect makes all servers find an etcd that is back within about a second. By
+// default attempts are up to two minutes apart after a long outage; a server that found
+// etcd early could then take the others, which still wait, for dead (DESIGN 3.4).
+var reconnect = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+	MinConnectTimeout: 5 * time.Second,
+}
+
 // Dial connects to etcd, by TLS or a unix socket ("unix:///absolute/path"), and returns
 // once a server answered. It gives up when ctx ends or after 20 s, with the reason
 // why the last attempt failed. Egress selectors are not supported.
@@ -40,6 +49,7 @@ func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Clie
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
+		DialOptions:          []grpc.DialOption{grpc.WithConnectParams(reconnect)},
 	}
 	if t.TracerProvider != nil {
 		config.DialOptions = append(config.DialOptions, grpc.WithStatsHandler(tracing(t.TracerProvider)))

@@ -96,7 +96,7 @@ func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Tim
 			return nil, errWaitedTooLong
 		case <-recheck.C():
 		}
-		if _, err := s.fence.permits.Revision(ctx, e.GroupResource, e.Encoding); errors.Is(err, agree.ErrSuperseded) {
+		if !s.permitted(ctx, e) {
 			continue
 		}
 		select {
@@ -106,6 +106,14 @@ func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Tim
 			return e, nil
 		}
 	}
+}
+
+// permitted says whether e may write now. It does not wait for a permission to come.
+func (s *forwarder) permitted(ctx context.Context, e *entry) bool {
+	ctx, cancel := context.WithTimeout(ctx, minRecheck)
+	defer cancel()
+	_, err := s.fence.permits.Revision(ctx, e.GroupResource, e.Encoding)
+	return err == nil
 }
 
 // gone is the answer when no newer store came: it is still to be built, or does not

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -174,11 +175,9 @@ func (m *Member) Ready() error {
 	}
 	var closed []string
 	var last error
-	for _, gr := range m.sorted() {
-		if s := m.resources[gr]; s.builtin && !s.open() {
-			if closed = append(closed, gr.String()); last == nil {
-				last = m.lastError(s)
-			}
+	for _, gr := range m.sorted(func(s *state) bool { return s.builtin && !s.open() }) {
+		if closed = append(closed, gr.String()); last == nil {
+			last = m.lastError(m.resources[gr])
 		}
 	}
 	if len(closed) == 0 {
@@ -238,7 +237,7 @@ func (m *Member) Snapshot() []Status {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	all := make([]Status, 0, len(m.resources))
-	for _, gr := range m.sorted() {
+	for _, gr := range m.sorted(func(*state) bool { return true }) {
 		s := m.resources[gr]
 		status := Status{
 			Resource: gr, CRD: s.target.resource.CRD,
@@ -256,11 +255,15 @@ func (m *Member) Snapshot() []Status {
 }
 
 // sorted returns the resources in a stable order. The caller holds m.mu.
-func (m *Member) sorted() []schema.GroupResource {
-	grs := make([]schema.GroupResource, 0, len(m.resources))
-	for gr := range m.resources {
-		grs = append(grs, gr)
+func (m *Member) sorted(want func(*state) bool) []schema.GroupResource {
+	var grs []schema.GroupResource
+	for gr, s := range m.resources {
+		if want(s) {
+			grs = append(grs, gr)
+		}
 	}
-	slices.SortFunc(grs, func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(grs, func(a, b schema.GroupResource) int {
+		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.Group, b.Group))
+	})
 	return grs
 }

@@ -18,7 +18,7 @@ const (
 	// manyResources is how many resources are worth two lists instead of two reads each.
 	manyResources = 8
 
-	backoffBase = 10 * time.Millisecond
+	backoffBase = 2 * time.Millisecond
 	backoffCap  = 2 * time.Second
 )
 
@@ -75,10 +75,7 @@ func (m *Member) claimAll(want func(*state) bool) []claim {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var claims []claim
-	for _, gr := range m.sorted() {
-		if !want(m.resources[gr]) {
-			continue
-		}
+	for _, gr := range m.sorted(want) {
 		if c, err := m.claim(gr); err == nil {
 			claims = append(claims, c)
 		}

@@ -177,7 +177,9 @@ func New(kv KV) *Engine { return &Engine{kv: kv} }
 // error. No error means that every page was done and that the fence stood after the last
 // write. ErrFenced means that the permission is gone: nothing was written after it went.
 // Any other error comes from the store or ctx; Run may then be called again, and passes
-// over what is done. progress, if not nil, is called after every page, one call at a time.
+// over what is done. progress, if not nil, is called after every page, one call at a
+// time and with counts that only grow; while a call takes its time, other pages go on
+// until they have something to report.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Progress)) (Result, error) {
 	if err := errors.Join(target.Validate(), opts.Validate()); err != nil {
 		return Result{}, err

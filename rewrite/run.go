@@ -24,6 +24,7 @@ type run struct {
 	ownFence *Entry
 
 	refencing sync.Mutex // held while Refence is asked, so that it is asked once per change
+	reporting sync.Mutex // held while progress is called, so that the counts come in order
 }
 
 func newRun(kv KV, target Target, opts Options, progress func(Progress)) *run {
@@ -115,8 +116,17 @@ func (r *run) rewrite(ctx context.Context, page Page) error {
 	if err := r.settle(ctx, entries); err != nil {
 		return err
 	}
-	r.note(func(result *Result) { r.progress(result.Progress) })
+	r.report()
 	return nil
+}
+
+// report tells the progress. Whoever is told may be slow: meanwhile others go on.
+func (r *run) report() {
+	r.reporting.Lock()
+	defer r.reporting.Unlock()
+	var counts Progress
+	r.note(func(result *Result) { counts = result.Progress })
+	r.progress(counts)
 }
 
 // settle judges and writes entries until none of them is open. Keys that changed after

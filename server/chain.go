@@ -41,8 +41,9 @@ type chain struct {
 // decorate replaces the storage of everything that getter configures.
 type decorate func(generic.RESTOptionsGetter) generic.RESTOptionsGetter
 
-func newChain(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate) (*chain, error) {
-	extensions, err := newExtensions(o, base, shared, storage)
+// newChain assembles the servers. custom is told how custom resources are stored.
+func newChain(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter)) (*chain, error) {
+	extensions, err := newExtensions(o, base, shared, storage, custom)
 	if err != nil {
 		return nil, fmt.Errorf("custom resources: %w", err)
 	}
@@ -84,17 +85,18 @@ func applyEtcd(o *Options, c *genericapiserver.Config, codecs serializer.CodecFa
 	return nil
 }
 
-func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
+func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter)) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
 	c := copyConfig(base)
 	if err := applyEtcd(o, &c, apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion, storage); err != nil {
 		return nil, err
 	}
 	c.MergedResourceConfig = apiextensionsapiserver.DefaultAPIResourceConfigSource()
-	crs := apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker)
+	crs := storage(apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker))
+	custom(crs)
 	config := &apiextensionsapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
 		ExtraConfig: apiextensionsapiserver.ExtraConfig{
-			CRDRESTOptionsGetter: storage(crs),
+			CRDRESTOptionsGetter: crs,
 			// One: Established needs no wait, since no server takes a write before it has reported.
 			MasterCount:         1,
 			ServiceResolver:     webhook.NewDefaultServiceResolver(),

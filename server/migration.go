@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/discovery"
@@ -15,12 +14,8 @@ import (
 
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
-	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/rewrite"
 )
-
-// storeTimeout bounds the wait for a custom resource's store to be built.
-const storeTimeout = 30 * time.Second
 
 // newMigration makes the controllers that start migrations and do them.
 func (p *protocol) newMigration(clients *clients) error {
@@ -59,33 +54,36 @@ var _ migrate.Rewriter = rewriter{}
 
 // Rewrite implements migrate.Rewriter.
 func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
-	store, err := r.store(ctx, job)
+	target, err := r.target(ctx, job)
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	target := rewrite.Target{
-		GroupResource: job.GroupResource, Encoding: job.Encoding,
-		Prefix: store.Prefix, FenceKey: store.FenceKey, FenceRevision: job.FenceRevision,
-		Codec: store.Codec, New: store.New, Transformer: store.Transformer,
+	result, err := r.engine.Run(ctx, *target, rewrite.Options{}, func(done rewrite.Progress) { progress(progressOf(done)) })
+	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+}
+
+// target says what the engine is to do for a job.
+func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+	fenceKey, ok := r.p.fence.FenceKey(job.GroupResource)
+	if !ok {
+		return nil, errors.New("the storage of StorageVersions is not built yet")
+	}
+	target := &rewrite.Target{
+		GroupResource: job.GroupResource, Encoding: job.Encoding, FenceKey: fenceKey, FenceRevision: job.FenceRevision,
 		Refence: func(ctx context.Context) (int64, error) {
 			revision, err := job.Refence(ctx)
 			return revision, translate(err, migrate.ErrFenced, rewrite.ErrFenced)
 		},
 	}
-	result, err := r.engine.Run(ctx, target, rewrite.Options{}, func(done rewrite.Progress) { progress(progressOf(done)) })
-	return resultOf(result, store.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
-}
-
-// store returns the store that writes the job's encoding; a custom resource's is built
-// by a list if it does not exist yet.
-func (r rewriter) store(ctx context.Context, job migrate.Job) (fence.Store, error) {
-	if store, ok := r.p.fence.Newest(job.GroupResource); ok && store.Encoding == job.Encoding && (store.ServedVersion == "" || store.ServedVersion == string(job.Encoding)) {
-		return store, nil
+	if job.CRD.UID != "" {
+		return target, r.p.custom.target(ctx, job, target)
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	r.p.rebuild(ctx, job.GroupResource.String(), job.GroupResource, string(job.Encoding))
-	return r.p.fence.Await(ctx, job.GroupResource, job.Encoding)
+	store, ok := r.p.fence.Newest(job.GroupResource)
+	if !ok || store.Encoding != job.Encoding {
+		return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, job.Encoding)
+	}
+	target.Prefix, target.Transformer, target.Codec, target.New = store.Prefix, store.Transformer, store.Codec, store.New
+	return target, nil
 }
 
 // translate wraps an error that is one package's sentinel with the other's.

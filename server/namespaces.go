@@ -35,7 +35,6 @@ type namespaces struct {
 	metadata  metadata.Interface
 	discovery discovery.DiscoveryInterface
 	informer  coreinformers.NamespaceInformer
-	queue     workqueue.TypedRateLimitingInterface[string]
 }
 
 func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer) *namespaces {
@@ -44,10 +43,9 @@ func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer) *
 
 // Run works until ctx ends. It may be called again afterwards.
 func (n *namespaces) Run(ctx context.Context) {
-	n.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.DefaultTypedControllerRateLimiter[string](),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "namespaces"})
-	queue := n.queue
 	enqueue := func(obj any) {
 		if ns, ok := obj.(*corev1.Namespace); ok && ns.DeletionTimestamp != nil {
 			queue.Add(ns.Name)
@@ -66,26 +64,26 @@ func (n *namespaces) Run(ctx context.Context) {
 		<-ctx.Done()
 		queue.ShutDown()
 	}()
-	for n.next(ctx) {
+	for n.next(ctx, queue) {
 	}
 }
 
-func (n *namespaces) next(ctx context.Context) bool {
-	name, stop := n.queue.Get()
+func (n *namespaces) next(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) bool {
+	name, stop := queue.Get()
 	if stop {
 		return false
 	}
-	defer n.queue.Done(name)
+	defer queue.Done(name)
 	err := n.sync(ctx, name)
 	switch {
 	case err == nil:
-		n.queue.Forget(name)
+		queue.Forget(name)
 	case errors.Is(err, errContentRemains):
-		n.queue.Forget(name)
-		n.queue.AddAfter(name, contentRecheck)
+		queue.Forget(name)
+		queue.AddAfter(name, contentRecheck)
 	default:
 		klog.FromContext(ctx).Error(err, "Namespace cannot be emptied yet", "namespace", name)
-		n.queue.AddRateLimited(name)
+		queue.AddRateLimited(name)
 	}
 	return true
 }

@@ -146,8 +146,10 @@ func (o *Options) Complete() error {
 	if err := o.completePaths(); err != nil {
 		return err
 	}
-	if o.IdentityLeaseDuration < time.Second {
-		return fmt.Errorf("--identity-lease-duration %v is too short: at least 1s", o.IdentityLeaseDuration)
+	for flag, d := range map[string]time.Duration{"--identity-lease-duration": o.IdentityLeaseDuration, "--controller-lease-duration": o.ControllerLeaseDuration} {
+		if d < time.Second || d%time.Second != 0 {
+			return fmt.Errorf("%s %v is not allowed: whole seconds, at least 1s", flag, d)
+		}
 	}
 	if o.IdentityLeaseRenewInterval <= 0 || o.IdentityLeaseRenewInterval > o.IdentityLeaseDuration/2 {
 		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", o.IdentityLeaseRenewInterval, o.IdentityLeaseDuration)

@@ -39,6 +39,8 @@ func TestBadOptions(t *testing.T) {
 		{[]string{"--etcd-cafile=/etc/hosts"}, []string{"--etcd-cafile", "needs --etcd-servers"}},
 		{[]string{"--etcd-servers=https://127.0.0.1:1", "--etcd-cafile=/no/such/file"}, []string{"--etcd-cafile", "/no/such/file"}},
 		{[]string{"--identity-lease-duration=10ms"}, []string{"--identity-lease-duration", "at least 1s"}},
+		{[]string{"--identity-lease-duration=1500ms"}, []string{"--identity-lease-duration", "whole seconds"}},
+		{[]string{"--controller-lease-duration=0"}, []string{"--controller-lease-duration", "at least 1s"}},
 		{[]string{"--identity-lease-renew-interval=20s"}, []string{"--identity-lease-renew-interval", "half"}},
 		{[]string{"--secure-port=70000"}, []string{"--secure-port", "65535"}},
 	} {

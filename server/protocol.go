@@ -2,9 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +29,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
@@ -63,9 +64,13 @@ type protocol struct {
 	crds       cache.SharedIndexInformer
 	drain      *drain
 	kube       kubernetes.Interface
+	// election is nil without the protocol.
+	election *election
 	// identity is this process's in elections: where it serves, and what makes it unique.
 	identity string
-	leading  atomic.Bool
+	custom   *customResources
+	// crdsSeen says that crds' events have reached the member.
+	crdsSeen atomic.Pointer[cache.InformerSynced]
 }
 
 // newProtocol makes the server's member and fence. Nothing runs yet.
@@ -97,12 +102,15 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 			Emulation:        o.versions.emulation.String(),
 			MinCompatibility: o.versions.minCompatibility.String(),
 		},
-		LeaseDuration:        o.IdentityLeaseDuration,
-		RenewInterval:        o.IdentityLeaseRenewInterval,
-		CustomResourcesKnown: func() bool { return p.crds != nil && p.crds.HasSynced() },
-		Rebuild:              p.rebuild,
-		Metrics:              metrics,
-		Logger:               klog.Background().WithName("member"),
+		LeaseDuration: o.IdentityLeaseDuration,
+		RenewInterval: o.IdentityLeaseRenewInterval,
+		CustomResourcesKnown: func() bool {
+			seen := p.crdsSeen.Load()
+			return seen != nil && (*seen)()
+		},
+		Rebuild: p.rebuild,
+		Metrics: metrics,
+		Logger:  klog.Background().WithName("member"),
 	})
 	if err != nil {
 		return nil, err
@@ -111,17 +119,28 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 		return nil, err
 	}
 	p.fence, err = fence.New(fence.Config{
-		Client:             etcd,
-		Permits:            p.member,
-		Uncached:           sets.New(schema.GroupResource{Resource: "events"}),
+		Client:  etcd,
+		Permits: p.member,
+		// Events as upstream. The protocol reads the other two consistently and often: from
+		// etcd that takes a millisecond, while a watch cache first has to learn that it is
+		// up to date, which it asks every 100 ms.
+		Uncached: sets.New(
+			schema.GroupResource{Resource: "events"},
+			schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"},
+			storageversion.Resource,
+		),
 		CompactionInterval: o.Etcd.StorageConfig.CompactionInterval,
 	})
 	if err != nil {
 		return nil, err
 	}
+	if p.custom, err = newCustomResources(clients.objects, base.LoopbackClientConfig); err != nil {
+		return nil, err
+	}
 	if err := p.newMigration(clients); err != nil {
 		return nil, err
 	}
+	p.election = &election{client: clients.kube, identity: p.identity, duration: o.ControllerLeaseDuration, lead: p.lead}
 	gate := newGate(p.member, persisted, base.Serializer)
 	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(p.drain.wrap(gate.wrap(handler), c.Serializer), c)
@@ -155,6 +174,13 @@ func (p *protocol) storage(getter generic.RESTOptionsGetter) generic.RESTOptions
 	return fenced{RESTOptionsGetter: getter, decorator: p.fence.Decorator(p.options.Etcd.EnableWatchCache)}
 }
 
+// storesCustom takes down how custom resources are stored.
+func (p *protocol) storesCustom(getter generic.RESTOptionsGetter) {
+	if p.custom != nil {
+		p.custom.storage = getter
+	}
+}
+
 type fenced struct {
 	generic.RESTOptionsGetter
 	decorator generic.StorageDecorator
@@ -167,18 +193,43 @@ func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 	return options, err
 }
 
-// rebuild makes the custom resource's new handler exist, by a list that the handler's
-// builder answers (DESIGN 3.3).
+// rebuild makes the custom resource's new handler exist, by lists that the handler's
+// builder answers (DESIGN 3.3). The old handler may answer the first of them: it is
+// listed until the newest store writes what the definition says.
 func (p *protocol) rebuild(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 	gv, err := schema.ParseGroupVersion(served)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A custom resource's version cannot be listed", "crd", crd)
 		return
 	}
-	err = p.raw.Get().AbsPath("/apis", gv.Group, gv.Version, gr.Resource).Param("limit", strconv.Itoa(1)).Do(ctx).Error()
+	last := errors.New("not listed yet")
+	err = wait.ExponentialBackoffWithContext(ctx, rebuildBackoff, func(ctx context.Context) (bool, error) {
+		last = p.raw.Get().AbsPath("/apis", gv.Group, gv.Version, gr.Resource).Param("limit", "1").Do(ctx).Error()
+		return last == nil && p.isBuilt(crd, gr), nil
+	})
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(1).Info("A custom resource's handler is built with its next request instead", "crd", crd, "err", err)
+		klog.FromContext(ctx).V(1).Info("A custom resource's handler is built with its next request instead", "crd", crd, "err", errors.Join(err, last))
 	}
+}
+
+// rebuildBackoff lists for about five seconds at most.
+var rebuildBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10, Cap: time.Second}
+
+// isBuilt says whether the newest store of the resource writes what its definition says,
+// or there is no definition any more.
+func (p *protocol) isBuilt(name string, gr schema.GroupResource) bool {
+	obj, exists, err := p.crds.GetIndexer().GetByKey(name)
+	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
+	if err != nil || !exists || !ok {
+		return true
+	}
+	store, built := p.fence.Newest(gr)
+	for _, v := range crd.Spec.Versions {
+		if v.Storage {
+			return built && store.Encoding == agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String())
+		}
+	}
+	return true
 }
 
 // addHooks runs the protocol with the server.
@@ -187,7 +238,7 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 		return nil
 	}
 	p.crds = crds.Informer()
-	_, err := p.crds.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	registration, err := p.crds.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { p.observe(obj) },
 		UpdateFunc: func(_, obj any) { p.observe(obj) },
 		DeleteFunc: func(obj any) {
@@ -202,6 +253,8 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 	if err != nil {
 		return fmt.Errorf("watch CustomResourceDefinitions: %w", err)
 	}
+	seen := cache.InformerSynced(registration.HasSynced)
+	p.crdsSeen.Store(&seen)
 	running := newRunning(p)
 	if err := server.AddPostStartHook(storageVersionHook, running.start); err != nil {
 		return err

@@ -129,7 +129,7 @@ func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(
 	}
 	defer p.close()
 	addEtcdChecks(base, etcd, o.Etcd.StorageConfig)
-	chain, err := newChain(o, base, shared, p.storage)
+	chain, err := newChain(o, base, shared, p.storage, p.storesCustom)
 	if err != nil {
 		return err
 	}

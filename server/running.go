@@ -6,54 +6,67 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
-
-	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// controllersLock is the Lease of the elected controllers.
-const (
-	controllersLock = "concord-controllers"
-	readyPoll       = 10 * time.Millisecond
-)
+const readyPoll = 10 * time.Millisecond
 
 // running are the protocol's loops of a serving process.
 type running struct {
 	p *protocol
-	// stop ends the controllers; member ends with Depart.
-	stop context.CancelFunc
-	done sync.WaitGroup
+	// controllers ends with stop; member ends with Depart.
+	controllers context.Context
+	stop        context.CancelFunc
+
+	mu       sync.Mutex
+	departed bool
+	done     sync.WaitGroup
 }
 
-func newRunning(p *protocol) *running { return &running{p: p, stop: func() {}} }
+func newRunning(p *protocol) *running {
+	r := &running{p: p}
+	// Not a hook's context: on a stop the server still answers while it drains, and the
+	// loops end in an order of their own (depart).
+	r.controllers, r.stop = context.WithCancel(context.Background())
+	return r
+}
 
 // start is the post-start hook that passes when every built-in resource is reported.
 func (r *running) start(hook genericapiserver.PostStartHookContext) error {
-	// Not the hook's context: on a stop the server still answers while it drains, and the
-	// loops end in an order of their own (depart).
-	ctx, stop := context.WithCancel(context.WithoutCancel(hook))
-	r.stop = stop
-	r.done.Go(func() { r.p.member.Run(context.WithoutCancel(hook)) })
-	r.done.Go(func() { r.p.observeServers(ctx) })
+	if r.begin() {
+		return nil
+	}
+	return r.p.awaitReady(hook)
+}
+
+// begin starts the loops, unless the server is stopping already.
+func (r *running) begin() (departed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.departed {
+		return true
+	}
+	r.done.Go(func() { r.p.member.Run(context.Background()) })
+	r.done.Go(func() { r.p.collect.Run(r.controllers, r.p.election.leads) })
 	r.done.Go(func() {
-		if r.p.awaitCRDs(ctx) == nil {
-			r.p.migrate.Run(ctx)
+		if r.p.awaitCRDs(r.controllers) == nil {
+			r.p.migrate.Run(r.controllers)
 		}
 	})
 	if r.p.options.Controllers {
-		r.done.Go(func() { r.p.campaign(ctx) })
+		r.done.Go(func() { r.p.election.campaign(r.controllers) })
 	}
-	return r.p.awaitReady(hook)
+	return false
 }
 
 // depart is the pre-shutdown hook: the controllers stop, no new writes begin, the last
 // ones land, the reports are dropped (DESIGN 3.4). The server still listens meanwhile.
 func (r *running) depart() error {
+	r.mu.Lock()
+	r.departed = true
+	r.mu.Unlock()
 	r.stop()
 	select {
 	case <-r.p.drain.begin():
@@ -76,39 +89,8 @@ func (p *protocol) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// observeServers watches the identity Leases, on every server, so that whoever is
-// elected next need not start counting.
-func (p *protocol) observeServers(ctx context.Context) {
-	p.collect.Run(ctx, p.leading.Load)
-}
-
-// campaign runs for election until ctx ends, and leads when it is elected.
-func (p *protocol) campaign(ctx context.Context) {
-	duration := p.options.ControllerLeaseDuration
-	for ctx.Err() == nil {
-		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: controllersLock},
-				Client:     p.kube.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: p.identity},
-			},
-			LeaseDuration:   duration,
-			RenewDeadline:   duration * 2 / 3,
-			RetryPeriod:     duration / 6,
-			ReleaseOnCancel: true,
-			Name:            controllersLock,
-			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: p.lead,
-				OnStoppedLeading: func() { p.leading.Store(false) },
-			},
-		})
-	}
-}
-
 // lead runs the elected controllers until ctx ends.
 func (p *protocol) lead(ctx context.Context) {
-	p.leading.Store(true)
-	defer p.leading.Store(false)
 	var controllers sync.WaitGroup
 	controllers.Go(func() { p.namespaces.Run(ctx) })
 	controllers.Go(func() {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -35,6 +36,10 @@ type Rewriter interface {
 type Job struct {
 	GroupResource schema.GroupResource
 	Encoding      agree.Encoding
+	// CRD is the definition under which the rewrite is permitted, zero for a built-in
+	// resource. It stores the encoding, and a rewrite that ends under another one does not
+	// count; what decodes and encodes must have been made from one at least this new.
+	CRD CRD
 	// FenceRevision is the revision of the StorageVersion that permits the rewrite. It was
 	// read before Rewrite is called, so that the first page is newer.
 	FenceRevision int64
@@ -42,6 +47,13 @@ type Job struct {
 	// again and returns the revision at which it still permits the rewrite (a server has
 	// only joined or left), or an error that wraps ErrFenced if it does not.
 	Refence func(ctx context.Context) (int64, error)
+}
+
+// CRD names a CustomResourceDefinition in one of its states. Generations of different
+// UIDs cannot be compared.
+type CRD struct {
+	UID        string
+	Generation int64
 }
 
 // Progress counts objects. Done are known to be in the encoding.
@@ -167,11 +179,15 @@ func (c *Controller) Step(ctx context.Context, name string) (time.Duration, erro
 	return 0, nil
 }
 
-// get reads a migration; nil if it does not exist.
+// get reads a migration; nil if it does not exist, which an error that says no more than
+// "not found" does not prove.
 func (c *Controller) get(ctx context.Context, name string) (*migrationv1alpha1.StorageVersionMigration, error) {
 	m := &migrationv1alpha1.StorageVersionMigration{}
-	if err := c.cfg.Client.Get(ctx, client.ObjectKey{Name: name}, m); err != nil {
-		return nil, client.IgnoreNotFound(err)
+	switch err := c.cfg.Client.Get(ctx, client.ObjectKey{Name: name}, m); {
+	case storageversion.IsGone(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("get migration %s: %w", name, err)
 	}
 	return m, nil
 }

@@ -10,7 +10,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -48,7 +47,9 @@ func (w *work) refused(ctx context.Context) (string, error) {
 	if why := tooOld(leases.Items, w.self); why != "" {
 		return why, nil
 	}
-	_, err = w.permitted(ctx)
+	// The fence sees to it that this permits the rewrite as well: where the StorageVersion
+	// has moved since, nothing is written before it is read again.
+	w.revision, err = w.permitted(ctx)
 	var end *over
 	switch {
 	case errors.As(err, &end) && claimer == w.self:
@@ -106,7 +107,7 @@ func (w *work) permitted(ctx context.Context) (int64, error) {
 	}
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
 	err := w.c.cfg.Client.Get(ctx, client.ObjectKey{Name: storageversion.Name(w.gr)}, sv)
-	if apierrors.IsNotFound(err) {
+	if storageversion.IsGone(err) {
 		return 0, &over{migrationv1alpha1.ReasonStorageVersionChanged, "the resource has no StorageVersion any more"}
 	}
 	if err != nil {
@@ -152,10 +153,10 @@ func (w *work) checkCRD(ctx context.Context) error {
 	}
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	err := w.c.cfg.Client.Get(ctx, client.ObjectKey{Name: w.gr.String()}, crd)
-	if client.IgnoreNotFound(err) != nil {
+	if err != nil && !storageversion.IsGone(err) {
 		return fmt.Errorf("get CustomResourceDefinition: %w", err)
 	}
-	pin := crdPin{uid: crd.UID, generation: crd.Generation}
+	pin := CRD{UID: string(crd.UID), Generation: crd.Generation}
 	if w.pin == nil {
 		w.pin = &pin
 	}
@@ -180,13 +181,19 @@ func stores(crd *apiextensionsv1.CustomResourceDefinition, e agree.Encoding) boo
 // claim writes this server's name on the migration, if it is as it was read, and sets
 // its Running condition.
 func (w *work) claim(ctx context.Context) error {
-	if w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != string(w.self) {
+	taken := w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != string(w.self)
+	if taken {
 		metav1.SetMetaDataAnnotation(&w.m.ObjectMeta, migrationv1alpha1.ClaimedByAnnotation, string(w.self))
 		if err := w.c.cfg.Client.Update(ctx, w.m); err != nil {
 			return err
 		}
-		w.event(ctx, corev1.EventTypeNormal, "Started", fmt.Sprintf("%s rewrites %s to %s", w.self, w.gr, w.target.Encoding))
 	}
 	w.setRunning(w.m)
-	return w.c.cfg.Client.Status().Update(ctx, w.m)
+	if err := w.c.cfg.Client.Status().Update(ctx, w.m); err != nil {
+		return err
+	}
+	if taken {
+		w.event(ctx, corev1.EventTypeNormal, "Started", fmt.Sprintf("%s rewrites %s to %s", w.self, w.gr, w.target.Encoding))
+	}
+	return nil
 }

@@ -27,12 +27,6 @@ var (
 	errTaken = errors.New("the migration is not this server's any more")
 )
 
-// crdPin is the state of a CustomResourceDefinition; zero where there is none.
-type crdPin struct {
-	uid        types.UID
-	generation int64
-}
-
 // work is one migration done by this server.
 type work struct {
 	c      *Controller
@@ -42,10 +36,11 @@ type work struct {
 	target evolve.Target
 	self   agree.ServerID
 
-	// revision is the StorageVersion's that permitted the work.
+	// revision is the StorageVersion's that permitted the work, 0 before one did.
 	revision int64
-	// pin is set when the CustomResourceDefinition is first read, and not changed after.
-	pin *crdPin
+	// pin is set when the CustomResourceDefinition is first read, and not changed after;
+	// it is zero where there is none.
+	pin *CRD
 	// began is when this server began, shown when it last wrote the progress.
 	began, shown time.Time
 }
@@ -55,10 +50,11 @@ func (w *work) do(ctx context.Context) error {
 	w.began = w.c.cfg.Clock.Now()
 	w.shown = w.began
 	defer w.c.unregister(w)
-	var err error
-	// What permitted the claim may be old by now.
-	if w.revision, err = w.permitted(ctx); err != nil {
-		return w.stop(ctx, err)
+	if w.revision == 0 {
+		var err error
+		if w.revision, err = w.permitted(ctx); err != nil {
+			return w.stop(ctx, err)
+		}
 	}
 	for {
 		result, err := w.rewrite(ctx)
@@ -90,6 +86,9 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	defer cancel(nil)
 	w.c.register(w, cancel)
 	job := Job{GroupResource: w.gr, Encoding: w.target.Encoding, FenceRevision: w.revision, Refence: w.refence}
+	if w.pin != nil {
+		job.CRD = *w.pin
+	}
 	result, err := w.c.cfg.Rewriter.Rewrite(running, job, func(p Progress) {
 		if errors.Is(w.progress(ctx, p), errTaken) {
 			cancel(errTaken)

@@ -9,12 +9,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -120,7 +120,7 @@ func (c *Controller) createMigration(ctx context.Context, l *look, a evolve.Crea
 
 func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, why string) error {
 	err := c.cfg.Client.Delete(ctx, m, client.Preconditions{UID: &m.UID})
-	if apierrors.IsNotFound(err) {
+	if storageversion.IsGone(err) {
 		return nil
 	}
 	if err == nil && !migrationv1alpha1.Final(m) {

@@ -8,7 +8,6 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -157,11 +156,12 @@ func encoding(crd *apiextensionsv1.CustomResourceDefinition, version string) agr
 	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }
 
-// get reads an object; nil if it does not exist.
+// get reads an object; nil if it does not exist, which an error that says no more than
+// "not found" does not prove.
 func get[T client.Object](ctx context.Context, c client.Client, name string, obj T) (T, error) {
 	var none T
 	switch err := c.Get(ctx, client.ObjectKey{Name: name}, obj); {
-	case apierrors.IsNotFound(err):
+	case storageversion.IsGone(err):
 		return none, nil
 	case err != nil:
 		return none, fmt.Errorf("get %T %s: %w", obj, name, err)

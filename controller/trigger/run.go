@@ -3,6 +3,7 @@ package trigger
 import (
 	"context"
 	"errors"
+	"reflect"
 	"sync"
 	"time"
 
@@ -36,14 +37,13 @@ type run struct {
 	queue workqueue.TypedRateLimitingInterface[schema.GroupResource]
 
 	mu sync.Mutex
-	// starting are the resources that wait for servers that are still starting.
+	// starting are the resources that wait for servers that are still starting, or whose
+	// look, which may find that out, is under way.
 	starting map[schema.GroupResource]bool
 }
 
-// Run looks at every resource whenever something about it changes, and from time to time,
-// until ctx ends. Call it while this server leads, once at a time.
-func (c *Controller) Run(ctx context.Context) {
-	r := &run{
+func newRun(c *Controller) *run {
+	return &run{
 		// The copy lists migrations from its own watch.
 		Controller: &Controller{cfg: c.cfg},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
@@ -51,6 +51,12 @@ func (c *Controller) Run(ctx context.Context) {
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
 		starting: map[schema.GroupResource]bool{},
 	}
+}
+
+// Run looks at every resource whenever something about it changes, and from time to time,
+// until ctx ends. Call it while this server leads, once at a time.
+func (c *Controller) Run(ctx context.Context) {
+	r := newRun(c)
 	indexer, sources := r.sources()
 	var wg sync.WaitGroup
 	for _, source := range sources {
@@ -88,6 +94,8 @@ func (r *run) work(ctx context.Context) {
 func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
+	// A server that has started by the time its Lease is read must not go unnoticed.
+	r.setStarting(gr, true)
 	result, err := r.Step(ctx, gr)
 	r.setStarting(gr, result.Starting)
 	if err != nil {
@@ -141,22 +149,16 @@ func (i indexed) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersio
 
 // sources returns what is watched, and the index of migrations that one of them fills.
 func (r *run) sources() (cache.Indexer, []cache.Controller) {
-	_, versions := r.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, r.onEach(func(obj any) {
-		if sv, ok := obj.(*apiserverinternalv1alpha1.StorageVersion); ok {
-			if gr, err := storageversion.GroupResource(sv.Name); err == nil {
-				r.queue.Add(gr)
-			}
+	_, versions := r.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(nil, func(sv *apiserverinternalv1alpha1.StorageVersion) {
+		if gr, err := storageversion.GroupResource(sv.Name); err == nil {
+			r.queue.Add(gr)
 		}
 	}))
-	_, states := r.source(&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, r.onEach(func(obj any) {
-		if s, ok := obj.(*migrationv1alpha1.StorageState); ok {
-			r.queue.Add(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
-		}
+	_, states := r.source(&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, onEach(sameState, func(s *migrationv1alpha1.StorageState) {
+		r.queue.Add(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
 	}))
-	store, migrations := r.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, r.onEach(func(obj any) {
-		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
-			r.queue.Add(migrationv1alpha1.Resource(m))
-		}
+	store, migrations := r.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(sameMigration, func(m *migrationv1alpha1.StorageVersionMigration) {
+		r.queue.Add(migrationv1alpha1.Resource(m))
 	}))
 	_, leases := r.source(&coordinationv1.LeaseList{}, &coordinationv1.Lease{}, cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, obj any) {
@@ -170,18 +172,42 @@ func (r *run) sources() (cache.Indexer, []cache.Controller) {
 	return store.(cache.Indexer), []cache.Controller{versions, states, migrations, leases}
 }
 
-// onEach handles every object that is new, changed or gone.
-func (r *run) onEach(handle func(obj any)) cache.ResourceEventHandler {
+// onEach handles every object that is new, gone, or changed in what a look decides on;
+// same, if not nil, says that it is not.
+func onEach[T client.Object](same func(was, is T) bool, handle func(T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    handle,
-		UpdateFunc: func(_, obj any) { handle(obj) },
+		AddFunc: func(obj any) { handle(obj.(T)) },
+		UpdateFunc: func(old, obj any) {
+			was, is := old.(T), obj.(T)
+			if was.GetResourceVersion() == is.GetResourceVersion() || same != nil && was.GetUID() == is.GetUID() && same(was, is) {
+				return
+			}
+			handle(is)
+		},
 		DeleteFunc: func(obj any) {
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = tombstone.Obj
 			}
-			handle(obj)
+			if last, ok := obj.(T); ok {
+				handle(last)
+			}
 		},
 	}
+}
+
+// sameState says whether two readings of a StorageState differ in no more than the
+// heartbeat and what nobody decides on. The trigger's own heartbeats are such changes.
+func sameState(was, is *migrationv1alpha1.StorageState) bool {
+	a, b := migrationv1alpha1.ViewState(was), migrationv1alpha1.ViewState(is)
+	a.Heartbeat = b.Heartbeat
+	return reflect.DeepEqual(a, b)
+}
+
+// sameMigration says whether two readings of a migration mean the same to a decision,
+// as those do between which only its progress was written.
+func sameMigration(was, is *migrationv1alpha1.StorageVersionMigration) bool {
+	return migrationv1alpha1.Resource(was) == migrationv1alpha1.Resource(is) &&
+		migrationv1alpha1.ViewMigration(was) == migrationv1alpha1.ViewMigration(is)
 }
 
 func (r *run) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler, options ...client.ListOption) (cache.Store, cache.Controller) {

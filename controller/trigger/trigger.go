@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -128,10 +129,13 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 			return result, fmt.Errorf("%s: %s: %w", gr, action, err)
 		}
 		result.add(action)
+		if _, deleted := action.(evolve.DeleteMigration); deleted && l.State == nil && c.cached == nil {
+			result.Again = true // else the watch that fills the cache leads to the next look
+		}
 		c.cfg.Logger.V(2).Info("Done", "resource", gr.String(), "action", action.String())
 	}
 	if l.State != nil {
-		result.wait(evolve.HeartbeatPeriod)
+		result.wait(evolve.UntilBeat(gr, l.Now))
 	}
 	return result, nil
 }
@@ -158,5 +162,5 @@ var errChanged = errors.New("it has changed meanwhile")
 
 // changed says whether the error only means that somebody else was faster.
 func changed(err error) bool {
-	return errors.Is(err, errChanged) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	return errors.Is(err, errChanged) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || storageversion.IsGone(err)
 }

@@ -46,6 +46,8 @@ type world struct {
 	calls  []string
 	// before is called with each call, "verb Kind"; an error is the call's answer.
 	before func(call string) error
+	// listed is called when a list has been read and before it is returned.
+	listed func(call string)
 	uids   int
 }
 
@@ -99,7 +101,14 @@ func (w *world) interceptors() interceptor.Funcs {
 			if err := w.call("list", list); err != nil {
 				return err
 			}
-			return c.List(ctx, list, opts...)
+			err := c.List(ctx, list, opts...)
+			w.mu.Lock()
+			listed := w.listed
+			w.mu.Unlock()
+			if listed != nil {
+				listed(fmt.Sprintf("%T", list))
+			}
+			return err
 		},
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
 			if err := w.call("create", obj); err != nil {

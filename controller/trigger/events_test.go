@@ -1,0 +1,238 @@
+package trigger
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// watching returns a run whose watches fill its queue and which looks at nothing by itself.
+func watching(t *testing.T, c *Controller) *run {
+	t.Helper()
+	r := newRun(c)
+	indexer, sources := r.sources()
+	r.cached = indexed{indexer}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{}, len(sources))
+	for _, source := range sources {
+		go func() {
+			source.RunWithContext(ctx)
+			done <- struct{}{}
+		}()
+		if !cache.WaitForCacheSync(ctx.Done(), source.HasSynced) {
+			t.Fatal("not synced")
+		}
+	}
+	t.Cleanup(func() {
+		cancel()
+		r.queue.ShutDown()
+		for range sources {
+			<-done
+		}
+	})
+	return r
+}
+
+func (r *run) drain() (all []schema.GroupResource) {
+	for r.queue.Len() > 0 {
+		gr, _ := r.queue.Get()
+		r.queue.Done(gr)
+		all = append(all, gr)
+	}
+	return all
+}
+
+// foreign creates an object of another resource, whose event comes after all those of
+// its kind that were caused before.
+func foreign(w *world, obj client.Object) schema.GroupResource {
+	w.t.Helper()
+	gr := schema.GroupResource{Group: "example.com", Resource: "sentinels"}
+	switch o := obj.(type) {
+	case *migrationv1alpha1.StorageState:
+		o.Name, o.Spec.Resource = migrationv1alpha1.StateName(gr), migrationv1alpha1.GroupResource{Group: gr.Group, Resource: gr.Resource}
+	case *migrationv1alpha1.StorageVersionMigration:
+		o.Name, o.Spec.Resource = "sentinel", migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: "v1", Resource: gr.Resource}
+	}
+	w.must(w.client.Create(context.Background(), obj))
+	return gr
+}
+
+// TestHeartbeatCosts: a heartbeat takes one look, and its own event none.
+func TestHeartbeatCosts(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	before := w.state().Status.LastHeartbeatTime
+	r := watching(t, c)
+	r.drain()
+	w.clock.Step(evolve.UntilBeat(cronJobs, w.clock.Now()))
+	w.mu.Lock()
+	w.calls = nil
+	w.mu.Unlock()
+	r.one(context.Background(), cronJobs)
+	w.mu.Lock()
+	calls := slices.Clone(w.calls)
+	w.mu.Unlock()
+	expect(t, calls, "get StorageState", "get StorageVersion", "get CustomResourceDefinition", "status StorageState")
+	if after := w.state().Status.LastHeartbeatTime; !before.Before(&after) {
+		t.Fatalf("no heartbeat: it was %s and is %s", before, after)
+	}
+	want := foreign(w, &migrationv1alpha1.StorageState{})
+	if got, _ := r.queue.Get(); got != want {
+		t.Errorf("the heartbeat leads to a look at %s", got)
+	}
+}
+
+// TestProgressCosts: what a migrator writes while it works leads to no look, its end does.
+func TestProgressCosts(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	name := w.migrations()[0].Name
+	w.end(name, migrationv1alpha1.MigrationRunning)
+	r := watching(t, c)
+	r.drain()
+	m := w.migrations()[0]
+	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 1}
+	w.must(w.client.Status().Update(context.Background(), &m))
+	want := foreign(w, &migrationv1alpha1.StorageVersionMigration{})
+	if got, _ := r.queue.Get(); got != want {
+		t.Errorf("progress leads to a look at %s", got)
+	}
+	w.end(name, migrationv1alpha1.MigrationSucceeded)
+	if got, _ := r.queue.Get(); got != cronJobs {
+		t.Errorf("the end of the migration leads to a look at %s", got)
+	}
+}
+
+// TestStateEvents: a change of the state that a decision depends on leads to a look.
+func TestStateEvents(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	r := watching(t, c)
+	r.drain()
+	state := w.state()
+	state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, string(v2))
+	state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, hash(v2))
+	w.must(w.client.Status().Update(context.Background(), state))
+	if got, _ := r.queue.Get(); got != cronJobs {
+		t.Errorf("look at %s", got)
+	}
+	r.queue.Done(cronJobs)
+	w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID}))
+	if got, _ := r.queue.Get(); got != cronJobs {
+		t.Errorf("look at %s", got)
+	}
+}
+
+// TestStartedDuringTheLook: a server that has started when its Lease was read, but not
+// before the look ends, leads to another look.
+func TestStartedDuringTheLook(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	migration := w.migrations()[0]
+	w.must(w.client.Delete(context.Background(), &migration, client.Preconditions{UID: &migration.UID}))
+	w.lease("apiserver-1", false)
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	w.listed = func(list string) {
+		if strings.HasSuffix(list, "LeaseList") {
+			r.serverChanged()
+		}
+	}
+	r.queue.Add(cronJobs)
+	gr, _ := r.queue.Get()
+	r.one(context.Background(), gr)
+	r.queue.Done(gr)
+	if len(w.migrations()) > 0 {
+		t.Fatal("the look does not wait for the server")
+	}
+	if got := r.drain(); !slices.Equal(got, []schema.GroupResource{cronJobs}) {
+		t.Errorf("queued %v, want another look", got)
+	}
+}
+
+// TestUnservedIsUnknown: a 404 that does not name the object proves nothing.
+func TestUnservedIsUnknown(t *testing.T) {
+	for _, kind := range []string{"StorageState", "StorageVersion", "CustomResourceDefinition"} {
+		t.Run(kind, func(t *testing.T) {
+			w, c := newWorld(t, kinds{})
+			w.crd("v1", "v1")
+			w.report(v1)
+			w.settle(c)
+			if kind == "CustomResourceDefinition" { // its state would go with it
+				sv, err := get(context.Background(), w.client, "batch.example.com.cronjobs", storageVersionObject())
+				w.must(err)
+				w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
+			}
+			was, migrations := w.state(), len(w.migrations())
+			w.before = func(call string) error {
+				if call != "get "+kind {
+					return nil
+				}
+				return apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Resource: "x"}, "x", "404 page not found", 0, true)
+			}
+			result, err := c.Step(context.Background(), cronJobs)
+			if err == nil || changed(err) || len(result.Done) > 0 {
+				t.Errorf("done %v, error %v", result.Done, err)
+			}
+			if is := w.state(); is == nil || is.ResourceVersion != was.ResourceVersion || len(w.migrations()) != migrations {
+				t.Errorf("the state was %+v and is %+v, with %d migrations", was, is, len(w.migrations()))
+			}
+		})
+	}
+}
+
+// TestDeletedState: who deletes a StorageState gets a new migration, though the view of
+// migrations lags behind and still has the one that succeeded.
+func TestDeletedState(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	old := w.migrations()[0]
+	w.end(old.Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	state := w.state()
+	w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID}))
+	lagging := &lag{w.migrations()}
+	cached := &Controller{cfg: c.cfg, cached: lagging}
+	for range 3 {
+		if _, err := cached.Step(context.Background(), cronJobs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.state() != nil || len(w.migrations()) > 0 {
+		t.Fatalf("state %v, migrations %v", w.state(), w.migrations())
+	}
+	lagging.items = nil
+	w.settle(cached)
+	if got := migrationv1alpha1.ViewState(w.state()); !got.Only(evolve.Unknown) || len(w.migrations()) != 1 || w.migrations()[0].UID == old.UID {
+		t.Errorf("state %s, migrations %v", got, w.migrations())
+	}
+}
+
+// lag is a view of migrations that stands still.
+type lag struct {
+	items []migrationv1alpha1.StorageVersionMigration
+}
+
+func (l *lag) of(schema.GroupResource) (all []*migrationv1alpha1.StorageVersionMigration, _ error) {
+	for i := range l.items {
+		all = append(all, &l.items[i])
+	}
+	return all, nil
+}

@@ -1,0 +1,104 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path"
+
+	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/conversion"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// customResources says how stored custom resources are rewritten: converted as their
+// CustomResourceDefinition says, and else left as they are. The codec of the resource's
+// own handler would not do: it prunes by the schema it was built with, which need not be
+// that of the generation the migration is pinned to.
+type customResources struct {
+	client     client.Client
+	storage    generic.RESTOptionsGetter
+	converters *conversion.CRConverterFactory
+}
+
+func newCustomResources(c client.Client, loopback *rest.Config) (*customResources, error) {
+	converters, err := conversion.NewCRConverterFactory(webhook.NewDefaultServiceResolver(),
+		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, loopback, noopoteltrace.NewTracerProvider()))
+	if err != nil {
+		return nil, fmt.Errorf("conversion of custom resources: %w", err)
+	}
+	return &customResources{client: c, converters: converters}, nil
+}
+
+// target completes what a job on a custom resource rewrites. The definition has to be the
+// one the job is pinned to.
+func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrite.Target) error {
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := r.client.Get(ctx, client.ObjectKey{Name: job.GroupResource.String()}, crd); err != nil {
+		return fmt.Errorf("read the CustomResourceDefinition: %w", err)
+	}
+	if string(crd.UID) != job.CRD.UID || crd.Generation != job.CRD.Generation {
+		return fmt.Errorf("%w: the CustomResourceDefinition has changed", migrate.ErrFenced)
+	}
+	encoding, err := schema.ParseGroupVersion(string(job.Encoding))
+	if err != nil {
+		return err
+	}
+	_, unsafe, err := r.converters.NewConverter(crd)
+	if err != nil {
+		return fmt.Errorf("conversion of %s: %w", crd.Name, err)
+	}
+	options, err := r.storage.GetRESTOptions(job.GroupResource, nil)
+	if err != nil {
+		return err
+	}
+	t.Prefix = path.Join("/", options.StorageConfig.Prefix, options.ResourcePrefix) + "/"
+	t.Transformer = options.StorageConfig.Transformer
+	t.New = func() runtime.Object { return &unstructured.Unstructured{} }
+	t.Codec = customCodec{convertor: unsafe, encoding: encoding}
+	return nil
+}
+
+// customCodec decodes stored custom resources in any of their definition's versions and
+// encodes them in one. It is used by several goroutines at once.
+type customCodec struct {
+	// convertor may change its argument.
+	convertor runtime.ObjectConvertor
+	encoding  schema.GroupVersion
+}
+
+var _ runtime.Codec = customCodec{}
+
+// Decode implements runtime.Decoder. The result is in the codec's encoding.
+func (c customCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	decoded, gvk, err := unstructured.UnstructuredJSONScheme.Decode(data, defaults, into)
+	if err != nil {
+		return nil, gvk, err
+	}
+	converted, err := c.convertor.ConvertToVersion(decoded, c.encoding)
+	return converted, gvk, err
+}
+
+// Encode implements runtime.Encoder.
+func (c customCodec) Encode(obj runtime.Object, w io.Writer) error {
+	if got := obj.GetObjectKind().GroupVersionKind().GroupVersion(); got != c.encoding {
+		return fmt.Errorf("an object in %s is not to be stored in %s", got, c.encoding)
+	}
+	return unstructured.UnstructuredJSONScheme.Encode(obj, w)
+}
+
+// Identifier implements runtime.Encoder.
+func (c customCodec) Identifier() runtime.Identifier {
+	return runtime.Identifier(fmt.Sprintf(`{"name":"concord-rewrite","encodeGV":%q}`, agree.Encoding(c.encoding.String())))
+}
