@@ -16,12 +16,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
 const bootstrapRetry = 500 * time.Millisecond
 
 // bootstrap makes what users expect to find in a new cluster and what the controllers
-// need: the system namespaces and the CRDs of migration.k8s.io. It tries again until it
+// need: the system namespaces and the server's own CRDs. It tries again until it
 // succeeds or ctx ends, since at first other servers' and its own gates may be closed.
 func bootstrap(ctx context.Context, c client.Client) error {
 	var last error
@@ -50,9 +51,14 @@ func ensureNamespaces(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// ensureCRDs installs the CRDs of migration.k8s.io and brings older ones up to date.
+// ownCRDs are the definitions that the server itself needs.
+func ownCRDs() []*apiextensionsv1.CustomResourceDefinition {
+	return append(migrationv1alpha1.CRDs(), versionv1alpha1.CRDs()...)
+}
+
+// ensureCRDs installs the server's own CRDs and brings older ones up to date.
 func ensureCRDs(ctx context.Context, c client.Client) error {
-	for _, want := range migrationv1alpha1.CRDs() {
+	for _, want := range ownCRDs() {
 		if err := ensureCRD(ctx, c, want); err != nil {
 			return fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
 		}

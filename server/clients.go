@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
 // clients reach this very server over the loopback, as its own user. None of them
@@ -53,7 +54,7 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme,
-		apiserverinternalv1alpha1.AddToScheme, apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme,
+		apiserverinternalv1alpha1.AddToScheme, apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme, versionv1alpha1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}
@@ -64,6 +65,7 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 			apiserverinternalv1alpha1.SchemeGroupVersion.WithKind("StorageVersion"),
 			apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"),
 			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageState"),
+			versionv1alpha1.SchemeGroupVersion.WithKind("ClusterVersion"),
 			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageVersionMigration"),
 		},
 		meta.RESTScopeNamespace: {

@@ -17,6 +17,7 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 	baseversion "k8s.io/component-base/version"
 
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/server/builtin"
 )
 
@@ -66,6 +67,7 @@ func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
 		return nil, fmt.Errorf("serving certificate: %w", err)
 	}
 	c.LoopbackClientConfig.QPS = -1
+	c.LoopbackClientConfig = asComponent(c.LoopbackClientConfig, compat.ConcordServer, o.versions.emulation)
 	return certs, nil
 }
 

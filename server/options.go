@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/version"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -51,6 +52,8 @@ type Options struct {
 	ControllerLeaseDuration time.Duration
 	// Controllers says whether this server may run the leader-elected controllers.
 	Controllers bool
+	// AllowUndecodableStorage starts the server although objects may be stored that it cannot decode.
+	AllowUndecodableStorage bool
 
 	// DisableProtocol serves without reports, gate, fence and controllers. It is for
 	// measuring what they cost (package bench) and has no flag: such a server must never
@@ -86,7 +89,7 @@ func NewOptions() *Options {
 	}
 	o.SecureServing.BindAddress = net.ParseIP("127.0.0.1")
 	o.SecureServing.BindPort = 6443
-	o.Etcd.DefaultStorageMediaType = "application/vnd.kubernetes.protobuf"
+	o.Etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	return o
 }
 
@@ -101,7 +104,19 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
 
+	fs.BoolVar(&o.AllowUndecodableStorage, allowUndecodableFlag, o.AllowUndecodableStorage, allowUndecodableUsage)
+	o.addLibraryFlags(fs)
+}
+
+// addLibraryFlags adds the flags that the libraries bring. One is only there to be
+// refused with a reason, and what is stored how is not for a flag to say.
+func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 	addMissing(fs, o.SecureServing.AddFlags, o.Etcd.AddFlags, o.Audit.AddFlags, o.ServerRun.AddUniversalFlags)
+	for _, name := range []string{"etcd-servers-overrides", "storage-media-type", "storage-backend"} {
+		if f := fs.Lookup(name); f != nil {
+			f.Hidden = true
+		}
+	}
 }
 
 // AddVersionFlags adds the flags that decide which APIs are served and stored (KEP-4330,
@@ -164,7 +179,13 @@ func (o *Options) Complete() error {
 			}
 		}
 	}
+	if o.Etcd.DefaultStorageMediaType != runtime.ContentTypeProtobuf {
+		return fmt.Errorf("--storage-media-type %s is not supported: built-in resources are stored in %s, custom resources in JSON", o.Etcd.DefaultStorageMediaType, runtime.ContentTypeProtobuf)
+	}
 	var errs []error
+	if _, err := genericoptions.ParseWatchCacheSizes(o.Etcd.WatchCacheSizes); err != nil {
+		errs = append(errs, fmt.Errorf("--watch-cache-sizes: %w", err))
+	}
 	errs = append(errs, o.ServerRun.Validate()...)
 	errs = append(errs, o.SecureServing.Validate()...)
 	errs = append(errs, o.Audit.Validate()...)

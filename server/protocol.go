@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -28,10 +29,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
@@ -58,6 +60,7 @@ type protocol struct {
 	etcd    *clientv3.Client
 	collect *collect.Collector
 	trigger *trigger.Controller
+	skew    *skew.Controller
 	migrate *migrate.Controller
 	// namespaces is not part of the protocol but runs where its controllers do.
 	namespaces *namespaces
@@ -90,6 +93,9 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 	}
 	persisted := builtin.PersistedResources(o.plan)
 	var err error
+	if p.skew, err = newSkew(clients.objects, p.identity); err != nil {
+		return nil, err
+	}
 	p.collect, err = collect.New(collect.Config{Client: clients.objects, Logger: klog.Background().WithName("collect")})
 	if err != nil {
 		return nil, err
@@ -141,9 +147,10 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 		return nil, err
 	}
 	p.election = &election{client: clients.kube, identity: p.identity, duration: o.ControllerLeaseDuration, lead: p.lead}
+	window := compat.Window{Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility}
 	gate := newGate(p.member, persisted, base.Serializer)
 	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(p.drain.wrap(gate.wrap(handler), c.Serializer), c)
+		return genericapiserver.DefaultBuildHandlerChain(withSkew(p.drain.wrap(gate.wrap(handler), c.Serializer), window), c)
 	}
 	return p, nil
 }
@@ -171,7 +178,10 @@ func (p *protocol) storage(getter generic.RESTOptionsGetter) generic.RESTOptions
 	if p.fence == nil {
 		return getter
 	}
-	return fenced{RESTOptionsGetter: getter, decorator: p.fence.Decorator(p.options.Etcd.EnableWatchCache)}
+	f := fenced{RESTOptionsGetter: getter, cached: p.fence.Decorator(p.options.Etcd.EnableWatchCache), uncached: p.fence.Decorator(false)}
+	// Complete has refused what cannot be parsed.
+	f.sizes, _ = options.ParseWatchCacheSizes(p.options.Etcd.WatchCacheSizes)
+	return f
 }
 
 // storesCustom takes down how custom resources are stored.
@@ -183,13 +193,17 @@ func (p *protocol) storesCustom(getter generic.RESTOptionsGetter) {
 
 type fenced struct {
 	generic.RESTOptionsGetter
-	decorator generic.StorageDecorator
+	cached, uncached generic.StorageDecorator
+	sizes            map[schema.GroupResource]int
 }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
 	options, err := f.RESTOptionsGetter.GetRESTOptions(resource, example)
-	options.Decorator = f.decorator
+	options.Decorator = f.cached
+	if size, ok := f.sizes[resource]; ok && size <= 0 {
+		options.Decorator = f.uncached
+	}
 	return options, err
 }
 
@@ -265,10 +279,10 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 	return server.AddReadyzChecks(healthz.NamedCheck("storage-versions", func(*http.Request) error { return p.member.Ready() }))
 }
 
-// awaitCRDs returns when the CRDs of migration.k8s.io are established, or ctx ends.
+// awaitCRDs returns when the server's own CRDs are established, or ctx ends.
 func (p *protocol) awaitCRDs(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) {
-		for _, want := range migrationv1alpha1.CRDs() {
+		for _, want := range ownCRDs() {
 			obj, exists, err := p.crds.GetIndexer().GetByKey(want.Name)
 			if err != nil {
 				return false, err

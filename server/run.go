@@ -21,7 +21,6 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/server/builtin"
 )
 
 const (
@@ -58,18 +57,16 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 	if err != nil {
 		return errors.Join(err, stop())
 	}
-	err = serve(ctx, o, etcd, serving)
+	if err = o.checkStorage(ctx, etcd); err == nil {
+		err = serve(ctx, o, etcd, serving)
+	}
 	return errors.Join(err, etcd.Close(), stop())
 }
 
 // Plan computes which APIs a server with these completed options serves, and how it
 // stores every resource, without starting anything (KEP-4330).
 func (o *Options) Plan() (*compat.Plan, error) {
-	lifecycles := builtin.Lifecycles()
-	for _, gvr := range extraResources() {
-		lifecycles = append(lifecycles, compat.Lifecycle{GroupVersionResource: gvr, Kind: extraKinds[gvr.Resource]})
-	}
-	plan, err := compat.NewPlan(lifecycles, compat.Options{
+	plan, err := compat.NewPlan(Lifecycles(), compat.Options{
 		Binary: o.versions.binary, Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility,
 		RuntimeConfig:                  o.RuntimeConfig,
 		ForwardCompatible:              o.ServerRun.EmulationForwardCompatible,
@@ -84,6 +81,14 @@ func (o *Options) Plan() (*compat.Plan, error) {
 		}
 	}
 	return plan, nil
+}
+
+// checkStorage refuses to start on what the server could not decode.
+func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client) error {
+	if o.DisableProtocol {
+		return nil
+	}
+	return checkStorage(ctx, etcd, o.Etcd.StorageConfig.Prefix, o.plan, o.AllowUndecodableStorage)
 }
 
 // embedEtcd starts an etcd of the server's own where no other is named.

@@ -38,7 +38,10 @@ func (r *running) start(hook genericapiserver.PostStartHookContext) error {
 	if r.begin() {
 		return nil
 	}
-	return r.p.awaitReady(hook)
+	if err := r.p.awaitReady(hook); err != nil && hook.Err() == nil {
+		return err
+	}
+	return nil // a hook's error ends the process at once, also one that is stopping
 }
 
 // begin starts the loops, unless the server is stopping already.
@@ -96,6 +99,11 @@ func (p *protocol) lead(ctx context.Context) {
 	controllers.Go(func() {
 		if p.awaitCRDs(ctx) == nil {
 			p.trigger.Run(ctx)
+		}
+	})
+	controllers.Go(func() {
+		if p.awaitCRDs(ctx) == nil {
+			p.skew.Run(ctx)
 		}
 	})
 	controllers.Wait()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -58,7 +59,12 @@ runs on --data-dir. If no server runs there, it reads a temporary copy of the da
 			return o.run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
-	flags := cmd.Flags()
+	o.addFlags(cmd.Flags())
+	return cmd
+}
+
+// addFlags adds the flags that name an etcd, and --output.
+func (o *censusOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.dataDir, "data-dir", "./.concord", "the server's data directory, with an embedded etcd")
 	flags.StringSliceVar(&o.servers, "etcd-servers", nil, "the etcd endpoints to read (scheme://host:port or unix:///path, comma separated), in place of --data-dir")
 	flags.StringVar(&o.tls.TrustedCAFile, "etcd-cafile", "", "the CA that signed etcd's certificates")
@@ -66,7 +72,6 @@ runs on --data-dir. If no server runs there, it reads a temporary copy of the da
 	flags.StringVar(&o.tls.KeyFile, "etcd-keyfile", "", "the key of --etcd-certfile")
 	flags.StringVar(&o.prefix, "etcd-prefix", server.DefaultEtcdPrefix, "the prefix under which the servers store objects")
 	flags.StringVarP(&o.output, "output", "o", "table", "what to print: table or json")
-	return cmd
 }
 
 func (o *censusOptions) validate() error {

@@ -34,6 +34,6 @@ func newCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServerCommand(), newDemoCommand(), NewCensusCommand(), newAPIsCommand())
+	root.AddCommand(newServerCommand(), newDemoCommand(), NewCensusCommand(), newAPIsCommand(), newPreflightCommand())
 	return root
 }

@@ -1,0 +1,443 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/server"
+)
+
+const admission = "admissionregistration.k8s.io"
+
+var (
+	policies = schema.GroupResource{Group: admission, Resource: "mutatingadmissionpolicies"}
+	widgets  = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+// preflight runs the command and returns its report, if it printed one, and its exit code.
+func preflight(t *testing.T, args ...string) (report struct {
+	Target, Verdict string
+	Resources       []struct {
+		Resource, Verdict, Reason string
+		Stored                    []string
+	}
+}, code int, err error) {
+	t.Helper()
+	out, err := runPreflight(t, append(args, "-o", "json")...)
+	if out != "" {
+		requireNoError(t, json.Unmarshal([]byte(out), &report))
+	}
+	return report, exitCode(err), err
+}
+
+func runPreflight(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	cmd := newPreflightCommand()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// exitCode is what main makes of an error.
+func exitCode(err error) int {
+	var coded interface{ ExitCode() int }
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &coded):
+		return coded.ExitCode()
+	}
+	return 1
+}
+
+// cluster are the objects of a small cluster: a stored set for each resource.
+type cluster struct {
+	states   map[schema.GroupResource]*migrationv1alpha1.StorageState
+	versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
+	crds     []*apiextensionsv1.CustomResourceDefinition
+}
+
+// newCluster stores everything as a server at 1.36 does, which 1.35 to 1.38 can read, and
+// widgets in two versions.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{
+		states:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
+		versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
+	}
+	plan, err := compat.NewPlan(server.Lifecycles(), compat.Options{Emulation: version.MustParseMajorMinor("1.36")})
+	requireNoError(t, err)
+	for _, r := range plan.Resources {
+		if !r.Storage.Empty() {
+			c.set(schema.GroupResource{Group: r.Group, Resource: r.Resource}, agree.Encoding(r.Storage.String()))
+		}
+	}
+	c.set(widgets, "example.com/v1", "example.com/v2")
+	crd := &apiextensionsv1.CustomResourceDefinition{TypeMeta: metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"}}
+	crd.Name, crd.Spec.Group, crd.Spec.Names.Plural = widgets.String(), widgets.Group, widgets.Resource
+	crd.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1"}, {Name: "v2", Storage: true}}
+	crd.Status.StoredVersions = []string{"v1", "v2"}
+	c.crds = append(migrationv1alpha1.CRDs(), crd)
+	for _, gr := range []schema.GroupResource{migrationv1alpha1.StorageStates, migrationv1alpha1.StorageVersionMigrations} {
+		c.set(gr, agree.Encoding(migrationv1alpha1.SchemeGroupVersion.String()))
+	}
+	return c
+}
+
+func (c *cluster) set(gr schema.GroupResource, stored ...agree.Encoding) {
+	state := &migrationv1alpha1.StorageState{TypeMeta: metav1.TypeMeta{APIVersion: migrationv1alpha1.SchemeGroupVersion.String(), Kind: "StorageState"}}
+	state.Name = migrationv1alpha1.StateName(gr)
+	migrationv1alpha1.SetState(state, evolve.State{Of: evolve.Ref{UID: "uid", Epoch: 1}, Stored: stored, Current: stored[len(stored)-1]}, "Kind")
+	c.states[gr] = state
+	sv := &apiserverinternalv1alpha1.StorageVersion{TypeMeta: metav1.TypeMeta{APIVersion: apiserverinternalv1alpha1.SchemeGroupVersion.String(), Kind: "StorageVersion"}}
+	sv.Name, sv.UID = storageversion.Name(gr), "uid"
+	storageversion.SetHistory(sv, agree.History{Epoch: 1, Last: map[agree.Encoding]int64{stored[len(stored)-1]: 1}})
+	c.versions[gr] = sv
+}
+
+// values are the cluster as etcd has it, without prefix.
+func (c *cluster) values(t *testing.T) map[string]string {
+	t.Helper()
+	values := map[string]string{
+		"configmaps/default/a":           `{"apiVersion":"v1","kind":"ConfigMap"}`,
+		"mutatingadmissionpolicies/a":    policyIn(admission + "/v1beta1"),
+		"example.com/widgets/default/w1": `{"apiVersion":"example.com/v1","kind":"Widget"}`,
+		"health":                         "true",
+	}
+	for gr, state := range c.states {
+		values[stateKey(gr)] = asJSON(t, state)
+	}
+	for gr, sv := range c.versions {
+		values["storageversions/"+storageversion.Name(gr)] = asJSON(t, sv)
+	}
+	for _, crd := range c.crds {
+		values["apiextensions.k8s.io/customresourcedefinitions/"+crd.Name] = asJSON(t, crd)
+	}
+	return values
+}
+
+func stateKey(gr schema.GroupResource) string {
+	return "migration.k8s.io/storagestates/" + migrationv1alpha1.StateName(gr)
+}
+
+func policyIn(encoding string) string {
+	return fmt.Sprintf(`{"apiVersion":%q,"kind":"MutatingAdmissionPolicy"}`, encoding)
+}
+
+func asJSON(t *testing.T, obj any) string {
+	t.Helper()
+	value, err := json.Marshal(obj)
+	requireNoError(t, err)
+	return string(value)
+}
+
+// A preflightCase is a change of the small cluster, and what the command makes of it.
+type preflightCase struct {
+	to   string // --to, or --back-to a release before 1.37; "1.37" is this binary
+	code int
+	// reasons are parts of resources' reasons; "": the resource is not listed.
+	reasons map[string]string
+}
+
+func (test preflightCase) run(t *testing.T, source ...string) {
+	t.Helper()
+	flag := "--to"
+	if test.to < "1.37" {
+		flag = "--back-to"
+	}
+	report, code, err := preflight(t, append(source, flag, test.to)...)
+	if code != test.code || len(report.Resources) == 0 {
+		t.Fatalf("exit %d: %v, want %d", code, err, test.code)
+	}
+	if err != nil && strings.Contains(err.Error(), "\n") {
+		t.Errorf("%q has more than one line", err)
+	}
+	if want := map[int]string{0: "safe", 1: "unknown", 2: "unsafe"}[code]; report.Verdict != want || code != 0 && report.Resources[0].Verdict != want {
+		t.Errorf("verdict %s, first %+v, want %s", report.Verdict, report.Resources[0], want)
+	}
+	listed := map[string]string{}
+	for _, r := range report.Resources {
+		listed[r.Resource] = r.Verdict + ": " + r.Reason
+	}
+	for resource, want := range test.reasons {
+		if got := listed[resource]; !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: got %q, want %q", resource, got, want)
+		}
+	}
+}
+
+func TestPreflightInEtcd(t *testing.T) {
+	dir, err := os.MkdirTemp("", "preflight") // short enough for a socket
+	requireNoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	etcd, err := server.StartEtcd(t.Context(), dir)
+	requireNoError(t, err)
+	t.Cleanup(func() { _ = etcd.Close() })
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
+	requireNoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+
+	v1, v1beta1 := agree.Encoding(admission+"/v1"), agree.Encoding(admission+"/v1beta1")
+	cases := map[string]struct {
+		change func(c *cluster, values map[string]string) // nil: all is well
+		preflightCase
+	}{
+		"forward": {preflightCase: preflightCase{to: "1.38", code: 0, reasons: map[string]string{
+			policies.String(): "safe: decoded by 1.38",
+			widgets.String():  "safe: among the versions of its CustomResourceDefinition",
+			"configmaps":      "safe: decoded by 1.38",
+			"customresourcedefinitions.apiextensions.k8s.io": "safe",
+		}}},
+		"back":                  {preflightCase: preflightCase{to: "1.35", code: 0}},
+		"back before the alpha": {preflightCase: preflightCase{to: "1.34", code: 0, reasons: map[string]string{"storageversionmigrations.storagemigration.k8s.io": "safe: 1.34 does not serve it"}}},
+		"this binary": {preflightCase: preflightCase{to: "1.37", code: 0, reasons: map[string]string{
+			policies.String(): "stored as " + admission + "/v1 from then on"}}},
+		"back, with a newer version stored": {func(c *cluster, _ map[string]string) { c.set(policies, v1beta1, v1) },
+			preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "unsafe: 1.35 cannot decode " + admission + "/v1 (introduced in 1.36)"}}},
+		"Unknown, older values": {func(c *cluster, _ map[string]string) { c.set(policies, evolve.Unknown, v1beta1) },
+			preflightCase{to: "1.35", code: 0}},
+		"Unknown, newer values": {func(c *cluster, v map[string]string) {
+			c.set(policies, evolve.Unknown, v1beta1)
+			v["mutatingadmissionpolicies/b"] = policyIn(string(v1))
+		}, preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "(introduced in 1.36; 1 stored)"}}},
+		"no state": {func(c *cluster, v map[string]string) {
+			delete(c.states, policies)
+			v["mutatingadmissionpolicies/b"] = policyIn(admission + "/v1alpha1")
+		}, preflightCase{to: "1.38", code: 2, reasons: map[string]string{policies.String(): admission + "/v1alpha1 (removed in 1.38; 1 stored)"}}},
+		"a damaged state": {func(_ *cluster, v map[string]string) { v[stateKey(policies)] = "{" },
+			preflightCase{to: "1.38", code: 0}},
+		"encrypted values": {func(c *cluster, v map[string]string) {
+			c.set(policies, evolve.Unknown)
+			v["mutatingadmissionpolicies/a"] = "k8s:enc:aescbc:v1:key1:\x00"
+		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{policies.String(): "unknown: its stored set says Unknown, and 1 value is encrypted"}}},
+		"a resource of unknown lifecycle": {func(_ *cluster, v map[string]string) {
+			v["pods/default/a"] = `{"apiVersion":"v1","kind":"Pod"}`
+			v["deployments/default/a"] = `{"apiVersion":"apps/v1","kind":"Deployment"}`
+		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{"pods": "unknown: it is not known which releases decode it", "deployments.apps": "unknown", "deployments": ""}}},
+		"a version that left the definition": {func(c *cluster, _ map[string]string) { c.crds[2].Spec.Versions = c.crds[2].Spec.Versions[1:] },
+			preflightCase{to: "1.38", code: 2, reasons: map[string]string{widgets.String(): "unsafe: its CustomResourceDefinition cannot decode example.com/v1"}}},
+		"objects of a version that was never in the definition": {func(c *cluster, v map[string]string) {
+			delete(c.states, widgets)
+			v["example.com/widgets/default/w2"] = `{"apiVersion":"example.com/v0","kind":"Widget"}`
+		}, preflightCase{to: "1.38", code: 2, reasons: map[string]string{widgets.String(): "example.com/v0 (not among its versions; 1 stored)"}}},
+		"the definition is gone": {func(c *cluster, _ map[string]string) { c.crds = c.crds[:2] },
+			preflightCase{to: "1.38", code: 1, reasons: map[string]string{widgets.String(): "unknown: it is not known"}}},
+		"the definition cannot be read": {func(_ *cluster, v map[string]string) {
+			v["apiextensions.k8s.io/customresourcedefinitions/widgets.example.com"] = "\xff"
+		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{widgets.String(): "its CustomResourceDefinition cannot be read"}}},
+		"an etcd without Concord": {func(c *cluster, _ map[string]string) { clear(c.states); clear(c.versions) },
+			preflightCase{to: "1.38", code: 0, reasons: map[string]string{policies.String(): "safe: decoded by 1.38", "secrets": "safe: nothing is stored"}}},
+	}
+	number := 0
+	for name, test := range cases {
+		number++
+		prefix := fmt.Sprintf("/case%d", number)
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			extra := map[string]string{}
+			if test.change != nil {
+				test.change(c, extra)
+			}
+			values := c.values(t)
+			for key, value := range extra {
+				values[key] = value
+			}
+			for key, value := range values {
+				_, err := client.Put(t.Context(), prefix+"/"+key, value)
+				requireNoError(t, err)
+			}
+			test.run(t, "--etcd-servers", etcd.Endpoint, "--etcd-prefix", prefix)
+		})
+	}
+	t.Run("nothing is stored", func(t *testing.T) {
+		preflightCase{to: "1.38", code: 0}.run(t, "--data-dir", dir)
+	})
+}
+
+// serve answers the lists that the command asks for, and returns a kubeconfig.
+func (c *cluster) serve(t *testing.T, absent ...string) string {
+	t.Helper()
+	var states migrationv1alpha1.StorageStateList
+	for _, s := range c.states {
+		states.Items = append(states.Items, *s)
+	}
+	var versions apiserverinternalv1alpha1.StorageVersionList
+	for _, v := range c.versions {
+		versions.Items = append(versions.Items, *v)
+	}
+	var crds apiextensionsv1.CustomResourceDefinitionList
+	for _, crd := range c.crds {
+		crds.Items = append(crds.Items, *crd)
+	}
+	mux := http.NewServeMux()
+	for path, list := range map[string]runtime.Object{
+		"/apis/migration.k8s.io/v1alpha1/storagestates":            &states,
+		"/apis/internal.apiserver.k8s.io/v1alpha1/storageversions": &versions,
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions":  &crds,
+	} {
+		missing := false
+		for _, a := range absent {
+			missing = missing || strings.HasSuffix(path, "/"+a)
+		}
+		if missing {
+			continue
+		}
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(list)
+		})
+	}
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return kubeconfig(t, s.URL)
+}
+
+func kubeconfig(t *testing.T, url string) string {
+	t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: url}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	requireNoError(t, clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+func TestPreflightInLiveCluster(t *testing.T) {
+	v1, v1beta1 := agree.Encoding(admission+"/v1"), agree.Encoding(admission+"/v1beta1")
+	for name, test := range map[string]struct {
+		change func(c *cluster)
+		absent []string
+		preflightCase
+	}{
+		"all is well": {preflightCase: preflightCase{to: "1.38", code: 0, reasons: map[string]string{widgets.String(): "safe: among"}}},
+		"a newer version stored": {change: func(c *cluster) { c.set(policies, v1beta1, v1) },
+			preflightCase: preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "unsafe: 1.35 cannot decode"}}},
+		"a newer version since": {change: func(c *cluster) {
+			storageversion.SetHistory(c.versions[policies], agree.History{Epoch: 3, Last: map[agree.Encoding]int64{v1: 2, v1beta1: 3}})
+		}, preflightCase: preflightCase{to: "1.35", code: 2}},
+		"Unknown": {change: func(c *cluster) { c.set(policies, evolve.Unknown, v1beta1) },
+			preflightCase: preflightCase{to: "1.35", code: 1, reasons: map[string]string{policies.String(): "unknown: its stored set says Unknown, and raw values were not read"}}},
+		"Unknown, of custom resources": {change: func(c *cluster) { c.set(widgets, evolve.Unknown, "example.com/v2") },
+			preflightCase: preflightCase{to: "1.35", code: 0}},
+		"no state": {change: func(c *cluster) { delete(c.states, policies) },
+			preflightCase: preflightCase{to: "1.35", code: 1, reasons: map[string]string{policies.String(): "it has no StorageState"}}},
+		"never reported": {change: func(c *cluster) { delete(c.states, policies); delete(c.versions, policies) },
+			preflightCase: preflightCase{to: "1.35", code: 0, reasons: map[string]string{policies.String(): "safe: no server of this cluster has reported"}}},
+		"another API server's resource": {change: func(c *cluster) {
+			c.set(schema.GroupResource{Group: "metrics.k8s.io", Resource: "nodes"}, "metrics.k8s.io/v1")
+		},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"nodes.metrics.k8s.io": "unknown: it is not known which releases"}}},
+		"StorageStates are not found": {change: func(c *cluster) { delete(c.versions, policies) }, absent: []string{"storagestates"},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", policies.String(): "unknown"}}},
+		"a cluster without the protocol": {absent: []string{"storagestates", "storageversions"},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", widgets.String(): "safe"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			if test.change != nil {
+				test.change(c)
+			}
+			path := c.serve(t, test.absent...)
+			test.run(t, "--kubeconfig", path)
+			t.Setenv("KUBECONFIG", path)
+			test.run(t)
+		})
+	}
+}
+
+func TestPreflightVersions(t *testing.T) {
+	path := newCluster(t).serve(t)
+	for _, args := range [][]string{{"--emulation-version", "1.36"}, {"--emulation-version", "1.36", "--min-compatibility-version", "1.36"}, {"--min-compatibility-version", "1.37"}} {
+		report, code, err := preflight(t, append(args, "--kubeconfig", path)...)
+		if code != 0 || !strings.HasPrefix(report.Target, "this binary (1.37") {
+			t.Errorf("%v: exit %d of %s: %v", args, code, report.Target, err)
+		}
+	}
+}
+
+func TestPreflightTable(t *testing.T) {
+	c := newCluster(t)
+	c.set(policies, admission+"/v1beta1", admission+"/v1")
+	c.set(schema.GroupResource{Resource: "pods"}, "v1")
+	out, err := runPreflight(t, "--kubeconfig", c.serve(t), "--back-to", "1.35")
+	lines := strings.Split(out, "\n")
+	if !strings.HasPrefix(lines[0], "RESOURCE ") || !strings.HasPrefix(lines[1], policies.String()+" ") || !strings.HasPrefix(lines[2], "pods ") {
+		t.Errorf("the unsafe resource is not the first, or the one of which nobody could tell not the next:\n%s", out)
+	}
+	for _, want := range []string{
+		admission + "/v1," + admission + "/v1beta1   unsafe           1.35 cannot decode " + admission + "/v1 (introduced in 1.36)\n",
+		"   could not tell   it is not known which releases decode it\n",
+		"\n1.35: unsafe\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "unsafe: "+policies.String()+" of ") || exitCode(err) != 2 {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPreflightErrors(t *testing.T) {
+	t.Setenv("KUBECONFIG", "")
+	refuses := httptest.NewServer(http.NotFoundHandler())
+	refuses.Close()
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no target":          {[]string{}, "say which server is to start"},
+		"two targets":        {[]string{"--to", "1.38", "--back-to", "1.35"}, "give one of"},
+		"a target and more":  {[]string{"--to", "1.38", "--emulation-version", "1.36"}, "give one of"},
+		"too far":            {[]string{"--to", "1.40"}, "allowed versions are 1.34, 1.35, 1.36, 1.37, 1.38"},
+		"too far back":       {[]string{"--back-to", "1.30"}, "allowed versions are 1.34"},
+		"no version":         {[]string{"--to", "next"}, "not a version"},
+		"no such emulation":  {[]string{"--emulation-version", "1.38"}, "allowed versions are 1.34, 1.35, 1.36, 1.37"},
+		"min above":          {[]string{"--emulation-version", "1.35", "--min-compatibility-version", "1.36"}, "min-compatibility-version"},
+		"two sources":        {[]string{"--to", "1.38", "--kubeconfig", "x", "--etcd-servers", "y"}, "not both"},
+		"two other sources":  {[]string{"--to", "1.38", "--kubeconfig", "x", "--data-dir", "y"}, "not both"},
+		"no such kubeconfig": {[]string{"--to", "1.38", "--kubeconfig", "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
+		"nobody there":       {[]string{"--to", "1.38", "--kubeconfig", kubeconfig(t, refuses.URL)}, "connection refused"},
+		"no etcd there":      {[]string{"--to", "1.38", "--data-dir", t.TempDir()}, "there is no etcd in"},
+		"no such output":     {[]string{"--to", "1.38", "-o", "yaml"}, "it can be table or json"},
+		"an argument":        {[]string{"everything"}, "unknown command"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := runPreflight(t, test.args...)
+			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") || exitCode(err) != 1 {
+				t.Fatalf("got %v, exit %d, want one line with %q", err, exitCode(err), test.want)
+			}
+			if out != "" {
+				t.Fatalf("printed %q", out)
+			}
+		})
+	}
+}

@@ -1,0 +1,371 @@
+package compat
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+// Safety answers whether a server may start on what is stored (KEP-2343, Implications to cluster operators).
+type Safety int
+
+const (
+	// CouldNotTell is the zero value.
+	CouldNotTell Safety = iota
+	// Safe: the server decodes everything that may be stored, or never reads it.
+	Safe
+	// Unsafe: something may be stored that the server cannot decode.
+	Unsafe
+)
+
+// String names the verdict.
+func (s Safety) String() string { return [...]string{"unknown", "safe", "unsafe"}[s] }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Safety) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// Stored is what may be stored of one resource.
+type Stored struct {
+	Resource schema.GroupResource
+	// Encodings are the group/versions that stored objects may have.
+	Encodings []string
+	// Unknown says that they may have others too.
+	Unknown bool
+	// Why tells where the rest of this comes from, such as why Unknown; for people.
+	Why string
+	// Census counts the raw values; nil: nobody did. It is asked for only where Unknown.
+	Census *StoredCensus
+	// CRD is nil unless the resource is a custom one.
+	CRD *StoredCRD
+}
+
+// StoredCensus counts the raw values of one resource.
+type StoredCensus struct {
+	// Objects counts them by the group/version that their envelopes name.
+	Objects map[string]int64
+	// Encrypted and Unreadable count the values whose envelopes cannot be read.
+	Encrypted, Unreadable int64
+	// Partial is why not every value was read; "" if all were.
+	Partial string
+}
+
+// StoredCRD is what a CustomResourceDefinition says of encodings, as group/versions.
+type StoredCRD struct {
+	// Versions are those of its spec, served or not: every server decodes them.
+	Versions []string
+	// StoredVersions are those of its status: no object has another.
+	StoredVersions []string
+}
+
+// Finding is the verdict on one resource.
+type Finding struct {
+	Resource string `json:"resource"`
+	// Stored are the group/versions that objects may have, sorted, and "Unknown" last if others are possible.
+	Stored  []string `json:"stored"`
+	Verdict Safety   `json:"verdict"`
+	// Reason is the verdict's, to an operator.
+	Reason string `json:"reason"`
+	// Undecodable are those of Stored that make it unsafe.
+	Undecodable []string `json:"undecodable,omitempty"`
+}
+
+// Target is a server that is to start on what is stored.
+type Target struct {
+	// Name is what reasons call it, such as "1.35".
+	Name string
+
+	resources map[schema.GroupResource]reading
+	// silent answers why it cannot decode an encoding of which nothing is known.
+	silent string
+}
+
+// reading is how a target reads one resource.
+type reading struct {
+	versions []versionReading
+	// lacks is why the target never reads the resource; "" if it may.
+	lacks string
+	// storage is the group/version in which the target will write it; "" if nobody can tell.
+	storage string
+}
+
+type versionReading struct {
+	encoding string
+	decoded  bool
+	// why it is not decoded, or that the next release will not.
+	why string
+}
+
+// Target returns the server that the plan is of.
+func (p *Plan) Target() *Target {
+	t := &Target{Name: "this binary (" + p.Binary.String() + ")", resources: map[schema.GroupResource]reading{}, silent: "this binary does not know it"}
+	if !p.Emulation.EqualTo(p.Binary) {
+		t.Name = fmt.Sprintf("this binary (%s, emulating %s)", p.Binary, p.Emulation)
+	}
+	for _, r := range p.Resources {
+		if !r.persisted() {
+			continue
+		}
+		read := reading{versions: r.readings(), storage: r.Storage.String()}
+		for _, shared := range p.Resources {
+			if shared.Resource == r.Resource && shared.Group != r.Group && !shared.persisted() {
+				read.versions = append(read.versions, shared.readings()...)
+			}
+		}
+		t.resources[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = read
+	}
+	return t
+}
+
+// persisted: a resource without a storage version is stored nowhere, or with another resource of its name. Of one that the binary has
+// lost all types of, objects may still be stored.
+func (r ResourcePlan) persisted() bool { return !r.Storage.Empty() || len(r.Decodable) == 0 }
+
+func (r ResourcePlan) readings() []versionReading {
+	var out []versionReading
+	for _, v := range r.Served {
+		encoding := schema.GroupVersion{Group: r.Group, Version: v.Version}.String()
+		read := versionReading{encoding: encoding, decoded: slices.Contains(r.Decodable, encoding)}
+		if !read.decoded {
+			read.why = v.Reason
+		}
+		out = append(out, read)
+	}
+	return out
+}
+
+// ReleaseTarget returns the server of another release than this binary's, as the lifecycles describe it: it decodes a version from its
+// introduction until its removal.
+func ReleaseTarget(lifecycles []Lifecycle, release *version.Version) *Target {
+	release = minor(release)
+	t := &Target{Name: release.String(), resources: map[schema.GroupResource]reading{}, silent: "no release is known to have it"}
+	rows := slices.Clone(lifecycles)
+	slices.SortFunc(rows, compareLifecycles)
+	shared := map[string][]versionReading{}
+	for _, l := range rows {
+		if l.NotPersisted {
+			shared[l.Resource] = append(shared[l.Resource], readingAt(l, release))
+		}
+	}
+	for _, rows := range byResource(rows) {
+		if rows[0].NotPersisted {
+			continue
+		}
+		read := reading{lacks: lacks(rows, release)}
+		for _, l := range rows {
+			read.versions = append(read.versions, readingAt(l, release))
+		}
+		read.versions = append(read.versions, shared[rows[0].Resource]...)
+		t.resources[rows[0].GroupResource()] = read
+	}
+	return t
+}
+
+func readingAt(l Lifecycle, release *version.Version) versionReading {
+	r := versionReading{encoding: l.GroupVersion().String()}
+	switch {
+	case !l.introducedBy(release):
+		r.why = "introduced in " + l.Introduced.String()
+	case l.removedBy(release):
+		r.why = "removed in " + l.Removed.String()
+	case l.Gone && l.Removed == nil:
+		r.why = "removed, nobody knows when"
+	default:
+		r.decoded = true
+		if l.removedBy(release.AddMinor(1)) {
+			r.why = "to be removed in " + l.Removed.String()
+		}
+	}
+	return r
+}
+
+// lacks says why a release never reads a resource: it is older than the resource, or has nothing but an alpha version of it, which is
+// off unless asked for. Such releases do not constrain how the resource is stored, and its objects are there when a release reads
+// them again. That is not so for a resource which the release has lost, so that one is not lacking.
+func lacks(rows []Lifecycle, release *version.Version) string {
+	if lasting := slices.DeleteFunc(slices.Clone(rows), isAlpha); len(lasting) > 0 {
+		rows = lasting
+	}
+	var first *version.Version
+	for _, l := range rows {
+		switch {
+		case l.decodedBy(release):
+			return ""
+		case !l.introducedBy(release) && (first == nil || l.Introduced.LessThan(first)):
+			first = l.Introduced
+		}
+	}
+	if first == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s does not serve it (%s does first): objects stay as they are", release, first)
+}
+
+// Resources returns the persisted resources that the target knows, sorted by group and resource.
+func (t *Target) Resources() []schema.GroupResource {
+	return slices.SortedFunc(maps.Keys(t.resources), func(a, b schema.GroupResource) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
+	})
+}
+
+// Judge says whether the target decodes what may be stored.
+func (t *Target) Judge(s Stored) Finding {
+	if s.Unknown && s.Census == nil && s.CRD != nil && len(s.CRD.StoredVersions) > 0 {
+		s.Encodings, s.Unknown = append(slices.Clone(s.Encodings), s.CRD.StoredVersions...), false
+	}
+	f := Finding{Resource: s.Resource.String(), Stored: s.encodings()}
+	read, known := t.resources[s.Resource]
+	switch {
+	case s.Unknown && s.Census == nil:
+		f.Stored = append(f.Stored, "Unknown")
+	case len(f.Stored) == 0 && s.uncertain() == "":
+		f.Verdict, f.Reason = Safe, "nothing is stored"
+		if s.Why != "" && s.Census == nil {
+			f.Reason = s.Why
+		}
+		return f
+	}
+	switch {
+	case s.CRD != nil:
+		read = s.CRD.reading()
+		t = &Target{Name: "its CustomResourceDefinition", silent: "not among its versions"}
+	case !known:
+		f.Reason = "it is not known which releases decode it"
+		if s.Why != "" {
+			f.Reason += "; " + s.Why
+		}
+		return f
+	case read.lacks != "":
+		f.Verdict, f.Reason = Safe, read.lacks
+		return f
+	}
+	var reasons, until []string
+	for _, e := range f.Stored {
+		v, ok := t.decodes(read, e)
+		switch {
+		case e == "Unknown":
+		case !ok:
+			f.Undecodable = append(f.Undecodable, e)
+			reasons = append(reasons, e+" ("+v.why+s.counted(e)+")")
+		case v.why != "":
+			until = append(until, e+" is "+v.why)
+		}
+	}
+	switch uncertain := s.uncertain(); {
+	case len(reasons) > 0:
+		f.Verdict, f.Reason = Unsafe, t.Name+" cannot decode "+strings.Join(reasons, ", ")
+	case uncertain != "":
+		f.Reason = uncertain
+	case s.CRD != nil:
+		f.Verdict, f.Reason = Safe, "among the versions of its CustomResourceDefinition"
+	default:
+		f.Verdict, f.Reason = Safe, t.safely(read, f.Stored, until)
+	}
+	return f
+}
+
+// safely is the reason where everything stored is decoded.
+func (t *Target) safely(read reading, stored, until []string) string {
+	reason := strings.Join(append([]string{"decoded by " + t.Name}, until...), "; ")
+	if read.storage != "" && !slices.Equal(stored, []string{read.storage}) {
+		reason += "; stored as " + read.storage + " from then on"
+	}
+	return reason
+}
+
+func (t *Target) decodes(read reading, encoding string) (versionReading, bool) {
+	i := slices.IndexFunc(read.versions, func(v versionReading) bool { return v.encoding == encoding })
+	if i < 0 {
+		return versionReading{encoding: encoding, why: t.silent}, false
+	}
+	return read.versions[i], read.versions[i].decoded
+}
+
+func (c *StoredCRD) reading() reading {
+	var read reading
+	for _, v := range c.Versions {
+		read.versions = append(read.versions, versionReading{encoding: v, decoded: true})
+	}
+	return read
+}
+
+// encodings are all that are named, by the stored set or by envelopes, sorted.
+func (s Stored) encodings() []string {
+	all := append([]string{}, s.Encodings...)
+	if s.Census != nil {
+		all = slices.AppendSeq(all, maps.Keys(s.Census.Objects))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// uncertain is why other encodings than those named are possible; "" if they are not.
+func (s Stored) uncertain() string {
+	var more string
+	switch c := s.Census; {
+	case !s.Unknown:
+		return ""
+	case c == nil:
+		more = "raw values were not read"
+	case c.Encrypted > 0:
+		more = values(c.Encrypted) + " encrypted"
+	case c.Unreadable > 0:
+		more = values(c.Unreadable) + " unreadable"
+	case c.Partial != "":
+		more = "not all raw values were read: " + c.Partial
+	default:
+		return ""
+	}
+	return cmp.Or(s.Why, "its stored set says Unknown") + ", and " + more
+}
+
+// counted tells how many objects have an encoding, where they were counted.
+func (s Stored) counted(encoding string) string {
+	if s.Census == nil || s.Census.Objects[encoding] == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d stored", s.Census.Objects[encoding])
+}
+
+func values(n int64) string {
+	if n == 1 {
+		return "1 value is"
+	}
+	return fmt.Sprintf("%d values are", n)
+}
+
+// Overall is the verdict on all of the findings: one that is unsafe makes it so, else one of which nobody can tell.
+func Overall(findings []Finding) Safety {
+	overall := Safe
+	for _, f := range findings {
+		switch {
+		case f.Verdict == Unsafe:
+			return Unsafe
+		case f.Verdict == CouldNotTell:
+			overall = CouldNotTell
+		}
+	}
+	return overall
+}
+
+// ParseTarget reads the value of a flag that names the release to go to (--to) or back to (--back-to). Lifecycles say what the release
+// after the binary removes, and lack versions that were removed before binary-3. The error names the flag and the versions it allows.
+func ParseTarget(binary *version.Version, flag, value string, back bool) (*version.Version, error) {
+	last := binary.AddMinor(1)
+	if back {
+		last = minor(binary)
+	}
+	allowed := releases(binary.SubtractMinor(supported), last)
+	v, err := parse(flag, value, allowed)
+	if err != nil {
+		return nil, err
+	}
+	if !contains(allowed, v) {
+		return nil, flagError(flag, value, "this binary cannot tell", allowed)
+	}
+	return v, nil
+}

@@ -1,0 +1,207 @@
+package compat
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+const (
+	storedPolicies   = "mutatingadmissionpolicies.admissionregistration.k8s.io"
+	storedMigrations = "storageversionmigrations.storagemigration.k8s.io"
+	storedAddresses  = "ipaddresses.networking.k8s.io"
+	storedWidgets    = "widgets.example.com"
+)
+
+// targetOf is a release, or this binary: "1.37" or "1.37 emulating 1.36".
+func targetOf(t *testing.T, name string) *Target {
+	t.Helper()
+	rows := lifecycles(t, kubernetes+`
+core           v1 events 1.2  - -
+events.k8s.io  v1 events 1.19 - - notpersisted
+example.com    v1 lost   1.30 - 1.36 gone`)
+	binary, emulation, emulating := strings.Cut(name, " emulating ")
+	if binary != Binary {
+		return ReleaseTarget(rows, version.MustParseMajorMinor(name))
+	}
+	if !emulating {
+		emulation = binary
+	}
+	return mustPlan(t, rows, options(t, binary, emulation, "")).Target()
+}
+
+func TestJudgeStored(t *testing.T) {
+	widgets := &StoredCRD{Versions: []string{"example.com/v2", "example.com/v1"}, StoredVersions: []string{"example.com/v1"}}
+	for name, test := range map[string]struct {
+		target, resource string
+		// stored are encodings; "Unknown" among them says that there may be others.
+		stored  string
+		census  *StoredCensus
+		crd     *StoredCRD
+		why     string
+		want    Safety
+		reasons []string
+	}{
+		"the version of today": {target: "1.37", resource: "configmaps", stored: "v1", want: Safe, reasons: []string{"decoded by this binary (1.37)"}},
+		"an old version that moves": {target: "1.37", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1beta1", want: Safe,
+			reasons: []string{"decoded by this binary (1.37)", "stored as admissionregistration.k8s.io/v1 from then on"}},
+		"emulation moves the storage version back": {target: "1.37 emulating 1.36", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1", want: Safe,
+			reasons: []string{"(1.37, emulating 1.36)", "stored as admissionregistration.k8s.io/v1beta1 from then on"}},
+		"this binary decodes what its release removed":    {target: "1.37", resource: storedAddresses, stored: "networking.k8s.io/v1beta1", want: Safe},
+		"a release does not decode what it removed":       {target: "1.38", resource: storedAddresses, stored: "networking.k8s.io/v1beta1", want: Unsafe, reasons: []string{"1.38 cannot decode networking.k8s.io/v1beta1 (removed in 1.37)"}},
+		"the last release before a removal":               {target: "1.36", resource: storedAddresses, stored: "networking.k8s.io/v1beta1", want: Safe, reasons: []string{"networking.k8s.io/v1beta1 is to be removed in 1.37"}},
+		"forward, before a removal":                       {target: "1.38", resource: "leasecandidates.coordination.k8s.io", stored: "coordination.k8s.io/v1beta1", want: Safe, reasons: []string{"to be removed in 1.39"}},
+		"forward, over the removal of an alpha version":   {target: "1.38", resource: "leasecandidates.coordination.k8s.io", stored: "coordination.k8s.io/v1beta1 coordination.k8s.io/v1alpha2", want: Unsafe, reasons: []string{"coordination.k8s.io/v1alpha2 (removed in 1.38)"}},
+		"back, before the introduction":                   {target: "1.35", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1", want: Unsafe, reasons: []string{"1.35 cannot decode admissionregistration.k8s.io/v1 (introduced in 1.36)"}},
+		"back, to a version that both have":               {target: "1.35", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1beta1", want: Safe},
+		"back, while both are stored":                     {target: "1.35", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1beta1 admissionregistration.k8s.io/v1", want: Unsafe},
+		"a version that nobody knows":                     {target: "1.38", resource: storedPolicies, stored: "admissionregistration.k8s.io/v2", want: Unsafe, reasons: []string{"no release is known to have it"}},
+		"a version that the binary does not know":         {target: "1.37", resource: storedPolicies, stored: "admissionregistration.k8s.io/v2", want: Unsafe, reasons: []string{"this binary does not know it"}},
+		"a version whose types the binary lost":           {target: "1.37", resource: storedMigrations, stored: "storagemigration.k8s.io/v1alpha1", want: Unsafe, reasons: []string{"removed in 1.35, this binary no longer has it"}},
+		"the release that has those types":                {target: "1.34", resource: storedMigrations, stored: "storagemigration.k8s.io/v1alpha1", want: Safe},
+		"a release that does not have the resource yet":   {target: "1.36", resource: "workloads.scheduling.k8s.io", stored: "scheduling.k8s.io/v1beta1", want: Safe, reasons: []string{"1.36 does not serve it (1.37 does first): objects stay as they are"}},
+		"a release that has it as alpha only":             {target: "1.34", resource: storedMigrations, stored: "storagemigration.k8s.io/v1beta1", want: Safe, reasons: []string{"1.34 does not serve it (1.35 does first)"}},
+		"a resource that never was more than alpha":       {target: "1.38", resource: "evictionrequests.lifecycle.k8s.io", stored: "lifecycle.k8s.io/v1alpha1", want: Safe},
+		"a resource that never was more than alpha, back": {target: "1.36", resource: "evictionrequests.lifecycle.k8s.io", stored: "lifecycle.k8s.io/v1alpha1", want: Safe},
+		"a resource that a release has lost":              {target: "1.38", resource: "ingresses.extensions", stored: "extensions/v1beta1", want: Unsafe, reasons: []string{"removed in 1.22"}},
+		"a resource that the binary has lost":             {target: "1.37", resource: "lost.example.com", stored: "example.com/v1", want: Unsafe, reasons: []string{"removed in 1.36, this binary no longer has it"}},
+		"Concord's own alpha version":                     {target: "1.38", resource: "storageversions.internal.apiserver.k8s.io", stored: "internal.apiserver.k8s.io/v1alpha1", want: Safe},
+		"a resource of unknown lifecycle":                 {target: "1.38", resource: "pods", stored: "v1", want: CouldNotTell, reasons: []string{"not known which releases decode it"}},
+		"an alias writes into the same store":             {target: "1.37", resource: "events", stored: "events.k8s.io/v1 v1", want: Safe},
+		"an alias, at another release":                    {target: "1.36", resource: "events", stored: "events.k8s.io/v1", want: Safe},
+
+		"Unknown":                                   {target: "1.37", resource: "configmaps", stored: "v1 Unknown", want: CouldNotTell, reasons: []string{"its stored set says Unknown, and raw values were not read"}},
+		"Unknown, with a reason":                    {target: "1.37", resource: "configmaps", stored: "Unknown", why: "it has no StorageState", want: CouldNotTell, reasons: []string{"it has no StorageState, and raw values were not read"}},
+		"Unknown, and something undecodable":        {target: "1.35", resource: storedPolicies, stored: "Unknown admissionregistration.k8s.io/v1", want: Unsafe},
+		"Unknown, counted":                          {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"v1": 3}}, want: Safe},
+		"Unknown, and nothing stored":               {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{}, want: Safe, reasons: []string{"nothing is stored"}},
+		"Unknown, foreign values":                   {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"admissionregistration.k8s.io/v1": 12}}, want: Unsafe, reasons: []string{"(introduced in 1.36; 12 stored)"}},
+		"Unknown, encrypted values":                 {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Encrypted: 2}, want: CouldNotTell, reasons: []string{"2 values are encrypted"}},
+		"Unknown, encrypted and undecodable":        {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Encrypted: 2, Objects: map[string]int64{"v2": 1}}, want: Unsafe},
+		"Unknown, damaged values":                   {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Unreadable: 1}, want: CouldNotTell, reasons: []string{"1 value is unreadable"}},
+		"Unknown, not counted to the end":           {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Partial: "it took too long"}, want: CouldNotTell, reasons: []string{"not all raw values were read: it took too long"}},
+		"Unknown, at a release that never reads it": {target: "1.36", resource: "workloads.scheduling.k8s.io", stored: "Unknown", want: Safe},
+		"unknown lifecycle, and nothing stored":     {target: "1.38", resource: "pods", stored: "Unknown", census: &StoredCensus{}, want: Safe},
+		"nothing stored, with a reason":             {target: "1.38", resource: "configmaps", why: "no server has reported it", want: Safe, reasons: []string{"no server has reported it"}},
+
+		"custom resource":                           {target: "1.35", resource: storedWidgets, stored: "example.com/v1 example.com/v2", crd: widgets, want: Safe, reasons: []string{"among the versions of its CustomResourceDefinition"}},
+		"custom resource, a version was removed":    {target: "1.38", resource: storedWidgets, stored: "example.com/v1 example.com/v0", crd: widgets, want: Unsafe, reasons: []string{"its CustomResourceDefinition cannot decode example.com/v0 (not among its versions)"}},
+		"custom resource, by its storedVersions":    {target: "1.38", resource: storedWidgets, stored: "Unknown", crd: widgets, want: Safe},
+		"custom resource, counted":                  {target: "1.38", resource: storedWidgets, stored: "Unknown", crd: widgets, census: &StoredCensus{Objects: map[string]int64{"example.com/v0": 1}}, want: Unsafe},
+		"custom resource without storedVersions":    {target: "1.38", resource: storedWidgets, stored: "Unknown", crd: &StoredCRD{Versions: widgets.Versions}, want: CouldNotTell},
+		"custom resource, its definition is gone":   {target: "1.38", resource: storedWidgets, stored: "example.com/v1", want: CouldNotTell},
+		"custom resource of the name of a built-in": {target: "1.38", resource: "storageversionmigrations.migration.k8s.io", stored: "migration.k8s.io/v1alpha1", crd: &StoredCRD{Versions: []string{"migration.k8s.io/v1alpha1"}}, want: Safe},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Stored{Resource: resource(test.resource), Why: test.why, Census: test.census, CRD: test.crd}
+			for _, e := range strings.Fields(test.stored) {
+				if e == "Unknown" {
+					s.Unknown = true
+				} else {
+					s.Encodings = append(s.Encodings, e)
+				}
+			}
+			f := targetOf(t, test.target).Judge(s)
+			if f.Verdict != test.want || f.Reason == "" || strings.Contains(f.Reason, "\n") {
+				t.Errorf("got %s: %q, want %s", f.Verdict, f.Reason, test.want)
+			}
+			for _, part := range test.reasons {
+				if !strings.Contains(f.Reason, part) {
+					t.Errorf("got reason %q, want %q in it", f.Reason, part)
+				}
+			}
+			if (len(f.Undecodable) > 0) != (f.Verdict == Unsafe) || f.Resource != test.resource {
+				t.Errorf("got %+v", f)
+			}
+		})
+	}
+}
+
+// TestStoredIsSafeInTheWindow asserts that what a server writes is safe for every
+// release in its window, which is what the window is for.
+func TestStoredIsSafeInTheWindow(t *testing.T) {
+	rows := lifecycles(t, kubernetes)
+	for _, e := range AllowedEmulation(BinaryVersion()) {
+		for _, m := range AllowedMinCompatibility(BinaryVersion(), e) {
+			plan := mustPlan(t, rows, Options{Emulation: e, MinCompatibility: m})
+			for _, r := range plan.Resources {
+				if r.Storage.Empty() {
+					continue
+				}
+				s := Stored{Resource: resource(r.Resource + "." + r.Group), Encodings: []string{r.Storage.String()}}
+				if f := plan.Target().Judge(s); f.Verdict != Safe {
+					t.Errorf("emulation %s, min compatibility %s: the server itself: %+v", e, m, f)
+				}
+				for _, release := range releases(m, e.AddMinor(1)) {
+					f := ReleaseTarget(rows, release).Judge(s)
+					if f.Verdict != Safe && r.Group != "extensions" { // removed before any window
+						t.Errorf("emulation %s, min compatibility %s: %s is %s for %s: %s", e, m, f.Resource, f.Verdict, release, f.Reason)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestOverall(t *testing.T) {
+	for want, findings := range map[Safety][]Finding{
+		Safe:         {{Verdict: Safe}, {Verdict: Safe}},
+		Unsafe:       {{Verdict: CouldNotTell}, {Verdict: Unsafe}, {Verdict: Safe}},
+		CouldNotTell: {{Verdict: Safe}, {Verdict: CouldNotTell}},
+	} {
+		if got := Overall(findings); got != want {
+			t.Errorf("%v: got %s, want %s", findings, got, want)
+		}
+	}
+	if got := Overall(nil); got != Safe {
+		t.Errorf("nothing: got %s", got)
+	}
+}
+
+func TestFindingAsJSON(t *testing.T) {
+	got, err := json.Marshal(Finding{Resource: "configmaps", Stored: []string{"v1"}, Verdict: CouldNotTell, Reason: "why"})
+	if err != nil || string(got) != `{"resource":"configmaps","stored":["v1"],"verdict":"unknown","reason":"why"}` {
+		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+func TestParseTarget(t *testing.T) {
+	for _, c := range []struct {
+		value string
+		back  bool
+		want  string
+	}{
+		{"1.38", false, ""}, {"1.37", false, ""}, {"1.34", false, ""}, {"1.34", true, ""}, {"1.37", true, ""},
+		{"1.39", false, `invalid value "1.39" for flag --to: this binary cannot tell, allowed versions are 1.34, 1.35, 1.36, 1.37, 1.38`},
+		{"1.38", true, "allowed versions are 1.34, 1.35, 1.36, 1.37"},
+		{"1.33", true, "allowed versions are 1.34"},
+		{"2.0", false, "allowed versions are 1.34"},
+		{"new", false, `invalid value "new" for flag --to: not a version`},
+		{"1.36.2", false, "not a version"},
+	} {
+		flag := "to"
+		if c.back {
+			flag = "back-to"
+		}
+		v, err := ParseTarget(BinaryVersion(), flag, c.value, c.back)
+		switch {
+		case c.want != "":
+			wantError(t, err, c.want, "--"+flag)
+		case err != nil || v.String() != c.value:
+			t.Errorf("%s: got %v, %v", c.value, v, err)
+		}
+	}
+}
+
+func TestTargetResources(t *testing.T) {
+	got := targetOf(t, "1.38").Resources()
+	if !slices.Contains(got, resource("events")) || slices.Contains(got, resource("events.events.k8s.io")) || slices.Contains(got, resource("selfsubjectreviews.authentication.k8s.io")) {
+		t.Errorf("got %v", got)
+	}
+	if !slices.Equal(got, targetOf(t, Binary).Resources()) {
+		t.Errorf("another release has %v, this binary %v", got, targetOf(t, Binary).Resources())
+	}
+}

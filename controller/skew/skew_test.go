@@ -1,0 +1,331 @@
+package skew
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+)
+
+const (
+	n36 = "=1.37/1.36/1.35" // the same binary stands for both releases
+	n37 = "=1.37/1.37/1.36"
+	old = "=1.35/1.35/1.34"
+
+	alike    = " agree=True SameVersions"
+	differ   = " agree=False DifferentVersions"
+	within   = " allowed=True WithinAllowance"
+	out      = " allowed=False OutOfAllowance"
+	began    = "Normal ServerSkewBegan"
+	ended    = "Normal ServerSkewEnded"
+	refused  = "Warning ServerSkewNotAllowed"
+	accepted = "Normal ServerSkewAllowed"
+	silent   = "Warning ServerSkewUnknown"
+)
+
+// TestUpgrade is a rolling upgrade: skew begins and ends, within the allowance.
+func TestUpgrade(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a"+n36, "b"+n36, "c"+n36)
+	w.step()
+	w.expectStatus("3 1.36..1.36" + alike + within)
+	w.expectEvents()
+
+	w.servers("a"+n36, "b"+n36)
+	w.step()
+	w.servers("a"+n36, "b"+n36, "d"+n37)
+	w.step()
+	w.expectStatus("3 1.36..1.37" + differ + within)
+	w.expectEvents(began)
+	changed := meta.FindStatusCondition(w.cluster().Status.Conditions, versionv1alpha1.ConditionVersionsAgree)
+	if want := "servers: 2 at emulation version 1.36 with min compatibility version 1.35 (binary 1.37); 1 at emulation version 1.37 with min compatibility version 1.36 (binary 1.37)"; changed.Message != want {
+		t.Errorf("message %q", changed.Message)
+	}
+
+	w.servers("a"+n36, "e"+n37, "d"+n37)
+	w.step()
+	still := meta.FindStatusCondition(w.cluster().Status.Conditions, versionv1alpha1.ConditionVersionsAgree)
+	if still.LastTransitionTime != changed.LastTransitionTime || !strings.Contains(still.Message, "1 at emulation version 1.36") {
+		t.Errorf("condition %+v, before %+v", still, changed)
+	}
+	w.servers("f"+n37, "e"+n37, "d"+n37)
+	w.step()
+	w.expectStatus("3 1.37..1.37" + alike + within)
+	w.expectEvents(began, ended)
+	var ids []string
+	for _, s := range w.cluster().Status.Servers {
+		ids = append(ids, s.ID+"="+s.Binary+"/"+s.Emulation+"/"+s.MinCompatibility)
+	}
+	if got := strings.Join(ids, " "); got != "d"+n37+" e"+n37+" f"+n37 {
+		t.Errorf("servers %s", got)
+	}
+}
+
+// TestOutOfAllowance: skew that is not allowed is a warning, and its end is told.
+func TestOutOfAllowance(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a"+n37, "b"+old)
+	w.step()
+	w.expectStatus("2 1.35..1.37" + differ + out)
+	w.expectEvents(began, refused)
+	for _, e := range w.events() {
+		if e.Reason != EventSkewNotAllowed {
+			continue
+		}
+		if !strings.Contains(e.Message, "1.37 is newer than the 1.34..1.36 that servers at emulation version 1.35 with min compatibility version 1.34 allow") {
+			t.Errorf("message %q", e.Message)
+		}
+		if o := e.InvolvedObject; o.Kind != "ClusterVersion" || o.APIVersion != "concord.dev/v1alpha1" || o.Name != "cluster" || e.ReportingInstance != "concord-a" {
+			t.Errorf("event %+v", e)
+		}
+	}
+	w.servers("a"+n37, "b"+n36)
+	w.step()
+	w.expectStatus("2 1.36..1.37" + differ + within)
+	w.expectEvents(began, refused, accepted)
+	w.servers("a" + n37)
+	w.step()
+	w.expectEvents(began, refused, accepted, ended)
+}
+
+// TestSilentServers: what a server does not tell is unknown, never fine; what is known to
+// be wrong stays wrong.
+func TestSilentServers(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a"+n37, "stock", "mangled=1.37/latest/1.36")
+	w.step()
+	w.expectStatus("3 1.37..1.37 agree=Unknown VersionsUnknown allowed=Unknown VersionsUnknown")
+	w.expectEvents(silent)
+	c := meta.FindStatusCondition(w.cluster().Status.Conditions, versionv1alpha1.ConditionSkewAllowed)
+	if !strings.HasSuffix(c.Message, "do not tell their versions: mangled, stock") {
+		t.Errorf("message %q", c.Message)
+	}
+	w.servers("a"+n37, "b"+old, "stock")
+	w.step()
+	w.expectStatus("3 1.35..1.37" + differ + out)
+	w.servers("a"+n37, "b"+n37)
+	w.step()
+	w.expectEvents(silent, began, refused, ended, accepted)
+	w.servers()
+	w.step()
+	w.expectStatus("0 .. agree=Unknown NoServers allowed=Unknown NoServers")
+}
+
+// TestQuiet: while no server changes only the Leases are read, and what somebody else did
+// to the ClusterVersion is repaired once in a while.
+func TestQuiet(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a" + n37)
+	w.step()
+	if got, want := w.took(), "list LeaseList; get ClusterVersion; create ClusterVersion; update status ClusterVersion"; got != want {
+		t.Errorf("first look: %s", got)
+	}
+	w.step()
+	if got, want := w.took(), "list LeaseList"; got != want {
+		t.Errorf("second look: %s", got)
+	}
+	w.quietly(func() error { return w.client.Delete(context.Background(), w.cluster()) })
+	w.clock.Step(resync)
+	w.step()
+	w.expectStatus("1 1.37..1.37" + alike + within)
+	w.took()
+	w.clock.Step(resync)
+	w.step()
+	if got, want := w.took(), "list LeaseList; get ClusterVersion"; got != want {
+		t.Errorf("later look: %s", got)
+	}
+	w.expectEvents()
+}
+
+// TestNextLeader: whoever is elected next does not repeat what was told.
+func TestNextLeader(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a"+n36, "b"+n37)
+	w.step()
+	w.c = w.newController()
+	w.step()
+	w.expectEvents(began)
+	w.servers("b" + n37)
+	w.step()
+	w.expectEvents(began, ended)
+}
+
+// TestTwoLeaders: of two that both believe they lead one has a conflict, and both tell
+// the same.
+func TestTwoLeaders(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a" + n36)
+	w.step()
+	w.servers("a"+n36, "b"+n37)
+	other := w.newController()
+	raced := false
+	w.before = func(call string) error {
+		if call == "update status ClusterVersion" && !raced {
+			raced = true
+			return other.Step(context.Background())
+		}
+		return nil
+	}
+	w.clock.Step(time.Second)
+	if err := w.c.Step(t.Context()); !apierrors.IsConflict(err) {
+		t.Fatalf("Step: %v, want a conflict", err)
+	}
+	w.step()
+	w.expectStatus("2 1.36..1.37" + differ + within)
+	w.expectEvents(began)
+}
+
+// TestFailures: whatever fails, or only seems to, is made up for: one event is told once.
+func TestFailures(t *testing.T) {
+	for _, call := range []string{"list LeaseList", "get ClusterVersion", "create ClusterVersion", "update status ClusterVersion", "create Event"} {
+		for _, lost := range []bool{false, true} {
+			name := call
+			if lost {
+				name += ", its reply is lost"
+			}
+			t.Run(name, func(t *testing.T) {
+				w := newWorld(t)
+				w.servers("a"+n37, "b"+old)
+				failures := 0
+				fail := func(c string) error {
+					if c == call && failures < 2 {
+						failures++
+						return errBroken
+					}
+					return nil
+				}
+				if lost {
+					w.after = fail
+				} else {
+					w.before = fail
+				}
+				for range 20 {
+					w.clock.Step(time.Second)
+					if err := w.c.Step(t.Context()); err == nil {
+						break
+					}
+				}
+				if failures == 0 {
+					t.Fatal("nothing failed")
+				}
+				w.expectStatus("2 1.35..1.37" + differ + out)
+				w.expectEvents(began, refused)
+				w.took()
+				w.step()
+				if got := w.took(); got != "list LeaseList" {
+					t.Errorf("afterwards: %s", got)
+				}
+			})
+		}
+	}
+}
+
+// TestRun: the controller looks at once and at every interval, and again after an error.
+func TestRun(t *testing.T) {
+	w := newWorld(t)
+	w.servers("a" + n36)
+	var looks atomic.Int32
+	w.before = func(call string) error {
+		if call == "list LeaseList" && looks.Add(1) == 1 {
+			return errBroken
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	shows := func(want string) {
+		t.Helper()
+		if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			w.clock.Step(DefaultInterval)
+			cluster := &versionv1alpha1.ClusterVersion{}
+			err := w.client.Get(ctx, clientKey, cluster)
+			return err == nil && cluster.Status.NewestEmulation == want, nil
+		}); err != nil {
+			t.Fatalf("never shows %s", want)
+		}
+	}
+	shows("1.36")
+	w.servers("b" + n37)
+	shows("1.37")
+}
+
+func TestConfig(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []Config{{}, {Client: w.client, Interval: -1}} {
+		if _, err := New(c); err == nil || !strings.HasPrefix(err.Error(), "skew: Config.") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	c, err := New(Config{Client: w.client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.servers("a" + n37)
+	if err := c.Step(t.Context()); err != nil || c.cfg.Interval != DefaultInterval {
+		t.Errorf("with defaults: %v, %+v", err, c.cfg)
+	}
+}
+
+func TestTransitions(t *testing.T) {
+	conditions := func(agree, allowed metav1.ConditionStatus) []metav1.Condition {
+		if agree == "" {
+			return nil
+		}
+		return []metav1.Condition{
+			{Type: versionv1alpha1.ConditionVersionsAgree, Status: agree, Message: strings.Repeat("m", 2*maxNote)},
+			{Type: versionv1alpha1.ConditionSkewAllowed, Status: allowed},
+			{Type: "Other", Status: agree},
+		}
+	}
+	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
+	for _, c := range []struct {
+		wasAgree, wasAllowed, agree, allowed metav1.ConditionStatus
+		want                                 string
+	}{
+		{"", "", yes, yes, ""},
+		{"", "", no, yes, EventSkewBegan},
+		{"", "", no, no, EventSkewBegan + " " + EventSkewNotAllowed},
+		{"", "", unknown, unknown, EventSkewUnknown},
+		{yes, yes, yes, yes, ""},
+		{yes, yes, no, yes, EventSkewBegan},
+		{yes, yes, unknown, unknown, EventSkewUnknown},
+		{no, yes, no, no, EventSkewNotAllowed},
+		{no, no, no, no, ""},
+		{no, no, no, yes, EventSkewAllowed},
+		{no, no, yes, yes, EventSkewEnded + " " + EventSkewAllowed},
+		{no, yes, unknown, unknown, EventSkewUnknown},
+		{unknown, unknown, yes, yes, EventSkewEnded},
+		{unknown, unknown, no, no, EventSkewBegan + " " + EventSkewNotAllowed},
+	} {
+		var got []string
+		for _, n := range transitions(conditions(c.wasAgree, c.wasAllowed), conditions(c.agree, c.allowed)) {
+			got = append(got, n.reason)
+			if len(n.note) > maxNote {
+				t.Errorf("%s: a note of %d bytes", n.reason, len(n.note))
+			}
+			if wantWarning := n.reason == EventSkewNotAllowed || n.reason == EventSkewUnknown; (n.kind == corev1.EventTypeWarning) != wantWarning {
+				t.Errorf("%s is %s", n.reason, n.kind)
+			}
+		}
+		if got := strings.Join(got, " "); got != c.want {
+			t.Errorf("%s/%s to %s/%s: %q, want %q", c.wasAgree, c.wasAllowed, c.agree, c.allowed, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,23 @@
+package evolve
+
+import "github.com/concord-dev/concord/agree"
+
+// StoredSet returns the encodings that objects may be stored in, for a reader that is
+// not the trigger and changes nothing: the state's stored set, and what follows from a
+// StorageVersion that the state was not computed for (invariant I1). It holds Unknown
+// where objects may have encodings that nobody can name. Either argument may be nil: the
+// object does not exist, or cannot be read. The state was read first.
+func StoredSet(state *State, sv *StorageVersion) []agree.Encoding {
+	var stored State
+	if state != nil {
+		stored = *state
+	}
+	switch {
+	case sv == nil:
+		return add(stored.Stored, Unknown)
+	case state == nil, stored.Of.UID != sv.UID, stored.Of.Epoch > sv.History.Epoch, len(stored.Stored) == 0:
+		return add(add(stored.Stored, Unknown), sv.History.Reported()...)
+	default:
+		return add(stored.Stored, sv.History.Since(stored.Of.Epoch)...)
+	}
+}

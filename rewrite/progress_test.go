@@ -1,0 +1,66 @@
+package rewrite
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestSlowProgressHoldsUpNobody: while one page's progress is being told, another page is
+// written.
+func TestSlowProgressHoldsUpNobody(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 4)
+	key := numbered(policyPrefix)
+	telling, went := make(chan struct{}), make(chan struct{})
+	kv := hooked{KV: NewEtcd(c), beforeCommit: func(_ Fence, puts []Put) error {
+		switch {
+		case len(puts) == 0:
+		case puts[0].Key == key(2): // the other page's first value, to be counted while the first page's progress is told
+			<-telling
+		case puts[0].Key == key(3): // was counted
+			close(went)
+		}
+		return nil
+	}}
+	first := true
+	result, err := New(kv).Run(t.Context(), target, Options{Workers: 2, PageKeys: 2, TxnKeys: 1}, func(Progress) {
+		if !first {
+			return
+		}
+		first = false
+		close(telling)
+		select {
+		case <-went:
+		case <-time.After(10 * time.Second):
+			t.Error("a page waits for the progress of another to be told")
+		}
+	})
+	must(t, err)
+	requireSum(t, result)
+	requireNew(t, c, contents)
+}
+
+// TestProgressComesInOrder: one call at a time, with counts that only grow.
+func TestProgressComesInOrder(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	loadOld(t, c, 400)
+	var calls atomic.Int32
+	var last Progress
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 8, PageKeys: 5}, func(p Progress) {
+		if calls.Add(1) > 1 {
+			t.Error("two calls at a time")
+		}
+		if p.Rewritten < last.Rewritten || p.Total < last.Total || p.Bytes < last.Bytes {
+			t.Errorf("%+v after %+v", p, last)
+		}
+		last = p
+		calls.Add(-1)
+	})
+	must(t, err)
+	if last != result.Progress {
+		t.Errorf("the last was %+v, the result is %+v", last, result.Progress)
+	}
+}

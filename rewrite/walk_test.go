@@ -1,0 +1,84 @@
+package rewrite
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func TestCountEncodings(t *testing.T) {
+	c := startEtcd(t)
+	load(t, c, 700, numbered("/registry/example.com/widgets/default/"), func(i int) []byte { return widget(t, "v1", i) })
+	load(t, c, 50, numbered("/registry/example.com/widgets/other/"), func(i int) []byte { return widget(t, "v2", i) })
+	put(t, c, "/registry/example.com/widgets/sealed", []byte("k8s:enc:aescbc:v1:key1:\x00"))
+	put(t, c, "/registry/example.com/widgets/damaged", []byte{0xff})
+	put(t, c, "/registry/example.com/widgetsets/a", widget(t, "v3", 1))
+	counts, err := CountEncodings(t.Context(), NewEtcd(c), "/registry/example.com/widgets/")
+	must(t, err)
+	want := map[string]int64{"example.com/v1": 700, "example.com/v2": 50, EncodingEncrypted + "aescbc:v1:key1": 1, EncodingUnknown: 1}
+	if !maps.Equal(counts, want) {
+		t.Errorf("got %v, want %v", counts, want)
+	}
+}
+
+// compactingReader compacts etcd after the first page.
+type compactingReader struct {
+	Reader
+	t      *testing.T
+	client *clientv3.Client
+	pages  int
+}
+
+// Range implements Reader.
+func (r *compactingReader) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
+	page, err := r.Reader.Range(ctx, start, end, limit, revision)
+	if r.pages++; r.pages == 1 {
+		newest := put(r.t, r.client, "/elsewhere", nil)
+		_, err := r.client.Compact(ctx, newest)
+		must(r.t, err)
+	}
+	return page, err
+}
+
+func TestWalkGoesOnAcrossCompaction(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	load(t, c, 100, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
+	last := ""
+	visited := 0
+	must(t, Walk(t.Context(), &compactingReader{Reader: NewEtcd(c), t: t, client: c}, prefix, func(e Entry) error {
+		if e.Key <= last {
+			t.Errorf("%s comes after %s", e.Key, last)
+		}
+		last = e.Key
+		visited++
+		return nil
+	}))
+	if visited != 100 {
+		t.Errorf("visited %d of 100", visited)
+	}
+}
+
+func TestWalkStops(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	load(t, c, 100, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
+	stop, visited := errors.New("stop"), 0
+	err := Walk(t.Context(), NewEtcd(c), prefix, func(Entry) error {
+		if visited++; visited == 20 {
+			return stop
+		}
+		return nil
+	})
+	if !errors.Is(err, stop) || visited != 20 {
+		t.Errorf("got %v after %d", err, visited)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if counts, err := CountEncodings(ctx, NewEtcd(c), prefix); err == nil || len(counts) != 0 {
+		t.Errorf("got %v, %v", counts, err)
+	}
+}

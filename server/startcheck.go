@@ -1,0 +1,106 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+const (
+	// allowUndecodableFlag and its usage are the way around checkStorage.
+	allowUndecodableFlag  = "allow-undecodable-storage"
+	allowUndecodableUsage = "Start although objects may be stored that this server cannot decode. Such an object cannot be read, and every list of its resource fails."
+
+	// storageCheckTimeout bounds how long a starting server reads raw values.
+	storageCheckTimeout = 10 * time.Second
+	// namedInLog is how many resources a log line names.
+	namedInLog = 5
+)
+
+// checkStorage refuses to start a server that cannot decode what may be stored (KEP-2343,
+// "Implications to cluster operators"). The error is one line that names the resources,
+// their encodings and what to do. It reads the stored sets straight from etcd, and raw
+// values only of built-in resources whose stored set is not known, for at most
+// storageCheckTimeout. What nobody can tell, such as encrypted values, is logged and does
+// not keep the server from starting. With allow nothing does.
+func checkStorage(ctx context.Context, etcd *clientv3.Client, prefix string, plan *compat.Plan, allow bool) error {
+	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
+	defer cancel()
+	err := refuseUndecodable(ctx, rewrite.NewEtcd(etcd), prefix, plan.Target())
+	if err != nil && allow {
+		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+allowUndecodableFlag+" says: they cannot be read, and lists of their resources fail")
+		return nil
+	}
+	return err
+}
+
+func refuseUndecodable(ctx context.Context, reader rewrite.Reader, prefix string, target *compat.Target) error {
+	sets, err := ReadStoredSets(ctx, reader, prefix)
+	if err != nil {
+		return fmt.Errorf("what is stored cannot be read, so that nobody can tell whether this server decodes it (--%s starts it all the same): %w", allowUndecodableFlag, err)
+	}
+	var stored, uncounted []compat.Stored
+	for _, gr := range target.Resources() {
+		if s := sets.Of(gr); s.Unknown {
+			uncounted = append(uncounted, s)
+		} else {
+			stored = append(stored, s)
+		}
+	}
+	counted, err := countSmallFirst(ctx, reader, prefix, uncounted)
+	if err != nil {
+		return fmt.Errorf("what is stored cannot be read: %w", err)
+	}
+	var undecodable, untold []string
+	for _, s := range append(stored, counted...) {
+		switch f := target.Judge(s); f.Verdict {
+		case compat.Unsafe:
+			undecodable = append(undecodable, fmt.Sprintf("%s as %s", f.Resource, strings.Join(f.Undecodable, ", ")))
+		case compat.CouldNotTell:
+			untold = append(untold, f.Resource+": "+f.Reason)
+		case compat.Safe:
+		}
+	}
+	if n := len(untold); n > 0 {
+		klog.FromContext(ctx).Info("Nobody can tell whether this server decodes everything that is stored", "resources", n, "for example", untold[:min(n, namedInLog)])
+	}
+	if len(undecodable) > 0 {
+		slices.Sort(undecodable)
+		return fmt.Errorf("%s cannot decode what may be stored, %s: start a release that decodes it and wait until its StorageStates no longer list it (concord preflight tells), or give --%s to start without these objects",
+			target.Name, strings.Join(undecodable, "; "), allowUndecodableFlag)
+	}
+	return nil
+}
+
+// countSmallFirst adds the census of each resource, the resource with the fewest objects
+// first: so that a large one uses up only its own share of the time.
+func countSmallFirst(ctx context.Context, reader rewrite.Reader, prefix string, uncounted []compat.Stored) ([]compat.Stored, error) {
+	sizes := map[string]int64{}
+	for _, s := range uncounted {
+		start := ResourcePrefix(prefix, s.Resource, false)
+		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
+		if err != nil {
+			return nil, err
+		}
+		sizes[s.Resource.String()] = page.Count
+	}
+	slices.SortStableFunc(uncounted, func(a, b compat.Stored) int {
+		return cmp.Compare(sizes[a.Resource.String()], sizes[b.Resource.String()])
+	})
+	for i := range uncounted {
+		s := &uncounted[i]
+		if s.Census = (&compat.StoredCensus{}); sizes[s.Resource.String()] > 0 {
+			s.Census = CountStored(ctx, reader, ResourcePrefix(prefix, s.Resource, false))
+		}
+	}
+	return uncounted, nil
+}

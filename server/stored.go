@@ -1,0 +1,180 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server/builtin"
+)
+
+// StoredSets is what a cluster remembers of the encodings that may be stored, by
+// resource. An object that exists and cannot be read is nil.
+type StoredSets struct {
+	States   map[schema.GroupResource]*migrationv1alpha1.StorageState
+	Versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
+}
+
+// ReadStoredSets reads the StorageStates and then the StorageVersions straight from
+// etcd, where no server serves them. prefix is the servers' --etcd-prefix. An error comes
+// from the store or ctx; no value makes it fail.
+func ReadStoredSets(ctx context.Context, reader rewrite.Reader, prefix string) (StoredSets, error) {
+	sets := StoredSets{
+		States:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
+		Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
+	}
+	states := ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)
+	err := rewrite.Walk(ctx, reader, states, func(e rewrite.Entry) error {
+		gr := schema.ParseGroupResource(strings.TrimPrefix(e.Key, states))
+		sets.States[gr] = nil
+		state := &migrationv1alpha1.StorageState{}
+		if json.Unmarshal(e.Value, state) == nil && state.APIVersion == migrationv1alpha1.SchemeGroupVersion.String() {
+			sets.States[gr] = state
+		}
+		return nil
+	})
+	if err != nil {
+		return StoredSets{}, fmt.Errorf("StorageStates: %w", err)
+	}
+	versions := ResourcePrefix(prefix, storageversion.Resource, false)
+	err = rewrite.Walk(ctx, reader, versions, func(e rewrite.Entry) error {
+		gr, err := storageversion.GroupResource(strings.TrimPrefix(e.Key, versions))
+		if err != nil {
+			return nil //nolint:nilerr // a key that is no StorageVersion's names no resource
+		}
+		sets.Versions[gr] = nil
+		if obj, _, err := builtin.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil); err == nil {
+			sets.Versions[gr], _ = obj.(*apiserverinternalv1alpha1.StorageVersion)
+		}
+		return nil
+	})
+	if err != nil {
+		return StoredSets{}, fmt.Errorf("StorageVersions: %w", err)
+	}
+	return sets, nil
+}
+
+// ResourcePrefix is where a resource's objects are in etcd, with a slash behind it, under
+// the servers' --etcd-prefix.
+func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string {
+	prefix = "/" + strings.Trim(prefix, "/") + "/"
+	if custom || gr.Group == apiextensions.GroupName || gr.Group == apiregistration.GroupName {
+		prefix += gr.Group + "/"
+	}
+	return prefix + gr.Resource + "/"
+}
+
+// Resources returns the resources that anything is remembered of, sorted by group and
+// resource.
+func (s StoredSets) Resources() []schema.GroupResource {
+	var all []schema.GroupResource
+	for gr := range s.States {
+		all = append(all, gr)
+	}
+	for gr := range s.Versions {
+		all = append(all, gr)
+	}
+	slices.SortFunc(all, compareResources)
+	return slices.Compact(all)
+}
+
+func compareResources(a, b schema.GroupResource) int {
+	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
+}
+
+// Of returns what may be stored of a resource (DESIGN 3.7, I1), without a census.
+func (s StoredSets) Of(gr schema.GroupResource) compat.Stored {
+	stored := compat.Stored{Resource: gr}
+	state, why := s.state(gr)
+	version, whyVersion := s.version(gr)
+	for _, e := range evolve.StoredSet(state, version) {
+		if e == evolve.Unknown {
+			stored.Unknown = true
+			continue
+		}
+		stored.Encodings = append(stored.Encodings, string(e))
+	}
+	if stored.Unknown {
+		stored.Why = cmp.Or(why, whyVersion, "its StorageState was computed for another StorageVersion")
+	}
+	return stored
+}
+
+// state returns what the StorageState says, and why the stored set is not known by it.
+func (s StoredSets) state(gr schema.GroupResource) (view *evolve.State, why string) {
+	state, ok := s.States[gr]
+	switch {
+	case !ok:
+		return nil, "it has no StorageState"
+	case state == nil:
+		return nil, "its StorageState cannot be read"
+	}
+	v := migrationv1alpha1.ViewState(state)
+	if len(v.Stored) == 0 || slices.Contains(v.Stored, evolve.Unknown) {
+		why = "its stored set says Unknown"
+	}
+	return &v, why
+}
+
+// version returns what the StorageVersion says; nil, with the reason, if that is nothing.
+func (s StoredSets) version(gr schema.GroupResource) (view *evolve.StorageVersion, why string) {
+	sv, ok := s.Versions[gr]
+	if !ok {
+		return nil, "it has no StorageVersion"
+	}
+	if sv == nil {
+		return nil, "its StorageVersion cannot be read"
+	}
+	history, err := storageversion.History(sv)
+	if err != nil {
+		return nil, "its StorageVersion cannot be read"
+	}
+	common, _ := storageversion.Agreement(sv)
+	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: storageversion.Reports(sv), Common: common}, ""
+}
+
+// CountStored counts the raw values under a resource's prefix. What stops it before the
+// end, ctx for one, makes the census partial.
+func CountStored(ctx context.Context, reader rewrite.Reader, prefix string) *compat.StoredCensus {
+	counts, err := rewrite.CountEncodings(ctx, reader, prefix)
+	census := &compat.StoredCensus{Objects: map[string]int64{}}
+	switch {
+	case ctx.Err() != nil:
+		census.Partial = "it took too long"
+	case err != nil:
+		census.Partial = err.Error()
+	}
+	for encoding, n := range counts {
+		switch {
+		case encoding == rewrite.EncodingUnknown:
+			census.Unreadable += n
+		case strings.HasPrefix(encoding, rewrite.EncodingEncrypted):
+			census.Encrypted += n
+		default:
+			census.Objects[encoding] += n
+		}
+	}
+	return census
+}
+
+// Lifecycles returns those of every resource that this binary can serve.
+func Lifecycles() []compat.Lifecycle {
+	lifecycles := builtin.Lifecycles()
+	for _, gvr := range extraResources() {
+		lifecycles = append(lifecycles, compat.Lifecycle{GroupVersionResource: gvr, Kind: extraKinds[gvr.Resource]})
+	}
+	return lifecycles
+}
