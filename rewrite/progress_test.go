@@ -42,6 +42,26 @@ func TestSlowProgressHoldsUpNobody(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
+func TestProgressIsToldOutsideTheLock(t *testing.T) {
+	var r *run
+	told := false
+	r = newRun(nil, Target{}, Options{}, func(p Progress) {
+		told = p.Total == 7
+		if r.reporting.TryLock() {
+			t.Error("another call can begin")
+		}
+		if !r.mu.TryLock() {
+			t.Fatal("nobody can count")
+		}
+		r.mu.Unlock()
+	})
+	r.note(func(result *Result) { result.Total = 7 })
+	r.report()
+	if !told {
+		t.Error("not told")
+	}
+}
+
 // TestProgressComesInOrder: one call at a time, with counts that only grow.
 func TestProgressComesInOrder(t *testing.T) {
 	c := startEtcd(t)

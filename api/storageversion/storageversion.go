@@ -22,6 +22,11 @@ const (
 	// EncodingsAnnotation holds the last epoch at which each encoding was reported, a
 	// JSON object. Both are computed by the strategy; what a client sends is ignored.
 	EncodingsAnnotation = "concord.dev/encoding-epochs"
+	// CRDAnnotation holds the uid of the CustomResourceDefinition for which a
+	// StorageVersion was created. It never changes: for another one of that name the
+	// StorageVersion is deleted and created anew, so that no report for the one before
+	// permits a write (DESIGN 3.3).
+	CRDAnnotation = "concord.dev/crd-uid"
 
 	// IdentityNamespace is where servers keep their identity Leases.
 	IdentityNamespace = metav1.NamespaceSystem

@@ -81,7 +81,7 @@ func (c *Collector) sweep(ctx context.Context, how sweeping) error {
 	if err != nil {
 		return err
 	}
-	participants, someStarting := ids(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return starting(&l) })
+	participants, someStarting := ids(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return c.starting(&l) })
 	slices.SortFunc(list.Items, func(a, b v1alpha1.StorageVersion) int { return strings.Compare(a.Name, b.Name) })
 	return c.each(list.Items, func(sv *v1alpha1.StorageVersion) error {
 		before := storageversion.Reports(sv)

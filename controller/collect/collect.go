@@ -117,28 +117,45 @@ func (c *Collector) Step(ctx context.Context, leader bool) error {
 	return errors.Join(err, c.sweepAll(ctx, leases))
 }
 
-// observe lists the Leases and counts the time since the last observation, unless one
-// failed in between. A long gap, as after a pause of this process or a slow answer, is
-// not observed time: it counts as two intervals at most.
+// observe lists the Leases and counts the time since the last observation, of which two
+// intervals at most were observed. After a failure, or a gap in which renewals may have
+// been impossible, as after a pause of this process or a slow answer, every count starts
+// anew.
 func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error) {
 	begun := c.cfg.Clock.Now()
 	previous := c.observed
 	c.observed = time.Time{}
 	leases, err := c.leases(ctx)
 	if err != nil {
+		c.liveness.Forget()
 		return nil, err
-	}
-	var elapsed time.Duration
-	if !previous.IsZero() {
-		elapsed = min(begun.Sub(previous), 2*c.cfg.Interval)
 	}
 	beats := make([]agree.Beat, 0, len(leases))
 	for i := range leases {
 		beats = append(beats, beat(&leases[i]))
 	}
-	c.liveness.Observe(elapsed, beats)
+	var elapsed time.Duration
+	if !previous.IsZero() {
+		elapsed = begun.Sub(previous)
+	}
+	if elapsed < 0 || elapsed > c.longestGap(beats) {
+		c.liveness.Forget()
+	}
+	c.liveness.Observe(min(elapsed, 2*c.cfg.Interval), beats)
 	c.observed = begun
 	return leases, nil
+}
+
+// longestGap is how far two observations may lie apart to be contiguous: a third of the
+// shortest Lease's duration. What a leader does between them takes time, too.
+func (c *Collector) longestGap(beats []agree.Beat) time.Duration {
+	shortest := time.Duration(0)
+	for i, b := range beats {
+		if i == 0 || b.Duration < shortest {
+			shortest = b.Duration
+		}
+	}
+	return max(2*c.cfg.Interval, shortest/3)
 }
 
 func beat(lease *coordinationv1.Lease) agree.Beat {
@@ -204,7 +221,7 @@ func isGone(err error) bool {
 // sweepDue says whether there may be something to collect.
 func (c *Collector) sweepDue(leases []coordinationv1.Lease) bool {
 	return !c.watched.Load() || c.touched.Load() || c.swept.IsZero() ||
-		c.seen != fingerprint(leases) || c.cfg.Clock.Since(c.swept) >= resync
+		c.seen != c.fingerprint(leases) || c.cfg.Clock.Since(c.swept) >= resync
 }
 
 func (c *Collector) sweepAll(ctx context.Context, leases []coordinationv1.Lease) error {
@@ -214,16 +231,16 @@ func (c *Collector) sweepAll(ctx context.Context, leases []coordinationv1.Lease)
 	if err := c.sweep(ctx, sweeping{removeEmpty: true}); err != nil {
 		return err
 	}
-	c.swept, c.seen = begun, fingerprint(leases)
+	c.swept, c.seen = begun, c.fingerprint(leases)
 	return nil
 }
 
 // fingerprint is what a sweep depends on of the Leases.
-func fingerprint(leases []coordinationv1.Lease) string {
+func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 	lines := make([]string, 0, len(leases))
 	for i := range leases {
 		line := leases[i].Name
-		if starting(&leases[i]) {
+		if c.starting(&leases[i]) {
 			line += " starting"
 		}
 		lines = append(lines, line)
@@ -232,9 +249,12 @@ func fingerprint(leases []coordinationv1.Lease) string {
 	return strings.Join(lines, "\n")
 }
 
-// starting says whether a server has not reported everything yet.
-func starting(lease *coordinationv1.Lease) bool {
-	return lease.Annotations[storageversion.ReportedAnnotation] != "true"
+// starting says whether a server may be about to report. One that does not say, long
+// after it was registered, that it has reported everything is not waited for: reports
+// that come later are made without help.
+func (c *Collector) starting(lease *coordinationv1.Lease) bool {
+	return lease.Annotations[storageversion.ReportedAnnotation] != "true" &&
+		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= beat(lease).Duration
 }
 
 func ids(leases []coordinationv1.Lease) sets.Set[agree.ServerID] {

@@ -3,6 +3,7 @@ package collect
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -124,15 +125,65 @@ func TestOutage(t *testing.T) {
 			w.renew("a", true)
 			w.renew("b", true)
 			w.setReports("core.secrets", "a", "b")
-			w.pass(10, true, "a", "b")
+			w.pass(2, true, "a", "b")
+			w.pass(14, true, "a") // b's renewals fail already
 			tc.outage(w)
 			w.pass(5, true) // they do not renew at once
-			w.pass(5, true, "a", "b")
+			w.pass(10, true, "a")
 			w.expectServers("core.secrets", "a,b=v1")
-			w.pass(20, true, "a")
+			w.pass(1, true, "a", "b")
+			w.pass(16, true, "a")
 			w.expectServers("core.secrets", "a=v1")
 		})
 	}
+}
+
+// TestNoPuts: lists are answered and deletions done, but nobody can renew, as when etcd
+// is out of space. Whoever leads when that is mended buries nobody who lives.
+func TestNoPuts(t *testing.T) {
+	for _, seconds := range []int{3, 6, 9, 12, 20, 60, 200} {
+		t.Run(fmt.Sprintf("%d s", seconds), func(t *testing.T) {
+			w := newWorld(t)
+			all := []agree.ServerID{"a", "b", "c"}
+			w.renew("old", true)
+			for _, id := range all {
+				w.renew(id, true)
+			}
+			w.setReports("core.secrets", "a", "b", "c")
+			for range 2 {
+				w.pass(1, false, all...)
+				w.pass(4, false)
+			}
+			w.pass(seconds, true)
+			for _, id := range all {
+				w.pass(1, true, id)
+			}
+			w.pass(4, true)
+			w.expectServers("core.secrets", "a,b,c=v1")
+			for range 4 {
+				w.pass(1, true, all...)
+				w.pass(4, true)
+			}
+			w.expectServers("core.secrets", "a,b,c=v1")
+			if w.hasLease("old") {
+				t.Error("the dead are not buried when it is mended")
+			}
+		})
+	}
+}
+
+// TestLastServer: the observer's own renewals, every 5 s, suffice to bury all others.
+func TestLastServer(t *testing.T) {
+	w := newWorld(t)
+	for _, id := range []agree.ServerID{"self", "b", "c"} {
+		w.renew(id, true)
+	}
+	w.setReports("core.secrets", "self", "b", "c")
+	for range 4 {
+		w.pass(4, true)
+		w.pass(1, true, "self")
+	}
+	w.expectServers("core.secrets", "self=v1")
 }
 
 // TestFlakyObservation: time counts only between observations that follow each other.
@@ -160,14 +211,14 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	w := newWorld(t)
 	w.c.watched.Store(true)
 	for _, id := range []agree.ServerID{"a", "b", "old"} {
-		w.renew(id, id != "b")
+		w.renew(id, true)
 	}
 	w.setReports("core.secrets", "a", "b", "old")
 	swept := func() bool {
 		w.took()
 		w.clock.Step(time.Second)
 		for _, id := range []agree.ServerID{"a", "b"} {
-			w.renew(id, id == "a")
+			w.renew(id, true)
 		}
 		if err := w.c.Step(t.Context(), true); err != nil {
 			t.Fatalf("Step: %v", err)
@@ -291,6 +342,28 @@ func TestHoldBack(t *testing.T) {
 	w.expectServers("core.secrets", "=")
 	w.renew("b", true)
 	w.pass(1, true, "a")
+	w.expectServers("core.secrets", "none")
+}
+
+// TestHoldBackEnds: a server that never says it has reported, such as one of another
+// make, keeps empty StorageVersions for one duration of its Lease.
+func TestHoldBackEnds(t *testing.T) {
+	w := newWorld(t)
+	w.c.watched.Store(true)
+	renew := func(seconds int) {
+		for range seconds {
+			w.clock.Step(time.Second)
+			w.renew("a", false)
+			if err := w.c.Step(t.Context(), true); err != nil {
+				t.Fatalf("Step: %v", err)
+			}
+		}
+	}
+	w.renew("a", false)
+	w.setReports("core.secrets")
+	renew(15)
+	w.expectServers("core.secrets", "=")
+	renew(1)
 	w.expectServers("core.secrets", "none")
 }
 

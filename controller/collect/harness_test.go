@@ -110,7 +110,8 @@ func (w *world) renew(id agree.ServerID, reported bool) {
 	seconds, now := int32(15), metav1.NewMicroTime(w.clock.Now())
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Name: string(id), Namespace: "kube-system", UID: types.UID("uid-" + id),
-		Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+		Labels:            map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+		CreationTimestamp: metav1.NewTime(w.clock.Now()),
 	}}
 	err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(lease), lease)
 	lease.Spec = coordinationv1.LeaseSpec{LeaseDurationSeconds: &seconds, RenewTime: &now}

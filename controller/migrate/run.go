@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 )
@@ -30,17 +31,15 @@ func (c *Controller) Run(ctx context.Context) {
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),
 		workqueue.TypedRateLimitingQueueConfig[string]{Clock: c.cfg.Clock})
-	migrations := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(func(obj any, gone bool) {
-		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
-			c.ObserveMigration(m, gone)
-			queue.Add(m.Name)
-		}
-	}))
-	versions := c.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(func(obj any, gone bool) {
-		if sv, ok := obj.(*apiserverinternalv1alpha1.StorageVersion); ok {
-			c.ObserveStorageVersion(sv, gone)
-		}
-	}))
+	seen, migrations := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(
+		func(was, is *migrationv1alpha1.StorageVersionMigration, gone bool) {
+			c.ObserveMigration(is, gone)
+			if !gone && worthALook(was, is, c.cfg.ID()) {
+				queue.Add(is.Name)
+			}
+		}))
+	_, versions := c.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(
+		func(_, is *apiserverinternalv1alpha1.StorageVersion, gone bool) { c.ObserveStorageVersion(is, gone) }))
 	var wg sync.WaitGroup
 	wg.Go(func() { migrations.RunWithContext(ctx) })
 	wg.Go(func() { versions.RunWithContext(ctx) })
@@ -49,16 +48,37 @@ func (c *Controller) Run(ctx context.Context) {
 		queue.ShutDown()
 	})
 	for range c.cfg.Workers {
-		wg.Go(func() { c.work(ctx, queue) })
+		wg.Go(func() { c.work(ctx, queue, seen) })
 	}
 	wg.Wait()
 }
 
-func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) {
+// worthALook says whether a migration that was so, or nil, and is so now may be one for
+// this server to claim, or to watch over. What a migrator writes on it while it works is
+// not, nor is this server's own claim: who claims works, and tries again after an error.
+func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.ServerID) bool {
+	claimer := is.Annotations[migrationv1alpha1.ClaimedByAnnotation]
+	switch {
+	case migrationv1alpha1.Final(is):
+		return false
+	case was == nil || was.UID != is.UID || migrationv1alpha1.TargetOf(was) != migrationv1alpha1.TargetOf(is):
+		return true
+	}
+	return was.Annotations[migrationv1alpha1.ClaimedByAnnotation] != claimer && (claimer == "" || claimer != string(self))
+}
+
+// work does migrations, but for those that were seen to be gone or ended since they were
+// queued: that is what most polls find.
+func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], seen cache.Store) {
 	for {
 		name, stop := queue.Get()
 		if stop {
 			return
+		}
+		if obj, ok, _ := seen.GetByKey(name); !ok || migrationv1alpha1.Final(obj.(*migrationv1alpha1.StorageVersionMigration)) {
+			queue.Forget(name)
+			queue.Done(name)
+			continue
 		}
 		after, err := c.Step(ctx, name)
 		switch {
@@ -121,26 +141,29 @@ func (c *Controller) unregister(w *work) {
 	delete(c.running, w)
 }
 
-func onEach(handle func(obj any, gone bool)) cache.ResourceEventHandler {
+// onEach handles every object that is new (was is nil then), changed or gone.
+func onEach[T client.Object](handle func(was, is T, gone bool)) cache.ResourceEventHandler {
+	var none T
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { handle(obj, false) },
-		UpdateFunc: func(_, obj any) { handle(obj, false) },
+		AddFunc:    func(obj any) { handle(none, obj.(T), false) },
+		UpdateFunc: func(old, obj any) { handle(old.(T), obj.(T), false) },
 		DeleteFunc: func(obj any) {
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = tombstone.Obj
 			}
-			handle(obj, true)
+			if last, ok := obj.(T); ok {
+				handle(none, last, true)
+			}
 		},
 	}
 }
 
-func (c *Controller) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler) cache.Controller {
-	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+func (c *Controller) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler) (cache.Store, cache.Controller) {
+	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source{client: c.cfg.Client, list: list},
 		ObjectType:    object,
 		Handler:       handler,
 	})
-	return controller
 }
 
 // source lists and watches objects through controller-runtime's client.

@@ -55,6 +55,7 @@ type world struct {
 	mu     sync.Mutex // guards what follows
 	calls  []string
 	before func(call string)
+	broken map[string]error // what calls are answered with, instead of being made
 }
 
 func newWorld(t *testing.T) *world {
@@ -73,7 +74,9 @@ func newWorld(t *testing.T) *world {
 		WithStatusSubresource(&migrationv1alpha1.StorageVersionMigration{}, &apiserverinternalv1alpha1.StorageVersion{}).
 		WithInterceptorFuncs(w.interceptors()).Build()
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
-		w.call("rewrite", nil)
+		if err := w.call("rewrite", nil); err != nil {
+			return Result{}, err
+		}
 		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
 	}
 	c, err := New(Config{
@@ -94,36 +97,45 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) call(verb string, obj runtime.Object) {
+func (w *world) call(verb string, obj runtime.Object) error {
 	call := verb
 	if obj != nil {
 		call += " " + strings.NewReplacer("*v1alpha1.", "", "*v1.", "").Replace(fmt.Sprintf("%T", obj))
 	}
 	w.mu.Lock()
 	w.calls = append(w.calls, call)
-	before := w.before
+	before, err := w.before, w.broken[call]
 	w.mu.Unlock()
 	if before != nil {
 		before(call)
 	}
+	return err
 }
 
 func (w *world) interceptors() interceptor.Funcs {
 	return interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			w.call("get", obj)
+			if err := w.call("get", obj); err != nil {
+				return err
+			}
 			return c.Get(ctx, key, obj, opts...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			w.call("list", list)
+			if err := w.call("list", list); err != nil {
+				return err
+			}
 			return c.List(ctx, list, opts...)
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			w.call("update", obj)
+			if err := w.call("update", obj); err != nil {
+				return err
+			}
 			return c.Update(ctx, obj, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			w.call(sub, obj)
+			if err := w.call(sub, obj); err != nil {
+				return err
+			}
 			return c.SubResource(sub).Update(ctx, obj, opts...)
 		},
 	}

@@ -74,6 +74,11 @@ func TestHeartbeatCosts(t *testing.T) {
 	w.settle(c)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	w.settle(c)
+	result, err := c.Step(context.Background(), cronJobs)
+	w.must(err)
+	if want := evolve.UntilBeat(cronJobs, w.clock.Now()); result.After != want || len(result.Done) > 0 {
+		t.Errorf("done %v, looks again after %s, want %s", result.Done, result.After, want)
+	}
 	before := w.state().Status.LastHeartbeatTime
 	r := watching(t, c)
 	r.drain()

@@ -47,7 +47,7 @@ type StorageStateStatus struct {
 	// Unknown while they do not agree.
 	// +optional
 	CurrentStorageVersionHash string `json:"currentStorageVersionHash,omitempty"`
-	// LastHeartbeatTime is when the trigger last looked at the resource, to about a minute.
+	// LastHeartbeatTime is when the trigger last looked at the resource, to about five minutes.
 	// +optional
 	LastHeartbeatTime metav1.Time `json:"lastHeartbeatTime,omitempty"`
 
