@@ -9,15 +9,20 @@ build: ## Build bin/concord
 test: ## Run all tests that need nothing but Go
 	go test ./...
 
-slow: ## Run the slow suites too: real processes killed and paused
-	go test ./... -slow
+slow: ## Run the suites with real processes that are killed and paused
+	go test ./e2e -timeout 30m -args -slow
 
 race: ## Run the tests under the race detector
 	go test -race ./...
 
+generate: ## Write the generated code anew
+	go generate ./...
+	gofmt -l . | xargs -r gofmt -w
+
 check: ## gofmt, go vet, golangci-lint where it is installed, and drift of generated code
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	go vet ./...
+	@go generate ./... && git diff --exit-code -- '*zz_generated*' || { echo "generated code differs: run make generate and commit"; exit 1; }
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: skipped"; fi
 
 bench: ## Measure what the protocol costs, side by side
@@ -26,4 +31,4 @@ bench: ## Measure what the protocol costs, side by side
 demo: ## Watch three servers upgrade themselves
 	go run ./cmd/concord demo
 
-.PHONY: help build test slow race check bench demo
+.PHONY: help build test slow race generate check bench demo
