@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 )
@@ -207,34 +206,4 @@ func TestHistoryAgainstLog(t *testing.T) {
 			}
 		}
 	}
-}
-
-func TestLiveness(t *testing.T) {
-	beat := func(server ServerID, renewed string) Beat {
-		return Beat{Server: server, UID: "uid-" + string(server), Renewed: renewed, Duration: 15 * time.Second}
-	}
-	var l Liveness
-	expect := func(why string, want ...ServerID) {
-		t.Helper()
-		var got []ServerID
-		for _, b := range l.Expired() {
-			got = append(got, b.Server)
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: expired %v, want %v", why, got, want)
-		}
-	}
-	l.Observe(time.Hour, []Beat{beat("a", "1"), beat("b", "1")})
-	expect("the first sighting starts the count")
-	l.Observe(10*time.Second, []Beat{beat("a", "2"), beat("b", "1")})
-	l.Observe(5*time.Second, []Beat{beat("a", "2"), beat("b", "1")})
-	expect("exactly the duration")
-	l.Observe(0, []Beat{beat("a", "2"), beat("b", "1")})
-	expect("time in which nothing could be observed does not count")
-	l.Observe(time.Second, []Beat{beat("a", "2"), beat("b", "1")})
-	expect("b was not renewed during its whole duration", "b")
-	l.Observe(time.Second, []Beat{beat("a", "2"), beat("b", "2")})
-	expect("b came back")
-	l.Observe(16*time.Second, []Beat{{Server: "b", UID: "another", Renewed: "2", Duration: 15 * time.Second}})
-	expect("another Lease of the same name starts anew, and a's is gone")
 }

@@ -18,11 +18,20 @@ type Beat struct {
 }
 
 // Liveness judges which identity Leases have expired: those not renewed during a whole
-// Duration of successful observation. Time in which the API or etcd did not answer does
-// not count, so that nobody is declared gone for renewals that could not be made.
-// The zero value has seen nothing.
+// Duration of contiguous observation in which renewals could be made. An observation
+// that failed ends what was contiguous: call Forget. And that lists are answered does not
+// mean that puts are (an etcd without space takes none), so that time counts only while
+// puts are seen to work: after one was seen, a third of the Lease's Duration. When none is
+// seen for two thirds of what the Leases last put promise, every silence starts anew.
+//
+// A server that observes has a Lease itself. If it renews at least twice per Duration, its
+// own renewals are puts enough to expire all others. The zero value has seen nothing.
 type Liveness struct {
 	seen map[ServerID]sighting
+	// unproven is the observed time since a Lease was last seen to be new or renewed.
+	unproven time.Duration
+	// promised is the shortest Duration of the Leases that were put then.
+	promised time.Duration
 }
 
 type sighting struct {
@@ -30,21 +39,52 @@ type sighting struct {
 	silent time.Duration
 }
 
-// Observe records a complete and successful observation. elapsed is the time since the
-// previous one, and must be 0 when an attempt in between failed: what passed during an
-// outage is not observed time.
+// Observe records a complete and successful observation. elapsed is the observed time
+// since the previous one.
 func (l *Liveness) Observe(elapsed time.Duration, leases []Beat) {
+	elapsed = max(elapsed, 0)
 	next := make(map[ServerID]sighting, len(leases))
+	var put time.Duration // the shortest Duration of what was put
 	for _, beat := range leases {
 		old, known := l.seen[beat.Server]
 		if known && old.beat.UID == beat.UID && old.beat.Renewed == beat.Renewed {
-			next[beat.Server] = sighting{beat: beat, silent: old.silent + max(elapsed, 0)}
+			next[beat.Server] = sighting{beat: beat, silent: old.silent + l.proven(elapsed, beat.Duration)}
 			continue
 		}
 		next[beat.Server] = sighting{beat: beat}
+		if put == 0 || beat.Duration < put {
+			put = beat.Duration
+		}
 	}
 	l.seen = next
+	if put > 0 {
+		l.unproven, l.promised = 0, put
+		return
+	}
+	if l.unproven += elapsed; l.unproven > 2*l.promised/3 {
+		l.silence()
+	}
 }
+
+// proven returns how much of the time since the last observation counts for a Lease of
+// this duration.
+func (l *Liveness) proven(elapsed, duration time.Duration) time.Duration {
+	if l.unproven == 0 {
+		return elapsed // a put was seen by the observation before
+	}
+	return min(elapsed, max(min(duration, l.promised)/3-l.unproven, 0))
+}
+
+// silence has every Lease's silence start anew.
+func (l *Liveness) silence() {
+	for id, s := range l.seen {
+		l.seen[id] = sighting{beat: s.beat}
+	}
+}
+
+// Forget tells that the Leases were not observed for a while, be it that an attempt
+// failed: every Lease's silence starts anew with the next observation.
+func (l *Liveness) Forget() { *l = Liveness{} }
 
 // Expired returns the Leases that were not renewed during their whole duration, by server.
 func (l *Liveness) Expired() []Beat {

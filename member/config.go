@@ -51,20 +51,21 @@ type Config struct {
 	Versions Versions
 	// LeaseDuration is how long the identity Lease lives without a renewal, in whole seconds.
 	LeaseDuration time.Duration
-	// RenewInterval is the time between renewals. Invariant: RenewInterval < LeaseDuration.
+	// RenewInterval is the time between renewals, at most half of LeaseDuration: the
+	// collector takes it for an outage if nobody renews for longer (agree.Liveness).
 	RenewInterval time.Duration
 	// WaitLimit bounds how long Revision waits for a custom resource to open. Negative
 	// means that it never waits.
 	WaitLimit time.Duration
-	// Workers is how many resources are reported at once. With 1 everything happens in
-	// the goroutine of the caller.
+	// Workers is how many resources are reported at once, whoever asks for it. With 1
+	// everything happens in the goroutine of the caller.
 	Workers int
 
 	// Persisted says which built-in resources are stored; nil means all of them.
 	Persisted func(schema.GroupResource) bool
 	// CustomResourcesKnown says whether ObserveCRD was called for every CRD that existed
-	// at the start; before that the Lease does not say "reported". Nil means always. It
-	// must not call the Member.
+	// at the start; before that the Lease does not say "reported", and CRDs that come
+	// within a moment are reported together. Nil means always. It must not call the Member.
 	CustomResourcesKnown func() bool
 	// Rebuild is called, outside all locks, after a custom resource has opened in another
 	// encoding than this server had open before, with a served group/version: the server
@@ -117,8 +118,8 @@ func (c Config) Validate() error {
 		return errors.New("member: Config.Bury is missing")
 	case c.LeaseDuration < time.Second || c.LeaseDuration%time.Second != 0:
 		return fmt.Errorf("member: the identity Lease's duration must be whole seconds, at least 1s, not %s", c.LeaseDuration)
-	case c.RenewInterval <= 0 || c.RenewInterval >= c.LeaseDuration:
-		return fmt.Errorf("member: the identity Lease's renew interval must be positive and below its duration of %s, not %s", c.LeaseDuration, c.RenewInterval)
+	case c.RenewInterval <= 0 || c.RenewInterval > c.LeaseDuration/2:
+		return fmt.Errorf("member: the identity Lease's renew interval must be positive and at most half of its duration of %s, not %s", c.LeaseDuration, c.RenewInterval)
 	case c.Workers < 0:
 		return fmt.Errorf("member: Config.Workers is negative: %d", c.Workers)
 	}
@@ -162,6 +163,7 @@ type Member struct {
 	began        time.Time     // when this registration was first wanted
 	timed        bool          // its reports have been observed in Metrics
 	agreement    *agreementTimer
+	gathered     time.Time // until when CRDs that come now are gathered; see gather
 
 	wakeReports chan struct{} // capacity 1: something may be due
 	wakeLease   chan struct{} // capacity 1: the Lease is to be written now

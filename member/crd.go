@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -58,29 +59,48 @@ func (r Resource) listable() (string, bool) {
 	}
 }
 
+// definition is what matters of a CRD: its schemas may be large.
+type definition struct {
+	gr      schema.GroupResource
+	uid     types.UID
+	version int64
+	// wanted is what is to be reported, if accepted.
+	wanted   Resource
+	accepted bool
+}
+
+func define(crd *apiextensionsv1.CustomResourceDefinition) (*definition, error) {
+	version, err := strconv.ParseInt(crd.ResourceVersion, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("CustomResourceDefinition %s: resourceVersion %q is not an etcd revision", crd.Name, crd.ResourceVersion)
+	}
+	d := &definition{gr: resourceOf(crd), uid: crd.UID, version: version}
+	d.wanted, d.accepted = wanted(crd)
+	return d, nil
+}
+
 // see takes in a CRD. It returns true if what is to be reported changes.
-func (s *state) see(crd *apiextensionsv1.CustomResourceDefinition, version int64) bool {
-	r, ok := wanted(crd)
+func (s *state) see(d *definition) bool {
 	t := s.target
-	if version < t.version || version == t.version && t.known && !t.absent {
+	if d.version < t.version || d.version == t.version && t.known && !t.absent {
 		return false // an event that is older than what was read
 	}
-	if !ok {
+	if !d.accepted {
 		if !t.known || t.absent {
 			return false
 		}
-		t.absent, t.uid, t.version = true, crd.UID, version
+		t.absent, t.uid, t.version = true, d.uid, d.version
 		s.aim(t)
 		return true
 	}
-	if t.known && !t.absent && t.uid == crd.UID && t.resource.equal(r) {
-		s.target.version = version
+	if t.known && !t.absent && t.uid == d.uid && t.resource.equal(d.wanted) {
+		s.target.version = d.version
 		return false
 	}
-	if t.uid != crd.UID {
+	if t.uid != d.uid {
 		s.checked = false // what was checked was another CRD
 	}
-	s.aim(target{resource: r, known: true, uid: crd.UID, version: version})
+	s.aim(target{resource: d.wanted, known: true, uid: d.uid, version: d.version})
 	return true
 }
 
@@ -96,27 +116,67 @@ func (s *state) forget(uid types.UID, version int64) bool {
 	return true
 }
 
+// gatherTime is how long CRDs are gathered after the first one, before all that existed
+// at the start are known: they come in quick succession.
+const gatherTime = 10 * time.Millisecond
+
 // ObserveCRD takes in an event of a CRD: what is to be reported is noted and a worker
 // woken (DESIGN 3.3). Events may come late, repeated or older than what was read. It
 // never blocks.
 func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
-	version, err := strconv.ParseInt(crd.ResourceVersion, 10, 64)
+	d, err := define(crd)
 	if err != nil {
-		m.cfg.Logger.Error(err, "Ignored a CustomResourceDefinition whose resourceVersion is no number", "crd", crd.Name)
+		m.cfg.Logger.Error(err, "Ignored a CustomResourceDefinition")
 		return
 	}
-	gr := resourceOf(crd)
+	starting := m.cfg.CustomResourcesKnown != nil && !m.cfg.CustomResourcesKnown()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.resources[gr]
+	switch s := m.see(d); {
+	case s == nil:
+	case starting:
+		m.gather(s)
+	default:
+		wake(m.wakeReports)
+	}
+}
+
+// gather has a resource reported together with those that come at the same time. The
+// caller holds m.mu.
+func (m *Member) gather(s *state) {
+	if now := m.cfg.Clock.Now(); !now.Before(m.gathered) {
+		m.gathered = now.Add(gatherTime)
+		wake(m.wakeReports)
+	}
+	s.notBefore = m.gathered
+}
+
+// see takes in a CRD, and returns the resource's state if what is to be reported has
+// changed. The caller holds m.mu.
+func (m *Member) see(d *definition) *state {
+	s := m.resources[d.gr]
 	if s == nil {
-		if _, ok := wanted(crd); !ok || m.departed {
-			return
+		if !d.accepted || m.departed {
+			return nil
 		}
 		s = newState(false)
-		m.resources[gr] = s
+		m.resources[d.gr] = s
 	}
-	if !s.builtin && s.see(crd, version) {
+	if s.builtin || !s.see(d) {
+		return nil
+	}
+	return s
+}
+
+// look takes in a CRD that was read, nil if there is none.
+func (m *Member) look(c claim, d *definition) {
+	if d == nil {
+		m.goneCRD(c)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.see(d) != nil {
 		wake(m.wakeReports)
 	}
 }
@@ -140,12 +200,12 @@ func (m *Member) ForgetCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 }
 
 // readCRD is a quorum read. It returns nil if there is no such CRD.
-func (m *Member) readCRD(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+func (m *Member) readCRD(ctx context.Context, name string) (*definition, error) {
 	var crd apiextensionsv1.CustomResourceDefinition
 	err := m.cfg.Client.Get(ctx, client.ObjectKey{Name: name}, &crd)
 	switch {
 	case err == nil:
-		return &crd, nil
+		return define(&crd)
 	case isGone(err):
 		return nil, nil
 	default:
@@ -153,32 +213,65 @@ func (m *Member) readCRD(ctx context.Context, name string) (*apiextensionsv1.Cus
 	}
 }
 
+// listCRDs is a quorum read of all CRDs, by name: without a resourceVersion a list is
+// consistent, and so is its first page, at whose revision the others are.
+func (m *Member) listCRDs(ctx context.Context) (map[string]*definition, error) {
+	const page = 500 // bounds what is in memory of their schemas
+	crds := map[string]*definition{}
+	for next := ""; ; {
+		var list apiextensionsv1.CustomResourceDefinitionList
+		if err := m.cfg.Client.List(ctx, &list, client.Limit(page), client.Continue(next)); err != nil {
+			return nil, fmt.Errorf("list CustomResourceDefinitions: %w", err)
+		}
+		for i := range list.Items {
+			d, err := define(&list.Items[i])
+			if err != nil {
+				return nil, err
+			}
+			crds[list.Items[i].Name] = d
+		}
+		if next = list.Continue; next == "" {
+			return crds, nil
+		}
+	}
+}
+
 // check reads the CRD after the report was made (DESIGN 3.1.3, necessary: what was
 // reported may come from a late event, and the CRD's storedVersions be pruned of it).
-// Only if it is the same CRD and names the encoding reported, the resource opens.
 func (m *Member) check(ctx context.Context, c claim) error {
-	enc := c.target.resource.Encoding
-	m.mu.RLock()
-	s := m.resources[c.gr]
-	done := s.checked && s.reported == enc && m.registration.id == c.id
-	m.mu.RUnlock()
-	if done {
+	if m.isChecked(c) {
 		return nil
 	}
-	crd, err := m.readCRD(ctx, c.target.resource.CRD)
+	d, err := m.readCRD(ctx, c.target.resource.CRD)
 	if err != nil {
 		return err
 	}
-	if crd == nil {
-		m.goneCRD(c)
+	return m.checkWith(c, d)
+}
+
+func (m *Member) isChecked(c claim) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	s := m.resources[c.gr]
+	return s.checked && s.reported == c.target.resource.Encoding && m.registration.id == c.id
+}
+
+// checkWith opens the resource if the CRD, read after the report, is the same one and
+// names the encoding reported.
+func (m *Member) checkWith(c claim, d *definition) error {
+	if m.isChecked(c) {
+		return nil
+	}
+	m.look(c, d)
+	if d == nil {
 		return errStale
 	}
-	m.ObserveCRD(crd)
-	now, ok := wanted(crd)
+	enc := c.target.resource.Encoding
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !ok || now.Encoding != enc || crd.UID != c.target.uid ||
-		m.registration.id != c.id || s.reported != enc || s.target.uid != crd.UID {
+	s := m.resources[c.gr]
+	if !d.accepted || d.wanted.Encoding != enc || d.uid != c.target.uid ||
+		m.registration.id != c.id || s.reported != enc || s.target.uid != d.uid {
 		return errStale
 	}
 	s.checked = true
@@ -201,19 +294,19 @@ func (m *Member) goneCRD(c claim) {
 // recheck reads the CRD before a report, for it may be gone or have changed without an
 // event yet, and returns the claim with what is to be reported now.
 func (m *Member) recheck(ctx context.Context, c claim) (claim, error) {
-	crd, err := m.readCRD(ctx, c.target.resource.CRD)
+	d, err := m.readCRD(ctx, c.target.resource.CRD)
 	if err != nil {
 		return c, err
 	}
-	if crd == nil {
-		m.goneCRD(c)
-	} else {
-		m.ObserveCRD(crd)
-	}
+	return m.recheckWith(c, d), nil
+}
+
+func (m *Member) recheckWith(c claim, d *definition) claim {
+	m.look(c, d)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.resources[c.gr]
 	s.verify, s.verified = false, true
-	c.target, c.seq, c.verify = s.target, s.seq, false
-	return c, nil
+	c.target, c.seq, c.verify, c.gone = s.target, s.seq, false, d == nil
+	return c
 }

@@ -341,8 +341,8 @@ func TestForgetCRD(t *testing.T) {
 		w.deleteCRD(crd)
 		w.m.ForgetCRD(crd)
 		w.settle()
-		if reports, _ := w.reports(widgets); len(reports) != 1 || reports[0].Server != "other" {
-			t.Errorf("reports %v, want only the other's", reports)
+		if reports, revision := w.reports(widgets); len(reports) != 0 || revision != 0 {
+			t.Errorf("reports %v, want all to be gone with the CRD", reports)
 		}
 		if len(w.m.Snapshot()) != 0 {
 			t.Errorf("it is remembered: %v", w.m.Snapshot())
@@ -406,6 +406,31 @@ func TestStoreKnowsMore(t *testing.T) {
 		}
 		w.settle()
 		w.expectOpen(widgets, v1)
+	})
+	t.Run("less: the CRD changed before the first report", func(t *testing.T) {
+		w := newWorld(t, nil)
+		w.register()
+		w.setCRD("v1") // for which the store is built
+		w.m.ObserveCRD(w.setCRD("v2"))
+		w.settle()
+		w.took()
+		if _, err := w.m.Revision(t.Context(), widgets, v1); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision: %v, want it to be verified", err)
+		}
+		w.settle()
+		if calls := w.took(); !strings.HasPrefix(calls, "get CustomResourceDefinition widgets.example.com") {
+			t.Errorf("calls %s", calls)
+		}
+		for range 2 {
+			if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
+				t.Errorf("Revision: %v, want to be forwarded", err)
+			}
+		}
+		w.settle()
+		if calls := w.took(); calls != "" {
+			t.Errorf("verified again: %s", calls)
+		}
+		w.expectOpen(widgets, v2)
 	})
 	t.Run("no such CRD", func(t *testing.T) {
 		w := newWorld(t, nil)

@@ -32,7 +32,7 @@ func TestConfigValidate(t *testing.T) {
 		{"no client", Config{Bury: bury}, "Client"},
 		{"no bury", Config{Client: api}, "Bury"},
 		{"half a second", Config{Client: api, Bury: bury, LeaseDuration: 1500 * time.Millisecond}, "whole seconds"},
-		{"renewed too late", Config{Client: api, Bury: bury, LeaseDuration: 5 * time.Second}, "below its duration of 5s"},
+		{"renewed too late", Config{Client: api, Bury: bury, LeaseDuration: 5 * time.Second}, "at most half of its duration of 5s"},
 		{"workers", Config{Client: api, Bury: bury, Workers: -1}, "Workers"},
 	} {
 		_, err := New(tc.cfg)

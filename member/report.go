@@ -17,49 +17,56 @@ import (
 
 // reportOne makes one attempt: the StorageVersion is read, then the participants, in
 // this order again in every attempt (DESIGN 3.1.2).
-func (m *Member) reportOne(ctx context.Context, c claim) (rebuild bool, err error) {
+func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 	if c.readFirst() {
+		var err error
 		if c, err = m.recheck(ctx, c); err != nil {
-			return false, err
+			return done, err
 		}
 		switch {
 		case c.target.absent:
-			return false, m.retire(ctx, c)
+			return done, m.retire(ctx, c)
 		case !c.target.known:
-			return false, nil // the CRD's names are not accepted yet
+			return done, nil // the CRD's names are not accepted yet
 		}
 	}
 	sv, err := m.readStorageVersion(ctx, c.gr)
 	if err != nil {
-		return false, err
+		return done, err
 	}
 	participants, err := m.participants(ctx)
 	if err != nil {
-		return false, err
+		return done, err
 	}
-	return m.submit(ctx, c, sv, participants)
-}
-
-// submit writes the report into the StorageVersion that was read before the
-// participants (nil: there is none), checks the CRD and opens the resource.
-func (m *Member) submit(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) (rebuild bool, err error) {
-	if !participants.Has(c.id) {
-		m.unregister(c.id)
-		return false, fmt.Errorf("%s: %w", c.id, ErrLeaseGone)
+	if err := m.place(ctx, c, sv, participants); err != nil {
+		return done, err
 	}
-	revision, err := m.put(ctx, c, sv, participants)
-	if err != nil {
-		return false, err
-	}
-	if err := m.stands(c, revision); err != nil {
-		return false, err
-	}
-	if c.target.resource.CRD != "" {
+	if c.custom() {
 		if err := m.check(ctx, c); err != nil {
-			return false, err
+			return done, err
 		}
 	}
 	return m.finish(c), nil
+}
+
+// place has the report stand in the StorageVersion that was read before the participants
+// (nil: there is none).
+func (m *Member) place(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) error {
+	if !participants.Has(c.id) {
+		m.unregister(c.id)
+		return fmt.Errorf("%s: %w", c.id, ErrLeaseGone)
+	}
+	if sv != nil && c.custom() && madeFor(sv) != c.target.uid {
+		if err := m.replace(ctx, c, sv); err != nil {
+			return err
+		}
+		sv = nil
+	}
+	revision, err := m.put(ctx, c, sv, participants)
+	if err != nil {
+		return err
+	}
+	return m.stands(c, revision)
 }
 
 // put makes the report stand, with a write only if one is needed, and returns the
@@ -76,6 +83,8 @@ func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, 
 	next := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(c.gr)}}
 	if sv != nil {
 		next = sv.DeepCopy()
+	} else if c.custom() {
+		next.Annotations = map[string]string{storageversion.CRDAnnotation: string(c.target.uid)}
 	}
 	storageversion.SetReports(next, reports, metav1.NewTime(m.cfg.Clock.Now()))
 	var err error
@@ -164,23 +173,25 @@ func (m *Member) stands(c claim, revision int64) error {
 	return nil
 }
 
-// finish ends a successful attempt. It returns true if the resource has opened in
-// another encoding than was open before.
-func (m *Member) finish(c claim) bool {
+// finish ends a successful attempt.
+func (m *Member) finish(c claim) result {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.resources[c.gr]
 	if m.registration.id != c.id || m.departed {
-		return false
+		return done
 	}
 	s.done = max(s.done, c.seq)
 	if !s.open() {
-		return false
+		return done
 	}
-	rebuild := s.opened != "" && s.opened != s.reported
+	before := s.opened
 	s.opened = s.reported
 	m.observeReported()
-	return rebuild
+	if before != "" && before != s.reported {
+		return reopened
+	}
+	return done
 }
 
 // observeReported notices when everything has been reported. The caller holds m.mu.
@@ -190,6 +201,9 @@ func (m *Member) observeReported() {
 		if s.target.known && !s.target.absent && !s.open() {
 			all = false
 			builtins = builtins && !s.builtin
+		}
+		if !all && (!builtins || m.timed) {
+			return // this is asked after every report, and mostly answered soon
 		}
 	}
 	if builtins && m.builtinsSet && !m.timed {
@@ -214,31 +228,4 @@ func (m *Member) allReported() bool {
 		}
 	}
 	return m.builtinsSet
-}
-
-// retire drops this server's report of a resource whose CRD is gone (DESIGN 3.3). Its
-// objects went before it did.
-func (m *Member) retire(ctx context.Context, c claim) error {
-	sv, err := m.readStorageVersion(ctx, c.gr)
-	if err != nil {
-		return err
-	}
-	if sv != nil {
-		before := storageversion.Reports(sv)
-		if _, reported := agree.Of(before, c.id); reported {
-			if err := m.sending(c, ""); err != nil {
-				return err
-			}
-			storageversion.SetReports(sv, agree.Without(before, c.id), metav1.NewTime(m.cfg.Clock.Now()))
-			if err := m.cfg.Client.Status().Update(ctx, sv); err != nil {
-				return fmt.Errorf("drop the report from StorageVersion %s: %w", sv.Name, err)
-			}
-		}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := m.resources[c.gr]
-	s.close()
-	s.done = max(s.done, c.seq)
-	return nil
 }

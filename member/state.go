@@ -137,6 +137,8 @@ func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Repor
 		return false
 	case agree.Lost:
 		s.lostAt = max(s.lostAt, revision)
+		// With the CRD go all reports of it (see retire), maybe before its event comes.
+		s.verify = s.verify || !s.builtin && len(reports) == 0
 	}
 	s.close()
 	return true
@@ -167,6 +169,9 @@ func (s *state) permit(enc agree.Encoding) (a answer, ask bool) {
 		return wait, false
 	case s.past.Has(enc):
 		return superseded, !s.verified
+	case s.verified && s.open():
+		// The CRD was read since: the store was built before it last changed.
+		return superseded, false
 	default:
 		return wait, !s.verified
 	}

@@ -7,17 +7,12 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
 )
 
 const (
-	// manyResources is how many resources are worth two lists instead of two reads each.
-	manyResources = 8
-
 	backoffBase = 2 * time.Millisecond
 	backoffCap  = 2 * time.Second
 )
@@ -34,10 +29,23 @@ type claim struct {
 	target target
 	seq    uint64
 	verify bool
+	gone   bool // a quorum read found no CRD
 }
 
 // readFirst says whether the CRD has to be read before it is known what to report.
 func (c claim) readFirst() bool { return c.verify || c.target.absent || !c.target.known }
+
+// custom says whether the resource is defined by a CRD.
+func (c claim) custom() bool { return c.target.resource.CRD != "" }
+
+// result is what an attempt without an error came to.
+type result int
+
+const (
+	done     result = iota
+	reopened        // done, and open in another encoding than before: to be rebuilt
+	placed          // the report stands, and the CRD is to be read before the resource opens
+)
 
 // Report makes one attempt to bring the StorageVersion of one resource in line with what
 // this server encodes, and to open the resource. After ErrLeaseGone the server has to
@@ -66,7 +74,12 @@ func (m *Member) Step(ctx context.Context) (time.Duration, error) {
 	return m.untilDue(), err
 }
 
+// claimDue takes what is due. Mostly nothing is: readers, such as every write that asks
+// for its permission, are not held up to find that out.
 func (m *Member) claimDue() []claim {
+	if m.untilDue() != 0 {
+		return nil
+	}
 	now := m.cfg.Clock.Now()
 	return m.claimAll(func(s *state) bool { return s.pending() && !now.Before(s.notBefore) })
 }
@@ -129,17 +142,21 @@ func (m *Member) release(claims []claim, err error) {
 			}
 		}
 	}
+	again := false
 	for _, c := range claims {
 		s := m.resources[c.gr]
 		if s.target.absent && s.done == s.seq {
 			delete(m.resources, c.gr)
 		}
+		again = again || s.pending()
 		s.notify()
 	}
 	if m.departed && m.inflight == 0 {
 		close(m.landed)
 	}
-	wake(m.wakeReports)
+	if again {
+		wake(m.wakeReports)
+	}
 }
 
 // untilDue returns the time until the next resource that nobody works on is due.
@@ -163,71 +180,87 @@ func (m *Member) untilDue() time.Duration {
 
 // process works on claims and gives them all back.
 func (m *Member) process(ctx context.Context, claims []claim) error {
-	if len(claims) < manyResources {
-		return m.each(ctx, claims, func(c claim) (bool, error) { return m.reportOne(ctx, c) })
+	if m.worthLists(len(claims)) {
+		return summary(m.reportMany(ctx, claims))
 	}
-	read, participants, err := m.readAll(ctx)
-	if err != nil {
-		m.release(claims, err)
-		return err
-	}
-	return m.each(ctx, claims, func(c claim) (bool, error) {
-		if c.readFirst() {
-			return m.reportOne(ctx, c)
-		}
-		return m.submit(ctx, c, read[c.gr], participants)
-	})
+	_, failed := m.each(ctx, claims, func(c claim) (result, error) { return m.reportOne(ctx, c) })
+	return summary(failed)
 }
 
-// readAll reads the StorageVersions, then the participants. The order is necessary
-// (DESIGN 3.1.2): the other way round the reports of a server that registered in between
-// would be dropped.
-func (m *Member) readAll(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, sets.Set[agree.ServerID], error) {
-	var list v1alpha1.StorageVersionList
-	if err := m.cfg.Client.List(ctx, &list); err != nil {
-		return nil, nil, fmt.Errorf("list StorageVersions: %w", err)
-	}
-	participants, err := m.participants(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	return byResource(list.Items), participants, nil
-}
-
-// each makes one attempt per claim, Config.Workers at once, and gives the claims back.
-// An attempt returns whether the resource has to be rebuilt.
-func (m *Member) each(ctx context.Context, claims []claim, attempt func(claim) (bool, error)) error {
-	failed := make([]error, len(claims))
-	one := func(i int) bool {
-		c := claims[i]
-		rebuild, err := attempt(c)
-		if err != nil {
-			failed[i] = fmt.Errorf("report %s: %w", c.gr, err)
-		}
-		m.release(claims[i:i+1], err)
-		return rebuild
-	}
+// each makes one attempt per claim and gives the claims back, but for those that it
+// returns: they were placed.
+func (m *Member) each(ctx context.Context, claims []claim, attempt func(claim) (result, error)) ([]claim, []error) {
+	outcomes := make([]outcome, len(claims))
 	if m.cfg.Workers == 1 || len(claims) == 1 {
 		for i, c := range claims {
-			if one(i) {
-				m.rebuild(ctx, c)
+			if err := m.takeSlot(ctx); err != nil {
+				outcomes[i] = m.abandon(c, err)
+				continue
 			}
+			outcomes[i] = m.one(ctx, c, attempt)
 		}
-		return summary(failed)
+		return split(claims, outcomes)
 	}
 	var wg sync.WaitGroup
 	for i, c := range claims {
-		m.slots <- struct{}{}
-		wg.Go(func() {
-			rebuild := one(i)
-			<-m.slots
-			if rebuild {
-				m.rebuild(ctx, c)
-			}
-		})
+		if err := m.takeSlot(ctx); err != nil {
+			outcomes[i] = m.abandon(c, err)
+			continue
+		}
+		wg.Go(func() { outcomes[i] = m.one(ctx, c, attempt) })
 	}
 	wg.Wait()
-	return summary(failed)
+	return split(claims, outcomes)
+}
+
+type outcome struct {
+	result result
+	err    error
+}
+
+func split(claims []claim, outcomes []outcome) (kept []claim, failed []error) {
+	for i, o := range outcomes {
+		switch {
+		case o.err != nil:
+			failed = append(failed, o.err)
+		case o.result == placed:
+			kept = append(kept, claims[i])
+		}
+	}
+	return kept, failed
+}
+
+// takeSlot waits until fewer than Config.Workers attempts are under way.
+func (m *Member) takeSlot(ctx context.Context) error {
+	select {
+	case m.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// one makes an attempt, with a slot that it gives back, as it does the claim unless it
+// was placed.
+func (m *Member) one(ctx context.Context, c claim, attempt func(claim) (result, error)) outcome {
+	result, err := attempt(c)
+	<-m.slots
+	if err != nil {
+		return m.abandon(c, err)
+	}
+	if result == placed {
+		return outcome{result: placed}
+	}
+	m.release([]claim{c}, nil)
+	if result == reopened {
+		m.rebuild(ctx, c)
+	}
+	return outcome{}
+}
+
+func (m *Member) abandon(c claim, err error) outcome {
+	m.release([]claim{c}, err)
+	return outcome{err: fmt.Errorf("report %s: %w", c.gr, err)}
 }
 
 // summary returns the most important error and says how many more there were.

@@ -1,0 +1,161 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	// manyResources is how many resources are worth lists instead of reads of each.
+	manyResources = 8
+	// listShare: lists are worth their size if at least one in so many of the resources
+	// listed is to be reported.
+	listShare = 4
+
+	// Servers that start together meet in the same StorageVersions. What was listed goes
+	// out of date with every report that another one makes, so that a batch is done in
+	// parts, each with lists of its own, of at least minPart resources.
+	parts   = 4
+	minPart = 64
+)
+
+// worthLists says whether so many claims are better worked on by lists.
+func (m *Member) worthLists(claims int) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return claims >= manyResources && claims*listShare >= len(m.resources)
+}
+
+// reportMany works on claims with lists: of the StorageVersions and then the
+// participants before the reports (DESIGN 3.1.2), and of the CRDs after them (3.1.3).
+func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
+	if err := m.recheckMany(ctx, claims); err != nil {
+		m.release(claims, err)
+		return []error{err}
+	}
+	m.shuffle(claims)
+	size := max(minPart, (len(claims)+parts-1)/parts)
+	var unchecked []claim
+	var failed []error
+	for len(claims) > 0 {
+		part := claims[:min(size, len(claims))]
+		read, participants, err := m.readAll(ctx)
+		if err != nil {
+			m.release(claims, err)
+			failed = append(failed, err)
+			break
+		}
+		made, errs := m.each(ctx, part, func(c claim) (result, error) {
+			if c.target.absent || !c.target.known {
+				return m.reportOne(ctx, c)
+			}
+			if err := m.placeListed(ctx, c, read[c.gr], participants); err != nil || c.custom() {
+				return placed, err
+			}
+			return m.finish(c), nil
+		})
+		unchecked, failed = append(unchecked, made...), append(failed, errs...)
+		claims = claims[len(part):]
+	}
+	return append(failed, m.checkMany(ctx, unchecked)...)
+}
+
+// placeListed is place with a StorageVersion from a list. One that somebody else has
+// written since is read once more, and then the participants.
+func (m *Member) placeListed(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) error {
+	err := m.place(ctx, c, sv, participants)
+	if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if sv, err = m.readStorageVersion(ctx, c.gr); err != nil {
+		return err
+	}
+	if participants, err = m.participants(ctx); err != nil {
+		return err
+	}
+	return m.place(ctx, c, sv, participants)
+}
+
+// shuffle puts the claims in an order of this server's own, so that servers that start
+// together do not meet in every StorageVersion. The built-in resources come first:
+// readiness waits for them.
+func (m *Member) shuffle(claims []claim) {
+	m.mu.Lock()
+	m.cfg.Random.Shuffle(len(claims), func(i, j int) { claims[i], claims[j] = claims[j], claims[i] })
+	m.mu.Unlock()
+	slices.SortStableFunc(claims, func(a, b claim) int {
+		switch {
+		case a.custom() == b.custom():
+			return 0
+		case b.custom():
+			return -1
+		default:
+			return 1
+		}
+	})
+}
+
+// readAll reads the StorageVersions, then the participants. The order is necessary
+// (DESIGN 3.1.2): the other way round the reports of a server that registered in between
+// would be dropped.
+func (m *Member) readAll(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, sets.Set[agree.ServerID], error) {
+	var list v1alpha1.StorageVersionList
+	if err := m.cfg.Client.List(ctx, &list); err != nil {
+		return nil, nil, fmt.Errorf("list StorageVersions: %w", err)
+	}
+	participants, err := m.participants(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return byResource(list.Items), participants, nil
+}
+
+// recheckMany is recheck for those claims that need it, with one list.
+func (m *Member) recheckMany(ctx context.Context, claims []claim) error {
+	if !slices.ContainsFunc(claims, claim.readFirst) {
+		return nil
+	}
+	crds, err := m.listCRDs(ctx)
+	if err != nil {
+		return err
+	}
+	for i, c := range claims {
+		if c.readFirst() {
+			claims[i] = m.recheckWith(c, crds[c.target.resource.CRD])
+		}
+	}
+	return nil
+}
+
+// checkMany is check for claims whose reports stand, with one list, and gives them back.
+func (m *Member) checkMany(ctx context.Context, claims []claim) []error {
+	if !m.worthLists(len(claims)) {
+		_, failed := m.each(ctx, claims, func(c claim) (result, error) {
+			if err := m.check(ctx, c); err != nil {
+				return done, err
+			}
+			return m.finish(c), nil
+		})
+		return failed
+	}
+	crds, err := m.listCRDs(ctx)
+	if err != nil {
+		m.release(claims, err)
+		return []error{err}
+	}
+	_, failed := m.each(ctx, claims, func(c claim) (result, error) {
+		if err := m.checkWith(c, crds[c.target.resource.CRD]); err != nil {
+			return done, err
+		}
+		return m.finish(c), nil
+	})
+	return failed
+}

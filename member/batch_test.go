@@ -1,0 +1,336 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// addCRDs stores n CRDs of one version and returns them as an informer would see them.
+func (w *world) addCRDs(n int) []*apiextensionsv1.CustomResourceDefinition {
+	w.t.Helper()
+	crds := make([]*apiextensionsv1.CustomResourceDefinition, n)
+	w.quietly(func() {
+		for i := range crds {
+			crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("r%d.example.com", i)}}
+			crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
+				Group:    "example.com",
+				Names:    apiextensionsv1.CustomResourceDefinitionNames{Plural: fmt.Sprintf("r%d", i)},
+				Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}},
+			}
+			crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue}}
+			if err := w.client.Create(w.t.Context(), crd); err != nil {
+				w.t.Fatal(err)
+			}
+			crds[i] = crd
+		}
+	})
+	return crds
+}
+
+func numbered(i int) schema.GroupResource {
+	return schema.GroupResource{Group: "example.com", Resource: fmt.Sprintf("r%d", i)}
+}
+
+// count returns how many of the calls since the last time were of each kind.
+func (w *world) count() map[string]int {
+	counts := map[string]int{}
+	for _, call := range strings.Split(w.took(), "; ") {
+		if i := strings.LastIndex(call, " "); !strings.HasPrefix(call, "list ") && i > 0 {
+			call = call[:i]
+		}
+		if call != "" {
+			counts[call]++
+		}
+	}
+	return counts
+}
+
+// TestBatch: the fewest calls that DESIGN 3.1.2 and 3.1.3 allow, and in their order.
+func TestBatch(t *testing.T) {
+	const n = 100
+	w := newWorld(t, nil)
+	w.register()
+	for _, crd := range w.addCRDs(n) {
+		w.m.ObserveCRD(crd)
+	}
+	placed := 0
+	w.before = func(call string) error {
+		switch {
+		case strings.HasPrefix(call, "create StorageVersion"):
+			placed++
+		case strings.HasSuffix(call, "DefinitionList") && placed < n:
+			t.Errorf("the CRDs are read after %d of %d reports", placed, n)
+		}
+		if len(w.m.Snapshot()) > 0 && w.status(numbered(0)).Open {
+			t.Errorf("open before the CRDs were read: at %s", call)
+		}
+		return nil
+	}
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 {
+		t.Errorf("Step: %v, %v", wait, err)
+	}
+	w.before = nil
+	want := map[string]int{"list StorageVersionList": 2, "list LeaseList": 2, "create StorageVersion": n, "list CustomResourceDefinitionList": 1}
+	if got := w.count(); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("calls %v, want %v", got, want)
+	}
+	for i := range n {
+		w.expectOpen(numbered(i), v1)
+	}
+
+	t.Run("a few of many are reported without lists of all", func(t *testing.T) {
+		lose := func(k int) {
+			for i := range k {
+				w.setReports(numbered(i), agree.Report{Server: "other", Encoding: v1, Decodable: []string{string(v1)}})
+				w.observe(numbered(i))
+			}
+			w.took()
+			w.settle()
+		}
+		lose(n/listShare - 1)
+		if got := w.count(); got["list StorageVersionList"] != 0 || got["get StorageVersion"] != n/listShare-1 {
+			t.Errorf("calls %v", got)
+		}
+		lose(n / listShare)
+		if got := w.count(); got["list StorageVersionList"] != 1 || got["get StorageVersion"] != 0 || got["list CustomResourceDefinitionList"] != 1 {
+			t.Errorf("calls %v", got)
+		}
+	})
+	t.Run("all StorageVersions were deleted", func(t *testing.T) {
+		w.quietly(func() {
+			if err := w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		w.m.ObserveStorageVersions(nil, 1<<40)
+		w.took()
+		if _, err := w.m.Step(t.Context()); err == nil {
+			t.Error("reported at a revision before the loss") // the fake API's are lower
+		}
+		if got := w.count(); got["list CustomResourceDefinitionList"] != 1 || got["get CustomResourceDefinition"] != 0 {
+			t.Errorf("calls %v, want one read of the CRDs before", got)
+		}
+	})
+}
+
+// TestBatchChecks: what changed while the batch was reported does not open.
+func TestBatchChecks(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register()
+	crds := w.addCRDs(20)
+	for _, crd := range crds {
+		w.m.ObserveCRD(crd)
+	}
+	w.before = func(call string) error {
+		if !strings.HasSuffix(call, "DefinitionList") {
+			return nil
+		}
+		w.before = nil
+		w.quietly(func() {
+			crds[0].Spec.Versions = append(crds[0].Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: "v2", Served: true, Storage: true})
+			crds[0].Spec.Versions[0].Storage = false
+			if err := errors.Join(w.client.Update(t.Context(), crds[0]), w.client.Delete(t.Context(), crds[1])); err != nil {
+				t.Fatal(err)
+			}
+		})
+		return nil
+	}
+	if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
+		t.Errorf("Step: %v", err)
+	}
+	for i := range crds {
+		if open := w.status(numbered(i)).Open; open != (i > 1) {
+			t.Errorf("%s: open %v", numbered(i), open)
+		}
+	}
+	w.settle()
+	w.expectOpen(numbered(0), v2)
+	if reports, _ := w.reports(numbered(1)); len(reports) != 0 {
+		t.Errorf("reports %v of a resource that is gone", reports)
+	}
+
+	t.Run("the CRDs cannot be read", func(t *testing.T) {
+		w := newWorld(t, nil)
+		w.register()
+		for _, crd := range w.addCRDs(20) {
+			w.m.ObserveCRD(crd)
+		}
+		w.before = func(call string) error {
+			if strings.HasSuffix(call, "DefinitionList") {
+				return errBroken
+			}
+			return nil
+		}
+		if _, err := w.m.Step(t.Context()); !errors.Is(err, errBroken) {
+			t.Errorf("Step: %v", err)
+		}
+		if w.status(numbered(7)).Open {
+			t.Error("open without a check")
+		}
+		w.before = nil
+		w.settle()
+		w.expectOpen(numbered(7), v1)
+	})
+}
+
+// TestGather: CRDs that come one by one at the start are one batch; later ones are not
+// held up.
+func TestGather(t *testing.T) {
+	known := false
+	w := newWorld(t, nil, func(c *Config) { c.CustomResourcesKnown = func() bool { return known } })
+	w.register()
+	for _, crd := range w.addCRDs(20) {
+		w.m.ObserveCRD(crd)
+		if wait, err := w.m.Step(t.Context()); err != nil || wait <= 0 || wait > gatherTime {
+			t.Fatalf("Step: %v, %v, want to wait for more", wait, err)
+		}
+	}
+	if calls := w.took(); calls != "" {
+		t.Errorf("calls %s", calls)
+	}
+	w.clock.Step(gatherTime)
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 {
+		t.Errorf("Step: %v, %v", wait, err)
+	}
+	if got := w.count(); got["list StorageVersionList"] != 1 || got["create StorageVersion"] != 20 {
+		t.Errorf("calls %v, want one batch", got)
+	}
+	known = true
+	w.m.ObserveCRD(w.setCRD("v1"))
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 {
+		t.Errorf("Step: %v, %v", wait, err)
+	}
+	w.expectOpen(widgets, v1)
+}
+
+// TestWorkers: no more reports than that are under way, whoever asks for them.
+func TestWorkers(t *testing.T) {
+	const n = 40
+	for _, workers := range []int{1, 4} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, nil, func(c *Config) { c.Workers = workers })
+			w.register()
+			for _, crd := range w.addCRDs(n) {
+				w.m.ObserveCRD(crd)
+			}
+			var mu sync.Mutex
+			under := 0
+			proceed := make(chan struct{})
+			w.before = func(call string) error {
+				if !strings.HasPrefix(call, "get StorageVersion") {
+					return nil
+				}
+				mu.Lock()
+				under++
+				mu.Unlock()
+				<-proceed
+				mu.Lock()
+				under--
+				mu.Unlock()
+				return nil
+			}
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					if err := w.m.Report(t.Context(), numbered(i)); err != nil {
+						t.Errorf("Report: %v", err)
+					}
+				})
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			synctest.Wait()
+			mu.Lock()
+			if under != workers {
+				t.Errorf("%d reports are under way at once, want %d", under, workers)
+			}
+			mu.Unlock()
+			cancel()
+			// An attempt that waits for its turn ends with its context.
+			late := w.setCRD("v1")
+			w.m.ObserveCRD(late)
+			if err := w.m.Report(ctx, widgets); !errors.Is(err, context.Canceled) {
+				t.Errorf("Report: %v", err)
+			}
+			close(proceed)
+			wg.Wait()
+			for i := range n {
+				w.expectOpen(numbered(i), v1)
+			}
+		})
+	}
+}
+
+// another returns one more member of the same API.
+func (w *world) another(seed uint64) *Member {
+	w.t.Helper()
+	cfg := w.m.cfg
+	cfg.Random = rand.New(rand.NewPCG(seed, 3))
+	m, err := New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := m.SetBuiltins(nil); err != nil {
+		w.t.Fatal(err)
+	}
+	return m
+}
+
+// TestStartTogether: three servers that start at the same time with many CRDs do not
+// repeat each other's work for long.
+func TestStartTogether(t *testing.T) {
+	const n = 200
+	w := newWorld(t, nil, func(c *Config) { c.Workers = 4 })
+	crds := w.addCRDs(n)
+	members := []*Member{w.m, w.another(11), w.another(12)}
+	var wg sync.WaitGroup
+	for _, m := range members {
+		if err := m.Register(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, crd := range crds {
+			m.ObserveCRD(crd)
+		}
+	}
+	w.took()
+	for _, m := range members {
+		wg.Go(func() {
+			for range 200 {
+				wait, _ := m.Step(t.Context())
+				if wait < 0 {
+					return
+				}
+				w.clock.Step(wait)
+			}
+			t.Error("a member does not settle")
+		})
+	}
+	wg.Wait()
+	for i := range n {
+		reports, _ := w.reports(numbered(i))
+		if common, ok := agree.Common(reports); len(reports) != len(members) || !ok || common != v1 {
+			t.Errorf("%s: reports %v", numbered(i), reports)
+		}
+	}
+	got := w.count()
+	calls := 0
+	for _, k := range got {
+		calls += k
+	}
+	if most := 3 * n * len(members); calls > most {
+		t.Errorf("%d calls for %d reports, want at most %d: %v", calls, n*len(members), most, got)
+	}
+	t.Logf("%d calls for %d reports: %v", calls, n*len(members), got)
+}
