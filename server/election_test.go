@@ -11,6 +11,7 @@ import (
 func TestElectionTerms(t *testing.T) {
 	first, endFirst := context.WithCancel(context.Background())
 	second, endSecond := context.WithCancel(context.Background())
+	defer endFirst()
 	defer endSecond()
 	began, linger := make(chan context.Context, 2), make(chan struct{})
 	e := &election{}

@@ -10,7 +10,10 @@ import (
 	"path/filepath"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 )
 
@@ -70,7 +73,7 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	etcd, err := embed.StartEtcd(cfg)
+	etcd, err := openEtcd(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("etcd in %s does not start (if its files are damaged, restore a backup or start with another --data-dir): %w", cfg.Dir, err)
 	}
@@ -87,6 +90,45 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	return nil, fmt.Errorf("etcd in %s: %w", cfg.Dir, err)
 }
 
+// openEtcd starts an etcd. On damaged files it would end the process: through its logger,
+// and for the database in a goroutine of its own, so that is opened beforehand.
+func openEtcd(cfg *embed.Config) (etcd *embed.Etcd, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			etcd, err = nil, fmt.Errorf("%v", r)
+		}
+	}()
+	database := filepath.Join(cfg.Dir, "member", "snap", "db")
+	if _, err := os.Stat(database); err == nil {
+		db, err := bolt.Open(database, 0o600, &bolt.Options{ReadOnly: true, Timeout: etcdStartTimeout})
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", database, err)
+		}
+		if err := db.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return embed.StartEtcd(cfg)
+}
+
+// EtcdLogger returns a logger for an embedded etcd. It drops what etcd logs, since what
+// matters comes as errors, and panics where etcd would end the process.
+func EtcdLogger() *zap.Logger { return zap.NewNop().WithOptions(zap.WithFatalHook(fatalPanics{})) }
+
+// fatalPanics turns fatal log entries into panics, which can be recovered.
+type fatalPanics struct{}
+
+// OnWrite implements zapcore.CheckWriteHook.
+func (fatalPanics) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	message := entry.Message
+	for _, f := range fields {
+		if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
+			message += ": " + err.Error()
+		}
+	}
+	panic(message)
+}
+
 func etcdConfig(dataDir, endpoint string) (*embed.Config, error) {
 	client, err := url.Parse(endpoint)
 	if err != nil {
@@ -101,9 +143,7 @@ func etcdConfig(dataDir, endpoint string) (*embed.Config, error) {
 	cfg.ListenPeerUrls = []url.URL{peer}
 	cfg.AdvertisePeerUrls = []url.URL{peer}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	// A graceful stop is logged as errors; what matters comes as an error value.
-	cfg.LogLevel = "panic"
-	cfg.LogOutputs = []string{"stderr"}
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(EtcdLogger())
 	cfg.QuotaBackendBytes = etcdQuotaBytes
 	return cfg, nil
 }

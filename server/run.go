@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/grpclog"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -27,6 +30,12 @@ const (
 	informerResync  = 10 * time.Minute
 	etcdDialTimeout = 30 * time.Second
 )
+
+func init() {
+	// gRPC tells of every attempt to connect; what comes of them reaches callers as errors.
+	// It wants to be told before it is used.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
+}
 
 // Server is one running API server.
 type Server struct {

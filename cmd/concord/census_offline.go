@@ -17,8 +17,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/concord-dev/concord/server"
 )
@@ -169,20 +167,6 @@ func privateConfig(dir string) *embed.Config {
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop().WithOptions(zap.WithFatalHook(fatalPanics{})))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(server.EtcdLogger())
 	return cfg
-}
-
-// fatalPanics turns etcd's fatal log entries into panics that can be recovered.
-type fatalPanics struct{}
-
-// OnWrite implements zapcore.CheckWriteHook.
-func (fatalPanics) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
-	message := entry.Message
-	for _, f := range fields {
-		if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
-			message += ": " + err.Error()
-		}
-	}
-	panic(message)
 }

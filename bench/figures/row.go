@@ -1,0 +1,161 @@
+package figures
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// Row is one published figure.
+type Row struct {
+	// Measure is the name of the measurement that the figure belongs to, Figure what it is.
+	Measure string `json:"measure"`
+	Figure  string `json:"figure"`
+	// Unit of Value and of Beside.Value: "ms", "s", "objects/s", "MiB", or "" for a count.
+	Unit  string  `json:"unit,omitempty"`
+	Value float64 `json:"value"`
+	// Beside is what was measured in turns with it.
+	Beside *Beside `json:"beside,omitempty"`
+	Target *Target `json:"target,omitempty"`
+	// Verdict is PASS or miss where there is a target.
+	Verdict Verdict `json:"verdict,omitempty"`
+	// Samples are what Value was made of, if they are few.
+	Samples []float64 `json:"samples,omitempty"`
+	Note    string    `json:"note,omitempty"`
+}
+
+// Beside is the other side of a comparison.
+type Beside struct {
+	What  string  `json:"what"`
+	Value float64 `json:"value"`
+	// Ratio is Row.Value divided by Value. With 95 % confidence it is within Low and High,
+	// where these are given.
+	Ratio   float64   `json:"ratio"`
+	Low     float64   `json:"low,omitempty"`
+	High    float64   `json:"high,omitempty"`
+	Samples []float64 `json:"samples,omitempty"`
+}
+
+// Verdict says whether a figure meets its target.
+type Verdict string
+
+// The verdicts. Figures without a target have none.
+const (
+	Pass Verdict = "PASS"
+	Miss Verdict = "miss"
+)
+
+// Target bounds a figure's value or ratio.
+type Target struct {
+	// Ratio says whether the ratio is bounded, and not the value.
+	Ratio bool `json:"ratio"`
+	// AtLeast says whether the bound is the lower one, and not the upper one.
+	AtLeast bool    `json:"atLeast"`
+	Bound   float64 `json:"bound"`
+}
+
+// RatioAtMost is the target of a ratio that must not be larger.
+func RatioAtMost(bound float64) *Target { return &Target{Ratio: true, Bound: bound} }
+
+// RatioAtLeast is the target of a ratio that must not be smaller.
+func RatioAtLeast(bound float64) *Target { return &Target{Ratio: true, AtLeast: true, Bound: bound} }
+
+// AtMost is the target of a value that must not be larger.
+func AtMost(bound float64) *Target { return &Target{Bound: bound} }
+
+// Compare puts another side beside the row, of the same unit.
+func (r Row) Compare(what string, value float64) Row {
+	r.Beside = &Beside{What: what, Value: value, Ratio: finite(r.Value / value)}
+	return r
+}
+
+// Within adds the bounds of the ratio, if they are known. It follows Compare.
+func (r Row) Within(low, high float64, known bool) Row {
+	if r.Beside != nil && known {
+		beside := *r.Beside
+		beside.Low, beside.High = finite(low), finite(high)
+		r.Beside = &beside
+	}
+	return r
+}
+
+// Keep adds the samples of both sides. It follows Compare.
+func (r Row) Keep(samples, beside []float64) Row {
+	r.Samples = samples
+	if r.Beside != nil {
+		side := *r.Beside
+		side.Samples = beside
+		r.Beside = &side
+	}
+	return r
+}
+
+// finite keeps a figure one that JSON can hold: a division by nothing counts as none.
+func finite(x float64) float64 {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return 0
+	}
+	return x
+}
+
+// Judged returns the row with a target and its verdict.
+func (r Row) Judged(t *Target) Row {
+	figure := r.Value
+	if t.Ratio {
+		figure = 0
+		if r.Beside != nil {
+			figure = r.Beside.Ratio
+		}
+	}
+	r.Target, r.Verdict = t, Miss
+	if t.AtLeast && figure >= t.Bound || !t.AtLeast && figure <= t.Bound && (!t.Ratio || figure > 0) {
+		r.Verdict = Pass
+	}
+	return r
+}
+
+func (t *Target) text(unit string) string {
+	sign := "≤"
+	if t.AtLeast {
+		sign = "≥"
+	}
+	if t.Ratio {
+		return fmt.Sprintf("ratio %s %s", sign, number(t.Bound))
+	}
+	return fmt.Sprintf("%s %s", sign, quantity(t.Bound, unit))
+}
+
+// quantity writes a figure with its unit.
+func quantity(x float64, unit string) string {
+	if unit == "" {
+		return number(x)
+	}
+	return number(x) + " " + unit
+}
+
+// number writes a figure with three digits that count, thousands apart.
+func number(x float64) string {
+	switch size := math.Abs(x); {
+	case math.IsNaN(x):
+		return "-"
+	case size >= 100 || x == math.Trunc(x):
+		return thousands(fmt.Sprintf("%.0f", x))
+	case size >= 10:
+		return fmt.Sprintf("%.1f", x)
+	case size >= 1:
+		return fmt.Sprintf("%.2f", x)
+	default:
+		return fmt.Sprintf("%.3f", x)
+	}
+}
+
+func thousands(digits string) string {
+	sign := ""
+	if strings.HasPrefix(digits, "-") {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}

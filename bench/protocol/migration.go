@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/server"
+)
+
+const (
+	migrationsPath   = "/apis/migration.k8s.io/v1alpha1/storageversionmigrations"
+	migrationsPrefix = server.DefaultEtcdPrefix + "/migration.k8s.io/storageversionmigrations/"
+	migrationLimit   = 5 * time.Minute
+)
+
+// migrate asks the servers for a migration of all objects and returns how long it ran:
+// from the moment a server has said that it does it until it has said that it is done.
+// What it left behind is checked by the next restore.
+func (s *stored) migrate(ctx context.Context, name string) (span, error) {
+	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
+	defer cancel()
+	name = s.corpus.gr.Resource + "-" + name
+	before, err := s.side.cluster.Raw.Get(ctx, migrationsPrefix+name)
+	if err != nil {
+		return span{}, err
+	}
+	// Followed in etcd, so that following asks nothing of the servers.
+	watch := s.side.cluster.Raw.Watch(ctx, migrationsPrefix+name, clientv3.WithRev(before.Header.Revision+1))
+	body := marshal(fields{
+		"apiVersion": "migration.k8s.io/v1alpha1", "kind": "StorageVersionMigration",
+		"metadata": fields{"name": name},
+		"spec":     fields{"resource": fields{"group": s.corpus.gr.Group, "version": s.corpus.version, "resource": s.corpus.gr.Resource}},
+	})
+	if _, err := s.side.clients[0].Do(ctx, http.MethodPost, migrationsPath, jsonType, body); err != nil {
+		return span{}, err
+	}
+	done := span{objects: len(s.puts)}
+	for response := range watch {
+		at := time.Now()
+		if err := response.Err(); err != nil {
+			return span{}, err
+		}
+		for _, event := range response.Events {
+			ended, err := done.follow(event, at)
+			if err != nil {
+				return span{}, fmt.Errorf("migration %s: %w", name, err)
+			}
+			if ended {
+				return s.seen(ctx, done)
+			}
+		}
+	}
+	return span{}, fmt.Errorf("migration %s: %w", name, errors.Join(errors.New("it has not ended"), ctx.Err()))
+}
+
+// follow takes in a change of the migration, and says whether it has succeeded.
+func (d *span) follow(event *clientv3.Event, at time.Time) (ended bool, err error) {
+	if event.Type == clientv3.EventTypeDelete {
+		return false, errors.New("it was deleted")
+	}
+	var m migrationv1alpha1.StorageVersionMigration
+	if err := json.Unmarshal(event.Kv.Value, &m); err != nil {
+		return false, err
+	}
+	if failed := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed); failed != nil {
+		return false, fmt.Errorf("it failed: %s: %s", failed.Reason, failed.Message)
+	}
+	if d.began.IsZero() && migrationv1alpha1.True(&m, migrationv1alpha1.MigrationRunning) != nil {
+		d.began = at
+	}
+	if migrationv1alpha1.True(&m, migrationv1alpha1.MigrationSucceeded) == nil {
+		return false, nil
+	}
+	if d.end = at; d.began.IsZero() {
+		return false, errors.New("it was never seen to run")
+	}
+	if p := m.Status.Progress; p == nil || p.Done != int64(d.objects) {
+		return false, fmt.Errorf("it says %+v of %d objects", p, d.objects)
+	}
+	return true, nil
+}

@@ -1,0 +1,72 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/server"
+)
+
+const (
+	serverArgument = "server"
+	etcdArgument   = "etcd"
+	// withoutVariable, in a server's environment, switches the protocol off.
+	withoutVariable = "CONCORD_BENCH_WITHOUT_PROTOCOL"
+)
+
+// Child runs the program as a server or an etcd if it was started as one, and then does
+// not return. Every program that uses this package calls it first.
+func Child() {
+	if len(os.Args) < 2 || os.Args[1] != serverArgument && os.Args[1] != etcdArgument {
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	run := runServer
+	if os.Args[1] == etcdArgument {
+		run = runEtcd
+	}
+	if err := run(ctx, os.Args[2:]); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", os.Args[1], err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func runServer(ctx context.Context, args []string) error {
+	o := server.NewOptions()
+	flags := pflag.NewFlagSet(serverArgument, pflag.ContinueOnError)
+	o.AddFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	o.DisableProtocol = os.Getenv(withoutVariable) != ""
+	if err := o.Complete(); err != nil {
+		return err
+	}
+	defer klog.Flush()
+	return server.Run(ctx, o, nil)
+}
+
+func runEtcd(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		return errors.New("one directory is wanted")
+	}
+	etcd, err := server.StartEtcd(ctx, args[0])
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return etcd.Close()
+	case err := <-etcd.Err():
+		return errors.Join(err, etcd.Close())
+	}
+}

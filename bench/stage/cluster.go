@@ -1,0 +1,143 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/concord-dev/concord/server"
+)
+
+const (
+	etcdStartLimit = 30 * time.Second
+	etcdPoll       = 20 * time.Millisecond
+)
+
+// Cluster is an etcd and the servers on it.
+type Cluster struct {
+	// Protocol says whether its servers take part in the protocol.
+	Protocol bool
+	// Servers are in the order in which they were made.
+	Servers []*Server
+	// Raw is a client of the etcd.
+	Raw *clientv3.Client
+
+	stage    *Stage
+	name     string
+	endpoint string
+	etcd     *process
+}
+
+// Cluster starts an etcd, of a name that no other cluster of the stage has, and makes
+// servers for it that are not started yet.
+func (s *Stage) Cluster(ctx context.Context, name string, protocol bool, servers int) (*Cluster, error) {
+	c := &Cluster{Protocol: protocol, stage: s, name: name}
+	s.mu.Lock()
+	s.clusters[c] = true
+	s.mu.Unlock()
+	if err := c.startEtcd(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	for i := range servers {
+		port, err := s.port()
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		c.Servers = append(c.Servers, &Server{cluster: c, name: fmt.Sprintf("%s-%d", name, i+1), port: port})
+	}
+	return c, nil
+}
+
+func (c *Cluster) path(names ...string) string {
+	return c.stage.path(append([]string{c.name}, names...)...)
+}
+
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	dir := c.path("etcd")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("directory of the etcd: %w", err)
+	}
+	socket, err := server.SocketPath(dir)
+	if err != nil {
+		return err
+	}
+	c.endpoint = "unix://" + socket
+	c.etcd, err = launch("the etcd of "+c.name, c.stage.program, []string{etcdArgument, dir}, nil, c.path("etcd.log"))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, etcdStartLimit)
+	defer cancel()
+	// A client that finds no socket complains.
+	err = c.etcd.await(ctx, etcdPoll, func(context.Context) error {
+		_, err := os.Stat(socket)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	c.Raw, err = clientv3.New(clientv3.Config{Endpoints: []string{c.endpoint}, Logger: zap.NewNop()})
+	if err != nil {
+		return fmt.Errorf("connect to the etcd: %w", err)
+	}
+	return c.etcd.await(ctx, etcdPoll, func(ctx context.Context) error {
+		_, err := c.Raw.Get(ctx, "health")
+		return err
+	})
+}
+
+// Start starts all servers at once and waits until they are ready.
+func (c *Cluster) Start(ctx context.Context, args ...string) error {
+	for _, s := range c.Servers {
+		if err := s.Start(args...); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.Servers {
+		if _, err := s.AwaitReady(ctx, calmPoll); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop ends all servers that run in an orderly way, at once.
+func (c *Cluster) Stop(ctx context.Context) error {
+	results := make(chan error, len(c.Servers))
+	for _, s := range c.Servers {
+		go func() { results <- s.Stop(ctx) }()
+	}
+	var errs []error
+	for range c.Servers {
+		errs = append(errs, <-results)
+	}
+	return errors.Join(errs...)
+}
+
+// Close kills what runs and removes the cluster's files.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, s := range c.Servers {
+		s.Kill()
+	}
+	if c.Raw != nil {
+		errs = append(errs, c.Raw.Close())
+	}
+	if c.etcd != nil {
+		c.etcd.kill()
+		if socket := strings.TrimPrefix(c.endpoint, "unix://"); !strings.HasPrefix(socket, c.stage.dir) {
+			errs = append(errs, os.RemoveAll(filepath.Dir(socket)))
+		}
+	}
+	c.stage.mu.Lock()
+	delete(c.stage.clusters, c)
+	c.stage.mu.Unlock()
+	return errors.Join(append(errs, os.RemoveAll(c.path()))...)
+}

@@ -1,0 +1,106 @@
+package stage
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// clockTicks is how many of them /proc counts to a second, on every platform of Go.
+const clockTicks = 100
+
+func (s *Server) proc(name string) string {
+	return filepath.Join("/proc", strconv.Itoa(s.process.cmd.Process.Pid), name)
+}
+
+// CPU returns the processor time that the server has used.
+func (s *Server) CPU() (time.Duration, error) {
+	stat, err := os.ReadFile(s.proc("stat"))
+	if err != nil {
+		return 0, fmt.Errorf("processor time of %s: %w", s.name, err)
+	}
+	return cpuOf(stat)
+}
+
+// cpuOf reads utime and stime, the 14th and 15th field; the 2nd is the program's name in
+// brackets, which may hold anything.
+func cpuOf(stat []byte) (time.Duration, error) {
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc says %q", stat)
+	}
+	var ticks int64
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc says %q: %w", stat, err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * time.Second / clockTicks, nil
+}
+
+// Resident returns the memory that the server holds, in bytes.
+func (s *Server) Resident() (int64, error) {
+	statm, err := os.ReadFile(s.proc("statm"))
+	if err != nil {
+		return 0, fmt.Errorf("memory of %s: %w", s.name, err)
+	}
+	fields := strings.Fields(string(statm))
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("/proc says %q", statm)
+	}
+	pages, err := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize()), err
+}
+
+// Descriptors are a process's open files.
+type Descriptors struct {
+	// Open counts all, Etcd the connections to the etcd among them: a server has no other
+	// unix sockets that are connected.
+	Open, Etcd int
+}
+
+// Descriptors counts the server's open files.
+func (s *Server) Descriptors() (Descriptors, error) {
+	directory := s.proc("fd")
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		return Descriptors{}, fmt.Errorf("open files of %s: %w", s.name, err)
+	}
+	table, err := os.ReadFile(s.proc("net/unix"))
+	if err != nil {
+		return Descriptors{}, fmt.Errorf("unix sockets: %w", err)
+	}
+	connected := connectedUnix(table)
+	found := Descriptors{Open: len(entries)}
+	for _, entry := range entries {
+		target, err := os.Readlink(filepath.Join(directory, entry.Name()))
+		if err != nil {
+			continue // closed meanwhile
+		}
+		if connected[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] {
+			found.Etcd++
+		}
+	}
+	return found, nil
+}
+
+// connectedUnix returns the inodes of the connected stream sockets in /proc/net/unix:
+//
+//	Num RefCount Protocol Flags Type St Inode Path
+func connectedUnix(table []byte) map[string]bool {
+	const stream, connected = "0001", "03"
+	inodes := map[string]bool{}
+	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) >= 7 && fields[4] == stream && fields[5] == connected {
+			inodes[fields[6]] = true
+		}
+	}
+	return inodes
+}

@@ -1,0 +1,106 @@
+package audit
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// content is a stored object without its encoding.
+type content struct {
+	fields   map[string]any // without apiVersion and kind
+	uid      types.UID
+	write    string
+	deleting bool
+}
+
+var decoder = func() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientscheme.AddToScheme(scheme))
+	utilruntime.Must(apiextensionsv1.AddToScheme(scheme))
+	utilruntime.Must(apiregistrationv1.AddToScheme(scheme))
+	return serializer.NewCodecFactory(scheme).UniversalDeserializer()
+}()
+
+// readContent decodes a stored value, protobuf or JSON.
+func readContent(value []byte) (*content, error) {
+	fields := map[string]any{}
+	if value[0] == '{' {
+		if err := json.Unmarshal(value, &fields); err != nil {
+			return nil, err
+		}
+	} else {
+		decoded, _, err := decoder.Decode(value, nil, nil)
+		if err != nil {
+			return nil, err
+		}
+		if fields, err = runtime.DefaultUnstructuredConverter.ToUnstructured(decoded); err != nil {
+			return nil, err
+		}
+	}
+	u := unstructured.Unstructured{Object: fields}
+	c := &content{
+		fields:   fields,
+		uid:      u.GetUID(),
+		write:    u.GetAnnotations()[WriteAnnotation],
+		deleting: u.GetDeletionTimestamp() != nil,
+	}
+	delete(fields, "apiVersion")
+	delete(fields, "kind")
+	return c, nil
+}
+
+// into converts to a typed object.
+func (c *content) into(obj any) error {
+	raw, err := json.Marshal(c.fields)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(raw, obj)
+}
+
+// diff names the first field in which two contents differ. An object that is being
+// deleted is changed by the server itself.
+func (c *content) diff(o *content) string {
+	if c.deleting || o.deleting {
+		return ""
+	}
+	return differ("", c.fields, o.fields)
+}
+
+func differ(path string, a, b any) string {
+	ma, okA := a.(map[string]any)
+	mb, okB := b.(map[string]any)
+	if !okA || !okB {
+		if reflect.DeepEqual(a, b) {
+			return ""
+		}
+		return fmt.Sprintf("%s: %v became %v", path, a, b)
+	}
+	var keys []string
+	for k := range ma {
+		keys = append(keys, k)
+	}
+	for k := range mb {
+		if _, both := ma[k]; !both {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		if d := differ(path+"."+k, ma[k], mb[k]); d != "" {
+			return d
+		}
+	}
+	return ""
+}

@@ -1,0 +1,15 @@
+// Package audit judges a cluster from outside by what its etcd holds: it follows every
+// put and delete in the order of etcd's revisions and checks each against the invariants
+// of DESIGN 3.7 that a raw store can show.
+//
+//   - I1: the encoding of every stored object is in its resource's stored set, or that
+//     contains Unknown, or was computed for another (uid, epoch).
+//   - I2: a put's encoding is one that a server reports at that revision; for writes that
+//     name the server they were sent to, that server's.
+//   - I3: while there is an agreement, every put is in it.
+//   - I4: follows from I1, which is checked after every event.
+//   - I5: a rewrite changes nothing but the encoding, and brings back no older write.
+//   - I8: a custom resource's encoding is in its CRD's storedVersions.
+//
+// Ledger is pure: events in, violations out. Watch feeds it from etcd.
+package audit

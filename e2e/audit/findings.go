@@ -1,0 +1,151 @@
+package audit
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Violations returns what is wrong so far, in the order of revisions.
+func (l *Ledger) Violations() []string {
+	found := slices.Clone(l.violations)
+	if l.dropped > 0 {
+		found = append(found, fmt.Sprintf("and %d more", l.dropped))
+	}
+	return found
+}
+
+// Revision is the last revision applied.
+func (l *Ledger) Revision() int64 { return l.revision }
+
+// Rewrites counts the puts of marked objects that no client made.
+func (l *Ledger) Rewrites() int { return l.rewrites }
+
+// Writes returns the marked writes in the order of their revisions.
+func (l *Ledger) Writes() []Write {
+	return slices.SortedFunc(maps.Values(l.writes), func(a, b Write) int { return cmp.Compare(a.Revision, b.Revision) })
+}
+
+// Write returns the marked write with the ID.
+func (l *Ledger) Write(id string) (Write, bool) {
+	w, ok := l.writes[id]
+	return w, ok
+}
+
+// Strangers is I2 for marked writes: it returns those whose server, under any of the IDs
+// it registered with, had no report for the encoding written at that revision.
+func (l *Ledger) Strangers(ids map[string][]agree.ServerID) []string {
+	var found []string
+	for _, w := range l.Writes() {
+		known := sets.New(ids[w.Server()]...)
+		permitted := slices.ContainsFunc(w.Reports, func(r agree.Report) bool {
+			return known.Has(r.Server) && r.Encoding == w.Encoding
+		})
+		if !permitted {
+			found = append(found, fmt.Sprintf("revision %d, %s: I2: write %s in %s, but the server's IDs are %v and the reports %v",
+				w.Revision, w.Key, w.ID, w.Encoding, sets.List(known), w.Reports))
+		}
+	}
+	return found
+}
+
+// Encodings returns how many objects of the resource are stored in each encoding.
+func (l *Ledger) Encodings(gr schema.GroupResource) map[agree.Encoding]int {
+	return maps.Clone(l.of(gr).counts)
+}
+
+// Reports returns the resource's reports as they stand.
+func (l *Ledger) Reports(gr schema.GroupResource) []agree.Report {
+	if v := l.of(gr).version; v != nil {
+		return slices.Clone(v.reports)
+	}
+	return nil
+}
+
+// Reported returns every server that is in any report.
+func (l *Ledger) Reported() sets.Set[agree.ServerID] {
+	found := sets.New[agree.ServerID]()
+	for _, r := range l.resources {
+		if r.version != nil {
+			for _, report := range r.version.reports {
+				found.Insert(report.Server)
+			}
+		}
+	}
+	return found
+}
+
+// Standing describes what the ledger knows of one resource.
+type Standing struct {
+	Resource schema.GroupResource
+	UID      types.UID
+	Epoch    int64
+	// Common is the agreement, empty without one.
+	Common agree.Encoding
+	// Stored is the stored set; StoredCurrent says that it is computed for UID and Epoch.
+	Stored        []string
+	StoredCurrent bool
+	// StoredVersions are the CRD's, nil for built-in resources.
+	StoredVersions []string
+}
+
+// Standing returns what stands for the resource.
+func (l *Ledger) Standing(gr schema.GroupResource) Standing {
+	r := l.of(gr)
+	s := Standing{Resource: gr}
+	if r.version != nil {
+		s.UID, s.Epoch, s.Common = r.version.uid, r.version.epoch, r.version.common
+	}
+	if r.state != nil {
+		status := r.state.Status
+		s.Stored = slices.Clone(status.PersistedEncodings)
+		s.StoredCurrent = r.version != nil && status.StorageVersionUID == r.version.uid && status.Epoch == r.version.epoch
+	}
+	if r.crd != nil {
+		s.StoredVersions = slices.Clone(r.crd.Status.StoredVersions)
+	}
+	return s
+}
+
+// Unsettled says what is missing to I7: every resource that has a StorageVersion or an
+// object has an agreement, a current stored set of that encoding alone, and a CRD that
+// stores nothing else. The resources named are left out.
+func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
+	var found []string
+	for gr, r := range l.resources {
+		if slices.Contains(but, gr) || r.version == nil && len(r.counts) == 0 {
+			continue
+		}
+		if why := l.Standing(gr).unsettled(); why != "" {
+			found = append(found, gr.String()+": "+why)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+func (s Standing) unsettled() string {
+	switch {
+	case s.Common == "":
+		return "no agreement"
+	case !s.StoredCurrent:
+		return fmt.Sprintf("the stored set %v is computed for another epoch than %d", s.Stored, s.Epoch)
+	case !slices.Equal(s.Stored, []string{string(s.Common)}):
+		return fmt.Sprintf("the stored set is %v, the agreement %s", s.Stored, s.Common)
+	}
+	if s.StoredVersions == nil {
+		return ""
+	}
+	if _, version, _ := strings.Cut(string(s.Common), "/"); !slices.Equal(s.StoredVersions, []string{version}) {
+		return fmt.Sprintf("storedVersions are %v, the agreement %s", s.StoredVersions, s.Common)
+	}
+	return ""
+}

@@ -1,0 +1,301 @@
+package audit_test
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	admissionv1beta1 "k8s.io/api/admissionregistration/v1beta1"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/types"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/audit"
+)
+
+const (
+	widgetKey = "/registry/e2e.concord.dev/widgets/default/a"
+	group     = "e2e.concord.dev"
+)
+
+var (
+	widgets  = schema.GroupResource{Group: group, Resource: "widgets"}
+	policies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
+	leases   = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+	// judges are the resources that tell about others; nobody reports them here.
+	judges = []schema.GroupResource{
+		storageversion.Resource,
+		{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
+		{Group: "migration.k8s.io", Resource: "storagestates"},
+	}
+)
+
+// store feeds a ledger with events at increasing revisions.
+type store struct {
+	t      *testing.T
+	ledger *audit.Ledger
+	at     int64
+}
+
+func newStore(t *testing.T) *store {
+	return &store{t: t, ledger: audit.NewLedger("/registry", append(judges, leases)...)}
+}
+
+func (s *store) put(key string, value []byte) {
+	s.at++
+	s.ledger.Apply(audit.Event{Revision: s.at, Key: key, Value: value})
+}
+
+func (s *store) putJSON(key string, object any) {
+	raw, err := json.Marshal(object)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.put(key, raw)
+}
+
+func (s *store) remove(key string) {
+	s.at++
+	s.ledger.Apply(audit.Event{Revision: s.at, Key: key})
+}
+
+// report writes the resource's StorageVersion: pairs of server and encoding.
+func (s *store) report(gr schema.GroupResource, uid types.UID, epoch int64, pairs ...string) {
+	sv := &v1alpha1.StorageVersion{TypeMeta: metav1.TypeMeta{APIVersion: "internal.apiserver.k8s.io/v1alpha1", Kind: "StorageVersion"}}
+	sv.Name, sv.UID = storageversion.Name(gr), uid
+	var reports []agree.Report
+	for i := 0; i < len(pairs); i += 2 {
+		reports = append(reports, agree.Report{Server: agree.ServerID(pairs[i]), Encoding: agree.Encoding(pairs[i+1]), Decodable: []string{pairs[i+1]}})
+	}
+	storageversion.SetReports(sv, reports, metav1.Time{})
+	last := map[agree.Encoding]int64{}
+	for _, r := range reports {
+		last[r.Encoding] = epoch
+	}
+	storageversion.SetHistory(sv, agree.History{Epoch: epoch, Last: last})
+	s.put("/registry/storageversions/"+sv.Name, protobufOf(s.t, sv))
+}
+
+func (s *store) state(gr schema.GroupResource, uid types.UID, epoch int64, stored ...string) {
+	state := &migrationv1alpha1.StorageState{TypeMeta: metav1.TypeMeta{APIVersion: "migration.k8s.io/v1alpha1", Kind: "StorageState"}}
+	state.Name = gr.String()
+	state.Spec.Resource = migrationv1alpha1.GroupResource{Group: gr.Group, Resource: gr.Resource}
+	state.Status.PersistedEncodings = stored
+	state.Status.StorageVersionUID, state.Status.Epoch = uid, epoch
+	s.putJSON("/registry/migration.k8s.io/storagestates/"+state.Name, state)
+}
+
+func (s *store) crd(storedVersions ...string) {
+	crd := &apiextensionsv1.CustomResourceDefinition{TypeMeta: metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"}}
+	crd.Name = "widgets." + group
+	crd.Spec.Group, crd.Spec.Names.Plural = group, "widgets"
+	crd.Status.StoredVersions = storedVersions
+	s.putJSON("/registry/apiextensions.k8s.io/customresourcedefinitions/"+crd.Name, crd)
+}
+
+func (s *store) widget(key, version, write, text string) {
+	s.putJSON(key, map[string]any{
+		"apiVersion": group + "/" + version, "kind": "Widget",
+		"metadata": map[string]any{"name": "a", "uid": "1", "annotations": map[string]any{audit.WriteAnnotation: write}},
+		"spec":     map[string]any{"text": text},
+	})
+}
+
+// want asserts how the violations since the last call begin after their key.
+func (s *store) want(parts ...string) {
+	s.t.Helper()
+	found := s.ledger.Violations()
+	if len(found) != len(parts) {
+		s.t.Fatalf("violations are %q, want %d: %q", found, len(parts), parts)
+	}
+	for i, part := range parts {
+		if !strings.Contains(found[i], part) {
+			s.t.Errorf("violation %q does not contain %q", found[i], part)
+		}
+	}
+}
+
+func protobufOf(t *testing.T, object runtime.Object) []byte {
+	t.Helper()
+	raw, err := runtime.Encode(protobuf.NewSerializer(clientscheme.Scheme, clientscheme.Scheme), object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func TestPutNeedsAReport(t *testing.T) {
+	s := newStore(t)
+	s.put("/registry/leases/kube-system/a", []byte(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"}}`))
+	s.want()
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.want("I2: written in " + group + "/v1 without any StorageVersion")
+
+	s = newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.widget(widgetKey, "v2", "two/2", "x")
+	s.want()
+	s.widget(widgetKey, "v3", "one/3", "x")
+	s.want("I2: written in " + group + "/v3")
+}
+
+func TestPutInTheAgreement(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.report(widgets, "u", 2, "apiserver-1", group+"/v2", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v2", "two/2", "x")
+	s.want()
+	s.widget(widgetKey, "v1", "one/3", "x")
+	s.want("I2: written in " + group + "/v1, but the reports since revision 3")
+}
+
+func TestStrangers(t *testing.T) {
+	s := newStore(t)
+	ids := map[string][]agree.ServerID{"one": {"apiserver-1", "apiserver-1b"}, "two": {"apiserver-2"}}
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.widget(widgetKey, "v2", "two/2", "x")
+	s.widget(widgetKey, "v2", "one/3", "x") // another server's encoding
+	s.report(widgets, "u", 2, "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v2", "one/4", "x") // buried
+	s.report(widgets, "u", 2, "apiserver-2", group+"/v2", "apiserver-1b", group+"/v2")
+	s.widget(widgetKey, "v2", "one/5", "x") // registered again
+	s.want()
+	var writes []string
+	for _, stranger := range s.ledger.Strangers(ids) {
+		_, rest, _ := strings.Cut(stranger, "write ")
+		id, _, _ := strings.Cut(rest, " ")
+		writes = append(writes, id)
+	}
+	if want := []string{"one/3", "one/4"}; !slices.Equal(writes, want) {
+		t.Errorf("strangers are %v, want %v", writes, want)
+	}
+}
+
+func TestRewriteKeepsContentAndOrder(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.widget(widgetKey, "v2", "one/1", "x")
+	s.want()
+	if n := s.ledger.Rewrites(); n != 1 {
+		t.Errorf("%d rewrites, want 1", n)
+	}
+	s.widget(widgetKey, "v2", "one/1", "changed")
+	s.want("I5: the content of write one/1 changed without a client's write: .spec.text: x became changed")
+	s.widget(widgetKey, "v2", "one/2", "y")
+	s.widget(widgetKey, "v2", "one/1", "x")
+	s.want("I5: the content", "I5: write one/2 was undone: the object is back at one/1")
+}
+
+// A rewrite of a built-in resource is compared across its versions' Go types.
+func TestRewriteOfProtobuf(t *testing.T) {
+	s := newStore(t)
+	s.report(policies, "u", 1, "apiserver-1", "admissionregistration.k8s.io/v1beta1", "apiserver-2", "admissionregistration.k8s.io/v1")
+	meta := metav1.ObjectMeta{Name: "p", UID: "1", Annotations: map[string]string{audit.WriteAnnotation: "one/1"}}
+	old := &admissionv1beta1.MutatingAdmissionPolicy{ObjectMeta: meta}
+	old.APIVersion, old.Kind = "admissionregistration.k8s.io/v1beta1", "MutatingAdmissionPolicy"
+	old.Spec.ReinvocationPolicy = "Never"
+	key := "/registry/mutatingadmissionpolicies/p"
+	s.put(key, protobufOf(t, old))
+	same := &admissionv1.MutatingAdmissionPolicy{ObjectMeta: meta}
+	same.APIVersion, same.Kind = "admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy"
+	same.Spec.ReinvocationPolicy = "Never"
+	s.put(key, protobufOf(t, same))
+	s.want()
+	if got := s.ledger.Encodings(policies); got["admissionregistration.k8s.io/v1"] != 1 || len(got) != 1 {
+		t.Errorf("encodings are %v, want one object in v1", got)
+	}
+	same.Spec.ReinvocationPolicy = ""
+	s.put(key, protobufOf(t, same))
+	s.want(".spec.reinvocationPolicy: Never became")
+}
+
+func TestStoredSet(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1")
+	s.state(widgets, "u", 1, group+"/v1")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.report(widgets, "u", 2, "apiserver-1", group+"/v2")
+	s.widget(widgetKey+"b", "v2", "one/2", "x") // the stored set is of another epoch
+	s.want()
+	s.state(widgets, "u", 2, group+"/v2", migrationv1alpha1.Unknown)
+	s.want()
+	s.state(widgets, "u", 2, group+"/v2")
+	s.want("I1: objects of widgets.e2e.concord.dev are in " + group + "/v1")
+}
+
+func TestStoredVersions(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.crd("v1", "v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.want()
+	s.crd("v2")
+	s.want("I8: objects of")
+	s.crd("v2") // the same is not told again
+	s.want("I8: objects of")
+	s.crd("v1")
+	s.crd("v2")
+	s.want("I8: objects of", "I8: objects of")
+}
+
+func TestEpochNeverGoesBack(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 2, "apiserver-1", group+"/v1")
+	s.report(widgets, "other", 1, "apiserver-1", group+"/v1")
+	s.want()
+	s.report(widgets, "other", 0, "apiserver-1", group+"/v1")
+	s.want("goes back from 1 to 0")
+}
+
+func TestUnsettled(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.crd("v1", "v2")
+	step := func(want string) {
+		t.Helper()
+		found := slices.DeleteFunc(s.ledger.Unsettled(), func(line string) bool { return !strings.HasPrefix(line, widgets.String()+":") })
+		if want == "" && len(found) == 0 {
+			return
+		}
+		if len(found) != 1 || !strings.Contains(found[0], want) {
+			t.Errorf("unsettled: %q, want %q", found, want)
+		}
+	}
+	step("no agreement")
+	s.report(widgets, "u", 2, "apiserver-1", group+"/v2")
+	s.state(widgets, "u", 1, group+"/v2")
+	step("another epoch")
+	s.state(widgets, "u", 2, group+"/v1", group+"/v2")
+	step("the stored set is")
+	s.state(widgets, "u", 2, group+"/v2")
+	step("storedVersions are")
+	s.crd("v2")
+	step("")
+	s.remove("/registry/storageversions/" + storageversion.Name(widgets))
+	step("")
+	s.want()
+}
+
+func TestUnreadableValues(t *testing.T) {
+	s := newStore(t)
+	s.ledger.Ignore(widgetKey + "ignored")
+	s.put(widgetKey+"ignored", []byte("garbage"))
+	s.put("/elsewhere", []byte("garbage"))
+	s.want()
+	s.put(widgetKey, []byte("garbage"))
+	s.want("no readable envelope")
+}

@@ -1,0 +1,91 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"github.com/concord-dev/concord/server"
+)
+
+const etcdStartTimeout = 60 * time.Second
+
+// Etcd is an etcd on a unix socket, in a process of its own.
+type Etcd struct {
+	*Process
+	Endpoint string
+	// Raw reads and writes it directly.
+	Raw *clientv3.Client
+}
+
+// StartEtcd starts an etcd on dataDir and waits until it answers.
+func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
+	t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewProcess(t, "etcd", logDir, func() *exec.Cmd {
+		cmd := exec.Command(program)
+		cmd.Env = append(os.Environ(), etcdDirVariable+"="+dataDir)
+		return cmd
+	})
+	e := &Etcd{Process: p, Endpoint: Endpoint(t, dataDir)}
+	p.Start()
+	e.Raw = Connect(t, e.Endpoint)
+	e.WaitReady()
+	return e
+}
+
+// Endpoint is where the etcd embedded in a server on dataDir listens.
+func Endpoint(t testing.TB, dataDir string) string {
+	t.Helper()
+	socket, err := server.SocketPath(dataDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "unix://" + socket
+}
+
+// Connect returns a client for an etcd, which need not run yet. It is closed with the test.
+func Connect(t testing.TB, endpoint string) *clientv3.Client {
+	t.Helper()
+	reconnect := backoff.DefaultConfig
+	reconnect.MaxDelay = time.Second
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:   []string{endpoint},
+		Logger:      zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: time.Second})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil && !errors.Is(err, context.Canceled) {
+			t.Logf("close the etcd client: %v", err)
+		}
+	})
+	return client
+}
+
+// WaitReady waits until the etcd answers.
+func (e *Etcd) WaitReady() {
+	e.t.Helper()
+	Eventually(e.t, etcdStartTimeout, "etcd answers", func(ctx context.Context) error {
+		if e.Ended() {
+			e.t.Fatalf("etcd ended: %s", e.tail())
+		}
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		_, err := e.Raw.Get(ctx, "health")
+		return err
+	})
+}

@@ -1,0 +1,243 @@
+package cluster
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// tailLines is how much of a process's output is shown when a test fails.
+const tailLines = 40
+
+var logs = flag.String("logs", "", "a directory to which the whole output of all processes of a failed test is copied")
+
+// stopTimeout is how long a process may take to end after SIGTERM: a server drains.
+const stopTimeout = 60 * time.Second
+
+// Process is a program that can be started again after it ended. Its output, of all its
+// lives, goes to one file.
+type Process struct {
+	Name string
+
+	t       testing.TB
+	command func() *exec.Cmd
+	log     string
+
+	mu   sync.Mutex
+	life *life
+}
+
+// life is one run of the program.
+type life struct {
+	pid  int
+	done chan struct{}
+	// err and output are valid when done is closed.
+	err            error
+	stdout, stderr string
+	// wanted says that the test has ended it, or waits for its end.
+	wanted bool
+}
+
+// NewProcess returns a process that is not started. It is killed when the test ends; it is
+// an error if it ended by itself before. The end of its output is shown if the test has
+// failed. All methods are for the goroutine of the test.
+func NewProcess(t testing.TB, name, dir string, command func() *exec.Cmd) *Process {
+	p := &Process{Name: name, t: t, command: command, log: filepath.Join(dir, name+".log")}
+	t.Cleanup(func() {
+		p.examine()
+		p.Kill()
+		if t.Failed() {
+			t.Logf("the last %d lines of %s:\n%s", tailLines, name, p.tail())
+			p.keep()
+		}
+	})
+	return p
+}
+
+// examine fails the test if the program has ended by itself, or has said that it met a
+// defect of its own.
+func (p *Process) examine() {
+	if l := p.current(); l != nil && l.ended() && !l.wanted {
+		p.t.Errorf("%s has ended by itself: %v", p.Name, l.err)
+	}
+	for _, line := range strings.Split(p.Output(), "\n") {
+		if defect.MatchString(line) {
+			p.t.Errorf("%s met a defect of its own: %s", p.Name, line)
+		}
+	}
+}
+
+// defect matches what the libraries log when they have recovered from a panic.
+var defect = regexp.MustCompile(`Observed a panic|^panic: |http: panic serving|DATA RACE|fatal error: `)
+
+// Start runs the program.
+func (p *Process) Start() {
+	p.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life != nil && !p.life.ended() {
+		p.t.Fatalf("%s runs already", p.Name)
+	}
+	started := make(chan error, 1)
+	l := &life{done: make(chan struct{})}
+	go p.run(l, started)
+	if err := <-started; err != nil {
+		p.t.Fatalf("start %s: %v", p.Name, err)
+	}
+	p.life = l
+}
+
+// run starts the program and waits for its end, all on one thread: the kernel kills the
+// program when the thread that started it ends (Pdeathsig).
+func (p *Process) run(l *life, started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		started <- err
+		return
+	}
+	defer func() { _ = log.Close() }()
+	var stdout, stderr strings.Builder
+	cmd := p.command()
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &stdout), io.MultiWriter(log, &stderr)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		started <- err
+		return
+	}
+	l.pid = cmd.Process.Pid
+	started <- nil
+	l.err = cmd.Wait()
+	l.stdout, l.stderr = stdout.String(), stderr.String()
+	close(l.done)
+}
+
+func (l *life) ended() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *Process) current() *life {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.life
+}
+
+// Signal sends a signal to the running program.
+func (p *Process) Signal(signal syscall.Signal) {
+	p.t.Helper()
+	l := p.current()
+	if l == nil || l.ended() {
+		p.t.Fatalf("%s does not run: %s", p.Name, p.tail())
+	}
+	if err := syscall.Kill(l.pid, signal); err != nil {
+		p.t.Fatalf("%s: %v", p.Name, err)
+	}
+}
+
+// Pause stops the program in mid-course, Resume lets it go on.
+func (p *Process) Pause()  { p.t.Helper(); p.Signal(syscall.SIGSTOP) }
+func (p *Process) Resume() { p.t.Helper(); p.Signal(syscall.SIGCONT) }
+
+// Kill ends the program at once, if it runs.
+func (p *Process) Kill() {
+	l := p.current()
+	if l == nil || l.ended() {
+		return
+	}
+	l.wanted = true
+	if err := syscall.Kill(l.pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		p.t.Errorf("kill %s: %v", p.Name, err)
+		return
+	}
+	<-l.done
+}
+
+// Terminate asks the program to end and waits until it has. It has to do so without an
+// error.
+func (p *Process) Terminate() {
+	p.t.Helper()
+	p.Signal(syscall.SIGTERM)
+	result, ok := p.Wait(stopTimeout)
+	switch {
+	case !ok:
+		p.t.Fatalf("%s still runs %v after SIGTERM", p.Name, stopTimeout)
+	case result.Code != 0:
+		p.t.Errorf("%s ended with code %d after SIGTERM", p.Name, result.Code)
+	}
+}
+
+// Result is how a program ended. Code is -1 after a signal.
+type Result struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Wait waits for the program's end. It is not ok if that has not come after the timeout.
+func (p *Process) Wait(timeout time.Duration) (Result, bool) {
+	l := p.current()
+	l.wanted = true
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-l.done:
+	case <-timer.C:
+		return Result{}, false
+	}
+	var exit *exec.ExitError
+	switch {
+	case l.err == nil:
+		return Result{Stdout: l.stdout, Stderr: l.stderr}, true
+	case errors.As(l.err, &exit):
+		return Result{Code: exit.ExitCode(), Stdout: l.stdout, Stderr: l.stderr}, true
+	default:
+		return Result{Code: -1, Stderr: l.err.Error()}, true
+	}
+}
+
+// Ended says that the program has been started and does not run any more.
+func (p *Process) Ended() bool {
+	l := p.current()
+	return l != nil && l.ended()
+}
+
+// Output returns what the program has printed so far, in all its lives.
+func (p *Process) Output() string {
+	raw, err := os.ReadFile(p.log)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Sprintf("(%v)", err)
+	}
+	return string(raw)
+}
+
+// keep copies the output to the directory of -logs.
+func (p *Process) keep() {
+	if *logs == "" {
+		return
+	}
+	file := filepath.Join(*logs, strings.ReplaceAll(p.t.Name(), "/", "-")+"-"+p.Name+".log")
+	if err := os.WriteFile(file, []byte(p.Output()), 0o600); err != nil {
+		p.t.Logf("keep the log of %s: %v", p.Name, err)
+	}
+}
+
+func (p *Process) tail() string {
+	lines := strings.Split(strings.TrimRight(p.Output(), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+}

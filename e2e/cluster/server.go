@@ -1,0 +1,252 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/server"
+)
+
+// What the tests' servers are started with, in place of 15 s and 5 s.
+const (
+	LeaseDuration = 4 * time.Second
+	RenewInterval = time.Second
+)
+
+const readyTimeout = 90 * time.Second
+
+// Options say how a server differs from the others.
+type Options struct {
+	// Emulation is --emulation-version, and MinCompatibility --min-compatibility-version.
+	Emulation, MinCompatibility string
+	// Args are further arguments, separated by spaces.
+	Args string
+}
+
+// Server is one API server process. It keeps its name, port and directory when it is
+// started again.
+type Server struct {
+	*Process
+	Port    int
+	options Options
+	cluster *Cluster
+}
+
+// NewServer returns a server of the cluster that is not started. Names are unique.
+func (c *Cluster) NewServer(name string, o Options) *Server {
+	c.T.Helper()
+	s := &Server{Port: FreePort(c.T), options: o, cluster: c}
+	binary := Binary(c.T)
+	s.Process = NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return exec.Command(binary, s.args()...) })
+	c.servers = append(c.servers, s)
+	return s
+}
+
+func (s *Server) args() []string {
+	args := []string{
+		"server",
+		"--data-dir", s.cluster.dataDir(s.Name),
+		"--cert-dir", s.cluster.CertDir,
+		"--secure-port", strconv.Itoa(s.Port),
+		"--identity-lease-duration", LeaseDuration.String(),
+		"--identity-lease-renew-interval", RenewInterval.String(),
+		"--controller-lease-duration", LeaseDuration.String(),
+	}
+	if s.cluster.Etcd != nil || s.cluster.external || s.Name != embedding {
+		args = append(args, "--etcd-servers", s.cluster.Endpoint)
+	}
+	if s.options.Emulation != "" {
+		args = append(args, "--emulation-version", s.options.Emulation)
+	}
+	if s.options.MinCompatibility != "" {
+		args = append(args, "--min-compatibility-version", s.options.MinCompatibility)
+	}
+	return append(args, strings.Fields(s.options.Args)...)
+}
+
+// Options returns what the server was started with last.
+func (s *Server) Options() Options { return s.options }
+
+// Restart ends the server in an orderly way and starts it with other options.
+func (s *Server) Restart(o Options) {
+	s.t.Helper()
+	s.Terminate()
+	s.options = o
+	s.Start()
+	s.WaitReady()
+}
+
+// URL is where the server listens.
+func (s *Server) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", s.Port) }
+
+// KubeconfigFile is the administrator's kubeconfig, which may name another server.
+func (c *Cluster) KubeconfigFile() string {
+	return filepath.Join(c.CertDir, server.AdminKubeconfigName)
+}
+
+// Kubeconfig is the file of the administrator's kubeconfig, which may name another server.
+func (s *Server) Kubeconfig() string { return s.cluster.KubeconfigFile() }
+
+// Config is the administrator's access to this server, without limits.
+func (s *Server) Config() *rest.Config {
+	s.t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags(s.URL(), s.cluster.KubeconfigFile())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	config.Host = s.URL()
+	config.QPS = -1
+	return config
+}
+
+// Kube returns a typed client of this server.
+func (s *Server) Kube() kubernetes.Interface { s.t.Helper(); return must(s, kubernetes.NewForConfig) }
+
+// Dynamic returns a client of this server for any resource.
+func (s *Server) Dynamic() dynamic.Interface { s.t.Helper(); return must(s, newDynamic) }
+
+// Objects returns a client of this server for the protocol's own kinds.
+func (s *Server) Objects() client.WithWatch { s.t.Helper(); return must(s, server.NewClient) }
+
+func newDynamic(config *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(config) }
+
+func must[C any](s *Server, make func(*rest.Config) (C, error)) C {
+	s.t.Helper()
+	c, err := make(s.Config())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// Get asks the server for a path as the administrator.
+func (s *Server) Get(ctx context.Context, path string) (status int, body string, err error) {
+	transport, err := rest.HTTPClientFor(s.Config())
+	if err != nil {
+		return 0, "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	response, err := transport.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	raw, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(raw), err
+}
+
+// Ready returns nil if the server says that it is.
+func (s *Server) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	status, body, err := s.Get(ctx, "/readyz?verbose")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%d: %s", status, body)
+	}
+	return err
+}
+
+// WaitReady waits until the server is ready and returns how long that took. A server
+// that ends meanwhile fails the test.
+func (s *Server) WaitReady() time.Duration {
+	s.t.Helper()
+	return Eventually(s.t, readyTimeout, s.Name+" becomes ready", func(ctx context.Context) error {
+		if s.Ended() {
+			s.t.Fatalf("%s ended: %s", s.Name, s.tail())
+		}
+		if _, err := clientcmd.LoadFromFile(s.cluster.KubeconfigFile()); err != nil {
+			return err
+		}
+		return s.Ready(ctx)
+	})
+}
+
+// WaitUnready waits until the server says that it is not ready, or does not answer.
+func (s *Server) WaitUnready(timeout time.Duration) time.Duration {
+	s.t.Helper()
+	return Eventually(s.t, timeout, s.Name+" becomes unready", func(ctx context.Context) error {
+		if s.Ready(ctx) == nil {
+			return errors.New("it is still ready")
+		}
+		return nil
+	})
+}
+
+var registered = regexp.MustCompile(`"Registered".* server="(apiserver-[0-9a-f]+)"`)
+
+// IDs returns the identities that the server has registered under, in all its lives, the
+// newest last.
+func (s *Server) IDs() []agree.ServerID {
+	var ids []agree.ServerID
+	for _, match := range registered.FindAllStringSubmatch(s.Output(), -1) {
+		ids = append(ids, agree.ServerID(match[1]))
+	}
+	return ids
+}
+
+// ID returns the server's newest identity.
+func (s *Server) ID() (agree.ServerID, bool) {
+	ids := s.IDs()
+	if len(ids) == 0 {
+		return "", false
+	}
+	return ids[len(ids)-1], true
+}
+
+var taken struct {
+	sync.Mutex
+	ports map[int]bool
+}
+
+// FreePort returns a port that nobody listens on, another one each time. It is below
+// those that the system gives to outgoing connections, any of which might take it before
+// the server does.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	taken.Lock()
+	defer taken.Unlock()
+	if taken.ports == nil {
+		taken.ports = map[int]bool{}
+	}
+	const lowest, highest, attempts = 20000, 32000, 1000
+	for range attempts {
+		port := lowest + rand.IntN(highest-lowest)
+		if taken.ports[port] {
+			continue
+		}
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			continue
+		}
+		if err := listener.Close(); err != nil {
+			t.Fatal(err)
+		}
+		taken.ports[port] = true
+		return port
+	}
+	t.Fatalf("no free port from %d to %d", lowest, highest)
+	return 0
+}

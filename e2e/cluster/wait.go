@@ -1,0 +1,36 @@
+package cluster
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// poll is the time between two looks at a condition.
+const poll = 50 * time.Millisecond
+
+// Eventually waits until check returns nil and returns how long that took. After the
+// timeout the test fails with what, and check's last error.
+func Eventually(t testing.TB, timeout time.Duration, what string, check func(ctx context.Context) error) time.Duration {
+	t.Helper()
+	started := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	var last error
+	for {
+		err := check(ctx)
+		if err == nil {
+			return time.Since(started)
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			t.Fatalf("%s: not after %v: %v", what, timeout, last)
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// restored is how soon agreement has to be restored after SIGKILL.
+const restored = cluster.LeaseDuration + 5*time.Second
+
+// everything is what the tests write: something that moves by an upgrade, something that
+// moves by its CRD, something that never moves.
+func everything() []load.Resource {
+	return []load.Resource{load.Policies(), widgetsV1, load.ConfigMaps("default")}
+}
+
+// A server that is killed is buried by the others, also when it was the one whose task
+// that is. What it was doing is continued, and it can come back.
+func testKill(t *testing.T) {
+	c := cluster.New(t)
+	leader := c.Start(cluster.Options{}, "one")[0]
+	waitLeader(t, leader)
+	others := c.Start(cluster.Options{}, "two", "three")
+	createWidgets(t, "v1", leader, others[0], others[1])
+	c.WaitReporters(graceful, leader, others[0], others[1])
+	writes := c.Load(load.Config{Resources: everything()}, leader, others[0], others[1])
+
+	others[0].Kill()
+	took := c.WaitReporters(restored, leader, others[1])
+	t.Logf("agreement was restored %v after SIGKILL, with Leases of %v", took.Round(time.Millisecond), cluster.LeaseDuration)
+	others[0].Start()
+	others[0].WaitReady()
+	c.WaitReporters(graceful, leader, others[0], others[1])
+
+	leader.Kill()
+	took = c.WaitReporters(restored, others...)
+	t.Logf("agreement was restored %v after SIGKILL of the elected server", took.Round(time.Millisecond))
+	storeWidgetsIn(t, others[0], "v2")
+	c.WaitSettled()
+	c.CheckLoad(writes.Stop(), load.BrokenTo("one", "two"))
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), 1)
+	c.Check()
+}
+
+// waitLeader waits until the server runs the elected controllers.
+func waitLeader(t *testing.T, s *cluster.Server) {
+	t.Helper()
+	cluster.Eventually(t, 30*time.Second, s.Name+" is elected", func(context.Context) error {
+		if !strings.Contains(s.Output(), `"Successfully acquired lease" lock="kube-system/concord-controllers"`) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+// A server is paused in the middle of writes, for longer than its Lease, while the others
+// change an encoding and migrate. When it goes on, what it was about to write must not
+// land: neither in the old encoding nor at all, until it has registered anew.
+func testZombie(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two", "three")
+	zombie, others := servers[2], servers[:2]
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	writes := c.Load(load.Config{Resources: everything(), Workers: 6, Pause: time.Millisecond}, servers...)
+	var resumed []time.Time
+	for _, to := range []string{"v2", "v1", "v2"} {
+		before := writes.Acked(zombie.Name)
+		cluster.Eventually(t, 30*time.Second, "the server to be paused takes writes", func(context.Context) error {
+			if writes.Acked(zombie.Name) < before+50 {
+				return fmt.Errorf("%d so far", writes.Acked(zombie.Name)-before)
+			}
+			return nil
+		})
+		zombie.Pause()
+		c.WaitReporters(restored, others...)
+		buried := c.Revision()
+		storeWidgetsIn(t, others[0], to)
+		c.WaitSettled()
+		resumed = append(resumed, time.Now())
+		zombie.Resume()
+		zombie.WaitReady()
+		c.WaitReporters(graceful, servers...)
+		back := c.Revision()
+		c.WaitSettled()
+		wantEncoding(t, c, widgets, widgetEncoding(to), stored)
+		t.Logf("buried before revision %d, back before %d", buried, back)
+	}
+	if ids := zombie.IDs(); len(ids) != 4 || len(slices.Compact(slices.Sorted(slices.Values(ids)))) != 4 {
+		t.Errorf("the paused server registered as %v, want four different IDs", ids)
+	}
+	report := writes.Stop()
+	for _, at := range resumed {
+		if n := report.Across(zombie.Name, at); n == 0 {
+			t.Error("no write was under way when the paused server went on: nothing was tested")
+		} else {
+			t.Logf("%d writes were under way when the paused server went on", n)
+		}
+	}
+	c.CheckLoad(report, load.BrokenTo(zombie.Name))
+	c.Check()
+}
+
+// etcd goes away, is killed or falls silent, for longer than the Leases. The servers turn
+// unready and refuse writes; when it is back they go on, and nobody was buried for
+// renewals that could not be made.
+func testEtcdOutage(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	c.WaitReporters(graceful, servers...)
+	before := c.IDs()
+	writes := c.Load(load.Config{Resources: everything(), Pause: 50 * time.Millisecond}, servers...)
+	for _, fault := range []struct {
+		name       string
+		begin, end func()
+		lasts      time.Duration
+	}{
+		{"killed", c.Etcd.Kill, func() { c.Etcd.Start(); c.Etcd.WaitReady() }, 30 * time.Second},
+		{"paused", c.Etcd.Pause, c.Etcd.Resume, 3 * cluster.LeaseDuration},
+	} {
+		cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+		fault.begin()
+		began := time.Now()
+		for _, s := range servers {
+			s.WaitUnready(30 * time.Second)
+		}
+		unready := time.Since(began)
+		outlast(t, began, fault.lasts, servers)
+		fault.end()
+		back := time.Now()
+		for _, s := range servers {
+			s.WaitReady()
+		}
+		t.Logf("etcd %s: unready after %v, ready again %v after its return", fault.name, unready.Round(time.Millisecond), time.Since(back).Round(time.Millisecond))
+		cluster.Eventually(t, 60*time.Second, "every server takes writes again", acked(writes, servers))
+		c.WaitReporters(graceful, servers...)
+		c.WaitSettled()
+	}
+	for name, ids := range c.IDs() {
+		if !slices.Equal(ids, before[name]) {
+			t.Errorf("%s had to register again: it was %v and is %v", name, before[name], ids)
+		}
+	}
+	c.CheckLoad(writes.Stop(), disturbed)
+	c.Check()
+}
+
+// acked waits for further acknowledged writes through each of the servers.
+func acked(writes *load.Load, servers []*cluster.Server) func(context.Context) error {
+	before := map[string]int{}
+	for _, s := range servers {
+		before[s.Name] = writes.Acked(s.Name)
+	}
+	return func(context.Context) error {
+		for _, s := range servers {
+			if writes.Acked(s.Name) < before[s.Name]+5 {
+				return fmt.Errorf("%s has taken %d", s.Name, writes.Acked(s.Name)-before[s.Name])
+			}
+		}
+		return nil
+	}
+}
+
+// outlast lets an outage last so long since it began. All that time no server may say
+// that it is ready.
+func outlast(t *testing.T, began time.Time, duration time.Duration, servers []*cluster.Server) {
+	t.Helper()
+	cluster.Eventually(t, duration+time.Minute, "the outage lasts", func(ctx context.Context) error {
+		for _, s := range servers {
+			if s.Ready(ctx) == nil {
+				t.Errorf("%s says that it is ready while etcd does not answer", s.Name)
+			}
+		}
+		if rest := duration - time.Since(began); rest > 0 {
+			return fmt.Errorf("%v to go", rest)
+		}
+		return nil
+	})
+}
+
+// All servers, one of them with the etcd in it, are killed in the middle of a migration.
+// When they are started again it goes on to its end.
+func testKillAll(t *testing.T) {
+	const objects = 3000
+	c := cluster.NewEmbedded(t)
+	first := c.Start(cluster.Options{}, "one")[0]
+	servers := append([]*cluster.Server{first}, c.Start(cluster.Options{}, "two", "three")...)
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[1], widgetsV1, objects)
+	c.WaitSettled()
+	storeWidgetsIn(t, servers[1], "v2")
+	var rewritten int
+	cluster.Eventually(t, 30*time.Second, "the migration begins", func(context.Context) error {
+		if c.Audit.With(func(l *audit.Ledger) { rewritten = l.Rewrites() }); rewritten == 0 {
+			return errors.New("nothing is rewritten")
+		}
+		return nil
+	})
+	for _, s := range servers {
+		s.Kill()
+	}
+	t.Logf("killed after %d of %d objects were rewritten", rewritten, objects)
+	for _, s := range servers {
+		s.Start()
+	}
+	for _, s := range servers {
+		s.WaitReady()
+	}
+	c.WaitReporters(restored, servers...)
+	t.Logf("settled %v after the restart", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), objects)
+	c.Check()
+}

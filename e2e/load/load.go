@@ -1,0 +1,259 @@
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/concord-dev/concord/e2e/audit"
+)
+
+// Endpoint is one server to write through.
+type Endpoint struct {
+	// Name is the server's in WriteAnnotation.
+	Name   string
+	Client dynamic.Interface
+}
+
+// Config says what to write.
+type Config struct {
+	Endpoints []Endpoint
+	Resources []Resource
+	// Prefix begins the names of the objects; "load" by default.
+	Prefix string
+	// Workers is how many there are per endpoint and resource; 2 by default.
+	Workers int
+	// Objects is how many each worker has for itself; 5 by default. Besides, all workers
+	// of a resource write to one object.
+	Objects int
+	// Pause is between two writes of a worker; 20 ms by default.
+	Pause time.Duration
+	// Timeout ends one write; 30 s by default.
+	Timeout time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	if c.Prefix == "" {
+		c.Prefix = "load"
+	}
+	if c.Workers == 0 {
+		c.Workers = 2
+	}
+	if c.Objects == 0 {
+		c.Objects = 5
+	}
+	if c.Pause == 0 {
+		c.Pause = 20 * time.Millisecond
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	return c
+}
+
+// Load is a running load.
+type Load struct {
+	config Config
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	serial atomic.Int64
+
+	mu     sync.Mutex
+	report Report
+	acked  map[string]int // by server
+}
+
+// Start begins to write. It returns at once.
+func Start(c Config) *Load {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Load{config: c.withDefaults(), cancel: cancel, acked: map[string]int{}}
+	for _, endpoint := range c.Endpoints {
+		for r, resource := range c.Resources {
+			for n := range l.config.Workers {
+				w := &worker{
+					load: l, endpoint: endpoint, resource: resource,
+					name: fmt.Sprintf("%s-%s-%d-%d", l.config.Prefix, endpoint.Name, r, n),
+				}
+				l.done.Go(func() { w.run(ctx) })
+			}
+		}
+	}
+	return l
+}
+
+// Acked counts the writes that the server has acknowledged.
+func (l *Load) Acked(server string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.acked[server]
+}
+
+// Stop ends the load and returns what it saw. Writes under way end first.
+func (l *Load) Stop() Report {
+	l.cancel()
+	l.done.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.report
+}
+
+func (l *Load) ack(a Ack) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.report.Acks = append(l.report.Acks, a)
+	l.acked[a.Server]++
+	l.report.LongestWrite = max(l.report.LongestWrite, a.At.Sub(a.Started))
+}
+
+func (l *Load) fail(f Failure) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.report.Failures = append(l.report.Failures, f)
+}
+
+func (l *Load) conflict() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.report.Conflicts++
+}
+
+// worker writes one object after the other, one write at a time.
+type worker struct {
+	load     *Load
+	endpoint Endpoint
+	resource Resource
+	name     string
+	turn     int
+}
+
+func (w *worker) client() dynamic.ResourceInterface {
+	c := w.endpoint.Client.Resource(w.resource.GroupVersionResource)
+	if w.resource.Namespace != "" {
+		return c.Namespace(w.resource.Namespace)
+	}
+	return c
+}
+
+func (w *worker) run(ctx context.Context) {
+	own := make([]*unstructured.Unstructured, w.load.config.Objects)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		w.turn++
+		i := w.turn % len(own)
+		name := fmt.Sprintf("%s-%d", w.name, i)
+		switch {
+		case w.turn%7 == 0:
+			w.patch(w.load.config.Prefix+"-shared", true)
+		case own[i] == nil:
+			own[i] = w.create(name)
+		case w.turn%2 == 0:
+			own[i] = w.patch(name, false)
+		default:
+			own[i] = w.update(own[i])
+		}
+		timer.Reset(w.load.config.Pause)
+	}
+}
+
+// next returns the ID of a new write and the text it stores.
+func (w *worker) next() (id, text string) {
+	n := w.load.serial.Add(1)
+	return fmt.Sprintf("%s/%d", w.endpoint.Name, n), fmt.Sprintf("text %d", n)
+}
+
+func (w *worker) create(name string) *unstructured.Unstructured {
+	id, text := w.next()
+	object := w.resource.object(name, id, text)
+	return w.do(id, name, "", func(ctx context.Context) (*unstructured.Unstructured, error) {
+		return w.client().Create(ctx, object, metav1.CreateOptions{})
+	})
+}
+
+func (w *worker) update(old *unstructured.Unstructured) *unstructured.Unstructured {
+	id, text := w.next()
+	object := w.resource.object(old.GetName(), id, text)
+	object.SetResourceVersion(old.GetResourceVersion())
+	object.SetUID(old.GetUID())
+	return w.do(id, old.GetName(), old.GetResourceVersion(), func(ctx context.Context) (*unstructured.Unstructured, error) {
+		return w.client().Update(ctx, object, metav1.UpdateOptions{})
+	})
+}
+
+// patch changes an object whatever its version; a shared one is made if it is missing.
+func (w *worker) patch(name string, shared bool) *unstructured.Unstructured {
+	id, text := w.next()
+	patch, err := json.Marshal(w.resource.patch(id, text))
+	if err != nil {
+		panic(err) // a map of strings always marshals
+	}
+	return w.do(id, name, "", func(ctx context.Context) (*unstructured.Unstructured, error) {
+		u, err := w.client().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if !shared || !apierrors.IsNotFound(err) {
+			return u, err
+		}
+		u, err = w.client().Create(ctx, w.resource.object(name, id, text), metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return w.client().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+		return u, err
+	})
+}
+
+// do runs one write and accounts for it. It returns the object as it stands: nil if it is
+// to be created (again).
+func (w *worker) do(id, name, resourceVersion string, write func(context.Context) (*unstructured.Unstructured, error)) *unstructured.Unstructured {
+	ctx, cancel := context.WithTimeout(context.Background(), w.load.config.Timeout)
+	defer cancel()
+	started := time.Now()
+	object, err := write(ctx)
+	if err == nil {
+		w.load.ack(Ack{Write: id, ResourceVersion: object.GetResourceVersion(), Server: w.endpoint.Name, Started: started, At: time.Now()})
+		return object
+	}
+	f := Failure{Write: id, Server: w.endpoint.Name, Err: err, Started: started, At: time.Now()}
+	readCtx, cancelRead := context.WithTimeout(context.Background(), w.load.config.Timeout)
+	defer cancelRead()
+	now, readErr := w.client().Get(readCtx, name, metav1.GetOptions{})
+	f.Untrue = untrue(err, now, readErr, id, resourceVersion)
+	if readErr == nil && f.Untrue == "" && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)) {
+		w.load.conflict()
+		return now
+	}
+	w.load.fail(f)
+	if readErr != nil {
+		return nil
+	}
+	return now
+}
+
+// untrue says in what an error about the object is not borne out by the object.
+func untrue(err error, now *unstructured.Unstructured, readErr error, id, resourceVersion string) string {
+	exists, absent := readErr == nil, apierrors.IsNotFound(readErr)
+	switch {
+	case apierrors.IsConflict(err) && exists && now.GetResourceVersion() == resourceVersion:
+		return "the object is still at " + resourceVersion
+	case apierrors.IsConflict(err) && absent, apierrors.IsAlreadyExists(err) && absent:
+		return "there is no such object"
+	case apierrors.IsAlreadyExists(err) && exists && now.GetAnnotations()[audit.WriteAnnotation] == id:
+		return "this very write made the object, at " + now.GetResourceVersion()
+	case apierrors.IsNotFound(err) && exists:
+		return "the object exists, at " + now.GetResourceVersion()
+	default:
+		return ""
+	}
+}

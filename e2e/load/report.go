@@ -1,0 +1,108 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+)
+
+// Ack is a write that a server said had succeeded.
+type Ack struct {
+	// Write is its ID, which begins with the server's name.
+	Write           string
+	ResourceVersion string
+	Server          string
+	Started, At     time.Time
+}
+
+// Failure is a write that ended in an error.
+type Failure struct {
+	Write, Server string
+	Err           error
+	// Untrue is not empty for an error about the object (a conflict, not found, exists
+	// already) that the object, read afterwards, does not bear out. It says in what.
+	Untrue      string
+	Started, At time.Time
+}
+
+// String prints the failure in one line.
+func (f Failure) String() string {
+	line := fmt.Sprintf("%s at %s after %v: %v", f.Write, f.Started.Format("15:04:05.000"), f.At.Sub(f.Started).Round(time.Millisecond), f.Err)
+	if f.Untrue != "" {
+		line += " (untrue: " + f.Untrue + ")"
+	}
+	return line
+}
+
+// Retriable says that the server asked to try again later.
+func (f Failure) Retriable() bool {
+	return apierrors.IsServiceUnavailable(f.Err) || apierrors.IsTooManyRequests(f.Err)
+}
+
+// Broken says that no answer came: the connection broke, was refused or fell silent.
+func (f Failure) Broken() bool {
+	var network net.Error
+	var address *url.Error
+	switch {
+	case errors.Is(f.Err, context.DeadlineExceeded), errors.Is(f.Err, io.EOF), errors.Is(f.Err, io.ErrUnexpectedEOF),
+		utilnet.IsConnectionRefused(f.Err), utilnet.IsConnectionReset(f.Err), utilnet.IsHTTP2ConnectionLost(f.Err),
+		errors.As(f.Err, &network), errors.As(f.Err, &address):
+		return true
+	}
+	// The HTTP/2 client's errors have no types of their own.
+	return strings.Contains(f.Err.Error(), "http2: ") || strings.Contains(f.Err.Error(), "stream error")
+}
+
+// Unknown says that the server cannot tell whether the write took place: its etcd did not
+// answer in time.
+func (f Failure) Unknown() bool {
+	return apierrors.IsInternalError(f.Err) || apierrors.IsTimeout(f.Err) || apierrors.IsServerTimeout(f.Err) ||
+		strings.Contains(f.Err.Error(), "etcdserver: ")
+}
+
+// Report is what a load saw.
+type Report struct {
+	Acks     []Ack
+	Failures []Failure
+	// Conflicts counts the true conflicts, which say nothing about the servers.
+	Conflicts int
+	// LongestWrite is the longest time that a write took which succeeded.
+	LongestWrite time.Duration
+}
+
+// Across counts the writes to the server that were under way at the time.
+func (r Report) Across(server string, at time.Time) (n int) {
+	for _, a := range r.Acks {
+		if a.Server == server && a.Started.Before(at) && a.At.After(at) {
+			n++
+		}
+	}
+	for _, f := range r.Failures {
+		if f.Server == server && f.Started.Before(at) && f.At.After(at) {
+			n++
+		}
+	}
+	return n
+}
+
+// BrokenTo excuses broken connections to servers that a test has stopped, killed or paused.
+func BrokenTo(servers ...string) func(Failure) bool {
+	return func(f Failure) bool { return f.Broken() && slices.Contains(servers, f.Server) }
+}
+
+// Unexpected returns the failures that users would complain about: all but those that
+// say "try again", and those that are excused (nil: none).
+func (r Report) Unexpected(excused func(Failure) bool) []Failure {
+	return slices.DeleteFunc(slices.Clone(r.Failures), func(f Failure) bool {
+		return f.Untrue == "" && (f.Retriable() || excused != nil && excused(f))
+	})
+}

@@ -1,0 +1,93 @@
+package load
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/e2e/audit"
+)
+
+// A Resource is something to write.
+type Resource struct {
+	schema.GroupVersionResource
+	Kind string
+	// Namespace is empty for resources without one.
+	Namespace string
+	// Fill puts the fields in that the resource needs; text is to be stored in one of
+	// them and changes with every write. Update returns the merge patch for another text.
+	Fill   func(fields map[string]any, text string)
+	Update func(text string) map[string]any
+}
+
+func (r Resource) object(name, write, text string) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	r.Fill(u.Object, text)
+	u.SetAPIVersion(r.GroupVersion().String())
+	u.SetKind(r.Kind)
+	u.SetName(name)
+	u.SetNamespace(r.Namespace)
+	u.SetAnnotations(map[string]string{audit.WriteAnnotation: write})
+	return u
+}
+
+func (r Resource) patch(write, text string) map[string]any {
+	patch := r.Update(text)
+	patch["metadata"] = map[string]any{"annotations": map[string]any{audit.WriteAnnotation: write}}
+	return patch
+}
+
+// Policies are MutatingAdmissionPolicies, which move from v1beta1 to v1 between the
+// emulation of 1.36 and of 1.37.
+func Policies() Resource {
+	variable := func(text string) []any {
+		return []any{map[string]any{"name": "text", "expression": fmt.Sprintf("%q", text)}}
+	}
+	return Resource{
+		GroupVersionResource: schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingadmissionpolicies"},
+		Kind:                 "MutatingAdmissionPolicy",
+		Fill: func(fields map[string]any, text string) {
+			fields["spec"] = map[string]any{
+				"reinvocationPolicy": "Never",
+				"failurePolicy":      "Ignore",
+				"variables":          variable(text),
+				"matchConstraints": map[string]any{"resourceRules": []any{map[string]any{
+					"apiGroups": []any{"e2e.concord.dev"}, "apiVersions": []any{"*"}, "operations": []any{"CREATE"}, "resources": []any{"nothing"},
+				}}},
+				"mutations": []any{map[string]any{
+					"patchType": "JSONPatch",
+					"jsonPatch": map[string]any{"expression": "[]"},
+				}},
+			}
+		},
+		Update: func(text string) map[string]any {
+			return map[string]any{"spec": map[string]any{"variables": variable(text)}}
+		},
+	}
+}
+
+// Custom are custom resources in a namespace, with spec.text of any type.
+func Custom(gvr schema.GroupVersionResource, kind, namespace string) Resource {
+	return Resource{
+		GroupVersionResource: gvr,
+		Kind:                 kind,
+		Namespace:            namespace,
+		Fill: func(fields map[string]any, text string) {
+			fields["spec"] = map[string]any{"text": text, "padding": strings.Repeat("x", 500)}
+		},
+		Update: func(text string) map[string]any { return map[string]any{"spec": map[string]any{"text": text}} },
+	}
+}
+
+// ConfigMaps are what never changes its encoding.
+func ConfigMaps(namespace string) Resource {
+	return Resource{
+		GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
+		Kind:                 "ConfigMap",
+		Namespace:            namespace,
+		Fill:                 func(fields map[string]any, text string) { fields["data"] = map[string]any{"text": text} },
+		Update:               func(text string) map[string]any { return map[string]any{"data": map[string]any{"text": text}} },
+	}
+}

@@ -1,0 +1,42 @@
+package e2e
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+var slow = flag.Bool("slow", false, "also run the tests that take minutes: rolling upgrades, servers killed and paused, an etcd that goes away")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	cluster.Main(m)
+}
+
+// TestSlow holds the tests that wait for Leases to expire and servers to be rolled.
+func TestSlow(t *testing.T) {
+	if !*slow {
+		t.Log("not run: they take minutes; run them with -slow")
+		return
+	}
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"RollingUpgrade", testRollingUpgrade},
+		{"MixedReleases", testMixedReleases},
+		{"Kill", testKill},
+		{"Zombie", testZombie},
+		{"EtcdOutage", testEtcdOutage},
+		{"KillAll", testKillAll},
+		{"StorageVersionFlips", testStorageVersionFlips},
+		{"HastyFlips", testHastyFlips},
+		{"UserMigrations", testUserMigrations},
+		{"Undecodable", testUndecodable},
+		{"NamespaceDeletion", testNamespaceDeletion},
+		{"RandomFaults", testRandomFaults},
+	} {
+		t.Run(test.name, test.run)
+	}
+}

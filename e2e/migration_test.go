@@ -1,0 +1,176 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// A CRD's storage version is changed again and again under load. Nobody sees an error,
+// every object follows, and the CRD ends with the one stored version.
+func testStorageVersionFlips(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	writes := c.Load(load.Config{
+		Resources: []load.Resource{widgetsV1, load.Custom(widgets.WithVersion("v2"), "Widget", "default")},
+		Pause:     100 * time.Millisecond,
+	}, servers...)
+	for i, to := range []string{"v2", "v1", "v2"} {
+		storeWidgetsIn(t, servers[i], to)
+		t.Logf("settled %v after the change to %s", c.WaitSettled().Round(time.Millisecond), to)
+		wantEncoding(t, c, widgets, widgetEncoding(to), stored)
+		if standing := c.Standing(widgets); !slices.Equal(standing.StoredVersions, []string{to}) {
+			t.Errorf("storedVersions are %v, want %s alone", standing.StoredVersions, to)
+		}
+	}
+	report := writes.Stop()
+	c.CheckLoad(report, nil)
+	for _, f := range report.Failures {
+		t.Errorf("a write failed: %v", f)
+	}
+	c.Check()
+}
+
+// Changes that follow each other before anything has settled: v1, v2, v1 between two
+// looks leaves objects in v2 behind.
+func testHastyFlips(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	writes := c.Load(load.Config{Resources: []load.Resource{widgetsV1}, Pause: 5 * time.Millisecond}, servers...)
+	const flips = 20
+	for i := range flips {
+		cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+		storeWidgetsIn(t, servers[i%3], fmt.Sprint("v", 2-i%2))
+	}
+	t.Logf("settled %v after the last of %d changes", c.WaitSettled().Round(time.Millisecond), flips)
+	c.CheckLoad(writes.Stop(), nil)
+	wantEncoding(t, c, widgets, widgetEncoding("v1"), stored)
+	c.Check()
+}
+
+// A user's migration of a resource that does not exist, and of one that is not stored,
+// ends with a reason; one of a resource that needs none succeeds.
+func testUserMigrations(t *testing.T) {
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{}, "one")[0]
+	c.WaitSettled()
+	for name, test := range map[string]struct {
+		resource schema.GroupVersionResource
+		ends     migrationv1alpha1.MigrationConditionType
+		reason   string
+	}{
+		"missing": {schema.GroupVersionResource{Group: "nowhere.example.com", Version: "v1", Resource: "nothings"},
+			migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound},
+		"stored": {schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
+			migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+	} {
+		m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: test.resource.Group, Version: test.resource.Version, Resource: test.resource.Resource}
+		if err := s.Objects().Create(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		cluster.Eventually(t, 90*time.Second, "migration "+name+" ends", func(ctx context.Context) error {
+			if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+				return err
+			}
+			for _, condition := range m.Status.Conditions {
+				if condition.Status == corev1.ConditionTrue && condition.Type == test.ends && condition.Reason == test.reason && condition.Message != "" {
+					return nil
+				}
+			}
+			return fmt.Errorf("conditions %+v, want %s because of %s", m.Status.Conditions, test.ends, test.reason)
+		})
+	}
+	c.Check()
+}
+
+// Objects that cannot be decoded are counted and named, and do not stop the others. The
+// stored set keeps their encoding until they are gone.
+func testUndecodable(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	broken := map[string]string{
+		"truncated": `{"apiVersion":"e2e.concord.dev/v1","kind":"Widget","metadata":{"name":"trunc`,
+		"noise":     "\x00\x01 this is not an object",
+	}
+	for name, value := range broken {
+		key := "/registry/e2e.concord.dev/widgets/default/" + name
+		c.Audit.With(func(l *audit.Ledger) { l.Ignore(key) })
+		if _, err := c.Raw.Put(t.Context(), key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	storeWidgetsIn(t, servers[0], "v2")
+	m := waitFailedMigration(t, servers[1], len(broken))
+	for name := range broken {
+		if !slices.ContainsFunc(m.Status.Failures, func(f migrationv1alpha1.MigrationFailure) bool {
+			return f.Name == name && f.Namespace == "default" && f.Message != ""
+		}) {
+			t.Errorf("object %s is not named among the failures %+v", name, m.Status.Failures)
+		}
+	}
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
+	standing := c.Standing(widgets)
+	if slices.Equal(standing.Stored, []string{string(widgetEncoding("v2"))}) {
+		t.Errorf("the stored set is %v though two objects could not be migrated", standing.Stored)
+	}
+	if !slices.Contains(standing.StoredVersions, "v1") {
+		t.Errorf("storedVersions are %v though two objects could not be migrated", standing.StoredVersions)
+	}
+	for name := range broken {
+		if _, err := c.Raw.Delete(t.Context(), "/registry/e2e.concord.dev/widgets/default/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
+	c.Check()
+}
+
+// waitFailedMigration waits for a migration of widgets that ended with so many objects
+// that could not be migrated.
+func waitFailedMigration(t *testing.T, s *cluster.Server, failed int) (found migrationv1alpha1.StorageVersionMigration) {
+	t.Helper()
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration ends with failures", func(ctx context.Context) error {
+		var list migrationv1alpha1.StorageVersionMigrationList
+		if err := s.Objects().List(ctx, &list); err != nil {
+			return err
+		}
+		var seen []string
+		for _, m := range list.Items {
+			if m.Spec.Resource.Resource != widgets.Resource {
+				continue
+			}
+			seen = append(seen, fmt.Sprintf("%s: %+v", m.Name, m.Status))
+			for _, condition := range m.Status.Conditions {
+				if condition.Type == migrationv1alpha1.MigrationFailed && condition.Status == corev1.ConditionTrue &&
+					condition.Reason == migrationv1alpha1.ReasonObjectsFailed && m.Status.Progress != nil && int(m.Status.Progress.Failed) == failed {
+					found = m
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("migrations: %s", strings.Join(seen, "; "))
+	})
+	return found
+}

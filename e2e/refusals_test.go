@@ -1,0 +1,195 @@
+package e2e
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// refusalTimeout is how long a server may take to find out that it cannot start. It waits
+// a while for an etcd that does not answer.
+const refusalTimeout = 60 * time.Second
+
+// refused runs a command that has to end with exit code 1 and one line that has all the parts.
+func refused(t *testing.T, args []string, parts ...string) {
+	t.Helper()
+	binary := cluster.Binary(t)
+	p := cluster.NewProcess(t, "refused", t.TempDir(), func() *exec.Cmd { return exec.Command(binary, args...) })
+	p.Start()
+	result, ended := p.Wait(refusalTimeout)
+	if !ended {
+		t.Fatalf("concord %s still runs after %v", strings.Join(args, " "), refusalTimeout)
+	}
+	lines := strings.Split(strings.TrimSpace(result.Stderr), "\n")
+	if result.Code != 1 || len(lines) != 1 || !strings.HasPrefix(lines[0], "concord: ") {
+		t.Errorf("concord %s ends with code %d and %d lines, want code 1 and one line:\n%s", strings.Join(args, " "), result.Code, len(lines), result.Stderr)
+	}
+	if result.Stdout != "" {
+		t.Errorf("it prints %q", result.Stdout)
+	}
+	for _, part := range parts {
+		if !strings.Contains(lines[len(lines)-1], part) {
+			t.Errorf("there is no %q in: %s", part, lines[len(lines)-1])
+		}
+	}
+}
+
+// What is wrong with the flags is found out before anything is started or written.
+func TestRefusedFlags(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"Unknown", []string{"--nonsense"}, []string{"unknown flag: --nonsense"}},
+		{"EmulationTooOld", []string{"--emulation-version", "1.33"}, []string{"--emulation-version", "1.33", "1.34, 1.35, 1.36, 1.37"}},
+		{"EmulationTooNew", []string{"--emulation-version", "1.38"}, []string{"--emulation-version", "1.38", "1.34, 1.35, 1.36, 1.37"}},
+		{"EmulationAlias", []string{"--emulated-version", "1.38"}, []string{"1.38", "1.34, 1.35, 1.36, 1.37"}},
+		{"EmulationNoVersion", []string{"--emulation-version", "new"}, []string{"--emulation-version", "new", "1.37"}},
+		{"MinCompatibilityAboveEmulation", []string{"--emulation-version", "1.35", "--min-compatibility-version", "1.36"}, []string{"--min-compatibility-version", "1.36", "1.34, 1.35"}},
+		{"RuntimeConfig", []string{"--runtime-config", "nonsense/v1=true"}, []string{"--runtime-config", "nonsense/v1"}},
+		{"FeatureGate", []string{"--feature-gates", "Nonsense=true"}, []string{"--feature-gates", "Nonsense"}},
+		{"EtcdOverrides", []string{"--etcd-servers-overrides", "/events#http://127.0.0.1:2379"}, []string{"--etcd-servers-overrides"}},
+		{"Port", []string{"--secure-port", "70000"}, []string{"--secure-port", "65535"}},
+		{"LeaseTooShort", []string{"--identity-lease-duration", "1ms"}, []string{"--identity-lease-duration"}},
+		{"RenewTooSeldom", []string{"--identity-lease-duration", "5s", "--identity-lease-renew-interval", "6s"}, []string{"--identity-lease-renew-interval"}},
+		{"MissingCAFile", []string{"--etcd-servers", "https://127.0.0.1:2379", "--etcd-cafile", "/nowhere/ca.crt"}, []string{"--etcd-cafile", "/nowhere/ca.crt"}},
+		{"Argument", []string{"surplus"}, []string{"surplus"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "data")
+			refused(t, append([]string{"server", "--data-dir", dir}, test.args...), test.want...)
+			if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the data directory was touched: %v", err)
+			}
+		})
+	}
+}
+
+// What is wrong with the surroundings is said in one line too.
+func TestRefusedSurroundings(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		run  func(t *testing.T, flags []string)
+	}{
+		{"PortTaken", refusesTakenPort},
+		{"DataDirectoryLocked", refusesLockedDirectory},
+		{"NoEtcdOnSocket", func(t *testing.T, flags []string) {
+			refused(t, append(flags, "--etcd-servers", "unix:///nowhere/etcd.sock"), "/nowhere/etcd.sock", "--etcd-servers")
+		}},
+		{"NoEtcdOnPort", func(t *testing.T, flags []string) {
+			at := net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.FreePort(t)))
+			refused(t, append(flags, "--etcd-servers", "http://"+at), at, "--etcd-servers")
+		}},
+		{"WrongCA", refusesWrongCA},
+		{"CorruptDatabase", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "snap/db") }},
+		{"CorruptLog", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "wal/*.wal") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "data")
+			test.run(t, []string{"server", "--data-dir", dir, "--secure-port", strconv.Itoa(cluster.FreePort(t))})
+		})
+	}
+}
+
+func refusesTakenPort(t *testing.T, flags []string) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, append(flags, "--secure-port", port), "127.0.0.1:"+port, "--secure-port")
+}
+
+func refusesLockedDirectory(t *testing.T, flags []string) {
+	dir := t.TempDir()
+	etcd := cluster.StartEtcd(t, dir, t.TempDir())
+	refused(t, append(flags, "--data-dir", dir), dir, "another process", "--data-dir", "--etcd-servers "+etcd.Endpoint)
+}
+
+// refusesCorrupt overwrites the matching file of an etcd's data.
+func refusesCorrupt(t *testing.T, flags []string, pattern string) {
+	dir := t.TempDir()
+	cluster.StartEtcd(t, dir, t.TempDir()).Terminate()
+	files, err := filepath.Glob(filepath.Join(dir, "etcd", "member", pattern))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files %s: %v", pattern, err)
+	}
+	for _, file := range files {
+		if err := os.WriteFile(file, []byte(strings.Repeat("this is not a database\n", 5000)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused(t, append(flags, "--data-dir", dir), dir, "backup")
+}
+
+// startTLSEtcd starts an etcd that wants certificates of its CA.
+func startTLSEtcd(t *testing.T, tls pairFiles) (endpoint string) {
+	t.Helper()
+	client := url.URL{Scheme: "https", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.FreePort(t)))}
+	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = tls.ca, tls.cert, tls.key
+	cfg.ClientTLSInfo.ClientCertAuth = true
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Close)
+	select {
+	case <-etcd.Server.ReadyNotify():
+	case err := <-etcd.Err():
+		t.Fatal(err)
+	case <-time.After(refusalTimeout):
+		t.Fatal("etcd does not become ready")
+	}
+	return client.String()
+}
+
+func refusesWrongCA(t *testing.T, flags []string) {
+	ca := newAuthority(t, "etcd-ca")
+	endpoint := startTLSEtcd(t, ca.files("etcd"))
+	client, stranger := ca.files("client"), newAuthority(t, "other-ca").files("client")
+	with := func(ca, cert, key string) []string {
+		return append(flags, "--etcd-servers", endpoint, "--etcd-cafile", ca, "--etcd-certfile", cert, "--etcd-keyfile", key)
+	}
+	refused(t, with(stranger.ca, client.cert, client.key), "--etcd-cafile", "certificate signed by unknown authority")
+	refused(t, with(client.ca, stranger.cert, stranger.key), "--etcd-certfile")
+}
+
+// A server on an etcd with TLS works with the right certificates.
+func TestEtcdWithTLS(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t, "etcd-ca")
+	endpoint := startTLSEtcd(t, ca.files("etcd"))
+	files := ca.files("client")
+	c := cluster.NewExternal(t, endpoint)
+	args := strings.Join([]string{"--etcd-cafile", files.ca, "--etcd-certfile", files.cert, "--etcd-keyfile", files.key}, " ")
+	c.Start(cluster.Options{Args: args}, "one")[0].Terminate()
+}

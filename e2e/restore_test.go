@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
+	"go.uber.org/zap"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/server"
+)
+
+// bump is far more than what may have been written between the backup and the restore.
+const bump = 1_000_000_000
+
+// TestRestore follows ARCHITECTURE.md's rule for backups: stop all servers, restore with
+// a revision bump. No fence revision or resourceVersion of the time before comes again.
+func TestRestore(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	before := cluster.New(t)
+	servers := before.Start(cluster.Options{}, "one", "two")
+	kept := createConfigMap(ctx, t, servers[0], "kept")
+	before.WaitSettled()
+	backup := saveBackup(ctx, t, before)
+	createConfigMap(ctx, t, servers[1], "lost")
+	last := before.Revision()
+	for _, s := range servers {
+		s.Terminate()
+	}
+	before.Check()
+
+	dir := t.TempDir()
+	restore(t, backup, filepath.Join(dir, server.EtcdDirName))
+	etcd := cluster.StartEtcd(t, dir, dir)
+	after := cluster.NewExternal(t, etcd.Endpoint)
+	restored := after.Start(cluster.Options{}, "three", "four")
+	configMaps := restored[0].Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	got, err := configMaps.Get(ctx, "kept", metav1.GetOptions{})
+	if err != nil || got.UID != kept.UID || got.Data["a"] != "b" {
+		t.Errorf("what the backup held: %v, %v", got, err)
+	}
+	if _, err := configMaps.Get(ctx, "lost", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("what was written after the backup: %v, want not found", err)
+	}
+	waitBuried(t, restored...)
+	fresh := createConfigMap(ctx, t, restored[1], "fresh")
+	revision, err := etcd.Raw.Get(ctx, "revision")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if revision.Header.Revision <= last {
+		t.Errorf("%s was written by revision %d, not after %d, the last one before the restore", fresh.Name, revision.Header.Revision, last)
+	}
+}
+
+// waitBuried waits until nobody but the servers reports: those of the backup are gone.
+func waitBuried(t *testing.T, servers ...*cluster.Server) {
+	t.Helper()
+	objects := servers[0].Objects()
+	cluster.Eventually(t, cluster.SettleTimeout, "the servers of the backup are buried", func(ctx context.Context) error {
+		var list v1alpha1.StorageVersionList
+		if err := objects.List(ctx, &list); err != nil {
+			return err
+		}
+		for _, sv := range list.Items {
+			for _, r := range sv.Status.StorageVersions {
+				if !slices.ContainsFunc(servers, func(s *cluster.Server) bool {
+					id, ok := s.ID()
+					return ok && string(id) == r.APIServerID
+				}) {
+					return fmt.Errorf("%s reports %s", r.APIServerID, sv.Name)
+				}
+			}
+			if _, agreed := storageversion.Agreement(&sv); !agreed {
+				return fmt.Errorf("no agreement on %s", sv.Name)
+			}
+		}
+		return nil
+	})
+}
+
+func createConfigMap(ctx context.Context, t *testing.T, s *cluster.Server, name string) *corev1.ConfigMap {
+	t.Helper()
+	created, err := s.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx,
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"a": "b"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return created
+}
+
+func saveBackup(ctx context.Context, t *testing.T, c *cluster.Cluster) string {
+	t.Helper()
+	from, err := c.Raw.Snapshot(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "backup")
+	to, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(to, from); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func restore(t *testing.T, backup, dir string) {
+	t.Helper()
+	const peer = "http://127.0.0.1:0"
+	err := snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+		SnapshotPath: backup, Name: "concord", OutputDataDir: dir,
+		PeerURLs: []string{peer}, InitialCluster: "concord=" + peer,
+		RevisionBump: bump, MarkCompacted: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

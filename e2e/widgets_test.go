@@ -1,0 +1,129 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// The custom resource of the tests: two versions that differ in nothing but their names.
+const widgetGroup = "e2e.concord.dev"
+
+var (
+	widgets   = schema.GroupResource{Group: widgetGroup, Resource: "widgets"}
+	policies  = load.Policies().GroupVersionResource.GroupResource()
+	widgetsV1 = load.Custom(widgets.WithVersion("v1"), "Widget", metav1.NamespaceDefault)
+
+	policyV1      = agree.Encoding("admissionregistration.k8s.io/v1")
+	policyV1beta1 = agree.Encoding("admissionregistration.k8s.io/v1beta1")
+)
+
+func widgetEncoding(version string) agree.Encoding {
+	return agree.Encoding(widgetGroup + "/" + version)
+}
+
+// widgetCRD returns the CRD with the version that is stored.
+func widgetCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
+	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
+		Group: widgetGroup,
+		Scope: apiextensionsv1.NamespaceScoped,
+		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
+	}
+	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
+	for _, version := range []string{"v1", "v2"} {
+		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: version, Served: true, Storage: version == storage,
+			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+				Type: "object",
+				Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {
+					Type:       "object",
+					Properties: map[string]apiextensionsv1.JSONSchemaProps{"text": text, "padding": text},
+				}},
+			}},
+			AdditionalPrinterColumns: []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Text", Type: "string", JSONPath: ".spec.text"}},
+		})
+	}
+	return crd
+}
+
+// createWidgets makes the CRD and waits until every server serves it.
+func createWidgets(t *testing.T, storage string, servers ...*cluster.Server) {
+	t.Helper()
+	if err := servers[0].Objects().Create(t.Context(), widgetCRD(storage)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range servers {
+		cluster.Eventually(t, 30*time.Second, s.Name+" serves the custom resource", func(ctx context.Context) error {
+			_, err := s.Dynamic().Resource(widgets.WithVersion("v2")).List(ctx, metav1.ListOptions{Limit: 1})
+			return err
+		})
+	}
+}
+
+// storeWidgetsIn changes the CRD's storage version.
+func storeWidgetsIn(t *testing.T, s *cluster.Server, version string) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.Objects().Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+			return err
+		}
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == version
+		}
+		return s.Objects().Update(t.Context(), crd)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fill creates n objects of the resource through a server.
+func fill(t *testing.T, s *cluster.Server, resource load.Resource, n int) {
+	t.Helper()
+	if err := load.Fill(t.Context(), load.Endpoint{Name: s.Name, Client: s.Dynamic()}, resource, "fill", n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantEncoding fails unless all stored objects of the resource, and at least so many, are
+// in the encoding.
+func wantEncoding(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding, atLeast int) {
+	t.Helper()
+	if err := encodedAs(c, gr, encoding, atLeast); err != nil {
+		t.Error(err)
+	}
+}
+
+func encodedAs(c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding, atLeast int) error {
+	found := c.Encodings(gr)
+	if found[encoding] < atLeast || len(found) != 1 {
+		return fmt.Errorf("objects of %s are stored as %v, want at least %d, all in %s", gr, found, atLeast, encoding)
+	}
+	return nil
+}
+
+// waitReport waits until the server's newest registration reports the resource.
+func waitReport(t *testing.T, c *cluster.Cluster, s *cluster.Server, gr schema.GroupResource, timeout time.Duration) {
+	t.Helper()
+	cluster.Eventually(t, timeout, s.Name+" reports "+gr.String(), func(context.Context) error {
+		id, _ := s.ID()
+		if _, ok := agree.Of(c.Reports(gr), id); !ok {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
