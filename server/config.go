@@ -21,8 +21,8 @@ import (
 	"github.com/concord-dev/concord/server/builtin"
 )
 
-// baseConfig returns what the chain's servers have in common. The listener is open
-// afterwards, and the certificates are made.
+// baseConfig returns what the chain's servers have in common. The certificates are made
+// afterwards.
 func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	c := genericapiserver.NewConfig(builtin.Codecs)
 	if err := o.ServerRun.ApplyTo(c); err != nil {
@@ -46,16 +46,10 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	return c, certs, nil
 }
 
-// listen opens the port, then makes the certificates that name it.
+// listen makes the certificates that name the open port, and serves with them.
 func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
-	listener, port, err := openPort(o)
+	certs, err := ensureCertificates(o.CertDir, o.SecureServing.BindAddress, o.SecureServing.BindPort)
 	if err != nil {
-		return nil, err
-	}
-	o.SecureServing.Listener, o.SecureServing.BindPort = listener, port
-	certs, err := ensureCertificates(o.CertDir, o.SecureServing.BindAddress, port)
-	if err != nil {
-		_ = listener.Close()
 		return nil, err
 	}
 	if o.SecureServing.ServerCert.CertKey.CertFile == "" {
@@ -63,7 +57,6 @@ func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
 		o.SecureServing.ServerCert.CertKey.KeyFile = certs.keyFile
 	}
 	if err := o.SecureServing.ApplyTo(&c.SecureServing, &c.LoopbackClientConfig); err != nil {
-		_ = listener.Close()
 		return nil, fmt.Errorf("serving certificate: %w", err)
 	}
 	c.LoopbackClientConfig.QPS = -1

@@ -7,11 +7,13 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/klog/v2"
 
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/rewrite"
@@ -22,7 +24,7 @@ func (p *protocol) newMigration(clients *clients) error {
 	var err error
 	p.trigger, err = trigger.New(trigger.Config{
 		Client:   clients.objects,
-		Kinds:    trigger.KindsOf(restMapper(clients.kube.Discovery())),
+		Kinds:    kinds{plan: p.options.plan, served: trigger.KindsOf(restMapper(clients.kube.Discovery()))},
 		Instance: p.identity,
 		Logger:   klog.Background().WithName("trigger"),
 	})
@@ -36,6 +38,23 @@ func (p *protocol) newMigration(clients *clients) error {
 		Logger:   klog.Background().WithName("migrate"),
 	})
 	return err
+}
+
+// kinds knows the kinds of built-in resources, also of those that only a server of another
+// release serves, and asks discovery for the others.
+type kinds struct {
+	plan   *compat.Plan
+	served trigger.Kinds
+}
+
+// Kind implements trigger.Kinds.
+func (k kinds) Kind(ctx context.Context, gr schema.GroupResource) (string, error) {
+	for _, r := range k.plan.Resources {
+		if r.Group == gr.Group && r.Resource == gr.Resource {
+			return r.Kind, nil
+		}
+	}
+	return k.served.Kind(ctx, gr)
 }
 
 // restMapper answers from discovery, which it reads anew before it says that a resource

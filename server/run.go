@@ -58,6 +58,11 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 		return err
 	}
 	o.plan = plan
+	// The port first: a taken one is found before anything is made.
+	if o.SecureServing.Listener, o.SecureServing.BindPort, err = openPort(o); err != nil {
+		return err
+	}
+	defer func() { _ = o.SecureServing.Listener.Close() }() // the generic server closes it too
 	stop, err := o.embedEtcd(ctx)
 	if err != nil {
 		return err

@@ -34,6 +34,9 @@ func newCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
+	})
 	root.AddCommand(newServerCommand(), newDemoCommand(), NewCensusCommand(), newAPIsCommand(), newPreflightCommand())
 	return root
 }
