@@ -27,6 +27,7 @@ const (
 	// maxSocketPath is what the kernel allows for a unix socket's path.
 	maxSocketPath    = 100
 	etcdStartTimeout = 60 * time.Second
+	etcdCloseTimeout = 3 * time.Second
 	etcdQuotaBytes   = 8 << 30
 )
 
@@ -86,8 +87,23 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	etcd.Close()
-	return nil, fmt.Errorf("etcd in %s: %w", cfg.Dir, err)
+	abandon(etcd)
+	return nil, fmt.Errorf("etcd in %s does not become ready (if its files are damaged, restore a backup or start with another --data-dir): %w", cfg.Dir, err)
+}
+
+// abandon closes an etcd that never became ready. One that waits for log entries which
+// are not there never closes; the process ends anyway.
+func abandon(etcd *embed.Etcd) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		etcd.Server.HardStop()
+		etcd.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(etcdCloseTimeout):
+	}
 }
 
 // openEtcd starts an etcd. On damaged files it would end the process: through its logger,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -133,49 +134,60 @@ func (n *namespaces) report(ctx context.Context, ns *corev1.Namespace, why error
 	return err
 }
 
-// empty deletes all objects of every namespaced resource that can be listed and deleted.
-// It returns errContentRemains while some are still there.
+// empty deletes all objects of every namespaced resource that can be listed and deleted,
+// as far as it gets. It returns errContentRemains while some are still there.
 func (n *namespaces) empty(ctx context.Context, name string) error {
 	resources, err := n.deletable()
-	if err != nil {
+	errs := []error{err}
+	var remaining []string
+	for _, gvr := range resources {
+		left, err := n.deleteAll(ctx, name, gvr)
+		errs = append(errs, err)
+		if left > 0 {
+			remaining = append(remaining, fmt.Sprintf("%d %s", left, gvr.GroupResource()))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	remaining := 0
-	for _, gvr := range resources {
-		client := n.metadata.Resource(gvr).Namespace(name)
-		background := metav1.DeletePropagationBackground
-		err := client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
-		if apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("delete %s: %w", gvr.GroupResource(), err)
-		}
-		left, err := client.List(ctx, metav1.ListOptions{})
-		if apierrors.IsNotFound(err) {
-			continue // its CRD has gone meanwhile, and what it held with it
-		}
-		if err != nil {
-			return fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
-		}
-		remaining += len(left.Items)
-	}
-	if remaining > 0 {
-		return fmt.Errorf("%d objects: %w", remaining, errContentRemains)
+	if len(remaining) > 0 {
+		return fmt.Errorf("%s: %w", strings.Join(remaining, ", "), errContentRemains)
 	}
 	return nil
 }
 
+// deleteAll deletes all objects of a resource and returns how many are left.
+func (n *namespaces) deleteAll(ctx context.Context, name string, gvr schema.GroupVersionResource) (int, error) {
+	client := n.metadata.Resource(gvr).Namespace(name)
+	background := metav1.DeletePropagationBackground
+	err := client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("delete %s: %w", gvr.GroupResource(), err)
+	}
+	left, err := client.List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return 0, nil // its CRD has gone meanwhile, and what it held with it
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
+	}
+	return len(left.Items), nil
+}
+
+// deletable lists what discovery knows. With an error the list is incomplete: what is on
+// it can be emptied, but nothing more can be concluded.
 func (n *namespaces) deletable() ([]schema.GroupVersionResource, error) {
 	lists, err := n.discovery.ServerPreferredNamespacedResources()
 	if err != nil {
-		// An incomplete answer must not pass for an empty namespace.
-		return nil, fmt.Errorf("discovery: %w", err)
+		err = fmt.Errorf("discovery: %w", err)
 	}
 	lists = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "deletecollection"}}, lists)
-	byResource, err := discovery.GroupVersionResources(lists)
-	if err != nil {
-		return nil, err
+	byResource, parseErr := discovery.GroupVersionResources(lists)
+	if parseErr != nil {
+		return nil, errors.Join(err, parseErr)
 	}
 	sorted := make([]schema.GroupVersionResource, 0, len(byResource))
 	for gvr := range byResource {
@@ -187,5 +199,5 @@ func (n *namespaces) deletable() ([]schema.GroupVersionResource, error) {
 		}
 		return 1
 	})
-	return sorted, nil
+	return sorted, err
 }

@@ -89,6 +89,8 @@ func NewOptions() *Options {
 	}
 	o.SecureServing.BindAddress = net.ParseIP("127.0.0.1")
 	o.SecureServing.BindPort = 6443
+	// Else a stop waits a minute for every open watch, and there always is one.
+	o.ServerRun.ShutdownWatchTerminationGracePeriod = 2 * time.Second
 	o.Etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	return o
 }
@@ -178,6 +180,12 @@ func (o *Options) Complete() error {
 				return fmt.Errorf("%s needs --etcd-servers: the embedded etcd is reached through a unix socket", flag)
 			}
 		}
+	}
+	if strings.Trim(o.Etcd.StorageConfig.Prefix, "/") == "" {
+		return fmt.Errorf("--etcd-prefix %q is empty: objects are stored below a prefix such as %s", o.Etcd.StorageConfig.Prefix, DefaultEtcdPrefix)
+	}
+	if backend := o.Etcd.StorageConfig.Type; backend != "" && backend != "etcd3" {
+		return fmt.Errorf("--storage-backend %s is not supported: only etcd3 is", backend)
 	}
 	if o.Etcd.DefaultStorageMediaType != runtime.ContentTypeProtobuf {
 		return fmt.Errorf("--storage-media-type %s is not supported: built-in resources are stored in %s, custom resources in JSON", o.Etcd.DefaultStorageMediaType, runtime.ContentTypeProtobuf)

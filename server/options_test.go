@@ -41,6 +41,8 @@ func TestBadOptions(t *testing.T) {
 		{[]string{"--identity-lease-duration=10ms"}, []string{"--identity-lease-duration", "at least 1s"}},
 		{[]string{"--identity-lease-duration=1500ms"}, []string{"--identity-lease-duration", "whole seconds"}},
 		{[]string{"--controller-lease-duration=0"}, []string{"--controller-lease-duration", "at least 1s"}},
+		{[]string{"--etcd-prefix="}, []string{"--etcd-prefix", "empty"}},
+		{[]string{"--storage-backend=foo"}, []string{"--storage-backend", "etcd3"}},
 		{[]string{"--storage-media-type=application/json"}, []string{"--storage-media-type", "protobuf"}},
 		{[]string{"--watch-cache-sizes=secrets"}, []string{"--watch-cache-sizes"}},
 		{[]string{"--identity-lease-renew-interval=20s"}, []string{"--identity-lease-renew-interval", "half"}},
