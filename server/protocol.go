@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -53,7 +52,6 @@ const (
 // on the elected server, the controllers.
 type protocol struct {
 	options *Options
-	client  client.WithWatch
 	raw     rest.Interface
 	member  *member.Member
 	fence   *fence.Fence
@@ -79,7 +77,7 @@ type protocol struct {
 // newProtocol makes the server's member and fence. Nothing runs yet.
 func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Client, clients *clients) (*protocol, error) {
 	p := &protocol{
-		options: o, client: clients.objects, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
+		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
 		etcd: etcd, drain: newDrain(), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
 	}
 	if o.DisableProtocol {
