@@ -1,10 +1,13 @@
 package member
 
 import (
+	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/api/storageversion"
 )
@@ -41,17 +44,53 @@ func (m *Member) Gate(next http.Handler, info func(*http.Request) (Request, bool
 			reject(w, r, err)
 			return
 		}
+		m.settle(r.Context(), request)
 		next.ServeHTTP(w, r)
 	})
 }
+
+// settleLimit bounds how long a write waits for a custom resource's report to move.
+const settleLimit = time.Second
+
+// settle holds a write to a custom resource back as long as this server's report moves to
+// another encoding. The write could not be made anyway, and its handler would be built
+// meanwhile, which takes the processors from all servers' reports.
+func (m *Member) settle(ctx context.Context, r Request) {
+	if !r.IsResource || reads(r.Verb) || r.Resource.Group == "" {
+		return
+	}
+	var timer clock.Timer
+	for {
+		m.mu.RLock()
+		s := m.resources[r.Resource]
+		if s == nil || m.departed || m.cfg.WaitLimit < 0 || !s.moving() {
+			m.mu.RUnlock()
+			return
+		}
+		changed := s.changed
+		m.mu.RUnlock()
+		if timer == nil {
+			timer = m.cfg.Clock.NewTimer(settleLimit)
+			defer timer.Stop()
+		}
+		select {
+		case <-changed:
+		case <-timer.C():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func reads(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
 // Admit is the gate's decision: nil lets the request pass.
 func (m *Member) Admit(r Request) error {
 	if !r.IsResource {
 		return nil
 	}
-	switch r.Verb {
-	case "get", "list", "watch":
+	if reads(r.Verb) {
 		return nil
 	}
 	if r.Loopback && registrationNeeds[r.Resource] {

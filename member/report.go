@@ -30,9 +30,14 @@ func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 			return done, nil // the CRD's names are not accepted yet
 		}
 	}
-	sv, err := m.readStorageVersion(ctx, c.gr)
-	if err != nil {
-		return done, err
+	// One that the watch showed was read earlier, too; if it is not the last one the write
+	// conflicts, and it is read.
+	sv := c.seen
+	if sv == nil {
+		var err error
+		if sv, err = m.readStorageVersion(ctx, c.gr); err != nil {
+			return done, err
+		}
 	}
 	participants, err := m.participants(ctx)
 	if err != nil {

@@ -3,10 +3,12 @@ package member
 import (
 	"time"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // target is what a resource's report should be.
@@ -45,6 +47,11 @@ type state struct {
 	past sets.Set[agree.Encoding]
 	// opened is the encoding that was open last.
 	opened agree.Encoding
+
+	// seen is the StorageVersion as the watch showed it last, and tried the revision of the
+	// one that the last report was made on.
+	seen  *v1alpha1.StorageVersion
+	tried int64
 
 	// verify: the CRD has to be read, for a store asks to write an encoding never heard of.
 	verify   bool
@@ -91,6 +98,31 @@ func (s *state) pending() bool {
 	default:
 		return !s.open() || s.done != s.seq || s.reported != s.target.resource.Encoding
 	}
+}
+
+// moving says whether this server is about to report a custom resource in another
+// encoding than the one that was open last.
+func (s *state) moving() bool {
+	return !s.builtin && s.opened != "" && s.target.known && !s.target.absent &&
+		(s.reported != s.target.resource.Encoding || !s.open())
+}
+
+// newer returns the StorageVersion seen by the watch if it says more than the one that the
+// last report was made on, and this server's report in it has to be changed.
+func (s *state) newer(self agree.ServerID) *v1alpha1.StorageVersion {
+	if s.seen == nil || s.builtin || !s.target.known || s.target.absent {
+		return nil
+	}
+	revision, err := revisionOf(s.seen)
+	if err != nil || revision <= s.tried || revision < s.revision || madeFor(s.seen) != s.target.uid {
+		return nil
+	}
+	own, ok := agree.Of(storageversion.Reports(s.seen), self)
+	if !ok || own.Encoding == s.target.resource.Encoding {
+		return nil
+	}
+	s.tried = revision
+	return s.seen
 }
 
 // close withdraws the permission: the report is gone, or what it says is not known.

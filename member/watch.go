@@ -54,6 +54,9 @@ func (m *Member) ObserveStorageVersion(sv *v1alpha1.StorageVersion, deleted bool
 		m.cfg.Metrics.observeAgreement(d)
 	}
 	if s := m.resources[gr]; s != nil {
+		if s.seen = sv; deleted {
+			s.seen = nil
+		}
 		m.learn(s, revision, reports)
 	}
 }

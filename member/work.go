@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -30,6 +31,8 @@ type claim struct {
 	seq    uint64
 	verify bool
 	gone   bool // a quorum read found no CRD
+	// seen is the StorageVersion to report in, from the watch; nil if it has to be read.
+	seen *v1alpha1.StorageVersion
 }
 
 // readFirst says whether the CRD has to be read before it is known what to report.
@@ -111,7 +114,7 @@ func (m *Member) claim(gr schema.GroupResource) (claim, error) {
 	}
 	s.inflight = true
 	m.inflight++
-	return claim{gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify}, nil
+	return claim{gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify, seen: s.newer(m.registration.id)}, nil
 }
 
 // release gives claims back after an attempt. Those that failed together are due again
