@@ -118,7 +118,7 @@ func (m *Member) Renew(ctx context.Context) error {
 	if current.id == "" {
 		return ErrLeaseGone
 	}
-	reported := m.allReported()
+	reported := m.AllReported()
 	const attempts = 3 // somebody else edits the Lease once in a while, not all the time
 	var err error
 	for range attempts {

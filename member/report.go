@@ -220,8 +220,9 @@ func (m *Member) observeReported() {
 	}
 }
 
-// allReported says whether every resource that is known has been reported.
-func (m *Member) allReported() bool {
+// AllReported says whether every resource that is known has been reported, and all that
+// existed at the start are known.
+func (m *Member) AllReported() bool {
 	if m.cfg.CustomResourcesKnown != nil && !m.cfg.CustomResourcesKnown() {
 		return false
 	}

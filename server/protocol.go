@@ -70,6 +70,7 @@ type protocol struct {
 	// identity is this process's in elections: where it serves, and what makes it unique.
 	identity string
 	custom   *customResources
+	openAPI  customOpenAPI
 	// crdsSeen says that crds' events have reached the member.
 	crdsSeen atomic.Pointer[cache.InformerSynced]
 }
@@ -302,6 +303,9 @@ func (p *protocol) observe(obj any) {
 		p.member.ObserveCRD(crd)
 	}
 }
+
+// reported says whether this server has reported all it has to.
+func (p *protocol) reported() bool { return p.member == nil || p.member.AllReported() }
 
 func (p *protocol) close() {
 	if p.fence != nil {

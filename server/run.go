@@ -169,6 +169,7 @@ func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(
 	if err != nil {
 		return err
 	}
+	p.openAPI.takeOver()
 	return prepared.Run(ctx)
 }
 
@@ -198,6 +199,10 @@ func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInf
 		if err := server.AddPostStartHook(name, hook); err != nil {
 			return err
 		}
+	}
+	p.openAPI = customOpenAPI{extensions: c.extensions, reported: p.reported}
+	if err := server.AddPostStartHook("concord-custom-openapi", p.openAPI.start); err != nil {
+		return err
 	}
 	p.namespaces = newNamespaces(clients, shared.Core().V1().Namespaces())
 	return p.addHooks(server, crds)
