@@ -103,7 +103,7 @@ func policy(name string) fields {
 				"apiGroups": []string{"nowhere." + customGroup}, "apiVersions": []string{"v1"},
 				"operations": []string{"CREATE"}, "resources": []string{"nothings"},
 			}}},
-			"mutations": []fields{{"patchType": "JSONPatch", "jsonPatch": fields{"expression": "[]"}}},
+			"mutations": []fields{{"patchType": "JSONPatch", "jsonPatch": fields{"expression": `[JSONPatch{op: "remove", path: "/spec"}]`}}},
 		},
 	}
 }

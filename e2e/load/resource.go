@@ -58,7 +58,7 @@ func Policies() Resource {
 				}}},
 				"mutations": []any{map[string]any{
 					"patchType": "JSONPatch",
-					"jsonPatch": map[string]any{"expression": "[]"},
+					"jsonPatch": map[string]any{"expression": `[JSONPatch{op: "remove", path: "/spec"}]`},
 				}},
 			}
 		},
