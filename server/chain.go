@@ -124,8 +124,9 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 		return nil, err
 	}
 	groups, err := builtin.Install(o.plan, getter, builtin.Deps{
-		Authorizer: c.Authorization.Authorizer,
-		Rules:      c.RuleResolver,
+		Authorizer:       c.Authorization.Authorizer,
+		Rules:            c.RuleResolver,
+		MinCompatibility: o.versions.minCompatibility,
 	})
 	if err != nil {
 		return nil, err

@@ -95,7 +95,7 @@ func Install(plan Plan, getter generic.RESTOptionsGetter, deps Deps) ([]*generic
 			return nil, fmt.Errorf("%s is to be stored as %s, which this binary cannot decode (it knows %v)", p.GroupResource, p.Storage, p.Decodable)
 		}
 	}
-	built, err := buildStores(plan, generics{getter: getter, deps: deps})
+	built, err := buildStores(plan, generics{getter: getter, deps: deps, expressions: newExpressions(deps.MinCompatibility)})
 	if err != nil {
 		return nil, err
 	}

@@ -165,8 +165,8 @@ func validateRuleResources(resources []string, p *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateMatchConditions checks names and that there are expressions; those are not
-// compiled.
+// validateMatchConditions checks names and that there are expressions, which are compiled
+// elsewhere.
 func validateMatchConditions(conditions []admissionv1.MatchCondition, p *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(conditions) > maxMatchConditions {
@@ -175,7 +175,7 @@ func validateMatchConditions(conditions []admissionv1.MatchCondition, p *field.P
 	seen := sets.New[string]()
 	for i, condition := range conditions {
 		at := p.Index(i)
-		errs = append(errs, validateExpression(condition.Expression, at.Child("expression"))...)
+		errs = append(errs, requireExpression(condition.Expression, at.Child("expression"))...)
 		switch {
 		case condition.Name == "":
 			errs = append(errs, field.Required(at.Child("name"), ""))
@@ -189,11 +189,4 @@ func validateMatchConditions(conditions []admissionv1.MatchCondition, p *field.P
 		seen.Insert(condition.Name)
 	}
 	return errs
-}
-
-func validateExpression(expression string, p *field.Path) field.ErrorList {
-	if strings.TrimSpace(expression) == "" {
-		return field.ErrorList{field.Required(p, "")}
-	}
-	return nil
 }

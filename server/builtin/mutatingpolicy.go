@@ -1,27 +1,26 @@
 package builtin
 
 import (
-	"context"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating/patch"
 )
 
 func mutatingPolicyStorage(k kind, g generics) (stores, error) {
 	type policy = *admissionv1.MutatingAdmissionPolicy
-	s := newStrategy[policy](false)
-	s.validate = func(_ context.Context, p policy) field.ErrorList { return validateMutatingPolicy(&p.Spec) }
-	withGeneration(s, func(p policy) any { return p.Spec })
-	store, err := newREST(k, g, s, traits[policy]{
-		singular:   "mutatingadmissionpolicy",
-		categories: apiExtensions,
-		columns: []column[policy]{
-			{name: "Mutations", typ: "integer", description: "The number of mutations.",
-				cell: func(p policy, _ time.Time) any { return int64(len(p.Spec.Mutations)) }},
-			{name: "ParamKind", typ: "string", description: "The kind of resources that parameterize the policy.",
-				cell: func(p policy, _ time.Time) any { return printParamKind(p.Spec.ParamKind) }},
+	store, err := policyStorage(k, g, newStrategy[policy](false), policyKind[policy]{
+		singular: "mutatingadmissionpolicy",
+		steps: column[policy]{name: "Mutations", typ: "integer", description: "The number of mutations.",
+			cell: func(p policy, _ time.Time) any { return int64(len(p.Spec.Mutations)) }},
+		spec: func(p policy) policySpec {
+			return policySpec{p.Spec.ParamKind, p.Spec.MatchConstraints, p.Spec.MatchConditions, p.Spec.Variables, p.Spec.FailurePolicy}
 		},
+		desired:     func(p policy) any { return p.Spec },
+		validate:    validateMutatingPolicy,
+		expressions: mutatingExpressions,
 	})
 	if err != nil {
 		return nil, err
@@ -33,15 +32,9 @@ func defaultMutatingPolicy(p *admissionv1.MutatingAdmissionPolicy) {
 	defaultPolicy(&p.Spec.FailurePolicy, p.Spec.MatchConstraints)
 }
 
-func validateMutatingPolicy(spec *admissionv1.MutatingAdmissionPolicySpec) field.ErrorList {
-	p := field.NewPath("spec")
-	errs := validatePolicySpec(policySpec{
-		paramKind:       spec.ParamKind,
-		matchResources:  spec.MatchConstraints,
-		matchConditions: spec.MatchConditions,
-		variables:       spec.Variables,
-		failurePolicy:   spec.FailurePolicy,
-	}, p)
+func validateMutatingPolicy(policy *admissionv1.MutatingAdmissionPolicy, p *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	spec := &policy.Spec
 	if spec.ReinvocationPolicy == "" {
 		errs = append(errs, field.Required(p.Child("reinvocationPolicy"), ""))
 	} else {
@@ -57,6 +50,24 @@ func validateMutatingPolicy(spec *admissionv1.MutatingAdmissionPolicySpec) field
 	return errs
 }
 
+// mutatingExpressions may also name the types of patches.
+func mutatingExpressions(policy *admissionv1.MutatingAdmissionPolicy, declared plugincel.OptionalVariableDeclarations, p *field.Path) []expression {
+	declared.HasPatchTypes = true
+	var list []expression
+	for i, m := range policy.Spec.Mutations {
+		at := p.Child("mutations").Index(i)
+		if m.PatchType == admissionv1.PatchTypeApplyConfiguration && m.ApplyConfiguration != nil {
+			accessor := &patch.ApplyConfigurationCondition{Expression: m.ApplyConfiguration.Expression}
+			list = append(list, expression{accessor, at.Child("applyConfiguration", "expression"), declared})
+		}
+		if m.PatchType == admissionv1.PatchTypeJSONPatch && m.JSONPatch != nil {
+			accessor := &patch.JSONPatchCondition{Expression: m.JSONPatch.Expression}
+			list = append(list, expression{accessor, at.Child("jsonPatch", "expression"), declared})
+		}
+	}
+	return list
+}
+
 // validateMutation: a mutation has exactly the member that its patch type names.
 func validateMutation(m *admissionv1.Mutation, p *field.Path) field.ErrorList {
 	apply, jsonPatch := p.Child("applyConfiguration"), p.Child("jsonPatch")
@@ -68,7 +79,7 @@ func validateMutation(m *admissionv1.Mutation, p *field.Path) field.ErrorList {
 		if m.ApplyConfiguration == nil {
 			errs = append(errs, field.Required(apply, "applyConfiguration is required when patchType is ApplyConfiguration"))
 		} else {
-			errs = append(errs, validateExpression(m.ApplyConfiguration.Expression, apply.Child("expression"))...)
+			errs = append(errs, requireExpression(m.ApplyConfiguration.Expression, apply.Child("expression"))...)
 		}
 		if m.JSONPatch != nil {
 			errs = append(errs, field.Forbidden(jsonPatch, "may be set only when patchType is JSONPatch"))
@@ -77,7 +88,7 @@ func validateMutation(m *admissionv1.Mutation, p *field.Path) field.ErrorList {
 		if m.JSONPatch == nil {
 			errs = append(errs, field.Required(jsonPatch, "jsonPatch is required when patchType is JSONPatch"))
 		} else {
-			errs = append(errs, validateExpression(m.JSONPatch.Expression, jsonPatch.Child("expression"))...)
+			errs = append(errs, requireExpression(m.JSONPatch.Expression, jsonPatch.Child("expression"))...)
 		}
 		if m.ApplyConfiguration != nil {
 			errs = append(errs, field.Forbidden(apply, "may be set only when patchType is ApplyConfiguration"))
@@ -90,23 +101,11 @@ func validateMutation(m *admissionv1.Mutation, p *field.Path) field.ErrorList {
 
 func mutatingBindingStorage(k kind, g generics) (stores, error) {
 	type binding = *admissionv1.MutatingAdmissionPolicyBinding
-	s := newStrategy[binding](false)
-	s.validate = func(_ context.Context, b binding) field.ErrorList {
-		return validateBinding(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, field.NewPath("spec"))
-	}
-	withGeneration(s, func(b binding) any { return b.Spec })
-	store, err := newREST(k, g, s, traits[binding]{
-		singular:   "mutatingadmissionpolicybinding",
-		categories: apiExtensions,
-		columns: []column[binding]{
-			{name: "PolicyName", typ: "string", description: "The policy that is bound.",
-				cell: func(b binding, _ time.Time) any { return b.Spec.PolicyName }},
-			{name: "ParamRef", typ: "string", description: "The parameters that the policy is bound with.",
-				cell: func(b binding, _ time.Time) any { return printParamRef(b.Spec.ParamRef) }},
+	return bindingStorage(k, g, bindingKind[binding]{
+		singular: "mutatingadmissionpolicybinding",
+		spec: func(b binding) bindingSpec {
+			return bindingSpec{b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources}
 		},
+		desired: func(b binding) any { return b.Spec },
 	})
-	if err != nil {
-		return nil, err
-	}
-	return stores{"": store}, nil
 }

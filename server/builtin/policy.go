@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/utils/ptr"
 )
 
@@ -62,6 +65,46 @@ func defaultBinding(version string, match *admissionv1.MatchResources, param *ad
 	}
 }
 
+// A policyKind is what one kind of policies has beyond what policies have in common.
+type policyKind[P object] struct {
+	singular string
+	// steps prints how many things a policy does.
+	steps column[P]
+	// spec returns what policies have in common, and desired the whole spec.
+	spec    func(P) policySpec
+	desired func(P) any
+	// validate checks what the kind has of its own, and expressions returns those in it.
+	validate    func(P, *field.Path) field.ErrorList
+	expressions func(P, plugincel.OptionalVariableDeclarations, *field.Path) []expression
+}
+
+// policyStorage completes the strategy of a kind of policies and makes its storage.
+func policyStorage[P object](k kind, g generics, s *strategy[P], t policyKind[P]) (*resourceREST, error) {
+	at := field.NewPath("spec")
+	expressions := func(p P) []expression {
+		spec := t.spec(p)
+		return append(spec.expressions(at), t.expressions(p, spec.declared(), at)...)
+	}
+	validate := func(p P) field.ErrorList {
+		return append(validatePolicySpec(t.spec(p), at), t.validate(p, at)...)
+	}
+	s.validate = func(_ context.Context, p P) field.ErrorList {
+		return append(validate(p), g.expressions.checkPolicy(expressions(p), nil)...)
+	}
+	s.validateUpdate = func(_ context.Context, p, old P) field.ErrorList {
+		return append(validate(p), g.expressions.checkPolicy(expressions(p), expressions(old))...)
+	}
+	withGeneration(s, t.desired)
+	return newREST(k, g, s, traits[P]{
+		singular:   t.singular,
+		categories: apiExtensions,
+		columns: []column[P]{t.steps, {
+			name: "ParamKind", typ: "string", description: "The kind of resources that parameterize the policy.",
+			cell: func(p P, _ time.Time) any { return printParamKind(t.spec(p).paramKind) },
+		}},
+	})
+}
+
 // policySpec is what the specs of both kinds of policies have in common.
 type policySpec struct {
 	paramKind       *admissionv1.ParamKind
@@ -69,6 +112,20 @@ type policySpec struct {
 	matchConditions []admissionv1.MatchCondition
 	variables       []admissionv1.Variable
 	failurePolicy   *admissionv1.FailurePolicyType
+}
+
+// declared are the variables that a policy's expressions may name.
+func (s policySpec) declared() plugincel.OptionalVariableDeclarations {
+	return plugincel.OptionalVariableDeclarations{HasParams: s.paramKind != nil, HasAuthorizer: true}
+}
+
+func (s policySpec) expressions(p *field.Path) []expression {
+	var list []expression
+	for i, v := range s.variables {
+		accessor := &validating.Variable{Name: v.Name, Expression: v.Expression}
+		list = append(list, expression{accessor, p.Child("variables").Index(i).Child("expression"), s.declared()})
+	}
+	return append(list, matchExpressions(s.matchConditions, s.declared(), p.Child("matchConditions"))...)
 }
 
 func validatePolicySpec(spec policySpec, p *field.Path) field.ErrorList {
@@ -134,7 +191,7 @@ func validateVariables(variables []admissionv1.Variable, p *field.Path) field.Er
 			errs = append(errs, field.Duplicate(at.Child("name"), variable.Name))
 		}
 		seen.Insert(variable.Name)
-		errs = append(errs, validateExpression(variable.Expression, at.Child("expression"))...)
+		errs = append(errs, requireExpression(variable.Expression, at.Child("expression"))...)
 	}
 	return errs
 }
@@ -143,21 +200,64 @@ func validateConditions(conditions []metav1.Condition) field.ErrorList {
 	return metav1validation.ValidateConditions(conditions, field.NewPath("status", "conditions"))
 }
 
-// validateBinding checks what the specs of both kinds of bindings have in common.
-func validateBinding(policyName string, param *admissionv1.ParamRef, match *admissionv1.MatchResources, p *field.Path) field.ErrorList {
+// A bindingKind is what one kind of bindings has beyond what bindings have in common.
+type bindingKind[P object] struct {
+	singular string
+	// spec returns what bindings have in common, and desired the whole spec.
+	spec    func(P) bindingSpec
+	desired func(P) any
+	// validate checks what the kind has of its own; nil: it has nothing.
+	validate func(P, *field.Path) field.ErrorList
+}
+
+func bindingStorage[P object](k kind, g generics, t bindingKind[P]) (stores, error) {
+	s := newStrategy[P](false)
+	s.validate = func(_ context.Context, b P) field.ErrorList {
+		p := field.NewPath("spec")
+		errs := validateBindingSpec(t.spec(b), p)
+		if t.validate != nil {
+			errs = append(errs, t.validate(b, p)...)
+		}
+		return errs
+	}
+	withGeneration(s, t.desired)
+	store, err := newREST(k, g, s, traits[P]{
+		singular:   t.singular,
+		categories: apiExtensions,
+		columns: []column[P]{
+			{name: "PolicyName", typ: "string", description: "The policy that is bound.",
+				cell: func(b P, _ time.Time) any { return t.spec(b).policyName }},
+			{name: "ParamRef", typ: "string", description: "The parameters that the policy is bound with.",
+				cell: func(b P, _ time.Time) any { return printParamRef(t.spec(b).param) }},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return stores{"": store}, nil
+}
+
+// bindingSpec is what the specs of both kinds of bindings have in common.
+type bindingSpec struct {
+	policyName string
+	param      *admissionv1.ParamRef
+	match      *admissionv1.MatchResources
+}
+
+func validateBindingSpec(spec bindingSpec, p *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if policyName == "" {
+	if spec.policyName == "" {
 		errs = append(errs, field.Required(p.Child("policyName"), ""))
 	} else {
-		for _, msg := range validation.NameIsDNSSubdomain(policyName, false) {
-			errs = append(errs, field.Invalid(p.Child("policyName"), policyName, msg))
+		for _, msg := range validation.NameIsDNSSubdomain(spec.policyName, false) {
+			errs = append(errs, field.Invalid(p.Child("policyName"), spec.policyName, msg))
 		}
 	}
-	if param != nil {
-		errs = append(errs, validateParamRef(param, p.Child("paramRef"))...)
+	if spec.param != nil {
+		errs = append(errs, validateParamRef(spec.param, p.Child("paramRef"))...)
 	}
-	if match != nil {
-		errs = append(errs, validateMatchResources(match, p.Child("matchResources"))...)
+	if spec.match != nil {
+		errs = append(errs, validateMatchResources(spec.match, p.Child("matchResources"))...)
 	}
 	return errs
 }

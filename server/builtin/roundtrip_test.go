@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+
+	"github.com/concord-dev/concord/compat"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 )
 
@@ -189,6 +191,10 @@ func TestPlanOfAnotherBinary(t *testing.T) {
 		t.Errorf("no authorizer: %v", err)
 	}
 	deps := Deps{Authorizer: authorizerfactory.NewAlwaysAllowAuthorizer()}
+	if _, err := Install(foreign{}, nil, deps); err == nil || !strings.Contains(err.Error(), "minimum compatibility") {
+		t.Errorf("no minimum compatibility version: %v", err)
+	}
+	deps.MinCompatibility = compat.BinaryVersion()
 	if _, err := Install(foreign{}, nil, deps); err == nil || !strings.Contains(err.Error(), "cannot decode") {
 		t.Errorf("a storage version without types: %v", err)
 	}

@@ -33,7 +33,7 @@ var samples = map[string]string{
 	"mutatingadmissionpolicies": `{apiVersion: admissionregistration.k8s.io/v1, kind: MutatingAdmissionPolicy, metadata: {name: sample}, spec: {
   reinvocationPolicy: Never, paramKind: {apiVersion: v1, kind: ConfigMap},
   matchConstraints: {resourceRules: [{operations: [CREATE], apiGroups: [""], apiVersions: [v1], resources: [pods]}]},
-  mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[]"}}]}}`,
+  mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: \"remove\", path: \"/spec\"}]"}}]}}`,
 	"mutatingadmissionpolicybindings": `{apiVersion: admissionregistration.k8s.io/v1, kind: MutatingAdmissionPolicyBinding, metadata: {name: sample}, spec: {policyName: sample}}`,
 	"clustertrustbundles":             `{apiVersion: certificates.k8s.io/v1, kind: ClusterTrustBundle, metadata: {name: "example.com:signer:sample"}, spec: {signerName: example.com/signer, trustBundle: ""}}`,
 	"ipaddresses":                     `{apiVersion: networking.k8s.io/v1, kind: IPAddress, metadata: {name: 192.168.1.1}, spec: {parentRef: {group: apps, resource: things, namespace: space, name: t}}}`,

@@ -110,7 +110,7 @@ func startServer(t *testing.T, plan *compat.Plan, etcd string) *testServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, err := builtin.Install(plan, config.RESTOptionsGetter, builtin.Deps{Authorizer: config.Authorization.Authorizer})
+	groups, err := builtin.Install(plan, config.RESTOptionsGetter, builtin.Deps{Authorizer: config.Authorization.Authorizer, MinCompatibility: plan.MinCompatibility})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
@@ -31,8 +32,9 @@ type stores map[string]rest.Storage
 
 // generics is what every kind's storage is built from.
 type generics struct {
-	getter generic.RESTOptionsGetter
-	deps   Deps
+	getter      generic.RESTOptionsGetter
+	deps        Deps
+	expressions *expressions
 }
 
 // Deps are the things that built-in resources need from the server.
@@ -41,6 +43,9 @@ type Deps struct {
 	Authorizer authorizer.Authorizer
 	// Rules answers SelfSubjectRulesReviews; nil: they are answered as incomplete.
 	Rules authorizer.RuleResolver
+	// MinCompatibility is the oldest release that must understand what is stored: CEL
+	// expressions that are new to an object use nothing newer. Required.
+	MinCompatibility *utilversion.Version
 	// Clock gives deletion times and printed ages; nil: the wall clock.
 	Clock clock.PassiveClock
 	// EventTTL is how long an event is kept after its last update; 0: one hour.
@@ -50,6 +55,9 @@ type Deps struct {
 func (d Deps) withDefaults() (Deps, error) {
 	if d.Authorizer == nil {
 		return d, fmt.Errorf("built-in resources need an authorizer")
+	}
+	if d.MinCompatibility == nil {
+		return d, fmt.Errorf("built-in resources need a minimum compatibility version")
 	}
 	if d.Clock == nil {
 		d.Clock = clock.RealClock{}

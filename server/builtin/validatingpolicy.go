@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 )
 
 const (
@@ -25,17 +27,16 @@ func validatingPolicyStorage(k kind, g generics) (stores, error) {
 	s.reset = k.resetFields("status")
 	s.prepareCreate = func(_ context.Context, p policy) { p.Status = admissionv1.ValidatingAdmissionPolicyStatus{} }
 	s.prepareUpdate = func(_ context.Context, p, old policy) { p.Status = old.Status }
-	s.validate = func(_ context.Context, p policy) field.ErrorList { return validateValidatingPolicy(&p.Spec) }
-	withGeneration(s, func(p policy) any { return p.Spec })
-	parent, err := newREST(k, g, s, traits[policy]{
-		singular:   "validatingadmissionpolicy",
-		categories: apiExtensions,
-		columns: []column[policy]{
-			{name: "Validations", typ: "integer", description: "The number of validations.",
-				cell: func(p policy, _ time.Time) any { return int64(len(p.Spec.Validations)) }},
-			{name: "ParamKind", typ: "string", description: "The kind of resources that parameterize the policy.",
-				cell: func(p policy, _ time.Time) any { return printParamKind(p.Spec.ParamKind) }},
+	parent, err := policyStorage(k, g, s, policyKind[policy]{
+		singular: "validatingadmissionpolicy",
+		steps: column[policy]{name: "Validations", typ: "integer", description: "The number of validations.",
+			cell: func(p policy, _ time.Time) any { return int64(len(p.Spec.Validations)) }},
+		spec: func(p policy) policySpec {
+			return policySpec{p.Spec.ParamKind, p.Spec.MatchConstraints, p.Spec.MatchConditions, p.Spec.Variables, p.Spec.FailurePolicy}
 		},
+		desired:     func(p policy) any { return p.Spec },
+		validate:    validateValidatingPolicy,
+		expressions: validatingExpressions,
 	})
 	if err != nil {
 		return nil, err
@@ -52,15 +53,9 @@ func defaultValidatingPolicy(p *admissionv1.ValidatingAdmissionPolicy) {
 	defaultPolicy(&p.Spec.FailurePolicy, p.Spec.MatchConstraints)
 }
 
-func validateValidatingPolicy(spec *admissionv1.ValidatingAdmissionPolicySpec) field.ErrorList {
-	p := field.NewPath("spec")
-	errs := validatePolicySpec(policySpec{
-		paramKind:       spec.ParamKind,
-		matchResources:  spec.MatchConstraints,
-		matchConditions: spec.MatchConditions,
-		variables:       spec.Variables,
-		failurePolicy:   spec.FailurePolicy,
-	}, p)
+func validateValidatingPolicy(policy *admissionv1.ValidatingAdmissionPolicy, p *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	spec := &policy.Spec
 	if len(spec.Validations) == 0 && len(spec.AuditAnnotations) == 0 {
 		errs = append(errs, field.Required(p.Child("validations"), "validations or auditAnnotations must be specified"))
 	}
@@ -70,10 +65,28 @@ func validateValidatingPolicy(spec *admissionv1.ValidatingAdmissionPolicySpec) f
 	return append(errs, validateAuditAnnotations(spec.AuditAnnotations, p.Child("auditAnnotations"))...)
 }
 
+// validatingExpressions: the messages' expressions may not ask the authorizer.
+func validatingExpressions(policy *admissionv1.ValidatingAdmissionPolicy, declared plugincel.OptionalVariableDeclarations, p *field.Path) []expression {
+	var list []expression
+	unauthorized := declared
+	unauthorized.HasAuthorizer = false
+	for i, v := range policy.Spec.Validations {
+		at := p.Child("validations").Index(i)
+		list = append(list,
+			expression{&validating.ValidationCondition{Expression: v.Expression}, at.Child("expression"), declared},
+			expression{&validating.MessageExpressionCondition{MessageExpression: v.MessageExpression}, at.Child("messageExpression"), unauthorized})
+	}
+	for i, a := range policy.Spec.AuditAnnotations {
+		accessor := &validating.AuditAnnotationCondition{ValueExpression: a.ValueExpression}
+		list = append(list, expression{accessor, p.Child("auditAnnotations").Index(i).Child("valueExpression"), declared})
+	}
+	return list
+}
+
 func validateValidation(v *admissionv1.Validation, p *field.Path) field.ErrorList {
-	errs := validateExpression(v.Expression, p.Child("expression"))
+	errs := requireExpression(v.Expression, p.Child("expression"))
 	if v.MessageExpression != "" {
-		errs = append(errs, validateExpression(v.MessageExpression, p.Child("messageExpression"))...)
+		errs = append(errs, requireExpression(v.MessageExpression, p.Child("messageExpression"))...)
 	}
 	switch message := strings.TrimSpace(v.Message); {
 	case v.Message != "" && message == "":
@@ -105,7 +118,7 @@ func validateAuditAnnotations(annotations []admissionv1.AuditAnnotation, p *fiel
 			errs = append(errs, field.Duplicate(at.Child("key"), annotation.Key))
 		}
 		seen.Insert(annotation.Key)
-		errs = append(errs, validateExpression(annotation.ValueExpression, at.Child("valueExpression"))...)
+		errs = append(errs, requireExpression(annotation.ValueExpression, at.Child("valueExpression"))...)
 		if len(annotation.ValueExpression) > maxValueExpression {
 			errs = append(errs, field.TooLong(at.Child("valueExpression"), "", maxValueExpression))
 		}
@@ -115,27 +128,16 @@ func validateAuditAnnotations(annotations []admissionv1.AuditAnnotation, p *fiel
 
 func validatingBindingStorage(k kind, g generics) (stores, error) {
 	type binding = *admissionv1.ValidatingAdmissionPolicyBinding
-	s := newStrategy[binding](false)
-	s.validate = func(_ context.Context, b binding) field.ErrorList {
-		p := field.NewPath("spec")
-		return append(validateBinding(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, p),
-			validateActions(b.Spec.ValidationActions, p.Child("validationActions"))...)
-	}
-	withGeneration(s, func(b binding) any { return b.Spec })
-	store, err := newREST(k, g, s, traits[binding]{
-		singular:   "validatingadmissionpolicybinding",
-		categories: apiExtensions,
-		columns: []column[binding]{
-			{name: "PolicyName", typ: "string", description: "The policy that is bound.",
-				cell: func(b binding, _ time.Time) any { return b.Spec.PolicyName }},
-			{name: "ParamRef", typ: "string", description: "The parameters that the policy is bound with.",
-				cell: func(b binding, _ time.Time) any { return printParamRef(b.Spec.ParamRef) }},
+	return bindingStorage(k, g, bindingKind[binding]{
+		singular: "validatingadmissionpolicybinding",
+		spec: func(b binding) bindingSpec {
+			return bindingSpec{b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources}
+		},
+		desired: func(b binding) any { return b.Spec },
+		validate: func(b binding, p *field.Path) field.ErrorList {
+			return validateActions(b.Spec.ValidationActions, p.Child("validationActions"))
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return stores{"": store}, nil
 }
 
 func validateActions(actions []admissionv1.ValidationAction, p *field.Path) field.ErrorList {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/utils/ptr"
 )
@@ -44,7 +45,12 @@ func mutatingWebhookStorage(k kind, g generics) (stores, error) {
 
 func webhookStorage[P object](k kind, g generics, singular string, hooks func(P) []hook, desired func(P) any) (stores, error) {
 	s := newStrategy[P](false)
-	s.validate = func(_ context.Context, c P) field.ErrorList { return validateHooks(hooks(c)) }
+	s.validate = func(_ context.Context, c P) field.ErrorList {
+		return append(validateHooks(hooks(c)), g.expressions.checkWebhooks(hookExpressions(hooks(c)), nil)...)
+	}
+	s.validateUpdate = func(_ context.Context, c, old P) field.ErrorList {
+		return append(validateHooks(hooks(c)), g.expressions.checkWebhooks(hookExpressions(hooks(c)), hookExpressions(hooks(old)))...)
+	}
 	withGeneration(s, desired)
 	store, err := newREST(k, g, s, traits[P]{
 		singular:   singular,
@@ -168,6 +174,15 @@ func validateHook(h hook, p *field.Path) field.ErrorList {
 	}
 	errs = append(errs, validateClientConfig(h.clientConfig, p.Child("clientConfig"))...)
 	return append(errs, validateMatchConditions(h.conditions, p.Child("matchConditions"))...)
+}
+
+func hookExpressions(hooks []hook) []expression {
+	var list []expression
+	for i, h := range hooks {
+		declared := plugincel.OptionalVariableDeclarations{HasAuthorizer: true}
+		list = append(list, matchExpressions(h.conditions, declared, field.NewPath("webhooks").Index(i).Child("matchConditions"))...)
+	}
+	return list
 }
 
 func validateReviewVersions(versions []string, p *field.Path) field.ErrorList {
