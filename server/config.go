@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -65,7 +66,8 @@ func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
 }
 
 // withAdmission gives c the admission that users expect of every API server: nothing is
-// created in a namespace that does not exist or is going away.
+// created in a namespace that does not exist or is going away. Definitions are also
+// judged as by the oldest release that must be able to write them.
 func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shared informers.SharedInformerFactory) error {
 	plugin, err := lifecycle.NewLifecycle(sets.New(immortalNamespaces...))
 	if err != nil {
@@ -77,6 +79,9 @@ func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shar
 		return err
 	}
 	c.AdmissionControl = plugin
+	if !c.FeatureGate.Enabled(CRDBoundedNameCost) {
+		c.AdmissionControl = admission.NewChainHandler(plugin, newStrictCRDCost())
+	}
 	return nil
 }
 

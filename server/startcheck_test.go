@@ -30,9 +30,9 @@ import (
 	"github.com/concord-dev/concord/server/builtin"
 )
 
-const admission = "admissionregistration.k8s.io"
+const admissionGroup = "admissionregistration.k8s.io"
 
-var policies = schema.GroupResource{Group: admission, Resource: "mutatingadmissionpolicies"}
+var policies = schema.GroupResource{Group: admissionGroup, Resource: "mutatingadmissionpolicies"}
 
 // storedEtcd is an etcd that tests write stored values into by hand, each case under a
 // prefix of its own.
@@ -145,7 +145,7 @@ func policyIn(encoding string) string {
 func TestCheckStorage(t *testing.T) {
 	etcd := startStored(t)
 	const sealed = "k8s:enc:aescbc:v1:key1:\x00"
-	v1, v2 := agree.Encoding(admission+"/v1"), agree.Encoding(admission+"/v2")
+	v1, v2 := agree.Encoding(admissionGroup+"/v1"), agree.Encoding(admissionGroup+"/v2")
 	for name, test := range map[string]struct {
 		// change alters the values of a cluster in which all is well; nil: there are none.
 		change func(values map[string]string)
@@ -157,18 +157,18 @@ func TestCheckStorage(t *testing.T) {
 		"nothing is stored": {},
 		"all is well":       {change: func(map[string]string) {}},
 		"an older version is still stored": {change: func(v map[string]string) {
-			v[stateKey(policies)] = stateOf(t, policies, 1, admission+"/v1alpha1", admission+"/v1beta1", v1)
+			v[stateKey(policies)] = stateOf(t, policies, 1, admissionGroup+"/v1alpha1", admissionGroup+"/v1beta1", v1)
 		}},
 		"a stored set with a newer version": {
 			change:  func(v map[string]string) { v[stateKey(policies)] = stateOf(t, policies, 1, v2, v1) },
-			refused: []string{"this binary (1.37) cannot decode", policies.String() + " as " + admission + "/v2:", "wait until", "--allow-undecodable-storage"},
+			refused: []string{"this binary (1.37) cannot decode", policies.String() + " as " + admissionGroup + "/v2:", "wait until", "--allow-undecodable-storage"},
 		},
 		"two resources": {
 			change: func(v map[string]string) {
 				v[stateKey(policies)] = stateOf(t, policies, 1, v2, "other/v1", v1)
 				v[stateKey(schema.GroupResource{Resource: "configmaps"})] = stateOf(t, schema.GroupResource{Resource: "configmaps"}, 1, "v9")
 			},
-			refused: []string{"configmaps as v9; " + policies.String() + " as " + admission + "/v2, other/v1:"},
+			refused: []string{"configmaps as v9; " + policies.String() + " as " + admissionGroup + "/v2, other/v1:"},
 		},
 		"a newer version since the state was written": {
 			change: func(v map[string]string) {
@@ -192,7 +192,7 @@ func TestCheckStorage(t *testing.T) {
 		},
 		"Unknown, and only values that can be decoded": {change: func(v map[string]string) {
 			v[stateKey(policies)] = stateOf(t, policies, 1, evolve.Unknown, v1)
-			v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = policyIn(string(v1)), policyIn(admission+"/v1beta1")
+			v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = policyIn(string(v1)), policyIn(admissionGroup+"/v1beta1")
 		}},
 		"known, and values that nobody needs to read": {change: func(v map[string]string) { v["mutatingadmissionpolicies/a"] = "\xff" }},
 		"no state, and values of a newer version": {
@@ -371,7 +371,7 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	if _, err := etcd.Delete(t.Context(), prefix+"/"+stateKey(policies)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := etcd.Put(t.Context(), prefix+"/mutatingadmissionpolicies/a", policyIn(admission+"/v2")); err != nil {
+	if _, err := etcd.Put(t.Context(), prefix+"/mutatingadmissionpolicies/a", policyIn(admissionGroup+"/v2")); err != nil {
 		t.Fatal(err)
 	}
 	if err, _ := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
@@ -393,7 +393,7 @@ func TestCheckStorageWithoutEtcd(t *testing.T) {
 func TestRunRefusesUndecodableStorage(t *testing.T) {
 	etcd := startStored(t)
 	values := agreed(t)
-	values[stateKey(policies)] = stateOf(t, policies, 1, admission+"/v2", admission+"/v1")
+	values[stateKey(policies)] = stateOf(t, policies, 1, admissionGroup+"/v2", admissionGroup+"/v1")
 	o, err := parse(t, "--etcd-servers="+etcd.Endpoints()[0], "--etcd-prefix="+etcd.fill(t, values), "--secure-port=0")
 	if err != nil {
 		t.Fatal(err)
@@ -401,7 +401,7 @@ func TestRunRefusesUndecodableStorage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err = Run(ctx, o, func(*Server) { cancel() })
-	if err == nil || !strings.Contains(err.Error(), policies.String()+" as "+admission+"/v2") {
+	if err == nil || !strings.Contains(err.Error(), policies.String()+" as "+admissionGroup+"/v2") {
 		t.Errorf("got %v", err)
 	}
 }
