@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 
+	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
 	"k8s.io/apimachinery/pkg/util/sets"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/admission"
@@ -66,8 +67,8 @@ func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
 }
 
 // withAdmission gives c the admission that users expect of every API server: nothing is
-// created in a namespace that does not exist or is going away. Definitions are also
-// judged as by the oldest release that must be able to write them.
+// created in a namespace that does not exist or is going away. Where features are off, CRDs
+// are kept to what the releases before them know.
 func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shared informers.SharedInformerFactory) error {
 	plugin, err := lifecycle.NewLifecycle(sets.New(immortalNamespaces...))
 	if err != nil {
@@ -78,10 +79,14 @@ func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shar
 	if err := plugin.ValidateInitialization(); err != nil {
 		return err
 	}
-	c.AdmissionControl = plugin
+	plugins := []admission.Interface{plugin}
 	if !c.FeatureGate.Enabled(CRDBoundedNameCost) {
-		c.AdmissionControl = admission.NewChainHandler(plugin, newStrictCRDCost())
+		plugins = append(plugins, newStrictCRDCost())
 	}
+	if !c.FeatureGate.Enabled(apiextensionsfeatures.CRDObservedGenerationTracking) {
+		plugins = append(plugins, newWithoutObservedGeneration())
+	}
+	c.AdmissionControl = admission.NewChainHandler(plugins...)
 	return nil
 }
 

@@ -43,15 +43,19 @@ func withRule(more, rule string) string {
 	return `properties: {` + more + words + `}, x-kubernetes-validations: [{rule: "` + rule + `"}]`
 }
 
-func judge(t *testing.T, crd, old *apiextensions.CustomResourceDefinition, subresource string) error {
-	t.Helper()
+// attributes are those of a request; old is nil for one that creates.
+func attributes(crd, old *apiextensions.CustomResourceDefinition, subresource string) admission.Attributes {
 	gvr := apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
 	kind := apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition")
-	attributes := admission.NewAttributesRecord(crd, nil, kind, "", crd.Name, gvr, subresource, admission.Create, nil, false, nil)
-	if old != nil {
-		attributes = admission.NewAttributesRecord(crd, old, kind, "", crd.Name, gvr, subresource, admission.Update, nil, false, nil)
+	if old == nil {
+		return admission.NewAttributesRecord(crd, nil, kind, "", crd.Name, gvr, subresource, admission.Create, nil, false, nil)
 	}
-	return newStrictCRDCost().Validate(t.Context(), attributes, nil)
+	return admission.NewAttributesRecord(crd, old, kind, "", crd.Name, gvr, subresource, admission.Update, nil, false, nil)
+}
+
+func judge(t *testing.T, crd, old *apiextensions.CustomResourceDefinition, subresource string) error {
+	t.Helper()
+	return newStrictCRDCost().Validate(t.Context(), attributes(crd, old, subresource), nil)
 }
 
 // TestStrictCRDCost: what the library accepts since 1.37 only is refused.

@@ -1,0 +1,220 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// TestCompatibility: servers of one etcd that stand for several releases write only what
+// each other's release understands, and live with what is stored already (KEP-4330,
+// "Validation ratcheting", "CEL Environment Compatibility Versioning" and the new fields
+// of "Integration tests"). One binary stands for all releases.
+func TestCompatibility(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	const beta = "--runtime-config=admissionregistration.k8s.io/v1beta1=true"
+	var servers []*cluster.Server
+	for _, o := range []cluster.Options{
+		{Emulation: "1.37", MinCompatibility: "1.37", Args: beta},
+		{Emulation: "1.37", MinCompatibility: "1.36", Args: beta},
+		{Emulation: "1.36", MinCompatibility: "1.35", Args: beta},
+		{Emulation: "1.35", MinCompatibility: "1.34", Args: beta},
+	} {
+		name := "emulates-" + o.Emulation + "-min-" + o.MinCompatibility
+		servers = append(servers, c.Start(o, name)...)
+	}
+	highest, lower := servers[0], servers[1:]
+	t.Run("Rules", func(t *testing.T) { testRules(t, highest, lower) })
+	t.Run("Policies", func(t *testing.T) { testPolicies(t, highest, lower) })
+	t.Run("RuleCost", func(t *testing.T) { testRuleCost(t, highest, lower) })
+	t.Run("NewField", func(t *testing.T) { testNewField(t, servers) })
+	c.Check()
+}
+
+var (
+	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	validations = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"}
+	mutations   = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1beta1", Resource: "mutatingadmissionpolicies"}
+	relabel     = []byte(`{"metadata":{"labels":{"touched":"yes"}}}`)
+)
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	obj := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &obj.Object); err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}
+
+// definition returns a CRD of cluster-scoped things with a rule of their root.
+func definition(t *testing.T, plural, rule string) *unstructured.Unstructured {
+	t.Helper()
+	return object(t, fmt.Sprintf(`{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: %[1]s.e2e.concord.dev},
+spec: {group: e2e.concord.dev, scope: Cluster, names: {plural: %[1]s, singular: %[1]sone, kind: Kind%[1]s, listKind: Kind%[1]sList}, versions: [
+{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-validations: [{rule: %[2]q}],
+properties: {spec: {type: object, required: [words], properties: {words: {type: array, maxItems: 10, items: {type: string, maxLength: 100}}}}}}}}]}}`, plural, rule))
+}
+
+// create creates an object that is not there, once its resource is served.
+func create(t *testing.T, r dynamic.ResourceInterface, obj *unstructured.Unstructured) error {
+	t.Helper()
+	var err error
+	cluster.Eventually(t, 30*time.Second, "the resource of "+obj.GetName()+" is served", func(ctx context.Context) error {
+		if _, err = r.Create(ctx, obj, metav1.CreateOptions{}); apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) {
+			return err
+		}
+		return nil
+	})
+	return err
+}
+
+func wantInvalid(t *testing.T, what string, err error, parts ...string) {
+	t.Helper()
+	if !apierrors.IsInvalid(err) {
+		t.Errorf("%s: %v, want it refused as invalid", what, err)
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: the error has no %q: %v", what, part, err)
+		}
+	}
+}
+
+func label(t *testing.T, r dynamic.ResourceInterface, name string) error {
+	t.Helper()
+	_, err := r.Patch(t.Context(), name, types.MergePatchType, relabel, metav1.PatchOptions{})
+	return err
+}
+
+// A function of the lists library that came with 1.37, in the rule of a CRD.
+func testRules(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
+	const rule = "self.spec.words.includes('must')"
+	crd := definition(t, "rules", rule)
+	for _, s := range lower {
+		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(definitions), crd), "x-kubernetes-validations[0].rule", "compilation failed", "undeclared reference to 'includes'")
+	}
+	if err := create(t, highest.Dynamic().Resource(definitions), crd); err != nil {
+		t.Fatal(err)
+	}
+	things := schema.GroupVersionResource{Group: widgetGroup, Version: "v1", Resource: "rules"}
+	for i, s := range append(lower, highest) {
+		custom := s.Dynamic().Resource(things)
+		thing := func(words string) *unstructured.Unstructured {
+			return object(t, fmt.Sprintf(`{apiVersion: e2e.concord.dev/v1, kind: Kindrules, metadata: {name: thing-%d}, spec: {words: %s}}`, i, words))
+		}
+		wantInvalid(t, s.Name+": a custom resource that breaks the stored rule", create(t, custom, thing("[may]")), "failed rule: "+rule)
+		if err := create(t, custom, thing("[may, must]")); err != nil {
+			t.Errorf("%s: a custom resource that keeps the stored rule: %v", s.Name, err)
+		}
+		if err := label(t, s.Dynamic().Resource(definitions), crd.GetName()); err != nil {
+			t.Errorf("%s: an update of the CRD that keeps the rule: %v", s.Name, err)
+		}
+	}
+	for _, s := range lower {
+		other := []byte(`[{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/x-kubernetes-validations/0/rule", "value": "self.spec.words.includes('other')"}]`)
+		_, err := s.Dynamic().Resource(definitions).Patch(t.Context(), crd.GetName(), types.JSONPatchType, other, metav1.PatchOptions{})
+		wantInvalid(t, s.Name+": another rule", err, "undeclared reference to 'includes'")
+	}
+}
+
+// The same function in policies.
+func testPolicies(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
+	const match = `matchConstraints: {resourceRules: [{apiGroups: [e2e.concord.dev], apiVersions: ["*"], operations: [CREATE], resources: [nothing]}]}`
+	validating := object(t, `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: includes}, spec: {`+match+`,
+validations: [{expression: "object.spec.words.includes('must')"}]}}`)
+	mutating := object(t, `{apiVersion: admissionregistration.k8s.io/v1beta1, kind: MutatingAdmissionPolicy, metadata: {name: includes}, spec: {`+match+`,
+reinvocationPolicy: Never, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{spec: Object.spec{must: object.spec.words.includes('must')}}"}}]}}`)
+	for _, s := range lower {
+		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(validations), validating), "spec.validations[0].expression", "compilation failed: ERROR: <input>:1:27: undeclared reference to 'includes'")
+		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(mutations), mutating), "spec.mutations[0].applyConfiguration.expression", "undeclared reference to 'includes'")
+	}
+	if err := create(t, highest.Dynamic().Resource(validations), validating); err != nil {
+		t.Fatal(err)
+	}
+	if err := create(t, highest.Dynamic().Resource(mutations), mutating); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range lower {
+		for _, gvr := range []schema.GroupVersionResource{validations, mutations} {
+			if err := label(t, s.Dynamic().Resource(gvr), "includes"); err != nil {
+				t.Errorf("%s: an update that keeps the expression: %v", s.Name, err)
+			}
+			more := []byte(`{"spec":{"matchConditions":[{"name":"c","expression":"[1, 2].indexOf(2) == 1"}]}}`)
+			if _, err := s.Dynamic().Resource(gvr).Patch(t.Context(), "includes", types.MergePatchType, more, metav1.PatchOptions{}); err != nil {
+				t.Errorf("%s: an update that adds an older function: %v", s.Name, err)
+			}
+			newer := []byte(`{"spec":{"matchConditions":[{"name":"c","expression":"[1, 2].includes(2)"}]}}`)
+			_, err := s.Dynamic().Resource(gvr).Patch(t.Context(), "includes", types.MergePatchType, newer, metav1.PatchOptions{})
+			wantInvalid(t, s.Name, err, "spec.matchConditions[0].expression")
+		}
+	}
+}
+
+// The validation that 1.37 relaxed: what the rules of a CRD are estimated to cost.
+func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
+	crd := definition(t, "costs", "self.spec.words.all(w, !self.metadata.name.contains(w))")
+	for _, s := range lower {
+		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(definitions), crd), "estimated rule cost exceeds budget", "CRDBoundedNameCost")
+	}
+	if err := create(t, highest.Dynamic().Resource(definitions), crd); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range lower {
+		if err := label(t, s.Dynamic().Resource(definitions), crd.GetName()); err != nil {
+			t.Errorf("%s: an update that keeps the rule: %v", s.Name, err)
+		}
+		narrower := []byte(`[{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/words/maxItems", "value": 9}]`)
+		_, err := s.Dynamic().Resource(definitions).Patch(t.Context(), crd.GetName(), types.JSONPatchType, narrower, metav1.PatchOptions{})
+		wantInvalid(t, s.Name+": another schema with the rule", err, "estimated rule cost exceeds budget")
+	}
+}
+
+// The field that came with 1.35: CRDs' status.observedGeneration. Data enters it where the
+// release before the emulated one has it, and stays.
+func testNewField(t *testing.T, servers []*cluster.Server) {
+	highest, at136, at135 := servers[0], servers[2], servers[3]
+	crd := definition(t, "fields", "true")
+	if err := create(t, at135.Dynamic().Resource(definitions), crd); err != nil {
+		t.Fatal(err)
+	}
+	write := func(s *cluster.Server, observed int64, want int64) {
+		t.Helper()
+		status := []byte(fmt.Sprintf(`{"status":{"observedGeneration":%d}}`, observed))
+		if _, err := s.Dynamic().Resource(definitions).Patch(t.Context(), crd.GetName(), types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatalf("%s: %v", s.Name, err)
+		}
+		for _, reader := range servers {
+			got, err := reader.Dynamic().Resource(definitions).Get(t.Context(), crd.GetName(), metav1.GetOptions{})
+			if err != nil {
+				t.Fatalf("%s: %v", reader.Name, err)
+			}
+			if value, _, _ := unstructured.NestedInt64(got.Object, "status", "observedGeneration"); value != want {
+				t.Errorf("after %s wrote %d, %s reads %d, want %d", s.Name, observed, reader.Name, value, want)
+			}
+		}
+	}
+	write(at135, 1, 0)
+	write(at136, 2, 2)
+	write(at135, 3, 3)
+	if err := label(t, at135.Dynamic().Resource(definitions), crd.GetName()); err != nil {
+		t.Fatal(err)
+	}
+	write(highest, 4, 4)
+	write(at135, 0, 0)
+	write(at135, 5, 0)
+}
