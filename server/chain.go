@@ -127,6 +127,7 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 		Authorizer:       c.Authorization.Authorizer,
 		Rules:            c.RuleResolver,
 		MinCompatibility: o.versions.minCompatibility,
+		Features:         c.FeatureGate,
 	})
 	if err != nil {
 		return nil, err

@@ -10,8 +10,10 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -204,6 +206,40 @@ func TestLeases(t *testing.T) {
 	created.SetResourceVersion("")
 	_, err = s.in(gvr, lease).Update(ctx, created, metav1.UpdateOptions{})
 	expectField(t, err, "metadata.resourceVersion")
+}
+
+// coordination switches on what leases hold for coordinated leader election.
+const coordination = "CoordinatedLeaderElection=true"
+
+// TestCoordinationFields: data enters fields only where their feature is on, and stays.
+func TestCoordinationFields(t *testing.T) {
+	etcd, plan := startEtcd(t), newPlan(t, "1.37", "1.36", everything)
+	off, on := startServer(t, plan, etcd), startServer(t, plan, etcd, coordination)
+	strategy := coordinationv1.OldestEmulationVersion
+	write := func(s *testServer, spec coordinationv1.LeaseSpec, want coordinationv1.LeaseSpec) {
+		t.Helper()
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: spec}
+		if stored, err := s.CoordinationV1().Leases("default").Get(t.Context(), "a", noGet); err == nil {
+			lease.ResourceVersion = stored.ResourceVersion
+		}
+		got, err := s.CoordinationV1().Leases("default").Update(t.Context(), lease, metav1.UpdateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !equality.Semantic.DeepEqual(got.Spec, want) {
+			t.Errorf("written as %+v, want %+v", got.Spec, want)
+		}
+	}
+	none, strategic := coordinationv1.LeaseSpec{}, coordinationv1.LeaseSpec{Strategy: &strategy}
+	full := coordinationv1.LeaseSpec{Strategy: &strategy, PreferredHolder: ptr.To("me")}
+	write(off, full, none) // creates it
+	write(off, full, none)
+	write(on, strategic, strategic)
+	write(off, full, strategic)
+	write(on, full, full)
+	write(off, full, full)
+	write(off, none, none)
+	write(off, full, none)
 }
 
 func TestDefaults(t *testing.T) {

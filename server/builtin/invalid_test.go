@@ -132,7 +132,7 @@ var invalid = []change{
 }
 
 func TestInvalidObjects(t *testing.T) {
-	s := startServer(t, newPlan(t, "1.37", "1.36", everything), startEtcd(t))
+	s := startServer(t, newPlan(t, "1.37", "1.36", everything), startEtcd(t), coordination)
 	for _, c := range invalid {
 		t.Run(c.resource+" "+c.patch, func(t *testing.T) {
 			obj := patched(t, sample(t, c.resource), c.patch)

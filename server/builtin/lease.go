@@ -12,12 +12,21 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/features"
 	"k8s.io/utils/ptr"
 )
 
 func leaseStorage(k kind, g generics) (stores, error) {
 	s := newStrategy[*coordinationv1.Lease](true)
 	s.createOnUpdate = true
+	if !g.deps.Features.Enabled(features.CoordinatedLeaderElection) {
+		s.prepareCreate = func(_ context.Context, lease *coordinationv1.Lease) {
+			dropCoordination(&lease.Spec, &coordinationv1.LeaseSpec{})
+		}
+		s.prepareUpdate = func(_ context.Context, lease, old *coordinationv1.Lease) {
+			dropCoordination(&lease.Spec, &old.Spec)
+		}
+	}
 	s.validate = func(_ context.Context, lease *coordinationv1.Lease) field.ErrorList {
 		return validateLeaseSpec(&lease.Spec, field.NewPath("spec"))
 	}
@@ -32,6 +41,16 @@ func leaseStorage(k kind, g generics) (stores, error) {
 		return nil, err
 	}
 	return stores{"": store}, nil
+}
+
+// dropCoordination clears the fields of coordinated leader election that are not in use.
+func dropCoordination(spec, old *coordinationv1.LeaseSpec) {
+	if old.Strategy == nil {
+		spec.Strategy = nil
+	}
+	if old.PreferredHolder == nil {
+		spec.PreferredHolder = nil
+	}
 }
 
 func validateLeaseSpec(spec *coordinationv1.LeaseSpec, path *field.Path) field.ErrorList {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 )
 
 // storedAs is a plan that serves everything and stores in the version at an index of each
@@ -195,6 +196,10 @@ func TestPlanOfAnotherBinary(t *testing.T) {
 		t.Errorf("no minimum compatibility version: %v", err)
 	}
 	deps.MinCompatibility = compat.BinaryVersion()
+	if _, err := Install(foreign{}, nil, deps); err == nil || !strings.Contains(err.Error(), "feature gates") {
+		t.Errorf("no feature gates: %v", err)
+	}
+	deps.Features = utilfeature.DefaultFeatureGate
 	if _, err := Install(foreign{}, nil, deps); err == nil || !strings.Contains(err.Error(), "cannot decode") {
 		t.Errorf("a storage version without types: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -85,9 +87,14 @@ func newPlan(t *testing.T, emulation, minCompatibility string, runtimeConfig map
 	return plan
 }
 
-// startServer serves all that the plan says from the etcd at this endpoint.
-func startServer(t *testing.T, plan *compat.Plan, etcd string) *testServer {
+// startServer serves all that the plan says from the etcd at this endpoint, with feature
+// gates other than the default, such as "Name=true".
+func startServer(t *testing.T, plan *compat.Plan, etcd string, gates ...string) *testServer {
 	t.Helper()
+	features := utilfeature.DefaultMutableFeatureGate.DeepCopy()
+	if err := features.Set(strings.Join(gates, ",")); err != nil {
+		t.Fatal(err)
+	}
 	config := genericapiserver.NewConfig(builtin.Codecs)
 	config.ExternalAddress = "127.0.0.1:443"
 	config.LoopbackClientConfig = &rest.Config{Host: "127.0.0.1"}
@@ -110,7 +117,9 @@ func startServer(t *testing.T, plan *compat.Plan, etcd string) *testServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, err := builtin.Install(plan, config.RESTOptionsGetter, builtin.Deps{Authorizer: config.Authorization.Authorizer, MinCompatibility: plan.MinCompatibility})
+	groups, err := builtin.Install(plan, config.RESTOptionsGetter, builtin.Deps{
+		Authorizer: config.Authorization.Authorizer, MinCompatibility: plan.MinCompatibility, Features: features,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

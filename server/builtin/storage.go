@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
@@ -46,6 +47,8 @@ type Deps struct {
 	// MinCompatibility is the oldest release that must understand what is stored: CEL
 	// expressions that are new to an object use nothing newer. Required.
 	MinCompatibility *utilversion.Version
+	// Features say which fields take data. Required.
+	Features featuregate.FeatureGate
 	// Clock gives deletion times and printed ages; nil: the wall clock.
 	Clock clock.PassiveClock
 	// EventTTL is how long an event is kept after its last update; 0: one hour.
@@ -58,6 +61,9 @@ func (d Deps) withDefaults() (Deps, error) {
 	}
 	if d.MinCompatibility == nil {
 		return d, fmt.Errorf("built-in resources need a minimum compatibility version")
+	}
+	if d.Features == nil {
+		return d, fmt.Errorf("built-in resources need feature gates")
 	}
 	if d.Clock == nil {
 		d.Clock = clock.RealClock{}
