@@ -15,11 +15,10 @@ import (
 const CRDBoundedNameCost featuregate.Feature = "CRDBoundedNameCost"
 
 func init() {
-	relaxedAt := version.MajorMinor(1, 37)
 	utilruntime.Must(utilfeature.DefaultMutableFeatureGate.AddVersioned(map[featuregate.Feature]featuregate.VersionedSpecs{
 		CRDBoundedNameCost: {
-			{Version: relaxedAt, Default: false, PreRelease: featuregate.Beta},
-			{Version: relaxedAt, Default: true, PreRelease: featuregate.Beta, MinCompatibilityVersion: relaxedAt},
+			{Version: version.MajorMinor(1, 37), Default: false, PreRelease: featuregate.Beta},
+			{Version: version.MajorMinor(1, 37), Default: true, PreRelease: featuregate.Beta, MinCompatibilityVersion: version.MajorMinor(1, 37)},
 		},
 	}))
 }
