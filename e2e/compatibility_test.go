@@ -48,7 +48,6 @@ var (
 	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	validations = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"}
 	mutations   = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1beta1", Resource: "mutatingadmissionpolicies"}
-	relabel     = []byte(`{"metadata":{"labels":{"touched":"yes"}}}`)
 )
 
 func object(t *testing.T, text string) *unstructured.Unstructured {
@@ -69,17 +68,46 @@ spec: {group: e2e.concord.dev, scope: Cluster, names: {plural: %[1]s, singular: 
 properties: {spec: {type: object, required: [words], properties: {words: {type: array, maxItems: 10, items: {type: string, maxLength: 100}}}}}}}}]}}`, plural, rule))
 }
 
-// create creates an object that is not there, once its resource is served.
-func create(t *testing.T, r dynamic.ResourceInterface, obj *unstructured.Unstructured) error {
+// attempt repeats what a server answers with "not yet" or "not now".
+func attempt(t *testing.T, what string, f func(context.Context) error) error {
 	t.Helper()
 	var err error
-	cluster.Eventually(t, 30*time.Second, "the resource of "+obj.GetName()+" is served", func(ctx context.Context) error {
-		if _, err = r.Create(ctx, obj, metav1.CreateOptions{}); apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) {
-			return err
+	cluster.Eventually(t, 60*time.Second, what, func(ctx context.Context) error {
+		err = f(ctx)
+		for _, again := range []func(error) bool{apierrors.IsNotFound, apierrors.IsServiceUnavailable, apierrors.IsTooManyRequests, apierrors.IsTimeout, apierrors.IsServerTimeout} {
+			if again(err) {
+				return err
+			}
 		}
 		return nil
 	})
 	return err
+}
+
+func create(t *testing.T, r dynamic.ResourceInterface, obj *unstructured.Unstructured) error {
+	t.Helper()
+	tried := false
+	return attempt(t, obj.GetName()+" can be created", func(ctx context.Context) error {
+		_, err := r.Create(ctx, obj, metav1.CreateOptions{})
+		if tried && apierrors.IsAlreadyExists(err) {
+			return nil // by the attempt that got no answer
+		}
+		tried = true
+		return err
+	})
+}
+
+func patch(t *testing.T, r dynamic.ResourceInterface, name string, kind types.PatchType, body string, subresources ...string) error {
+	t.Helper()
+	return attempt(t, name+" can be patched", func(ctx context.Context) error {
+		_, err := r.Patch(ctx, name, kind, []byte(body), metav1.PatchOptions{}, subresources...)
+		return err
+	})
+}
+
+func label(t *testing.T, r dynamic.ResourceInterface, name string) error {
+	t.Helper()
+	return patch(t, r, name, types.MergePatchType, `{"metadata":{"labels":{"touched":"yes"}}}`)
 }
 
 func wantInvalid(t *testing.T, what string, err error, parts ...string) {
@@ -93,12 +121,6 @@ func wantInvalid(t *testing.T, what string, err error, parts ...string) {
 			t.Errorf("%s: the error has no %q: %v", what, part, err)
 		}
 	}
-}
-
-func label(t *testing.T, r dynamic.ResourceInterface, name string) error {
-	t.Helper()
-	_, err := r.Patch(t.Context(), name, types.MergePatchType, relabel, metav1.PatchOptions{})
-	return err
 }
 
 // A function of the lists library that came with 1.37, in the rule of a CRD.
@@ -126,8 +148,8 @@ func testRules(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 		}
 	}
 	for _, s := range lower {
-		other := []byte(`[{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/x-kubernetes-validations/0/rule", "value": "self.spec.words.includes('other')"}]`)
-		_, err := s.Dynamic().Resource(definitions).Patch(t.Context(), crd.GetName(), types.JSONPatchType, other, metav1.PatchOptions{})
+		other := `[{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/x-kubernetes-validations/0/rule", "value": "self.spec.words.includes('other')"}]`
+		err := patch(t, s.Dynamic().Resource(definitions), crd.GetName(), types.JSONPatchType, other)
 		wantInvalid(t, s.Name+": another rule", err, "undeclared reference to 'includes'")
 	}
 }
@@ -154,12 +176,12 @@ reinvocationPolicy: Never, mutations: [{patchType: ApplyConfiguration, applyConf
 			if err := label(t, s.Dynamic().Resource(gvr), "includes"); err != nil {
 				t.Errorf("%s: an update that keeps the expression: %v", s.Name, err)
 			}
-			more := []byte(`{"spec":{"matchConditions":[{"name":"c","expression":"[1, 2].indexOf(2) == 1"}]}}`)
-			if _, err := s.Dynamic().Resource(gvr).Patch(t.Context(), "includes", types.MergePatchType, more, metav1.PatchOptions{}); err != nil {
+			more := `{"spec":{"matchConditions":[{"name":"c","expression":"[1, 2].indexOf(2) == 1"}]}}`
+			if err := patch(t, s.Dynamic().Resource(gvr), "includes", types.MergePatchType, more); err != nil {
 				t.Errorf("%s: an update that adds an older function: %v", s.Name, err)
 			}
-			newer := []byte(`{"spec":{"matchConditions":[{"name":"c","expression":"[1, 2].includes(2)"}]}}`)
-			_, err := s.Dynamic().Resource(gvr).Patch(t.Context(), "includes", types.MergePatchType, newer, metav1.PatchOptions{})
+			newer := `{"spec":{"matchConditions":[{"name":"c","expression":"[1, 2].includes(2)"}]}}`
+			err := patch(t, s.Dynamic().Resource(gvr), "includes", types.MergePatchType, newer)
 			wantInvalid(t, s.Name, err, "spec.matchConditions[0].expression")
 		}
 	}
@@ -178,8 +200,8 @@ func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server
 		if err := label(t, s.Dynamic().Resource(definitions), crd.GetName()); err != nil {
 			t.Errorf("%s: an update that keeps the rule: %v", s.Name, err)
 		}
-		narrower := []byte(`[{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/words/maxItems", "value": 9}]`)
-		_, err := s.Dynamic().Resource(definitions).Patch(t.Context(), crd.GetName(), types.JSONPatchType, narrower, metav1.PatchOptions{})
+		narrower := `[{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/words/maxItems", "value": 9}]`
+		err := patch(t, s.Dynamic().Resource(definitions), crd.GetName(), types.JSONPatchType, narrower)
 		wantInvalid(t, s.Name+": another schema with the rule", err, "estimated rule cost exceeds budget")
 	}
 }
@@ -192,10 +214,10 @@ func testNewField(t *testing.T, servers []*cluster.Server) {
 	if err := create(t, at135.Dynamic().Resource(definitions), crd); err != nil {
 		t.Fatal(err)
 	}
-	write := func(s *cluster.Server, observed int64, want int64) {
+	write := func(s *cluster.Server, observed, want int64) {
 		t.Helper()
-		status := []byte(fmt.Sprintf(`{"status":{"observedGeneration":%d}}`, observed))
-		if _, err := s.Dynamic().Resource(definitions).Patch(t.Context(), crd.GetName(), types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
+		status := fmt.Sprintf(`{"status":{"observedGeneration":%d}}`, observed)
+		if err := patch(t, s.Dynamic().Resource(definitions), crd.GetName(), types.MergePatchType, status, "status"); err != nil {
 			t.Fatalf("%s: %v", s.Name, err)
 		}
 		for _, reader := range servers {
