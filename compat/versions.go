@@ -11,13 +11,16 @@ import (
 // Binary is the Kubernetes release whose libraries, and so whose APIs, this project is built from.
 const Binary = "1.37"
 
+// release is what this program says it is. Tests link programs that stand for older releases; nothing else sets it.
+var release = Binary
+
 // supported is how many releases before the binary can be emulated and be compatible with (KEP-4330, Graduation Criteria, Beta).
 const supported = 3
 
 var majorMinor = regexp.MustCompile(`^v?[0-9]+\.[0-9]+$`)
 
-// BinaryVersion returns Binary as a version.
-func BinaryVersion() *version.Version { return version.MustParseMajorMinor(Binary) }
+// BinaryVersion returns the release of this program.
+func BinaryVersion() *version.Version { return version.MustParseMajorMinor(release) }
 
 // AllowedEmulation returns the versions a binary can emulate, binary-3 to binary, oldest first.
 func AllowedEmulation(binary *version.Version) []*version.Version {

@@ -35,6 +35,10 @@ func TestSlow(t *testing.T) {
 		{"UserMigrations", testUserMigrations},
 		{"Undecodable", testUndecodable},
 		{"NamespaceDeletion", testNamespaceDeletion},
+		{"CautiousUpgrade", testCautiousUpgrade},
+		{"EmulationRollback", testEmulationRollback},
+		{"GreenField", testGreenField},
+		{"WholeRestart", testWholeRestart},
 		{"RandomFaults", testRandomFaults},
 	} {
 		t.Run(test.name, test.run)

@@ -168,7 +168,7 @@ func (f *skewFilter) admit(who offender) (first, last bool) {
 
 // userAgent names a component of this binary as client-go names others.
 func userAgent(component compat.Component) string {
-	return fmt.Sprintf("%s/v%s.0 (%s/%s) kubernetes/concord", component, compat.Binary, goruntime.GOOS, goruntime.GOARCH)
+	return fmt.Sprintf("%s/v%s.0 (%s/%s) kubernetes/concord", component, compat.BinaryVersion(), goruntime.GOOS, goruntime.GOARCH)
 }
 
 // asComponent returns a copy of config whose requests tell which component sends them,

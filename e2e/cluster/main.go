@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc/grpclog"
+	"k8s.io/client-go/rest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/concord-dev/concord/server"
@@ -45,6 +46,7 @@ func Main(m *testing.M) {
 // silence keeps the libraries of the tests' clients from writing between the results.
 func silence() {
 	ctrllog.SetLogger(logr.Discard())
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 
@@ -64,28 +66,39 @@ func runEtcd(dir string) error {
 	}
 }
 
+// built are the programs that the tests run, by the release they stand for.
 var built struct {
-	once   sync.Once
+	sync.Mutex
 	dir    string
-	binary string
-	err    error
+	binary map[string]string
 }
 
 // Binary builds cmd/concord, once per test process, and returns its path.
-func Binary(t testing.TB) string {
+func Binary(t testing.TB) string { t.Helper(); return Release(t, "") }
+
+// Release builds a program that stands for an older release: it is the same in all but
+// the release that it says it is, and so in the versions it knows. "" is the newest.
+func Release(t testing.TB, release string) string {
 	t.Helper()
-	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "concord-e2e-"); built.err != nil {
-			return
-		}
-		built.binary = filepath.Join(built.dir, "concord")
-		out, err := exec.Command("go", "build", "-o", built.binary, "github.com/concord-dev/concord/cmd/concord").CombinedOutput()
-		if err != nil {
-			built.err = fmt.Errorf("build cmd/concord: %w\n%s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
+	built.Lock()
+	defer built.Unlock()
+	if path, ok := built.binary[release]; ok {
+		return path
 	}
-	return built.binary
+	if built.dir == "" {
+		dir, err := os.MkdirTemp("", "concord-e2e-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		built.dir, built.binary = dir, map[string]string{}
+	}
+	args := []string{"build", "-o", filepath.Join(built.dir, "concord"+release)}
+	if release != "" {
+		args = append(args, "-ldflags", "-X github.com/concord-dev/concord/compat.release="+release)
+	}
+	if out, err := exec.Command("go", append(args, "github.com/concord-dev/concord/cmd/concord")...).CombinedOutput(); err != nil {
+		t.Fatalf("build cmd/concord: %v\n%s", err, out)
+	}
+	built.binary[release] = args[2]
+	return args[2]
 }

@@ -37,6 +37,8 @@ const readyTimeout = 90 * time.Second
 
 // Options say how a server differs from the others.
 type Options struct {
+	// Release is the older release whose program is run, see Release; empty for the newest.
+	Release string
 	// Emulation is --emulation-version, and MinCompatibility --min-compatibility-version.
 	Emulation, MinCompatibility string
 	// Args are further arguments, separated by spaces.
@@ -49,6 +51,7 @@ type Server struct {
 	*Process
 	Port    int
 	options Options
+	program string
 	cluster *Cluster
 }
 
@@ -56,8 +59,8 @@ type Server struct {
 func (c *Cluster) NewServer(name string, o Options) *Server {
 	c.T.Helper()
 	s := &Server{Port: FreePort(c.T), options: o, cluster: c}
-	binary := Binary(c.T)
-	s.Process = NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return exec.Command(binary, s.args()...) })
+	s.program = Release(c.T, o.Release)
+	s.Process = NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return exec.Command(s.program, s.args()...) })
 	c.servers = append(c.servers, s)
 	return s
 }
@@ -91,9 +94,15 @@ func (s *Server) Options() Options { return s.options }
 func (s *Server) Restart(o Options) {
 	s.t.Helper()
 	s.Terminate()
-	s.options = o
-	s.Start()
+	s.StartAs(o)
 	s.WaitReady()
+}
+
+// StartAs starts the server, which does not run, with other options.
+func (s *Server) StartAs(o Options) {
+	s.t.Helper()
+	s.options, s.program = o, Release(s.t, o.Release)
+	s.Start()
 }
 
 // URL is where the server listens.

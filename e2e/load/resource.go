@@ -35,7 +35,12 @@ func (r Resource) object(name, write, text string) *unstructured.Unstructured {
 
 func (r Resource) patch(write, text string) map[string]any {
 	patch := r.Update(text)
-	patch["metadata"] = map[string]any{"annotations": map[string]any{audit.WriteAnnotation: write}}
+	metadata, ok := patch["metadata"].(map[string]any)
+	if !ok {
+		metadata = map[string]any{}
+	}
+	metadata["annotations"] = map[string]any{audit.WriteAnnotation: write}
+	patch["metadata"] = metadata
 	return patch
 }
 
@@ -64,6 +69,26 @@ func Policies() Resource {
 		},
 		Update: func(text string) map[string]any {
 			return map[string]any{"spec": map[string]any{"variables": variable(text)}}
+		},
+	}
+}
+
+// Bundles are ClusterTrustBundles with a certificate, in PEM. They move from v1beta1 to v1
+// when 1.36 leaves the window, which the emulation of 1.37 alone does not bring about.
+// v1beta1 is served if --runtime-config says so.
+func Bundles(certificate string) Resource {
+	labels := func(text string) map[string]any {
+		return map[string]any{"text": strings.ReplaceAll(text, " ", "-")}
+	}
+	return Resource{
+		GroupVersionResource: schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1beta1", Resource: "clustertrustbundles"},
+		Kind:                 "ClusterTrustBundle",
+		Fill: func(fields map[string]any, text string) {
+			fields["spec"] = map[string]any{"trustBundle": certificate}
+			fields["metadata"] = map[string]any{"labels": labels(text)}
+		},
+		Update: func(text string) map[string]any {
+			return map[string]any{"metadata": map[string]any{"labels": labels(text)}}
 		},
 	}
 }

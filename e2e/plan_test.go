@@ -1,0 +1,159 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// A plan is what "concord apis" says of every resource at some versions: in which
+// group/version it is stored.
+type plan map[schema.GroupResource]agree.Encoding
+
+// planned asks for the plan of servers with these options.
+func planned(t *testing.T, o cluster.Options) plan {
+	t.Helper()
+	args := append([]string{"apis", "-o", "json"}, strings.Fields(o.Args)...)
+	if o.Emulation != "" {
+		args = append(args, "--emulation-version", o.Emulation)
+	}
+	if o.MinCompatibility != "" {
+		args = append(args, "--min-compatibility-version", o.MinCompatibility)
+	}
+	result := cluster.Command(t, args...)
+	var rows []struct{ Group, Resource, StorageVersion string }
+	if err := json.Unmarshal([]byte(result.Stdout), &rows); err != nil || result.Code != 0 {
+		t.Fatalf("concord %s: exit %d, %v: %s", strings.Join(args, " "), result.Code, err, result.Stderr)
+	}
+	p := plan{}
+	for _, r := range rows {
+		if r.StorageVersion != "" {
+			p[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = agree.Encoding(r.StorageVersion)
+		}
+	}
+	return p
+}
+
+// diff returns the resources that two plans store differently, sorted.
+func (p plan) diff(o plan) []string {
+	var found []string
+	for gr, encoding := range p {
+		if o[gr] != encoding {
+			found = append(found, gr.String())
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// wantPlanned fails unless the cluster, which has to be settled, stores every built-in
+// resource as planned: the raw values, the agreement and the stored set. The objects must
+// be at least so many. "concord census" has to count the same.
+func wantPlanned(t *testing.T, c *cluster.Cluster, p plan, atLeast map[schema.GroupResource]int) {
+	t.Helper()
+	want := map[string]agree.Encoding{}
+	c.Ledger(func(l *audit.Ledger) {
+		for gr, encoding := range p {
+			want[gr.String()] = encoding
+			found, standing := l.Encodings(gr), l.Standing(gr)
+			for other, n := range found {
+				if other != encoding {
+					t.Errorf("%d objects of %s are stored in %s, planned is %s", n, gr, other, encoding)
+				}
+			}
+			if n := found[encoding]; n < atLeast[gr] {
+				t.Errorf("%d objects of %s are stored in %s, want at least %d", n, gr, encoding, atLeast[gr])
+			}
+			if standing.Common != encoding || !standing.StoredCurrent || !slices.Equal(standing.Stored, []string{string(encoding)}) {
+				t.Errorf("%s: the agreement is %q and the stored set %v (current: %t), planned is %s", gr, standing.Common, standing.Stored, standing.StoredCurrent, encoding)
+			}
+		}
+	})
+	counted := map[string]int{}
+	for _, row := range census(t, c) {
+		if encoding, ok := want[row.Resource]; ok && row.Encoding != encoding {
+			t.Errorf("concord census counts %d objects of %s in %s, planned is %s", row.Objects, row.Resource, row.Encoding, encoding)
+		}
+		counted[row.Resource] += row.Objects
+	}
+	for gr, n := range atLeast {
+		if counted[gr.String()] < n {
+			t.Errorf("concord census counts %d objects of %s, want at least %d", counted[gr.String()], gr, n)
+		}
+	}
+}
+
+type censusRow struct {
+	Resource string
+	Encoding agree.Encoding
+	Objects  int
+}
+
+// census runs "concord census" on the cluster's etcd.
+func census(t *testing.T, c *cluster.Cluster) []censusRow {
+	t.Helper()
+	result := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
+	var found struct {
+		Rows    []censusRow
+		Unknown []string
+	}
+	err := json.Unmarshal([]byte(result.Stdout), &found)
+	if err != nil || result.Code != 0 || len(found.Rows) == 0 || len(found.Unknown) > 0 {
+		t.Fatalf("concord census: exit %d, %v, unreadable %v: %s", result.Code, err, found.Unknown, result.Stderr)
+	}
+	return found.Rows
+}
+
+// preflight asks whether servers may be started, and returns the exit code and what was
+// found unsafe: the reasons by resource.
+func preflight(t *testing.T, args ...string) (code int, unsafe map[string]string) {
+	t.Helper()
+	result := cluster.Command(t, append([]string{"preflight", "-o", "json"}, args...)...)
+	var report struct {
+		Target, Verdict string
+		Resources       []struct{ Resource, Verdict, Reason string }
+	}
+	if err := json.Unmarshal([]byte(result.Stdout), &report); err != nil {
+		t.Fatalf("concord preflight %s: exit %d, %v: %s", strings.Join(args, " "), result.Code, err, result.Stderr)
+	}
+	unsafe = map[string]string{}
+	for _, r := range report.Resources {
+		if r.Reason == "" {
+			t.Errorf("concord preflight gives no reason for %s", r.Resource)
+		}
+		if r.Verdict != "safe" {
+			unsafe[r.Resource] = fmt.Sprintf("%s: %s", r.Verdict, r.Reason)
+		}
+	}
+	if want := map[int]string{0: "safe", 1: "unknown", 2: "unsafe"}[result.Code]; report.Verdict != want {
+		t.Errorf("concord preflight %s ends with %d and says %q of %s", strings.Join(args, " "), result.Code, report.Verdict, report.Target)
+	}
+	if (result.Code == 0) != (result.Stderr == "") || result.Code == 0 && len(unsafe) > 0 {
+		t.Errorf("concord preflight %s ends with %d, finds %v and says: %s", strings.Join(args, " "), result.Code, unsafe, result.Stderr)
+	}
+	return result.Code, unsafe
+}
+
+// wantSafe fails unless preflight says that the servers may be started, asked both of the
+// live cluster and of the etcd.
+func wantSafe(t *testing.T, c *cluster.Cluster, args ...string) {
+	t.Helper()
+	for _, source := range sources(c) {
+		if code, unsafe := preflight(t, append(source, args...)...); code != 0 {
+			t.Errorf("concord preflight %s: exit %d: %v", strings.Join(append(source, args...), " "), code, unsafe)
+		}
+	}
+}
+
+// sources are the flags that name the live cluster, and its etcd.
+func sources(c *cluster.Cluster) [][]string {
+	return [][]string{{"--kubeconfig", c.KubeconfigFile()}, {"--etcd-servers", c.Endpoint}}
+}

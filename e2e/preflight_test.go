@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// wantVersions fails unless the server's /version tells these releases.
+func wantVersions(t *testing.T, s *cluster.Server, binary, emulation, minCompatibility string) {
+	t.Helper()
+	var v struct{ Major, Minor, EmulationMajor, EmulationMinor, MinCompatibilityMajor, MinCompatibilityMinor string }
+	if err := json.Unmarshal([]byte(fetch(t, s, "/version", "")), &v); err != nil {
+		t.Fatal(err)
+	}
+	got := []string{v.Major + "." + v.Minor, v.EmulationMajor + "." + v.EmulationMinor, v.MinCompatibilityMajor + "." + v.MinCompatibilityMinor}
+	if want := []string{binary, emulation, minCompatibility}; strings.Join(got, " ") != strings.Join(want, " ") {
+		t.Errorf("/version of %s tells %v, want %v", s.Name, got, want)
+	}
+}
+
+// noWayBack: everything is stored as only 1.37 can read it. Preflight tells so, and a
+// server of release 1.35 (this program, linked with that release's number) does not start
+// on it, unless it is told to.
+func noWayBack(t *testing.T, s *story) {
+	t.Helper()
+	undecodable := map[string]string{
+		policies.String():       "admissionregistration.k8s.io/v1",
+		policyBindings.String(): "admissionregistration.k8s.io/v1",
+		bundles.String():        "certificates.k8s.io/v1",
+		migrations.String():     "storagemigration.k8s.io/v1",
+	}
+	for _, source := range sources(s.c) {
+		code, unsafe := preflight(t, append(source, "--back-to", "1.35")...)
+		if code != 2 || len(unsafe) != len(undecodable) {
+			t.Errorf("preflight ends with %d and finds %v, want 2 and %v", code, unsafe, undecodable)
+		}
+		for resource, encoding := range undecodable {
+			if !strings.Contains(unsafe[resource], "unsafe: 1.35 cannot decode "+encoding+" (introduced in 1.3") {
+				t.Errorf("preflight says of %s %q", resource, unsafe[resource])
+			}
+		}
+		table := cluster.Command(t, append(append([]string{"preflight"}, source...), "--back-to", "1.35")...)
+		if table.Code != 2 || !strings.HasPrefix(table.Stdout, "RESOURCE ") || !strings.Contains(table.Stdout, "1.35 cannot decode certificates.k8s.io/v1 (introduced in 1.37)") ||
+			!strings.Contains(table.Stderr, "unsafe: ") {
+			t.Errorf("preflight ends with %d and prints\n%s%s", table.Code, table.Stdout, table.Stderr)
+		}
+		if code, unsafe := preflight(t, append(source, "--back-to", "1.36")...); code != 2 || len(unsafe) != 2 {
+			t.Errorf("back to 1.36 preflight ends with %d and finds %v, want 2, and bundles and migrations", code, unsafe)
+		}
+	}
+	wantSafe(t, s.c, "--emulation-version", "1.35")
+	wantSafe(t, s.c, "--to", "1.38")
+
+	for _, server := range s.servers {
+		server.Terminate()
+	}
+	old := s.c.NewServer("old", cluster.Options{Release: "1.35"})
+	old.Start()
+	result, ended := old.Wait(refusalTimeout)
+	if !ended || result.Code != 1 {
+		t.Fatalf("a server of 1.35 ends with %d (%t), want 1: %s", result.Code, ended, result.Stderr)
+	}
+	lines := strings.Split(strings.TrimSpace(result.Stderr), "\n")
+	refusal := lines[len(lines)-1]
+	if !strings.HasPrefix(refusal, "concord: this binary (1.35) cannot decode") || !strings.Contains(refusal, "--allow-undecodable-storage") {
+		t.Errorf("it says %q", refusal)
+	}
+	for resource, encoding := range undecodable {
+		if !strings.Contains(refusal, resource+" as "+encoding) {
+			t.Errorf("it does not name %s as %s: %s", resource, encoding, refusal)
+		}
+	}
+	couldNotTell(t, s.c)
+
+	old.StartAs(cluster.Options{Release: "1.35", Args: "--allow-undecodable-storage"})
+	old.WaitReady()
+	if out := old.Output(); !strings.Contains(out, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE") || !strings.Contains(out, bundles.String()+" as certificates.k8s.io/v1") {
+		t.Errorf("told to start all the same, it says nothing loud:\n%s", out)
+	}
+	old.Terminate()
+}
+
+// couldNotTell: what is stored of one resource is not remembered, and a value of it is
+// encrypted. No server runs.
+func couldNotTell(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	const state, sealed = "/registry/migration.k8s.io/storagestates/secrets", "/registry/secrets/space/sealed"
+	c.Audit.With(func(l *audit.Ledger) { l.Ignore(sealed) })
+	kept, err := c.Raw.Get(t.Context(), state)
+	if err != nil || len(kept.Kvs) != 1 {
+		t.Fatalf("the stored set of secrets: %v, %v", kept, err)
+	}
+	if _, err := c.Raw.Delete(t.Context(), state); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Raw.Put(t.Context(), sealed, "k8s:enc:aescbc:v1:key1:\x00"); err != nil {
+		t.Fatal(err)
+	}
+	code, unsafe := preflight(t, "--etcd-servers", c.Endpoint, "--emulation-version", "1.36")
+	if code != 1 || len(unsafe) != 1 || !strings.Contains(unsafe["secrets"], "1 value is encrypted") {
+		t.Errorf("preflight ends with %d and finds %v, want 1 and secrets", code, unsafe)
+	}
+	if _, err := c.Raw.Delete(t.Context(), sealed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Raw.Put(t.Context(), state, string(kept.Kvs[0].Value)); err != nil {
+		t.Fatal(err)
+	}
+}

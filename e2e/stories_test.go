@@ -1,0 +1,252 @@
+package e2e
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+var (
+	policyBindings = schema.GroupResource{Group: policies.Group, Resource: "mutatingadmissionpolicybindings"}
+	bundles        = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
+	migrations     = schema.GroupResource{Group: "storagemigration.k8s.io", Resource: "storageversionmigrations"}
+)
+
+// A story is a cluster of three servers with objects of every resource.
+type story struct {
+	t         *testing.T
+	c         *cluster.Cluster
+	servers   []*cluster.Server
+	resources []load.Resource
+	// made counts the objects that were made, but for the load's.
+	made map[schema.GroupResource]int
+	// writes is nil until load is called.
+	writes *load.Load
+	// rewritten is how many rewrites there were up to the last stage.
+	rewritten int
+}
+
+// newStory starts the servers, all with the same options, and makes the objects.
+func newStory(t *testing.T, o cluster.Options) *story {
+	t.Helper()
+	s := &story{t: t, c: cluster.New(t)}
+	s.servers = s.c.Start(o, "one", "two", "three")
+	createWidgets(t, "v1", s.servers...)
+	s.made = createSamples(t, s.servers[0])
+	s.resources = []load.Resource{load.Policies(), load.Bundles(certificate(t)), widgetsV1}
+	s.fill("first", s.servers[0])
+	return s
+}
+
+// storyObjects is how many objects are made at a time of each resource that moves.
+const storyObjects = 200
+
+// fill makes objects through a server.
+func (s *story) fill(prefix string, server *cluster.Server) {
+	s.t.Helper()
+	for _, r := range s.resources {
+		if err := load.Fill(s.t.Context(), load.Endpoint{Name: server.Name, Client: server.Dynamic()}, r, prefix, storyObjects); err != nil {
+			s.t.Fatal(err)
+		}
+		s.made[r.GroupResource()] += storyObjects
+	}
+}
+
+// load starts clients that write without end, to objects of their own.
+func (s *story) load() {
+	s.t.Helper()
+	s.writes = s.c.Load(load.Config{Prefix: loadPrefix, Resources: append(s.resources, load.ConfigMaps("default")), Pause: 100 * time.Millisecond}, s.servers...)
+}
+
+// roll restarts the servers one by one, each healthy and taking writes before the next.
+func (s *story) roll(o cluster.Options) {
+	s.t.Helper()
+	for _, server := range s.servers {
+		server.Restart(o)
+		cluster.Eventually(s.t, 60*time.Second, "all servers take writes", acked(s.writes, s.servers))
+	}
+}
+
+// stage waits until the cluster has settled and fails unless everything is stored as
+// planned. It returns how many objects were rewritten since the last one.
+func (s *story) stage(name string, p plan) int {
+	s.t.Helper()
+	took := s.c.WaitSettled()
+	wantPlanned(s.t, s.c, p, s.made)
+	var total int
+	s.c.Ledger(func(l *audit.Ledger) { total = l.Rewrites() })
+	rewritten := total - s.rewritten
+	s.rewritten = total
+	s.t.Logf("%s: settled after %v, %d objects were rewritten", name, took.Round(time.Millisecond), rewritten)
+	return rewritten
+}
+
+// wantRewritten fails unless at least all objects of the resources were rewritten, or
+// exactly none if there are no resources.
+func (s *story) wantRewritten(rewritten int, resources ...schema.GroupResource) {
+	s.t.Helper()
+	want := 0
+	for _, gr := range resources {
+		want += s.made[gr]
+	}
+	if rewritten < want || want == 0 && rewritten > 0 {
+		s.t.Errorf("%d objects were rewritten, there are %d of %v", rewritten, want, resources)
+	}
+}
+
+// end stops the clients and judges all that happened.
+func (s *story) end() {
+	s.t.Helper()
+	if s.writes != nil {
+		s.c.CheckLoad(s.writes.Stop(), load.BrokenTo("one", "two", "three"))
+	}
+	s.c.Check()
+}
+
+// moved fails unless the plans store exactly these resources differently.
+func moved(t *testing.T, from, to plan, want ...schema.GroupResource) {
+	t.Helper()
+	var names []string
+	for _, gr := range want {
+		names = append(names, gr.String())
+	}
+	slices.Sort(names)
+	if got := from.diff(to); !slices.Equal(got, names) {
+		t.Errorf("the plans differ in %v, want %v", got, names)
+	}
+}
+
+// KEP-4330's first story, an upgrade in the smallest steps: first the binary, emulating
+// what ran before; then the emulation version; then the min compatibility version, with
+// which the way back is given up. Each is rolled server by server, and before each
+// preflight says that it is safe. The program of 1.36 is this one, linked with that
+// release's number: it knows what was introduced by then. There is no other program.
+func testCautiousUpgrade(t *testing.T) {
+	before := cluster.Options{Release: "1.36", Args: betas}
+	emulating := cluster.Options{Emulation: "1.36", Args: betas}
+	upgraded := cluster.Options{Emulation: "1.37", Args: betas}
+	final := cluster.Options{Emulation: "1.37", MinCompatibility: "1.37", Args: betas}
+	plan36, plan37, planFinal := planned(t, emulating), planned(t, upgraded), planned(t, final)
+	moved(t, plan36, plan37, policies, policyBindings)
+	moved(t, plan37, planFinal, bundles, migrations)
+	s := newStory(t, before)
+	s.load()
+	s.stage("1.36", plan36)
+
+	wantSafe(t, s.c, "--emulation-version", "1.36")
+	s.roll(emulating)
+	s.wantRewritten(s.stage("the binary is 1.37, emulating 1.36", plan36))
+
+	wantSafe(t, s.c, "--emulation-version", "1.37")
+	s.roll(upgraded)
+	s.wantRewritten(s.stage("1.37", plan37), policies, policyBindings)
+	wantSafe(t, s.c, "--back-to", "1.36")
+
+	wantSafe(t, s.c, "--emulation-version", "1.37", "--min-compatibility-version", "1.37")
+	s.roll(final)
+	s.wantRewritten(s.stage("1.37 that no older release has to read", planFinal), bundles, migrations)
+	s.end()
+}
+
+// KEP-4330's second story: after an upgrade to 1.37 the servers are restarted with
+// --emulation-version=1.36, one by one. What was written in between is read by the first
+// one that is back, while the others still stand for 1.37, and by all in the end. Then
+// they go forward again.
+func testEmulationRollback(t *testing.T) {
+	upgraded := cluster.Options{Args: betas}
+	back := cluster.Options{Emulation: "1.36", Args: betas}
+	plan36, plan37 := planned(t, back), planned(t, upgraded)
+	s := newStory(t, cluster.Options{Release: "1.36", Args: betas})
+	s.load()
+	s.stage("1.36", plan36)
+	s.roll(upgraded)
+	s.stage("1.37", plan37)
+	s.fill("between", s.servers[1])
+	between := read(t, s.servers[1])
+
+	wantSafe(t, s.c, "--emulation-version", "1.36")
+	s.servers[0].Restart(back)
+	if standing := s.c.Standing(policies); standing.Common != "" {
+		t.Errorf("one server of three is back at 1.36, and yet they agree on %s", standing.Common)
+	}
+	if found := s.c.Encodings(policies); found[policyV1] < s.made[policies] {
+		t.Errorf("one server of three is back at 1.36, and policies are stored as %v", found)
+	}
+	wantSame(t, between, s.servers...)
+	s.roll(back)
+	s.wantRewritten(s.stage("back at 1.36", plan36), policies, policyBindings)
+	wantSame(t, between, s.servers...)
+
+	wantSafe(t, s.c, "--emulation-version", "1.37")
+	s.roll(upgraded)
+	s.wantRewritten(s.stage("1.37 again", plan37), policies, policyBindings)
+	wantSame(t, between, s.servers...)
+	s.end()
+}
+
+// KEP-4330's third story: a new cluster that never has to go back stores everything in
+// the newest versions from the first object on. Then there is no way back: preflight says
+// so, and a server of an older release refuses to start.
+func testGreenField(t *testing.T) {
+	o := cluster.Options{MinCompatibility: "1.37", Args: betas}
+	p := planned(t, o)
+	moved(t, planned(t, cluster.Options{Args: betas}), p, bundles, migrations)
+	s := newStory(t, o)
+	s.load()
+	s.wantRewritten(s.stage("started", p))
+	cluster.Eventually(t, 60*time.Second, "all servers take writes", acked(s.writes, s.servers))
+	s.wantRewritten(s.stage("under load", p))
+	for _, server := range s.servers {
+		wantVersions(t, server, "1.37", "1.37", "1.37")
+	}
+	s.end()
+	noWayBack(t, s)
+}
+
+// The whole cluster is restarted at an older emulation version and back. What the one
+// wrote the other reads, all of it.
+func testWholeRestart(t *testing.T) {
+	newer := cluster.Options{Emulation: "1.37", MinCompatibility: "1.37", Args: betas}
+	older := cluster.Options{Emulation: "1.36", MinCompatibility: "1.35", Args: betas}
+	planNewer, planOlder := planned(t, newer), planned(t, older)
+	moves := []schema.GroupResource{policies, policyBindings, bundles, migrations}
+	moved(t, planNewer, planOlder, moves...)
+	s := newStory(t, newer)
+	s.stage("1.37", planNewer)
+	written := read(t, s.servers[0])
+
+	wantSafe(t, s.c, "--emulation-version", "1.36", "--min-compatibility-version", "1.35")
+	s.restart(older)
+	wantSame(t, written, s.servers...)
+	s.wantRewritten(s.stage("1.36 that 1.35 can read", planOlder), moves...)
+	wantSame(t, written, s.servers...)
+	wantSafe(t, s.c, "--back-to", "1.35")
+
+	s.fill("second", s.servers[2])
+	written = read(t, s.servers[2])
+	s.restart(newer)
+	wantSame(t, written, s.servers...)
+	s.wantRewritten(s.stage("1.37 again", planNewer), moves...)
+	wantSame(t, written, s.servers...)
+	s.end()
+}
+
+// restart ends all servers before it starts the first one again.
+func (s *story) restart(o cluster.Options) {
+	s.t.Helper()
+	for _, server := range s.servers {
+		server.Terminate()
+	}
+	for _, server := range s.servers {
+		server.StartAs(o)
+	}
+	for _, server := range s.servers {
+		server.WaitReady()
+	}
+}
