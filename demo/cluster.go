@@ -205,6 +205,7 @@ func (c *cluster) connect(ctx context.Context, s *serverProcess) error {
 		return fmt.Errorf("administrator's kubeconfig: %w", err)
 	}
 	c.kubeconfig = path
+	config = server.AsCommand(config)
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", s.port)
 	for into, patient := range map[**endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
 		if *into, err = newEndpoint(s.name, config, patient); err != nil {

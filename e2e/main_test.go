@@ -39,6 +39,7 @@ func TestSlow(t *testing.T) {
 		{"EmulationRollback", testEmulationRollback},
 		{"GreenField", testGreenField},
 		{"WholeRestart", testWholeRestart},
+		{"Skew", testSkew},
 		{"RandomFaults", testRandomFaults},
 	} {
 		t.Run(test.name, test.run)

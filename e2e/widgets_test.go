@@ -62,12 +62,18 @@ func widgetCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
 // createWidgets makes the CRD and waits until every server serves it.
 func createWidgets(t *testing.T, storage string, servers ...*cluster.Server) {
 	t.Helper()
-	if err := servers[0].Objects().Create(t.Context(), widgetCRD(storage)); err != nil {
+	createCRD(t, widgetCRD(storage), servers...)
+}
+
+// createCRD makes a CRD whose versions are v1 and v2 and waits until every server serves it.
+func createCRD(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, servers ...*cluster.Server) {
+	t.Helper()
+	if err := servers[0].Objects().Create(t.Context(), crd); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range servers {
 		cluster.Eventually(t, 30*time.Second, s.Name+" serves the custom resource", func(ctx context.Context) error {
-			_, err := s.Dynamic().Resource(widgets.WithVersion("v2")).List(ctx, metav1.ListOptions{Limit: 1})
+			_, err := s.Dynamic().Resource(schema.ParseGroupResource(crd.Name).WithVersion("v2")).List(ctx, metav1.ListOptions{Limit: 1})
 			return err
 		})
 	}
@@ -76,9 +82,15 @@ func createWidgets(t *testing.T, storage string, servers ...*cluster.Server) {
 // storeWidgetsIn changes the CRD's storage version.
 func storeWidgetsIn(t *testing.T, s *cluster.Server, version string) {
 	t.Helper()
+	storeIn(t, s, widgets, version)
+}
+
+// storeIn changes the storage version of a custom resource.
+func storeIn(t *testing.T, s *cluster.Server, gr schema.GroupResource, version string) {
+	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.Objects().Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+		if err := s.Objects().Get(t.Context(), client.ObjectKey{Name: gr.String()}, crd); err != nil {
 			return err
 		}
 		for i := range crd.Spec.Versions {

@@ -181,6 +181,12 @@ func asComponent(config *rest.Config, component compat.Component, emulation *ver
 	return config
 }
 
+// AsCommand returns a copy of config whose requests tell that this program's command sends
+// them.
+func AsCommand(config *rest.Config) *rest.Config {
+	return asComponent(config, compat.ConcordCommand, compat.BinaryVersion())
+}
+
 // tells adds the component's version to requests.
 type tells struct {
 	next  http.RoundTripper

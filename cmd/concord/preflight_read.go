@@ -73,7 +73,7 @@ func storedInCluster(ctx context.Context, kubeconfig string, target *compat.Targ
 		return nil, fmt.Errorf("--kubeconfig or $KUBECONFIG: %w", err)
 	}
 	config.Timeout = clusterAnswerTimeout
-	cluster, err := server.NewClient(config)
+	cluster, err := server.NewClient(server.AsCommand(config))
 	if err != nil {
 		return nil, err
 	}

@@ -56,6 +56,7 @@ type Ledger struct {
 	prefix    string
 	exempt    sets.Set[schema.GroupResource]
 	ignored   sets.Set[string]
+	normal    map[schema.GroupResource]func(fields map[string]any)
 	resources map[schema.GroupResource]*resource
 	objects   map[string]*object
 	writes    map[string]Write
@@ -99,6 +100,7 @@ func NewLedger(prefix string, exempt ...schema.GroupResource) *Ledger {
 		prefix:    strings.TrimSuffix(prefix, "/") + "/",
 		exempt:    sets.New(exempt...),
 		ignored:   sets.New[string](),
+		normal:    map[schema.GroupResource]func(map[string]any){},
 		resources: map[schema.GroupResource]*resource{},
 		objects:   map[string]*object{},
 		writes:    map[string]Write{},
@@ -107,6 +109,12 @@ func NewLedger(prefix string, exempt ...schema.GroupResource) *Ledger {
 
 // Ignore leaves a key out of account: one that a test itself writes to etcd.
 func (l *Ledger) Ignore(key string) { l.ignored.Insert(key) }
+
+// Normalize says that objects of a resource look different in different encodings. Before
+// they are compared, normal brings their fields, in place, to what they look like in one.
+func (l *Ledger) Normalize(gr schema.GroupResource, normal func(fields map[string]any)) {
+	l.normal[gr] = normal
+}
 
 // Apply judges one event.
 func (l *Ledger) Apply(e Event) {
@@ -150,6 +158,9 @@ func (l *Ledger) put(e Event, path string) {
 	if err != nil {
 		l.violate(e, "the value cannot be decoded: %v", err)
 		return
+	}
+	if normal := l.normal[gr]; normal != nil {
+		normal(c.fields)
 	}
 	l.record(e, gr, encoding, c)
 	l.learn(e, path, c)

@@ -1,0 +1,286 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// Servers at different emulation versions are told to the administrator: in their Leases,
+// in the ClusterVersion's conditions, by events and by gauges (KEP-4330, "Risk: Unintended
+// and out-of-allowance version skew"); and so are clients outside the skew.
+func testSkew(t *testing.T) {
+	c := cluster.New(t)
+	one := c.Start(cluster.Options{}, "one")[0]
+	waitConditions(t, one, metav1.ConditionTrue, metav1.ConditionTrue, "1.37")
+	two := c.Start(cluster.Options{Emulation: "1.36"}, "two")[0]
+	waitConditions(t, one, metav1.ConditionFalse, metav1.ConditionTrue, "1.36", "1.37")
+	waitEvents(t, one, "Normal ServerSkewBegan")
+	three := c.Start(cluster.Options{Emulation: "1.35", MinCompatibility: "1.34"}, "three")[0]
+	waitConditions(t, two, metav1.ConditionFalse, metav1.ConditionFalse, "1.35", "1.36", "1.37")
+	waitEvents(t, three, "Normal ServerSkewBegan", "Warning ServerSkewNotAllowed")
+	servers := []*cluster.Server{one, two, three}
+	t.Run("Leases", func(t *testing.T) {
+		wantLease(t, one, "1.37", "1.37", "1.36")
+		wantLease(t, two, "1.37", "1.36", "1.35")
+		wantLease(t, three, "1.37", "1.35", "1.34")
+	})
+	t.Run("Table", func(t *testing.T) { clusterVersionTable(t, two) })
+	waitGauges(t, servers, map[string]string{
+		`concord_server_skew_servers{emulation_version="1.35"}`: "1",
+		`concord_server_skew_servers{emulation_version="1.36"}`: "1",
+		`concord_server_skew_servers{emulation_version="1.37"}`: "1",
+		`concord_server_skew_releases`:                          "2",
+		`concord_server_skew_allowed`:                           "0",
+	})
+	t.Run("Clients", func(t *testing.T) { skewedClients(t, two) })
+
+	for _, s := range servers[1:] {
+		s.Restart(cluster.Options{})
+	}
+	waitConditions(t, three, metav1.ConditionTrue, metav1.ConditionTrue, "1.37")
+	waitEvents(t, three, "Normal ServerSkewAllowed", "Normal ServerSkewEnded")
+	waitGauges(t, servers, map[string]string{
+		`concord_server_skew_servers{emulation_version="1.37"}`: "3",
+		`concord_server_skew_releases`:                          "0",
+		`concord_server_skew_allowed`:                           "1",
+	})
+	wantSafe(t, c, "--back-to", "1.36")
+	for _, s := range servers {
+		for sample := range samplesOf(t, s, skewedRequests) {
+			if strings.Contains(sample, `component="concord`) {
+				t.Errorf("%s counts requests of Concord's own: %s", s.Name, sample)
+			}
+		}
+	}
+	c.WaitSettled()
+	c.Check()
+}
+
+// waitConditions waits until the ClusterVersion says whether all servers stand for the
+// same versions and allow each other, and names their emulation versions.
+func waitConditions(t *testing.T, s *cluster.Server, agree, allowed metav1.ConditionStatus, emulations ...string) {
+	t.Helper()
+	cluster.Eventually(t, 60*time.Second, "the ClusterVersion shows "+strings.Join(emulations, ", "), func(ctx context.Context) error {
+		cluster := &versionv1alpha1.ClusterVersion{}
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: versionv1alpha1.ClusterVersionName}, cluster); err != nil {
+			return err
+		}
+		status := cluster.Status
+		var found []string
+		for _, server := range status.Servers {
+			found = append(found, server.Emulation)
+		}
+		slices.Sort(found)
+		switch {
+		case !slices.Equal(slices.Compact(found), emulations),
+			status.OldestEmulation != emulations[0], status.NewestEmulation != emulations[len(emulations)-1],
+			!meta.IsStatusConditionPresentAndEqual(status.Conditions, versionv1alpha1.ConditionVersionsAgree, agree),
+			!meta.IsStatusConditionPresentAndEqual(status.Conditions, versionv1alpha1.ConditionSkewAllowed, allowed):
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+}
+
+// waitEvents waits until there is an event about the ClusterVersion for each of the types
+// and reasons.
+func waitEvents(t *testing.T, s *cluster.Server, reasons ...string) {
+	t.Helper()
+	cluster.Eventually(t, 30*time.Second, fmt.Sprintf("there are events %v", reasons), func(ctx context.Context) error {
+		list, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=ClusterVersion"})
+		if err != nil {
+			return err
+		}
+		for _, reason := range reasons {
+			if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type+" "+e.Reason == reason && e.Message != "" }) {
+				return fmt.Errorf("there is no %s among %v", reason, list.Items)
+			}
+		}
+		return nil
+	})
+}
+
+// wantLease fails unless the server's identity Lease tells these versions.
+func wantLease(t *testing.T, s *cluster.Server, binary, emulation, minCompatibility string) {
+	t.Helper()
+	id, _ := s.ID()
+	lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), string(id), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for annotation, want := range map[string]string{
+		storageversion.BinaryVersionAnnotation:           binary,
+		storageversion.EmulationVersionAnnotation:        emulation,
+		storageversion.MinCompatibilityVersionAnnotation: minCompatibility,
+	} {
+		if got := lease.Annotations[annotation]; got != want {
+			t.Errorf("the Lease of %s has %s=%s, want %s", s.Name, annotation, got, want)
+		}
+	}
+}
+
+// clusterVersionTable looks at what kubectl get prints.
+func clusterVersionTable(t *testing.T, s *cluster.Server) {
+	_, body := request(t, s.Config(), "/apis/"+versionv1alpha1.SchemeGroupVersion.String()+"/clusterversions", "application/json;as=Table;g=meta.k8s.io;v=v1")
+	for _, want := range []string{`"name":"Versions-Agree"`, `"name":"Skew-Allowed"`, `"cells":["cluster",3,"1.35","1.37","False","False",`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("there is no %s in the table %s", want, body)
+		}
+	}
+	if path, err := exec.LookPath("kubectl"); err == nil {
+		k := newKubectl(t, path, s)
+		k.wants(k.run("get", "clusterversions"), "VERSIONS-AGREE", "SKEW-ALLOWED", "cluster", "1.35", "1.37", "False")
+	}
+}
+
+// samplesOf returns a metric's samples, their values by name and labels.
+func samplesOf(t *testing.T, s *cluster.Server, metric string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, line := range strings.Split(fetch(t, s, "/metrics", ""), "\n") {
+		if sample, value, ok := strings.Cut(line, " "); ok && strings.HasPrefix(sample, metric) {
+			found[sample] = value
+		}
+	}
+	return found
+}
+
+// waitGauges waits until one of the servers, the elected one, shows exactly these gauges
+// and the others none.
+func waitGauges(t *testing.T, servers []*cluster.Server, want map[string]string) {
+	t.Helper()
+	cluster.Eventually(t, 30*time.Second, "one server shows the gauges", func(context.Context) error {
+		shown := 0
+		for _, s := range servers {
+			found := samplesOf(t, s, "concord_server_skew_")
+			if len(found) == 0 {
+				continue
+			}
+			shown++
+			for sample, value := range want {
+				if found[sample] != value {
+					return fmt.Errorf("%s shows %v, want %v", s.Name, found, want)
+				}
+			}
+			if len(found) != len(want) {
+				return fmt.Errorf("%s shows %v, want %v", s.Name, found, want)
+			}
+		}
+		if shown != 1 {
+			return fmt.Errorf("%d servers show gauges", shown)
+		}
+		return nil
+	})
+}
+
+const skewedRequests = "concord_component_skew_requests_total"
+
+// skewedClients sends requests as other programs do to a server at 1.36 with the min
+// compatibility version 1.35. All are answered; those outside the skew are counted, and
+// logged once per offender.
+func skewedClients(t *testing.T, s *cluster.Server) {
+	before := samplesOf(t, s, skewedRequests)
+	counted := func(component, direction string) string {
+		return fmt.Sprintf("%s{component=%q,direction=%q}", skewedRequests, component, direction)
+	}
+	want := map[string]int{}
+	for _, test := range []struct{ userAgent, component, direction string }{
+		{"kubectl/v1.35.0 (linux/amd64) kubernetes/6ae0e6f", "", ""},
+		{"kubectl/v1.37.2 (linux/amd64) kubernetes/6ae0e6f", "", ""},
+		{"kubectl/v1.38.0 (linux/amd64) kubernetes/6ae0e6f", "kubectl", "newer"},
+		{"kubectl/v1.34.9 (darwin/arm64) kubernetes/6ae0e6f", "kubectl", "older"},
+		{"kubelet/v1.33.1 (linux/amd64) kubernetes/6ae0e6f", "", ""},
+		{"kubelet/v1.32.1 (linux/amd64) kubernetes/6ae0e6f", "kubelet", "older"},
+		{"kube-controller-manager/v1.36.0 (linux/amd64) kubernetes/6ae0e6f/leader-election", "", ""},
+		{"kube-controller-manager/v1.37.0 (linux/amd64) kubernetes/6ae0e6f/leader-election", "kube-controller-manager", "newer"},
+		{"kube-scheduler/v0.0.0 (linux/amd64) kubernetes/$Format", "kube-scheduler", "unknown"},
+		{"\xff{}/v1.99.0 ../../etc/passwd", "unknown", "unknown"},
+		{"kubectl/" + strings.Repeat("v1.", 2000), "kubectl", "unknown"},
+		{"%s%n/%00", "unknown", "unknown"},
+	} {
+		plain := rest.CopyConfig(s.Config())
+		plain.UserAgent = test.userAgent
+		const requests = 3
+		for range requests {
+			if status, body := request(t, plain, "/api/v1/namespaces/kube-system", ""); status != http.StatusOK || !strings.Contains(body, `"name":"kube-system"`) {
+				t.Errorf("%q is answered %d: %s", test.userAgent, status, body)
+			}
+		}
+		if test.component != "" {
+			want[counted(test.component, test.direction)] += requests
+		}
+	}
+	after := samplesOf(t, s, skewedRequests)
+	delete(before, counted("other", "unknown")) // the test's own client
+	delete(after, counted("other", "unknown"))
+	if len(before) > 0 {
+		t.Errorf("%v were counted before", before)
+	}
+	for sample, n := range want {
+		if after[sample] != fmt.Sprint(n) {
+			t.Errorf("%s is %s, want %d", sample, after[sample], n)
+		}
+	}
+	if len(after) != len(want) {
+		t.Errorf("counted %v, want %v", after, want)
+	}
+	for _, offender := range []string{
+		`component="kubectl" version="1.38" allowed="1.35..1.37" user="admin"`,
+		`component="kubectl" version="1.34" allowed="1.35..1.37" user="admin"`,
+		`component="kubelet" version="1.32" allowed="1.33..1.36" user="admin"`,
+		`component="kube-controller-manager" version="1.37" allowed="1.35..1.36" user="admin"`,
+	} {
+		if n := strings.Count(s.Output(), offender); n != 1 {
+			t.Errorf("%s is logged %d times", offender, n)
+		}
+	}
+	if n := strings.Count(s.Output(), "Requests come from a component outside the allowed version skew"); n != 4 {
+		t.Errorf("%d offenders are logged, want 4", n)
+	}
+	stockKubectl(t, s, counted)
+}
+
+// stockKubectl sends requests with the unmodified program, if there is one: of whichever
+// release it is, it is judged by it.
+func stockKubectl(t *testing.T, s *cluster.Server, counted func(component, direction string) string) {
+	path, err := exec.LookPath("kubectl")
+	if err != nil {
+		t.Log("there is no kubectl on the PATH: its User-Agent was sent by other means alone")
+		return
+	}
+	k := newKubectl(t, path, s)
+	var own struct{ ClientVersion struct{ Major, Minor string } }
+	if err := json.Unmarshal([]byte(k.run("version", "--client", "-o", "json")), &own); err != nil {
+		t.Fatal(err)
+	}
+	minor, err := strconv.Atoi(strings.TrimRight(own.ClientVersion.Minor, "+"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := samplesOf(t, s, skewedRequests)
+	k.wants(k.run("get", "--server", s.URL(), "--raw", "/api/v1/namespaces/kube-system"), `"name":"kube-system"`)
+	after := samplesOf(t, s, skewedRequests)
+	for direction, outside := range map[string]bool{"older": minor < 35, "newer": minor > 37, "unknown": false} {
+		if sample := counted("kubectl", direction); (before[sample] != after[sample]) != outside {
+			t.Errorf("a request of kubectl 1.%d moves %s from %s to %s", minor, sample, before[sample], after[sample])
+		}
+	}
+}
