@@ -34,6 +34,7 @@ func TestSlow(t *testing.T) {
 		{"HastyFlips", testHastyFlips},
 		{"UserMigrations", testUserMigrations},
 		{"Undecodable", testUndecodable},
+		{"ConversionWebhook", testConversionWebhook},
 		{"NamespaceDeletion", testNamespaceDeletion},
 		{"CautiousUpgrade", testCautiousUpgrade},
 		{"EmulationRollback", testEmulationRollback},

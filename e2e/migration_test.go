@@ -122,7 +122,7 @@ func testUndecodable(t *testing.T) {
 		}
 	}
 	storeWidgetsIn(t, servers[0], "v2")
-	m := waitFailedMigration(t, servers[1], len(broken))
+	m := waitFailedMigration(t, servers[1], widgets, func(p migrationv1alpha1.MigrationProgress) bool { return int(p.Failed) == len(broken) })
 	for name := range broken {
 		if !slices.ContainsFunc(m.Status.Failures, func(f migrationv1alpha1.MigrationFailure) bool {
 			return f.Name == name && f.Namespace == "default" && f.Message != ""
@@ -147,9 +147,9 @@ func testUndecodable(t *testing.T) {
 	c.Check()
 }
 
-// waitFailedMigration waits for a migration of widgets that ended with so many objects
-// that could not be migrated.
-func waitFailedMigration(t *testing.T, s *cluster.Server, failed int) (found migrationv1alpha1.StorageVersionMigration) {
+// waitFailedMigration waits for a migration that ended with objects that could not be
+// migrated, in such a way as wanted.
+func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResource, wanted func(migrationv1alpha1.MigrationProgress) bool) (found migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	cluster.Eventually(t, cluster.SettleTimeout, "the migration ends with failures", func(ctx context.Context) error {
 		var list migrationv1alpha1.StorageVersionMigrationList
@@ -158,13 +158,13 @@ func waitFailedMigration(t *testing.T, s *cluster.Server, failed int) (found mig
 		}
 		var seen []string
 		for _, m := range list.Items {
-			if m.Spec.Resource.Resource != widgets.Resource {
+			if m.Spec.Resource.Resource != gr.Resource {
 				continue
 			}
 			seen = append(seen, fmt.Sprintf("%s: %+v", m.Name, m.Status))
 			for _, condition := range m.Status.Conditions {
 				if condition.Type == migrationv1alpha1.MigrationFailed && condition.Status == corev1.ConditionTrue &&
-					condition.Reason == migrationv1alpha1.ReasonObjectsFailed && m.Status.Progress != nil && int(m.Status.Progress.Failed) == failed {
+					condition.Reason == migrationv1alpha1.ReasonObjectsFailed && m.Status.Progress != nil && wanted(*m.Status.Progress) {
 					found = m
 					return nil
 				}

@@ -1,0 +1,98 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// A custom resource that is converted by a webhook is migrated with the webhook's help.
+// An object that it refuses is named and does not stop the others; a webhook that goes
+// down in the middle stops nothing for good. Clients of both versions see what they saw.
+func testConversionWebhook(t *testing.T) {
+	const objects = 200
+	hook := startConverter(t)
+	c := cluster.New(t)
+	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
+	servers := c.Start(cluster.Options{}, "one", "two", "three")
+	createCRD(t, convertibleCRD(hook), servers...)
+	fill(t, servers[0], convertiblesV1, objects)
+	c.WaitSettled()
+	before := texts(t, servers[0], "v1")
+	writes := c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{convertiblesV1}, Pause: 100 * time.Millisecond}, servers...)
+
+	hook.poison("fill-7")
+	storeIn(t, servers[1], convertibles, "v2")
+	m := waitFailedMigration(t, servers[2], convertibles, func(p migrationv1alpha1.MigrationProgress) bool { return p.Failed == 1 })
+	if f := m.Status.Failures; len(f) != 1 || f[0].Name != "fill-7" || f[0].Namespace != "default" || !strings.Contains(f[0].Message, "fill-7 is poisoned") {
+		t.Errorf("the failures are %+v, want fill-7, and what the webhook says of it", f)
+	}
+	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != 1 || found[widgetEncoding("v2")] < objects-1 {
+		t.Errorf("convertibles are stored as %v, want one in v1", found)
+	}
+	if standing := c.Standing(convertibles); !slices.Contains(standing.StoredVersions, "v1") || !slices.Contains(standing.Stored, string(widgetEncoding("v1"))) {
+		t.Errorf("storedVersions are %v and the stored set is %v, though one object is in v1", standing.StoredVersions, standing.Stored)
+	}
+	hook.poison()
+	t.Logf("settled %v after the webhook converts everything", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, convertibles, widgetEncoding("v2"), objects)
+	c.CheckLoad(writes.Stop(), nil)
+	wantTexts(t, before, servers...)
+
+	hook.goDownAfter(objects / 4)
+	storeIn(t, servers[2], convertibles, "v1")
+	waitFailedMigration(t, servers[0], convertibles, func(p migrationv1alpha1.MigrationProgress) bool { return p.Failed > 0 })
+	select {
+	case <-hook.down:
+	default:
+		t.Error("the webhook is not down: nothing was tested")
+	}
+	if found := c.Encodings(convertibles); found[widgetEncoding("v2")] == 0 {
+		t.Errorf("with the webhook down, convertibles are stored as %v", found)
+	}
+	hook.start()
+	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, convertibles, widgetEncoding("v1"), objects)
+	wantTexts(t, before, servers...)
+	c.Check()
+}
+
+// texts reads the convertibles that were filled in through a version, and their texts by name.
+func texts(t *testing.T, s *cluster.Server, version string) map[string]string {
+	t.Helper()
+	path := map[string][]string{"v1": {"spec", "text"}, "v2": {"spec", "message", "text"}}[version]
+	list, err := s.Dynamic().Resource(convertibles.WithVersion(version)).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, u := range list.Items {
+		if strings.HasPrefix(u.GetName(), "fill-") {
+			text, _, _ := unstructured.NestedString(u.Object, path...)
+			found[u.GetName()] = fmt.Sprint(u.GetUID(), " ", text)
+		}
+	}
+	return found
+}
+
+func wantTexts(t *testing.T, want map[string]string, servers ...*cluster.Server) {
+	t.Helper()
+	for _, s := range servers {
+		for _, version := range []string{"v1", "v2"} {
+			if got := texts(t, s, version); !maps.Equal(got, want) {
+				t.Errorf("in %s convertibles are read through %s as %v, and were %v", version, s.Name, got, want)
+			}
+		}
+	}
+}

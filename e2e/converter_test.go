@@ -1,0 +1,206 @@
+package e2e
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// Convertibles have two versions that a webhook converts: v1 has spec.text, where v2 has
+// spec.message.text.
+var (
+	convertibles   = schema.GroupResource{Group: widgetGroup, Resource: "convertibles"}
+	convertiblesV1 = load.Custom(convertibles.WithVersion("v1"), "Convertible", metav1.NamespaceDefault)
+)
+
+// convertibleCRD returns a CRD that stores v1.
+func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinition {
+	crd := widgetCRD("v1")
+	crd.Name = convertibles.String()
+	crd.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "convertibles", Singular: "convertible", Kind: "Convertible", ListKind: "ConvertibleList"}
+	for i := range crd.Spec.Versions {
+		crd.Spec.Versions[i].AdditionalPrinterColumns = nil
+	}
+	spec := crd.Spec.Versions[1].Schema.OpenAPIV3Schema.Properties["spec"]
+	spec.Properties = map[string]apiextensionsv1.JSONSchemaProps{
+		"padding": {Type: "string"},
+		"message": {Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"text": {Type: "string"}}},
+	}
+	crd.Spec.Versions[1].Schema.OpenAPIV3Schema.Properties["spec"] = spec
+	url := "https://" + converter.address + "/convert"
+	crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{
+		Strategy: apiextensionsv1.WebhookConverter,
+		Webhook: &apiextensionsv1.WebhookConversion{
+			ClientConfig:             &apiextensionsv1.WebhookClientConfig{URL: &url, CABundle: encodePEM(converter.ca.cert.Raw)},
+			ConversionReviewVersions: []string{"v1"},
+		},
+	}
+	return crd
+}
+
+// asV1 brings a convertible's fields to what v1 has.
+func asV1(fields map[string]any) {
+	text, ok, _ := unstructured.NestedString(fields, "spec", "message", "text")
+	if ok {
+		unstructured.RemoveNestedField(fields, "spec", "message")
+		_ = unstructured.SetNestedField(fields, text, "spec", "text")
+	}
+}
+
+// asV2 brings a convertible's fields to what v2 has.
+func asV2(fields map[string]any) {
+	text, ok, _ := unstructured.NestedString(fields, "spec", "text")
+	if ok {
+		unstructured.RemoveNestedField(fields, "spec", "text")
+		_ = unstructured.SetNestedField(fields, text, "spec", "message", "text")
+	}
+}
+
+// converter is the conversion webhook of convertibles: a real HTTPS server with a CA of its
+// own, which can go down and come up again at the same address.
+type converter struct {
+	t       *testing.T
+	ca      *authority
+	tls     tls.Certificate
+	address string
+
+	mu     sync.Mutex
+	server *http.Server
+	// poisoned are the names of objects that it refuses to convert.
+	poisoned sets.Set[string]
+	// left is how many objects it converts to v2 before it goes down; negative: it stays up.
+	left int
+	// down is closed when it has gone down because nothing was left.
+	down chan struct{}
+}
+
+func startConverter(t *testing.T) *converter {
+	t.Helper()
+	c := &converter{t: t, ca: newAuthority(t, "conversion-ca"), poisoned: sets.New[string](), left: -1, down: make(chan struct{})}
+	cert, key := c.ca.issue("converter")
+	var err error
+	if c.tls, err = tls.X509KeyPair(cert, key); err != nil {
+		t.Fatal(err)
+	}
+	c.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.FreePort(t)))
+	c.start()
+	t.Cleanup(c.stop)
+	return c
+}
+
+func (c *converter) start() {
+	c.t.Helper()
+	listener, err := tls.Listen("tcp", c.address, &tls.Config{Certificates: []tls.Certificate{c.tls}, MinVersion: tls.VersionTLS12})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	server := &http.Server{Handler: c, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
+	c.mu.Lock()
+	c.server, c.left = server, -1
+	c.mu.Unlock()
+	go func() { _ = server.Serve(listener) }()
+}
+
+// stop closes the port and every connection.
+func (c *converter) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.server.Close()
+}
+
+// poison refuses these objects, and no others, from now on.
+func (c *converter) poison(names ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.poisoned = sets.New(names...)
+}
+
+// goDownAfter makes it go down when it has converted so many more objects.
+func (c *converter) goDownAfter(objects int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = objects
+}
+
+// ServeHTTP implements http.Handler.
+func (c *converter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var review apiextensionsv1.ConversionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+		http.Error(w, fmt.Sprint("no ConversionReview: ", err), http.StatusBadRequest)
+		return
+	}
+	if !c.allow(len(review.Request.Objects)) {
+		panic(http.ErrAbortHandler)
+	}
+	review.Response = c.convert(review.Request)
+	review.Request = nil
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(review)
+}
+
+// allow says whether so many objects may still be converted.
+func (c *converter) allow(objects int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.left < 0:
+		return true
+	case c.left >= objects:
+		c.left -= objects
+		return true
+	}
+	select {
+	case <-c.down:
+	default:
+		close(c.down)
+	}
+	_ = c.server.Close()
+	return false
+}
+
+func (c *converter) convert(request *apiextensionsv1.ConversionRequest) *apiextensionsv1.ConversionResponse {
+	response := &apiextensionsv1.ConversionResponse{UID: request.UID, Result: metav1.Status{Status: metav1.StatusSuccess}}
+	for _, raw := range request.Objects {
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON(raw.Raw); err != nil {
+			return refusal(request, err.Error())
+		}
+		c.mu.Lock()
+		poisoned := c.poisoned.Has(u.GetName())
+		c.mu.Unlock()
+		if poisoned {
+			return refusal(request, u.GetName()+" is poisoned")
+		}
+		if strings.HasSuffix(request.DesiredAPIVersion, "/v1") {
+			asV1(u.Object)
+		} else {
+			asV2(u.Object)
+		}
+		u.SetAPIVersion(request.DesiredAPIVersion)
+		response.ConvertedObjects = append(response.ConvertedObjects, runtime.RawExtension{Object: u})
+	}
+	return response
+}
+
+func refusal(request *apiextensionsv1.ConversionRequest, message string) *apiextensionsv1.ConversionResponse {
+	return &apiextensionsv1.ConversionResponse{UID: request.UID, Result: metav1.Status{Status: metav1.StatusFailure, Message: message}}
+}
