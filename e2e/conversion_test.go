@@ -61,6 +61,7 @@ func testConversionWebhook(t *testing.T) {
 	if found := c.Encodings(convertibles); found[widgetEncoding("v2")] == 0 {
 		t.Errorf("with the webhook down, convertibles are stored as %v", found)
 	}
+	servers[1].Restart(cluster.Options{}) // which needs no webhook
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, widgetEncoding("v1"), objects)

@@ -151,7 +151,7 @@ func testUndecodable(t *testing.T) {
 // migrated, in such a way as wanted.
 func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResource, wanted func(migrationv1alpha1.MigrationProgress) bool) (found migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
-	cluster.Eventually(t, cluster.SettleTimeout, "the migration ends with failures", func(ctx context.Context) error {
+	took := cluster.Eventually(t, cluster.SettleTimeout, "the migration ends with failures", func(ctx context.Context) error {
 		var list migrationv1alpha1.StorageVersionMigrationList
 		if err := s.Objects().List(ctx, &list); err != nil {
 			return err
@@ -172,5 +172,6 @@ func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResourc
 		}
 		return fmt.Errorf("migrations: %s", strings.Join(seen, "; "))
 	})
+	t.Logf("the migration had ended with failures after %v: %s", took.Round(time.Millisecond), found.Status.Failures[0].Message)
 	return found
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
@@ -24,9 +26,10 @@ func wantVersions(t *testing.T, s *cluster.Server, binary, emulation, minCompati
 
 // noWayBack: everything is stored as only 1.37 can read it. Preflight tells so, and a
 // server of release 1.35 (this program, linked with that release's number) does not start
-// on it, unless it is told to.
-func noWayBack(t *testing.T, s *story) {
+// on it, unless it is told to. What it does not serve stays as it is.
+func noWayBack(t *testing.T, s *story, p plan) {
 	t.Helper()
+	written := read(t, s.servers[0])
 	undecodable := map[string]string{
 		policies.String():       "admissionregistration.k8s.io/v1",
 		policyBindings.String(): "admissionregistration.k8s.io/v1",
@@ -81,7 +84,18 @@ func noWayBack(t *testing.T, s *story) {
 	if out := old.Output(); !strings.Contains(out, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE") || !strings.Contains(out, bundles.String()+" as certificates.k8s.io/v1") {
 		t.Errorf("told to start all the same, it says nothing loud:\n%s", out)
 	}
+	unserved := []schema.GroupResource{policies, policyBindings, bundles, migrations, candidates}
+	s.c.WaitReporters(restored, old)
+	s.c.WaitSettled(unserved...)
+	for _, gr := range unserved {
+		wantEncoding(t, s.c, gr, p[gr], s.made[gr])
+	}
 	old.Terminate()
+	s.servers[0].Start()
+	s.servers[0].WaitReady()
+	s.stage("1.37 again", p)
+	wantSame(t, written, s.servers[0])
+	s.c.Check()
 }
 
 // couldNotTell: what is stored of one resource is not remembered, and a value of it is
@@ -90,12 +104,8 @@ func couldNotTell(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	const state, sealed = "/registry/migration.k8s.io/storagestates/secrets", "/registry/secrets/space/sealed"
 	c.Audit.With(func(l *audit.Ledger) { l.Ignore(sealed) })
-	kept, err := c.Raw.Get(t.Context(), state)
-	if err != nil || len(kept.Kvs) != 1 {
-		t.Fatalf("the stored set of secrets: %v, %v", kept, err)
-	}
-	if _, err := c.Raw.Delete(t.Context(), state); err != nil {
-		t.Fatal(err)
+	if deleted, err := c.Raw.Delete(t.Context(), state); err != nil || deleted.Deleted != 1 {
+		t.Fatalf("delete the stored set of secrets: %v, %v", deleted, err)
 	}
 	if _, err := c.Raw.Put(t.Context(), sealed, "k8s:enc:aescbc:v1:key1:\x00"); err != nil {
 		t.Fatal(err)
@@ -105,9 +115,6 @@ func couldNotTell(t *testing.T, c *cluster.Cluster) {
 		t.Errorf("preflight ends with %d and finds %v, want 1 and secrets", code, unsafe)
 	}
 	if _, err := c.Raw.Delete(t.Context(), sealed); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Raw.Put(t.Context(), state, string(kept.Kvs[0].Value)); err != nil {
 		t.Fatal(err)
 	}
 }

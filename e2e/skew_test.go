@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -30,6 +29,9 @@ func testSkew(t *testing.T) {
 	c := cluster.New(t)
 	one := c.Start(cluster.Options{}, "one")[0]
 	waitConditions(t, one, metav1.ConditionTrue, metav1.ConditionTrue, "1.37")
+	if events := skewEvents(t, one); len(events) > 0 {
+		t.Errorf("a new cluster tells of skew: %v", events)
+	}
 	two := c.Start(cluster.Options{Emulation: "1.36"}, "two")[0]
 	waitConditions(t, one, metav1.ConditionFalse, metav1.ConditionTrue, "1.36", "1.37")
 	waitEvents(t, one, "Normal ServerSkewBegan")
@@ -56,7 +58,7 @@ func testSkew(t *testing.T) {
 		s.Restart(cluster.Options{})
 	}
 	waitConditions(t, three, metav1.ConditionTrue, metav1.ConditionTrue, "1.37")
-	waitEvents(t, three, "Normal ServerSkewAllowed", "Normal ServerSkewEnded")
+	waitEvents(t, three, "Normal ServerSkewBegan", "Warning ServerSkewNotAllowed", "Normal ServerSkewAllowed", "Normal ServerSkewEnded")
 	waitGauges(t, servers, map[string]string{
 		`concord_server_skew_servers{emulation_version="1.37"}`: "3",
 		`concord_server_skew_releases`:                          "0",
@@ -100,19 +102,36 @@ func waitConditions(t *testing.T, s *cluster.Server, agree, allowed metav1.Condi
 	})
 }
 
-// waitEvents waits until there is an event about the ClusterVersion for each of the types
-// and reasons.
+// skewEvents returns the type, reason and message of each event about the ClusterVersion.
+func skewEvents(t *testing.T, s *cluster.Server) (found []string) {
+	t.Helper()
+	list, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=ClusterVersion"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		found = append(found, fmt.Sprintf("%s %s: %s", e.Type, e.Reason, e.Message))
+	}
+	return found
+}
+
+// waitEvents waits until there are events about the ClusterVersion with these types and
+// reasons, and no others.
 func waitEvents(t *testing.T, s *cluster.Server, reasons ...string) {
 	t.Helper()
-	cluster.Eventually(t, 30*time.Second, fmt.Sprintf("there are events %v", reasons), func(ctx context.Context) error {
-		list, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=ClusterVersion"})
-		if err != nil {
-			return err
-		}
-		for _, reason := range reasons {
-			if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type+" "+e.Reason == reason && e.Message != "" }) {
-				return fmt.Errorf("there is no %s among %v", reason, list.Items)
+	slices.Sort(reasons)
+	cluster.Eventually(t, 30*time.Second, fmt.Sprintf("the events are %v", reasons), func(context.Context) error {
+		events := skewEvents(t, s)
+		var found []string
+		for _, e := range events {
+			reason, message, _ := strings.Cut(e, ": ")
+			if message != "" {
+				found = append(found, reason)
 			}
+		}
+		slices.Sort(found)
+		if !slices.Equal(slices.Compact(found), reasons) {
+			return fmt.Errorf("they are %v", events)
 		}
 		return nil
 	})

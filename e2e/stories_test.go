@@ -15,6 +15,7 @@ import (
 var (
 	policyBindings = schema.GroupResource{Group: policies.Group, Resource: "mutatingadmissionpolicybindings"}
 	bundles        = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
+	candidates     = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leasecandidates"}
 	migrations     = schema.GroupResource{Group: "storagemigration.k8s.io", Resource: "storageversionmigrations"}
 )
 
@@ -64,10 +65,10 @@ func (s *story) load() {
 	s.writes = s.c.Load(load.Config{Prefix: loadPrefix, Resources: append(s.resources, load.ConfigMaps("default")), Pause: 100 * time.Millisecond}, s.servers...)
 }
 
-// roll restarts the servers one by one, each healthy and taking writes before the next.
-func (s *story) roll(o cluster.Options) {
+// roll restarts servers one by one, each healthy and taking writes before the next.
+func (s *story) roll(o cluster.Options, servers ...*cluster.Server) {
 	s.t.Helper()
-	for _, server := range s.servers {
+	for _, server := range servers {
 		server.Restart(o)
 		cluster.Eventually(s.t, 60*time.Second, "all servers take writes", acked(s.writes, s.servers))
 	}
@@ -138,18 +139,20 @@ func testCautiousUpgrade(t *testing.T) {
 	s := newStory(t, before)
 	s.load()
 	s.stage("1.36", plan36)
+	wantLease(t, s.servers[0], "1.36", "1.36", "1.35")
 
 	wantSafe(t, s.c, "--emulation-version", "1.36")
-	s.roll(emulating)
+	s.roll(emulating, s.servers...)
+	wantLease(t, s.servers[0], "1.37", "1.36", "1.35")
 	s.wantRewritten(s.stage("the binary is 1.37, emulating 1.36", plan36))
 
 	wantSafe(t, s.c, "--emulation-version", "1.37")
-	s.roll(upgraded)
+	s.roll(upgraded, s.servers...)
 	s.wantRewritten(s.stage("1.37", plan37), policies, policyBindings)
 	wantSafe(t, s.c, "--back-to", "1.36")
 
 	wantSafe(t, s.c, "--emulation-version", "1.37", "--min-compatibility-version", "1.37")
-	s.roll(final)
+	s.roll(final, s.servers...)
 	s.wantRewritten(s.stage("1.37 that no older release has to read", planFinal), bundles, migrations)
 	s.end()
 }
@@ -165,13 +168,13 @@ func testEmulationRollback(t *testing.T) {
 	s := newStory(t, cluster.Options{Release: "1.36", Args: betas})
 	s.load()
 	s.stage("1.36", plan36)
-	s.roll(upgraded)
+	s.roll(upgraded, s.servers...)
 	s.stage("1.37", plan37)
 	s.fill("between", s.servers[1])
 	between := read(t, s.servers[1])
 
 	wantSafe(t, s.c, "--emulation-version", "1.36")
-	s.servers[0].Restart(back)
+	s.roll(back, s.servers[0])
 	if standing := s.c.Standing(policies); standing.Common != "" {
 		t.Errorf("one server of three is back at 1.36, and yet they agree on %s", standing.Common)
 	}
@@ -179,12 +182,12 @@ func testEmulationRollback(t *testing.T) {
 		t.Errorf("one server of three is back at 1.36, and policies are stored as %v", found)
 	}
 	wantSame(t, between, s.servers...)
-	s.roll(back)
+	s.roll(back, s.servers[1:]...)
 	s.wantRewritten(s.stage("back at 1.36", plan36), policies, policyBindings)
 	wantSame(t, between, s.servers...)
 
 	wantSafe(t, s.c, "--emulation-version", "1.37")
-	s.roll(upgraded)
+	s.roll(upgraded, s.servers...)
 	s.wantRewritten(s.stage("1.37 again", plan37), policies, policyBindings)
 	wantSame(t, between, s.servers...)
 	s.end()
@@ -206,7 +209,7 @@ func testGreenField(t *testing.T) {
 		wantVersions(t, server, "1.37", "1.37", "1.37")
 	}
 	s.end()
-	noWayBack(t, s)
+	noWayBack(t, s, p)
 }
 
 // The whole cluster is restarted at an older emulation version and back. What the one

@@ -92,6 +92,12 @@ func (p *protocol) awaitReady(ctx context.Context) error {
 	return nil
 }
 
+// awaitRegistered returns when this server has an identity Lease: before, it may be that
+// none has.
+func (p *protocol) awaitRegistered(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) { return p.member.ID() != "", nil })
+}
+
 // lead runs the elected controllers until ctx ends.
 func (p *protocol) lead(ctx context.Context) {
 	var controllers sync.WaitGroup
@@ -102,7 +108,7 @@ func (p *protocol) lead(ctx context.Context) {
 		}
 	})
 	controllers.Go(func() {
-		if p.awaitCRDs(ctx) == nil {
+		if p.awaitCRDs(ctx) == nil && p.awaitRegistered(ctx) == nil {
 			p.skew.Run(ctx)
 		}
 	})

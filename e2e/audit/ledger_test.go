@@ -200,6 +200,30 @@ func TestRewriteKeepsContentAndOrder(t *testing.T) {
 	s.want("I5: the content", "I5: write one/2 was undone: the object is back at one/1")
 }
 
+// A conversion may move fields, and still must change none.
+func TestRewriteThatConverts(t *testing.T) {
+	s := newStore(t)
+	s.ledger.Normalize(widgets, func(fields map[string]any) {
+		spec := fields["spec"].(map[string]any)
+		if text, ok := spec["message"]; ok {
+			fields["spec"] = map[string]any{"text": text}
+		}
+	})
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	converted := func(text string) map[string]any {
+		return map[string]any{
+			"apiVersion": group + "/v2", "kind": "Widget",
+			"metadata": map[string]any{"name": "a", "uid": "1", "annotations": map[string]any{audit.WriteAnnotation: "one/1"}},
+			"spec":     map[string]any{"message": text},
+		}
+	}
+	s.putJSON(widgetKey, converted("x"))
+	s.want()
+	s.putJSON(widgetKey, converted("y"))
+	s.want(".spec.text: x became y")
+}
+
 // A rewrite of a built-in resource is compared across its versions' Go types.
 func TestRewriteOfProtobuf(t *testing.T) {
 	s := newStore(t)

@@ -15,9 +15,10 @@ const commandTimeout = 60 * time.Second
 // Command runs concord with the arguments to its end, which need not be a good one.
 func Command(t testing.TB, args ...string) Result {
 	t.Helper()
+	program := Binary(t)
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, Binary(t), args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
