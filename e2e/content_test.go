@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -83,20 +84,24 @@ func createSamples(t *testing.T, s *cluster.Server) map[schema.GroupResource]int
 	return made
 }
 
-// contents are objects without their resourceVersion, by resource, namespace and name.
+// contents are objects without resourceVersion and apiVersion, by resource, namespace and name.
 type contents map[string]map[string]any
 
 // loadPrefix begins the names of objects that a load changes all the time.
 const loadPrefix = "load"
 
 // read reads, through a server, all marked objects of the samples' resources, but for
-// those of a load, in the version that the samples have.
+// those of a load, in the version that the samples have, or where that is not served, in
+// v1beta1, which looks the same.
 func read(t *testing.T, s *cluster.Server) contents {
 	t.Helper()
 	found := contents{}
 	for _, sample := range samples(t) {
 		resource := resourceOf(sample)
 		list, err := s.Dynamic().Resource(resource).List(t.Context(), metav1.ListOptions{})
+		if apierrors.IsNotFound(err) {
+			list, err = s.Dynamic().Resource(resource.GroupResource().WithVersion("v1beta1")).List(t.Context(), metav1.ListOptions{})
+		}
 		if err != nil {
 			t.Fatalf("list %s through %s: %v", resource, s.Name, err)
 		}
@@ -105,6 +110,7 @@ func read(t *testing.T, s *cluster.Server) contents {
 				continue // the servers' own, or changing
 			}
 			u.SetResourceVersion("")
+			delete(u.Object, "apiVersion")
 			found[strings.Join([]string{resource.GroupResource().String(), u.GetNamespace(), u.GetName()}, " ")] = u.Object
 		}
 	}

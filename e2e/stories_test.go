@@ -213,7 +213,8 @@ func testGreenField(t *testing.T) {
 }
 
 // The whole cluster is restarted at an older emulation version and back. What the one
-// wrote the other reads, all of it.
+// wrote the other reads, all of it; so do programs of the older releases themselves, once
+// preflight says that they can.
 func testWholeRestart(t *testing.T) {
 	newer := cluster.Options{Emulation: "1.37", MinCompatibility: "1.37", Args: betas}
 	older := cluster.Options{Emulation: "1.36", MinCompatibility: "1.35", Args: betas}
@@ -229,7 +230,12 @@ func testWholeRestart(t *testing.T) {
 	wantSame(t, written, s.servers...)
 	s.wantRewritten(s.stage("1.36 that 1.35 can read", planOlder), moves...)
 	wantSame(t, written, s.servers...)
+	wantSafe(t, s.c, "--back-to", "1.36")
+	s.servers[0].Restart(cluster.Options{Release: "1.36", Args: betas})
 	wantSafe(t, s.c, "--back-to", "1.35")
+	s.servers[1].Restart(cluster.Options{Release: "1.35", Args: betas + ",admissionregistration.k8s.io/v1beta1=true"})
+	s.wantRewritten(s.stage("programs of 1.37, 1.36 and 1.35", planOlder))
+	wantSame(t, written, s.servers...)
 
 	s.fill("second", s.servers[2])
 	written = read(t, s.servers[2])
