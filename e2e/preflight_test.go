@@ -24,59 +24,27 @@ func wantVersions(t *testing.T, s *cluster.Server, binary, emulation, minCompati
 	}
 }
 
+// undecodable is what a server of 1.35 cannot decode where everything is stored as only
+// 1.37 can read it.
+var undecodable = map[string]string{
+	policies.String():       "admissionregistration.k8s.io/v1",
+	policyBindings.String(): "admissionregistration.k8s.io/v1",
+	bundles.String():        "certificates.k8s.io/v1",
+	migrations.String():     "storagemigration.k8s.io/v1",
+}
+
 // noWayBack: everything is stored as only 1.37 can read it. Preflight tells so, and a
 // server of release 1.35 (this program, linked with that release's number) does not start
 // on it, unless it is told to. What it does not serve stays as it is.
 func noWayBack(t *testing.T, s *story, p plan) {
 	t.Helper()
 	written := read(t, s.servers[0])
-	undecodable := map[string]string{
-		policies.String():       "admissionregistration.k8s.io/v1",
-		policyBindings.String(): "admissionregistration.k8s.io/v1",
-		bundles.String():        "certificates.k8s.io/v1",
-		migrations.String():     "storagemigration.k8s.io/v1",
-	}
-	for _, source := range sources(s.c) {
-		code, unsafe := preflight(t, append(source, "--back-to", "1.35")...)
-		if code != 2 || len(unsafe) != len(undecodable) {
-			t.Errorf("preflight ends with %d and finds %v, want 2 and %v", code, unsafe, undecodable)
-		}
-		for resource, encoding := range undecodable {
-			if !strings.Contains(unsafe[resource], "unsafe: 1.35 cannot decode "+encoding+" (introduced in 1.3") {
-				t.Errorf("preflight says of %s %q", resource, unsafe[resource])
-			}
-		}
-		table := cluster.Command(t, append(append([]string{"preflight"}, source...), "--back-to", "1.35")...)
-		if table.Code != 2 || !strings.HasPrefix(table.Stdout, "RESOURCE ") || !strings.Contains(table.Stdout, "1.35 cannot decode certificates.k8s.io/v1 (introduced in 1.37)") ||
-			!strings.Contains(table.Stderr, "unsafe: ") {
-			t.Errorf("preflight ends with %d and prints\n%s%s", table.Code, table.Stdout, table.Stderr)
-		}
-		if code, unsafe := preflight(t, append(source, "--back-to", "1.36")...); code != 2 || len(unsafe) != 2 {
-			t.Errorf("back to 1.36 preflight ends with %d and finds %v, want 2, and bundles and migrations", code, unsafe)
-		}
-	}
-	wantSafe(t, s.c, "--emulation-version", "1.35")
-	wantSafe(t, s.c, "--to", "1.38")
-
+	wantUnsafe(t, s.c)
 	for _, server := range s.servers {
 		server.Terminate()
 	}
 	old := s.c.NewServer("old", cluster.Options{Release: "1.35"})
-	old.Start()
-	result, ended := old.Wait(refusalTimeout)
-	if !ended || result.Code != 1 {
-		t.Fatalf("a server of 1.35 ends with %d (%t), want 1: %s", result.Code, ended, result.Stderr)
-	}
-	lines := strings.Split(strings.TrimSpace(result.Stderr), "\n")
-	refusal := lines[len(lines)-1]
-	if !strings.HasPrefix(refusal, "concord: this binary (1.35) cannot decode") || !strings.Contains(refusal, "--allow-undecodable-storage") {
-		t.Errorf("it says %q", refusal)
-	}
-	for resource, encoding := range undecodable {
-		if !strings.Contains(refusal, resource+" as "+encoding) {
-			t.Errorf("it does not name %s as %s: %s", resource, encoding, refusal)
-		}
-	}
+	wantRefusal(t, old)
 	couldNotTell(t, s.c)
 
 	old.StartAs(cluster.Options{Release: "1.35", Args: "--allow-undecodable-storage"})
@@ -96,6 +64,53 @@ func noWayBack(t *testing.T, s *story, p plan) {
 	s.stage("1.37 again", p)
 	wantSame(t, written, s.servers[0])
 	s.c.Check()
+}
+
+// wantUnsafe fails unless preflight says, of the live cluster and of the etcd, that 1.35
+// and 1.36 cannot read it and others can.
+func wantUnsafe(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	for _, source := range sources(c) {
+		code, unsafe := preflight(t, append(source, "--back-to", "1.35")...)
+		if code != 2 || len(unsafe) != len(undecodable) {
+			t.Errorf("preflight ends with %d and finds %v, want 2 and %v", code, unsafe, undecodable)
+		}
+		for resource, encoding := range undecodable {
+			if !strings.Contains(unsafe[resource], "unsafe: 1.35 cannot decode "+encoding+" (introduced in 1.3") {
+				t.Errorf("preflight says of %s %q", resource, unsafe[resource])
+			}
+		}
+		table := cluster.Command(t, append([]string{"preflight", "--back-to", "1.35"}, source...)...)
+		if table.Code != 2 || !strings.HasPrefix(table.Stdout, "RESOURCE ") || !strings.Contains(table.Stdout, "1.35 cannot decode certificates.k8s.io/v1 (introduced in 1.37)") ||
+			!strings.Contains(table.Stderr, "unsafe: ") {
+			t.Errorf("preflight ends with %d and prints\n%s%s", table.Code, table.Stdout, table.Stderr)
+		}
+		if code, unsafe := preflight(t, append(source, "--back-to", "1.36")...); code != 2 || len(unsafe) != 2 {
+			t.Errorf("back to 1.36 preflight ends with %d and finds %v, want 2, and bundles and migrations", code, unsafe)
+		}
+	}
+	wantSafe(t, c, "--emulation-version", "1.35")
+	wantSafe(t, c, "--to", "1.38")
+}
+
+// wantRefusal starts a server, which has to end with one line that names what it cannot
+// decode.
+func wantRefusal(t *testing.T, old *cluster.Server) {
+	t.Helper()
+	old.Start()
+	result, ended := old.Wait(refusalTimeout)
+	if !ended || result.Code != 1 {
+		t.Fatalf("a server of 1.35 ends with %d (%t), want 1: %s", result.Code, ended, result.Stderr)
+	}
+	refusal := strings.TrimSpace(result.Stderr)
+	if !strings.HasPrefix(refusal, "concord: this binary (1.35) cannot decode") || strings.Contains(refusal, "\n") || !strings.Contains(refusal, "--allow-undecodable-storage") {
+		t.Errorf("it says %q", refusal)
+	}
+	for resource, encoding := range undecodable {
+		if !strings.Contains(refusal, resource+" as "+encoding) {
+			t.Errorf("it does not name %s as %s: %s", resource, encoding, refusal)
+		}
+	}
 }
 
 // couldNotTell: what is stored of one resource is not remembered, and a value of it is

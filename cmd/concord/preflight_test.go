@@ -406,6 +406,24 @@ func TestPreflightTable(t *testing.T) {
 	}
 }
 
+// TestPreflightTellsItsVersion: a server must not count it among the components of unknown
+// version (KEP-4330, "Risk: Unintended and out-of-allowance version skew").
+func TestPreflightTellsItsVersion(t *testing.T) {
+	sent := make(chan compat.Identity, 100)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent <- compat.Identify(r.Header.Get(compat.ComponentVersionHeader), r.UserAgent())
+		http.NotFound(w, r)
+	}))
+	defer s.Close()
+	_, _, err := preflight(t, "--kubeconfig", kubeconfig(t, s.URL), "--to", "1.38")
+	if len(sent) == 0 {
+		t.Fatalf("it asks nothing: %v", err)
+	}
+	if id := <-sent; id.Component != compat.ConcordCommand || id.Version == nil || !id.Version.EqualTo(compat.BinaryVersion()) {
+		t.Errorf("it tells that it is %+v", id)
+	}
+}
+
 func TestPreflightErrors(t *testing.T) {
 	t.Setenv("KUBECONFIG", "")
 	refuses := httptest.NewServer(http.NotFoundHandler())
