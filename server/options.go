@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,7 +19,6 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	cliflag "k8s.io/component-base/cli/flag"
 	basecompatibility "k8s.io/component-base/compatibility"
-	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
 )
@@ -100,7 +98,6 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory of the embedded etcd's data and of generated files.")
 	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory of the cluster's CA, certificates and admin.kubeconfig; made there if it has none. Servers of one cluster share it. (default <data-dir>/pki)")
 	o.AddVersionFlags(fs)
-	fs.StringSliceVar(&o.FeatureGates, "feature-gates", o.FeatureGates, "Comma-separated Feature=true|false pairs.")
 	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
 	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
@@ -128,6 +125,7 @@ func (o *Options) AddVersionFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.EmulationVersion, "emulated-version", o.EmulationVersion, "Alias of --emulation-version.")
 	fs.StringVar(&o.MinCompatibilityVersion, "min-compatibility-version", o.MinCompatibilityVersion, "Oldest release that must be able to read what is stored, "+allowedVersions()+", and at most the emulation version. (default the release before the emulation version)")
 	fs.Var(&o.RuntimeConfig, "runtime-config", "Comma-separated group/version[/resource]=true|false pairs, or api/all, api/ga, api/beta, api/alpha, that switch APIs on or off.")
+	fs.StringSliceVar(&o.FeatureGates, "feature-gates", o.FeatureGates, "Comma-separated Feature=true|false pairs; concord apis --features lists the features.")
 	fs.BoolVar(&o.ServerRun.EmulationForwardCompatible, "emulation-forward-compatible", o.ServerRun.EmulationForwardCompatible, "Serve, with each stable or enabled beta API of the emulated release, the newer and more stable versions that the binary has.")
 	fs.BoolVar(&o.ServerRun.RuntimeConfigEmulationForwardCompatible, "runtime-config-emulation-forward-compatible", o.ServerRun.RuntimeConfigEmulationForwardCompatible, "Upstream's permission for --runtime-config to name APIs newer than the emulated release. KEP-4330 always gives it, so this changes nothing.")
 }
@@ -241,8 +239,9 @@ func (o *Options) completeVersions() error {
 	if err != nil {
 		return err
 	}
-	if err := checkGates(gates, o.versions); err != nil {
-		return fmt.Errorf("--feature-gates: %w", err)
+	// Before the process's gates are touched: there a refused value would stick.
+	if _, err := o.Features(); err != nil {
+		return err
 	}
 	registry := o.ServerRun.ComponentGlobalsRegistry
 	effective, ok := registry.EffectiveVersionFor(o.ServerRun.ComponentName).(basecompatibility.MutableEffectiveVersion)
@@ -257,38 +256,15 @@ func (o *Options) completeVersions() error {
 	return utilfeature.DefaultMutableFeatureGate.Set(strings.Join(gates, ","))
 }
 
-// checkGates tries the gates on a copy of the process's: a refused value would otherwise
-// stick. Alpha features cannot be emulated (KEP-4330, "Non-Goals").
-func checkGates(gates []string, v versions) error {
-	try := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
-	if err := try.SetEmulationVersionAndMinCompatibilityVersion(v.emulation, v.minCompatibility); err != nil {
-		return err
-	}
-	if err := try.Set(strings.Join(gates, ",")); err != nil {
-		return err
-	}
-	if v.emulation.EqualTo(v.binary) {
-		return nil
-	}
-	specs := try.GetAll()
-	for _, name := range slices.Sorted(maps.Keys(specs)) {
-		if specs[name].PreRelease == featuregate.Alpha && try.Enabled(name) {
-			return fmt.Errorf("%s is alpha at %s and cannot be enabled while emulating it: leave it off, or use the binary's own version %s", name, v.emulation, v.binary)
-		}
-	}
-	return nil
-}
-
 // withUpstreamGateOff keeps upstream's own StorageVersionAPI machinery off, also under
 // AllAlpha: Concord's replaces it, and is always on.
 func withUpstreamGateOff(gates []string) ([]string, error) {
-	const upstream = "StorageVersionAPI"
 	for _, g := range gates {
 		name, value, _ := strings.Cut(g, "=")
-		if name == upstream && value != "true" {
-			return nil, fmt.Errorf("--feature-gates: %s cannot be set to %q, it is locked to true", upstream, value)
+		if name == upstreamGate && value != "true" {
+			return nil, fmt.Errorf("--feature-gates: %s cannot be set to %q, it is locked to true", upstreamGate, value)
 		}
 	}
-	kept := slices.DeleteFunc(slices.Clone(gates), func(g string) bool { return strings.HasPrefix(g, upstream+"=") })
-	return append(kept, upstream+"=false"), nil
+	kept := slices.DeleteFunc(slices.Clone(gates), func(g string) bool { return strings.HasPrefix(g, upstreamGate+"=") })
+	return append(kept, upstreamGate+"=false"), nil
 }

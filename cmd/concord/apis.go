@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -12,35 +13,49 @@ import (
 func newAPIsCommand() *cobra.Command {
 	o := server.NewOptions()
 	var output string
+	var features bool
 	cmd := &cobra.Command{
 		Use:   "apis",
-		Short: "Print which APIs a server of these versions serves, and in which it stores every resource",
+		Short: "Print which APIs a server of these versions serves, how it stores every resource, and its features",
 		Long: `Print the plan of "concord server" with the same flags, without starting anything: every
 version of every resource, whether it is served and why, and the version in which the
-resource is stored.`,
+resource is stored. With --features, print every feature instead, whether it is on and why.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Complete(); err != nil {
 				return err
 			}
+			if features {
+				rows, err := o.Features()
+				if err != nil {
+					return err
+				}
+				return printed(cmd.OutOrStdout(), output, rows, func() string { return server.FeatureTable(rows) })
+			}
 			plan, err := o.Plan()
 			if err != nil {
 				return err
 			}
-			switch output {
-			case "json":
-				encoder := json.NewEncoder(cmd.OutOrStdout())
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(plan.Rows())
-			case "table":
-				_, err := fmt.Fprint(cmd.OutOrStdout(), plan)
-				return err
-			default:
-				return fmt.Errorf("-o %s: allowed are table and json", output)
-			}
+			return printed(cmd.OutOrStdout(), output, plan.Rows(), plan.String)
 		},
 	}
 	o.AddVersionFlags(cmd.Flags())
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	cmd.Flags().BoolVar(&features, "features", false, "Print the features instead of the APIs.")
 	return cmd
+}
+
+// printed writes rows in the format that -o names.
+func printed(w io.Writer, output string, rows any, table func() string) error {
+	switch output {
+	case "json":
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(rows)
+	case "table":
+		_, err := fmt.Fprint(w, table())
+		return err
+	default:
+		return fmt.Errorf("-o %s: allowed are table and json", output)
+	}
 }

@@ -2,12 +2,15 @@ package builtin_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/version"
 
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/server/builtin"
 )
 
@@ -104,4 +107,61 @@ func everythingStable(emulation string) map[string]string {
 		return everything
 	}
 	return map[string]string{"api/beta": "true"}
+}
+
+// TestStorageIsReadable asserts, of the resources of this server and for all pairs of
+// versions in range, what KEP-4330 asks of a storage version ("StorageVersion
+// Compatibility Versioning"): each release in the window that knows the resource decodes
+// it, and raising min compatibility never makes it older. An alpha version counts as
+// knowing a resource only where there is no other.
+func TestStorageIsReadable(t *testing.T) {
+	binary := compat.BinaryVersion()
+	pairs, judged := 0, 0
+	for _, emulation := range compat.AllowedEmulation(binary) {
+		newest := map[schema.GroupResource]string{}
+		for _, m := range compat.AllowedMinCompatibility(binary, emulation) {
+			pairs++
+			plan, err := compat.NewPlan(builtin.Lifecycles(), compat.Options{Emulation: emulation, MinCompatibility: m})
+			if err != nil {
+				t.Errorf("emulation %s, min compatibility %s: %v", emulation, m, err)
+				continue
+			}
+			for _, r := range plan.Resources {
+				gr := schema.GroupResource{Group: r.Group, Resource: r.Resource}
+				stored, ok := plan.Storage(gr)
+				if !ok {
+					continue
+				}
+				for release := m; !release.GreaterThan(emulation.AddMinor(1)); release = release.AddMinor(1) {
+					if decodes := decodedIn(gr, release); len(decodes) > 0 && !slices.Contains(decodes, stored.Version) {
+						t.Errorf("emulation %s, min compatibility %s: %s is stored in %s, and %s decodes %v", emulation, m, gr, stored, release, decodes)
+					}
+					judged++
+				}
+				if was := newest[gr]; was != "" && version.CompareKubeAwareVersionStrings(stored.Version, was) < 0 {
+					t.Errorf("emulation %s, min compatibility %s: %s is stored in %s, with a lower one in %s", emulation, m, gr, stored.Version, was)
+				}
+				newest[gr] = stored.Version
+			}
+		}
+	}
+	if pairs != 4+3+2+1 || judged < 500 {
+		t.Errorf("%d pairs and %d releases of windows were judged", pairs, judged)
+	}
+}
+
+// decodedIn lists the versions of the resource that a release decodes, alpha ones only
+// where the resource has no other.
+func decodedIn(gr schema.GroupResource, release *utilversion.Version) (decodes []string) {
+	onlyAlpha := true
+	for _, l := range builtin.Lifecycles() {
+		onlyAlpha = onlyAlpha && (l.GroupResource() != gr || strings.Contains(l.Version, "alpha"))
+	}
+	for _, l := range builtin.Lifecycles() {
+		known := l.GroupResource() == gr && l.Introduced.LessThan(release.AddMinor(1)) && (l.Removed == nil || release.LessThan(l.Removed))
+		if known && (onlyAlpha || !strings.Contains(l.Version, "alpha")) {
+			decodes = append(decodes, l.Version)
+		}
+	}
+	return decodes
 }
