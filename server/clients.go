@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -19,6 +20,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/compat"
 )
 
 // clients reach this very server over the loopback, as its own user. None of them
@@ -28,9 +30,22 @@ type clients struct {
 	metadata metadata.Interface
 	// objects is what member and the controllers use.
 	objects client.WithWatch
+	// controllers are those of the controllers, which tell that they are.
+	controllers *clients
 }
 
-func newClients(config *rest.Config) (*clients, error) {
+// newClients returns clients of the component that config names, with those of the
+// controllers, which stand for the same release.
+func newClients(config *rest.Config, emulation *version.Version) (*clients, error) {
+	own, err := clientsOf(config)
+	if err != nil {
+		return nil, err
+	}
+	own.controllers, err = clientsOf(asComponent(config, compat.ConcordControllers, emulation))
+	return own, err
+}
+
+func clientsOf(config *rest.Config) (*clients, error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1
 	kube, err := kubernetes.NewForConfig(config)

@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 
+	"github.com/spf13/pflag"
 	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
 	"k8s.io/apimachinery/pkg/util/sets"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
@@ -13,9 +14,11 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/flagz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	cliflag "k8s.io/component-base/cli/flag"
 	basecompatibility "k8s.io/component-base/compatibility"
 	baseversion "k8s.io/component-base/version"
 
@@ -35,6 +38,9 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	// One document for the whole chain.
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	applyOpenAPI(c)
+	if o.flags != nil {
+		c.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"server": o.flags}}}
+	}
 	certs, err := listen(o, c)
 	if err != nil {
 		return nil, nil, err

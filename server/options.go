@@ -65,6 +65,8 @@ type Options struct {
 
 	plan     *compat.Plan
 	versions versions
+	// flags are shown by /flagz; nil without AddFlags.
+	flags *pflag.FlagSet
 }
 
 type versions struct {
@@ -105,6 +107,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 	fs.BoolVar(&o.AllowUndecodableStorage, allowUndecodableFlag, o.AllowUndecodableStorage, allowUndecodableUsage)
 	o.addLibraryFlags(fs)
+	o.flags = fs
 }
 
 // addLibraryFlags adds the flags that the libraries bring. One is only there to be

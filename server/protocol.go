@@ -92,10 +92,10 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 	}
 	persisted := builtin.PersistedResources(o.plan)
 	var err error
-	if p.skew, err = newSkew(clients.objects, p.identity); err != nil {
+	if p.skew, err = newSkew(clients.controllers.objects, p.identity); err != nil {
 		return nil, err
 	}
-	p.collect, err = collect.New(collect.Config{Client: clients.objects, Logger: klog.Background().WithName("collect")})
+	p.collect, err = collect.New(collect.Config{Client: clients.controllers.objects, Logger: klog.Background().WithName("collect")})
 	if err != nil {
 		return nil, err
 	}
@@ -142,10 +142,10 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 	if p.custom, err = newCustomResources(clients.objects, base.LoopbackClientConfig); err != nil {
 		return nil, err
 	}
-	if err := p.newMigration(clients); err != nil {
+	if err := p.newMigration(clients.controllers); err != nil {
 		return nil, err
 	}
-	p.election = &election{client: clients.kube, identity: p.identity, duration: o.ControllerLeaseDuration, lead: p.lead}
+	p.election = &election{client: clients.controllers.kube, identity: p.identity, duration: o.ControllerLeaseDuration, lead: p.lead}
 	window := compat.Window{Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility}
 	gate := newGate(p.member, persisted, base.Serializer)
 	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {

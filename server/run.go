@@ -134,7 +134,7 @@ func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(
 	if err != nil {
 		return err
 	}
-	clients, err := newClients(base.LoopbackClientConfig)
+	clients, err := newClients(base.LoopbackClientConfig, o.versions.emulation)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInf
 	if err := server.AddPostStartHook("concord-custom-openapi", p.openAPI.start); err != nil {
 		return err
 	}
-	p.namespaces = newNamespaces(clients, shared.Core().V1().Namespaces())
+	p.namespaces = newNamespaces(clients.controllers, shared.Core().V1().Namespaces())
 	return p.addHooks(server, crds)
 }
 

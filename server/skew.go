@@ -172,7 +172,7 @@ func userAgent(component compat.Component) string {
 }
 
 // asComponent returns a copy of config whose requests tell which component sends them,
-// and which release it stands for.
+// and which release it stands for. Of several the last one counts.
 func asComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent(component)
@@ -197,6 +197,9 @@ var _ utilnet.RoundTripperWrapper = tells{}
 
 // RoundTrip implements http.RoundTripper.
 func (t tells) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Header.Get(compat.ComponentVersionHeader) != "" {
+		return t.next.RoundTrip(r)
+	}
 	r = utilnet.CloneRequest(r)
 	r.Header.Set(compat.ComponentVersionHeader, t.value)
 	return t.next.RoundTrip(r)

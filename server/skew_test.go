@@ -12,12 +12,16 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/server/builtin"
@@ -221,6 +225,46 @@ func TestAsComponent(t *testing.T) {
 		id = compat.ParseUserAgent(header.Get("User-Agent"))
 		if id.Component != component || id.Version.String() != compat.Binary {
 			t.Errorf("the User-Agent of %s is taken for %+v: %v", component, id, header)
+		}
+	}
+}
+
+// TestControllersTellThatTheyAre: a server's clients and its controllers' are told apart,
+// and both stand for the emulated release.
+func TestControllersTellThatTheyAre(t *testing.T) {
+	var header http.Header
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header = r.Header.Clone()
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer backend.Close()
+	emulation := version.MustParse("1.35")
+	all, err := newClients(asComponent(&rest.Config{Host: backend.URL}, compat.ConcordServer, emulation), emulation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for component, c := range map[compat.Component]*clients{compat.ConcordServer: all, compat.ConcordControllers: all.controllers} {
+		for name, request := range map[string]func() error{
+			"objects": func() error { return c.objects.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Namespace{}) },
+			"kube": func() error {
+				_, err := c.kube.CoreV1().Namespaces().Get(t.Context(), "a", metav1.GetOptions{})
+				return err
+			},
+			"metadata": func() error {
+				_, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Get(t.Context(), "a", metav1.GetOptions{})
+				return err
+			},
+		} {
+			if err := request(); !apierrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
+			told := header.Get(compat.ComponentVersionHeader)
+			if id := compat.Identify(told, header.Get("User-Agent")); id.Component != component || !id.Version.EqualTo(emulation) {
+				t.Errorf("the %s client of %s tells %q, which is %+v", name, component, told, id)
+			}
+			if id := compat.ParseUserAgent(header.Get("User-Agent")); id.Component != component {
+				t.Errorf("the %s client of %s has User-Agent %q", name, component, header.Get("User-Agent"))
+			}
 		}
 	}
 }
