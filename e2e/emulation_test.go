@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/server"
+)
+
+// TestEmulation starts one server at every release in range, by default and with the
+// betas enabled, and compares it with what that release is known to do.
+func TestEmulation(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	var s *cluster.Server
+	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
+		for _, betas := range []bool{false, true} {
+			o := cluster.Options{Emulation: release.String()}
+			if betas {
+				o.Args = "--runtime-config=api/beta=true"
+			}
+			if s == nil {
+				s = c.Start(o, "one")[0]
+			} else {
+				s.Restart(o)
+			}
+			t.Run(fmt.Sprintf("%s betas=%t", release, betas), func(t *testing.T) {
+				t.Run("Discovery", func(t *testing.T) { testDiscoveryOfRelease(t, s, release, betas) })
+				t.Run("Introspection", func(t *testing.T) { testIntrospection(t, s, release) })
+				t.Run("MangledUserAgent", func(t *testing.T) { testMangledUserAgent(t, s) })
+			})
+		}
+	}
+	c.Check()
+	s.Terminate()
+}
+
+// testDiscoveryOfRelease compares the aggregated discovery of a server with the table of
+// what the release that it emulates serves, testdata/served/<release>.txt, for the
+// resources that Concord has.
+//
+// The tables were derived from what k8s.io/api v0.37.2 says of the lifecycle of its types,
+// and verified against what the releases say of themselves, which gave the same lines:
+// testdata/served/derive.go was run for each release on its own published modules (1.34
+// on k8s.io/api, client-go, apiextensions-apiserver and kube-aggregator v0.34.13, 1.35 on
+// v0.35.10, 1.36 on v0.36.6) and on those of v0.37.2, and the outputs were compared:
+//
+//	M=$(go env GOMODCACHE)/k8s.io
+//	for m in api client-go apiextensions-apiserver kube-aggregator; do go mod download k8s.io/$m@v0.34.13; done
+//	go run derive.go 1.34 $M/api@v0.34.13=$M/client-go@v0.34.13/kubernetes/typed \
+//	  $M/apiextensions-apiserver@v0.34.13/pkg/apis=$M/apiextensions-apiserver@v0.34.13/pkg/client/clientset/clientset/typed \
+//	  $M/kube-aggregator@v0.34.13/pkg/apis=$M/kube-aggregator@v0.34.13/pkg/client/clientset_generated/clientset/typed
+//
+// A running kube-apiserver of those releases was not asked.
+func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Version, betas bool) {
+	table, err := os.ReadFile(filepath.Join("testdata", "served", release.String()+".txt"))
+	if err != nil {
+		t.Fatalf("nobody has written down what %s serves: %v", release, err)
+	}
+	ours := map[schema.GroupResource]bool{}
+	for _, l := range server.Lifecycles() {
+		ours[l.GroupResource()] = true
+	}
+	groups, want := map[string]bool{}, map[string]bool{
+		// Alpha there, and off; what Concord stands on here.
+		"internal.apiserver.k8s.io/v1alpha1/storageversions": true,
+	}
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		gv, err := schema.ParseGroupVersion(f[0])
+		if err != nil || len(f) != 3 || f[2] != "on" && f[2] != "off" {
+			t.Fatalf("%s: line %q: %v", release, line, err)
+		}
+		groups[gv.Group] = true
+		if ours[schema.GroupResource{Group: gv.Group, Resource: f[1]}] && (f[2] == "on" || betas) {
+			want[gv.Group+"/"+gv.Version+"/"+f[1]] = true
+		}
+	}
+	if len(want) < 20 {
+		t.Errorf("the table of %s has only %d versions of resources that Concord has", release, len(want))
+	}
+	groups["internal.apiserver.k8s.io"] = true
+	cluster.Eventually(t, 30*time.Second, "discovery is current", func(context.Context) error {
+		all := discovered(t, s)
+		got := map[string]bool{}
+		for _, gvr := range slices.Sorted(maps.Keys(all)) {
+			// Concord's own groups are unknown to Kubernetes.
+			if groups[gvr[:strings.Index(gvr, "/")]] {
+				got[gvr] = true
+			}
+			if !all[gvr] {
+				return fmt.Errorf("%s is not current", gvr)
+			}
+		}
+		var errs []error
+		for _, gvr := range slices.Sorted(maps.Keys(want)) {
+			if !got[gvr] {
+				errs = append(errs, fmt.Errorf("%s serves %s, this server does not", release, gvr))
+			}
+		}
+		for _, gvr := range slices.Sorted(maps.Keys(got)) {
+			if !want[gvr] {
+				errs = append(errs, fmt.Errorf("this server serves %s, %s does not", gvr, release))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// testIntrospection: /version tells the versions (KEP-4330, "Version introspection");
+// /statusz and /flagz are there from 1.36 on, where they are beta.
+func testIntrospection(t *testing.T, s *cluster.Server, release *version.Version) {
+	var v struct{ Minor, EmulationMajor, EmulationMinor, MinCompatibilityMajor, MinCompatibilityMinor string }
+	if err := json.Unmarshal([]byte(fetch(t, s, "/version", "")), &v); err != nil {
+		t.Fatal(err)
+	}
+	least := compat.DefaultMinCompatibility(compat.BinaryVersion(), release)
+	if v.Minor != "37" || v.EmulationMajor+"."+v.EmulationMinor != release.String() || v.MinCompatibilityMajor+"."+v.MinCompatibilityMinor != least.String() {
+		t.Errorf("/version of %s is %+v", release, v)
+	}
+	want := http.StatusOK
+	if release.LessThan(version.MustParse("1.36")) {
+		want = http.StatusNotFound
+	}
+	for path, line := range map[string]string{
+		"/statusz": `(?m)^Emulation version[:= ]+` + regexp.QuoteMeta(release.String()) + `$`,
+		"/flagz":   `(?m)^emulation-version[:= ]+` + regexp.QuoteMeta(release.String()) + `$`,
+	} {
+		status, body := request(t, s.Config(), path, "")
+		if status != want {
+			t.Errorf("%s at %s: %d, want %d", path, release, status, want)
+		} else if status == http.StatusOK && !regexp.MustCompile(line).MatchString(body) {
+			t.Errorf("%s at %s does not match %s: %s", path, release, line, body)
+		}
+	}
+}
+
+// testMangledUserAgent: whatever a client says of itself, it is answered as all others and
+// counted as unknown.
+func testMangledUserAgent(t *testing.T, s *cluster.Server) {
+	const counter = `concord_component_skew_requests_total{component="unknown",direction="unknown"} `
+	count := func() (n int) {
+		for line := range strings.Lines(fetch(t, s, "/metrics", "")) {
+			if value, ok := strings.CutPrefix(line, counter); ok {
+				if _, err := fmt.Sscan(value, &n); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return n
+	}
+	_, plain := request(t, s.Config(), "/api/v1", "")
+	before := count()
+	mangled := []string{"/v1.36.0", `{component="kubelet"}/v1.36.0`, "ünï/v1.36.0", "-kubectl/v1.99.0", strings.Repeat("k", 64<<10)}
+	for _, agent := range mangled {
+		config := s.Config()
+		config.UserAgent = agent
+		if status, body := request(t, config, "/api/v1", ""); status != http.StatusOK || body != plain {
+			t.Errorf("User-Agent %.40q is answered %d: %s", agent, status, body)
+		}
+	}
+	if got := count() - before; got != len(mangled) {
+		t.Errorf("%d of %d requests were counted as unknown", got, len(mangled))
+	}
+}
