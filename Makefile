@@ -19,9 +19,10 @@ generate: ## Write the generated code anew
 	go generate ./...
 	gofmt -l . | xargs -r gofmt -w
 
-check: ## gofmt, go vet, golangci-lint where it is installed, and drift of generated code
+check: ## gofmt, go vet, concord-vet, golangci-lint where it is installed, and drift of generated code
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	go vet ./...
+	go run ./cmd/concord-vet -test=false ./...
 	@go generate ./... && git diff --exit-code -- '*zz_generated*' || { echo "generated code differs: run make generate and commit"; exit 1; }
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: skipped"; fi
 

@@ -42,7 +42,8 @@ var arrows = []arrow{
 	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server"}, forbidden: kube, why: "the only importer of the generic servers"},
 	{folder: "demo", own: []string{"compat", "agree", "evolve", "api", "rewrite", "server"}, forbidden: kube, why: "drives servers from outside"},
 	{folder: "bench", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo"}, forbidden: kube, why: "measures what is there"},
-	{folder: "cmd", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo"}, forbidden: kube, why: "wires"},
+	{folder: "analysis", own: []string{"compat"}, external: append([]string{"golang.org/x/tools/go/analysis"}, values...), why: "checks of this module's source, whose rules are decided in the pure packages"},
+	{folder: "cmd", own: []string{"analysis", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo"}, forbidden: kube, why: "wires"},
 	{folder: "e2e", own: []string{"api", "agree", "server", "rewrite", "demo"}, forbidden: kube, why: "uses servers as their users do"},
 }
 

@@ -1,0 +1,1 @@
+package emptied // want `feature A breaks the rule in-range: it is gone`

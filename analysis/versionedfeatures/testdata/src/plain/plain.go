@@ -1,0 +1,3 @@
+package plain
+
+var features = map[string]bool{"A": true}
