@@ -40,7 +40,7 @@ func (o *Options) Features() ([]FeatureRow, error) {
 			known[component] = featuresOf(gate)
 		}
 	}
-	settings, err := splitGates(o.FeatureGates, known)
+	settings, err := settingsOf(o.FeatureGates, known)
 	if err != nil {
 		return nil, err
 	}
@@ -62,33 +62,48 @@ func (o *Options) Features() ([]FeatureRow, error) {
 	return rows, nil
 }
 
-// splitGates says which component each setting of --feature-gates is for. AllAlpha and
-// AllBeta are for all of them.
-func splitGates(gates []string, known map[string][]compat.Feature) (map[string]map[string]bool, error) {
+// settingsOf says which component each setting of --feature-gates is for. AllAlpha and
+// AllBeta without a component are for all of them.
+func settingsOf(gates []string, known map[string][]compat.Feature) (map[string]map[string]bool, error) {
 	settings := map[string]map[string]bool{}
 	for _, component := range featureComponents {
 		settings[component] = map[string]bool{}
 	}
 	for _, gate := range gates {
-		name, value, _ := strings.Cut(gate, "=")
-		name = strings.TrimSpace(name)
-		on, err := strconv.ParseBool(strings.TrimSpace(value))
+		component, pair, named := strings.Cut(gate, ":")
+		if !named {
+			pair = gate
+		} else if settings[component] == nil {
+			return nil, fmt.Errorf("invalid value %q for flag --feature-gates: no component %s, allowed are %s", gate, component, strings.Join(featureComponents, " and "))
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		on, err := strconv.ParseBool(value)
 		if err != nil {
 			return nil, fmt.Errorf("invalid value %q for flag --feature-gates: allowed are %s=true and %s=false", gate, name, name)
 		}
-		owner := basecompatibility.DefaultKubeComponent
-		for _, component := range featureComponents {
-			if name == compat.AllAlpha || name == compat.AllBeta {
+		switch all := name == compat.AllAlpha || name == compat.AllBeta; {
+		case named:
+			settings[component][name] = on
+		case all:
+			for _, component := range featureComponents {
 				settings[component][name] = on
-			} else if slices.ContainsFunc(known[component], func(f compat.Feature) bool { return f.Name == name }) {
-				owner = component
-				break
 			}
+		default:
+			settings[owner(name, known)][name] = on
 		}
-		settings[owner][name] = on
 	}
 	settings[basecompatibility.DefaultKubeComponent][upstreamGate] = false
 	return settings, nil
+}
+
+// owner is the component whose feature a name is; of one that nobody knows, the last.
+func owner(name string, known map[string][]compat.Feature) string {
+	for _, component := range featureComponents {
+		if slices.ContainsFunc(known[component], func(f compat.Feature) bool { return f.Name == name }) {
+			return component
+		}
+	}
+	return featureComponents[len(featureComponents)-1]
 }
 
 // featuresOf reads the histories that a gate keeps.
