@@ -162,7 +162,7 @@ func (g gate) home(o Options) string {
 			}
 		}
 	}
-	return "the emulation versions that have it are " + join(allowed)
+	return "allowed with the emulation versions " + join(allowed)
 }
 
 func (p Phase) present() bool { return p.Stage != StageAbsent && p.Stage != StageRemoved }

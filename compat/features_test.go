@@ -143,7 +143,7 @@ func TestTransitionGridFeatures(t *testing.T) {
 		want                                string // or what the error contains after "!"
 	}{
 		{"Alpha feature introduced", introduced, n1, "", "absent off"},
-		{"Alpha feature introduced", introduced, n1, "A=true", "!introduced in 1.37, after emulation version 1.36, the emulation versions that have it are 1.37"},
+		{"Alpha feature introduced", introduced, n1, "A=true", "!introduced in 1.37, after emulation version 1.36, allowed with the emulation versions 1.37"},
 		{"Alpha feature introduced", introduced, n1, "A=false", "!introduced in 1.37"},
 		{"Alpha feature introduced", introduced, n, "", "alpha off"},
 		{"Alpha feature introduced", introduced, n, "A=true", "alpha on"},
@@ -164,7 +164,7 @@ func TestTransitionGridFeatures(t *testing.T) {
 		{"Beta feature removed", removed, n1, "", "beta on"},
 		{"Beta feature removed", removed, n1, "A=false", "beta off"},
 		{"Beta feature removed", removed, n, "", "removed off"},
-		{"Beta feature removed", removed, n, "A=false", "!removed in 1.37, the emulation versions that have it are 1.35, 1.36"},
+		{"Beta feature removed", removed, n, "A=false", "!removed in 1.37, allowed with the emulation versions 1.35, 1.36"},
 		{"Beta feature removed", deprecation, n, "A=true", "!deprecated since 1.37 and locked, allowed is A=false"},
 		{"Beta feature removed", "", n, "A=true", "!no release has this feature"},
 	} {
@@ -253,7 +253,7 @@ func TestFeatureErrors(t *testing.T) {
 		{"Nonsense=true", "", []string{"no release has this feature", "concord apis --features lists the allowed ones"}},
 		{"Streaming=true,WatchList=false", "", []string{"Streaming is on and needs WatchList, which is off"}},
 		{"Streaming=true,AllBeta=false", "", []string{"Streaming is on and needs WatchList, which is off"}},
-		{"Later=true", "1.36", []string{"--feature-gates=Later=true", "introduced in 1.37, after emulation version 1.36", "have it are 1.37"}},
+		{"Later=true", "1.36", []string{"--feature-gates=Later=true", "introduced in 1.37, after emulation version 1.36", "allowed with the emulation versions 1.37"}},
 		{"", "1.33", []string{"--emulation-version", "1.34, 1.35, 1.36, 1.37"}},
 	} {
 		_, err := PlanFeatures(features, gates(t, c.set), Options{Emulation: optional(c.emulation)})

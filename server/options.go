@@ -262,12 +262,14 @@ func (o *Options) completeVersions() error {
 // withUpstreamGateOff keeps upstream's own StorageVersionAPI machinery off, also under
 // AllAlpha: Concord's replaces it, and is always on.
 func withUpstreamGateOff(gates []string) ([]string, error) {
-	for _, g := range gates {
+	gates = slices.Clone(gates)
+	for i, g := range gates {
+		gates[i] = strings.TrimPrefix(g, basecompatibility.DefaultKubeComponent+":")
 		name, value, _ := strings.Cut(g, "=")
 		if name == upstreamGate && value != "true" {
 			return nil, fmt.Errorf("--feature-gates: %s cannot be set to %q, it is locked to true", upstreamGate, value)
 		}
 	}
-	kept := slices.DeleteFunc(slices.Clone(gates), func(g string) bool { return strings.HasPrefix(g, upstreamGate+"=") })
+	kept := slices.DeleteFunc(gates, func(g string) bool { return strings.HasPrefix(g, upstreamGate+"=") })
 	return append(kept, upstreamGate+"=false"), nil
 }
