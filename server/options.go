@@ -57,6 +57,10 @@ type Options struct {
 	// measuring what they cost (package bench) and has no flag: such a server must never
 	// share an etcd with others.
 	DisableProtocol bool
+	// DisablePlan serves every stable version and stores in the newest, whatever the versions
+	// and the runtime config are. It is for measuring what planning costs (package bench) and
+	// has no flag.
+	DisablePlan bool
 
 	ServerRun     *genericoptions.ServerRunOptions
 	SecureServing *genericoptions.SecureServingOptionsWithLoopback

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -80,6 +81,9 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 // Plan computes which APIs a server with these completed options serves, and how it
 // stores every resource, without starting anything (KEP-4330).
 func (o *Options) Plan() (*compat.Plan, error) {
+	if o.DisablePlan {
+		return unplanned(o.versions), nil
+	}
 	plan, err := compat.NewPlan(Lifecycles(), compat.Options{
 		Binary: o.versions.binary, Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility,
 		RuntimeConfig:                  o.RuntimeConfig,
@@ -95,6 +99,31 @@ func (o *Options) Plan() (*compat.Plan, error) {
 		}
 	}
 	return plan, nil
+}
+
+// unplanned is what a server does that decides nothing. Lifecycles are newest first.
+func unplanned(v versions) *compat.Plan {
+	plan := &compat.Plan{Binary: v.binary, Emulation: v.emulation, MinCompatibility: v.minCompatibility}
+	at := map[schema.GroupResource]int{}
+	for _, l := range Lifecycles() {
+		if l.Gone {
+			continue
+		}
+		i, ok := at[l.GroupResource()]
+		if !ok {
+			i = len(plan.Resources)
+			at[l.GroupResource()] = i
+			plan.Resources = append(plan.Resources, compat.ResourcePlan{Group: l.Group, Resource: l.Resource, Kind: l.Kind})
+			if !l.NotPersisted {
+				plan.Resources[i].Storage = l.GroupVersion()
+			}
+		}
+		r := &plan.Resources[i]
+		stable := !strings.Contains(l.Version, "alpha") && !strings.Contains(l.Version, "beta")
+		r.Served = append(r.Served, compat.VersionPlan{Version: l.Version, Served: stable || slices.Contains(protocolResources, l.GroupVersionResource)})
+		r.Decodable = append(r.Decodable, l.GroupVersion().String())
+	}
+	return plan
 }
 
 // checkStorage refuses to start on what the server could not decode.

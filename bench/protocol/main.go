@@ -39,6 +39,7 @@ type measure struct {
 var measures = []measure{
 	{"latency", "latency of writes with the protocol and without", measureLatency},
 	{"start", "time from start to ready with the protocol and without", measureStart},
+	{"plan", "concord apis, and time from start to ready with the API plan and without", measurePlan},
 	{"crds", "agreement on 1,000 CRDs after three servers started", measureCRDs},
 	{"stall", "longest write when a CRD's storage version changes", measureStall},
 	{"saturated", "the same under writers without a pause", measureSaturated},

@@ -9,6 +9,8 @@ type size struct {
 	writes int
 	// starts is how often each side starts a first time, and again.
 	starts int
+	// apis is how often concord apis runs, and plans how often each side starts.
+	apis, plans int
 	// crds is how many CRDs three servers have to agree on, compared how many of them are
 	// created without the protocol too, and creators how many clients create them at a time.
 	crds, compared, creators int
@@ -36,7 +38,8 @@ var (
 	full = size{
 		writes: 2000,
 		starts: 5,
-		crds:   1000, compared: 200, creators: 8,
+		apis:   20, plans: 12,
+		crds: 1000, compared: 200, creators: 8,
 		writers: 32, pause: 300 * time.Millisecond,
 		changes: 20, saturatedChanges: 5,
 		before: 700 * time.Millisecond, after: 1500 * time.Millisecond,
@@ -48,7 +51,8 @@ var (
 	small = size{
 		writes: 30,
 		starts: 1,
-		crds:   30, compared: 20, creators: 8,
+		apis:   2, plans: 1,
+		crds: 30, compared: 20, creators: 8,
 		writers: 32, pause: 300 * time.Millisecond,
 		changes: 2, saturatedChanges: 1,
 		before: 700 * time.Millisecond, after: 1500 * time.Millisecond,

@@ -19,6 +19,8 @@ const (
 	etcdArgument   = "etcd"
 	// withoutVariable, in a server's environment, switches the protocol off.
 	withoutVariable = "CONCORD_BENCH_WITHOUT_PROTOCOL"
+	// unplannedVariable, there too, switches the API plan off.
+	unplannedVariable = "CONCORD_BENCH_UNPLANNED"
 )
 
 // Child runs the program as a server or an etcd if it was started as one, and then does
@@ -48,6 +50,7 @@ func runServer(ctx context.Context, args []string) error {
 		return err
 	}
 	o.DisableProtocol = os.Getenv(withoutVariable) != ""
+	o.DisablePlan = os.Getenv(unplannedVariable) != ""
 	if err := o.Complete(); err != nil {
 		return err
 	}

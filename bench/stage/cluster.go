@@ -24,6 +24,8 @@ const (
 type Cluster struct {
 	// Protocol says whether its servers take part in the protocol.
 	Protocol bool
+	// Unplanned servers do not plan their APIs (server.Options.DisablePlan).
+	Unplanned bool
 	// Servers are in the order in which they were made.
 	Servers []*Server
 	// Raw is a client of the etcd.

@@ -47,6 +47,9 @@ func (s *Server) Start(args ...string) error {
 	if !s.cluster.Protocol {
 		environment = append(environment, withoutVariable+"=1")
 	}
+	if s.cluster.Unplanned {
+		environment = append(environment, unplannedVariable+"=1")
+	}
 	var err error
 	s.process, err = launch(s.name, s.cluster.stage.program, all, environment, s.cluster.path(s.name+".log"))
 	return err
