@@ -195,6 +195,9 @@ func (o *Options) Complete() error {
 	if o.Etcd.DefaultStorageMediaType != runtime.ContentTypeProtobuf {
 		return fmt.Errorf("--storage-media-type %s is not supported: built-in resources are stored in %s, custom resources in JSON", o.Etcd.DefaultStorageMediaType, runtime.ContentTypeProtobuf)
 	}
+	if err := o.checkForwardCompatible(); err != nil {
+		return err
+	}
 	var errs []error
 	if _, err := genericoptions.ParseWatchCacheSizes(o.Etcd.WatchCacheSizes); err != nil {
 		errs = append(errs, fmt.Errorf("--watch-cache-sizes: %w", err))
@@ -203,6 +206,19 @@ func (o *Options) Complete() error {
 	errs = append(errs, o.SecureServing.Validate()...)
 	errs = append(errs, o.Audit.Validate()...)
 	return utilerrors.NewAggregate(errs)
+}
+
+// checkForwardCompatible says what the library does in the names of its fields.
+func (o *Options) checkForwardCompatible() error {
+	for flag, set := range map[string]bool{
+		"emulation-forward-compatible":                o.ServerRun.EmulationForwardCompatible,
+		"runtime-config-emulation-forward-compatible": o.ServerRun.RuntimeConfigEmulationForwardCompatible,
+	} {
+		if set && o.versions.emulation.EqualTo(o.versions.binary) {
+			return fmt.Errorf("--%s needs an --emulation-version below the binary's %s: remove the flag, or emulate %s", flag, o.versions.binary, strings.TrimSuffix(allowedVersions(), ", "+o.versions.binary.String()))
+		}
+	}
+	return nil
 }
 
 func (o *Options) completePaths() error {
