@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ func TestEmulation(t *testing.T) {
 				t.Run("Discovery", func(t *testing.T) { testDiscoveryOfRelease(t, s, release, betas) })
 				t.Run("Introspection", func(t *testing.T) { testIntrospection(t, s, release) })
 				t.Run("MangledUserAgent", func(t *testing.T) { testMangledUserAgent(t, s) })
+				t.Run("Skew", func(t *testing.T) { testKubeletSkew(t, s, release) })
 			})
 		}
 	}
@@ -154,19 +156,9 @@ func testIntrospection(t *testing.T, s *cluster.Server, release *version.Version
 // testMangledUserAgent: whatever a client says of itself, it is answered as all others and
 // counted as unknown.
 func testMangledUserAgent(t *testing.T, s *cluster.Server) {
-	const counter = `concord_component_skew_requests_total{component="unknown",direction="unknown"} `
-	count := func() (n int) {
-		for line := range strings.Lines(fetch(t, s, "/metrics", "")) {
-			if value, ok := strings.CutPrefix(line, counter); ok {
-				if _, err := fmt.Sscan(value, &n); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		return n
-	}
+	const counter = `concord_component_skew_requests_total{component="unknown",direction="unknown"}`
 	_, plain := request(t, s.Config(), "/api/v1", "")
-	before := count()
+	before := skewCounts(t, s)[counter]
 	mangled := []string{"/v1.36.0", `{component="kubelet"}/v1.36.0`, "ünï/v1.36.0", "-kubectl/v1.99.0", strings.Repeat("k", 64<<10)}
 	for _, agent := range mangled {
 		config := s.Config()
@@ -175,7 +167,51 @@ func testMangledUserAgent(t *testing.T, s *cluster.Server) {
 			t.Errorf("User-Agent %.40q is answered %d: %s", agent, status, body)
 		}
 	}
-	if got := count() - before; got != len(mangled) {
+	if got := skewCounts(t, s)[counter] - before; got != len(mangled) {
 		t.Errorf("%d of %d requests were counted as unknown", got, len(mangled))
 	}
+}
+
+// testKubeletSkew: skew counts from what the server emulates (KEP-4330, "Skew"), whatever the
+// binary's release is, and the server's own requests and its controllers' are never out.
+func testKubeletSkew(t *testing.T, s *cluster.Server, release *version.Version) {
+	const newer, older = `concord_component_skew_requests_total{component="kubelet",direction="newer"}`, `concord_component_skew_requests_total{component="kubelet",direction="older"}`
+	oldest := compat.DefaultMinCompatibility(compat.BinaryVersion(), release).SubtractMinor(2)
+	before := skewCounts(t, s)
+	for _, v := range []*version.Version{release, release.AddMinor(1), oldest, oldest.SubtractMinor(1), oldest.SubtractMinor(2)} {
+		config := s.Config()
+		config.UserAgent = fmt.Sprintf("kubelet/v%s.1 (linux/amd64) kubernetes/93248f9", v)
+		if status, body := request(t, config, "/api/v1", ""); status != http.StatusOK {
+			t.Errorf("kubelet %s is answered %d: %s", v, status, body)
+		}
+	}
+	after := skewCounts(t, s)
+	if got := [2]int{after[newer] - before[newer], after[older] - before[older]}; got != [2]int{1, 2} {
+		t.Errorf("at %s kubelets were counted newer and older %v times, want one and two", release, got)
+	}
+	for _, own := range []compat.Component{compat.ConcordServer, compat.ConcordControllers} {
+		for line, n := range after {
+			if strings.Contains(line, fmt.Sprintf("component=%q", own)) {
+				t.Errorf("%s is out of skew with itself: %s %d", own, line, n)
+			}
+		}
+	}
+}
+
+// skewCounts returns the lines of the skew metric by what stands before their value.
+func skewCounts(t *testing.T, s *cluster.Server) map[string]int {
+	t.Helper()
+	counts := map[string]int{}
+	for line := range strings.Lines(fetch(t, s, "/metrics", "")) {
+		f := strings.Fields(line)
+		if len(f) != 2 || !strings.HasPrefix(f[0], "concord_component_skew_requests_total{") {
+			continue
+		}
+		n, err := strconv.Atoi(f[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts[f[0]] = n
+	}
+	return counts
 }

@@ -53,10 +53,15 @@ func run(pass *analysis.Pass) (any, error) {
 	d := declared{history: map[string][]compat.Phase{}, at: map[string]token.Pos{}}
 	for _, f := range files {
 		ast.Inspect(f, func(n ast.Node) bool {
-			if literal, ok := n.(*ast.CompositeLit); ok && isMapOfSpecs(pass, literal) {
+			literal, ok := n.(*ast.CompositeLit)
+			switch {
+			case !ok:
+			case isMapOf(pass, literal, "VersionedSpecs"):
 				d.read(pass, literal)
 				return false
-			} else if ok && named(pass.TypesInfo.TypeOf(literal), gates, "VersionedSpecs") && len(literal.Elts) > 0 {
+			case isMapOf(pass, literal, "FeatureSpec"):
+				pass.Reportf(literal.Pos(), "features without versions are the same at every release that is emulated: declare a featuregate.VersionedSpecs of each")
+			case named(pass.TypesInfo.TypeOf(literal), gates, "VersionedSpecs") && len(literal.Elts) > 0:
 				pass.Reportf(literal.Pos(), "a history outside of a literal map[featuregate.Feature]featuregate.VersionedSpecs cannot be checked")
 			}
 			return true
@@ -85,13 +90,13 @@ func run(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
-func isMapOfSpecs(pass *analysis.Pass, literal *ast.CompositeLit) bool {
+func isMapOf(pass *analysis.Pass, literal *ast.CompositeLit, element string) bool {
 	t := pass.TypesInfo.TypeOf(literal)
 	if t == nil {
 		return false
 	}
 	m, ok := t.Underlying().(*types.Map)
-	return ok && named(m.Key(), gates, "Feature") && named(m.Elem(), gates, "VersionedSpecs")
+	return ok && named(m.Key(), gates, "Feature") && named(m.Elem(), gates, element)
 }
 
 func named(t types.Type, path, name string) bool {

@@ -38,7 +38,7 @@ var (
 	full = size{
 		writes: 2000,
 		starts: 5,
-		apis:   20, plans: 12,
+		apis:   20, plans: 8,
 		crds: 1000, compared: 200, creators: 8,
 		writers: 32, pause: 300 * time.Millisecond,
 		changes: 20, saturatedChanges: 5,

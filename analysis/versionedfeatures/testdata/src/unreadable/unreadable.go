@@ -13,6 +13,10 @@ var (
 	specs                       = featuregate.VersionedSpecs{{Version: version.MustParse("1.37")}} // want `a history outside of a literal map\[featuregate.Feature\]featuregate.VersionedSpecs cannot be checked`
 )
 
+var unversioned = map[featuregate.Feature]featuregate.FeatureSpec{ // want `features without versions are the same at every release that is emulated`
+	"E": {Default: true},
+}
+
 var features = map[featuregate.Feature]featuregate.VersionedSpecs{
 	name: {{Version: version.MustParse("1.37")}}, // want `the name of a feature and its history must be literals to be checked`
 	"A":  specs,                                  // want `the name of a feature and its history must be literals to be checked`
