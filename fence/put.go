@@ -9,7 +9,9 @@ import (
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -31,6 +33,29 @@ type fencedClient struct {
 	versions *storageVersions
 	gr       schema.GroupResource
 	enc      agree.Encoding
+}
+
+// ClientConfig is what NewClient needs.
+type ClientConfig struct {
+	// KV runs the transactions.
+	KV clientv3.KV
+	// Permits answers for this server's reports.
+	Permits Permits
+	// Resource is what is written and Encoding what it is written in.
+	Resource schema.GroupResource
+	Encoding agree.Encoding
+	// Prefix is the etcd prefix of the stored StorageVersions, with a trailing slash, and
+	// Decoder decodes their values, which are not encrypted.
+	Prefix  string
+	Decoder runtime.Decoder
+}
+
+// NewClient returns a client whose puts are fenced, for a store that no Fence built. All
+// its other methods are inner's.
+func NewClient(inner kubernetes.Interface, c ClientConfig) kubernetes.Interface {
+	versions := &storageVersions{decoder: c.Decoder}
+	versions.locate(c.Prefix, identity.NewEncryptCheckTransformer())
+	return &fencedClient{Interface: inner, kv: c.KV, permits: c.Permits, versions: versions, gr: c.Resource, enc: c.Encoding}
 }
 
 // OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is

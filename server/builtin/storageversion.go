@@ -2,13 +2,11 @@ package builtin
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -23,13 +21,8 @@ func storageVersionStorage(k kind, g generics) (stores, error) {
 	s := newStrategy[*v1alpha1.StorageVersion](false)
 	s.name = validateStorageVersionName
 	s.reset = k.resetFields("status")
-	s.prepareCreate = func(_ context.Context, sv *v1alpha1.StorageVersion) {
-		raiseEpoch(sv, agree.History{})
-	}
-	s.prepareUpdate = func(_ context.Context, sv, old *v1alpha1.StorageVersion) {
-		sv.Status = old.Status
-		keepEpoch(sv, old)
-	}
+	s.prepareCreate = func(_ context.Context, sv *v1alpha1.StorageVersion) { storageversion.PrepareCreate(sv) }
+	s.prepareUpdate = func(_ context.Context, sv, old *v1alpha1.StorageVersion) { storageversion.PrepareUpdate(sv, old) }
 	s.validate = func(_ context.Context, sv *v1alpha1.StorageVersion) field.ErrorList {
 		return validateStorageVersion(sv)
 	}
@@ -42,27 +35,10 @@ func storageVersionStorage(k kind, g generics) (stores, error) {
 		return nil, err
 	}
 	status := s.sub(func(_ context.Context, sv, old *v1alpha1.StorageVersion) {
-		sv.Spec = old.Spec
-		metav1.ResetObjectMetaForStatus(sv, old)
-		keepEpoch(sv, old)
+		storageversion.PrepareStatusUpdate(sv, old)
 	}, validateStorageVersionUpdate)
 	status.reset = k.resetFields("metadata", "spec")
 	return stores{"": parent, "status": newSubresource(parent.Store, status)}, nil
-}
-
-// keepEpoch gives sv the history that follows from old's and the reports in sv. A history
-// that cannot be read is left to validation, which refuses the update.
-func keepEpoch(sv, old *v1alpha1.StorageVersion) {
-	history, err := storageversion.History(old)
-	if err != nil {
-		return
-	}
-	raiseEpoch(sv, history)
-}
-
-func raiseEpoch(sv *v1alpha1.StorageVersion, before agree.History) {
-	sv.Annotations = maps.Clone(sv.Annotations)
-	storageversion.SetHistory(sv, before.Next(storageversion.Reports(sv)))
 }
 
 func validateStorageVersionName(name string, prefix bool) []string {

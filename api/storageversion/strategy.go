@@ -1,0 +1,43 @@
+package storageversion
+
+import (
+	"maps"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// PrepareCreate makes of what a client sent what is stored as a new StorageVersion. Its
+// epoch annotations are computed, whatever the client sent; its status is kept, so that a
+// server creates the object with its report in one write.
+func PrepareCreate(sv *v1alpha1.StorageVersion) { raiseEpoch(sv, agree.History{}) }
+
+// PrepareUpdate makes of an update what is stored in old's place.
+func PrepareUpdate(sv, old *v1alpha1.StorageVersion) {
+	sv.Status = old.Status
+	keepEpoch(sv, old)
+}
+
+// PrepareStatusUpdate makes of a status update what is stored in old's place.
+func PrepareStatusUpdate(sv, old *v1alpha1.StorageVersion) {
+	sv.Spec = old.Spec
+	metav1.ResetObjectMetaForStatus(sv, old)
+	keepEpoch(sv, old)
+}
+
+// keepEpoch gives sv the history that follows from old's and the reports in sv. A history
+// that cannot be read is left to validation, which refuses the update.
+func keepEpoch(sv, old *v1alpha1.StorageVersion) {
+	history, err := History(old)
+	if err != nil {
+		return
+	}
+	raiseEpoch(sv, history)
+}
+
+func raiseEpoch(sv *v1alpha1.StorageVersion, before agree.History) {
+	sv.Annotations = maps.Clone(sv.Annotations)
+	SetHistory(sv, before.Next(Reports(sv)))
+}
