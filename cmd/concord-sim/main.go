@@ -1,0 +1,171 @@
+// Command concord-sim attacks the protocol by machine: it runs simulated clusters with
+// faults and checks the invariants of DESIGN 3.7 after every step. It exits with 0 if none
+// was violated, 2 if one was, and 1 if it could not run.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/concord-dev/concord/sim"
+)
+
+const (
+	exitError     = 1
+	exitViolation = 2
+)
+
+type options struct {
+	seeds, from uint64
+	duration    time.Duration
+	parallel    int
+	script      string
+	trace       bool
+	quiet       bool
+}
+
+func main() {
+	o := options{}
+	flag.Uint64Var(&o.seeds, "seeds", 1000, "how many seeds to run; 0 means without end")
+	flag.Uint64Var(&o.from, "from", 0, "the first seed")
+	flag.DurationVar(&o.duration, "duration", 0, "stop after this time; 0 means not before all seeds are done")
+	flag.IntVar(&o.parallel, "parallel", 1, "how many worlds to run at a time")
+	flag.StringVar(&o.script, "script", "", "replay the script in this file (- is standard input) instead of seeds")
+	flag.BoolVar(&o.trace, "trace", false, "print what happens; with one seed or a script")
+	flag.BoolVar(&o.quiet, "quiet", false, "print no progress")
+	flag.Parse()
+	code, err := o.run(os.Stdout)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "concord-sim:", err)
+		os.Exit(exitError)
+	}
+	os.Exit(code)
+}
+
+func (o options) run(out io.Writer) (int, error) {
+	switch {
+	case flag.NArg() > 0:
+		return 0, fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case o.parallel < 1:
+		return 0, errors.New("--parallel must be at least 1")
+	case o.script != "":
+		return o.replay(out)
+	case o.trace && o.seeds != 1:
+		return 0, errors.New("--trace needs --seeds 1")
+	}
+	return o.search(out), nil
+}
+
+func (o options) replay(out io.Writer) (int, error) {
+	text, err := os.ReadFile(o.script)
+	if o.script == "-" {
+		text, err = io.ReadAll(os.Stdin)
+	}
+	if err != nil {
+		return 0, err
+	}
+	config, script, err := sim.ParseStory(string(text))
+	if err != nil {
+		return 0, err
+	}
+	var trace io.Writer
+	if o.trace {
+		trace = out
+	}
+	run := sim.Replay(config, script, trace)
+	return conclude(out, run), nil
+}
+
+func conclude(out io.Writer, run sim.Outcome) int {
+	if run.Violation == nil {
+		fmt.Fprintln(out, run)
+		return 0
+	}
+	fmt.Fprintf(out, "VIOLATION %s: %s\n", run.Violation.Invariant, run.Violation.What)
+	return exitViolation
+}
+
+// search runs seeds until one violates an invariant.
+func (o options) search(out io.Writer) int {
+	var next, done, events atomic.Uint64
+	var simulated atomic.Int64
+	next.Store(o.from)
+	began := time.Now()
+	var found atomic.Pointer[failure]
+	stop := func() bool {
+		return found.Load() != nil || o.duration > 0 && time.Since(began) > o.duration
+	}
+	progress := func() {
+		elapsed := time.Since(began).Seconds()
+		fmt.Fprintf(out, "%d schedules, %d events, %.0f schedules/s, %.0f s simulated per s\n",
+			done.Load(), events.Load(), float64(done.Load())/elapsed, time.Duration(simulated.Load()).Seconds()/elapsed)
+	}
+	var workers sync.WaitGroup
+	for range o.parallel {
+		workers.Go(func() {
+			for !stop() {
+				seed := next.Add(1) - 1
+				if o.seeds > 0 && seed >= o.from+o.seeds {
+					return
+				}
+				var trace io.Writer
+				if o.trace {
+					trace = out
+				}
+				run := sim.Seed(seed, trace)
+				done.Add(1)
+				events.Add(uint64(run.Steps))
+				simulated.Add(int64(run.Simulated))
+				if run.Violation != nil {
+					found.CompareAndSwap(nil, &failure{seed, run})
+				}
+			}
+		})
+	}
+	finished := make(chan struct{})
+	go func() {
+		workers.Wait()
+		close(finished)
+	}()
+	ticker := time.NewTicker(10 * time.Second)
+	defer ticker.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-finished:
+			waiting = false
+		case <-ticker.C:
+			if !o.quiet {
+				progress()
+			}
+		}
+	}
+	progress()
+	if f := found.Load(); f != nil {
+		f.print(out)
+		return exitViolation
+	}
+	fmt.Fprintln(out, "no violation")
+	return 0
+}
+
+type failure struct {
+	seed uint64
+	run  sim.Outcome
+}
+
+// shrinkBudget bounds the replays that a script is shrunk with.
+const shrinkBudget = 5000
+
+func (f *failure) print(out io.Writer) {
+	v := f.run.Violation
+	fmt.Fprintf(out, "VIOLATION %s: seed %d: %s\n", v.Invariant, f.seed, v.What)
+	fmt.Fprintf(out, "replay: go run ./cmd/concord-sim --seeds 1 --from %d --trace\n", f.seed)
+	small := sim.Shrink(f.run.Config, f.run.Script, v.Invariant, shrinkBudget)
+	fmt.Fprintf(out, "shrunk to %d of %d events; replay with --script FILE --trace:\n%s", len(small), len(f.run.Script), sim.FormatStory(f.run.Config, small))
+}

@@ -1,0 +1,507 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// kind is a kind of the protocol's own API objects.
+type kind uint8
+
+const (
+	storageVersions kind = iota
+	leases
+	definitions
+	states
+	migrations
+	kinds // how many there are
+)
+
+var kindPrefix = [kinds]string{"/registry/storageversions/", "/registry/leases/", "/registry/definitions/", "/registry/states/", "/registry/migrations/"}
+
+var kindResource = [kinds]schema.GroupResource{
+	storageversion.Resource,
+	{Group: coordinationv1.GroupName, Resource: "leases"},
+	{Group: apiextensionsv1.GroupName, Resource: "customresourcedefinitions"},
+	migrationv1alpha1.StorageStates,
+	migrationv1alpha1.StorageVersionMigrations,
+}
+
+func kindOf(obj runtime.Object) (kind, bool) {
+	switch obj.(type) {
+	case *v1alpha1.StorageVersion, *v1alpha1.StorageVersionList:
+		return storageVersions, true
+	case *coordinationv1.Lease, *coordinationv1.LeaseList:
+		return leases, true
+	case *apiextensionsv1.CustomResourceDefinition, *apiextensionsv1.CustomResourceDefinitionList:
+		return definitions, true
+	case *migrationv1alpha1.StorageState, *migrationv1alpha1.StorageStateList:
+		return states, true
+	case *migrationv1alpha1.StorageVersionMigration, *migrationv1alpha1.StorageVersionMigrationList:
+		return migrations, true
+	}
+	return 0, false
+}
+
+// keyOf returns the etcd key of an API object.
+func keyOf(k kind, name string) string { return kindPrefix[k] + name }
+
+// objects are the API objects that were ever stored. A stored value is the number of one
+// of them: what is read is copied from there. None is changed after it was stored.
+type objects struct{ all []client.Object }
+
+var _ runtime.Decoder = (*objects)(nil)
+
+func (o *objects) seal(obj client.Object) string {
+	o.all = append(o.all, obj)
+	return strconv.Itoa(len(o.all) - 1)
+}
+
+func (o *objects) open(value []byte) (client.Object, error) {
+	i, err := strconv.Atoi(string(value))
+	if err != nil || i < 0 || i >= len(o.all) {
+		return nil, fmt.Errorf("%q is no API object", value)
+	}
+	return o.all[i], nil
+}
+
+// Decode implements runtime.Decoder: it is what fence reads stored StorageVersions with.
+func (o *objects) Decode(value []byte, _ *schema.GroupVersionKind, _ runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	obj, err := o.open(value)
+	return obj, nil, err
+}
+
+// look returns an API object as it is stored, nil if it does not exist. It is not to be
+// changed.
+func (w *World) look(k kind, name string) client.Object {
+	return w.view(w.store.Lookup(keyOf(k, name)))
+}
+
+// view returns the API object of a stored value. Its resourceVersion is that of the
+// value: a sealed object does not know it.
+func (w *World) view(kv *mvccpb.KeyValue) client.Object {
+	if kv == nil {
+		return nil
+	}
+	obj, err := w.objects.open(kv.Value)
+	if err != nil {
+		panic(err) // nobody else writes below these prefixes
+	}
+	if obj.GetResourceVersion() == "" {
+		obj.SetResourceVersion(strconv.FormatInt(kv.ModRevision, 10))
+	}
+	return obj
+}
+
+func (w *World) lookStorageVersion(gr schema.GroupResource) *v1alpha1.StorageVersion {
+	sv, _ := w.look(storageVersions, storageversion.Name(gr)).(*v1alpha1.StorageVersion)
+	return sv
+}
+
+func (w *World) lookState(gr schema.GroupResource) *migrationv1alpha1.StorageState {
+	state, _ := w.look(states, migrationv1alpha1.StateName(gr)).(*migrationv1alpha1.StorageState)
+	return state
+}
+
+func (w *World) lookDefinition() *apiextensionsv1.CustomResourceDefinition {
+	crd, _ := w.look(definitions, widgets.gr.String()).(*apiextensionsv1.CustomResourceDefinition)
+	return crd
+}
+
+// each visits the objects of a kind by name. They are not to be changed.
+func (w *World) each(k kind, visit func(client.Object)) {
+	w.store.Scan(kindPrefix[k], func(kv *mvccpb.KeyValue) { visit(w.view(kv)) })
+}
+
+// The functions below are an API server's, each one atomic: what they read and what they
+// write belongs to one transaction on the object's key.
+
+func (w *World) create(obj client.Object, now time.Time) error {
+	k, _ := kindOf(obj)
+	if w.look(k, obj.GetName()) != nil {
+		return apierrors.NewAlreadyExists(kindResource[k], obj.GetName())
+	}
+	stored := obj.DeepCopyObject().(client.Object)
+	w.lastUID++
+	stored.SetUID(types.UID(fmt.Sprintf("u%d", w.lastUID)))
+	stored.SetCreationTimestamp(metav1.NewTime(now.Truncate(time.Second)))
+	stored.SetGeneration(1)
+	switch s := stored.(type) {
+	case *v1alpha1.StorageVersion:
+		storageversion.PrepareCreate(s)
+		if err := valid(s); err != nil {
+			return err
+		}
+	case *apiextensionsv1.CustomResourceDefinition:
+		s.Status.StoredVersions = []string{storedBy(s)}
+	case *migrationv1alpha1.StorageState:
+		s.Status = migrationv1alpha1.StorageStateStatus{}
+	case *migrationv1alpha1.StorageVersionMigration:
+		s.Status = migrationv1alpha1.StorageVersionMigrationStatus{}
+	}
+	return w.put(k, stored, obj)
+}
+
+func storedBy(crd *apiextensionsv1.CustomResourceDefinition) string {
+	for _, v := range crd.Spec.Versions {
+		if v.Storage {
+			return v.Name
+		}
+	}
+	return ""
+}
+
+// update writes everything but the status where there is a status subresource, and
+// status the opposite.
+func (w *World) update(obj client.Object, status bool) error {
+	k, _ := kindOf(obj)
+	old := w.look(k, obj.GetName())
+	if old == nil {
+		return apierrors.NewNotFound(kindResource[k], obj.GetName())
+	}
+	if err := unchanged(k, old, obj.GetUID(), obj.GetResourceVersion()); err != nil {
+		return err
+	}
+	stored := obj.DeepCopyObject().(client.Object)
+	if err := prepare(stored, old, status); err != nil {
+		return err
+	}
+	stored.SetUID(old.GetUID())
+	stored.SetCreationTimestamp(old.GetCreationTimestamp())
+	return w.put(k, stored, obj)
+}
+
+// unchanged is optimistic concurrency.
+func unchanged(k kind, old client.Object, uid types.UID, resourceVersion string) error {
+	switch {
+	case uid != "" && uid != old.GetUID():
+		return apierrors.NewConflict(kindResource[k], old.GetName(), errors.New("the UID in the precondition is not the object's"))
+	case resourceVersion != "" && resourceVersion != old.GetResourceVersion():
+		return apierrors.NewConflict(kindResource[k], old.GetName(), errors.New("the object has been modified"))
+	}
+	return nil
+}
+
+// prepare is the strategies' part of an update.
+func prepare(obj, old client.Object, status bool) error {
+	switch s := obj.(type) {
+	case *v1alpha1.StorageVersion:
+		before := old.(*v1alpha1.StorageVersion).DeepCopy()
+		if status {
+			storageversion.PrepareStatusUpdate(s, before)
+		} else {
+			storageversion.PrepareUpdate(s, before)
+		}
+		return valid(s)
+	case *migrationv1alpha1.StorageState:
+		before := old.(*migrationv1alpha1.StorageState).DeepCopy()
+		if status {
+			s.ObjectMeta, s.Spec = before.ObjectMeta, before.Spec
+		} else {
+			s.Status = before.Status
+		}
+		s.Status.LastHeartbeatTime = seconds(s.Status.LastHeartbeatTime)
+	case *migrationv1alpha1.StorageVersionMigration:
+		before := old.(*migrationv1alpha1.StorageVersionMigration).DeepCopy()
+		if status {
+			s.ObjectMeta, s.Spec = before.ObjectMeta, before.Spec
+		} else {
+			s.Status, s.Spec = before.Status, before.Spec
+		}
+		for i := range s.Status.Conditions {
+			s.Status.Conditions[i].LastUpdateTime = seconds(s.Status.Conditions[i].LastUpdateTime)
+		}
+	case *apiextensionsv1.CustomResourceDefinition:
+		return prepareDefinition(s, old.(*apiextensionsv1.CustomResourceDefinition).DeepCopy(), status)
+	}
+	return nil
+}
+
+// prepareDefinition does as apiextensions' strategies: the storage version is always
+// among the stored versions, and no stored version may be missing from the spec.
+func prepareDefinition(crd, before *apiextensionsv1.CustomResourceDefinition, status bool) error {
+	if status {
+		crd.ObjectMeta, crd.Spec = before.ObjectMeta, before.Spec
+	} else {
+		crd.Status = before.Status
+		crd.Generation = before.Generation
+		if storedBy(crd) != storedBy(before) {
+			crd.Generation++
+		}
+		if now := storedBy(crd); !slices.Contains(crd.Status.StoredVersions, now) {
+			crd.Status.StoredVersions = append(crd.Status.StoredVersions, now)
+		}
+	}
+	if !slices.Contains(crd.Status.StoredVersions, storedBy(crd)) {
+		return apierrors.NewInvalid(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition").GroupKind(), crd.Name, nil)
+	}
+	return nil
+}
+
+// seconds is what is left of a time that was stored.
+func seconds(t metav1.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
+
+// valid is the part of a StorageVersion's validation that the protocol leans on.
+func valid(sv *v1alpha1.StorageVersion) error {
+	reports := storageversion.Reports(sv)
+	err := agree.Validate(reports)
+	common, agreed := agree.Common(reports)
+	if stated, says := storageversion.Agreement(sv); err == nil && (says != agreed || stated != common) {
+		err = fmt.Errorf("commonEncodingVersion is %q, and reports make it %q", stated, common)
+	}
+	if err != nil {
+		return apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("StorageVersion").GroupKind(), sv.Name, nil)
+	}
+	return nil
+}
+
+// put stores an object and shows the client what was stored.
+func (w *World) put(k kind, stored, sent client.Object) error {
+	if w.etcd == etcdFull {
+		return errFull
+	}
+	stored.SetResourceVersion("")
+	value := w.objects.seal(stored)
+	if _, err := w.store.Put(context.Background(), keyOf(k, stored.GetName()), value); err != nil {
+		return err
+	}
+	copyInto(w.look(k, stored.GetName()), sent)
+	return nil
+}
+
+func (w *World) delete(k kind, name string, preconditions *metav1.Preconditions) error {
+	old := w.look(k, name)
+	if old == nil {
+		return apierrors.NewNotFound(kindResource[k], name)
+	}
+	if preconditions != nil {
+		var uid types.UID
+		var resourceVersion string
+		if preconditions.UID != nil {
+			uid = *preconditions.UID
+		}
+		if preconditions.ResourceVersion != nil {
+			resourceVersion = *preconditions.ResourceVersion
+		}
+		if err := unchanged(k, old, uid, resourceVersion); err != nil {
+			return err
+		}
+	}
+	_, err := w.store.Delete(context.Background(), keyOf(k, name))
+	return err
+}
+
+// get copies what is stored into obj.
+func (w *World) get(k kind, name string, obj client.Object) error {
+	stored := w.look(k, name)
+	if stored == nil {
+		return apierrors.NewNotFound(kindResource[k], name)
+	}
+	copyInto(stored, obj)
+	return nil
+}
+
+func copyInto(from, to client.Object) {
+	switch f := from.(type) {
+	case *v1alpha1.StorageVersion:
+		f.DeepCopyInto(to.(*v1alpha1.StorageVersion))
+	case *coordinationv1.Lease:
+		f.DeepCopyInto(to.(*coordinationv1.Lease))
+	case *apiextensionsv1.CustomResourceDefinition:
+		f.DeepCopyInto(to.(*apiextensionsv1.CustomResourceDefinition))
+	case *migrationv1alpha1.StorageState:
+		f.DeepCopyInto(to.(*migrationv1alpha1.StorageState))
+	case *migrationv1alpha1.StorageVersionMigration:
+		f.DeepCopyInto(to.(*migrationv1alpha1.StorageVersionMigration))
+	}
+}
+
+// list fills a list with copies of all objects that have the labels wanted.
+func (w *World) list(k kind, list client.ObjectList, options *client.ListOptions) {
+	list.SetResourceVersion(strconv.FormatInt(w.store.Revision(), 10))
+	w.each(k, func(obj client.Object) {
+		if options.LabelSelector != nil && !options.LabelSelector.Matches(labelsOf(obj)) {
+			return
+		}
+		switch l := list.(type) {
+		case *v1alpha1.StorageVersionList:
+			l.Items = append(l.Items, *obj.(*v1alpha1.StorageVersion).DeepCopy())
+		case *coordinationv1.LeaseList:
+			l.Items = append(l.Items, *obj.(*coordinationv1.Lease).DeepCopy())
+		case *apiextensionsv1.CustomResourceDefinitionList:
+			l.Items = append(l.Items, *obj.(*apiextensionsv1.CustomResourceDefinition).DeepCopy())
+		case *migrationv1alpha1.StorageStateList:
+			l.Items = append(l.Items, *obj.(*migrationv1alpha1.StorageState).DeepCopy())
+		case *migrationv1alpha1.StorageVersionMigrationList:
+			l.Items = append(l.Items, *obj.(*migrationv1alpha1.StorageVersionMigration).DeepCopy())
+		}
+	})
+}
+
+// names are an object's labels as a selector asks for them.
+type names map[string]string
+
+func labelsOf(obj client.Object) names { return obj.GetLabels() }
+
+// Has implements labels.Labels.
+func (n names) Has(label string) bool { _, ok := n[label]; return ok }
+
+// Get implements labels.Labels.
+func (n names) Get(label string) string { return n[label] }
+
+// Lookup implements labels.Labels.
+func (n names) Lookup(label string) (string, bool) { v, ok := n[label]; return v, ok }
+
+// apiClient is a process's client of the API: every call is one request of the task that
+// makes it.
+type apiClient struct {
+	client.WithWatch // what is not used is nil
+	p                *Process
+}
+
+// Get implements client.Reader.
+func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	k, _ := kindOf(obj)
+	return c.p.call(ctx, &request{verb: "get", what: kindResource[k], name: key.Name, apply: func(w *World) error { return w.get(k, key.Name, obj) }})
+}
+
+// List implements client.Reader.
+func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	k, _ := kindOf(list)
+	options := &client.ListOptions{}
+	for _, o := range opts {
+		o.ApplyToList(options)
+	}
+	return c.p.call(ctx, &request{verb: "list", what: kindResource[k], apply: func(w *World) error {
+		w.list(k, list, options)
+		return nil
+	}})
+}
+
+// Create implements client.Writer.
+func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
+	if _, event := obj.(*corev1.Event); event {
+		return nil // a courtesy that nothing depends on
+	}
+	k, known := kindOf(obj)
+	if !known {
+		return fmt.Errorf("the simulated API does not store %T", obj)
+	}
+	sent := obj.DeepCopyObject().(client.Object)
+	return c.p.send(ctx, &request{verb: "create", what: kindResource[k], name: obj.GetName(), apply: func(w *World) error {
+		return w.create(sent, c.p.clock.Now())
+	}}, sent, obj)
+}
+
+// Update implements client.Writer.
+func (c apiClient) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
+	return c.update(ctx, "update", obj, false)
+}
+
+func (c apiClient) update(ctx context.Context, verb string, obj client.Object, status bool) error {
+	k, _ := kindOf(obj)
+	sent := obj.DeepCopyObject().(client.Object)
+	return c.p.send(ctx, &request{verb: verb, what: kindResource[k], name: obj.GetName(), apply: func(w *World) error {
+		return w.update(sent, status)
+	}}, sent, obj)
+}
+
+// Delete implements client.Writer.
+func (c apiClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	k, _ := kindOf(obj)
+	options := &client.DeleteOptions{}
+	for _, o := range opts {
+		o.ApplyToDelete(options)
+	}
+	name, preconditions := obj.GetName(), options.Preconditions.DeepCopy()
+	return c.p.call(ctx, &request{verb: "delete", what: kindResource[k], name: name, apply: func(w *World) error {
+		return w.delete(k, name, preconditions)
+	}})
+}
+
+// Status implements client.StatusClient.
+func (c apiClient) Status() client.SubResourceWriter { return statusWriter{c: c} }
+
+type statusWriter struct {
+	client.SubResourceWriter // what is not used is nil
+	c                        apiClient
+}
+
+// Update implements client.SubResourceWriter.
+func (s statusWriter) Update(ctx context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+	return s.c.update(ctx, "update status", obj, true)
+}
+
+// send is call for requests that answer with the object as it was stored.
+func (p *Process) send(ctx context.Context, r *request, sent, obj client.Object) error {
+	if err := p.call(ctx, r); err != nil {
+		return err
+	}
+	copyInto(sent, obj)
+	return nil
+}
+
+// etcdDoer is a process's connection to etcd.
+type etcdDoer struct{ p *Process }
+
+// Do implements etcd.Doer.
+func (d etcdDoer) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
+	var response clientv3.OpResponse
+	err := d.p.call(ctx, &request{verb: verbOf(op), key: keyIn(op), apply: func(w *World) error {
+		if w.etcd == etcdFull && !op.IsGet() && !op.IsDelete() {
+			return errFull
+		}
+		var err error
+		response, err = w.store.Do(context.Background(), op)
+		return err
+	}})
+	return response, err
+}
+
+func verbOf(op clientv3.Op) string {
+	switch {
+	case op.IsGet():
+		return "range"
+	case op.IsDelete():
+		return "delete"
+	case op.IsPut():
+		return "put"
+	default:
+		return "txn"
+	}
+}
+
+// keyIn names what an operation is about.
+func keyIn(op clientv3.Op) string {
+	if !op.IsTxn() {
+		return strings.TrimPrefix(string(op.KeyBytes()), "/registry/")
+	}
+	_, then, _ := op.Txn()
+	var keys []string
+	for _, inner := range then {
+		keys = append(keys, keyIn(inner))
+	}
+	return strings.Join(keys, ",")
+}

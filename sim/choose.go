@@ -1,0 +1,285 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// chooser chooses a world's next event. Every seed has a temper of its own: which faults
+// there are, how often, and how patiently one task is followed.
+type chooser struct {
+	*rand.Rand
+	w      *World
+	temper temper
+	last   *task
+	// found are the events to choose from, with their weights.
+	found   []Event
+	weights []int
+	sum     int
+}
+
+// temper is what a seed likes to do. Weights are relative to those of the normal course
+// of events; 0 means never.
+type temper struct {
+	patience int // per cent of the time with which the same task goes on
+	lose     int // per mille of calls whose answer is lost, and so on
+	fail     int
+	late     int
+	absent   int
+	lag      int // weight of a watch's events: little means that they lag
+	faults   [verbs]int
+	tick     time.Duration
+	objects  int
+	admin    int
+	writes   int
+}
+
+func newChooser(w *World, r *rand.Rand) *chooser {
+	c := &chooser{Rand: r, w: w}
+	t := &c.temper
+	some := func(n int) int {
+		if r.IntN(2) == 0 {
+			return 0
+		}
+		return 1 + r.IntN(n)
+	}
+	t.patience = r.IntN(95)
+	t.lose, t.fail, t.late, t.absent = some(60), some(60), some(60), some(30)
+	t.lag = 1 + r.IntN(30)
+	for _, v := range []Verb{Start, Stop, Kill, Pause, Cut, Jump, Lead, Unlead, Etcd, Relist, Define, Undefine} {
+		t.faults[v] = some(4)
+	}
+	t.faults[Start] = 4 + r.IntN(10)
+	t.admin = some(4)
+	t.tick = []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[r.IntN(3)]
+	t.objects = 1 + r.IntN(3)
+	t.writes = 1 + r.IntN(20)
+	return c
+}
+
+// add offers an event.
+func (c *chooser) add(weight int, e Event) {
+	if weight > 0 {
+		c.found, c.weights = append(c.found, e), append(c.weights, weight)
+		c.sum += weight
+	}
+}
+
+// next returns an event that is likely to be possible.
+func (c *chooser) next() Event {
+	if t := c.last; t != nil && !t.ended && t.req != nil && !t.p.paused && c.IntN(100) < c.temper.patience {
+		return c.goOn(t)
+	}
+	c.found, c.weights, c.sum = c.found[:0], c.weights[:0], 0
+	for slot := range c.w.config.Slots {
+		p := c.w.slots[slot]
+		if p == nil || p.gone {
+			r := releases[c.IntN(len(releases))]
+			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: r.name})
+			continue
+		}
+		c.offerTasks(p)
+		c.offerFaults(p)
+	}
+	c.offerWorld()
+	n := c.IntN(c.sum)
+	for i, weight := range c.weights {
+		if n -= weight; n < 0 {
+			return c.chosen(c.found[i])
+		}
+	}
+	return Event{Do: Tick, For: time.Second}
+}
+
+// chosen fills in what is decided only for the event that was chosen.
+func (c *chooser) chosen(e Event) Event {
+	switch e.Do {
+	case Do:
+		t := c.w.slots[e.Slot].tasks[e.Role]
+		c.last = t
+		return c.goOn(t)
+	case Run:
+		if e.Role >= writing1 {
+			e.What = c.write()
+		}
+	}
+	return e
+}
+
+// goOn says how a task's call fares.
+func (c *chooser) goOn(t *task) Event {
+	e := Event{Do: Do, Slot: t.p.slot, Role: t.role}
+	if t.req == nil {
+		return e
+	}
+	n := c.IntN(1000)
+	for _, f := range []struct {
+		verb Verb
+		rate int
+	}{{Lose, c.temper.lose}, {Fail, c.temper.fail}, {Apply, c.temper.late}, {Absent, c.temper.absent}} {
+		if n -= f.rate; n < 0 {
+			e.Do = f.verb
+			if t.req.applied && f.verb != Lose {
+				e.Do = Do
+			}
+			return e
+		}
+	}
+	return e
+}
+
+func (c *chooser) write() string {
+	verbs := []string{"create", "create", "create", "update", "update", "stale", "delete", "poison"}
+	n := len(verbs)
+	if c.temper.admin == 0 {
+		n--
+	}
+	return fmt.Sprintf("%s %s/%c", verbs[c.IntN(n)], all[c.IntN(len(all))].name, 'a'+c.IntN(c.temper.objects))
+}
+
+func (c *chooser) offerTasks(p *Process) {
+	slot := p.slot
+	for r := range roles {
+		if t := p.tasks[r]; t != nil {
+			if t.req != nil && (!p.paused && !p.cut && c.w.etcd != etcdDown) || t.req == nil && t.due() && !p.paused {
+				c.add(60, Event{Do: Do, Slot: slot, Role: r})
+			} else if t.req != nil && !p.paused {
+				c.add(10, Event{Do: Fail, Slot: slot, Role: r})
+				c.add(10, Event{Do: Lose, Slot: slot, Role: r})
+			} else if t.req != nil && !t.req.applied && !p.cut {
+				c.add(2, Event{Do: Apply, Slot: slot, Role: r})
+			}
+			continue
+		}
+		if !p.startable(r) {
+			continue
+		}
+		switch r {
+		case leasing:
+			c.add(40, Event{Do: Run, Slot: slot, Role: r})
+		case reporting:
+			c.add(60, Event{Do: Run, Slot: slot, Role: r})
+		case collecting:
+			c.add(10, Event{Do: Run, Slot: slot, Role: r})
+		case triggering:
+			for _, res := range all {
+				c.add(12, Event{Do: Run, Slot: slot, Role: r, What: res.name})
+			}
+		case migrating:
+			for _, res := range all {
+				if _, ok := c.w.migration(res.name); ok {
+					c.add(12, Event{Do: Run, Slot: slot, Role: r, What: res.name})
+				}
+				if _, ok := c.w.migration(res.name + " 1"); ok {
+					c.add(4, Event{Do: Run, Slot: slot, Role: r, What: res.name + " 1"})
+				}
+			}
+		default:
+			c.add(c.temper.writes, Event{Do: Run, Slot: slot, Role: r})
+		}
+	}
+	if p.paused || p.cut {
+		return
+	}
+	for s := range streams {
+		if p.cursors[s] < len(c.w.changes[streamKind[s]]) {
+			c.add(c.temper.lag, Event{Do: See, Slot: slot, See: s})
+		}
+	}
+}
+
+func (c *chooser) offerFaults(p *Process) {
+	f, slot := &c.temper.faults, p.slot
+	c.add(f[Kill], Event{Do: Kill, Slot: slot})
+	if !p.leaving {
+		c.add(f[Stop], Event{Do: Stop, Slot: slot})
+	}
+	if p.paused {
+		c.add(4, Event{Do: Resume, Slot: slot})
+	} else {
+		c.add(f[Pause], Event{Do: Pause, Slot: slot})
+	}
+	if p.cut {
+		c.add(6, Event{Do: Heal, Slot: slot})
+	} else {
+		c.add(f[Cut], Event{Do: Cut, Slot: slot})
+	}
+	if f[Jump] > 0 && p.jumped < 3 {
+		jumps := []time.Duration{3 * time.Second, 20 * time.Second, time.Hour, -20 * time.Second, -time.Hour}
+		c.add(f[Jump], Event{Do: Jump, Slot: slot, For: jumps[c.IntN(len(jumps))]})
+		c.add(f[Jump], Event{Do: Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
+	}
+	switch leaders := c.w.leaders(); {
+	case p.leads:
+		c.add(f[Unlead], Event{Do: Unlead, Slot: slot})
+	case leaders == 0:
+		c.add(30, Event{Do: Lead, Slot: slot})
+	default:
+		c.add(f[Lead], Event{Do: Lead, Slot: slot})
+	}
+	if f[Relist] > 0 {
+		c.add(f[Relist], Event{Do: Relist, Slot: slot, See: stream(c.IntN(int(streams)))})
+	}
+	if c.temper.admin > 0 {
+		c.add(1, Event{Do: Admin, What: "delete lease " + slotName(slot)})
+	}
+}
+
+func (w *World) leaders() int {
+	n := 0
+	for _, p := range w.slots {
+		if p != nil && !p.gone && p.leads {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *chooser) offerWorld() {
+	w, f := c.w, &c.temper.faults
+	for _, r := range w.late {
+		c.add(5, Event{Do: Late, Slot: r.by.slot, Role: r.role})
+	}
+	c.add(15, Event{Do: Tick, For: c.temper.tick})
+	c.add(1, Event{Do: Tick, For: 20 * time.Second})
+	switch {
+	case w.etcd != etcdOK:
+		c.add(20, Event{Do: Etcd, What: "ok"})
+	case f[Etcd] > 0:
+		c.add(f[Etcd], Event{Do: Etcd, What: []string{"down", "full"}[c.IntN(2)]})
+	}
+	switch crd := w.lookDefinition(); {
+	case crd == nil:
+		c.add(8, Event{Do: Define, What: []string{"v1", "v2"}[c.IntN(2)]})
+	case crd.DeletionTimestamp != nil:
+		c.add(20, Event{Do: Purge})
+	default:
+		c.add(2*f[Define], Event{Do: Define, What: []string{"v1", "v2"}[c.IntN(2)]})
+		c.add(f[Undefine], Event{Do: Undefine})
+	}
+	if c.temper.admin > 0 {
+		deeds := []string{"delete state", "delete version", "delete migration", "migrate"}
+		c.add(c.temper.admin, Event{Do: Admin, What: deeds[c.IntN(len(deeds))] + " " + all[c.IntN(len(all))].name})
+	}
+	if c.temper.admin > 0 && w.failedMigration() {
+		c.add(4, Event{Do: Admin, What: "heal " + all[c.IntN(len(all))].name})
+	}
+}
+
+// failedMigration says whether a migration has failed.
+func (w *World) failedMigration() bool {
+	found := false
+	w.each(migrations, func(obj client.Object) {
+		m := obj.(*migrationv1alpha1.StorageVersionMigration)
+		found = found || slices.ContainsFunc(m.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
+			return c.Type == migrationv1alpha1.MigrationFailed
+		})
+	})
+	return found
+}

@@ -1,0 +1,200 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Verb is what an Event does.
+type Verb uint8
+
+// The verbs, with what an event of theirs looks like in a script.
+const (
+	Start    Verb = iota // start s1 r0: a server of a release starts where none runs
+	Stop                 // stop s1: it is asked to stop
+	Kill                 // kill s1
+	Pause                // pause s1: nothing of it runs; what it has sent may arrive
+	Resume               // resume s1
+	Cut                  // cut s1: nothing that it sends reaches etcd
+	Heal                 // heal s1
+	Jump                 // jump s1 10s: its clock is set forward, or back
+	Drift                // drift s1 1.02: its clock runs faster, or slower
+	Lead                 // lead s1: it believes that it leads
+	Unlead               // unlead s1
+	Etcd                 // etcd ok|down|full: full takes no puts
+	Run                  // run s1/report: a task begins and runs to its first call
+	Do                   // do s1/report: the call arrives, is answered, and the task goes on to its next
+	Apply                // apply s1/report: the call arrives and is not answered yet
+	Lose                 // lose s1/report: the task hears that there is no answer; the call may arrive later
+	Fail                 // fail s1/report: the call is lost, and the task hears so
+	Absent               // absent s1/report: the answer is a 404 that does not come from an API server
+	Finish               // finish s1/report: the task runs to its end, undisturbed
+	Late                 // late s1/report: a call whose sender does not wait any more arrives
+	See                  // see s1 leases: a watch delivers its next event
+	Relist               // relist s1 leases: a watch has lost its events and lists
+	Tick                 // tick 1s: time passes
+	Define               // define v1: the custom resource is defined, or stored in another version
+	Undefine             // undefine: its definition is asked to go
+	Purge                // purge: the finalizer deletes its objects, and then the definition
+	Admin                // admin delete state things: an administrator's deed
+	Settle               // settle: faults end, and everything comes to rest
+	verbs                // how many there are
+)
+
+var verbName = [verbs]string{
+	"start", "stop", "kill", "pause", "resume", "cut", "heal", "jump", "drift", "lead", "unlead", "etcd",
+	"run", "do", "apply", "lose", "fail", "absent", "finish", "late", "see", "relist", "tick",
+	"define", "undefine", "purge", "admin", "settle",
+}
+
+// Event is one step of a world.
+type Event struct {
+	Do   Verb
+	Slot int
+	Role role
+	See  stream
+	What string
+	For  time.Duration
+}
+
+// onSlot, onTask and onStream say which fields an event has besides What and For.
+func (v Verb) onTask() bool { return v >= Run && v <= Late }
+
+func (v Verb) onStream() bool { return v == See || v == Relist }
+
+func (v Verb) onSlot() bool { return v <= Unlead || v.onStream() }
+
+func (v Verb) timed() bool { return v == Jump || v == Tick }
+
+// String prints the event as scripts have it. ParseEvent reads it.
+func (e Event) String() string {
+	words := []string{verbName[e.Do]}
+	switch {
+	case e.Do.onTask():
+		words = append(words, slotName(e.Slot)+"/"+roleName[e.Role])
+	case e.Do.onSlot():
+		words = append(words, slotName(e.Slot))
+	}
+	if e.Do.onStream() {
+		words = append(words, streamName[e.See])
+	}
+	if e.Do.timed() {
+		words = append(words, e.For.String())
+	}
+	if e.What != "" {
+		words = append(words, e.What)
+	}
+	return strings.Join(words, " ")
+}
+
+// ParseEvent reads an event as String prints it.
+func ParseEvent(line string) (Event, error) {
+	words := strings.Fields(line)
+	bad := func(format string, args ...any) (Event, error) {
+		return Event{}, fmt.Errorf("event %q: %s", line, fmt.Sprintf(format, args...))
+	}
+	if len(words) == 0 {
+		return bad("it is empty")
+	}
+	i := slices.Index(verbName[:], words[0])
+	if i < 0 {
+		return bad("the verb is none of %s", strings.Join(verbName[:], ", "))
+	}
+	e := Event{Do: Verb(i)}
+	rest := words[1:]
+	word := func() string {
+		if len(rest) == 0 {
+			return ""
+		}
+		w := rest[0]
+		rest = rest[1:]
+		return w
+	}
+	if e.Do.onTask() || e.Do.onSlot() {
+		slot, task, isTask := strings.Cut(word(), "/")
+		if e.Slot = slotNamed(slot); e.Slot < 0 || isTask != e.Do.onTask() {
+			return bad("it does not name a server, or a task as s1/report")
+		}
+		if isTask {
+			r := slices.Index(roleName[:], task)
+			if r < 0 {
+				return bad("the task is none of %s", strings.Join(roleName[:], ", "))
+			}
+			e.Role = role(r)
+		}
+	}
+	if e.Do.onStream() {
+		s := slices.Index(streamName[:], word())
+		if s < 0 {
+			return bad("the watch is none of %s", strings.Join(streamName[:], ", "))
+		}
+		e.See = stream(s)
+	}
+	if e.Do.timed() {
+		var err error
+		if e.For, err = time.ParseDuration(word()); err != nil {
+			return bad("%v", err)
+		}
+	}
+	e.What = strings.Join(rest, " ")
+	return e, nil
+}
+
+func slotNamed(name string) int {
+	if len(name) != 2 || name[0] != 's' || name[1] < '1' || name[1] >= '1'+maxSlots {
+		return -1
+	}
+	return int(name[1] - '1')
+}
+
+// ParseScript reads events, one a line. Empty lines and what follows a # are ignored.
+func ParseScript(text string) ([]Event, error) {
+	var events []Event
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "#")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		e, err := ParseEvent(line)
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, e)
+	}
+	return events, nil
+}
+
+// FormatScript is ParseScript's opposite.
+func FormatScript(events []Event) string {
+	var b strings.Builder
+	for _, e := range events {
+		fmt.Fprintln(&b, e)
+	}
+	return b.String()
+}
+
+// configLine begins a story's first line.
+const configLine = "world "
+
+// FormatStory returns a configuration and a script as one text.
+func FormatStory(c Config, events []Event) string {
+	return configLine + c.String() + "\n" + FormatScript(events)
+}
+
+// ParseStory reads what FormatStory prints. Without a first line that says otherwise the
+// world is the default one.
+func ParseStory(text string) (Config, []Event, error) {
+	config := DefaultConfig()
+	if rest, ok := strings.CutPrefix(strings.TrimSpace(text), configLine); ok {
+		line, script, _ := strings.Cut(rest, "\n")
+		var err error
+		if config, err = ParseConfig(line); err != nil {
+			return config, nil, err
+		}
+		text = script
+	}
+	events, err := ParseScript(text)
+	return config, events, err
+}

@@ -1,0 +1,302 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/sim/etcd"
+)
+
+var everyContext = context.Background()
+
+// Violation is an invariant of DESIGN 3.7 that does not hold.
+type Violation struct {
+	// Invariant is "I1" to "I8", or "panic" if production code panicked.
+	Invariant string
+	// What tells what was found.
+	What string
+}
+
+// String prints "I4: ...".
+func (v Violation) String() string { return v.Invariant + ": " + v.What }
+
+func (w *World) violate(invariant, format string, args ...any) {
+	if w.violation == nil {
+		w.violation = &Violation{Invariant: invariant, What: fmt.Sprintf(format, args...)}
+		if w.trace != nil {
+			w.tracef("VIOLATION of %s", w.violation)
+		}
+	}
+}
+
+// ledger is what the invariants need to know of the past.
+type ledger struct {
+	// available is for how long etcd has answered everything.
+	available time.Duration
+	// renewed is when, in available time, the Lease of an ID was last written, and jumps how
+	// often clocks had been set forward by then.
+	renewed map[agree.ServerID]time.Duration
+	// owner is whose registration an ID is.
+	owner map[agree.ServerID]*Process
+	// madeFor is the definition for which the StorageVersion stood that permitted what a key
+	// of a custom resource holds.
+	madeFor map[string]types.UID
+	// encodings and epochs are what stored values say, which never changes.
+	encodings map[*mvccpb.KeyValue]agree.Encoding
+	epochs    map[*v1alpha1.StorageVersion]evolve.Ref
+}
+
+func (l *ledger) init() {
+	l.renewed = map[agree.ServerID]time.Duration{}
+	l.owner = map[agree.ServerID]*Process{}
+	l.madeFor = map[string]types.UID{}
+	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
+	l.epochs = map[*v1alpha1.StorageVersion]evolve.Ref{}
+}
+
+// judge looks at one change of one key, made by r, or by an administrator if r is nil.
+func (w *World) judge(r *request, e etcd.Event) {
+	for _, res := range all {
+		if strings.HasPrefix(e.Key, res.prefix) {
+			w.judgeObject(r, res, e)
+			return
+		}
+	}
+	switch {
+	case strings.HasPrefix(e.Key, kindPrefix[leases]):
+		w.judgeLease(r, e)
+	case strings.HasPrefix(e.Key, kindPrefix[storageVersions]) && r != nil:
+		w.judgeReports(r, e)
+	}
+}
+
+// judgeObject checks a put of a user's object.
+func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
+	if e.KV == nil {
+		delete(w.ledger.madeFor, e.Key)
+		return
+	}
+	encoding := w.encodingOf(e.KV)
+	sv := w.lookStorageVersion(res.gr)
+
+	// I2 A put commits only while the StorageVersion holds the writer's report for the
+	// encoding written.
+	if sv == nil || !slices.ContainsFunc(storageversion.Reports(sv), func(report agree.Report) bool {
+		return w.ledger.owner[report.Server] == r.by && report.Encoding == encoding
+	}) {
+		w.violate("I2", "%s wrote %s in %s without a report for it; %s", r.by, e.Key, encoding, describe(sv))
+		return
+	}
+
+	// I3 While commonEncodingVersion = v, every put that commits is in v.
+	if common, agreed := storageversion.Agreement(sv); agreed && common != encoding {
+		w.violate("I3", "%s wrote %s in %s; %s", r.by, e.Key, encoding, describe(sv))
+	}
+
+	// I5 Migration never changes an object's content, and never undoes a concurrent write.
+	if r.role == migrating {
+		w.judgeRewrite(r, e, encoding)
+	}
+	if res.custom {
+		w.ledger.madeFor[e.Key] = types.UID(sv.Annotations[storageversion.CRDAnnotation])
+	}
+}
+
+// judgeRewrite compares what a migrator wrote with what was there at that moment. What a
+// value that already is in the encoding says is not touched at all; a field that the
+// release does not know may be lost with another encoding only.
+func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) {
+	if e.Prev == nil {
+		w.violate("I5", "a rewrite by %s brought back %s, which was deleted", r.by, e.Key)
+		return
+	}
+	before, after := unmarshal(e.Prev.Value), unmarshal(e.KV.Value)
+	switch {
+	case before.data != after.data:
+		w.violate("I5", "a rewrite by %s changed %s from write %s to write %s", r.by, e.Key, before.data, after.data)
+	case before.broken:
+		w.violate("I5", "a rewrite by %s wrote %s, which it cannot decode", r.by, e.Key)
+	case before.future != after.future && (w.encodingOf(e.Prev) == encoding || r.by.release.knows || strings.HasPrefix(e.Key, widgets.prefix)):
+		w.violate("I5", "a rewrite by %s lost a field of %s", r.by, e.Key)
+	}
+}
+
+// judgeLease keeps account of renewals and checks who deletes a Lease.
+func (w *World) judgeLease(r *request, e etcd.Event) {
+	if e.KV != nil {
+		lease := w.view(e.KV).(*coordinationv1.Lease)
+		id := agree.ServerID(lease.Name)
+		w.ledger.renewed[id] = w.ledger.available
+		if r != nil && w.ledger.owner[id] == nil {
+			w.ledger.owner[id] = r.by
+		}
+		return
+	}
+	// I6 The report of a server that renewed its Lease within the duration is never
+	// collected: so neither is its Lease, which would have its reports dropped. Time in which
+	// etcd took no renewals does not count.
+	id := agree.ServerID(w.view(e.Prev).GetName())
+	if r != nil && r.role == collecting && w.live(id, r.by) {
+		w.violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.by, id, w.ledger.owner[id], w.ledger.available-w.ledger.renewed[id])
+	}
+}
+
+// live says whether a server renewed its Lease within its duration, as a clock must see it
+// that drifts as little as clocks do and was set forward as often as by's: each time may
+// look like two intervals of the collector that were one.
+func (w *World) live(id agree.ServerID, by *Process) bool {
+	renewed, known := w.ledger.renewed[id]
+	allowance := time.Duration(float64(leaseDuration)*2*maxDrift) + time.Duration(by.jumped)*2*collectInterval
+	return known && w.ledger.available-renewed < leaseDuration-allowance
+}
+
+// judgeReports checks which reports a write of a StorageVersion drops.
+func (w *World) judgeReports(r *request, e etcd.Event) {
+	if e.Prev == nil || e.KV == nil && r.role == reporting {
+		return // a definition's end takes all reports with it
+	}
+	var kept []agree.Report
+	if e.KV != nil {
+		kept = storageversion.Reports(w.view(e.KV).(*v1alpha1.StorageVersion))
+	}
+	for _, report := range storageversion.Reports(w.view(e.Prev).(*v1alpha1.StorageVersion)) {
+		_, stays := agree.Of(kept, report.Server)
+		owner := w.ledger.owner[report.Server]
+		// I6 The report of a server that renewed its Lease within the duration is never collected.
+		if !stays && owner != r.by && w.look(leases, string(report.Server)) != nil && w.live(report.Server, r.by) {
+			w.violate("I6", "%s dropped the report of %s, who is %s and has a Lease", r.by, report, owner)
+		}
+	}
+}
+
+// check looks at what is stored, if it has changed.
+func (w *World) check() {
+	if w.violation != nil || w.checked == w.store.Revision() {
+		return
+	}
+	w.checked = w.store.Revision()
+	for _, r := range all {
+		w.checkStored(r)
+	}
+}
+
+func (w *World) checkStored(r *resource) {
+	sv, state := w.lookStorageVersion(r.gr), w.lookState(r.gr)
+	var view evolve.State
+	current := false // whether the state's (uid, epoch) is the StorageVersion's
+	if sv != nil && state != nil {
+		view = migrationv1alpha1.ViewState(state)
+		current = view.Of == w.epochOf(sv)
+	}
+	var stored []string
+	if r.custom {
+		if crd := w.lookDefinition(); crd != nil {
+			stored = crd.Status.StoredVersions
+		}
+	}
+	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+		encoding := w.encodingOf(kv)
+		// I4 Stored set = [v] at the StorageVersion's current (uid, epoch) implies that every
+		// stored object is encoded in v.
+		if current && len(view.Stored) == 1 && view.Stored[0] != evolve.Unknown && view.Stored[0] != encoding {
+			w.violate("I4", "%s is stored in %s; %s; %s", kv.Key, encoding, view, describe(sv))
+		}
+		// I1 Every stored object's encoding is in the stored set, or the set contains Unknown, or
+		// the state's (uid, epoch) differs from the StorageVersion's.
+		if current && !slices.Contains(view.Stored, encoding) && !slices.Contains(view.Stored, evolve.Unknown) {
+			w.violate("I1", "%s is stored in %s; %s; %s", kv.Key, encoding, view, describe(sv))
+		}
+		// I8 The encoding of every stored custom resource is in its CRD's status.storedVersions.
+		if stored != nil && w.ledger.madeFor[string(kv.Key)] == w.lookDefinition().UID &&
+			!slices.ContainsFunc(stored, func(v string) bool { return r.encoding(v) == encoding }) {
+			w.violate("I8", "%s is stored in %s, and storedVersions is %v", kv.Key, encoding, stored)
+		}
+	})
+}
+
+// rest says why the world is not at rest yet, "" if it is:
+// I7 When changes and faults stop, every resource ends with agreement and stored set = [common].
+func (w *World) rest() string {
+	for _, r := range all {
+		version := w.release().stores
+		if r.custom {
+			crd := w.lookDefinition()
+			if crd == nil {
+				continue
+			}
+			version = storedBy(crd)
+			if !slices.Equal(crd.Status.StoredVersions, []string{version}) {
+				return fmt.Sprintf("storedVersions of %s is %v", crd.Name, crd.Status.StoredVersions)
+			}
+		}
+		sv, state := w.lookStorageVersion(r.gr), w.lookState(r.gr)
+		if sv == nil || state == nil {
+			return fmt.Sprintf("%s has %s and %s", r.name, describe(sv), describeState(state))
+		}
+		common, agreed := storageversion.Agreement(sv)
+		if !agreed || common != r.encoding(version) {
+			return fmt.Sprintf("servers do not agree on %s of %s: %s", version, r.name, describe(sv))
+		}
+		if view := migrationv1alpha1.ViewState(state); !view.Only(common) || view.Of != w.epochOf(sv) {
+			return fmt.Sprintf("%s: %s; %s", r.name, describeState(state), describe(sv))
+		}
+	}
+	return ""
+}
+
+func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {
+	if known, ok := w.ledger.encodings[kv]; ok {
+		return known
+	}
+	encoding, _, _ := rewrite.Envelope(kv.Value)
+	w.ledger.encodings[kv] = encoding
+	return encoding
+}
+
+// epochOf is what a StorageState is compared with.
+func (w *World) epochOf(sv *v1alpha1.StorageVersion) evolve.Ref {
+	ref, known := w.ledger.epochs[sv]
+	if !known {
+		ref.UID = string(sv.UID)
+		if history, err := storageversion.History(sv); err == nil {
+			ref.Epoch = history.Epoch
+		}
+		w.ledger.epochs[sv] = ref
+	}
+	return ref
+}
+
+func describe(sv *v1alpha1.StorageVersion) string {
+	if sv == nil {
+		return "no StorageVersion"
+	}
+	history, _ := storageversion.History(sv)
+	common, _ := storageversion.Agreement(sv)
+	return fmt.Sprintf("StorageVersion %s: %v common %q %s", sv.UID, storageversion.Reports(sv), common, history)
+}
+
+func describeState(state *migrationv1alpha1.StorageState) string {
+	if state == nil {
+		return "no StorageState"
+	}
+	return "state " + migrationv1alpha1.ViewState(state).String()
+}
+
+// unserved is a 404 that no API server sent, as of a proxy.
+func unserved(r *request) error {
+	return apierrors.NewGenericServerResponse(404, r.verb, r.what, r.name, "404 page not found", 0, true)
+}

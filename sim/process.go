@@ -1,0 +1,428 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/controller/collect"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/sim/etcd"
+)
+
+// resource is a resource of users' objects.
+type resource struct {
+	name   string // as scripts say it
+	kind   string
+	gr     schema.GroupResource
+	prefix string // of its objects' keys
+	custom bool
+}
+
+var (
+	things  = &resource{name: "things", kind: "Thing", gr: schema.GroupResource{Group: "apps.example.com", Resource: "things"}, prefix: "/registry/things/"}
+	widgets = &resource{name: "widgets", kind: "Widget", gr: schema.GroupResource{Group: "example.com", Resource: "widgets"}, prefix: "/registry/widgets/", custom: true}
+	all     = []*resource{things, widgets}
+)
+
+func (r *resource) encoding(version string) agree.Encoding {
+	return agree.Encoding(r.gr.Group + "/" + version)
+}
+
+// release is what a server's binary is: the version in which it stores things, the
+// release it emulates, and whether it knows the newest field of objects.
+type release struct {
+	name, stores, emulates string
+	knows                  bool
+}
+
+// releases are in order. All decode all versions: which releases may follow on each
+// other is package compat's to plan.
+var releases = []release{
+	{"r0", "v1", "1.34", false},
+	{"r1", "v1", "1.35", true},
+	{"r2", "v2", "1.36", true},
+	{"r3", "v3", "1.37", true},
+}
+
+const (
+	leaseDuration   = 15 * time.Second
+	renewInterval   = 5 * time.Second
+	collectInterval = time.Second
+)
+
+// stream is one of a process's watches.
+type stream uint8
+
+const (
+	seeLeases      stream = iota // member's
+	seeVersions                  // member's
+	seeDefinitions               // member's
+	seeHandler                   // the custom resource handler's, of definitions
+	seeMigrations                // the migrator's
+	seeRewrites                  // the migrator's, of StorageVersions
+	streams                      // how many there are
+)
+
+var streamName = [streams]string{"leases", "versions", "definitions", "handler", "migrations", "rewrites"}
+
+var streamKind = [streams]kind{leases, storageVersions, definitions, definitions, migrations, storageVersions}
+
+// Process is one run of an API server, from its start to its end.
+type Process struct {
+	w       *World
+	slot    int
+	run     int // counts the processes of the slot
+	release release
+	clock   processClock
+	random  *rand.Rand
+
+	member  *member.Member
+	collect *collect.Collector
+	trigger *trigger.Controller
+	migrate *migrate.Controller
+
+	gone    bool // it has ended, one way or the other
+	paused  bool
+	cut     bool // it does not reach etcd
+	leads   bool // it believes so
+	leaving bool // it was asked to stop
+
+	tasks [roles]*task
+	// cursors say how much of its kind's events a watch has delivered; negative: nothing,
+	// not even the list that it begins with.
+	cursors [streams]int
+	// known are the definitions that the member was last told of, by name.
+	known map[string]*apiextensionsv1.CustomResourceDefinition
+	// handler is the definition that the custom resource handler was last told of.
+	handler *apiextensionsv1.CustomResourceDefinition
+
+	// By the world's time, as timers are that no clock's jump disturbs. reportAt is
+	// negative for never.
+	renewAt, retryAt, collectAt, reportAt time.Duration
+	idle                                  bool // nothing has happened since a Step found nothing to report
+	jumped                                int  // how often its clock was set forward
+}
+
+// String prints "s1", with the run if it is not the first.
+func (p *Process) String() string {
+	if p.run == 0 {
+		return slotName(p.slot)
+	}
+	return fmt.Sprintf("%s#%d", slotName(p.slot), p.run)
+}
+
+func slotName(slot int) string { return fmt.Sprintf("s%d", slot+1) }
+
+// start makes a process.
+func (w *World) start(slot int, r release) *Process {
+	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
+	w.runs[slot]++
+	p.clock.p = p
+	p.clock.set(epoch.Add(w.now), 1)
+	p.random = rand.New(rand.NewPCG(uint64(slot), uint64(p.run)))
+	for i := range p.cursors {
+		p.cursors[i] = -1
+	}
+	client := apiClient{p: p}
+	var err error
+	p.collect, err = collect.New(collect.Config{Client: client, Interval: collectInterval, Workers: 1, Clock: &p.clock})
+	w.must(err)
+	p.member, err = member.New(member.Config{
+		Client:               client,
+		Bury:                 p.collect.Bury,
+		Versions:             member.Versions{Binary: r.emulates, Emulation: r.emulates, MinCompatibility: r.emulates},
+		LeaseDuration:        leaseDuration,
+		RenewInterval:        renewInterval,
+		WaitLimit:            -1,
+		Workers:              1,
+		CustomResourcesKnown: func() bool { return p.cursors[seeDefinitions] >= 0 },
+		Rebuild:              func(context.Context, string, schema.GroupResource, string) { p.rebuild() },
+		Clock:                &p.clock,
+		Random:               p.random,
+	})
+	w.must(err)
+	w.must(p.member.SetBuiltins(p.builtins()))
+	p.trigger, err = trigger.New(trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1})
+	w.must(err)
+	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: time.Hour})
+	w.must(err)
+	w.slots[slot] = p
+	return p
+}
+
+// builtins is what the server reports from its start: things, and in some worlds so many
+// more that it works with lists.
+func (p *Process) builtins() []member.Resource {
+	stores := things.encoding(p.release.stores)
+	decodes := []string{string(things.encoding("v1")), string(things.encoding("v2")), string(things.encoding("v3"))}
+	rs := []member.Resource{{GroupResource: things.gr, Encoding: stores, Decodable: decodes, Served: decodes}}
+	for i := range p.w.config.More {
+		gr := schema.GroupResource{Group: things.gr.Group, Resource: fmt.Sprintf("more%d", i)}
+		rs = append(rs, member.Resource{GroupResource: gr, Encoding: stores, Decodable: decodes, Served: decodes})
+	}
+	return rs
+}
+
+// must stops a world that cannot be built.
+func (w *World) must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// rebuild has the handler of the custom resource read the definition anew.
+func (p *Process) rebuild() { p.w.relist(p, seeHandler) }
+
+// Kind implements trigger.Kinds.
+func (p *Process) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
+	if gr == things.gr {
+		return things.kind, nil
+	}
+	if gr == widgets.gr && p.handler != nil {
+		return widgets.kind, nil
+	}
+	return "", &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: gr.Group, Kind: gr.Resource}}
+}
+
+// kv is the process's view of etcd.
+func (p *Process) kv() clientv3.KV { return etcd.KV{Doer: etcdDoer{p}} }
+
+// end kills the process. Requests that are under way may still arrive.
+func (p *Process) end() {
+	p.gone = true
+	for _, t := range p.tasks {
+		p.abandon(t)
+	}
+}
+
+// abandon ends a task without its knowing.
+func (p *Process) abandon(t *task) {
+	if t == nil {
+		return
+	}
+	if t.req != nil && !t.req.applied && !t.req.reads() {
+		p.w.late = append(p.w.late, t.req)
+	}
+	t.stop()
+	t.ended = true
+	p.tasks[t.role] = nil
+}
+
+// begin starts a task, if the process would now, and runs it to its first call.
+func (p *Process) begin(r role, what string) bool {
+	if !p.startable(r) {
+		return false
+	}
+	body := p.body(r, what)
+	if body == nil {
+		return false
+	}
+	p.idle = p.idle && r != leasing
+	p.w.resume(p.spawn(r, what, body))
+	return true
+}
+
+// startable says whether the process would start a task of this role now.
+func (p *Process) startable(r role) bool {
+	if p.gone || p.paused || p.tasks[r] != nil {
+		return false
+	}
+	now := p.w.now
+	switch r {
+	case leasing:
+		if p.leaving {
+			return p.tasks[writing1] == nil && p.tasks[writing2] == nil
+		}
+		return now >= p.renewAt || p.member.ID() == "" && now >= p.retryAt
+	case reporting:
+		return !p.leaving && p.member.ID() != "" && (!p.idle || p.reportAt >= 0 && now >= p.reportAt)
+	case collecting:
+		return !p.leaving && now >= p.collectAt
+	case triggering:
+		return !p.leaving && p.leads
+	default:
+		return !p.leaving
+	}
+}
+
+func (p *Process) body(r role, what string) func() error {
+	ctx := context.Background()
+	switch r {
+	case leasing:
+		switch {
+		case p.leaving:
+			return func() error { return p.member.Depart(departing{ctx, p}) }
+		case p.member.ID() == "":
+			return func() error { return p.member.Register(ctx) }
+		}
+		return func() error { return p.member.Renew(ctx) }
+	case reporting:
+		return func() error {
+			wait, err := p.member.Step(ctx)
+			p.reportAt = -1
+			if wait >= 0 {
+				p.reportAt = p.w.now + wait
+			}
+			return err
+		}
+	case collecting:
+		return func() error { return p.collect.Step(ctx, p.leads) }
+	case triggering:
+		gr, ok := resourceNamed(what)
+		if !ok {
+			return nil
+		}
+		return func() error { _, err := p.trigger.Step(ctx, gr.gr); return err }
+	case migrating:
+		name, ok := p.w.migration(what)
+		if !ok {
+			return nil
+		}
+		return func() error { _, err := p.migrate.Step(ctx, name); return err }
+	default:
+		return p.write(what)
+	}
+}
+
+// finished is called when a task has ended by itself.
+func (p *Process) finished(t *task) {
+	now := p.w.now
+	switch t.role {
+	case leasing:
+		if p.leaving {
+			if t.failed == nil {
+				p.end()
+			}
+			return
+		}
+		p.renewAt = now + renewInterval
+		if t.failed != nil {
+			p.retryAt = now + 100*time.Millisecond
+			p.renewAt = p.retryAt
+		}
+		p.idle = false
+	case collecting:
+		p.collectAt = now + collectInterval
+	case reporting:
+		p.idle = t.calls == 0
+	default:
+		p.idle = false
+	}
+	if p.w.trace != nil {
+		p.w.tracef("   %s/%s ended: %s", p, roleName[t.role], outcome(t.failed))
+	}
+}
+
+func outcome(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	return err.Error()
+}
+
+// departing is the context of Depart. Where Depart would wait for either the end of the
+// reports under way or its own, the task waits for the former.
+type departing struct {
+	context.Context
+	p *Process
+}
+
+// Done implements context.Context.
+func (d departing) Done() <-chan struct{} {
+	d.p.await(func() bool { return d.p.tasks[reporting] == nil })
+	return nil
+}
+
+func resourceNamed(name string) (*resource, bool) {
+	for _, r := range all {
+		if r.name == name {
+			return r, true
+		}
+	}
+	return nil, false
+}
+
+// told delivers one event of a watch.
+func (p *Process) told(s stream, e change) {
+	p.idle = p.idle && s > seeDefinitions
+	deleted := e.obj == nil
+	obj := e.obj
+	if deleted {
+		obj = e.last
+	}
+	switch s {
+	case seeLeases:
+		p.member.ObserveLease(obj.(*coordinationv1.Lease), deleted)
+	case seeVersions:
+		p.member.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
+	case seeDefinitions:
+		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+		if deleted {
+			delete(p.known, crd.Name)
+			p.member.ForgetCRD(crd)
+			return
+		}
+		p.known[crd.Name] = crd
+		p.member.ObserveCRD(crd)
+	case seeHandler:
+		p.handler = obj.(*apiextensionsv1.CustomResourceDefinition)
+		if deleted {
+			p.handler = nil
+		}
+	case seeMigrations:
+		p.migrate.ObserveMigration(obj.(*migrationv1alpha1.StorageVersionMigration), deleted)
+	case seeRewrites:
+		p.migrate.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
+	}
+}
+
+// relisted delivers a list instead of the events up to now, as a watch does at its
+// beginning and when it was broken for too long.
+func (p *Process) relisted(s stream) {
+	p.idle = p.idle && s > seeDefinitions
+	w, revision := p.w, p.w.store.Revision()
+	switch s {
+	case seeLeases:
+		var list coordinationv1.LeaseList
+		w.list(leases, &list, everything)
+		p.member.ObserveLeases(list.Items, revision)
+	case seeVersions:
+		var list v1alpha1.StorageVersionList
+		w.list(storageVersions, &list, everything)
+		p.member.ObserveStorageVersions(list.Items, revision)
+	case seeDefinitions:
+		crd := w.lookDefinition()
+		if last := p.known[widgets.gr.String()]; crd == nil && last != nil {
+			delete(p.known, last.Name)
+			p.member.ForgetCRD(last)
+		}
+		if crd != nil {
+			p.known[crd.Name] = crd
+			p.member.ObserveCRD(crd)
+		}
+	case seeHandler:
+		p.handler = w.lookDefinition()
+	case seeMigrations, seeRewrites:
+		// The migrator looks only at what is interrupted: ends and changes.
+		for _, e := range w.changes[streamKind[s]][max(p.cursors[s], 0):] {
+			p.told(s, e)
+		}
+	}
+}
+
+// errNotServed is a client's 404.
+var errNotServed = errors.New("the resource is not served")

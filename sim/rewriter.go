@@ -1,0 +1,85 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// rewriter runs rewrites next to a process's stores, as package server wires it.
+type rewriter struct{ p *Process }
+
+var _ migrate.Rewriter = rewriter{}
+
+// Rewrite implements migrate.Rewriter. Pages and transactions are small, so that much can
+// happen between them.
+func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	target, err := r.target(ctx, job)
+	if err != nil {
+		return migrate.Result{}, err
+	}
+	options := rewrite.Options{Workers: 1, PageKeys: r.p.w.config.Page, TxnKeys: r.p.w.config.Txn}
+	result, err := rewrite.New(rewrite.NewEtcd(r.p.kv())).Run(ctx, *target, options, func(done rewrite.Progress) { progress(progressOf(done)) })
+	answer := migrate.Result{Progress: progressOf(result.Progress)}
+	for _, f := range result.Failed {
+		answer.Failures = append(answer.Failures, migrate.Failure{Name: f.Key, Message: f.Detail})
+	}
+	return answer, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+}
+
+func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+	target := &rewrite.Target{
+		GroupResource: job.GroupResource, Encoding: job.Encoding,
+		FenceKey: keyOf(storageVersions, storageversion.Name(job.GroupResource)), FenceRevision: job.FenceRevision,
+		Refence: func(ctx context.Context) (int64, error) {
+			revision, err := job.Refence(ctx)
+			return revision, translate(err, migrate.ErrFenced, rewrite.ErrFenced)
+		},
+		New:    func() runtime.Object { return &object{} },
+		Codec:  codec{encoding: job.Encoding, knows: r.p.release.knows},
+		Prefix: things.prefix,
+	}
+	if job.CRD.UID == "" {
+		if job.GroupResource == things.gr && job.Encoding != things.encoding(r.p.release.stores) {
+			return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, job.Encoding)
+		}
+		if job.GroupResource == things.gr {
+			return target, nil
+		}
+		target.Prefix = "/registry/" + job.GroupResource.Resource + "/"
+		if job.GroupResource == widgets.gr {
+			return nil, errors.New("this server has no storage of widgets")
+		}
+		return target, nil
+	}
+	// A custom resource is converted without a schema, so nothing is dropped.
+	target.Prefix, target.Codec = widgets.prefix, codec{encoding: job.Encoding, knows: true}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := (apiClient{p: r.p}).Get(ctx, client.ObjectKey{Name: job.GroupResource.String()}, crd); err != nil {
+		return nil, fmt.Errorf("read the CustomResourceDefinition: %w", err)
+	}
+	if string(crd.UID) != job.CRD.UID || crd.Generation != job.CRD.Generation {
+		return nil, fmt.Errorf("%w: the CustomResourceDefinition has changed", migrate.ErrFenced)
+	}
+	return target, nil
+}
+
+// translate wraps an error that is one package's sentinel with the other's.
+func translate(err, from, to error) error {
+	if err != nil && errors.Is(err, from) && !errors.Is(err, to) {
+		return fmt.Errorf("%w: %w", to, err)
+	}
+	return err
+}
+
+func progressOf(p rewrite.Progress) migrate.Progress {
+	return migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures}
+}

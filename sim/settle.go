@@ -1,0 +1,146 @@
+package sim
+
+import (
+	"time"
+)
+
+// restBound is within which time everything has to come to rest after faults and changes
+// have stopped: failed migrations may have to wait for their back-off of 10 minutes.
+const restBound = 30 * time.Minute
+
+// Settle ends all faults, completes what was begun (all servers come to run one release,
+// a definition that was asked to go goes) and lets time pass without disturbance until
+// the world is at rest. If it does not come to rest, I7 is violated.
+func (w *World) Settle() {
+	w.calm()
+	why := ""
+	for began, round := w.now, 0; w.now-began < restBound; round++ {
+		if w.quiet(); w.violation != nil {
+			return
+		}
+		if round >= settleRounds || round%4 == 3 {
+			if why = w.rest(); why == "" {
+				return
+			}
+		}
+		step := 2 * time.Second
+		if round > 2*settleRounds && round%settleRounds == 0 {
+			step = time.Minute
+		}
+		w.tick(step)
+	}
+	w.violate("I7", "%s after the faults ended: %s", restBound, why)
+}
+
+// settleRounds are enough to bury whoever is dead.
+const settleRounds = 14
+
+// calm ends all faults.
+func (w *World) calm() {
+	w.etcd = etcdOK
+	for len(w.late) > 0 {
+		r := w.late[0]
+		w.late = w.late[1:]
+		w.apply(r)
+		w.check()
+	}
+	target := w.release()
+	alive := false
+	for slot, p := range w.slots {
+		if p == nil {
+			continue
+		}
+		p.paused, p.cut, p.leads = false, false, false
+		// What waits for a moment that its clock has been set back from need not wait again.
+		p.clock.set(p.clock.Now(), 1)
+		p.clock.set(p.clock.peak, 1)
+		for _, t := range p.tasks {
+			if t != nil && !t.ended {
+				w.finish(t)
+				w.check()
+			}
+		}
+		switch {
+		case p.gone:
+			continue
+		case p.leaving || p.release != target:
+			p.end()
+			w.start(slot, target)
+		}
+		alive = true
+	}
+	if !alive {
+		w.start(0, target)
+	}
+	w.leader().leads = true
+	for w.purge() {
+		w.check()
+	}
+	for _, r := range all {
+		w.healObjects(r)
+	}
+	w.observe(nil)
+}
+
+// leader returns the first server.
+func (w *World) leader() *Process {
+	for _, p := range w.slots {
+		if p != nil && !p.gone {
+			return p
+		}
+	}
+	return nil
+}
+
+// release is what all servers come to run when the world settles: that of the first.
+func (w *World) release() release {
+	if p := w.leader(); p != nil {
+		return p.release
+	}
+	for _, p := range w.slots {
+		if p != nil {
+			return p.release
+		}
+	}
+	return releases[0]
+}
+
+// quiet is one round in which every server does all that is due, one after the other and
+// undisturbed.
+func (w *World) quiet() {
+	for _, p := range w.slots {
+		if p == nil || p.gone {
+			continue
+		}
+		w.deliver(p)
+		for _, r := range []role{leasing, reporting, collecting} {
+			w.whole(p, r, "")
+		}
+		if p.leads {
+			for _, r := range all {
+				w.whole(p, triggering, r.name)
+			}
+		}
+		for _, r := range all {
+			w.whole(p, migrating, r.name)
+			w.whole(p, migrating, r.name+" 1")
+		}
+		w.deliver(p)
+		w.whole(p, reporting, "")
+	}
+}
+
+func (w *World) deliver(p *Process) {
+	for s := range streams {
+		for w.violation == nil && w.see(p, s) {
+		}
+	}
+}
+
+// whole runs a task from its beginning to its end, if it is due.
+func (w *World) whole(p *Process, r role, what string) {
+	if w.violation == nil && p.begin(r, what) && p.tasks[r] != nil {
+		w.finish(p.tasks[r])
+		w.check()
+	}
+}

@@ -1,0 +1,95 @@
+package sim
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSameSeedSameTrace runs seeds twice: what a seed shows has to be what its replay shows.
+func TestSameSeedSameTrace(t *testing.T) {
+	for seed := range uint64(20) {
+		var first, second, replayed bytes.Buffer
+		run := Seed(seed, &first)
+		Seed(seed, &second)
+		if !bytes.Equal(first.Bytes(), second.Bytes()) {
+			t.Fatalf("seed %d has two traces; they differ at %s", seed, difference(first.String(), second.String()))
+		}
+		Replay(run.Config, run.Script, &replayed)
+		if got, want := replayed.String(), withoutImpossible(first.String()); got != want {
+			t.Fatalf("seed %d is not what its script does; they differ at %s", seed, difference(want, got))
+		}
+	}
+}
+
+// withoutImpossible leaves out what a seed tried and could not do.
+func withoutImpossible(trace string) string {
+	lines := strings.SplitAfter(trace, "\n")
+	var kept []string
+	for i, line := range lines {
+		next := ""
+		if i+1 < len(lines) {
+			next = lines[i+1]
+		}
+		if line != "   not possible now\n" && next != "   not possible now\n" {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+func difference(a, b string) string {
+	as, bs := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range min(len(as), len(bs)) {
+		if as[i] != bs[i] {
+			return as[i] + "\nand\n" + bs[i]
+		}
+	}
+	return "their ends"
+}
+
+// TestSeeds runs some seeds; CI runs many more.
+func TestSeeds(t *testing.T) {
+	for seed := range uint64(200) {
+		run := Seed(seed, nil)
+		if run.Violation != nil {
+			t.Fatalf("seed %d: %s", seed, run)
+		}
+		if run.Steps < MinEvents {
+			t.Errorf("seed %d: only %d events happened", seed, run.Steps)
+		}
+	}
+}
+
+func TestScripts(t *testing.T) {
+	for _, line := range []string{
+		"start s1 r0", "stop s2", "kill s1", "pause s1", "resume s1", "cut s1", "heal s1", "jump s1 -10s", "drift s1 1.02",
+		"lead s1", "unlead s1", "etcd full", "run s1/write1 create things/a", "do s1/report", "apply s3/migrate", "lose s1/lease",
+		"fail s1/collect", "absent s1/trigger", "finish s1/write2", "late s1/lease", "see s1 handler", "relist s1 versions",
+		"tick 1.5s", "define v2", "undefine", "purge", "admin delete state things", "settle",
+	} {
+		e, err := ParseEvent(line)
+		if err != nil {
+			t.Errorf("ParseEvent(%q): %v", line, err)
+		}
+		if e.String() != line {
+			t.Errorf("ParseEvent(%q) is %q", line, e)
+		}
+	}
+	for _, bad := range []string{"", "dance", "start", "kill s9", "do s1", "do s1/sing", "see s1", "see s1 stars", "tick", "kill s1/report"} {
+		if e, err := ParseEvent(bad); err == nil {
+			t.Errorf("ParseEvent(%q) = %q, want an error", bad, e)
+		}
+	}
+	if e := (Event{Do: Tick, For: time.Second}); e.String() != "tick 1s" {
+		t.Errorf("a tick prints as %q", e)
+	}
+	config, events, err := ParseStory("world slots=2 page=1 txn=1 more=0\nstart s1 r0 # a comment\n\nsettle\n")
+	if err != nil || config != (Config{Slots: 2, Page: 1, Txn: 1}) || len(events) != 2 {
+		t.Errorf("ParseStory: %v, %v, %v", config, events, err)
+	}
+	if again, _, err := ParseStory(FormatStory(config, events)); err != nil || again != config {
+		t.Errorf("FormatStory does not bring the configuration back: %v, %v", again, err)
+	}
+}

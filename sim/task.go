@@ -1,0 +1,184 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// role says which of a process's loops a task is. A process has at most one task of each.
+type role uint8
+
+const (
+	leasing    role = iota // registers, renews, and at the end departs
+	reporting              // member.Step
+	collecting             // collector.Step
+	triggering             // trigger.Step for one resource
+	migrating              // migrate.Step for one migration
+	writing1               // a client's write
+	writing2
+	roles // how many there are
+)
+
+var roleName = [roles]string{"lease", "report", "collect", "trigger", "migrate", "write1", "write2"}
+
+// request is a call of a task to the API or to etcd. Between its being sent, its being
+// applied and its answer anything else can happen, and one or the other may be lost.
+type request struct {
+	verb string
+	what schema.GroupResource // of API calls
+	name string
+	key  string // of etcd's
+	// apply does it, at one moment. It writes to what the sender looks at only for reads.
+	apply func(w *World) error
+
+	by      *Process
+	role    role
+	applied bool
+	err     error // what apply returned
+}
+
+// reads says whether the request changes nothing: one that is late does not matter.
+func (r *request) reads() bool { return r.verb == "get" || r.verb == "list" || r.verb == "range" }
+
+// String prints the request without its arguments.
+func (r *request) String() string {
+	if r.key != "" {
+		return "etcd " + r.verb + " " + r.key
+	}
+	if r.name == "" {
+		return r.verb + " " + r.what.Resource
+	}
+	return r.verb + " " + r.what.Resource + " " + r.name
+}
+
+// Errors of the simulated network and of etcd. They say nothing about whether a write
+// happened.
+var (
+	errNoAnswer = errors.New("no answer")
+	errFull     = errors.New("etcdserver: mvcc: database space exceeded")
+)
+
+// task is a coroutine of a process: production code that runs until its next call.
+type task struct {
+	p    *Process
+	role role
+	what string
+
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+
+	req *request // what it waits for an answer to
+	// err is the answer's error where there is none from the request itself.
+	err error
+	// until is when a sleeping task wakes, by the world's time; 0 if it does not sleep.
+	until time.Duration
+	// ready, if not nil, says whether what the task waits for has come.
+	ready func() bool
+	calls int
+	ended bool
+	// result of the body
+	failed error
+}
+
+// killed unwinds a task whose process is gone.
+type killed struct{}
+
+// spawn makes a task. It does not run yet.
+func (p *Process) spawn(r role, what string, body func() error) *task {
+	t := &task{p: p, role: r, what: what}
+	t.next, t.stop = iter.Pull(func(yield func(struct{}) bool) {
+		defer func() {
+			if e := recover(); e != nil {
+				if _, ok := e.(killed); !ok {
+					panic(e)
+				}
+			}
+		}()
+		t.yield = yield
+		t.failed = body()
+	})
+	p.tasks[r] = t
+	return t
+}
+
+// resume runs a task to its next call or to its end.
+func (w *World) resume(t *task) {
+	before := w.current
+	w.current = t
+	if _, more := t.next(); !more {
+		t.ended = true
+		t.p.tasks[t.role] = nil
+	}
+	w.current = before
+	if t.ended {
+		t.p.finished(t)
+	}
+}
+
+// pause gives the world its turn.
+func (t *task) pause() {
+	if !t.yield(struct{}{}) {
+		panic(killed{})
+	}
+}
+
+// call makes a request of the current task and returns when it is answered.
+func (p *Process) call(ctx context.Context, r *request) error {
+	t := p.w.current
+	if t == nil || t.p != p {
+		panic(fmt.Sprintf("%s was called outside of a task of %s", r, p))
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r.by, r.role = p, t.role
+	t.req, t.err = r, nil
+	t.calls++
+	t.pause()
+	t.req = nil
+	if t.err != nil {
+		return t.err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return r.err
+}
+
+// sleep pauses the current task for a time.
+func (p *Process) sleep(d time.Duration) {
+	t := p.w.current
+	t.until = p.w.now + max(d, time.Millisecond)
+	t.pause()
+	t.until = 0
+}
+
+// await pauses the current task until a condition holds.
+func (p *Process) await(ready func() bool) {
+	if ready() {
+		return
+	}
+	t := p.w.current
+	t.ready = ready
+	t.pause()
+	t.ready = nil
+}
+
+// due says whether a task that waits for no answer can go on.
+func (t *task) due() bool {
+	switch {
+	case t.req != nil:
+		return false
+	case t.ready != nil:
+		return t.ready()
+	case t.until > 0:
+		return t.p.w.now >= t.until
+	}
+	return true
+}

@@ -1,0 +1,555 @@
+// Package sim attacks the protocol by machine. A World is a few API servers on one etcd:
+// it runs the very code of member, fence, rewrite and the controllers, single-threaded,
+// over a simulated etcd and API, with lagging watches, lost and late messages, pauses,
+// crashes, clocks that differ, upgrades, rollbacks and administrators. After every step it
+// checks the invariants of DESIGN 3.7 against what is stored.
+//
+// Everything that happens is an Event. A seed chooses a script of them; a script replays.
+package sim
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/sim/etcd"
+)
+
+// maxSlots is how many servers a world can have at a time.
+const maxSlots = 4
+
+// Config is what differs between worlds besides their events.
+type Config struct {
+	// Slots is how many servers there can be at a time, at most 4.
+	Slots int
+	// Page and Txn are how many objects a rewrite reads and writes at a time.
+	Page, Txn int
+	// More is how many more built-in resources servers report: with eight or more of them
+	// they work with lists.
+	More int
+}
+
+// DefaultConfig is the smallest world in which everything can happen.
+func DefaultConfig() Config { return Config{Slots: 3, Page: 2, Txn: 1} }
+
+// String prints the configuration as a script's first line has it.
+func (c Config) String() string {
+	return fmt.Sprintf("slots=%d page=%d txn=%d more=%d", c.Slots, c.Page, c.Txn, c.More)
+}
+
+// ParseConfig reads what String prints; what is missing has its default.
+func ParseConfig(text string) (Config, error) {
+	c := DefaultConfig()
+	for _, word := range strings.Fields(text) {
+		name, value, _ := strings.Cut(word, "=")
+		n, err := strconv.Atoi(value)
+		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "more": &c.More}[name]
+		if err != nil || !ok {
+			return c, fmt.Errorf("configuration %q: want slots, page, txn or more, =, and a number", word)
+		}
+		*field = n
+	}
+	if c.Slots < 1 || c.Slots > maxSlots || c.Page < 1 || c.Txn < 1 || c.More < 0 {
+		return c, fmt.Errorf("configuration %q: want 1 to %d slots, and pages and transactions of at least 1", text, maxSlots)
+	}
+	return c, nil
+}
+
+type etcdState uint8
+
+const (
+	etcdOK   etcdState = iota
+	etcdDown           // answers nothing
+	etcdFull           // takes no puts
+)
+
+// World is one simulated cluster. It is used by one goroutine.
+type World struct {
+	config  Config
+	store   *etcd.Store
+	objects objects
+	now     time.Duration
+	etcd    etcdState
+	slots   [maxSlots]*Process
+	runs    [maxSlots]int
+	late    []*request // whose senders do not wait any more
+
+	current *task
+	lastUID int
+	written int // clients' writes
+	// changes are the events of the API objects, by kind.
+	changes [kinds][]change
+	logged  int   // how much of the store's log has been looked at
+	checked int64 // the revision that was last checked
+
+	ledger    ledger
+	violation *Violation
+	trace     io.Writer
+	steps     int
+}
+
+// change is a watch event.
+type change struct {
+	obj  client.Object // nil: deleted
+	last client.Object // what was deleted, at the revision of the deletion
+}
+
+// NewWorld returns a world without servers. trace, if not nil, is told what happens.
+func NewWorld(config Config, trace io.Writer) *World {
+	w := &World{config: config, store: etcd.New(), trace: trace}
+	w.ledger.init()
+	return w
+}
+
+func (w *World) tracef(format string, args ...any) { fmt.Fprintf(w.trace, format+"\n", args...) }
+
+// everything is a list without a selector.
+var everything = &client.ListOptions{}
+
+// Do makes one event happen. It returns false, and does nothing, if the event is not
+// possible now.
+func (w *World) Do(e Event) bool {
+	if w.violation != nil {
+		return false
+	}
+	if w.trace != nil {
+		w.tracef("%s", e)
+	}
+	done := w.do(e)
+	if !done {
+		if w.trace != nil {
+			w.tracef("   not possible now")
+		}
+		return false
+	}
+	w.steps++
+	w.check()
+	return true
+}
+
+func (w *World) do(e Event) bool {
+	switch {
+	case e.Do.onTask():
+		return w.doTask(e)
+	case e.Do == Start:
+		return w.doStart(e)
+	case e.Do.onSlot():
+		p := w.slots[e.Slot]
+		return p != nil && !p.gone && w.doProcess(p, e)
+	}
+	switch e.Do {
+	case Etcd:
+		next, ok := map[string]etcdState{"ok": etcdOK, "down": etcdDown, "full": etcdFull}[e.What]
+		changed := ok && next != w.etcd
+		w.etcd = next
+		return changed
+	case Tick:
+		return w.tick(e.For)
+	case Define:
+		return w.define(e.What)
+	case Undefine:
+		return w.undefine()
+	case Purge:
+		return w.purge()
+	case Admin:
+		return w.admin(e.What)
+	default: // Settle
+		w.Settle()
+		return true
+	}
+}
+
+func (w *World) tick(d time.Duration) bool {
+	if d <= 0 {
+		return false
+	}
+	w.now += d
+	if w.etcd == etcdOK {
+		w.ledger.available += d
+	}
+	return true
+}
+
+func (w *World) doStart(e Event) bool {
+	i := slices.IndexFunc(releases, func(r release) bool { return r.name == e.What })
+	if i < 0 || e.Slot >= w.config.Slots || w.slots[e.Slot] != nil && !w.slots[e.Slot].gone {
+		return false
+	}
+	w.start(e.Slot, releases[i])
+	return true
+}
+
+func (w *World) doProcess(p *Process, e Event) bool {
+	flip := func(flag *bool, to bool) bool {
+		changed := *flag != to
+		*flag = to
+		return changed
+	}
+	switch e.Do {
+	case Stop:
+		// The controllers end at once, whatever they were doing.
+		for _, r := range []role{collecting, triggering, migrating} {
+			p.abandon(p.tasks[r])
+		}
+		return flip(&p.leaving, true)
+	case Kill:
+		p.end()
+		return true
+	case Pause:
+		return flip(&p.paused, true)
+	case Resume:
+		return flip(&p.paused, false)
+	case Cut:
+		return flip(&p.cut, true)
+	case Heal:
+		return flip(&p.cut, false)
+	case Jump:
+		if e.For > 0 {
+			p.jumped++
+		}
+		p.clock.set(p.clock.Now().Add(e.For), p.clock.rate)
+		return true
+	case Drift:
+		rate, err := strconv.ParseFloat(e.What, 64)
+		if err != nil || rate < 1-maxDrift || rate > 1+maxDrift {
+			return false
+		}
+		p.clock.set(p.clock.Now(), rate)
+		return true
+	case Lead:
+		return flip(&p.leads, true)
+	case Unlead:
+		p.abandon(p.tasks[triggering])
+		return flip(&p.leads, false)
+	case See:
+		return w.see(p, e.See)
+	default: // Relist
+		if p.paused {
+			return false
+		}
+		w.relist(p, e.See)
+		return true
+	}
+}
+
+// maxDrift is by how much a clock's rate may differ from the world's.
+const maxDrift = 0.03
+
+func (w *World) doTask(e Event) bool {
+	if e.Do == Late {
+		return w.doLate(e)
+	}
+	p := w.slots[e.Slot]
+	if p == nil || p.gone {
+		return false
+	}
+	t := p.tasks[e.Role]
+	switch {
+	case e.Do == Run:
+		return p.begin(e.Role, e.What)
+	case t == nil:
+		return false
+	case e.Do == Finish:
+		return w.finish(t)
+	case t.req == nil:
+		if e.Do != Do || p.paused || !t.due() {
+			return false
+		}
+		w.resume(t)
+		return true
+	}
+	reached := !p.cut && w.etcd != etcdDown
+	if !t.req.applied && (e.Do == Do || e.Do == Apply) && !reached || p.paused && e.Do != Apply {
+		return false
+	}
+	switch e.Do {
+	case Apply:
+		if t.req.applied {
+			return false
+		}
+		w.apply(t.req)
+		return true
+	case Lose:
+		if !t.req.applied && !t.req.reads() {
+			w.late = append(w.late, t.req)
+		}
+		t.err = errNoAnswer
+	case Fail:
+		if t.req.applied {
+			return false
+		}
+		t.err = errNoAnswer
+	case Absent:
+		if t.req.applied || t.req.key != "" {
+			return false
+		}
+		t.err = unserved(t.req)
+	default: // Do
+		if !t.req.applied {
+			w.apply(t.req)
+		}
+	}
+	w.resume(t)
+	return true
+}
+
+// finish runs a task to its end.
+func (w *World) finish(t *task) bool {
+	p := t.p
+	if p.paused || p.cut || w.etcd == etcdDown {
+		return false
+	}
+	for calls := 0; !t.ended && calls < 1000 && w.violation == nil; calls++ {
+		if t.req == nil && !t.due() {
+			if t.until == 0 {
+				return true // it waits for something else
+			}
+			w.tick(t.until - w.now)
+		}
+		if t.req != nil && !t.req.applied {
+			w.apply(t.req)
+			w.check()
+		}
+		w.resume(t)
+	}
+	return true
+}
+
+// doLate has the oldest late request of a server's task arrive.
+func (w *World) doLate(e Event) bool {
+	if w.etcd == etcdDown {
+		return false
+	}
+	for i, r := range w.late {
+		if r.by.slot == e.Slot && r.role == e.Role && (r.by.gone || !r.by.cut) {
+			w.late = slices.Delete(w.late, i, i+1)
+			w.apply(r)
+			return true
+		}
+	}
+	return false
+}
+
+// apply is the moment at which a request happens.
+func (w *World) apply(r *request) {
+	r.applied = true
+	r.err = r.apply(w)
+	if w.trace != nil {
+		w.tracef("   %s/%s %s: %s", r.by, roleName[r.role], r, outcome(r.err))
+	}
+	w.observe(r)
+}
+
+// observe looks at what has been written since it was last called, by r if it is not nil.
+func (w *World) observe(r *request) {
+	log := w.store.Log()
+	for ; w.logged < len(log); w.logged++ {
+		e := log[w.logged]
+		for k := range kinds {
+			if strings.HasPrefix(e.Key, kindPrefix[k]) {
+				c := change{obj: w.view(e.KV)}
+				if c.obj == nil {
+					c.last = w.view(e.Prev).DeepCopyObject().(client.Object)
+					c.last.SetResourceVersion(strconv.FormatInt(e.Revision, 10))
+				}
+				w.changes[k] = append(w.changes[k], c)
+			}
+		}
+		w.judge(r, e)
+	}
+}
+
+// see delivers the next event of a watch.
+func (w *World) see(p *Process, s stream) bool {
+	if p.paused || p.cut {
+		return false
+	}
+	if p.cursors[s] < 0 {
+		w.relist(p, s)
+		return true
+	}
+	events := w.changes[streamKind[s]]
+	if p.cursors[s] >= len(events) {
+		return false
+	}
+	e := events[p.cursors[s]]
+	p.cursors[s]++
+	p.told(s, e)
+	return true
+}
+
+func (w *World) relist(p *Process, s stream) {
+	p.relisted(s)
+	p.cursors[s] = len(w.changes[streamKind[s]])
+}
+
+// migration returns the name of a migration that is not final: "things" means the first
+// of the resource, "things 1" the second.
+func (w *World) migration(what string) (string, bool) {
+	name, number, _ := strings.Cut(what, " ")
+	r, ok := resourceNamed(name)
+	n, _ := strconv.Atoi(number)
+	if !ok {
+		return "", false
+	}
+	found := ""
+	w.each(migrations, func(obj client.Object) {
+		m := obj.(*migrationv1alpha1.StorageVersionMigration)
+		if migrationv1alpha1.Resource(m) == r.gr && !migrationv1alpha1.Final(m) {
+			if n == 0 {
+				found = m.Name
+			}
+			n--
+		}
+	})
+	return found, found != ""
+}
+
+// define creates the definition of the custom resource, or has it store another version.
+func (w *World) define(version string) bool {
+	if w.etcd != etcdOK || !slices.Contains([]string{"v1", "v2"}, version) {
+		return false
+	}
+	crd := w.lookDefinition()
+	if crd == nil {
+		w.must(w.create(definition(version), epoch.Add(w.now)))
+		w.observe(nil)
+		return true
+	}
+	if storedBy(crd) == version || crd.DeletionTimestamp != nil {
+		return false
+	}
+	next := crd.DeepCopy()
+	for i := range next.Spec.Versions {
+		next.Spec.Versions[i].Storage = next.Spec.Versions[i].Name == version
+	}
+	w.must(w.update(next, false))
+	w.observe(nil)
+	return true
+}
+
+func definition(version string) *apiextensionsv1.CustomResourceDefinition {
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	crd.Name = widgets.gr.String()
+	crd.Spec.Group, crd.Spec.Names.Plural, crd.Spec.Names.Kind = widgets.gr.Group, widgets.gr.Resource, widgets.kind
+	for _, name := range []string{"v1", "v2"} {
+		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: name == version})
+	}
+	crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{
+		{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue},
+		{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue},
+	}
+	return crd
+}
+
+// undefine is a request to delete the definition: its finalizer holds it.
+func (w *World) undefine() bool {
+	crd := w.lookDefinition()
+	if w.etcd != etcdOK || crd == nil || crd.DeletionTimestamp != nil {
+		return false
+	}
+	next := crd.DeepCopy()
+	at := metav1.NewTime(epoch.Add(w.now).Truncate(time.Second))
+	next.DeletionTimestamp = &at
+	next.Status.Conditions = append(next.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{
+		Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue,
+	})
+	w.must(w.put(definitions, next, next.DeepCopy()))
+	w.observe(nil)
+	return true
+}
+
+// purge is one round of the finalizer: it deletes what there is, and if there was nothing
+// the definition goes.
+func (w *World) purge() bool {
+	crd := w.lookDefinition()
+	if w.etcd != etcdOK || crd == nil || crd.DeletionTimestamp == nil {
+		return false
+	}
+	var keys []string
+	w.store.Scan(widgets.prefix, func(kv *mvccpb.KeyValue) { keys = append(keys, string(kv.Key)) })
+	for _, key := range keys {
+		w.remove(key)
+	}
+	if len(keys) == 0 {
+		w.remove(keyOf(definitions, crd.Name))
+	}
+	w.observe(nil)
+	return true
+}
+
+// admin is what an administrator does: "delete state things", "delete migration things",
+// "delete lease s1", "delete version things", "migrate things", "heal things" (deletes
+// objects that no codec can decode).
+func (w *World) admin(what string) bool {
+	words := strings.Fields(what)
+	if w.etcd != etcdOK || len(words) < 2 {
+		return false
+	}
+	last := words[len(words)-1]
+	r, isResource := resourceNamed(last)
+	done := false
+	switch deed := strings.Join(words[:len(words)-1], " "); {
+	case deed == "delete lease":
+		if slot := slotNamed(last); slot >= 0 && w.slots[slot] != nil {
+			done = w.remove(keyOf(leases, string(w.slots[slot].member.ID())))
+		}
+	case !isResource:
+	case deed == "delete state":
+		done = w.remove(keyOf(states, migrationv1alpha1.StateName(r.gr)))
+	case deed == "delete version":
+		done = w.remove(keyOf(storageVersions, storageversion.Name(r.gr)))
+	case deed == "delete migration":
+		if name, ok := w.migration(last); ok {
+			done = w.remove(keyOf(migrations, name))
+		}
+	case deed == "migrate":
+		m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+			Resource: migrationv1alpha1.GroupVersionResource{Group: r.gr.Group, Version: "v1", Resource: r.gr.Resource},
+		}}
+		m.Name = fmt.Sprintf("user-%s-%d", last, w.lastUID)
+		done = w.create(m, epoch.Add(w.now)) == nil
+	case deed == "heal":
+		done = w.healObjects(r)
+	}
+	w.observe(nil)
+	return done
+}
+
+func (w *World) healObjects(r *resource) bool {
+	var keys []string
+	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+		if unmarshal(kv.Value).broken {
+			keys = append(keys, string(kv.Key))
+		}
+	})
+	for _, key := range keys {
+		w.remove(key)
+	}
+	return len(keys) > 0
+}
+
+// remove deletes a key. It returns false if there is none.
+func (w *World) remove(key string) bool {
+	if w.store.Lookup(key) == nil {
+		return false
+	}
+	_, err := w.store.Delete(everyContext, key)
+	w.must(err)
+	return true
+}
+
+// random returns a generator of random numbers for a seed and a purpose.
+func random(seed uint64, purpose uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, purpose)) }
