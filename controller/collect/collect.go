@@ -72,8 +72,9 @@ func (c Config) Validate() error {
 type Collector struct {
 	cfg      Config
 	liveness agree.Liveness
-	// observed is when the last observation was begun; zero if it failed.
-	observed time.Time
+	// observed is when the last observation was begun, zero if it failed, and answered
+	// when it had its answer.
+	observed, answered time.Time
 
 	// What follows saves looking through all StorageVersions when nothing changed.
 	watched atomic.Bool // the watch has told what there is
@@ -117,10 +118,10 @@ func (c *Collector) Step(ctx context.Context, leader bool) error {
 	return errors.Join(err, c.sweepAll(ctx, leases))
 }
 
-// observe lists the Leases and counts the time since the last observation, of which two
-// intervals at most were observed. After a failure, or a gap in which renewals may have
-// been impossible, as after a pause of this process or a slow answer, every count starts
-// anew.
+// observe lists the Leases and counts the time since the answer of the last observation,
+// of which two intervals at most were observed: a Lease may have been renewed while that
+// answer was on its way. After a failure, or a gap in which renewals may have been
+// impossible, as after a pause of this process or a slow answer, every count starts anew.
 func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error) {
 	begun := c.cfg.Clock.Now()
 	previous := c.observed
@@ -134,15 +135,15 @@ func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error)
 	for i := range leases {
 		beats = append(beats, beat(&leases[i]))
 	}
-	var elapsed time.Duration
+	var gap, silent time.Duration
 	if !previous.IsZero() {
-		elapsed = begun.Sub(previous)
+		gap, silent = begun.Sub(previous), begun.Sub(c.answered)
 	}
-	if elapsed < 0 || elapsed > c.longestGap(beats) {
+	if gap < 0 || gap > c.longestGap(beats) {
 		c.liveness.Forget()
 	}
-	c.liveness.Observe(min(elapsed, 2*c.cfg.Interval), beats)
-	c.observed = begun
+	c.liveness.Observe(min(silent, 2*c.cfg.Interval), beats)
+	c.observed, c.answered = begun, c.cfg.Clock.Now()
 	return leases, nil
 }
 

@@ -77,6 +77,30 @@ func TestExpire(t *testing.T) {
 	w.expectServers("core.secrets", "a=v1")
 }
 
+// TestSlowAnswer: a Lease that was renewed while an observation waited for its answer has
+// been silent since the answer, and not since the observation began.
+func TestSlowAnswer(t *testing.T) {
+	w := newWorld(t)
+	w.before = func(string) error {
+		w.before = nil
+		w.clock.Step(1900 * time.Millisecond)
+		w.renew("slow", true)
+		return nil
+	}
+	w.pass(1, true)
+	const step = 950 * time.Millisecond
+	for age := step; age < 15*time.Second; age += step {
+		w.clock.Step(step)
+		w.renew("a", true)
+		if err := w.c.Step(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		if !w.hasLease("slow") {
+			t.Fatalf("the Lease was collected %s after it was renewed", age)
+		}
+	}
+}
+
 // TestSuccessor: a new leader has observed already.
 func TestSuccessor(t *testing.T) {
 	w := newWorld(t)
