@@ -47,9 +47,10 @@ func (w *World) violate(invariant, format string, args ...any) {
 type ledger struct {
 	// available is for how long etcd has answered everything.
 	available time.Duration
-	// renewed is when, in available time, the Lease of an ID was last written, and jumps how
-	// often clocks had been set forward by then.
-	renewed map[agree.ServerID]time.Duration
+	// outages is how often it has stopped to.
+	outages int
+	// renewed is when, in available time, the Lease of an ID was last written.
+	renewed map[agree.ServerID]renewal
 	// owner is whose registration an ID is.
 	owner map[agree.ServerID]*Process
 	// madeFor is the definition for which the StorageVersion stood that permitted what a key
@@ -60,8 +61,14 @@ type ledger struct {
 	epochs    map[*v1alpha1.StorageVersion]evolve.Ref
 }
 
+// renewal is when a Lease was written.
+type renewal struct {
+	available time.Duration
+	outages   int
+}
+
 func (l *ledger) init() {
-	l.renewed = map[agree.ServerID]time.Duration{}
+	l.renewed = map[agree.ServerID]renewal{}
 	l.owner = map[agree.ServerID]*Process{}
 	l.madeFor = map[string]types.UID{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
@@ -140,7 +147,7 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 	if e.KV != nil {
 		lease := w.view(e.KV).(*coordinationv1.Lease)
 		id := agree.ServerID(lease.Name)
-		w.ledger.renewed[id] = w.ledger.available
+		w.ledger.renewed[id] = renewal{w.ledger.available, w.ledger.outages}
 		if r != nil && w.ledger.owner[id] == nil {
 			w.ledger.owner[id] = r.by
 		}
@@ -151,17 +158,19 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 	// etcd took no renewals does not count.
 	id := agree.ServerID(w.view(e.Prev).GetName())
 	if r != nil && r.role == collecting && w.live(id, r.by) {
-		w.violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.by, id, w.ledger.owner[id], w.ledger.available-w.ledger.renewed[id])
+		w.violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.by, id, w.ledger.owner[id], w.ledger.available-w.ledger.renewed[id].available)
 	}
 }
 
-// live says whether a server renewed its Lease within its duration, as a clock must see it
-// that drifts as little as clocks do and was set forward as often as by's: each time may
-// look like two intervals of the collector that were one.
+// live says whether a server renewed its Lease within its duration. That is measured by a
+// clock that drifts as little as clocks do. What the collector saw of time may be two
+// intervals too much for each time that its clock was set forward, or that an outage came
+// and went between two of its observations.
 func (w *World) live(id agree.ServerID, by *Process) bool {
 	renewed, known := w.ledger.renewed[id]
-	allowance := time.Duration(float64(leaseDuration)*2*maxDrift) + time.Duration(by.jumped)*2*collectInterval
-	return known && w.ledger.available-renewed < leaseDuration-allowance
+	unseen := by.jumped + w.ledger.outages - renewed.outages
+	allowance := time.Duration(float64(leaseDuration)*2*maxDrift) + time.Duration(unseen)*2*collectInterval
+	return known && w.ledger.available-renewed.available < leaseDuration-allowance
 }
 
 // judgeReports checks which reports a write of a StorageVersion drops.

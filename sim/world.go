@@ -152,9 +152,14 @@ func (w *World) do(e Event) bool {
 	switch e.Do {
 	case Etcd:
 		next, ok := map[string]etcdState{"ok": etcdOK, "down": etcdDown, "full": etcdFull}[e.What]
-		changed := ok && next != w.etcd
+		if !ok || next == w.etcd {
+			return false
+		}
+		if w.etcd == etcdOK {
+			w.ledger.outages++
+		}
 		w.etcd = next
-		return changed
+		return true
 	case Tick:
 		return w.tick(e.For)
 	case Define:
