@@ -10,9 +10,24 @@ const restBound = 30 * time.Minute
 
 // Settle ends all faults, completes what was begun (all servers come to run one release,
 // a definition that was asked to go goes) and lets time pass without disturbance until
-// the world is at rest. If it does not come to rest, I7 is violated.
-func (w *World) Settle() {
+// the world is at rest. If it does not come to rest, I7 is violated. What is late arrives
+// when everything is at rest, unless it is to stay late.
+func (w *World) Settle(stayLate bool) {
 	w.calm()
+	w.untilRest()
+	if stayLate || len(w.late) == 0 {
+		return
+	}
+	for len(w.late) > 0 && w.violation == nil {
+		r := w.late[0]
+		w.late = w.late[1:]
+		w.apply(r)
+		w.check()
+	}
+	w.untilRest()
+}
+
+func (w *World) untilRest() {
 	why := ""
 	for began, round := w.now, 0; w.now-began < restBound; round++ {
 		if w.quiet(); w.violation != nil {
@@ -38,12 +53,6 @@ const settleRounds = 14
 // calm ends all faults.
 func (w *World) calm() {
 	w.etcd = etcdOK
-	for len(w.late) > 0 {
-		r := w.late[0]
-		w.late = w.late[1:]
-		w.apply(r)
-		w.check()
-	}
 	target := w.release()
 	alive := false
 	for slot, p := range w.slots {

@@ -171,10 +171,13 @@ func (w *World) do(e Event) bool {
 	case Admin:
 		return w.admin(e.What)
 	default: // Settle
-		w.Settle()
+		w.Settle(e.What == stayLate)
 		return true
 	}
 }
+
+// stayLate, after settle, keeps late requests late.
+const stayLate = "but late"
 
 func (w *World) tick(d time.Duration) bool {
 	if d <= 0 {

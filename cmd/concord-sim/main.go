@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,10 @@ type options struct {
 	parallel    int
 	script      string
 	trace       bool
+	exhaustive  bool
+	only        string
+	preemptions int
+	limit       int
 	quiet       bool
 }
 
@@ -39,6 +44,10 @@ func main() {
 	flag.StringVar(&o.script, "script", "", "replay the script in this file (- is standard input) instead of seeds")
 	flag.BoolVar(&o.trace, "trace", false, "print what happens; with one seed or a script")
 	flag.BoolVar(&o.quiet, "quiet", false, "print no progress")
+	flag.BoolVar(&o.exhaustive, "exhaustive", false, "try the small worlds' schedules systematically instead of seeds")
+	flag.StringVar(&o.only, "world", "", "with --exhaustive: only this small world")
+	flag.IntVar(&o.preemptions, "preemptions", 2, "with --exhaustive: the bound of preemptions in a schedule")
+	flag.IntVar(&o.limit, "limit", 1_000_000, "with --exhaustive: the bound of schedules of a small world")
 	flag.Parse()
 	code, err := o.run(os.Stdout)
 	if err != nil {
@@ -56,6 +65,8 @@ func (o options) run(out io.Writer) (int, error) {
 		return 0, errors.New("--parallel must be at least 1")
 	case o.script != "":
 		return o.replay(out)
+	case o.exhaustive:
+		return o.exhaust(out)
 	case o.trace && o.seeds != 1:
 		return 0, errors.New("--trace needs --seeds 1")
 	}
@@ -89,6 +100,40 @@ func conclude(out io.Writer, run sim.Outcome) int {
 	}
 	fmt.Fprintf(out, "VIOLATION %s: %s\n", run.Violation.Invariant, run.Violation.What)
 	return exitViolation
+}
+
+// exhaust tries small worlds, several at a time, until one violates an invariant.
+func (o options) exhaust(out io.Writer) (int, error) {
+	smalls, err := sim.Smalls()
+	if err != nil {
+		return 0, err
+	}
+	if o.only != "" {
+		if smalls = slices.DeleteFunc(smalls, func(s sim.Small) bool { return s.Name != o.only }); len(smalls) == 0 {
+			return 0, fmt.Errorf("there is no small world %q", o.only)
+		}
+	}
+	results := make([]sim.Exhausted, len(smalls))
+	slots := make(chan struct{}, o.parallel)
+	var running sync.WaitGroup
+	var printing sync.Mutex
+	for i, s := range smalls {
+		slots <- struct{}{}
+		running.Go(func() {
+			results[i] = s.Exhaust(o.preemptions, o.limit)
+			printing.Lock()
+			defer printing.Unlock()
+			results[i].Print(out, s)
+			<-slots
+		})
+	}
+	running.Wait()
+	for _, r := range results {
+		if r.Violation != nil {
+			return exitViolation, nil
+		}
+	}
+	return 0, nil
 }
 
 // search runs seeds until one violates an invariant.

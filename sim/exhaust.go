@@ -1,0 +1,234 @@
+package sim
+
+import (
+	"embed"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Small is a small world whose schedules are tried systematically: threads of events run
+// after a common beginning, interleaved in every way that has at most a number of
+// preemptions. A task that an event begins is part of its thread, call by call.
+type Small struct {
+	Name    string
+	Config  Config
+	Begin   []Event
+	Threads [][]Event
+}
+
+//go:embed worlds/*.txt
+var smallFiles embed.FS
+
+// threadLine begins a thread in a small world's text.
+const threadLine = "thread"
+
+// Smalls returns the small worlds, by name.
+func Smalls() ([]Small, error) {
+	files, err := smallFiles.ReadDir("worlds")
+	if err != nil {
+		return nil, err
+	}
+	var smalls []Small
+	for _, f := range files {
+		text, err := smallFiles.ReadFile("worlds/" + f.Name())
+		if err != nil {
+			return nil, err
+		}
+		small, err := parseSmall(strings.TrimSuffix(path.Base(f.Name()), ".txt"), string(text))
+		if err != nil {
+			return nil, fmt.Errorf("small world %s: %w", f.Name(), err)
+		}
+		smalls = append(smalls, small)
+	}
+	return smalls, nil
+}
+
+// parseSmall reads a story in which lines that begin with "thread" begin threads.
+func parseSmall(name, text string) (Small, error) {
+	var uncommented []string
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "#")
+		if line = strings.TrimSpace(line); line != "" {
+			uncommented = append(uncommented, line)
+		}
+	}
+	small := Small{Name: name}
+	for i, part := range split(uncommented, func(line string) bool { return strings.HasPrefix(line, threadLine) }) {
+		text := strings.Join(part, "\n")
+		var err error
+		if i == 0 {
+			small.Config, small.Begin, err = ParseStory(text)
+		} else {
+			var thread []Event
+			thread, err = ParseScript(text)
+			small.Threads = append(small.Threads, thread)
+		}
+		if err != nil {
+			return small, err
+		}
+	}
+	if len(small.Threads) < 2 {
+		return small, fmt.Errorf("want two threads or more, not %d", len(small.Threads))
+	}
+	return small, nil
+}
+
+// split cuts lines where begins holds, and leaves that line out.
+func split(lines []string, begins func(string) bool) [][]string {
+	parts := [][]string{nil}
+	for _, line := range lines {
+		if begins(line) {
+			parts = append(parts, nil)
+			continue
+		}
+		last := len(parts) - 1
+		parts[last] = append(parts[last], line)
+	}
+	return parts
+}
+
+// thread is how far a thread of a small world is.
+type thread struct {
+	events []Event
+	// task is under way, with the slot and role to find it by.
+	task *Event
+}
+
+// next returns the thread's next event; false if it has ended or waits.
+func (t *thread) next(w *World) (Event, bool) {
+	if t.task != nil {
+		p := w.slots[t.task.Slot]
+		if running := p != nil && !p.gone && p.tasks[t.task.Role] != nil; running {
+			task := p.tasks[t.task.Role]
+			return Event{Do: Do, Slot: t.task.Slot, Role: t.task.Role}, task.req != nil || task.due()
+		}
+		t.task = nil
+	}
+	if len(t.events) == 0 {
+		return Event{}, false
+	}
+	return t.events[0], true
+}
+
+// advance goes past an event that next returned and that has happened, or could not.
+func (t *thread) advance(e Event) {
+	if t.task != nil {
+		return
+	}
+	t.events = t.events[1:]
+	if e.Do == Run {
+		t.task = &e
+	}
+}
+
+// Exhausted is what a search of a small world came to.
+type Exhausted struct {
+	Schedules int
+	Violation *Violation
+	// Script is the schedule that violates an invariant.
+	Script []Event
+	// Complete says that there is no other schedule within the bound.
+	Complete bool
+}
+
+// Exhaust tries the schedules of a small world with at most preemptions preemptions, or
+// limit of them, until one violates an invariant.
+func (s Small) Exhaust(preemptions, limit int) Exhausted {
+	var result Exhausted
+	// path is the choice made at every step where there was more than one, and how many
+	// there were.
+	var path []choice
+	for result.Schedules < limit {
+		run := s.schedule(&path, preemptions)
+		result.Schedules++
+		if run.Violation != nil {
+			result.Violation, result.Script = run.Violation, run.Script
+			return result
+		}
+		for len(path) > 0 && path[len(path)-1].taken+1 == path[len(path)-1].of {
+			path = path[:len(path)-1]
+		}
+		if len(path) == 0 {
+			result.Complete = true
+			return result
+		}
+		path[len(path)-1].taken++
+	}
+	return result
+}
+
+type choice struct{ taken, of int }
+
+// schedule runs one schedule: the choices of path, and then always the first. It leaves
+// the choices that there were in path.
+func (s Small) schedule(path *[]choice, preemptions int) Outcome {
+	run := Outcome{Config: s.Config}
+	run.in(nil, func(w *World) {
+		for _, e := range s.Begin {
+			run.event(w, e)
+		}
+		threads := make([]*thread, len(s.Threads))
+		for i, events := range s.Threads {
+			threads[i] = &thread{events: slices.Clone(events)}
+		}
+		current, step := -1, 0
+		for w.violation == nil {
+			options := runnable(w, threads, current)
+			if len(options) == 0 {
+				break
+			}
+			goesOn := options[0] == current
+			if goesOn && preemptions == 0 {
+				options = options[:1]
+			}
+			chosen := 0
+			if len(options) > 1 {
+				if step == len(*path) {
+					*path = append(*path, choice{of: len(options)})
+				}
+				chosen = (*path)[step].taken
+				step++
+			}
+			if goesOn && chosen > 0 {
+				preemptions--
+			}
+			current = options[chosen]
+			e, _ := threads[current].next(w)
+			run.event(w, e)
+			threads[current].advance(e)
+		}
+		run.event(w, Event{Do: Settle})
+	})
+	return run
+}
+
+// runnable returns the threads that can go on, the current one first.
+func runnable(w *World, threads []*thread, current int) []int {
+	var options []int
+	for i, t := range threads {
+		if _, ok := t.next(w); !ok {
+			continue
+		}
+		if i == current {
+			options = slices.Insert(options, 0, i)
+		} else {
+			options = append(options, i)
+		}
+	}
+	return options
+}
+
+// Print tells what a search came to.
+func (r Exhausted) Print(out io.Writer, s Small) {
+	switch {
+	case r.Violation != nil:
+		fmt.Fprintf(out, "VIOLATION %s: small world %s, schedule %d: %s\n%s", r.Violation.Invariant, s.Name, r.Schedules, r.Violation.What, FormatStory(s.Config, r.Script))
+	case r.Complete:
+		fmt.Fprintf(out, "small world %s: %d schedules, all there are\n", s.Name, r.Schedules)
+	default:
+		fmt.Fprintf(out, "small world %s: %d schedules, not all\n", s.Name, r.Schedules)
+	}
+}

@@ -1,0 +1,113 @@
+package sim
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// TestStories runs the stories in testdata. Commands:
+//
+//	world slots=2 ...   begins anew
+//	do                  the events below happen; prints nothing but what was not possible
+//	trace               the same, and prints what happens
+//	show                prints what is stored
+//	replay              runs the script below in a world of its own, and says how it ended
+func TestStories(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		w := NewWorld(DefaultConfig(), nil)
+		defer func() { w.Close() }()
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "world":
+				config, err := ParseConfig(args(d))
+				if err != nil {
+					d.Fatalf(t, "%v", err)
+				}
+				w.Close()
+				w = NewWorld(config, nil)
+				return ""
+			case "do", "trace":
+				return act(t, d, w)
+			case "show":
+				return w.show()
+			case "replay":
+				config, script, err := ParseStory(d.Input)
+				if err != nil {
+					d.Fatalf(t, "%v", err)
+				}
+				run := Replay(config, script, nil)
+				if run.Violation != nil {
+					return run.String()
+				}
+				return "no violation"
+			}
+			d.Fatalf(t, "unknown command %q", d.Cmd)
+			return ""
+		})
+	})
+}
+
+func args(d *datadriven.TestData) string {
+	var words []string
+	for _, a := range d.CmdArgs {
+		words = append(words, a.Key+"="+strings.Join(a.Vals, ","))
+	}
+	return strings.Join(words, " ")
+}
+
+func act(t *testing.T, d *datadriven.TestData, w *World) string {
+	script, err := ParseScript(d.Input)
+	if err != nil {
+		d.Fatalf(t, "%v", err)
+	}
+	var out bytes.Buffer
+	if d.Cmd == "trace" {
+		w.trace = &out
+	}
+	for _, e := range script {
+		if !w.Do(e) && w.trace == nil {
+			fmt.Fprintf(&out, "not possible now: %s\n", e)
+		}
+	}
+	w.trace = nil
+	if w.violation != nil {
+		fmt.Fprintf(&out, "violation of %s\n", w.violation)
+	}
+	return out.String()
+}
+
+// show prints what the protocol has stored, and the objects.
+func (w *World) show() string {
+	var b strings.Builder
+	w.each(leases, func(obj client.Object) {
+		fmt.Fprintf(&b, "lease %s of %s\n", obj.GetName(), w.ledger.owner[agree.ServerID(obj.GetName())])
+	})
+	for _, r := range all {
+		sv, state := w.lookStorageVersion(r.gr), w.lookState(r.gr)
+		if sv != nil || state != nil {
+			fmt.Fprintf(&b, "%s: %s; %s\n", r.name, describe(sv), describeState(state))
+		}
+		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+			fmt.Fprintf(&b, "  %s %s\n", strings.TrimPrefix(string(kv.Key), "/registry/"), kv.Value)
+		})
+	}
+	w.each(definitions, func(obj client.Object) {
+		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+		fmt.Fprintf(&b, "definition %s stores %s, storedVersions %v\n", crd.Name, storedBy(crd), crd.Status.StoredVersions)
+	})
+	w.each(migrations, func(obj client.Object) {
+		m := migrationv1alpha1.ViewMigration(obj.(*migrationv1alpha1.StorageVersionMigration))
+		fmt.Fprintf(&b, "migration %s for %s %s\n", m.Name, m.Target, m.Phase)
+	})
+	return b.String()
+}
