@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,6 +19,8 @@ type chooser struct {
 	w      *World
 	temper temper
 	last   *task
+	// rewriting is a resource that some server rewrites just now, nil if there is none.
+	rewriting *resource
 	// found are the events to choose from, with their weights.
 	found   []Event
 	weights []int
@@ -38,6 +41,8 @@ type temper struct {
 	objects  int
 	admin    int
 	writes   int
+	// releases are those that servers are started with.
+	releases []release
 }
 
 func newChooser(w *World, r *rand.Rand) *chooser {
@@ -57,6 +62,9 @@ func newChooser(w *World, r *rand.Rand) *chooser {
 	}
 	t.faults[Start] = 4 + r.IntN(10)
 	t.admin = some(4)
+	t.faults[Pass] = some(6)
+	oldest := r.IntN(len(releases))
+	t.releases = releases[oldest:min(oldest+1+r.IntN(3), len(releases))]
 	t.tick = []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[r.IntN(3)]
 	t.objects = 1 + r.IntN(3)
 	t.writes = 1 + r.IntN(20)
@@ -77,11 +85,15 @@ func (c *chooser) next() Event {
 		return c.goOn(t)
 	}
 	c.found, c.weights, c.sum = c.found[:0], c.weights[:0], 0
+	c.rewriting = c.w.rewritten()
 	for slot := range c.w.config.Slots {
 		p := c.w.slots[slot]
 		if p == nil || p.gone {
-			r := releases[c.IntN(len(releases))]
+			r := c.temper.releases[c.IntN(len(c.temper.releases))]
 			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: r.name})
+			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
+				c.add(1, Event{Do: Admin, What: "delete lease " + slotName(slot)})
+			}
 			continue
 		}
 		c.offerTasks(p)
@@ -135,12 +147,16 @@ func (c *chooser) goOn(t *task) Event {
 }
 
 func (c *chooser) write() string {
-	verbs := []string{"create", "create", "create", "update", "update", "stale", "delete", "poison"}
+	verbs := []string{"create", "create", "create", "update", "update", "stale", "delete", "poison", "poison"}
 	n := len(verbs)
 	if c.temper.admin == 0 {
-		n--
+		n -= 2
 	}
-	return fmt.Sprintf("%s %s/%c", verbs[c.IntN(n)], all[c.IntN(len(all))].name, 'a'+c.IntN(c.temper.objects))
+	r := all[c.IntN(len(all))]
+	if c.rewriting != nil && c.IntN(4) > 0 {
+		r = c.rewriting
+	}
+	return fmt.Sprintf("%s %s/%c", verbs[c.IntN(n)], r.name, 'a'+c.IntN(c.temper.objects))
 }
 
 func (c *chooser) offerTasks(p *Process) {
@@ -181,7 +197,11 @@ func (c *chooser) offerTasks(p *Process) {
 				}
 			}
 		default:
-			c.add(c.temper.writes, Event{Do: Run, Slot: slot, Role: r})
+			weight := c.temper.writes
+			if c.rewriting != nil {
+				weight *= 3 // what it must not undo
+			}
+			c.add(weight, Event{Do: Run, Slot: slot, Role: r})
 		}
 	}
 	if p.paused || p.cut {
@@ -231,6 +251,24 @@ func (c *chooser) offerFaults(p *Process) {
 	}
 }
 
+// rewritten returns a resource that some server reads or writes the objects of, to
+// migrate it.
+func (w *World) rewritten() *resource {
+	for _, p := range w.slots {
+		if p == nil || p.gone {
+			continue
+		}
+		if t := p.tasks[migrating]; t != nil && t.req != nil && t.req.key != "" {
+			for _, r := range all {
+				if strings.HasPrefix("/registry/"+t.req.key, r.prefix) {
+					return r
+				}
+			}
+		}
+	}
+	return nil
+}
+
 func (w *World) leaders() int {
 	n := 0
 	for _, p := range w.slots {
@@ -248,6 +286,7 @@ func (c *chooser) offerWorld() {
 	}
 	c.add(15, Event{Do: Tick, For: c.temper.tick})
 	c.add(1, Event{Do: Tick, For: 20 * time.Second})
+	c.add(f[Pass], Event{Do: Pass, For: []time.Duration{3 * time.Second, 10 * time.Second, 17 * time.Second, 25 * time.Second}[c.IntN(4)]})
 	switch {
 	case w.etcd != etcdOK:
 		c.add(20, Event{Do: Etcd, What: "ok"})

@@ -35,6 +35,7 @@ const (
 	See                  // see s1 leases: a watch delivers its next event
 	Relist               // relist s1 leases: a watch has lost its events and lists
 	Tick                 // tick 1s: time passes
+	Pass                 // pass 16s: time passes in which servers renew and observe Leases, and do nothing else
 	Define               // define v1: the custom resource is defined, or stored in another version
 	Undefine             // undefine: its definition is asked to go
 	Purge                // purge: the finalizer deletes its objects, and then the definition
@@ -45,7 +46,7 @@ const (
 
 var verbName = [verbs]string{
 	"start", "stop", "kill", "pause", "resume", "cut", "heal", "jump", "drift", "lead", "unlead", "etcd",
-	"run", "do", "apply", "lose", "fail", "absent", "finish", "late", "see", "relist", "tick",
+	"run", "do", "apply", "lose", "fail", "absent", "finish", "late", "see", "relist", "tick", "pass",
 	"define", "undefine", "purge", "admin", "settle",
 }
 
@@ -66,7 +67,7 @@ func (v Verb) onStream() bool { return v == See || v == Relist }
 
 func (v Verb) onSlot() bool { return v <= Unlead || v.onStream() }
 
-func (v Verb) timed() bool { return v == Jump || v == Tick }
+func (v Verb) timed() bool { return v == Jump || v == Tick || v == Pass }
 
 // String prints the event as scripts have it. ParseEvent reads it.
 func (e Event) String() string {

@@ -53,9 +53,11 @@ type ledger struct {
 	renewed map[agree.ServerID]renewal
 	// owner is whose registration an ID is.
 	owner map[agree.ServerID]*Process
-	// madeFor is the definition for which the StorageVersion stood that permitted what a key
-	// of a custom resource holds.
+	// madeFor is the definition that a key of a custom resource belongs to: the one for
+	// which the StorageVersion stood that permitted it.
 	madeFor map[string]types.UID
+	// openedFor is the last definition under which a server that knew it has written.
+	openedFor types.UID
 	// encodings and epochs are what stored values say, which never changes.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
 	epochs    map[*v1alpha1.StorageVersion]evolve.Ref
@@ -101,9 +103,9 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	sv := w.lookStorageVersion(res.gr)
 
 	// I2 A put commits only while the StorageVersion holds the writer's report for the
-	// encoding written.
+	// encoding written. The writer is a registration: a process can have had several.
 	if sv == nil || !slices.ContainsFunc(storageversion.Reports(sv), func(report agree.Report) bool {
-		return w.ledger.owner[report.Server] == r.by && report.Encoding == encoding
+		return report.Server == r.id && report.Encoding == encoding
 	}) {
 		w.violate("I2", "%s wrote %s in %s without a report for it; %s", r.by, e.Key, encoding, describe(sv))
 		return
@@ -119,13 +121,30 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 		w.judgeRewrite(r, e, encoding)
 	}
 	if res.custom {
-		w.ledger.madeFor[e.Key] = types.UID(sv.Annotations[storageversion.CRDAnnotation])
+		w.judgeDefinition(r, e.Key, types.UID(sv.Annotations[storageversion.CRDAnnotation]))
 	}
 }
 
+// judgeDefinition notes to which definition a custom resource belongs, for I8. A server
+// that has not heard of the end of one can write until some server has opened the next.
+func (w *World) judgeDefinition(r *request, key string, madeFor types.UID) {
+	crd := w.lookDefinition()
+	if crd == nil {
+		return
+	}
+	if r.knew == crd.UID {
+		w.ledger.openedFor = crd.UID
+	}
+	if w.ledger.openedFor == crd.UID {
+		madeFor = crd.UID
+	}
+	w.ledger.madeFor[key] = madeFor
+}
+
 // judgeRewrite compares what a migrator wrote with what was there at that moment. What a
-// value that already is in the encoding says is not touched at all; a field that the
-// release does not know may be lost with another encoding only.
+// value that already is in the encoding says is not touched at all. A field that the
+// migrator's release does not know may be lost with another encoding, but not while servers
+// take part that know it: the migrator is no older than any participant.
 func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) {
 	if e.Prev == nil {
 		w.violate("I5", "a rewrite by %s brought back %s, which was deleted", r.by, e.Key)
@@ -137,9 +156,20 @@ func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) 
 		w.violate("I5", "a rewrite by %s changed %s from write %s to write %s", r.by, e.Key, before.data, after.data)
 	case before.broken:
 		w.violate("I5", "a rewrite by %s wrote %s, which it cannot decode", r.by, e.Key)
-	case before.future != after.future && (w.encodingOf(e.Prev) == encoding || r.by.release.knows || strings.HasPrefix(e.Key, widgets.prefix)):
+	case before.future != after.future && (w.encodingOf(e.Prev) == encoding || r.by.release.knows || strings.HasPrefix(e.Key, widgets.prefix) || w.newerTakesPart(r)):
 		w.violate("I5", "a rewrite by %s lost a field of %s", r.by, e.Key)
 	}
+}
+
+// newerTakesPart says whether a server of a release that knows the newest field has taken
+// part since before the sender's task began.
+func (w *World) newerTakesPart(r *request) bool {
+	found := false
+	w.store.Scan(kindPrefix[leases], func(kv *mvccpb.KeyValue) {
+		owner := w.ledger.owner[agree.ServerID(strings.TrimPrefix(string(kv.Key), kindPrefix[leases]))]
+		found = found || owner != nil && owner.release.knows && kv.CreateRevision <= r.began
+	})
+	return found
 }
 
 // judgeLease keeps account of renewals and checks who deletes a Lease.
@@ -239,8 +269,15 @@ func (w *World) checkStored(r *resource) {
 
 // rest says why the world is not at rest yet, "" if it is:
 // I7 When changes and faults stop, every resource ends with agreement and stored set = [common].
+// An object that cannot be migrated does not stop the others.
 func (w *World) rest() string {
 	for _, r := range all {
+		if w.broken(r) {
+			if why := w.othersAtRest(r); why != "" {
+				return why
+			}
+			continue
+		}
 		version := w.release().stores
 		if r.custom {
 			crd := w.lookDefinition()
@@ -265,6 +302,27 @@ func (w *World) rest() string {
 		}
 	}
 	return ""
+}
+
+func (w *World) broken(r *resource) bool {
+	found := false
+	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) { found = found || unmarshal(kv.Value).broken })
+	return found
+}
+
+func (w *World) othersAtRest(r *resource) string {
+	why := ""
+	sv := w.lookStorageVersion(r.gr)
+	if sv == nil {
+		return r.name + " has no StorageVersion"
+	}
+	common, agreed := storageversion.Agreement(sv)
+	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+		if !agreed || w.encodingOf(kv) != common && !unmarshal(kv.Value).broken {
+			why = fmt.Sprintf("%s is stored in %s beside an object that cannot be migrated; %s", kv.Key, w.encodingOf(kv), describe(sv))
+		}
+	})
+	return why
 }
 
 func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {

@@ -15,6 +15,13 @@ const restBound = 30 * time.Minute
 func (w *World) Settle(stayLate bool) {
 	w.calm()
 	w.untilRest()
+	healed := false
+	for _, r := range all {
+		healed = w.healObjects(r) || healed
+	}
+	if w.observe(nil); healed {
+		w.untilRest()
+	}
 	if stayLate || len(w.late) == 0 {
 		return
 	}
@@ -85,10 +92,6 @@ func (w *World) calm() {
 	for w.purge() {
 		w.check()
 	}
-	for _, r := range all {
-		w.healObjects(r)
-	}
-	w.observe(nil)
 }
 
 // leader returns the first server.

@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 // role says which of a process's loops a task is. A process has at most one task of each.
@@ -36,10 +39,15 @@ type request struct {
 	// apply does it, at one moment. It writes to what the sender looks at only for reads.
 	apply func(w *World) error
 
-	by      *Process
-	role    role
+	by   *Process
+	role role
+	// id is the sender's registration when it was sent, or when a rewrite began, and knew
+	// the definition that the sender knew.
+	id      agree.ServerID
+	knew    types.UID
 	applied bool
 	err     error // what apply returned
+	began   int64 // the revision at which its task began
 }
 
 // reads says whether the request changes nothing: one that is late does not matter.
@@ -68,6 +76,9 @@ type task struct {
 	p    *Process
 	role role
 	what string
+	// id is the process's registration when the task began, and began the store's revision.
+	id    agree.ServerID
+	began int64
 
 	next  func() (struct{}, bool)
 	stop  func()
@@ -91,7 +102,7 @@ type killed struct{}
 
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r role, what string, body func() error) *task {
-	t := &task{p: p, role: r, what: what}
+	t := &task{p: p, role: r, what: what, id: p.member.ID(), began: p.w.store.Revision()}
 	t.next, t.stop = iter.Pull(func(yield func(struct{}) bool) {
 		defer func() {
 			if e := recover(); e != nil {
@@ -137,7 +148,13 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.by, r.role = p, t.role
+	r.by, r.role, r.id, r.began = p, t.role, p.member.ID(), t.began
+	if t.role == migrating {
+		r.id = t.id
+	}
+	if known := p.known[widgets.gr.String()]; known != nil {
+		r.knew = known.UID
+	}
 	t.req, t.err = r, nil
 	t.calls++
 	t.pause()

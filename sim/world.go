@@ -162,6 +162,8 @@ func (w *World) do(e Event) bool {
 		return true
 	case Tick:
 		return w.tick(e.For)
+	case Pass:
+		return w.pass(e.For)
 	case Define:
 		return w.define(e.What)
 	case Undefine:
@@ -186,6 +188,25 @@ func (w *World) tick(d time.Duration) bool {
 	w.now += d
 	if w.etcd == etcdOK {
 		w.ledger.available += d
+	}
+	return true
+}
+
+// pass lets time go by in which every server that can renews its Lease and observes the
+// others'.
+func (w *World) pass(d time.Duration) bool {
+	if d <= 0 || d > time.Minute {
+		return false
+	}
+	for end := w.now + d; w.now < end && w.violation == nil; {
+		w.tick(min(collectInterval, end-w.now))
+		for _, p := range w.slots {
+			if p == nil || p.gone || p.leaving || p.cut || w.etcd == etcdDown {
+				continue
+			}
+			w.whole(p, leasing, "")
+			w.whole(p, collecting, "")
+		}
 	}
 	return true
 }
