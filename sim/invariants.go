@@ -56,8 +56,9 @@ type ledger struct {
 	// madeFor is the definition that a key of a custom resource belongs to: the one for
 	// which the StorageVersion stood that permitted it.
 	madeFor map[string]types.UID
-	// openedFor is the last definition under which a server that knew it has written.
-	openedFor types.UID
+	// ended are the StorageVersions that a server has written although it knew that their
+	// definition had come to its end, by uid: they permit nothing for its successor any more.
+	ended map[types.UID]bool
 	// encodings and epochs are what stored values say, which never changes.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
 	epochs    map[*v1alpha1.StorageVersion]evolve.Ref
@@ -73,6 +74,7 @@ func (l *ledger) init() {
 	l.renewed = map[agree.ServerID]renewal{}
 	l.owner = map[agree.ServerID]*Process{}
 	l.madeFor = map[string]types.UID{}
+	l.ended = map[types.UID]bool{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
 	l.epochs = map[*v1alpha1.StorageVersion]evolve.Ref{}
 }
@@ -121,30 +123,32 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 		w.judgeRewrite(r, e, encoding)
 	}
 	if res.custom {
-		w.judgeDefinition(r, e.Key, types.UID(sv.Annotations[storageversion.CRDAnnotation]))
+		w.ledger.madeFor[e.Key] = madeFor(sv)
+		if crd := w.lookDefinition(); crd != nil && w.ledger.ended[sv.UID] {
+			w.ledger.madeFor[e.Key] = crd.UID
+		}
 	}
 }
 
-// judgeDefinition notes to which definition a custom resource belongs, for I8. A server
-// that has not heard of the end of one can write until some server has opened the next.
-func (w *World) judgeDefinition(r *request, key string, madeFor types.UID) {
-	crd := w.lookDefinition()
-	if crd == nil {
-		return
-	}
-	if r.knew == crd.UID {
-		w.ledger.openedFor = crd.UID
-	}
-	if w.ledger.openedFor == crd.UID {
-		madeFor = crd.UID
-	}
-	w.ledger.madeFor[key] = madeFor
+// madeFor is the uid of the definition for which a StorageVersion was made.
+func madeFor(sv *v1alpha1.StorageVersion) types.UID {
+	return types.UID(sv.Annotations[storageversion.CRDAnnotation])
+}
+
+// older says whether a server is older than one that took part before its task began.
+func (w *World) older(r *request) bool {
+	found := false
+	w.store.Scan(kindPrefix[leases], func(kv *mvccpb.KeyValue) {
+		owner := w.ledger.owner[agree.ServerID(strings.TrimPrefix(string(kv.Key), kindPrefix[leases]))]
+		found = found || owner != nil && owner.release.emulates > r.by.release.emulates && kv.CreateRevision <= r.began
+	})
+	return found
 }
 
 // judgeRewrite compares what a migrator wrote with what was there at that moment. What a
-// value that already is in the encoding says is not touched at all. A field that the
-// migrator's release does not know may be lost with another encoding, but not while servers
-// take part that know it: the migrator is no older than any participant.
+// value that already is in the encoding says is not touched at all; a field that the
+// release does not know may be lost with another encoding only, and not while a newer
+// server takes part.
 func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) {
 	if e.Prev == nil {
 		w.violate("I5", "a rewrite by %s brought back %s, which was deleted", r.by, e.Key)
@@ -156,20 +160,9 @@ func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) 
 		w.violate("I5", "a rewrite by %s changed %s from write %s to write %s", r.by, e.Key, before.data, after.data)
 	case before.broken:
 		w.violate("I5", "a rewrite by %s wrote %s, which it cannot decode", r.by, e.Key)
-	case before.future != after.future && (w.encodingOf(e.Prev) == encoding || r.by.release.knows || strings.HasPrefix(e.Key, widgets.prefix) || w.newerTakesPart(r)):
+	case before.future != after.future && (w.encodingOf(e.Prev) == encoding || r.by.release.knows || strings.HasPrefix(e.Key, widgets.prefix) || w.older(r)):
 		w.violate("I5", "a rewrite by %s lost a field of %s", r.by, e.Key)
 	}
-}
-
-// newerTakesPart says whether a server of a release that knows the newest field has taken
-// part since before the sender's task began.
-func (w *World) newerTakesPart(r *request) bool {
-	found := false
-	w.store.Scan(kindPrefix[leases], func(kv *mvccpb.KeyValue) {
-		owner := w.ledger.owner[agree.ServerID(strings.TrimPrefix(string(kv.Key), kindPrefix[leases]))]
-		found = found || owner != nil && owner.release.knows && kv.CreateRevision <= r.began
-	})
-	return found
 }
 
 // judgeLease keeps account of renewals and checks who deletes a Lease.
@@ -205,20 +198,36 @@ func (w *World) live(id agree.ServerID, by *Process) bool {
 
 // judgeReports checks which reports a write of a StorageVersion drops.
 func (w *World) judgeReports(r *request, e etcd.Event) {
-	if e.Prev == nil || e.KV == nil && r.role == reporting {
+	w.noteEnd(r, e)
+	if e.Prev == nil {
+		return
+	}
+	before := w.view(e.Prev).(*v1alpha1.StorageVersion)
+	if crd := w.lookDefinition(); e.KV == nil && r.role == reporting && (crd == nil || crd.UID != madeFor(before)) {
 		return // a definition's end takes all reports with it
 	}
 	var kept []agree.Report
 	if e.KV != nil {
 		kept = storageversion.Reports(w.view(e.KV).(*v1alpha1.StorageVersion))
 	}
-	for _, report := range storageversion.Reports(w.view(e.Prev).(*v1alpha1.StorageVersion)) {
+	for _, report := range storageversion.Reports(before) {
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
 		// I6 The report of a server that renewed its Lease within the duration is never collected.
 		if !stays && owner != r.by && w.look(leases, string(report.Server)) != nil && w.live(report.Server, r.by) {
 			w.violate("I6", "%s dropped the report of %s, who is %s and has a Lease", r.by, report, owner)
 		}
+	}
+}
+
+// noteEnd notes a write of a StorageVersion by a server that knows that its definition
+// has come to its end.
+func (w *World) noteEnd(r *request, e etcd.Event) {
+	if e.KV == nil || r.role != reporting {
+		return
+	}
+	if sv := w.view(e.KV).(*v1alpha1.StorageVersion); r.ended != "" && madeFor(sv) == r.ended {
+		w.ledger.ended[sv.UID] = true
 	}
 }
 
@@ -267,17 +276,35 @@ func (w *World) checkStored(r *resource) {
 	})
 }
 
-// rest says why the world is not at rest yet, "" if it is:
-// I7 When changes and faults stop, every resource ends with agreement and stored set = [common].
-// An object that cannot be migrated does not stop the others.
-func (w *World) rest() string {
+// spared says which object is not migrated although it could be, "" if there is none: what
+// cannot be migrated does not stop the others (DESIGN 3.5).
+func (w *World) spared() string {
+	why := ""
 	for _, r := range all {
-		if w.broken(r) {
-			if why := w.othersAtRest(r); why != "" {
-				return why
-			}
+		if r.custom && w.lookDefinition() == nil {
 			continue
 		}
+		sv := w.lookStorageVersion(r.gr)
+		if sv == nil {
+			return r.name + " has no StorageVersion"
+		}
+		common, agreed := storageversion.Agreement(sv)
+		if !agreed {
+			return "servers do not agree on " + r.name
+		}
+		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+			if encoding := w.encodingOf(kv); encoding != common && !unmarshal(kv.Value).broken {
+				why = fmt.Sprintf("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, describe(sv))
+			}
+		})
+	}
+	return why
+}
+
+// rest says why the world is not at rest yet, "" if it is:
+// I7 When changes and faults stop, every resource ends with agreement and stored set = [common].
+func (w *World) rest() string {
+	for _, r := range all {
 		version := w.release().stores
 		if r.custom {
 			crd := w.lookDefinition()
@@ -302,27 +329,6 @@ func (w *World) rest() string {
 		}
 	}
 	return ""
-}
-
-func (w *World) broken(r *resource) bool {
-	found := false
-	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) { found = found || unmarshal(kv.Value).broken })
-	return found
-}
-
-func (w *World) othersAtRest(r *resource) string {
-	why := ""
-	sv := w.lookStorageVersion(r.gr)
-	if sv == nil {
-		return r.name + " has no StorageVersion"
-	}
-	common, agreed := storageversion.Agreement(sv)
-	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
-		if !agreed || w.encodingOf(kv) != common && !unmarshal(kv.Value).broken {
-			why = fmt.Sprintf("%s is stored in %s beside an object that cannot be migrated; %s", kv.Key, w.encodingOf(kv), describe(sv))
-		}
-	})
-	return why
 }
 
 func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {

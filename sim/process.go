@@ -13,6 +13,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -107,6 +108,8 @@ type Process struct {
 	cursors [streams]int
 	// known are the definitions that the member was last told of, by name.
 	known map[string]*apiextensionsv1.CustomResourceDefinition
+	// ended is the last definition of whose end the member was told.
+	ended types.UID
 	// handler is the definition that the custom resource handler was last told of.
 	handler *apiextensionsv1.CustomResourceDefinition
 
@@ -372,12 +375,10 @@ func (p *Process) told(s stream, e change) {
 	case seeDefinitions:
 		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
 		if deleted {
-			delete(p.known, crd.Name)
-			p.member.ForgetCRD(crd)
+			p.forget(crd)
 			return
 		}
-		p.known[crd.Name] = crd
-		p.member.ObserveCRD(crd)
+		p.know(crd)
 	case seeHandler:
 		p.handler = obj.(*apiextensionsv1.CustomResourceDefinition)
 		if deleted {
@@ -388,6 +389,22 @@ func (p *Process) told(s stream, e change) {
 	case seeRewrites:
 		p.migrate.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
 	}
+}
+
+// know tells the member of a definition.
+func (p *Process) know(crd *apiextensionsv1.CustomResourceDefinition) {
+	if last := p.known[crd.Name]; last != nil && last.UID != crd.UID {
+		p.ended = last.UID
+	}
+	p.known[crd.Name] = crd
+	p.member.ObserveCRD(crd)
+}
+
+// forget tells the member that a definition is gone.
+func (p *Process) forget(crd *apiextensionsv1.CustomResourceDefinition) {
+	p.ended = crd.UID
+	delete(p.known, crd.Name)
+	p.member.ForgetCRD(crd)
 }
 
 // relisted delivers a list instead of the events up to now, as a watch does at its
@@ -407,12 +424,10 @@ func (p *Process) relisted(s stream) {
 	case seeDefinitions:
 		crd := w.lookDefinition()
 		if last := p.known[widgets.gr.String()]; crd == nil && last != nil {
-			delete(p.known, last.Name)
-			p.member.ForgetCRD(last)
+			p.forget(last)
 		}
 		if crd != nil {
-			p.known[crd.Name] = crd
-			p.member.ObserveCRD(crd)
+			p.know(crd)
 		}
 	case seeHandler:
 		p.handler = w.lookDefinition()

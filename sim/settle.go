@@ -2,6 +2,8 @@ package sim
 
 import (
 	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
 // restBound is within which time everything has to come to rest after faults and changes
@@ -14,14 +16,11 @@ const restBound = 30 * time.Minute
 // when everything is at rest, unless it is to stay late.
 func (w *World) Settle(stayLate bool) {
 	w.calm()
-	w.untilRest()
-	healed := false
-	for _, r := range all {
-		healed = w.healObjects(r) || healed
+	if w.broken() {
+		w.until(w.spared)
+		w.heal()
 	}
-	if w.observe(nil); healed {
-		w.untilRest()
-	}
+	w.until(w.rest)
 	if stayLate || len(w.late) == 0 {
 		return
 	}
@@ -31,17 +30,35 @@ func (w *World) Settle(stayLate bool) {
 		w.apply(r)
 		w.check()
 	}
-	w.untilRest()
+	w.until(w.rest)
 }
 
-func (w *World) untilRest() {
+// heal has an administrator delete the objects that cannot be migrated.
+func (w *World) heal() {
+	for _, r := range all {
+		w.healObjects(r)
+	}
+	w.observe(nil)
+}
+
+// broken says whether there are objects that cannot be migrated.
+func (w *World) broken() bool {
+	found := false
+	for _, r := range all {
+		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) { found = found || unmarshal(kv.Value).broken })
+	}
+	return found
+}
+
+// until lets time pass undisturbed until rest has nothing to say.
+func (w *World) until(rest func() string) {
 	why := ""
 	for began, round := w.now, 0; w.now-began < restBound; round++ {
 		if w.quiet(); w.violation != nil {
 			return
 		}
 		if round >= settleRounds || round%4 == 3 {
-			if why = w.rest(); why == "" {
+			if why = rest(); why == "" {
 				return
 			}
 		}
@@ -92,6 +109,7 @@ func (w *World) calm() {
 	for w.purge() {
 		w.check()
 	}
+	w.observe(nil)
 }
 
 // leader returns the first server.

@@ -41,10 +41,10 @@ type request struct {
 
 	by   *Process
 	role role
-	// id is the sender's registration when it was sent, or when a rewrite began, and knew
-	// the definition that the sender knew.
+	// id is the sender's registration when it was sent, or when a rewrite began, and ended
+	// the last definition of whose end the sender had been told.
 	id      agree.ServerID
-	knew    types.UID
+	ended   types.UID
 	applied bool
 	err     error // what apply returned
 	began   int64 // the revision at which its task began
@@ -148,12 +148,9 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.by, r.role, r.id, r.began = p, t.role, p.member.ID(), t.began
+	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.member.ID(), p.ended, t.began
 	if t.role == migrating {
 		r.id = t.id
-	}
-	if known := p.known[widgets.gr.String()]; known != nil {
-		r.knew = known.UID
 	}
 	t.req, t.err = r, nil
 	t.calls++
