@@ -220,9 +220,13 @@ func (p *Process) abandon(t *task) {
 	if t.req != nil && !t.req.applied && !t.req.reads() {
 		p.w.late = append(p.w.late, t.req)
 	}
-	t.stop()
-	t.ended = true
+	t.killed, t.ended = true, true
 	p.tasks[t.role] = nil
+	before := p.w.current
+	p.w.current = t
+	t.on.next()
+	p.w.current = before
+	p.w.idle = append(p.w.idle, t.on)
 }
 
 // begin starts a task, if the process would now, and runs it to its first call.

@@ -90,6 +90,9 @@ func (w *World) Close() {
 			p.end()
 		}
 	}
+	for _, k := range w.idle {
+		k.stop()
+	}
 }
 
 // opening is how a world begins: with nothing, or with servers of one release at rest

@@ -80,9 +80,7 @@ type task struct {
 	id    agree.ServerID
 	began int64
 
-	next  func() (struct{}, bool)
-	stop  func()
-	yield func(struct{}) bool
+	on *worker
 
 	req *request // what it waits for an answer to
 	// err is the answer's error where there is none from the request itself.
@@ -93,8 +91,50 @@ type task struct {
 	ready func() bool
 	calls int
 	ended bool
-	// result of the body
+	// killed says that it is to unwind.
+	killed bool
+	// failed is what the body returned.
 	failed error
+}
+
+// worker is a coroutine that runs tasks, one after the other.
+type worker struct {
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	body  func()
+}
+
+// run runs the body of one task.
+func (k *worker) run() {
+	defer func() {
+		if e := recover(); e != nil {
+			if _, ok := e.(killed); !ok {
+				panic(e)
+			}
+		}
+		k.body = nil
+	}()
+	k.body()
+}
+
+// worker returns an idle worker.
+func (w *World) worker() *worker {
+	if n := len(w.idle); n > 0 {
+		k := w.idle[n-1]
+		w.idle = w.idle[:n-1]
+		return k
+	}
+	k := &worker{}
+	k.next, k.stop = iter.Pull(func(yield func(struct{}) bool) {
+		k.yield = yield
+		for {
+			if k.run(); !yield(struct{}{}) {
+				return
+			}
+		}
+	})
+	return k
 }
 
 // killed unwinds a task whose process is gone.
@@ -103,17 +143,8 @@ type killed struct{}
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r role, what string, body func() error) *task {
 	t := &task{p: p, role: r, what: what, id: p.member.ID(), began: p.w.store.Revision()}
-	t.next, t.stop = iter.Pull(func(yield func(struct{}) bool) {
-		defer func() {
-			if e := recover(); e != nil {
-				if _, ok := e.(killed); !ok {
-					panic(e)
-				}
-			}
-		}()
-		t.yield = yield
-		t.failed = body()
-	})
+	t.on = p.w.worker()
+	t.on.body = func() { t.failed = body() }
 	p.tasks[r] = t
 	return t
 }
@@ -122,9 +153,11 @@ func (p *Process) spawn(r role, what string, body func() error) *task {
 func (w *World) resume(t *task) {
 	before := w.current
 	w.current = t
-	if _, more := t.next(); !more {
+	t.on.next()
+	if t.on.body == nil {
 		t.ended = true
 		t.p.tasks[t.role] = nil
+		w.idle = append(w.idle, t.on)
 	}
 	w.current = before
 	if t.ended {
@@ -134,7 +167,7 @@ func (w *World) resume(t *task) {
 
 // pause gives the world its turn.
 func (t *task) pause() {
-	if !t.yield(struct{}{}) {
+	if !t.on.yield(struct{}{}) || t.killed {
 		panic(killed{})
 	}
 }

@@ -87,6 +87,7 @@ type World struct {
 	late    []*request // whose senders do not wait any more
 
 	current *task
+	idle    []*worker
 	lastUID int
 	written int // clients' writes
 	// changes are the events of the API objects, by kind.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,9 @@ import (
 const (
 	exitError     = 1
 	exitViolation = 2
+
+	// gcPercent trades memory, of which worlds need little, for time.
+	gcPercent = 800
 )
 
 type options struct {
@@ -49,6 +53,7 @@ func main() {
 	flag.IntVar(&o.preemptions, "preemptions", 2, "with --exhaustive: the bound of preemptions in a schedule")
 	flag.IntVar(&o.limit, "limit", 1_000_000, "with --exhaustive: the bound of schedules of a small world")
 	flag.Parse()
+	debug.SetGCPercent(gcPercent)
 	code, err := o.run(os.Stdout)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "concord-sim:", err)
