@@ -15,6 +15,10 @@ slow: ## Run the suites with real processes that are killed and paused
 race: ## Run the tests under the race detector
 	go test -race ./...
 
+sim: ## Attack the protocol in simulated worlds, for a minute
+	go run ./cmd/concord-sim --exhaustive --preemptions 1 --parallel 2
+	go run ./cmd/concord-sim --seeds 0 --duration 1m --parallel 2
+
 generate: ## Write the generated code anew
 	go generate ./...
 	gofmt -l . | xargs -r gofmt -w
@@ -32,4 +36,4 @@ bench: ## Measure what the protocol costs, side by side
 demo: ## Watch three servers upgrade themselves
 	go run ./cmd/concord demo
 
-.PHONY: help build test slow race generate check bench demo
+.PHONY: help build test slow race sim generate check bench demo

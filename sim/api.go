@@ -496,7 +496,11 @@ func verbOf(op clientv3.Op) string {
 // keyIn names what an operation is about.
 func keyIn(op clientv3.Op) string {
 	if !op.IsTxn() {
-		return strings.TrimPrefix(string(op.KeyBytes()), "/registry/")
+		key := strings.TrimPrefix(string(op.KeyBytes()), "/registry/")
+		if before, next := strings.CutSuffix(key, "\x00"); next {
+			return "after " + before
+		}
+		return key
 	}
 	_, then, _ := op.Txn()
 	var keys []string
