@@ -52,7 +52,14 @@ func main() {
 	flag.StringVar(&o.only, "world", "", "with --exhaustive: only this small world")
 	flag.IntVar(&o.preemptions, "preemptions", 2, "with --exhaustive: the bound of preemptions in a schedule")
 	flag.IntVar(&o.limit, "limit", 1_000_000, "with --exhaustive: the bound of schedules of a small world")
-	flag.Parse()
+	// The package's own exit code of bad flags is that of a violation here.
+	flag.CommandLine.Init(os.Args[0], flag.ContinueOnError)
+	switch err := flag.CommandLine.Parse(os.Args[1:]); {
+	case errors.Is(err, flag.ErrHelp):
+		return
+	case err != nil:
+		os.Exit(exitError)
+	}
 	debug.SetGCPercent(gcPercent)
 	code, err := o.run(os.Stdout)
 	if err != nil {
