@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Small is a small world whose schedules are tried systematically: threads of events run
@@ -95,7 +96,12 @@ type thread struct {
 	events []Event
 	// task is under way, with the slot and role to find it by.
 	task *Event
+	// again counts how often a report was made again after its back-off.
+	again int
 }
+
+// maxAgain bounds how often a thread repeats a report that found a conflict.
+const maxAgain = 3
 
 // next returns the thread's next event; false if it has ended or waits.
 func (t *thread) next(w *World) (Event, bool) {
@@ -105,12 +111,25 @@ func (t *thread) next(w *World) (Event, bool) {
 			task := p.tasks[t.task.Role]
 			return Event{Do: Do, Slot: t.task.Slot, Role: t.task.Role}, task.req != nil || task.due()
 		}
+		if wait := w.backoff(t.task); wait > 0 && t.again < maxAgain {
+			t.again++
+			t.events = slices.Insert(t.events, 0, Event{Do: Tick, For: wait}, *t.task)
+		}
 		t.task = nil
 	}
 	if len(t.events) == 0 {
 		return Event{}, false
 	}
 	return t.events[0], true
+}
+
+// backoff returns how long it is until a report that has just failed is made again.
+func (w *World) backoff(e *Event) time.Duration {
+	p := w.slots[e.Slot]
+	if e.Role != reporting || p == nil || p.gone {
+		return 0
+	}
+	return p.reportAt - w.now
 }
 
 // advance goes past an event that next returned and that has happened, or could not.
