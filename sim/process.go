@@ -282,7 +282,7 @@ func (p *Process) body(r role, what string) func() error {
 			wait, err := p.member.Step(ctx)
 			p.reportAt = -1
 			if wait >= 0 {
-				p.reportAt = p.w.now + wait
+				p.reportAt = p.w.now + wait + time.Microsecond // the clock's resolution
 			}
 			return err
 		}
