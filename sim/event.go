@@ -184,10 +184,13 @@ func FormatStory(c Config, events []Event) string {
 	return configLine + c.String() + "\n" + FormatScript(events)
 }
 
-// ParseStory reads what FormatStory prints. Without a first line that says otherwise the
-// world is the default one.
+// ParseStory reads what FormatStory prints, with comments before it or in it. Without a
+// first line that says otherwise the world is the default one.
 func ParseStory(text string) (Config, []Event, error) {
 	config := DefaultConfig()
+	for strings.HasPrefix(strings.TrimSpace(text), "#") {
+		_, text, _ = strings.Cut(strings.TrimSpace(text), "\n")
+	}
 	if rest, ok := strings.CutPrefix(strings.TrimSpace(text), configLine); ok {
 		line, script, _ := strings.Cut(rest, "\n")
 		var err error

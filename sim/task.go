@@ -41,7 +41,7 @@ type request struct {
 
 	by   *Process
 	role role
-	// id is the sender's registration when it was sent, or when a rewrite began, and ended
+	// id is the sender's registration when it was sent, or the migrator's, and ended
 	// the last definition of whose end the sender had been told.
 	id      agree.ServerID
 	ended   types.UID
@@ -76,7 +76,8 @@ type task struct {
 	p    *Process
 	role role
 	what string
-	// id is the process's registration when the task began, and began the store's revision.
+	// id is the process's registration for which a migrator works, and began the store's
+	// revision when the task began.
 	id    agree.ServerID
 	began int64
 
@@ -142,7 +143,7 @@ type killed struct{}
 
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r role, what string, body func() error) *task {
-	t := &task{p: p, role: r, what: what, id: p.member.ID(), began: p.w.store.Revision()}
+	t := &task{p: p, role: r, what: what, began: p.w.store.Revision()}
 	t.on = p.w.worker()
 	t.on.body = func() { t.failed = body() }
 	p.tasks[r] = t
@@ -183,6 +184,10 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	}
 	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.member.ID(), p.ended, t.began
 	if t.role == migrating {
+		// A migrator asks who it is once, when it has read the migration.
+		if t.calls <= 1 {
+			t.id = r.id
+		}
 		r.id = t.id
 	}
 	t.req, t.err = r, nil
