@@ -1,29 +1,33 @@
 package sim
 
+import "slices"
+
 // Shrink returns a script that violates the same invariant and has no event that can be
-// left out, by delta debugging: ever smaller pieces are left out as long as the violation
-// stays. budget bounds the number of replays.
+// left out. budget bounds the number of replays.
 func Shrink(config Config, script []Event, invariant string, budget int) []Event {
-	fails := func(candidate []Event) bool {
-		budget--
+	return reduce(script, budget, func(candidate []Event) bool {
 		run := Replay(config, candidate, nil)
 		return run.Violation != nil && run.Violation.Invariant == invariant
-	}
-	for size := len(script) / 2; size > 0; {
+	})
+}
+
+// reduce is delta debugging: ever smaller pieces are left out as long as the script fails
+// without them.
+func reduce(script []Event, budget int, fails func([]Event) bool) []Event {
+	for size := max(len(script)/2, 1); budget > 0; {
 		removed := false
-		for from := 0; from+size <= len(script) && budget > 0; {
-			candidate := append(append([]Event{}, script[:from]...), script[from+size:]...)
-			if fails(candidate) {
+		for from := 0; from+size <= len(script) && budget > 0; budget-- {
+			if candidate := slices.Delete(slices.Clone(script), from, from+size); fails(candidate) {
 				script, removed = candidate, true
-				continue
+			} else {
+				from += size
 			}
-			from += size
 		}
-		if budget <= 0 {
-			return script
-		}
-		if !removed || size > 1 {
+		switch {
+		case size > 1:
 			size /= 2
+		case !removed:
+			return script
 		}
 	}
 	return script

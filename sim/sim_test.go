@@ -93,3 +93,54 @@ func TestScripts(t *testing.T) {
 		t.Errorf("FormatStory does not bring the configuration back: %v, %v", again, err)
 	}
 }
+
+// TestSmallWorlds tries the small worlds with one preemption; CI allows two.
+func TestSmallWorlds(t *testing.T) {
+	smalls, err := Smalls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range smalls {
+		r := s.Exhaust(1, 10_000)
+		if r.Violation != nil {
+			t.Errorf("%s: %s\n%s", s.Name, r.Violation, FormatStory(s.Config, r.Script))
+		}
+		if r.Violation == nil && (!r.Complete || r.Schedules < 2) {
+			t.Errorf("%s: %d schedules, complete %t", s.Name, r.Schedules, r.Complete)
+		}
+	}
+}
+
+// TestShrink: of a script that ends badly only what is needed is left.
+func TestShrink(t *testing.T) {
+	script, err := ParseScript(`
+start s1 r1
+run s1/lease
+finish s1/lease
+start s2 r1
+tick 1s
+relist s1 definitions
+run s1/report
+tick 2s
+finish s1/report
+kill s2
+run s1/write1 create things/a
+finish s1/write1
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What has to happen is that the object is stored.
+	stored := func(script []Event) bool {
+		w := NewWorld(DefaultConfig(), nil)
+		defer w.Close()
+		for _, e := range script {
+			w.Do(e)
+		}
+		return w.store.Lookup(things.prefix+"a") != nil
+	}
+	const want = "start s1 r1\nrun s1/lease\nfinish s1/lease\nrun s1/report\nfinish s1/report\nrun s1/write1 create things/a\nfinish s1/write1\n"
+	if got := FormatScript(reduce(script, 1000, stored)); got != want {
+		t.Errorf("shrunk to\n%swant\n%s", got, want)
+	}
+}
