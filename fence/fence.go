@@ -180,22 +180,6 @@ func (f *Fence) Newest(gr schema.GroupResource) (Store, bool) {
 	return f.described(e), true
 }
 
-// Await returns the newest store that writes the resource in the encoding, waiting
-// for one to be built until ctx ends. Of a custom resource's stores it is the one that
-// serves the encoding: it exists whenever another one does.
-func (f *Fence) Await(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (Store, error) {
-	found, stop := f.registry.find(gr, func(e *entry) bool {
-		return e.Encoding == enc && (e.ServedVersion == "" || e.ServedVersion == string(enc))
-	})
-	defer stop()
-	select {
-	case e := <-found:
-		return f.described(e), nil
-	case <-ctx.Done():
-		return Store{}, fmt.Errorf("no storage of %s in %s was built: %w", gr, enc, ctx.Err())
-	}
-}
-
 // described fills in what may become known only after the store was built.
 func (f *Fence) described(e *entry) Store {
 	s := e.Store

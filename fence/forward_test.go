@@ -258,7 +258,7 @@ func TestSupersededStoreReadsAndDeletes(t *testing.T) {
 	}
 }
 
-func TestNewestAndAwait(t *testing.T) {
+func TestNewest(t *testing.T) {
 	w := newWorld(t)
 	if _, ok := w.fence.Newest(widgets); ok {
 		t.Error("Newest found a store before one was built")
@@ -273,36 +273,23 @@ func TestNewestAndAwait(t *testing.T) {
 		}
 	}
 	wantNewest(encV1, "example.com/v1")
-	type answer struct {
-		Store
-		error
-	}
-	awaited := make(chan answer, 1)
-	go func() {
-		s, err := w.fence.Await(t.Context(), widgets, encV2)
-		awaited <- answer{s, err}
-	}()
-	eventually(t, "Await to wait", func() bool { return w.fence.registry.waiting(widgets) == 1 })
 	w.widgetStore(widgetsV1, widgetsV2, false)
 	wantNewest(encV2, "example.com/v1")
 	_, destroyNew := w.widgetStore(widgetsV2, widgetsV2, false)
 	wantNewest(encV2, "example.com/v2")
-	got := <-awaited
-	want := Store{GroupResource: widgets, Encoding: encV2, ServedVersion: "example.com/v2",
-		Prefix: w.prefix + "/example.com/widgets/", FenceKey: w.prefix + "/storageversions/example.com.widgets"}
-	if got.error != nil || got.Prefix != want.Prefix || got.FenceKey != want.FenceKey || got.ServedVersion != want.ServedVersion || got.Encoding != want.Encoding {
-		t.Errorf("Await: %+v, want %+v", got, want)
+	got, _ := w.fence.Newest(widgets)
+	if want := w.prefix + "/example.com/widgets/"; got.GroupResource != widgets || got.Prefix != want {
+		t.Errorf("Newest: %s below %s, want %s below %s", got.GroupResource, got.Prefix, widgets, want)
+	}
+	if want := w.prefix + "/storageversions/example.com.widgets"; got.FenceKey != want {
+		t.Errorf("Newest: fence key %s, want %s", got.FenceKey, want)
 	}
 	if got.Codec == nil || got.Transformer == nil {
-		t.Errorf("Await: codec %v, transformer %v", got.Codec, got.Transformer)
+		t.Errorf("Newest: codec %v, transformer %v", got.Codec, got.Transformer)
 	}
 	destroyNew()
 	destroyNew()
 	wantNewest(encV2, "example.com/v1")
 	destroyOld()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := w.fence.Await(ctx, widgets, "example.com/v3"); !errors.Is(err, context.Canceled) {
-		t.Errorf("Await of what never comes: %v", err)
-	}
+	wantNewest(encV2, "example.com/v1")
 }

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // wanted returns what a server that has seen this CRD is to report, and false if nothing
@@ -206,7 +207,7 @@ func (m *Member) readCRD(ctx context.Context, name string) (*definition, error) 
 	switch {
 	case err == nil:
 		return define(&crd)
-	case isGone(err):
+	case storageversion.IsGone(err):
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("read CustomResourceDefinition %s: %w", name, err)

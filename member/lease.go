@@ -160,7 +160,7 @@ func (m *Member) readLease(ctx context.Context, current registration) (*coordina
 	if err == nil && stillOurs(&lease, current.lease) {
 		return &lease, nil
 	}
-	if err == nil || isGone(err) {
+	if err == nil || storageversion.IsGone(err) {
 		m.unregister(current.id)
 		return nil, fmt.Errorf("%s: %w", current.id, ErrLeaseGone)
 	}
@@ -171,12 +171,6 @@ func (m *Member) readLease(ctx context.Context, current registration) (*coordina
 // object and has the label.
 func stillOurs(lease, ours *coordinationv1.Lease) bool {
 	return lease.UID == ours.UID && lease.Labels[storageversion.IdentityLabel] == storageversion.IdentityLabelValue
-}
-
-// isGone says whether an error proves that the object does not exist. A 404 for a path
-// that is not served proves nothing.
-func isGone(err error) bool {
-	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease) {

@@ -299,13 +299,3 @@ func TestDepartWaits(t *testing.T) {
 		t.Errorf("reported after all: %v", reports)
 	}
 }
-
-func TestIsGone(t *testing.T) {
-	notFound := apierrors.NewNotFound(leases, "x")
-	unserved := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", leases, "x", "404 page not found", 0, true)
-	for err, want := range map[error]bool{notFound: true, unserved: false, errBroken: false, apierrors.NewTimeoutError("x", 1): false} {
-		if isGone(err) != want {
-			t.Errorf("isGone(%v) = %v", err, !want)
-		}
-	}
-}

@@ -137,7 +137,7 @@ func (m *Member) readStorageVersion(ctx context.Context, gr schema.GroupResource
 	switch {
 	case err == nil:
 		return &sv, nil
-	case isGone(err):
+	case storageversion.IsGone(err):
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("read StorageVersion %s: %w", storageversion.Name(gr), err)

@@ -105,7 +105,7 @@ func (m *Member) deleteStorageVersion(ctx context.Context, c claim, sv *v1alpha1
 	uid, resourceVersion := sv.UID, sv.ResourceVersion
 	err := m.cfg.Client.Delete(ctx, sv, client.Preconditions{UID: &uid, ResourceVersion: &resourceVersion})
 	switch {
-	case err == nil || isGone(err):
+	case err == nil || storageversion.IsGone(err):
 		return nil
 	case apierrors.IsConflict(err):
 		return fmt.Errorf("StorageVersion %s was changed by somebody else, it will be read again: %w", sv.Name, err)

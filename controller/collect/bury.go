@@ -106,7 +106,7 @@ func (c *Collector) act(ctx context.Context, sv *v1alpha1.StorageVersion, before
 		}
 	}
 	switch {
-	case err == nil || isGone(err):
+	case err == nil || storageversion.IsGone(err):
 		return nil
 	case apierrors.IsConflict(err):
 		return fmt.Errorf("StorageVersion %s was changed by somebody else, it will be read again: %w", sv.Name, err)

@@ -207,16 +207,10 @@ func (c *Collector) expire(ctx context.Context) error {
 // deleteLease returns nil if the Lease does not exist afterwards.
 func (c *Collector) deleteLease(ctx context.Context, id agree.ServerID, options ...client.DeleteOption) error {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(id), Namespace: storageversion.IdentityNamespace}}
-	if err := c.cfg.Client.Delete(ctx, lease, options...); err != nil && !isGone(err) {
+	if err := c.cfg.Client.Delete(ctx, lease, options...); err != nil && !storageversion.IsGone(err) {
 		return fmt.Errorf("delete identity Lease %s: %w", id, err)
 	}
 	return nil
-}
-
-// isGone says whether an error proves that the object does not exist. A 404 for a path
-// that is not served proves nothing.
-func isGone(err error) bool {
-	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // sweepDue says whether there may be something to collect.
