@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/klog/v2"
 )
 
 // What kube-apiserver uses: find out quickly about a dead etcd server, and leave time
@@ -27,6 +28,10 @@ const (
 	dialTimeout      = 20 * time.Second
 
 	probeInterval = 200 * time.Millisecond
+	// sayInterval is the time between lines that say what Dial waits for.
+	sayInterval = 5 * time.Second
+	// firstSaid is when it says so for the first time.
+	firstSaid = time.Second
 )
 
 // reconnect makes all servers find an etcd that is back within about a second. By
@@ -37,9 +42,19 @@ var reconnect = grpc.ConnectParams{
 	MinConnectTimeout: 5 * time.Second,
 }
 
+var (
+	// ErrServerCertificate says that etcd's certificate is not of the trusted CA, or not
+	// for the endpoint.
+	ErrServerCertificate = errors.New("etcd's certificate is refused")
+	// ErrClientCertificate says that etcd refuses the client's certificate, or misses one.
+	ErrClientCertificate = errors.New("etcd refuses the client's certificate")
+)
+
 // Dial connects to etcd, by TLS or a unix socket ("unix:///absolute/path"), and returns
 // once a server answered. It gives up when ctx ends or after 20 s, with the reason
-// why the last attempt failed. Egress selectors are not supported.
+// why the last attempt failed, and says in ctx's log what it waits for. A refused
+// certificate, ErrServerCertificate or ErrClientCertificate (wrapped), is not waited for.
+// Egress selectors are not supported.
 func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Client, error) {
 	if t.EgressLookup != nil {
 		return nil, errors.New("etcd cannot be reached through an egress selector")
@@ -71,7 +86,7 @@ func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Clie
 	if err != nil {
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(t.ServerList, ","), err)
 	}
-	if err := answers(ctx, client); err != nil {
+	if err := answers(ctx, client, t.ServerList); err != nil {
 		// The client is given up; closing it can only say that it was cancelled.
 		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %s does not answer: %w", strings.Join(t.ServerList, ","), err)
@@ -79,22 +94,48 @@ func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Clie
 	return client, nil
 }
 
-// answers waits for the first answer. It asks below the client, which would wait for a
-// connection until ctx ends and not tell why there is none.
-func answers(ctx context.Context, client *clientv3.Client) error {
+// answers waits for the first answer, and says what it waits for. It asks below the
+// client, which would wait for a connection until ctx ends and not tell why there is none.
+func answers(ctx context.Context, client *clientv3.Client, endpoints []string) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	kv := etcdserverpb.NewKVClient(client.ActiveConnection())
 	var reason error
+	said := time.Now().Add(firstSaid - sayInterval)
 	err := wait.PollUntilContextCancel(ctx, probeInterval, true, func(ctx context.Context) (bool, error) {
-		_, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
-		if err != nil && (reason == nil || ctx.Err() == nil) {
-			reason = errors.New(status.Convert(err).Message())
+		asking, cancel := context.WithTimeout(ctx, sayInterval)
+		defer cancel()
+		_, err := kv.Range(asking, &etcdserverpb.RangeRequest{Key: []byte("health")})
+		if err == nil {
+			return true, nil
 		}
-		return err == nil, nil
+		if reason == nil || ctx.Err() == nil {
+			reason = explain(status.Convert(err).Message())
+		}
+		if errors.Is(reason, ErrServerCertificate) || errors.Is(reason, ErrClientCertificate) {
+			return false, reason
+		}
+		if time.Since(said) >= sayInterval && ctx.Err() == nil {
+			said = time.Now()
+			klog.FromContext(ctx).Info("Waiting for etcd", "endpoints", endpoints, "err", reason, "atMost", dialTimeout)
+		}
+		return false, nil
 	})
 	if err != nil && reason != nil {
 		return reason
 	}
 	return err
+}
+
+// explain tells certificates that are refused, which is for good, from what may pass. gRPC
+// hands on nothing but the text.
+func explain(message string) error {
+	reason := errors.New(message)
+	switch {
+	case strings.Contains(message, "remote error: tls: ") && strings.Contains(message, "certificate"):
+		return fmt.Errorf("%w: %w", ErrClientCertificate, reason)
+	case strings.Contains(message, "tls: failed to verify certificate"):
+		return fmt.Errorf("%w: %w", ErrServerCertificate, reason)
+	}
+	return reason
 }

@@ -2,6 +2,7 @@ package fence
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/url"
 	"os"
@@ -80,9 +81,17 @@ func TestDialTLS(t *testing.T) {
 		t.Errorf("with the server's CA: %v", err)
 	}
 	config.TrustedCAFile = stranger.CertFile
-	err := dialOnce(t, config, 3*time.Second)
-	if err == nil || !strings.Contains(err.Error(), "certificate") || !strings.Contains(err.Error(), endpoint) {
+	err := dialOnce(t, config, patience)
+	if !errors.Is(err, ErrServerCertificate) || !strings.Contains(err.Error(), endpoint) {
 		t.Errorf("with another CA: got %v, want an error about the certificate of %s", err, endpoint)
+	}
+	server.TrustedCAFile, server.ClientCertAuth = server.CertFile, true
+	config.ServerList = []string{"https://" + serveEtcd(t, url.URL{Scheme: "https", Host: "127.0.0.1:0"}, server)}
+	for _, client := range []transport.TLSInfo{{}, stranger} {
+		config.TrustedCAFile, config.CertFile, config.KeyFile = server.CertFile, client.CertFile, client.KeyFile
+		if err := dialOnce(t, config, patience); !errors.Is(err, ErrClientCertificate) {
+			t.Errorf("with client certificate %q: got %v", client.CertFile, err)
+		}
 	}
 	config.TrustedCAFile = filepath.Join(dir, "missing")
 	if err := dialOnce(t, config, patience); err == nil || !strings.Contains(err.Error(), "missing") {
