@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -85,7 +86,8 @@ func (m *Member) settle(ctx context.Context, r Request) {
 
 func reads(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
-// Admit is the gate's decision: nil lets the request pass.
+// Admit is the gate's decision: nil lets the request pass. While the storage is away it
+// also refuses writes of custom resources, before anything of them is tried.
 func (m *Member) Admit(r Request) error {
 	if !r.IsResource {
 		return nil
@@ -102,14 +104,25 @@ func (m *Member) Admit(r Request) error {
 		return Unavailable(r.Resource, errNotReported)
 	}
 	s := m.resources[r.Resource]
+	if s == nil || s.builtin && m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource) {
+		return nil // aggregated APIs, reviews
+	}
+	if err := m.storage(); err != nil {
+		return unavailable(r.Resource, fmt.Sprintf("nothing was written, try again: %v", err))
+	}
 	switch {
-	case s == nil || !s.builtin: // aggregated APIs, custom resources, reviews
-		return nil
-	case m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource):
+	case !s.builtin: // custom resources
 		return nil
 	case s.open():
 		return nil
 	default:
 		return Unavailable(r.Resource, m.lastError(s))
 	}
+}
+
+func (m *Member) storage() error {
+	if m.cfg.Storage == nil {
+		return nil
+	}
+	return m.cfg.Storage()
 }

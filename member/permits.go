@@ -26,8 +26,11 @@ var (
 // Unavailable is the answer to a write without permission: a 503 that clients repeat
 // after a second (KEP-2339, "Updating StorageVersion").
 func Unavailable(gr schema.GroupResource, last error) error {
-	err := apierrors.NewServiceUnavailable(fmt.Sprintf(
-		"wait for storage version registration to complete for resource: %s, last seen error: %v", gr, last))
+	return unavailable(gr, fmt.Sprintf("wait for storage version registration to complete for resource: %s, last seen error: %v", gr, last))
+}
+
+func unavailable(gr schema.GroupResource, message string) error {
+	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{Group: gr.Group, Kind: gr.Resource, RetryAfterSeconds: 1}
 	return err
 }

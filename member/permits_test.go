@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -306,6 +307,43 @@ func TestGate(t *testing.T) {
 	w.m.ObserveStorageVersions(nil, 1000)
 	if err := w.m.Admit(request("create", secrets)); err == nil {
 		t.Error("create after the report was lost")
+	}
+}
+
+// TestGateWithoutStorage: while the storage is away what would be written to it is refused,
+// but not what the server itself needs to come back.
+func TestGateWithoutStorage(t *testing.T) {
+	var away error
+	w := newWorld(t, []Resource{builtin(secrets), builtin(leases)}, func(c *Config) { c.Storage = func() error { return away } })
+	w.register()
+	w.m.ObserveCRD(w.setCRD("v1"))
+	w.settle()
+	reviews := schema.GroupResource{Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"}
+	admit := func(verb string, gr schema.GroupResource, loopback bool) error {
+		return w.m.Admit(Request{IsResource: true, Verb: verb, Resource: gr, Loopback: loopback})
+	}
+	for _, outage := range []error{nil, errBroken, nil} {
+		away = outage
+		for _, gr := range []schema.GroupResource{secrets, widgets, leases} {
+			for _, verb := range []string{"create", "delete"} {
+				err := admit(verb, gr, false)
+				if (err != nil) != (outage != nil) {
+					t.Errorf("with storage %v: %s %s: %v", outage, verb, gr, err)
+				}
+				var status *apierrors.StatusError
+				if err != nil && (!errors.As(err, &status) || !apierrors.IsServiceUnavailable(err) || status.ErrStatus.Details.RetryAfterSeconds != 1 || !strings.Contains(err.Error(), errBroken.Error())) {
+					t.Errorf("%s %s: %#v, want a 503 with the reason", verb, gr, err)
+				}
+			}
+			if err := admit("get", gr, false); err != nil {
+				t.Errorf("get %s: %v", gr, err)
+			}
+		}
+		for name, err := range map[string]error{"own Lease": admit("update", leases, true), "review": admit("create", reviews, false)} {
+			if err != nil {
+				t.Errorf("with storage %v: %s: %v", outage, name, err)
+			}
+		}
 	}
 }
 

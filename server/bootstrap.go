@@ -22,12 +22,17 @@ import (
 const bootstrapRetry = 500 * time.Millisecond
 
 // bootstrap makes what users expect to find in a new cluster and what the controllers
-// need: the system namespaces and the server's own CRDs. It tries again until it
-// succeeds or ctx ends, since at first other servers' and its own gates may be closed.
-func bootstrap(ctx context.Context, c client.Client) error {
+// need: the system namespaces, the CA in caFile and the server's own CRDs. It tries again
+// until it succeeds or ctx ends, since at first other servers' and its own gates may be
+// closed.
+func bootstrap(ctx context.Context, c client.Client, caFile string) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
-		if last = errors.Join(ensureNamespaces(ctx, c), ensureCRDs(ctx, c)); last != nil {
+		// The CA comes last: it is in a namespace, and warns only once.
+		if last = errors.Join(ensureNamespaces(ctx, c), ensureCRDs(ctx, c)); last == nil {
+			last = ensureTrust(ctx, c, caFile)
+		}
+		if last != nil {
 			klog.FromContext(ctx).V(2).Info("The cluster's own objects cannot be made yet", "err", last)
 		}
 		return last == nil, nil

@@ -91,17 +91,18 @@ func ensureCA(dir string) (*authority, error) {
 			return nil, err
 		}
 	}
+	const mend = "make it readable, restore it from a backup or another server's --cert-dir, or remove both %s and %s to make a new CA, which no present kubeconfig trusts"
 	certs, err := certutil.CertsFromFile(certFile)
 	if err != nil {
-		return nil, fmt.Errorf("the cluster's CA certificate (remove both %s and %s to make a new CA): %w", certFile, keyFile, err)
+		return nil, fmt.Errorf("the cluster's CA certificate: %w: "+mend, err, certFile, keyFile)
 	}
 	private, err := keyutil.PrivateKeyFromFile(keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("the cluster's CA key: %w", err)
+		return nil, fmt.Errorf("the cluster's CA key: %w: "+mend, err, certFile, keyFile)
 	}
 	key, ok := private.(crypto.Signer)
 	if !ok {
-		return nil, fmt.Errorf("the cluster's CA key %s cannot sign", keyFile)
+		return nil, fmt.Errorf("the cluster's CA key %s cannot sign: "+mend, keyFile, certFile, keyFile)
 	}
 	if public, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(certs[0].PublicKey) {
 		return nil, fmt.Errorf("%s and %s do not belong together: restore the pair or remove both", certFile, keyFile)

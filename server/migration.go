@@ -34,7 +34,7 @@ func (p *protocol) newMigration(clients *clients) error {
 	p.migrate, err = migrate.New(migrate.Config{
 		Client:   clients.objects,
 		ID:       p.member.ID,
-		Rewriter: rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd))},
+		Rewriter: rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))},
 		Logger:   klog.Background().WithName("migrate"),
 	})
 	return err

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
@@ -46,6 +45,8 @@ const (
 	// drainTimeout bounds how long a stopping server waits for the writes it has begun.
 	drainTimeout  = 30 * time.Second
 	departTimeout = 15 * time.Second
+	// awayTimeout bounds both while etcd is away: nothing can land then.
+	awayTimeout = 2 * time.Second
 )
 
 // protocol is a server's part in section 3 of the design: member, fence, rewriting and,
@@ -55,7 +56,7 @@ type protocol struct {
 	raw     rest.Interface
 	member  *member.Member
 	fence   *fence.Fence
-	etcd    *clientv3.Client
+	etcd    *etcdConn
 	collect *collect.Collector
 	trigger *trigger.Controller
 	skew    *skew.Controller
@@ -71,15 +72,19 @@ type protocol struct {
 	identity string
 	custom   *customResources
 	openAPI  customOpenAPI
+	// started are closed when the libraries' parts have begun; see running.letStart.
+	started map[string]<-chan struct{}
+	// abandoned is closed when the server ends without the generic server's consent.
+	abandoned chan struct{}
 	// crdsSeen says that crds' events have reached the member.
 	crdsSeen atomic.Pointer[cache.InformerSynced]
 }
 
 // newProtocol makes the server's member and fence. Nothing runs yet.
-func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Client, clients *clients) (*protocol, error) {
+func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clients *clients) (*protocol, error) {
 	p := &protocol{
 		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
-		etcd: etcd, drain: newDrain(), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
+		etcd: etcd, drain: newDrain(), abandoned: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
 	}
 	if o.DisableProtocol {
 		return p, nil
@@ -113,6 +118,7 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 			seen := p.crdsSeen.Load()
 			return seen != nil && (*seen)()
 		},
+		Storage: etcd.health.err,
 		Rebuild: p.rebuild,
 		Metrics: metrics,
 		Logger:  klog.Background().WithName("member"),
@@ -124,7 +130,7 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *clientv3.Clien
 		return nil, err
 	}
 	p.fence, err = fence.New(fence.Config{
-		Client:  etcd,
+		Client:  etcd.client,
 		Permits: p.member,
 		// Events as upstream. The protocol reads the other two consistently and often: from
 		// etcd that takes a millisecond, while a watch cache first has to learn that it is
@@ -251,6 +257,7 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 		return nil
 	}
 	p.crds = crds.Informer()
+	p.started = server.MuxAndDiscoveryCompleteSignals()
 	registration, err := p.crds.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { p.observe(obj) },
 		UpdateFunc: func(_, obj any) { p.observe(obj) },

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -66,16 +67,49 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 	defer func() { _ = o.SecureServing.Listener.Close() }() // the generic server closes it too
 	stop, err := o.embedEtcd(ctx)
 	if err != nil {
-		return err
+		return unlessStopped(ctx, err)
 	}
-	etcd, err := dialEtcd(ctx, o)
+	client, err := dialEtcd(ctx, o)
 	if err != nil {
-		return errors.Join(err, stop())
+		return errors.Join(unlessStopped(ctx, err), stop())
 	}
-	if err = o.checkStorage(ctx, etcd); err == nil {
+	etcd := newEtcdConn(client, o.Etcd.StorageConfig.ReadycheckTimeout)
+	if err = o.checkStorage(ctx, client); err != nil {
+		err = unlessStopped(ctx, err)
+	} else {
 		err = serve(ctx, o, etcd, serving)
 	}
-	return errors.Join(err, etcd.Close(), stop())
+	return errors.Join(err, etcd.close(), stop())
+}
+
+// unlessStopped returns the error of a part of the start, or nil if the start was cut off
+// by a stop, which is no failure.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	klog.FromContext(ctx).V(1).Info("Stopped before it served", "err", err)
+	return nil
+}
+
+// etcdConn is the connection to etcd that everything in the process shares.
+type etcdConn struct {
+	client *clientv3.Client
+	health *etcdHealth
+	// close ends it and all that waits for etcd. It may be called again.
+	close func() error
+}
+
+func newEtcdConn(client *clientv3.Client, limit time.Duration) *etcdConn {
+	health := newEtcdHealth(client, limit)
+	ctx, stop := context.WithCancel(context.Background())
+	var asking sync.WaitGroup
+	asking.Go(func() { health.run(ctx) })
+	return &etcdConn{client: client, health: health, close: sync.OnceValue(func() error {
+		stop()
+		asking.Wait()
+		return client.Close()
+	})}
 }
 
 // Plan computes which APIs a server with these completed options serves, and how it
@@ -151,14 +185,19 @@ func dialEtcd(ctx context.Context, o *Options) (*clientv3.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
 	defer cancel()
 	etcd, err := fence.Dial(ctx, o.Etcd.StorageConfig.Transport)
-	if err != nil {
-		return nil, fmt.Errorf("%w: check --etcd-servers, --etcd-cafile, --etcd-certfile and --etcd-keyfile, and that etcd runs", err)
+	switch {
+	case errors.Is(err, fence.ErrServerCertificate):
+		return nil, fmt.Errorf("%w: --etcd-cafile must name the CA that signed it, and --etcd-servers hosts that it is for", err)
+	case errors.Is(err, fence.ErrClientCertificate):
+		return nil, fmt.Errorf("%w: --etcd-certfile and --etcd-keyfile must name a certificate of the CA that etcd trusts", err)
+	case err != nil:
+		return nil, fmt.Errorf("%w: check --etcd-servers, and that etcd runs there", err)
 	}
 	return etcd, nil
 }
 
 // serve assembles the server on a connected etcd and runs it.
-func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(*Server)) error {
+func serve(ctx context.Context, o *Options, etcd *etcdConn, serving func(*Server)) error {
 	base, certs, err := baseConfig(o)
 	if err != nil {
 		return err
@@ -176,12 +215,12 @@ func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(
 		return err
 	}
 	defer p.close()
-	addEtcdChecks(base, etcd, o.Etcd.StorageConfig)
+	addEtcdChecks(base, etcd.health, o.Etcd.StorageConfig)
 	chain, err := newChain(o, base, shared, p.storage, p.storesCustom)
 	if err != nil {
 		return err
 	}
-	if err := addHooks(o, chain, clients, shared, p); err != nil {
+	if err := addHooks(o, chain, clients, certs.caFile, shared, p); err != nil {
 		return err
 	}
 	if serving != nil {
@@ -199,11 +238,18 @@ func serve(ctx context.Context, o *Options, etcd *clientv3.Client, serving func(
 		return err
 	}
 	p.openAPI.takeOver()
-	return prepared.Run(ctx)
+	finished := make(chan error, 1)
+	go func() { finished <- prepared.Run(ctx) }()
+	select {
+	case err := <-finished:
+		return err
+	case <-p.abandoned:
+		return nil
+	}
 }
 
 // addHooks starts the server's own controllers with it.
-func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInformerFactory, p *protocol) error {
+func addHooks(o *Options, c *chain, clients *clients, caFile string, shared informers.SharedInformerFactory, p *protocol) error {
 	server := c.aggregator.GenericAPIServer
 	register, err := newAPIServices(c, servedVersions(o.plan))
 	if err != nil {
@@ -217,7 +263,7 @@ func addHooks(o *Options, c *chain, clients *clients, shared informers.SharedInf
 		},
 		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
 			go func() {
-				if err := bootstrap(hook, clients.objects); err != nil && hook.Err() == nil {
+				if err := bootstrap(hook, clients.objects, caFile); err != nil && hook.Err() == nil {
 					utilruntime.HandleErrorWithContext(hook, err, "The cluster's own objects could not be made")
 				}
 			}()

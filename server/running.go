@@ -66,21 +66,67 @@ func (r *running) begin() (departed bool) {
 
 // depart is the pre-shutdown hook: the controllers stop, no new writes begin, the last
 // ones land, the reports are dropped (DESIGN 3.4). The server still listens meanwhile.
+// While etcd is away none of that can be done: then it leaves as if it had crashed.
 func (r *running) depart() error {
 	r.mu.Lock()
 	r.departed = true
 	r.mu.Unlock()
 	r.stop()
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	defer giveUp(nil)
+	go r.p.watchOutage(ctx, giveUp)
 	select {
 	case <-r.p.drain.begin():
+	case <-ctx.Done():
 	case <-time.After(drainTimeout):
 		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), departTimeout)
+	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
-	err := r.p.member.Depart(ctx)
+	err := r.p.member.Depart(departing)
+	if outage := context.Cause(ctx); outage != nil && err != nil {
+		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
+		// Requests that wait for etcd would hold up the stop.
+		err = r.p.etcd.close()
+	}
 	r.done.Wait()
+	r.letStart(departing)
 	return err
+}
+
+// watchOutage gives up when etcd is away, awayTimeout after it was called at the earliest.
+func (p *protocol) watchOutage(ctx context.Context, giveUp context.CancelCauseFunc) {
+	select {
+	case <-time.After(awayTimeout):
+	case <-ctx.Done():
+		return
+	}
+	// It ends with ctx, or with an outage.
+	_ = wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) {
+		err := p.etcd.health.err()
+		if err != nil {
+			giveUp(err)
+		}
+		return err != nil, nil
+	})
+}
+
+// letStart returns when the libraries' hooks have run: one that is cut off by a stop ends
+// the process with a fatal error. If they never will, it ends the server and does not return.
+func (r *running) letStart(ctx context.Context) {
+	for _, started := range r.p.started {
+		select {
+		case <-started:
+			continue
+		default:
+		}
+		select {
+		case <-started:
+		case <-ctx.Done():
+			close(r.p.abandoned)
+			select {}
+		}
+	}
 }
 
 // awaitReady returns when every built-in resource is reported.
