@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -29,6 +28,8 @@ const (
 	etcdStartTimeout = 60 * time.Second
 	etcdCloseTimeout = 3 * time.Second
 	etcdQuotaBytes   = 8 << 30
+
+	etcdMend = "if its files are damaged, restore a backup there (etcdutl snapshot restore), or start with another --data-dir"
 )
 
 // ErrLocked is returned when another process uses the data directory.
@@ -76,7 +77,7 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	}
 	etcd, err := openEtcd(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("etcd in %s does not start (if its files are damaged, restore a backup or start with another --data-dir): %w", cfg.Dir, err)
+		return nil, fmt.Errorf("etcd in %s does not start: %w: %s", cfg.Dir, err, etcdMend)
 	}
 	select {
 	case <-etcd.Server.ReadyNotify():
@@ -88,7 +89,7 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 		err = ctx.Err()
 	}
 	abandon(etcd)
-	return nil, fmt.Errorf("etcd in %s does not become ready (if its files are damaged, restore a backup or start with another --data-dir): %w", cfg.Dir, err)
+	return nil, fmt.Errorf("etcd in %s does not become ready: %w: %s", cfg.Dir, err, etcdMend)
 }
 
 // abandon closes an etcd that never became ready. One that waits for log entries which
@@ -116,11 +117,7 @@ func openEtcd(cfg *embed.Config) (etcd *embed.Etcd, err error) {
 	}()
 	database := filepath.Join(cfg.Dir, "member", "snap", "db")
 	if _, err := os.Stat(database); err == nil {
-		db, err := bolt.Open(database, 0o600, &bolt.Options{ReadOnly: true, Timeout: etcdStartTimeout})
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", database, err)
-		}
-		if err := db.Close(); err != nil {
+		if err := CheckDatabase(database, etcdStartTimeout); err != nil {
 			return nil, err
 		}
 	}

@@ -90,6 +90,9 @@ func (s storedData) openCopy(ctx context.Context) (client *clientv3.Client, clos
 // copyTo copies the data while it holds the database's shared lock, so that no etcd
 // writes meanwhile.
 func (s storedData) copyTo(ctx context.Context, to string) (err error) {
+	if err := server.CheckDatabase(s.backend(), storeLockTimeout); errors.Is(err, server.ErrDamaged) {
+		return fmt.Errorf("%w: restore a backup (etcdutl snapshot restore) and count in that", err)
+	}
 	db, err := bolt.Open(s.backend(), 0, &bolt.Options{ReadOnly: true, Timeout: storeLockTimeout})
 	if err != nil {
 		if errors.Is(err, bolterrors.ErrTimeout) {

@@ -226,12 +226,14 @@ func TestCensusErrors(t *testing.T) {
 	dataDir, etcd, _ := startData(t)
 	requireNoError(t, etcd.Close())
 	backend := func(dir string) string { return filepath.Join(dir, server.EtcdDirName, "member", "snap", "db") }
-	damagedDB, damagedLog := t.TempDir(), t.TempDir()
-	for _, dir := range []string{damagedDB, damagedLog} {
+	damagedDB, damagedLog, truncated, overwritten := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	for _, dir := range []string{damagedDB, damagedLog, truncated, overwritten} {
 		copyTree(t, filepath.Join(dataDir, server.EtcdDirName), filepath.Join(dir, server.EtcdDirName))
 	}
 	requireNoError(t, os.WriteFile(backend(damagedDB), bytes.Repeat([]byte("damaged"), 10000), 0o600))
 	damageLogs(t, damagedLog)
+	requireNoError(t, os.Truncate(backend(truncated), int64(3*os.Getpagesize())))
+	overwrite(t, backend(overwritten))
 	db, err := bolt.Open(backend(dataDir), 0o600, nil) // as an etcd that has no socket yet
 	requireNoError(t, err)
 	defer func() { _ = db.Close() }()
@@ -243,6 +245,8 @@ func TestCensusErrors(t *testing.T) {
 		"no etcd there":         {[]string{"--data-dir", t.TempDir()}, "there is no etcd in"},
 		"in use":                {[]string{"--data-dir", dataDir}, "is in use but its etcd does not answer"},
 		"damaged database":      {[]string{"--data-dir", damagedDB}, "invalid database"},
+		"truncated database":    {[]string{"--data-dir", truncated}, "the etcd database is damaged"},
+		"overwritten database":  {[]string{"--data-dir", overwritten}, "the etcd database is damaged"},
 		"damaged log":           {[]string{"--data-dir", damagedLog}, "cannot be opened (if its files are damaged"},
 		"nobody there":          {[]string{"--etcd-servers", "unix:///nowhere/etcd.sock"}, "does not answer"},
 		"both":                  {[]string{"--etcd-servers", "x", "--data-dir", "y"}, "not both"},
@@ -280,4 +284,15 @@ func damageLogs(t *testing.T, dataDir string) {
 		requireNoError(t, err)
 		requireNoError(t, f.Close())
 	}
+}
+
+// overwrite damages every page of a database but the two that say where the others are.
+func overwrite(t *testing.T, file string) {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	requireNoError(t, err)
+	for i := 2 * os.Getpagesize(); i < len(content); i++ {
+		content[i] = ^content[i]
+	}
+	requireNoError(t, os.WriteFile(file, content, 0o600))
 }
