@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,6 +35,8 @@ func refused(t *testing.T, args []string, parts ...string) {
 		t.Fatalf("concord %s still runs after %v", strings.Join(args, " "), refusalTimeout)
 	}
 	lines := strings.Split(strings.TrimSpace(result.Stderr), "\n")
+	// It may have said what it waits for.
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `] "Waiting for etcd" `) })
 	if result.Code != 1 || len(lines) != 1 || !strings.HasPrefix(lines[0], "concord: ") {
 		t.Errorf("concord %s ends with code %d and %d lines, want code 1 and one line:\n%s", strings.Join(args, " "), result.Code, len(lines), result.Stderr)
 	}
@@ -98,8 +101,16 @@ func TestRefusedSurroundings(t *testing.T) {
 			refused(t, append(flags, "--etcd-servers", "http://"+at), at, "--etcd-servers")
 		}},
 		{"WrongCA", refusesWrongCA},
-		{"CorruptDatabase", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "snap/db") }},
-		{"CorruptLog", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "wal/*.wal") }},
+		{"CorruptDatabase", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "snap/db", garbage) }},
+		{"CorruptLog", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "wal/*.wal", garbage) }},
+		{"TruncatedDatabase", func(t *testing.T, flags []string) {
+			refusesCorrupt(t, flags, "snap/db", func(content []byte) []byte { return content[:5*os.Getpagesize()/2] })
+		}},
+		{"DamagedPages", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "snap/db", damagedPages) }},
+		{"MissingCAKey", func(t *testing.T, flags []string) { refusesDamagedCA(t, flags, os.Remove) }},
+		{"DamagedCAKey", func(t *testing.T, flags []string) {
+			refusesDamagedCA(t, flags, func(key string) error { return os.WriteFile(key, []byte("no key"), 0o600) })
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -128,8 +139,29 @@ func refusesLockedDirectory(t *testing.T, flags []string) {
 	refused(t, append(flags, "--data-dir", dir), dir, "another process", "--data-dir", "--etcd-servers "+etcd.Endpoint)
 }
 
-// refusesCorrupt overwrites the matching file of an etcd's data.
-func refusesCorrupt(t *testing.T, flags []string, pattern string) {
+func garbage([]byte) []byte { return []byte(strings.Repeat("this is not a database\n", 5000)) }
+
+// damagedPages damages every page of a database but the two that say where the others are.
+func damagedPages(content []byte) []byte {
+	for i := 2 * os.Getpagesize(); i < len(content); i++ {
+		content[i] = ^content[i]
+	}
+	return content
+}
+
+// refusesDamagedCA damages the key of a cluster's CA.
+func refusesDamagedCA(t *testing.T, flags []string, damage func(key string) error) {
+	c := cluster.NewEmbedded(t)
+	c.Start(cluster.Options{}, "one")[0].Terminate()
+	key := filepath.Join(c.CertDir, "ca.key")
+	if err := damage(key); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, append(flags, "--cert-dir", c.CertDir), key, "restore it", "--cert-dir")
+}
+
+// refusesCorrupt damages the matching files of an etcd's data.
+func refusesCorrupt(t *testing.T, flags []string, pattern string, damage func(content []byte) []byte) {
 	dir := t.TempDir()
 	cluster.StartEtcd(t, dir, t.TempDir()).Terminate()
 	files, err := filepath.Glob(filepath.Join(dir, "etcd", "member", pattern))
@@ -137,7 +169,11 @@ func refusesCorrupt(t *testing.T, flags []string, pattern string) {
 		t.Fatalf("no files %s: %v", pattern, err)
 	}
 	for _, file := range files {
-		if err := os.WriteFile(file, []byte(strings.Repeat("this is not a database\n", 5000)), 0o600); err != nil {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, damage(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,6 +208,7 @@ func startTLSEtcd(t *testing.T, tls pairFiles) (endpoint string) {
 	return client.String()
 }
 
+// A certificate that is refused is told at once: nothing but it is wrong.
 func refusesWrongCA(t *testing.T, flags []string) {
 	ca := newAuthority(t, "etcd-ca")
 	endpoint := startTLSEtcd(t, ca.files("etcd"))
@@ -179,8 +216,8 @@ func refusesWrongCA(t *testing.T, flags []string) {
 	with := func(ca, cert, key string) []string {
 		return append(flags, "--etcd-servers", endpoint, "--etcd-cafile", ca, "--etcd-certfile", cert, "--etcd-keyfile", key)
 	}
-	refused(t, with(stranger.ca, client.cert, client.key), "--etcd-cafile", "certificate signed by unknown authority")
-	refused(t, with(client.ca, stranger.cert, stranger.key), "--etcd-certfile")
+	refused(t, with(stranger.ca, client.cert, client.key), "--etcd-cafile must name", "certificate signed by unknown authority")
+	refused(t, with(client.ca, stranger.cert, stranger.key), "--etcd-certfile and --etcd-keyfile must name")
 }
 
 // A server on an etcd with TLS works with the right certificates.

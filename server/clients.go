@@ -84,6 +84,7 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageVersionMigration"),
 		},
 		meta.RESTScopeNamespace: {
+			corev1.SchemeGroupVersion.WithKind("ConfigMap"),
 			corev1.SchemeGroupVersion.WithKind("Event"),
 			eventsv1.SchemeGroupVersion.WithKind("Event"),
 			coordinationv1.SchemeGroupVersion.WithKind("Lease"),
