@@ -11,8 +11,9 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Action is something to do. Actions are done in the order in which Decide returns them,
-// and none after one that failed.
+// Action is something to do. Actions are done in the order in which Decide returns them.
+// After one that failed only those are done that do not depend on it, see Dependent; after
+// one that found what it was decided on changed, none.
 type Action interface {
 	fmt.Stringer
 	action()
@@ -126,6 +127,19 @@ func Starts(actions []Action) bool {
 		case CreateMigration, AdoptMigration:
 			return true
 		}
+	}
+	return false
+}
+
+// Dependent says whether an action must not follow one that failed: the state is written
+// before migrations are touched, and the old ones are gone before one is made or the state
+// is deleted (DESIGN 3.5).
+func Dependent(a Action) bool {
+	switch a := a.(type) {
+	case WriteState:
+		return !a.Beat
+	case DeleteState, CreateMigration:
+		return true
 	}
 	return false
 }

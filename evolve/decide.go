@@ -27,6 +27,10 @@ func Decide(o Observation) []Action {
 		// The epoch never goes back for one uid: this is not the StorageVersion's newest.
 		return []Action{Wait{For: staleWait, Why: fmt.Sprintf("the StorageVersion is at epoch %d, older than the state's", o.StorageVersion.History.Epoch)}}
 	}
+	if o.State != nil && o.State.Forged {
+		// What it says is worth nothing: it begins anew, as after its deletion by a user.
+		return []Action{DeleteState{Why: "its hashes are not those of its encodings: it was edited by hand"}}
+	}
 	next := nextState(o)
 	if o.State == nil {
 		// KEP-2343: without a state, migrations are stopped and a new one is made. No state

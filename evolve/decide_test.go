@@ -29,6 +29,11 @@ func state(epoch int64, current agree.Encoding, stored ...agree.Encoding) *State
 	return &State{Of: Ref{UID: "sv", Epoch: epoch}, Stored: stored, Current: current, Heartbeat: now}
 }
 
+func forged(s *State) *State {
+	s.Forged = true
+	return s
+}
+
 var (
 	decided = schema.GroupResource{Group: "batch", Resource: "cronjobs"}
 	running = Migration{Name: "m", Made: true, Attempt: 1, Phase: Running, Target: Target{Ref: Ref{"sv", 3}, Encoding: "batch/v1"}}
@@ -51,6 +56,11 @@ var decisions = []struct {
 		"KEP-2339: (and does not if they are the same)",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1")},
 		nil,
+	},
+	{
+		"a StorageState that somebody has edited says nothing: it begins anew, though a migration succeeded",
+		Observation{StorageVersion: at(3, "batch/v1"), State: forged(state(3, "batch/v1", "batch/v1")), Migrations: []Migration{done}},
+		[]string{"delete state: its hashes are not those of its encodings: it was edited by hand"},
 	},
 	{
 		"KEP-2339: aborts ongoing migration if the storageVersion.status.commonEncodingVersion is empty",

@@ -79,6 +79,8 @@ type State struct {
 	Heartbeat time.Time
 	// Custom says that the resource was seen to be a custom resource.
 	Custom bool
+	// Forged says that what was observed contradicts itself: somebody has edited it.
+	Forged bool
 }
 
 // Only says whether the stored set is exactly e.

@@ -230,6 +230,41 @@ func TestDeletedState(t *testing.T) {
 	}
 }
 
+// TestForgedState: a hash that somebody has edited leads to a look, and the resource is
+// migrated again: nothing that the state said counts any more.
+func TestForgedState(t *testing.T) {
+	for name, forge := range map[string]func(*migrationv1alpha1.StorageStateStatus){
+		"stored":  func(s *migrationv1alpha1.StorageStateStatus) { s.PersistedStorageVersionHashes[0] = "bogus" },
+		"current": func(s *migrationv1alpha1.StorageStateStatus) { s.CurrentStorageVersionHash = "bogus" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c := newWorld(t, served)
+			w.report(v1)
+			w.settle(c)
+			old := w.migrations()[0]
+			w.end(old.Name, migrationv1alpha1.MigrationSucceeded)
+			w.settle(c)
+			r := watching(t, c)
+			r.drain()
+			state := w.state()
+			forge(&state.Status)
+			w.must(w.client.Status().Update(context.Background(), state))
+			if got, _ := r.queue.Get(); got != cronJobs {
+				t.Errorf("look at %s", got)
+			}
+			w.settle(c)
+			if got := migrationv1alpha1.ViewState(w.state()); !got.Only(evolve.Unknown) || len(w.migrations()) != 1 || w.migrations()[0].UID == old.UID {
+				t.Fatalf("state %s, migrations %v", got, w.migrations())
+			}
+			w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+			w.settle(c)
+			if got := w.state().Status; len(got.PersistedStorageVersionHashes) != 1 || got.PersistedStorageVersionHashes[0] != hash(v1) || got.CurrentStorageVersionHash != hash(v1) {
+				t.Errorf("state %+v", got)
+			}
+		})
+	}
+}
+
 // lag is a view of migrations that stands still.
 type lag struct {
 	items []migrationv1alpha1.StorageVersionMigration

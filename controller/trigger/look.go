@@ -57,6 +57,12 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 	if err := c.lookAtCRD(ctx, l); err != nil {
 		return nil, err
 	}
+	if l.State != nil {
+		// Without a kind nobody can tell; what needs it next says so.
+		if kind, err := c.kind(ctx, l, *l.State); err == nil && kind != "" {
+			l.State.Forged = migrationv1alpha1.Forged(state, kind)
+		}
+	}
 	l.Now = c.cfg.Clock.Now()
 	return l, nil
 }

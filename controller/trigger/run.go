@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -200,7 +201,8 @@ func onEach[T client.Object](same func(was, is T) bool, handle func(T)) cache.Re
 func sameState(was, is *migrationv1alpha1.StorageState) bool {
 	a, b := migrationv1alpha1.ViewState(was), migrationv1alpha1.ViewState(is)
 	a.Heartbeat = b.Heartbeat
-	return reflect.DeepEqual(a, b)
+	return reflect.DeepEqual(a, b) && was.Status.CurrentStorageVersionHash == is.Status.CurrentStorageVersionHash &&
+		slices.Equal(was.Status.PersistedStorageVersionHashes, is.Status.PersistedStorageVersionHashes)
 }
 
 // sameMigration says whether two readings of a migration mean the same to a decision,

@@ -5,6 +5,7 @@
 package trigger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,7 +110,8 @@ type Result struct {
 
 // Step looks once at a resource and acts. It makes its API calls one after the other and
 // starts no goroutine. After an error, Conflicts included, the look has to be repeated;
-// what was done until then stands.
+// what was done stands. An action that fails does not hold up those that are independent
+// of it, which it would do for ever if it can never succeed.
 func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result, error) {
 	var result Result
 	l, err := c.look(ctx, gr)
@@ -124,20 +126,31 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 		}
 		actions = evolve.Decide(l.Observation)
 	}
+	var failed error // the first
 	for _, action := range actions {
+		if failed != nil && evolve.Dependent(action) {
+			continue
+		}
 		if err := c.act(ctx, l, action); err != nil {
-			return result, fmt.Errorf("%s: %s: %w", gr, action, err)
+			failed = cmp.Or(failed, fmt.Errorf("%s: %s: %w", gr, action, err))
+			if changed(err) && !apierrors.IsAlreadyExists(err) {
+				break // the others were decided on the same look
+			}
+			continue
 		}
 		result.add(action)
 		if _, deleted := action.(evolve.DeleteMigration); deleted && l.State == nil && c.cached == nil {
 			result.Again = true // else the watch that fills the cache leads to the next look
+		}
+		if _, deleted := action.(evolve.DeleteState); deleted && l.StorageVersion != nil {
+			result.Again = true // it begins anew
 		}
 		c.cfg.Logger.V(2).Info("Done", "resource", gr.String(), "action", action.String())
 	}
 	if l.State != nil {
 		result.wait(evolve.UntilBeat(gr, l.Now))
 	}
-	return result, nil
+	return result, failed
 }
 
 func (r *Result) add(action evolve.Action) {

@@ -112,7 +112,7 @@ func TestConflict(t *testing.T) {
 		w.quietly(func() {
 			state := w.state()
 			state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, "batch.example.com/v3")
-			state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, "h")
+			state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, hash("batch.example.com/v3"))
 			w.must(w.client.Status().Update(context.Background(), state))
 		})
 		w.before = nil
@@ -285,6 +285,62 @@ func TestPrune(t *testing.T) {
 				t.Errorf("the StorageVersion was read %d times, want 2", reads)
 			}
 		})
+	}
+}
+
+// TestFailingActionHoldsNoOtherUp: what cannot be done for one migration keeps neither
+// another from its own nor the state from its heartbeat, but a new one is not begun.
+func TestFailingActionHoldsNoOtherUp(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	for _, name := range []string{"a-user", "b-user"} {
+		mine := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+			Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
+		}}
+		mine.Name = name
+		w.must(w.client.Create(context.Background(), mine))
+	}
+	before := w.state().Status.LastHeartbeatTime
+	w.clock.Step(evolve.UntilBeat(cronJobs, w.clock.Now()))
+	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "StorageVersionMigration"}, "a-user", nil)
+	updates := 0
+	w.before = func(call string) error {
+		if call == "update StorageVersionMigration" {
+			if updates++; updates == 1 {
+				return invalid
+			}
+		}
+		return nil
+	}
+	if result, err := c.Step(context.Background(), cronJobs); !apierrors.IsInvalid(err) || len(result.Done) != 2 {
+		t.Errorf("done %v, error %v, want the second adoption, the heartbeat, and the error of the first", result.Done, err)
+	}
+	for _, m := range w.migrations() {
+		if adopted := migrationv1alpha1.TargetOf(&m) == target(t, w, 1, v1); adopted == (m.Name == "a-user") {
+			t.Errorf("%s is adopted: %t", m.Name, adopted)
+		}
+	}
+	if after := w.state().Status.LastHeartbeatTime; !before.Before(&after) {
+		t.Errorf("no heartbeat since %s", before)
+	}
+	// The old migration cannot be deleted: no new one is made beside it.
+	w.before = nil
+	for _, m := range w.migrations() {
+		w.must(w.client.Delete(context.Background(), &m, client.Preconditions{UID: &m.UID}))
+	}
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationFailed)
+	w.clock.Step(evolve.Backoff(10))
+	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+	w.before = func(call string) error {
+		if call == "delete StorageVersionMigration" {
+			return forbidden
+		}
+		return nil
+	}
+	if result, err := c.Step(context.Background(), cronJobs); !apierrors.IsForbidden(err) || len(w.migrations()) != 1 {
+		t.Errorf("done %v, error %v, migrations %v", result.Done, err, w.migrations())
 	}
 }
 

@@ -53,6 +53,19 @@ func (s *StorageStateStatus) readable() bool {
 	})
 }
 
+// Forged says whether a hash is not that of the encoding beside it: somebody has edited
+// the status by hand, and nobody can tell what of it is true. kind is that of the
+// resource's objects.
+func Forged(s *StorageState, kind string) bool {
+	if len(s.Status.PersistedEncodings) == 0 || !s.Status.readable() {
+		return false // not written by Concord, which ViewState tells
+	}
+	return s.Status.CurrentStorageVersionHash != hash(agree.Encoding(s.Status.CurrentEncoding), kind) ||
+		!slices.EqualFunc(s.Status.PersistedStorageVersionHashes, s.Status.PersistedEncodings, func(h, e string) bool {
+			return h == hash(agree.Encoding(e), kind)
+		})
+}
+
 // SetState writes what the state says into the status, with the hashes of the kind that
 // the resource's objects have.
 func SetState(s *StorageState, state evolve.State, kind string) {
