@@ -76,6 +76,8 @@ type protocol struct {
 	started map[string]<-chan struct{}
 	// abandoned is closed when the server ends without the generic server's consent.
 	abandoned chan struct{}
+	// closed is closed by close.
+	closed chan struct{}
 	// crdsSeen says that crds' events have reached the member.
 	crdsSeen atomic.Pointer[cache.InformerSynced]
 }
@@ -84,7 +86,7 @@ type protocol struct {
 func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clients *clients) (*protocol, error) {
 	p := &protocol{
 		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
-		etcd: etcd, drain: newDrain(), abandoned: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
+		etcd: etcd, drain: newDrain(), abandoned: make(chan struct{}), closed: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
 	}
 	if o.DisableProtocol {
 		return p, nil
@@ -315,6 +317,7 @@ func (p *protocol) observe(obj any) {
 func (p *protocol) reported() bool { return p.member == nil || p.member.AllReported() }
 
 func (p *protocol) close() {
+	close(p.closed)
 	if p.fence != nil {
 		p.fence.Close()
 	}

@@ -16,11 +16,14 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/grpclog"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/version"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -31,6 +34,10 @@ import (
 const (
 	informerResync  = 10 * time.Minute
 	etcdDialTimeout = 30 * time.Second
+
+	// closeTimeout bounds how long a stopping server waits for connections to close.
+	closeTimeout = 10 * time.Second
+	closePoll    = 200 * time.Millisecond
 )
 
 func init() {
@@ -233,13 +240,26 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, serving func(*Server
 			return nil
 		})
 	}
+	// Requests are waited for elsewhere.
+	chain.aggregator.GenericAPIServer.ShutdownTimeout = closeTimeout
 	prepared, err := chain.aggregator.PrepareRun()
 	if err != nil {
 		return err
 	}
 	p.openAPI.takeOver()
+	loopback, err := rest.TransportFor(base.LoopbackClientConfig)
+	if err != nil {
+		return err
+	}
 	finished := make(chan error, 1)
 	go func() { finished <- prepared.Run(ctx) }()
+	// net/http does not tell HTTP/2 connections that were made in the moment of a stop to
+	// close, and waits for them. The server's own are closed from the other end.
+	go wait.Until(func() {
+		if ctx.Err() != nil {
+			utilnet.CloseIdleConnectionsFor(loopback)
+		}
+	}, closePoll, p.closed)
 	select {
 	case err := <-finished:
 		return err
