@@ -39,12 +39,13 @@ var arrows = []arrow{
 	{folder: "fence", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime"), why: "a shell over storage: it knows no generic server"},
 	{folder: "rewrite", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "k8s.io/client-go"), why: "a shell over stored values"},
 	{folder: "controller", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(genericly, "go.etcd.io"), why: "controllers stay free of server internals, so that they can run against stock Kubernetes"},
+	{folder: "process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server"}, forbidden: kube, why: "the only importer of the generic servers"},
 	{folder: "sim", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller"}, forbidden: append(genericly, kube...), why: "wires the shells over a simulated etcd and API, in place of a server"},
-	{folder: "demo", own: []string{"compat", "agree", "evolve", "api", "rewrite", "server"}, forbidden: kube, why: "drives servers from outside"},
-	{folder: "bench", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo"}, forbidden: kube, why: "measures what is there"},
 	{folder: "analysis", own: []string{"compat"}, external: append([]string{"golang.org/x/tools/go/analysis"}, values...), why: "checks of this module's source, whose rules are decided in the pure packages"},
 	{folder: "cmd", own: []string{"analysis", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
+	{folder: "demo", own: []string{"compat", "agree", "evolve", "api", "rewrite", "server", "process"}, forbidden: kube, why: "drives servers from outside"},
+	{folder: "bench", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo", "process"}, forbidden: kube, why: "measures what is there"},
 	{folder: "e2e", own: []string{"api", "agree", "server", "rewrite", "demo"}, forbidden: kube, why: "uses servers as their users do"},
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 )
 
@@ -56,7 +58,7 @@ type serverProcess struct {
 	patient  *endpoint // for clients that wait for a paused server
 
 	mu        sync.Mutex
-	process   *process
+	process   *process.Process
 	condition condition
 }
 
@@ -66,7 +68,7 @@ func (s *serverProcess) set(c condition) {
 	s.condition = c
 }
 
-func (s *serverProcess) get() (condition, *process) {
+func (s *serverProcess) get() (condition, *process.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.condition, s.process
@@ -170,7 +172,7 @@ func (c *cluster) args(s *serverProcess, release string) []string {
 // launch starts a server's process and waits for its registration.
 func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) error {
 	c.world.expect(s.name)
-	p, err := startProcess(s.name, c.cfg.Executable, c.args(s, release), filepath.Join(c.dir, s.name+".log"))
+	p, err := process.Start(s.name, exec.Command(c.cfg.Executable, c.args(s, release)...), filepath.Join(c.dir, s.name+".log"))
 	if err != nil {
 		return err
 	}
@@ -180,18 +182,18 @@ func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) 
 	go c.watchProcess(s, p)
 	return c.await(ctx, startLimit, s.name+" registers", func(v *view) string {
 		if _, ok := v.registered(s.name); !ok {
-			return "it has no identity Lease; the end of its log:\n" + logTail(p.log)
+			return "it has no identity Lease; " + p.Tail()
 		}
 		return ""
 	})
 }
 
 // watchProcess notices a server that ends although nobody asked it to.
-func (c *cluster) watchProcess(s *serverProcess, p *process) {
-	<-p.done
+func (c *cluster) watchProcess(s *serverProcess, p *process.Process) {
+	<-p.Done()
 	if condition, current := s.get(); current == p && (condition == starting || condition == ready) {
 		select {
-		case c.crashed <- p.failure():
+		case c.crashed <- p.Failure():
 		default:
 		}
 	}
@@ -231,7 +233,7 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 		case <-time.After(readyPause):
 		case <-ctx.Done():
 			_, p := s.get()
-			return fmt.Errorf("%s is not ready after %s: %w; the end of its log:\n%s", s.name, startLimit, err, logTail(p.log))
+			return fmt.Errorf("%s is not ready after %s: %w; %s", s.name, startLimit, err, p.Tail())
 		}
 	}
 	err := c.await(ctx, startLimit, s.name+" reports every resource", func(v *view) string { return v.unreported(s.name) })
@@ -284,12 +286,12 @@ func (c *cluster) close() error {
 	for _, s := range c.servers {
 		if _, p := s.get(); p != nil {
 			s.set(stopping)
-			errs = append(errs, p.signal(syscall.SIGKILL))
+			errs = append(errs, p.Signal(syscall.SIGKILL))
 		}
 	}
 	for _, s := range c.servers {
 		if _, p := s.get(); p != nil {
-			errs = append(errs, p.kill())
+			errs = append(errs, p.Kill())
 		}
 		for _, e := range []*endpoint{s.endpoint, s.control, s.patient} {
 			if e != nil {

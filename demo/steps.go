@@ -192,7 +192,7 @@ func (r *run) roll(ctx context.Context) error {
 		end := r.begin(s.name, rolled)
 		s.set(stopping)
 		_, p := s.get()
-		if err := p.terminate(ctx, stopLimit); err != nil {
+		if err := p.Terminate(ctx, stopLimit); err != nil {
 			return err
 		}
 		started := time.Now()
@@ -270,7 +270,7 @@ func (r *run) kill(ctx context.Context) error {
 	s.set(dead)
 	_, p := s.get()
 	started := time.Now()
-	if err := p.kill(); err != nil {
+	if err := p.Kill(); err != nil {
 		return err
 	}
 	if err := r.agreeWithout(ctx, s.name, id); err != nil {
@@ -310,11 +310,11 @@ func (r *run) pause(ctx context.Context) error {
 	end := r.begin(s.name, paused)
 	s.set(stopped)
 	_, p := s.get()
-	if err := p.signal(syscall.SIGSTOP); err != nil {
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
 	if err := r.agreeWithout(ctx, s.name, id); err != nil {
-		return errors.Join(err, p.signal(syscall.SIGCONT))
+		return errors.Join(err, p.Signal(syscall.SIGCONT))
 	}
 	v, _ = r.world.look()
 	b := &burial{server: s.name, declared: v.participants[id].gone.revision}
@@ -322,7 +322,7 @@ func (r *run) pause(ctx context.Context) error {
 	s.set(starting)
 	started := time.Now()
 	b.held = h.resume()
-	if err := p.signal(syscall.SIGCONT); err != nil {
+	if err := p.Signal(syscall.SIGCONT); err != nil {
 		return err
 	}
 	r.facts.Burial = b

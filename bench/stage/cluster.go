@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 )
 
@@ -34,7 +36,7 @@ type Cluster struct {
 	stage    *Stage
 	name     string
 	endpoint string
-	etcd     *process
+	etcd     *process.Process
 }
 
 // Cluster starts an etcd, of a name that no other cluster of the stage has, and makes
@@ -71,14 +73,14 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 		return err
 	}
 	c.endpoint = "unix://" + socket
-	c.etcd, err = launch("the etcd of "+c.name, c.stage.program, []string{etcdArgument, dir}, nil, c.path("etcd.log"))
+	c.etcd, err = process.Start("the etcd of "+c.name, exec.Command(c.stage.program, etcdArgument, dir), c.path("etcd.log"))
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, etcdStartLimit)
 	defer cancel()
 	// A client that finds no socket complains.
-	err = c.etcd.await(ctx, etcdPoll, func(context.Context) error {
+	err = await(ctx, c.etcd, etcdPoll, func(context.Context) error {
 		_, err := os.Stat(socket)
 		return err
 	})
@@ -89,7 +91,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect to the etcd: %w", err)
 	}
-	return c.etcd.await(ctx, etcdPoll, func(ctx context.Context) error {
+	return await(ctx, c.etcd, etcdPoll, func(ctx context.Context) error {
 		_, err := c.Raw.Get(ctx, "health")
 		return err
 	})
@@ -133,7 +135,7 @@ func (c *Cluster) Close() error {
 		errs = append(errs, c.Raw.Close())
 	}
 	if c.etcd != nil {
-		c.etcd.kill()
+		errs = append(errs, c.etcd.Kill())
 		if socket := strings.TrimPrefix(c.endpoint, "unix://"); !strings.HasPrefix(socket, c.stage.dir) {
 			errs = append(errs, os.RemoveAll(filepath.Dir(socket)))
 		}

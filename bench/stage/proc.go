@@ -15,7 +15,7 @@ import (
 const clockTicks = 100
 
 func (s *Server) proc(name string) string {
-	return filepath.Join("/proc", strconv.Itoa(s.process.cmd.Process.Pid), name)
+	return filepath.Join("/proc", strconv.Itoa(s.process.PID()), name)
 }
 
 // CPU returns the processor time that the server has used.

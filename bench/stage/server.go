@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 )
 
@@ -28,7 +31,7 @@ type Server struct {
 	cluster *Cluster
 	name    string
 	port    int
-	process *process
+	process *process.Process
 }
 
 // Name is unique on the stage.
@@ -43,27 +46,28 @@ func (s *Server) Start(args ...string) error {
 		"--etcd-servers", s.cluster.endpoint,
 		"--secure-port", strconv.Itoa(s.port),
 	}, args...)
-	var environment []string
+	cmd := exec.Command(s.cluster.stage.program, all...)
+	cmd.Env = os.Environ()
 	if !s.cluster.Protocol {
-		environment = append(environment, withoutVariable+"=1")
+		cmd.Env = append(cmd.Env, withoutVariable+"=1")
 	}
 	if s.cluster.Unplanned {
-		environment = append(environment, unplannedVariable+"=1")
+		cmd.Env = append(cmd.Env, unplannedVariable+"=1")
 	}
 	var err error
-	s.process, err = launch(s.name, s.cluster.stage.program, all, environment, s.cluster.path(s.name+".log"))
+	s.process, err = process.Start(s.name, cmd, s.cluster.path(s.name+".log"))
 	return err
 }
 
 // Started is when the process was started.
-func (s *Server) Started() time.Time { return s.process.started }
+func (s *Server) Started() time.Time { return s.process.Started() }
 
 // AwaitReady asks /readyz again and again until it says ok, and returns when that was.
 func (s *Server) AwaitReady(ctx context.Context, every time.Duration) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	var c *Client
-	err := s.process.await(ctx, every, func(ctx context.Context) error {
+	err := await(ctx, s.process, every, func(ctx context.Context) error {
 		var err error
 		if c == nil {
 			// The first server of a cluster makes the certificates.
@@ -94,19 +98,22 @@ func (s *Server) Config() (*rest.Config, error) {
 	return config, nil
 }
 
+// stopLimit bounds how long a process may take to end after SIGTERM: a server drains.
+const stopLimit = 60 * time.Second
+
 // Stop ends the server in an orderly way, if it runs.
 func (s *Server) Stop(ctx context.Context) error {
 	if s.process == nil {
 		return nil
 	}
-	return s.process.stop(ctx)
+	return s.process.Terminate(ctx, stopLimit)
 }
 
 // Kill ends the server at once, if it runs, and returns when it was told to.
 func (s *Server) Kill() time.Time {
 	at := time.Now()
 	if s.process != nil {
-		s.process.kill()
+		_ = s.process.Kill() // it fails only for a process that has ended
 	}
 	return at
 }
@@ -118,7 +125,7 @@ var (
 
 // ID returns the identity under which the running process has last registered.
 func (s *Server) ID() (agree.ServerID, error) {
-	output, err := s.process.output()
+	output, err := s.process.Output()
 	if err != nil {
 		return "", err
 	}
@@ -132,6 +139,6 @@ func (s *Server) ID() (agree.ServerID, error) {
 // Elected says whether the running process was elected to run the controllers. It may
 // have lost that office since.
 func (s *Server) Elected() (bool, error) {
-	output, err := s.process.output()
+	output, err := s.process.Output()
 	return elected.MatchString(output), err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/concord-dev/concord/process"
 )
 
 // Until looks at a condition from time to time until it holds, that is until look returns
@@ -29,12 +31,12 @@ func Until(ctx context.Context, every time.Duration, look func(context.Context) 
 }
 
 // await is Until as long as the process runs.
-func (p *process) await(ctx context.Context, every time.Duration, look func(context.Context) error) error {
+func await(ctx context.Context, p *process.Process, every time.Duration, look func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
 		select {
-		case <-p.done:
+		case <-p.Done():
 			cancel()
 		case <-ctx.Done():
 		}
@@ -44,9 +46,9 @@ func (p *process) await(ctx context.Context, every time.Duration, look func(cont
 		return nil
 	}
 	select {
-	case <-p.done:
-		return p.failure("has ended")
+	case <-p.Done():
+		return p.Failure()
 	default:
-		return p.failure(err.Error())
+		return fmt.Errorf("%w; %s", err, p.Tail())
 	}
 }

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package demo
+package process
 
 import "syscall"
 

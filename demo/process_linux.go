@@ -1,8 +1,0 @@
-package demo
-
-import "syscall"
-
-// ownGroup keeps a terminal's signals from a child, and has it killed if the demo dies.
-func ownGroup() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-}

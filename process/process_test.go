@@ -1,0 +1,127 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// childVariable makes the test binary a child process that does what it says.
+const childVariable = "CONCORD_PROCESS_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(childVariable) {
+	case "":
+		os.Exit(m.Run())
+	case "polite":
+		terminated := make(chan os.Signal, 1)
+		signal.Notify(terminated, syscall.SIGTERM)
+		fmt.Println("ready", strings.Join(os.Args[1:], " "))
+		<-terminated
+	case "deaf":
+		signal.Ignore(syscall.SIGTERM)
+		never := make(chan os.Signal, 1)
+		signal.Notify(never, syscall.SIGUSR1)
+		fmt.Println("ready")
+		<-never
+	case "failing":
+		for i := range 100 {
+			fmt.Println("line", i)
+		}
+		os.Exit(3)
+	}
+}
+
+func startChild(t *testing.T, how string) *Process {
+	t.Helper()
+	t.Setenv(childVariable, how)
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start("child", exec.Command(executable, "an", "argument"), filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Kill() })
+	return p
+}
+
+func awaitLog(t *testing.T, p *Process, text string) {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	for !strings.Contains(p.Tail(), text) {
+		select {
+		case <-deadline:
+			t.Fatalf("the log has no %q:\n%s", text, p.Tail())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func TestTerminate(t *testing.T) {
+	p := startChild(t, "polite")
+	awaitLog(t, p, "ready an argument")
+	if err := p.Terminate(t.Context(), time.Minute); err != nil {
+		t.Error(err)
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Errorf("a signal to a process that has ended: %v", err)
+	}
+}
+
+func TestKillWhenPaused(t *testing.T) {
+	p := startChild(t, "deaf")
+	awaitLog(t, p, "ready")
+	if err := p.Terminate(t.Context(), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not end within 10ms") {
+		t.Errorf("error %v", err)
+	}
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(p.PID(), 0); err == nil {
+		t.Error("the process is still there")
+	}
+}
+
+func TestFailureShowsTheEndOfTheLog(t *testing.T) {
+	p := startChild(t, "failing")
+	<-p.Done()
+	err := p.Failure()
+	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "line 99") || strings.Contains(err.Error(), "line 50") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := Start("child", exec.Command(filepath.Join(t.TempDir(), "nothing")), filepath.Join(t.TempDir(), "log")); err == nil || !strings.Contains(err.Error(), "start child") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestOutputOfOneRun: a log goes on over several runs, an output does not.
+func TestOutputOfOneRun(t *testing.T) {
+	t.Setenv(childVariable, "failing")
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(t.TempDir(), "log")
+	for run := range 2 {
+		p, err := Start("child", exec.Command(executable), log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-p.Done()
+		output, err := p.Output()
+		if n := strings.Count(output, "line 99"); err != nil || n != 1 {
+			t.Errorf("run %d: %d last lines, error %v", run, n, err)
+		}
+	}
+}
