@@ -34,6 +34,9 @@ func CheckDatabase(file string, timeout time.Duration) (err error) {
 	if err != nil {
 		return err
 	}
+	if info.Size() == 0 {
+		return nil // left by a first start that was killed; etcd begins it
+	}
 	db, err := bolt.Open(file, 0, &bolt.Options{ReadOnly: true, Timeout: timeout}) // reads the meta pages only
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout), errors.Is(err, os.ErrPermission):

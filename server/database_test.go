@@ -131,6 +131,26 @@ func TestCheckDatabase(t *testing.T) {
 	}
 }
 
+// TestStartKilledEarly: a first start that was killed may leave an empty database.
+func TestStartKilledEarly(t *testing.T) {
+	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	snap := filepath.Join(dir, EtcdDirName, "member", "snap")
+	if err := errors.Join(os.MkdirAll(snap, 0o700), os.WriteFile(filepath.Join(snap, "db"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	etcd, err := StartEtcd(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := etcd.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestCheckDatabaseInUse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "db")
 	if err := CheckDatabase(file, time.Second); !errors.Is(err, os.ErrNotExist) {
