@@ -151,6 +151,39 @@ func TestStartKilledEarly(t *testing.T) {
 	}
 }
 
+// TestFirstStartCutOff: what a first start has left that was cut off is put aside, and
+// nothing else ever is.
+func TestFirstStartCutOff(t *testing.T) {
+	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	finish, err := beginFirst(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = finish // the process ends here, with some of etcd's files written
+	if err := os.MkdirAll(filepath.Join(dir, EtcdDirName, "member", "wal"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		etcd, err := StartEtcd(t.Context(), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := etcd.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if aside, err := filepath.Glob(filepath.Join(dir, EtcdDirName+".unfinished-*")); err != nil || len(aside) != 1 {
+			t.Errorf("put aside: %v, %v", aside, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, firstStartName)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the mark is still there: %v", err)
+		}
+	}
+}
+
 func TestCheckDatabaseInUse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "db")
 	if err := CheckDatabase(file, time.Second); !errors.Is(err, os.ErrNotExist) {

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -23,6 +24,8 @@ const (
 	EtcdDirName = "etcd"
 
 	lockName = "lock"
+	// firstStartName marks a data directory in which no etcd has become ready yet.
+	firstStartName = "etcd.first-start"
 	// maxSocketPath is what the kernel allows for a unix socket's path.
 	maxSocketPath    = 100
 	etcdStartTimeout = 60 * time.Second
@@ -75,12 +78,20 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
+	finish, err := beginFirst(dataDir)
+	if err != nil {
+		return nil, err
+	}
 	etcd, err := openEtcd(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("etcd in %s does not start: %w: %s", cfg.Dir, err, etcdMend)
 	}
 	select {
 	case <-etcd.Server.ReadyNotify():
+		if err := finish(); err != nil {
+			abandon(etcd)
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
 		return &Etcd{Endpoint: endpoint, etcd: etcd}, nil
 	case err = <-etcd.Err():
 	case <-time.After(etcdStartTimeout):
@@ -90,6 +101,39 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	}
 	abandon(etcd)
 	return nil, fmt.Errorf("etcd in %s does not become ready: %w: %s", cfg.Dir, err, etcdMend)
+}
+
+// beginFirst marks the data directory during an etcd's first start in it. What a first
+// start that was cut off has left, which may be a log without the etcd's own membership
+// and never becomes ready, is put aside: nobody has used it. finish ends the first start.
+func beginFirst(dataDir string) (finish func() error, err error) {
+	dir, mark := filepath.Join(dataDir, EtcdDirName), filepath.Join(dataDir, firstStartName)
+	if _, err := os.Stat(mark); err == nil {
+		aside := fmt.Sprintf("%s.unfinished-%d", dir, time.Now().UnixNano())
+		switch err := os.Rename(dir, aside); {
+		case err == nil:
+			klog.Background().Info("Put aside what a first start that was cut off has left", "directory", aside)
+		case !errors.Is(err, os.ErrNotExist):
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		return func() error { return nil }, err
+	}
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	return func() error {
+		if err := os.Remove(mark); err != nil {
+			return err
+		}
+		// A mark that came back with a loss of power would put objects aside.
+		parent, err := os.Open(dataDir)
+		if err != nil {
+			return err
+		}
+		return errors.Join(parent.Sync(), parent.Close())
+	}, nil
 }
 
 // abandon closes an etcd that never became ready. One that waits for log entries which
