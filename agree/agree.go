@@ -21,6 +21,10 @@ type ServerID string
 // schema.GroupVersion prints it: "networking.k8s.io/v1", and "v1" in the core group.
 type Encoding string
 
+// Unknown is the encoding of objects whose encoding nobody can name (KEP-2343, "API
+// design"). Nobody agrees on it.
+const Unknown Encoding = "Unknown"
+
 // Report is one server's entry in a StorageVersion (KEP-2339, "Resource Version API").
 // Invariant: Decodable includes Encoding and every one of Served.
 type Report struct {
@@ -72,32 +76,65 @@ func Validate(reports []Report) error {
 	return nil
 }
 
-// Merge returns the reports that a server writes back: its own put in, those of
-// servers that are not participants dropped (KEP-2339, "Updating StorageVersion").
-// The order of the reports that stay is kept.
-func Merge(reports []Report, own Report, participants sets.Set[ServerID]) []Report {
+// Merge returns the reports that a server writes back: its own put in, and the others
+// settled (KEP-2339, "Updating StorageVersion"). The order of the reports that stay is kept.
+func Merge(reports []Report, own Report, participants Participants) []Report {
 	merged := make([]Report, 0, len(reports)+1)
 	put := false
 	for _, r := range reports {
 		switch {
-		case r.Server == own.Server:
-			if !put {
-				merged = append(merged, own)
-				put = true
-			}
-		case participants.Has(r.Server):
+		case r.Server != own.Server:
 			merged = append(merged, r)
+		case !put:
+			merged = append(merged, own)
+			put = true
 		}
 	}
 	if !put {
 		merged = append(merged, own)
 	}
-	return merged
+	return settle(merged, participants, own.Server)
 }
 
-// Keep returns the reports of participants.
-func Keep(reports []Report, participants sets.Set[ServerID]) []Report {
-	return slices.DeleteFunc(slices.Clone(reports), func(r Report) bool { return !participants.Has(r.Server) })
+// Settle returns the reports that stand with these participants: those of servers that are
+// none are dropped, and for each that is silent one of Unknown is put in.
+func Settle(reports []Report, participants Participants) []Report {
+	return settle(reports, participants, "")
+}
+
+// settle is Settle, and keeps the report of self in any case.
+func settle(reports []Report, participants Participants, self ServerID) []Report {
+	settled := make([]Report, 0, len(reports)+participants.silent.Len())
+	missing := participants.silent.Clone()
+	for _, r := range reports {
+		switch {
+		case missing.Has(r.Server):
+			missing.Delete(r.Server)
+			settled = append(settled, silence(r.Server))
+		case r.Server == self, participants.reporting.Has(r.Server):
+			settled = append(settled, r)
+		}
+	}
+	for _, id := range sets.List(missing) {
+		settled = append(settled, silence(id))
+	}
+	return settled
+}
+
+// Made returns the reports that servers made themselves.
+func Made(reports []Report) []Report {
+	return slices.DeleteFunc(slices.Clone(reports), func(r Report) bool { return r.Encoding == Unknown })
+}
+
+// Silent returns the servers for which others report Unknown.
+func Silent(reports []Report) []ServerID {
+	var silent []ServerID
+	for _, r := range reports {
+		if r.Encoding == Unknown {
+			silent = append(silent, r.Server)
+		}
+	}
+	return silent
 }
 
 // Without returns the reports of everyone but gone.
@@ -115,10 +152,10 @@ func Of(reports []Report, server ServerID) (Report, bool) {
 }
 
 // Common returns the encoding that all reports name: the agreement. There is none
-// without reports.
+// without reports, and none while a silent server is a participant.
 func Common(reports []Report) (Encoding, bool) {
 	encodings := Encodings(reports)
-	if len(encodings) != 1 {
+	if len(encodings) != 1 || encodings[0] == Unknown {
 		return "", false
 	}
 	return encodings[0], true

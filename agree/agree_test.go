@@ -58,6 +58,7 @@ func TestMerge(t *testing.T) {
 		reports      []Report
 		own          Report
 		participants []ServerID
+		silent       []ServerID
 		want         []Report
 	}{
 		{
@@ -77,11 +78,35 @@ func TestMerge(t *testing.T) {
 			own:     report("a", v1), participants: []ServerID{"a", "b"},
 			want: []Report{report("b", v1), report("a", v1)},
 		},
+		{
+			name:    "reports Unknown for servers that do not report",
+			reports: []Report{report("b", v1)},
+			own:     report("a", v1), participants: []ServerID{"a", "b"}, silent: []ServerID{"y", "x"},
+			want: []Report{report("b", v1), report("a", v1), silence("x"), silence("y")},
+		},
+		{
+			name:    "and drops that with them",
+			reports: []Report{silence("x"), report("a", v1), silence("y")},
+			own:     report("a", v1), participants: []ServerID{"a"}, silent: []ServerID{"y"},
+			want: []Report{report("a", v1), silence("y")},
+		},
+		{
+			name:    "whatever somebody wrote for one that does not report",
+			reports: []Report{report("x", v1), report("x", v1beta1)},
+			own:     report("a", v1), participants: []ServerID{"a"}, silent: []ServerID{"x"},
+			want: []Report{silence("x"), report("a", v1)},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := Merge(tc.reports, tc.own, sets.New(tc.participants...))
+			got := Merge(tc.reports, tc.own, NewParticipants(tc.participants, tc.silent))
 			if !Equal(got, tc.want) {
 				t.Errorf("Merge: got %v, want %v", got, tc.want)
+			}
+			if err := Validate(got); err != nil {
+				t.Errorf("Merge: %v", err)
+			}
+			if again := Merge(got, tc.own, NewParticipants(tc.participants, tc.silent)); !Equal(again, got) {
+				t.Errorf("Merge again: got %v, want %v", again, got)
 			}
 		})
 	}
@@ -97,6 +122,8 @@ func TestCommon(t *testing.T) {
 		{name: "If so, sets the version as the status.commonEncodingVersion.", reports: []Report{report("a", v1), report("b", v1)}, want: v1, agreed: true},
 		{name: "If not, sets the status.commonEncodingVersion to empty.", reports: []Report{report("a", v1), report("b", v1beta1)}},
 		{name: "nobody reports"},
+		{name: "one that does not report agrees with nobody", reports: []Report{report("a", v1), silence("x")}},
+		{name: "and not with its like", reports: []Report{silence("x"), silence("y")}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, agreed := Common(tc.reports)
@@ -107,10 +134,17 @@ func TestCommon(t *testing.T) {
 	}
 }
 
-func TestKeepAndWithout(t *testing.T) {
+func TestSettleAndWithout(t *testing.T) {
 	reports := []Report{report("a", v1), report("b", v1), report("c", v1beta1)}
-	if got, want := Keep(reports, sets.New[ServerID]("a", "c")), []Report{reports[0], reports[2]}; !Equal(got, want) {
-		t.Errorf("Keep: got %v, want %v", got, want)
+	if got, want := Settle(reports, NewParticipants([]ServerID{"a", "c"}, nil)), []Report{reports[0], reports[2]}; !Equal(got, want) {
+		t.Errorf("Settle: got %v, want %v", got, want)
+	}
+	if got, want := Settle(reports, NewParticipants([]ServerID{"a"}, []ServerID{"x"})), []Report{reports[0], silence("x")}; !Equal(got, want) {
+		t.Errorf("Settle: got %v, want %v", got, want)
+	} else if made := Made(got); !Equal(made, reports[:1]) {
+		t.Errorf("Made: got %v, want %v", made, reports[:1])
+	} else if silent := Silent(got); !slices.Equal(silent, []ServerID{"x"}) {
+		t.Errorf("Silent: got %v, want x", silent)
 	}
 	if got, want := Without(reports, "b"), []Report{reports[0], reports[2]}; !Equal(got, want) {
 		t.Errorf("Without: got %v, want %v", got, want)
@@ -152,6 +186,8 @@ func TestHistory(t *testing.T) {
 		{[]Report{report("a", v1beta1), report("b", v1beta1)}, 4, []Encoding{v1, v1beta1}}, // back again: v1 objects are left behind
 		{nil, 5, []Encoding{v1, v1beta1}},
 		{[]Report{report("a", v1beta1)}, 6, []Encoding{v1, v1beta1}},
+		{[]Report{report("a", v1beta1), silence("x")}, 7, []Encoding{Unknown, v1, v1beta1}}, // the epoch rises when a silent server comes
+		{[]Report{report("a", v1beta1)}, 8, []Encoding{Unknown, v1, v1beta1}},               // and when it goes
 	} {
 		before := h.String()
 		next := h.Next(step.reports)
@@ -166,7 +202,7 @@ func TestHistory(t *testing.T) {
 			t.Errorf("after %v: since epoch 1: %v, want %v", step.reports, got, step.since1)
 		}
 	}
-	if got, want := h.String(), "epoch 6 (apps/v1@3 apps/v1beta1@6)"; got != want {
+	if got, want := h.String(), "epoch 8 (Unknown@7 apps/v1@3 apps/v1beta1@8)"; got != want {
 		t.Errorf("String: %q, want %q", got, want)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // Unknown stands in a stored set for encodings that nobody can name, and as the current
 // encoding for the lack of agreement (KEP-2343, "API design").
-const Unknown agree.Encoding = "Unknown"
+const Unknown = agree.Unknown
 
 // Ref names a StorageVersion object at one epoch. Epochs of different objects cannot be
 // compared. The zero Ref names nothing.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -34,8 +34,8 @@ func (m *Member) worthLists(claims int) bool {
 	return claims >= manyResources && claims*listShare >= len(m.resources)
 }
 
-// reportMany works on claims with lists: of the StorageVersions and then the
-// participants before the reports (DESIGN 3.1.2), and of the CRDs after them (3.1.3).
+// reportMany works on claims with lists: of the StorageVersions and then the participants
+// before the reports (DESIGN 3.1.2), and of the CRDs after them (3.1.3).
 func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 	if err := m.recheckMany(ctx, claims); err != nil {
 		m.release(claims, err)
@@ -47,41 +47,82 @@ func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 	var failed []error
 	for len(claims) > 0 {
 		part := claims[:min(size, len(claims))]
-		read, participants, err := m.readAll(ctx)
+		claims = claims[len(part):]
+		made, errs, err := m.placeMany(ctx, part)
+		unchecked, failed = append(unchecked, made...), append(failed, errs...)
 		if err != nil {
 			m.release(claims, err)
 			failed = append(failed, err)
 			break
 		}
-		made, errs := m.each(ctx, part, func(c claim) (result, error) {
-			if c.target.absent || !c.target.known {
-				return m.reportOne(ctx, c)
-			}
-			if err := m.placeListed(ctx, c, read[c.gr], participants); err != nil || c.custom() {
-				return placed, err
-			}
-			return m.finish(c), nil
-		})
-		unchecked, failed = append(unchecked, made...), append(failed, errs...)
-		claims = claims[len(part):]
 	}
 	return append(failed, m.checkMany(ctx, unchecked)...)
 }
 
+// placeMany has the reports of claims stand: the StorageVersions are listed, those that
+// are missing made, then the participants are listed (DESIGN 3.1.2). It returns the claims
+// whose CRDs are to be read; all others are given back. With err nothing could be read.
+func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []claim, failed []error, err error) {
+	read, err := m.listStorageVersions(ctx)
+	if err != nil {
+		m.release(claims, err)
+		return nil, nil, err
+	}
+	var missing, present []claim
+	for _, c := range claims {
+		if c.target.absent || !c.target.known || lacks(c, read[c.gr]) {
+			missing = append(missing, c)
+		} else {
+			present = append(present, c)
+		}
+	}
+	var mu sync.Mutex
+	made, failed := m.each(ctx, missing, func(c claim) (result, error) {
+		if c.target.absent || !c.target.known {
+			return m.reportOne(ctx, c)
+		}
+		mu.Lock()
+		sv := read[c.gr]
+		mu.Unlock()
+		sv, err := m.ensure(ctx, c, sv)
+		if overtaken(err) {
+			sv, err = nil, nil
+		}
+		mu.Lock()
+		read[c.gr] = sv
+		mu.Unlock()
+		return placed, err
+	})
+	claims = append(present, made...)
+	participants, err := m.participants(ctx)
+	if err != nil {
+		m.release(claims, err)
+		return nil, failed, err
+	}
+	unchecked, errs := m.each(ctx, claims, func(c claim) (result, error) {
+		if err := m.placeListed(ctx, c, read[c.gr], participants); err != nil || c.custom() {
+			return placed, err
+		}
+		return m.finish(c), nil
+	})
+	return unchecked, append(failed, errs...), nil
+}
+
+// overtaken says whether somebody else has written a StorageVersion since it was read.
+func overtaken(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || storageversion.IsGone(err)
+}
+
 // placeListed is place with a StorageVersion from a list. One that somebody else has
-// written since is read once more, and then the participants.
-func (m *Member) placeListed(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) error {
-	err := m.place(ctx, c, sv, participants)
-	if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-		return err
+// made or written since (nil: made) is read once more, and then the participants.
+func (m *Member) placeListed(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants agree.Participants) error {
+	if sv != nil {
+		err := m.place(ctx, c, sv, participants)
+		if !overtaken(err) {
+			return err
+		}
 	}
-	if sv, err = m.readStorageVersion(ctx, c.gr); err != nil {
-		return err
-	}
-	if participants, err = m.participants(ctx); err != nil {
-		return err
-	}
-	return m.place(ctx, c, sv, participants)
+	return m.placeAlone(ctx, c, nil)
 }
 
 // shuffle puts the claims in an order of this server's own, so that servers that start
@@ -103,19 +144,12 @@ func (m *Member) shuffle(claims []claim) {
 	})
 }
 
-// readAll reads the StorageVersions, then the participants. The order is necessary
-// (DESIGN 3.1.2): the other way round the reports of a server that registered in between
-// would be dropped.
-func (m *Member) readAll(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, sets.Set[agree.ServerID], error) {
+func (m *Member) listStorageVersions(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, error) {
 	var list v1alpha1.StorageVersionList
 	if err := m.cfg.Client.List(ctx, &list); err != nil {
-		return nil, nil, fmt.Errorf("list StorageVersions: %w", err)
+		return nil, fmt.Errorf("list StorageVersions: %w", err)
 	}
-	participants, err := m.participants(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	return byResource(list.Items), participants, nil
+	return byResource(list.Items), nil
 }
 
 // recheckMany is recheck for those claims that need it, with one list.

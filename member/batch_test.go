@@ -69,7 +69,7 @@ func TestBatch(t *testing.T) {
 	placed := 0
 	w.before = func(call string) error {
 		switch {
-		case strings.HasPrefix(call, "create StorageVersion"):
+		case strings.HasPrefix(call, "update status StorageVersion"):
 			placed++
 		case strings.HasSuffix(call, "DefinitionList") && placed < n:
 			t.Errorf("the CRDs are read after %d of %d reports", placed, n)
@@ -83,7 +83,7 @@ func TestBatch(t *testing.T) {
 		t.Errorf("Step: %v, %v", wait, err)
 	}
 	w.before = nil
-	want := map[string]int{"list StorageVersionList": 2, "list LeaseList": 2, "create StorageVersion": n, "list CustomResourceDefinitionList": 1}
+	want := map[string]int{"list StorageVersionList": 2, "list LeaseList": 2, "create StorageVersion": n, "update status StorageVersion": n, "list CustomResourceDefinitionList": 1}
 	if got := w.count(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("calls %v, want %v", got, want)
 	}

@@ -47,6 +47,12 @@ type Config struct {
 	// Bury deletes a server's Lease and drops its reports; Depart calls it until it
 	// returns nil. Package controller/collect has the implementation.
 	Bury func(ctx context.Context, id agree.ServerID) error
+	// Erase, if not nil, makes this the Member of a server whose feature gate
+	// StorageVersionAPI is off (DESIGN 3.8): its identity Lease says so and it reports
+	// nothing. Erase deletes all StorageVersions, however many there are. It is called for
+	// every registration; until it has returned nil, Admit lets no write pass but those that
+	// registering needs. Bury is not called.
+	Erase func(ctx context.Context) error
 
 	Versions Versions
 	// LeaseDuration is how long the identity Lease lives without a renewal, in whole seconds.
@@ -117,7 +123,7 @@ func (c Config) Validate() error {
 	switch {
 	case c.Client == nil:
 		return errors.New("member: Config.Client is missing")
-	case c.Bury == nil:
+	case c.Bury == nil && c.Erase == nil:
 		return errors.New("member: Config.Bury is missing")
 	case c.LeaseDuration < time.Second || c.LeaseDuration%time.Second != 0:
 		return fmt.Errorf("member: the identity Lease's duration must be whole seconds, at least 1s, not %s", c.LeaseDuration)

@@ -166,7 +166,7 @@ func TestCRDChangedBeforeReport(t *testing.T) {
 	if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
 		t.Errorf("Step: %v", err)
 	}
-	if calls := w.took(); strings.Contains(calls, "create") {
+	if calls := w.took(); strings.Contains(calls, "update status") {
 		t.Errorf("calls %s", calls)
 	}
 	w.settle()

@@ -87,7 +87,8 @@ func (m *Member) settle(ctx context.Context, r Request) {
 func reads(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
 // Admit is the gate's decision: nil lets the request pass. While the storage is away it
-// also refuses writes of custom resources, before anything of them is tried.
+// also refuses writes of custom resources, before anything of them is tried. A silent
+// server takes no write at all before everybody can know of it.
 func (m *Member) Admit(r Request) error {
 	if !r.IsResource {
 		return nil
@@ -100,6 +101,12 @@ func (m *Member) Admit(r Request) error {
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	if m.silent() {
+		if err := m.silentReady(); err != nil {
+			return Unavailable(r.Resource, err)
+		}
+		return m.away(r.Resource)
+	}
 	if !m.builtinsSet {
 		return Unavailable(r.Resource, errNotReported)
 	}
@@ -107,8 +114,8 @@ func (m *Member) Admit(r Request) error {
 	if s == nil || s.builtin && m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource) {
 		return nil // aggregated APIs, reviews
 	}
-	if err := m.storage(); err != nil {
-		return unavailable(r.Resource, fmt.Sprintf("nothing was written, try again: %v", err))
+	if err := m.away(r.Resource); err != nil {
+		return err
 	}
 	switch {
 	case !s.builtin: // custom resources
@@ -120,9 +127,13 @@ func (m *Member) Admit(r Request) error {
 	}
 }
 
-func (m *Member) storage() error {
+// away is the answer to a write while the storage does not answer; nil while it does.
+func (m *Member) away(gr schema.GroupResource) error {
 	if m.cfg.Storage == nil {
 		return nil
 	}
-	return m.cfg.Storage()
+	if err := m.cfg.Storage(); err != nil {
+		return unavailable(gr, fmt.Sprintf("nothing was written, try again: %v", err))
+	}
+	return nil
 }

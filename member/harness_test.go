@@ -41,7 +41,7 @@ type world struct {
 	clock  *clocktesting.FakeClock
 	m      *Member
 	buried []agree.ServerID
-	// dropStatus: StorageVersions are created without their status.
+	// dropStatus: StorageVersions are written without their status, once.
 	dropStatus bool
 
 	mu    sync.Mutex
@@ -110,9 +110,6 @@ func (w *world) interceptors() interceptor.Funcs {
 				w.uid++
 				o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
 				w.mu.Unlock()
-				if sv, ok := o.(*v1alpha1.StorageVersion); ok && w.dropStatus {
-					sv.Status = v1alpha1.StorageVersionStatus{}
-				}
 				return c.Create(ctx, o, opts...)
 			})
 		},
@@ -123,7 +120,12 @@ func (w *world) interceptors() interceptor.Funcs {
 			return w.call("delete", o, o.GetName(), func() error { return c.Delete(ctx, o, opts...) })
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-			return w.call("update "+sub, o, o.GetName(), func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
+			return w.call("update "+sub, o, o.GetName(), func() error {
+				if sv, ok := o.(*v1alpha1.StorageVersion); ok && w.dropStatus {
+					sv.Status, w.dropStatus = v1alpha1.StorageVersionStatus{}, false
+				}
+				return c.SubResource(sub).Update(ctx, o, opts...)
+			})
 		},
 	}
 }

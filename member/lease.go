@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -30,6 +29,8 @@ type registration struct {
 	id    agree.ServerID
 	lease *coordinationv1.Lease // as last read or written
 	err   error                 // why there is none
+
+	erased bool // of a silent server: see erase
 }
 
 // Register makes a new ID and creates its identity Lease (DESIGN 3.1.1), and the
@@ -68,7 +69,7 @@ func (m *Member) newLease() *coordinationv1.Lease {
 	m.mu.Unlock()
 	now := metav1.NewMicroTime(m.cfg.Clock.Now())
 	seconds := int32(m.cfg.LeaseDuration / time.Second)
-	return &coordinationv1.Lease{
+	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      name,
 			Namespace: storageversion.IdentityNamespace,
@@ -86,6 +87,10 @@ func (m *Member) newLease() *coordinationv1.Lease {
 			RenewTime:            &now,
 		},
 	}
+	if m.silent() {
+		lease.Annotations[storageversion.APIAnnotation] = storageversion.APIOff
+	}
+	return lease
 }
 
 func (m *Member) createLease(ctx context.Context, lease *coordinationv1.Lease) error {
@@ -205,17 +210,13 @@ func (m *Member) closeAll(reason error) {
 }
 
 // participants reads, never from a cache, the servers whose identity Lease exists.
-func (m *Member) participants(ctx context.Context) (sets.Set[agree.ServerID], error) {
+func (m *Member) participants(ctx context.Context) (agree.Participants, error) {
 	var leases coordinationv1.LeaseList
 	if err := m.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue}); err != nil {
-		return nil, fmt.Errorf("list identity Leases: %w", err)
+		return agree.Participants{}, fmt.Errorf("list identity Leases: %w", err)
 	}
-	ids := sets.New[agree.ServerID]()
-	for i := range leases.Items {
-		ids.Insert(agree.ServerID(leases.Items[i].Name))
-	}
-	return ids, nil
+	return storageversion.Participants(leases.Items), nil
 }
 
 // ObserveLease takes in an event of an identity Lease's watch.
@@ -260,8 +261,12 @@ func (m *Member) Depart(ctx context.Context) error {
 	if id == "" {
 		return nil
 	}
+	bury := m.cfg.Bury
+	if m.silent() {
+		bury = m.resign
+	}
 	for failures := 0; ; failures++ {
-		err := m.cfg.Bury(ctx, id)
+		err := bury(ctx, id)
 		if err == nil {
 			return nil
 		}

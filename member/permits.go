@@ -166,10 +166,14 @@ func (m *Member) lastError(s *state) error {
 }
 
 // Ready returns nil when every built-in resource is open: the body of the check
-// poststarthook/built-in-resources-storage-version-updater (DESIGN 3.1.4).
+// poststarthook/built-in-resources-storage-version-updater (DESIGN 3.1.4). For a silent
+// server it returns nil when writes are let pass.
 func (m *Member) Ready() error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	if m.silent() {
+		return m.silentReady()
+	}
 	if !m.builtinsSet {
 		return errors.New("the built-in resources are not known yet")
 	}

@@ -8,15 +8,14 @@ import (
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// reportOne makes one attempt: the StorageVersion is read, then the participants, in
-// this order again in every attempt (DESIGN 3.1.2).
+// reportOne makes one attempt: the StorageVersion is read or made, then the participants
+// are read, in this order again in every attempt (DESIGN 3.1.2).
 func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 	if c.readFirst() {
 		var err error
@@ -32,18 +31,7 @@ func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 	}
 	// One that the watch showed was read earlier, too; if it is not the last one the write
 	// conflicts, and it is read.
-	sv := c.seen
-	if sv == nil {
-		var err error
-		if sv, err = m.readStorageVersion(ctx, c.gr); err != nil {
-			return done, err
-		}
-	}
-	participants, err := m.participants(ctx)
-	if err != nil {
-		return done, err
-	}
-	if err := m.place(ctx, c, sv, participants); err != nil {
+	if err := m.placeAlone(ctx, c, c.seen); err != nil {
 		return done, err
 	}
 	if c.custom() {
@@ -54,18 +42,31 @@ func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 	return m.finish(c), nil
 }
 
-// place has the report stand in the StorageVersion that was read before the participants
-// (nil: there is none).
-func (m *Member) place(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) error {
+// placeAlone has the report stand in the StorageVersion that was seen, or in the one that
+// it reads.
+func (m *Member) placeAlone(ctx context.Context, c claim, seen *v1alpha1.StorageVersion) error {
+	sv, err := seen, error(nil)
+	if sv == nil {
+		if sv, err = m.readStorageVersion(ctx, c.gr); err != nil {
+			return err
+		}
+	}
+	if sv, err = m.ensure(ctx, c, sv); err != nil {
+		return err
+	}
+	participants, err := m.participants(ctx)
+	if err != nil {
+		return err
+	}
+	return m.place(ctx, c, sv, participants)
+}
+
+// place has the report stand in the StorageVersion that was read or made before the
+// participants.
+func (m *Member) place(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants agree.Participants) error {
 	if !participants.Has(c.id) {
 		m.unregister(c.id)
 		return fmt.Errorf("%s: %w", c.id, ErrLeaseGone)
-	}
-	if sv != nil && c.custom() && madeFor(sv) != c.target.uid {
-		if err := m.replace(ctx, c, sv); err != nil {
-			return err
-		}
-		sv = nil
 	}
 	revision, err := m.put(ctx, c, sv, participants)
 	if err != nil {
@@ -74,9 +75,41 @@ func (m *Member) place(ctx context.Context, c claim, sv *v1alpha1.StorageVersion
 	return m.stands(c, revision)
 }
 
+// lacks says whether the StorageVersion, nil if there is none, cannot take the report: it
+// has to be made first.
+func lacks(c claim, sv *v1alpha1.StorageVersion) bool {
+	return sv == nil || c.custom() && madeFor(sv) != c.target.uid
+}
+
+// ensure returns the StorageVersion that was read, or makes one without reports. It has to
+// exist before the participants are read: one that was created from what was read before
+// could outlive the deletion of all StorageVersions by a server that does not report, and
+// say that the others agree (DESIGN 3.8).
+func (m *Member) ensure(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) (*v1alpha1.StorageVersion, error) {
+	if !lacks(c, sv) {
+		return sv, nil
+	}
+	if sv != nil {
+		if err := m.replace(ctx, c, sv); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.sending(c, ""); err != nil {
+		return nil, err
+	}
+	sv = &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(c.gr)}}
+	if c.custom() {
+		sv.Annotations = map[string]string{storageversion.CRDAnnotation: string(c.target.uid)}
+	}
+	if err := m.cfg.Client.Create(ctx, sv); err != nil {
+		return nil, fmt.Errorf("create StorageVersion %s: %w", sv.Name, err)
+	}
+	return sv, nil
+}
+
 // put makes the report stand, with a write only if one is needed, and returns the
 // revision at which it was seen to.
-func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants sets.Set[agree.ServerID]) (int64, error) {
+func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants agree.Participants) (int64, error) {
 	own := c.target.resource.report(c.id)
 	reports, changed := plan(sv, own, participants)
 	if !changed {
@@ -85,22 +118,9 @@ func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, 
 	if err := m.sending(c, own.Encoding); err != nil {
 		return 0, err
 	}
-	next := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(c.gr)}}
-	if sv != nil {
-		next = sv.DeepCopy()
-	} else if c.custom() {
-		next.Annotations = map[string]string{storageversion.CRDAnnotation: string(c.target.uid)}
-	}
+	next := sv.DeepCopy()
 	storageversion.SetReports(next, reports, metav1.NewTime(m.cfg.Clock.Now()))
-	var err error
-	if sv == nil {
-		// The strategy takes the status on create, so that no StorageVersion is ever
-		// seen without a report that was about to come.
-		err = m.cfg.Client.Create(ctx, next)
-	} else {
-		err = m.cfg.Client.Status().Update(ctx, next)
-	}
-	if err != nil {
+	if err := m.cfg.Client.Status().Update(ctx, next); err != nil {
 		return 0, fmt.Errorf("write StorageVersion %s: %w", next.Name, err)
 	}
 	if got, ok := agree.Of(storageversion.Reports(next), c.id); !ok || got.Encoding != own.Encoding {
@@ -111,10 +131,7 @@ func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, 
 
 // plan decides what the StorageVersion's reports are to be, and whether they have to be
 // written: every write costs the other servers a read.
-func plan(sv *v1alpha1.StorageVersion, own agree.Report, participants sets.Set[agree.ServerID]) ([]agree.Report, bool) {
-	if sv == nil {
-		return []agree.Report{own}, true
-	}
+func plan(sv *v1alpha1.StorageVersion, own agree.Report, participants agree.Participants) ([]agree.Report, bool) {
 	before := storageversion.Reports(sv)
 	after := agree.Merge(before, own, participants)
 	said, agreed := storageversion.Agreement(sv)
@@ -221,13 +238,16 @@ func (m *Member) observeReported() {
 }
 
 // AllReported says whether every resource that is known has been reported, and all that
-// existed at the start are known.
+// existed at the start are known; of a silent server, that no report will come.
 func (m *Member) AllReported() bool {
 	if m.cfg.CustomResourcesKnown != nil && !m.cfg.CustomResourcesKnown() {
 		return false
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	if m.silent() {
+		return m.registration.erased
+	}
 	for _, s := range m.resources {
 		if s.target.known && !s.target.absent && !s.open() {
 			return false

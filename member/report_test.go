@@ -11,7 +11,6 @@ import (
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,7 +27,11 @@ func conflict(call string) error {
 // TestOrder holds every attempt to the order of DESIGN 3.1.2: StorageVersion, then
 // participants, then the write, "in this order again on every retry".
 func TestOrder(t *testing.T) {
-	const read = "get StorageVersion core.secrets; list LeaseList"
+	const (
+		read   = "get StorageVersion core.secrets; list LeaseList"
+		update = "; update status StorageVersion core.secrets"
+		create = "get StorageVersion core.secrets; create StorageVersion core.secrets"
+	)
 	other := agree.Report{Server: "other", Encoding: "v1", Decodable: []string{"v1"}}
 	for _, tc := range []struct {
 		name    string
@@ -36,23 +39,23 @@ func TestOrder(t *testing.T) {
 		fail    map[string]error // the first such call fails
 		want    []string         // one per attempt
 	}{
-		{name: "created with its report in one write", want: []string{read + "; create StorageVersion core.secrets"}},
-		{name: "updated", present: true, want: []string{read + "; update status StorageVersion core.secrets"}},
+		{name: "created before the participants are read (DESIGN 3.8)", want: []string{create + "; list LeaseList" + update}},
+		{name: "updated", present: true, want: []string{read + update}},
 		{
 			name: "conflict", present: true, fail: map[string]error{"update status StorageVersion core.secrets": conflict("")},
-			want: []string{read + "; update status StorageVersion core.secrets", read + "; update status StorageVersion core.secrets"},
+			want: []string{read + update, read + update},
 		},
 		{
 			name: "somebody else created it first", fail: map[string]error{"create StorageVersion core.secrets": apierrors.NewAlreadyExists(storageversion.Resource, "core.secrets")},
-			want: []string{read + "; create StorageVersion core.secrets", read + "; create StorageVersion core.secrets"},
+			want: []string{create, create + "; list LeaseList" + update},
 		},
 		{
 			name: "an error while reading Leases means unknown: nothing is written", present: true, fail: map[string]error{"list LeaseList": errBroken},
-			want: []string{read, read + "; update status StorageVersion core.secrets"},
+			want: []string{read, read + update},
 		},
 		{
 			name: "an error while reading the StorageVersion", present: true, fail: map[string]error{"get StorageVersion core.secrets": errBroken},
-			want: []string{"get StorageVersion core.secrets", read + "; update status StorageVersion core.secrets"},
+			want: []string{"get StorageVersion core.secrets", read + update},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -112,17 +115,17 @@ func TestOrderOfMany(t *testing.T) {
 				}
 				return nil
 			}
-			const again = "get StorageVersion g.r3; list LeaseList; create StorageVersion g.r3"
+			const again = "get StorageVersion g.r3; create StorageVersion g.r3"
 			wait, err := w.m.Step(t.Context())
 			if !apierrors.IsAlreadyExists(err) {
 				t.Errorf("Step: %v, want the conflict", err)
 			}
 			took := w.took()
 			calls := strings.Split(took, "; ")
-			if r3 := onlyOf(calls, "g.r3", "LeaseList"); r3 != "list LeaseList; create StorageVersion g.r3; "+again {
+			if r3 := onlyOf(calls, "g.r3", "LeaseList"); r3 != "create StorageVersion g.r3; list LeaseList; "+again {
 				t.Errorf("calls for r3 %q, want it to be read once more", r3)
 			}
-			if len(calls) != 2+len(rs)+3 || calls[0] != "list StorageVersionList" || calls[1] != "list LeaseList" {
+			if len(calls) != 2+2*len(rs)-1+2 || calls[0] != "list StorageVersionList" || calls[1+len(rs)] != "list LeaseList" {
 				t.Errorf("calls %q", calls)
 			}
 			if err := w.m.Ready(); err == nil || !strings.Contains(err.Error(), "r3.g, last seen error") {
@@ -132,7 +135,7 @@ func TestOrderOfMany(t *testing.T) {
 			if _, err := w.m.Step(t.Context()); err != nil {
 				t.Errorf("Step: %v", err)
 			}
-			if got := w.took(); got != again {
+			if got := w.took(); got != again+"; list LeaseList; update status StorageVersion g.r3" {
 				t.Errorf("retry: calls %q, want %q", got, again)
 			}
 			if err := w.m.Ready(); err != nil {
@@ -194,22 +197,21 @@ func TestPlan(t *testing.T) {
 	served.Served = nil
 	for _, tc := range []struct {
 		name    string
-		reports []agree.Report // nil: no StorageVersion
+		reports []agree.Report
 		want    []agree.Report
 		changed bool
 	}{
-		{name: "or creates one if it does not exist yet", want: []agree.Report{own}, changed: true},
+		{name: "there is none yet", want: []agree.Report{own}, changed: true},
 		{name: "nothing changes", reports: []agree.Report{other("b"), own}, want: []agree.Report{other("b"), own}},
 		{name: "served versions change", reports: []agree.Report{served}, want: []agree.Report{own}, changed: true},
 		{name: "such entries are stale", reports: []agree.Report{own, other("gone")}, want: []agree.Report{own}, changed: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var sv *v1alpha1.StorageVersion
+			sv := &v1alpha1.StorageVersion{}
 			if tc.reports != nil {
-				sv = &v1alpha1.StorageVersion{}
 				storageversion.SetReports(sv, tc.reports, sv.CreationTimestamp)
 			}
-			got, changed := plan(sv, own, sets.New[agree.ServerID]("self", "b"))
+			got, changed := plan(sv, own, agree.NewParticipants([]agree.ServerID{"self", "b"}, nil))
 			if !agree.Equal(got, tc.want) || changed != tc.changed {
 				t.Errorf("got %v, %v, want %v, %v", got, changed, tc.want, tc.changed)
 			}
@@ -219,7 +221,7 @@ func TestPlan(t *testing.T) {
 		sv := &v1alpha1.StorageVersion{}
 		storageversion.SetReports(sv, []agree.Report{own}, sv.CreationTimestamp)
 		sv.Status.CommonEncodingVersion = nil
-		if _, changed := plan(sv, own, sets.New[agree.ServerID]("self")); !changed {
+		if _, changed := plan(sv, own, agree.NewParticipants([]agree.ServerID{"self"}, nil)); !changed {
 			t.Error("it is left as it is")
 		}
 	})
@@ -267,7 +269,7 @@ func TestOwnLeaseGone(t *testing.T) {
 }
 
 // TestStoredWithoutReport: a revision is handed out only if the reports at it contain
-// ours, whatever was sent. A strategy may, for one, drop the status on create.
+// ours, whatever was sent: a strategy may drop it.
 func TestStoredWithoutReport(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()

@@ -111,7 +111,11 @@ func (m *Member) Run(ctx context.Context) {
 		return
 	}
 	var wg sync.WaitGroup
-	for _, loop := range []func(context.Context){m.keepRegistered, m.keepReported, m.watchLeases, m.watchStorageVersions} {
+	loops := []func(context.Context){m.keepRegistered, m.watchLeases}
+	if !m.silent() {
+		loops = append(loops, m.keepReported, m.watchStorageVersions)
+	}
+	for _, loop := range loops {
 		wg.Go(func() { loop(ctx) })
 	}
 	wg.Wait()
@@ -136,10 +140,14 @@ func (m *Member) renewOrRegister(ctx context.Context) error {
 	// An answer that takes longer than the interval is worth a new attempt.
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.RenewInterval)
 	defer cancel()
-	if m.ID() == "" {
-		return m.Register(ctx)
+	if m.ID() != "" {
+		if err := m.Renew(ctx); err != nil {
+			return err
+		}
+	} else if err := m.Register(ctx); err != nil {
+		return err
 	}
-	return m.Renew(ctx)
+	return m.erase(ctx)
 }
 
 // keepReported reports what is due. Whatever becomes due meanwhile, such as a CRD's

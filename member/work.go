@@ -71,8 +71,12 @@ func (m *Member) ReportAll(ctx context.Context) error {
 }
 
 // Step makes one attempt for every resource that is due. It returns how long there will
-// be nothing to do, negative if nothing is planned, and an error like ReportAll.
+// be nothing to do, negative if nothing is planned, and an error like ReportAll. That of
+// a silent server deletes the StorageVersions.
 func (m *Member) Step(ctx context.Context) (time.Duration, error) {
+	if m.silent() {
+		return -1, m.erase(ctx)
+	}
 	err := m.process(ctx, m.claimDue())
 	return m.untilDue(), err
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -44,6 +45,11 @@ const (
 	// ReportedAnnotation is "true" on an identity Lease once its server has reported
 	// every resource. It is a hint only.
 	ReportedAnnotation = "concord.dev/reported"
+	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate
+	// StorageVersionAPI is off: it never reports, and while its Lease exists nobody agrees
+	// on any encoding (DESIGN 3.8). It stands on the Lease from its creation.
+	APIAnnotation = "concord.dev/storage-version-api"
+	APIOff        = "off"
 
 	coreGroup = "core"
 )
@@ -72,6 +78,20 @@ func GroupResource(name string) (schema.GroupResource, error) {
 		group = ""
 	}
 	return schema.GroupResource{Group: group, Resource: name[i+1:]}, nil
+}
+
+// Participants returns whom these identity Leases make participants.
+func Participants(leases []coordinationv1.Lease) agree.Participants {
+	var reporting, silent []agree.ServerID
+	for i := range leases {
+		id := agree.ServerID(leases[i].Name)
+		if leases[i].Annotations[APIAnnotation] == APIOff {
+			silent = append(silent, id)
+		} else {
+			reporting = append(reporting, id)
+		}
+	}
+	return agree.NewParticipants(reporting, silent)
 }
 
 // Reports returns the servers' reports.
@@ -111,6 +131,9 @@ func SetReports(sv *v1alpha1.StorageVersion, reports []agree.Report, now metav1.
 		LastTransitionTime: now,
 		Reason:             "CommonEncodingVersionUnset",
 		Message:            "servers report different encodings: " + agree.Join(agree.Encodings(reports)),
+	}
+	if silent := agree.Silent(reports); len(silent) > 0 {
+		condition.Message = fmt.Sprintf("servers with the feature gate StorageVersionAPI off do not report what they encode: %v", silent)
 	}
 	if len(reports) == 0 {
 		condition.Message = "no server reports this resource"

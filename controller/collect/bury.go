@@ -12,7 +12,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -34,7 +33,7 @@ func (c *Collector) Bury(ctx context.Context, id agree.ServerID) error {
 	return nil
 }
 
-// sweeping is what a sweep does besides dropping the reports of servers without a Lease.
+// sweeping is what a sweep does besides settling the reports with the Leases that exist.
 type sweeping struct {
 	gone        agree.ServerID // this one's reports, too
 	removeEmpty bool           // StorageVersions without reports are deleted
@@ -49,23 +48,23 @@ const (
 	remove
 )
 
-// decide returns the reports that stay of those that were read before the participants,
+// decide returns what the reports, which were read before the participants, are to be,
 // and what to do with the StorageVersion. While a server is starting, or is about to
-// because there is none, its reports are still to come, and empty StorageVersions are
-// kept for them.
-func decide(reports []agree.Report, participants sets.Set[agree.ServerID], starting bool, how sweeping) ([]agree.Report, action) {
-	expecting := starting || participants.Len() == 0
-	kept := agree.Keep(reports, participants)
+// because none reports, its reports are still to come, and StorageVersions that nobody
+// reports are kept for them.
+func decide(reports []agree.Report, participants agree.Participants, starting bool, how sweeping) ([]agree.Report, action) {
+	expecting := starting || participants.Reporting() == 0
+	settled := agree.Settle(reports, participants)
 	if how.gone != "" {
-		kept = agree.Without(kept, how.gone)
+		settled = agree.Without(settled, how.gone)
 	}
 	switch {
-	case len(kept) == 0 && how.removeEmpty && !expecting:
+	case len(agree.Made(settled)) == 0 && how.removeEmpty && !expecting:
 		return nil, remove
-	case len(kept) != len(reports):
-		return kept, write
+	case !agree.Equal(settled, reports):
+		return settled, write
 	default:
-		return kept, leave
+		return settled, leave
 	}
 }
 
@@ -81,23 +80,23 @@ func (c *Collector) sweep(ctx context.Context, how sweeping) error {
 	if err != nil {
 		return err
 	}
-	participants, someStarting := ids(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return c.starting(&l) })
+	participants, someStarting := storageversion.Participants(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return c.starting(&l) })
 	slices.SortFunc(list.Items, func(a, b v1alpha1.StorageVersion) int { return strings.Compare(a.Name, b.Name) })
 	return c.each(list.Items, func(sv *v1alpha1.StorageVersion) error {
 		before := storageversion.Reports(sv)
-		kept, do := decide(before, participants, someStarting, how)
-		return c.act(ctx, sv, before, kept, do)
+		settled, do := decide(before, participants, someStarting, how)
+		return c.act(ctx, sv, before, settled, do)
 	})
 }
 
 // act carries out a decision on the StorageVersion as it was read.
-func (c *Collector) act(ctx context.Context, sv *v1alpha1.StorageVersion, before, kept []agree.Report, do action) error {
+func (c *Collector) act(ctx context.Context, sv *v1alpha1.StorageVersion, before, settled []agree.Report, do action) error {
 	var err error
 	switch do {
 	case write:
-		storageversion.SetReports(sv, kept, metav1.NewTime(c.cfg.Clock.Now()))
+		storageversion.SetReports(sv, settled, metav1.NewTime(c.cfg.Clock.Now()))
 		if err = c.cfg.Client.Status().Update(ctx, sv); err == nil {
-			c.cfg.Logger.V(1).Info("Dropped reports of servers that are gone", "storageVersion", sv.Name, "before", before, "now", kept)
+			c.cfg.Logger.V(1).Info("Settled the reports with who participates", "storageVersion", sv.Name, "before", before, "now", settled)
 		}
 	case remove:
 		uid, resourceVersion := sv.UID, sv.ResourceVersion

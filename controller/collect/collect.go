@@ -1,6 +1,7 @@
 // Package collect removes what servers leave behind (KEP-2339, "Garbage collection";
 // DESIGN 3.4): identity Leases that are not renewed, reports whose server has no Lease,
-// and StorageVersions without reports. Every server observes the Leases, so that a new
+// and StorageVersions without reports. It reports Unknown for servers that do not report
+// (DESIGN 3.8) where the others have not done so. Every server observes the Leases, so that a new
 // leader need not start counting; only the leader acts.
 package collect
 
@@ -18,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -238,6 +238,9 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 		if c.starting(&leases[i]) {
 			line += " starting"
 		}
+		if leases[i].Annotations[storageversion.APIAnnotation] == storageversion.APIOff {
+			line += " silent"
+		}
 		lines = append(lines, line)
 	}
 	slices.Sort(lines)
@@ -250,12 +253,4 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 func (c *Collector) starting(lease *coordinationv1.Lease) bool {
 	return lease.Annotations[storageversion.ReportedAnnotation] != "true" &&
 		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= beat(lease).Duration
-}
-
-func ids(leases []coordinationv1.Lease) sets.Set[agree.ServerID] {
-	set := sets.New[agree.ServerID]()
-	for i := range leases {
-		set.Insert(agree.ServerID(leases[i].Name))
-	}
-	return set
 }

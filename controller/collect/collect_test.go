@@ -27,10 +27,11 @@ func TestDecide(t *testing.T) {
 		}
 		return reports
 	}
+	silent := agree.Report{Server: "off", Encoding: agree.Unknown, Decodable: []string{"Unknown"}}
 	for _, tc := range []struct {
 		name         string
 		reports      []agree.Report
-		participants []agree.ServerID
+		participants []agree.ServerID // "off" is silent
 		starting     bool
 		how          sweeping
 		want         []agree.Report
@@ -45,12 +46,23 @@ func TestDecide(t *testing.T) {
 		{"nobody is left", report("b"), nil, false, sweeping{removeEmpty: true}, nil, write},
 		{"a burial deletes no StorageVersion", report("a"), []agree.ServerID{"b"}, false, sweeping{gone: "a"}, nil, write},
 		{"buried although its Lease is back", report("a", "b"), []agree.ServerID{"a", "b"}, false, sweeping{gone: "a"}, report("b"), write},
+		{"a silent server came", report("a"), []agree.ServerID{"a", "off"}, false, sweeping{removeEmpty: true}, append(report("a"), silent), write},
+		{"a silent server lives", append(report("a"), silent), []agree.ServerID{"a", "off"}, false, sweeping{removeEmpty: true}, append(report("a"), silent), leave},
+		{"a silent server went", append(report("a"), silent), []agree.ServerID{"a"}, false, sweeping{removeEmpty: true}, report("a"), write},
+		{"nobody reports beside a silent server", []agree.Report{silent}, []agree.ServerID{"a", "off"}, false, sweeping{removeEmpty: true}, nil, remove},
+		{"nobody can report beside a silent server", append(report("b"), silent), []agree.ServerID{"off"}, false, sweeping{removeEmpty: true}, []agree.Report{silent}, write},
 	} {
-		got, do := decide(tc.reports, sets.New(tc.participants...), tc.starting, tc.how)
+		got, do := decide(tc.reports, split(tc.participants), tc.starting, tc.how)
 		if !agree.Equal(got, tc.want) || do != tc.do {
 			t.Errorf("%s: %v, %d, want %v, %d", tc.name, got, do, tc.want, tc.do)
 		}
 	}
+}
+
+// split takes "off" for silent.
+func split(ids []agree.ServerID) agree.Participants {
+	reporting, silent := sets.New(ids...), sets.New[agree.ServerID]("off")
+	return agree.NewParticipants(reporting.Difference(silent).UnsortedList(), reporting.Intersection(silent).UnsortedList())
 }
 
 // TestExpire: "a Lease whose renewTime did not change during a whole duration of

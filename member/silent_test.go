@@ -1,0 +1,233 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// silent makes the world's member that of a server with the gate off.
+func silent(erase func(context.Context) error) func(*Config) {
+	return func(c *Config) { c.Erase, c.Bury = erase, nil }
+}
+
+var writes = []Request{
+	{IsResource: true, Resource: secrets, Verb: "update"},
+	{IsResource: true, Resource: widgets, Verb: "create"},
+	{IsResource: true, Resource: schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, Verb: "update", Loopback: true},
+}
+
+func (w *world) expectAdmits(want bool) {
+	w.t.Helper()
+	for _, r := range writes {
+		switch err := w.m.Admit(r); {
+		case want && err != nil:
+			w.t.Errorf("%s: %v", r.Resource, err)
+		case !want && !apierrors.IsServiceUnavailable(err):
+			w.t.Errorf("%s passes: %v", r.Resource, err)
+		case !want:
+			if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds <= 0 {
+				w.t.Errorf("%s: nothing to wait for in %v", r.Resource, err)
+			}
+		}
+	}
+	if err := w.m.Ready(); (err == nil) != want {
+		w.t.Errorf("Ready: %v, want ready %v", err, want)
+	}
+	lease := Request{IsResource: true, Resource: leases, Verb: "create", Loopback: true}
+	if err := errors.Join(w.m.Admit(lease), w.m.Admit(Request{IsResource: true, Resource: secrets, Verb: "list"})); err != nil {
+		w.t.Errorf("what is no write, or makes the Lease: %v", err)
+	}
+}
+
+// TestSilent: the Lease, which says that no report will come, stands before the
+// StorageVersions are deleted, and no write passes before they are (DESIGN 3.8).
+func TestSilent(t *testing.T) {
+	failing := errBroken
+	var w *world
+	w = newWorld(t, nil, silent(func(context.Context) error {
+		if id := w.m.ID(); id == "" || w.lease(id).Annotations[storageversion.APIAnnotation] != storageversion.APIOff {
+			t.Errorf("deleting before the Lease of %q says that there are no reports", id)
+		}
+		return failing
+	}))
+	w.expectAdmits(false)
+	id := w.register()
+	w.expectAdmits(false)
+	if _, err := w.m.Step(t.Context()); !errors.Is(err, errBroken) {
+		t.Errorf("Step: %v", err)
+	}
+	w.expectAdmits(false)
+	failing = nil
+	if _, err := w.m.Step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.expectAdmits(true)
+	if err := w.m.Renew(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if w.lease(id).Annotations[storageversion.ReportedAnnotation] != "true" {
+		t.Error("others would wait for reports that do not come")
+	}
+	failing = errors.New("deleted twice")
+	if _, err := w.m.Step(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	t.Run("not renewed", func(t *testing.T) {
+		w.clock.Step(DefaultLeaseDuration)
+		w.expectAdmits(false)
+		if err := w.m.Renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+		w.expectAdmits(true)
+	})
+	t.Run("buried while it was paused", func(t *testing.T) {
+		w.deleteLease(id)
+		if err := w.m.Renew(t.Context()); !errors.Is(err, ErrLeaseGone) {
+			t.Errorf("Renew: %v", err)
+		}
+		w.expectAdmits(false)
+		if again := w.register(); again == id {
+			t.Error("registered under the same ID")
+		}
+		w.expectAdmits(false)
+		failing = nil
+		if _, err := w.m.Step(t.Context()); err != nil {
+			t.Error(err)
+		}
+		w.expectAdmits(true)
+	})
+	t.Run("departs", func(t *testing.T) {
+		id := w.m.ID()
+		if err := w.m.Depart(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if w.exists(id) {
+			t.Error("the Lease is left behind")
+		}
+		w.expectAdmits(false)
+	})
+	if calls := w.took(); strings.Contains(calls, "StorageVersion") {
+		t.Errorf("calls %s, want none to an API that it does not serve", calls)
+	}
+}
+
+// TestSilentRun: the loops do the same.
+func TestSilentRun(t *testing.T) {
+	erased := 0
+	w := newWorld(t, nil, silent(func(context.Context) error { erased++; return nil }))
+	done := make(chan struct{})
+	go func() { defer close(done); w.m.Run(t.Context()) }()
+	eventually(t, "ready", func() bool { return w.m.Ready() == nil })
+	if err := w.m.Depart(t.Context()); err != nil {
+		t.Error(err)
+	}
+	<-done
+	if erased != 1 || strings.Contains(w.took(), "StorageVersion") {
+		t.Errorf("deleted %d times", erased)
+	}
+}
+
+// TestBesideSilent: a silent server's arrival and end as another server sees them, with
+// its deletion at every moment of a report.
+func TestBesideSilent(t *testing.T) {
+	const off agree.ServerID = "apiserver-off"
+	for _, at := range []string{
+		"get StorageVersion core.secrets", "create StorageVersion core.secrets", "list LeaseList", "update status StorageVersion core.secrets",
+	} {
+		t.Run(at, func(t *testing.T) {
+			w := newWorld(t, []Resource{builtin(secrets)})
+			w.register()
+			w.before = func(call string) error {
+				if call == at {
+					w.before = nil
+					w.addSilent(off)
+					w.quietly(func() {
+						if err := w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}); err != nil {
+							t.Fatal(err)
+						}
+					})
+				}
+				return nil
+			}
+			w.settle()
+			reports, _ := w.reports(secrets)
+			if common, agreed := agree.Common(reports); agreed || !slices.Contains(agree.Encodings(reports), "v1") || !slices.Equal(agree.Silent(reports), []agree.ServerID{off}) {
+				t.Errorf("agreement on %q, reports %v", common, reports)
+			}
+			w.expectOpen(secrets, "v1")
+			w.deleteLease(off)
+			if err := w.m.Report(t.Context(), secrets); err != nil {
+				t.Fatal(err)
+			}
+			reports, _ = w.reports(secrets)
+			if common, _ := agree.Common(reports); common != "v1" {
+				t.Errorf("agreement on %q after its end, reports %v", common, reports)
+			}
+		})
+	}
+}
+
+// TestSilentBatch: the same with lists.
+func TestSilentBatch(t *testing.T) {
+	const off agree.ServerID = "apiserver-off"
+	var rs []Resource
+	for i := range manyResources {
+		rs = append(rs, builtin(schema.GroupResource{Group: "g", Resource: string(rune('a' + i))}))
+	}
+	for _, at := range []string{"list StorageVersionList", "create StorageVersion g.c", "list LeaseList", "update status StorageVersion g.c"} {
+		t.Run(at, func(t *testing.T) {
+			w := newWorld(t, rs)
+			w.register()
+			w.before = func(call string) error {
+				if call == at {
+					w.before = nil
+					w.addSilent(off)
+					w.quietly(func() {
+						if err := w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}); err != nil {
+							t.Fatal(err)
+						}
+					})
+				}
+				return nil
+			}
+			for range 3 {
+				_, _ = w.m.Step(t.Context())
+				w.clock.Step(time.Minute)
+				for _, r := range rs {
+					w.observe(r.GroupResource)
+				}
+			}
+			w.settle()
+			for _, r := range rs {
+				reports, _ := w.reports(r.GroupResource)
+				if common, agreed := agree.Common(reports); agreed || len(reports) != 2 {
+					t.Errorf("%s: agreement on %q, reports %v", r.GroupResource, common, reports)
+				}
+			}
+		})
+	}
+}
+
+func (w *world) addSilent(id agree.ServerID) {
+	w.t.Helper()
+	w.addLease(id)
+	lease := w.lease(id)
+	lease.Annotations = map[string]string{storageversion.APIAnnotation: storageversion.APIOff}
+	w.quietly(func() {
+		if err := w.client.Update(w.t.Context(), lease); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+}
