@@ -14,22 +14,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
 const bootstrapRetry = 500 * time.Millisecond
 
 // bootstrap makes what users expect to find in a new cluster and what the controllers
-// need: the system namespaces, the CA in caFile and the server's own CRDs. It tries again
-// until it succeeds or ctx ends, since at first other servers' and its own gates may be
-// closed.
-func bootstrap(ctx context.Context, c client.Client, caFile string) error {
+// need: the system namespaces, the CA in caFile and the CRDs. It tries again until it
+// succeeds or ctx ends, since at first other servers' and its own gates may be closed.
+func bootstrap(ctx context.Context, c client.Client, caFile string, crds []*apiextensionsv1.CustomResourceDefinition) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
 		// The CA comes last: it is in a namespace, and warns only once.
-		if last = errors.Join(ensureNamespaces(ctx, c), ensureCRDs(ctx, c)); last == nil {
+		if last = errors.Join(ensureNamespaces(ctx, c), ensureCRDs(ctx, c, crds)); last == nil {
 			last = ensureTrust(ctx, c, caFile)
 		}
 		if last != nil {
@@ -56,14 +52,9 @@ func ensureNamespaces(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// ownCRDs are the definitions that the server itself needs.
-func ownCRDs() []*apiextensionsv1.CustomResourceDefinition {
-	return append(migrationv1alpha1.CRDs(), versionv1alpha1.CRDs()...)
-}
-
 // ensureCRDs installs the server's own CRDs and brings older ones up to date.
-func ensureCRDs(ctx context.Context, c client.Client) error {
-	for _, want := range ownCRDs() {
+func ensureCRDs(ctx context.Context, c client.Client, crds []*apiextensionsv1.CustomResourceDefinition) error {
+	for _, want := range crds {
 		if err := ensureCRD(ctx, c, want); err != nil {
 			return fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
 		}

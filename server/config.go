@@ -33,7 +33,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	if err := o.ServerRun.ApplyTo(c); err != nil {
 		return nil, nil, err
 	}
-	c.EffectiveVersion = withGitVersion{c.EffectiveVersion}
+	c.EffectiveVersion = withGitVersion{EffectiveVersion: c.EffectiveVersion, plain: !o.gates.Enabled(CompatibilityVersions)}
 	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
 	// One document for the whole chain.
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
@@ -100,6 +100,8 @@ func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shar
 // without the libraries' link flags.
 type withGitVersion struct {
 	basecompatibility.EffectiveVersion
+	// plain leaves out what KEP-4330 added.
+	plain bool
 }
 
 // Info implements EffectiveVersion.
@@ -107,6 +109,9 @@ func (v withGitVersion) Info() *apimachineryversion.Info {
 	info := v.EffectiveVersion.Info()
 	if info == nil {
 		return nil
+	}
+	if v.plain {
+		info.EmulationMajor, info.EmulationMinor, info.MinCompatibilityMajor, info.MinCompatibilityMinor = "", "", "", ""
 	}
 	if info.GitVersion == "" || info.GitVersion == unsetGitVersion {
 		info.GitVersion = "v" + v.BinaryVersion().String() + ".0+concord"

@@ -19,7 +19,9 @@ const controllersLock = "concord-controllers"
 
 // election elects one server to run the controllers.
 type election struct {
-	client   kubernetes.Interface
+	client kubernetes.Interface
+	// lock is the name of the Lease by which servers are elected.
+	lock     string
 	identity string
 	duration time.Duration
 	// lead runs the controllers until its context ends.
@@ -42,7 +44,7 @@ func (e *election) campaign(ctx context.Context) {
 	for ctx.Err() == nil {
 		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: controllersLock},
+				LeaseMeta:  metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: e.lock},
 				Client:     e.client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
 			},
@@ -50,7 +52,7 @@ func (e *election) campaign(ctx context.Context) {
 			RenewDeadline:   e.duration * 2 / 3,
 			RetryPeriod:     e.duration / 6,
 			ReleaseOnCancel: true,
-			Name:            controllersLock,
+			Name:            e.lock,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: e.serve,
 				OnStoppedLeading: func() {},

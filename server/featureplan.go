@@ -8,7 +8,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
@@ -19,7 +18,7 @@ const upstreamGate = "StorageVersionAPI"
 
 // featureComponents are the components whose gates --feature-gates sets. A name that
 // several know is the first one's.
-var featureComponents = []string{"concord", basecompatibility.DefaultKubeComponent}
+var featureComponents = []string{concordComponent, kubeComponent}
 
 // FeatureRow is one feature at one choice of versions and gates, as operators see it.
 type FeatureRow struct {
@@ -34,13 +33,7 @@ type FeatureRow struct {
 // anything and without touching the process's gates (KEP-4330, "Changes to Feature
 // Gates"). Rows are by component and name. Versions must be complete.
 func (o *Options) Features() ([]FeatureRow, error) {
-	known := map[string][]compat.Feature{}
-	for _, component := range featureComponents {
-		if gate, ok := o.ServerRun.ComponentGlobalsRegistry.FeatureGateFor(component).(featuregate.MutableVersionedFeatureGate); ok {
-			known[component] = featuresOf(gate)
-		}
-	}
-	settings, err := settingsOf(o.FeatureGates, known)
+	known, settings, err := o.gateSettings()
 	if err != nil {
 		return nil, err
 	}
@@ -53,13 +46,26 @@ func (o *Options) Features() ([]FeatureRow, error) {
 		}
 		for _, f := range plan {
 			row := FeatureRow{Component: component, Feature: f.Name, Stage: f.Stage, Enabled: f.Enabled, Reason: f.Reason}
-			if component == basecompatibility.DefaultKubeComponent && f.Name == upstreamGate {
+			if component == kubeComponent && f.Name == upstreamGate {
 				row.Reason = "always off, Concord's own replaces it"
 			}
 			rows = append(rows, row)
 		}
 	}
 	return rows, nil
+}
+
+// gateSettings returns, by component, the features that there are and the settings of
+// --feature-gates.
+func (o *Options) gateSettings() (known map[string][]compat.Feature, settings map[string]map[string]bool, err error) {
+	known = map[string][]compat.Feature{}
+	for _, component := range featureComponents {
+		if gate, ok := o.ServerRun.ComponentGlobalsRegistry.FeatureGateFor(component).(featuregate.MutableVersionedFeatureGate); ok {
+			known[component] = featuresOf(gate)
+		}
+	}
+	settings, err = settingsOf(o.FeatureGates, known)
+	return known, settings, err
 }
 
 // settingsOf says which component each setting of --feature-gates is for. AllAlpha and
@@ -81,6 +87,9 @@ func settingsOf(gates []string, known map[string][]compat.Feature) (map[string]m
 		if err != nil {
 			return nil, fmt.Errorf("invalid value %q for flag --feature-gates: allowed are %s=true and %s=false", gate, name, name)
 		}
+		if on && component == kubeComponent && name == upstreamGate {
+			return nil, fmt.Errorf("invalid value %q for flag --feature-gates: upstream's gate stays off, as %s=true replaces what it does; allowed is false", gate, name)
+		}
 		switch all := name == compat.AllAlpha || name == compat.AllBeta; {
 		case named:
 			settings[component][name] = on
@@ -92,7 +101,7 @@ func settingsOf(gates []string, known map[string][]compat.Feature) (map[string]m
 			settings[owner(name, known)][name] = on
 		}
 	}
-	settings[basecompatibility.DefaultKubeComponent][upstreamGate] = false
+	settings[kubeComponent][upstreamGate] = false
 	return settings, nil
 }
 

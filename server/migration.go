@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/restmapper"
@@ -20,8 +21,12 @@ import (
 )
 
 // newMigration makes the controllers that start migrations and do them.
-func (p *protocol) newMigration(clients *clients) error {
+func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients) error {
 	var err error
+	if p.custom, err = newCustomResources(clients.objects, base.LoopbackClientConfig); err != nil {
+		return err
+	}
+	clients = clients.controllers
 	p.trigger, err = trigger.New(trigger.Config{
 		Client:   clients.objects,
 		Kinds:    kinds{plan: p.options.plan, served: trigger.KindsOf(restMapper(clients.kube.Discovery()))},

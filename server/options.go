@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,9 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	cliflag "k8s.io/component-base/cli/flag"
-	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
 )
@@ -71,6 +69,8 @@ type Options struct {
 	versions versions
 	// flags are shown by /flagz; nil without AddFlags.
 	flags *pflag.FlagSet
+	// gates are Concord's own, as completed.
+	gates featuregate.FeatureGate
 }
 
 type versions struct {
@@ -91,6 +91,7 @@ func NewOptions() *Options {
 		Etcd:                       genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(DefaultEtcdPrefix, nil)),
 		Audit:                      genericoptions.NewAuditOptions(),
 	}
+	registerGates(o.ServerRun.ComponentGlobalsRegistry)
 	o.SecureServing.BindAddress = net.ParseIP("127.0.0.1")
 	o.SecureServing.BindPort = 6443
 	// Else a stop waits a minute for every open watch, and there always is one.
@@ -132,7 +133,7 @@ func (o *Options) AddVersionFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.EmulationVersion, "emulated-version", o.EmulationVersion, "Alias of --emulation-version.")
 	fs.StringVar(&o.MinCompatibilityVersion, "min-compatibility-version", o.MinCompatibilityVersion, "Oldest release that must be able to read what is stored, "+allowedVersions()+", and at most the emulation version. (default the release before the emulation version)")
 	fs.Var(&o.RuntimeConfig, "runtime-config", "Comma-separated group/version[/resource]=true|false pairs, or api/all, api/ga, api/beta, api/alpha, that switch APIs on or off.")
-	fs.StringSliceVar(&o.FeatureGates, "feature-gates", o.FeatureGates, "Comma-separated Feature=true|false pairs; concord apis --features lists the features.")
+	fs.StringSliceVar(&o.FeatureGates, "feature-gates", o.FeatureGates, gatesUsage())
 	fs.BoolVar(&o.ServerRun.EmulationForwardCompatible, "emulation-forward-compatible", o.ServerRun.EmulationForwardCompatible, "Serve, with each stable or enabled beta API of the emulated release, the newer and more stable versions that the binary has.")
 	fs.BoolVar(&o.ServerRun.RuntimeConfigEmulationForwardCompatible, "runtime-config-emulation-forward-compatible", o.ServerRun.RuntimeConfigEmulationForwardCompatible, "Upstream's permission for --runtime-config to name APIs newer than the emulated release. KEP-4330 always gives it, so this changes nothing.")
 }
@@ -258,38 +259,24 @@ func (o *Options) completeVersions() error {
 		return err
 	}
 	o.versions = versions{binary: binary, emulation: emulation, minCompatibility: minCompatibility}
-	gates, err := withUpstreamGateOff(o.FeatureGates)
-	if err != nil {
+	if o.gates, err = o.setGates(); err != nil {
 		return err
 	}
-	// Before the process's gates are touched: there a refused value would stick.
-	if _, err := o.Features(); err != nil {
-		return err
+	if o.gates.Enabled(CompatibilityVersions) {
+		return nil
 	}
-	registry := o.ServerRun.ComponentGlobalsRegistry
-	effective, ok := registry.EffectiveVersionFor(o.ServerRun.ComponentName).(basecompatibility.MutableEffectiveVersion)
-	if !ok {
-		return fmt.Errorf("the versions of component %s cannot be set", o.ServerRun.ComponentName)
-	}
-	effective.SetEmulationVersion(emulation)
-	effective.SetMinCompatibilityVersion(minCompatibility)
-	if err := registry.Set(); err != nil {
-		return err
-	}
-	return utilfeature.DefaultMutableFeatureGate.Set(strings.Join(gates, ","))
-}
-
-// withUpstreamGateOff keeps upstream's own StorageVersionAPI machinery off, also under
-// AllAlpha: Concord's replaces it, and is always on.
-func withUpstreamGateOff(gates []string) ([]string, error) {
-	gates = slices.Clone(gates)
-	for i, g := range gates {
-		gates[i] = strings.TrimPrefix(g, basecompatibility.DefaultKubeComponent+":")
-		name, value, _ := strings.Cut(g, "=")
-		if name == upstreamGate && value != "true" {
-			return nil, fmt.Errorf("--feature-gates: %s cannot be set to %q, it is locked to true", upstreamGate, value)
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"--emulation-version", o.EmulationVersion != ""},
+		{"--min-compatibility-version", o.MinCompatibilityVersion != ""},
+		{"--emulation-forward-compatible", o.ServerRun.EmulationForwardCompatible},
+		{"--runtime-config-emulation-forward-compatible", o.ServerRun.RuntimeConfigEmulationForwardCompatible},
+	} {
+		if f.set {
+			return fmt.Errorf("%s needs the feature gate %s, which is off: remove the flag, or set the gate to true", f.name, CompatibilityVersions)
 		}
 	}
-	kept := slices.DeleteFunc(gates, func(g string) bool { return strings.HasPrefix(g, upstreamGate+"=") })
-	return append(kept, upstreamGate+"=false"), nil
+	return nil
 }

@@ -91,48 +91,77 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clie
 	if o.DisableProtocol {
 		return p, nil
 	}
-	metrics := member.NewMetrics()
-	for _, m := range metrics.Registerables() {
-		if err := legacyregistry.Register(m); err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
-		}
-	}
-	persisted := builtin.PersistedResources(o.plan)
+	p.election = &election{client: clients.controllers.kube, lock: controllersLock, identity: p.identity, duration: o.ControllerLeaseDuration, lead: p.lead}
 	var err error
 	if p.skew, err = newSkew(clients.controllers.objects, p.identity); err != nil {
 		return nil, err
 	}
+	persisted := builtin.PersistedResources(o.plan)
+	parts := []func() error{
+		func() error { return p.newMember(persisted, clients) }, p.newFence, func() error { return p.newMigration(base, clients) },
+	}
+	if o.silent() {
+		p.election.lock = silentLock
+		parts = []func() error{func() error { return p.newSilentMember(clients) }}
+	}
+	for _, part := range parts {
+		if err := part(); err != nil {
+			return nil, err
+		}
+	}
+	window := compat.Window{Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility}
+	gate := newGate(p.member, persisted, base.Serializer)
+	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
+		return genericapiserver.DefaultBuildHandlerChain(withSkew(p.drain.wrap(gate.wrap(handler), c.Serializer), window), c)
+	}
+	return p, nil
+}
+
+// memberConfig is what a member has that reports and one that does not.
+func (p *protocol) memberConfig(clients *clients) member.Config {
+	v := p.options.versions
+	return member.Config{
+		Client: clients.objects,
+		Versions: member.Versions{
+			Binary: v.binary.String(), Emulation: v.emulation.String(), MinCompatibility: v.minCompatibility.String(),
+		},
+		LeaseDuration: p.options.IdentityLeaseDuration,
+		RenewInterval: p.options.IdentityLeaseRenewInterval,
+		Storage:       p.etcd.health.err,
+		Logger:        klog.Background().WithName("member"),
+	}
+}
+
+// newMember makes the member that reports, and the collector that buries.
+func (p *protocol) newMember(persisted []builtin.Persisted, clients *clients) error {
+	var err error
 	p.collect, err = collect.New(collect.Config{Client: clients.controllers.objects, Logger: klog.Background().WithName("collect")})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p.member, err = member.New(member.Config{
-		Client: clients.objects,
-		Bury:   p.collect.Bury,
-		Versions: member.Versions{
-			Binary:           o.versions.binary.String(),
-			Emulation:        o.versions.emulation.String(),
-			MinCompatibility: o.versions.minCompatibility.String(),
-		},
-		LeaseDuration: o.IdentityLeaseDuration,
-		RenewInterval: o.IdentityLeaseRenewInterval,
-		CustomResourcesKnown: func() bool {
-			seen := p.crdsSeen.Load()
-			return seen != nil && (*seen)()
-		},
-		Storage: etcd.health.err,
-		Rebuild: p.rebuild,
-		Metrics: metrics,
-		Logger:  klog.Background().WithName("member"),
-	})
-	if err != nil {
-		return nil, err
+	config := p.memberConfig(clients)
+	config.Bury = p.collect.Bury
+	config.CustomResourcesKnown = func() bool {
+		seen := p.crdsSeen.Load()
+		return seen != nil && (*seen)()
 	}
-	if err := p.member.SetBuiltins(reports(persisted)); err != nil {
-		return nil, err
+	config.Rebuild = p.rebuild
+	config.Metrics = member.NewMetrics()
+	for _, m := range config.Metrics.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
 	}
+	if p.member, err = member.New(config); err != nil {
+		return err
+	}
+	return p.member.SetBuiltins(reports(persisted))
+}
+
+func (p *protocol) newFence() error {
+	var err error
 	p.fence, err = fence.New(fence.Config{
-		Client:  etcd.client,
+		Client:  p.etcd.client,
 		Permits: p.member,
 		// Events as upstream. The protocol reads the other two consistently and often: from
 		// etcd that takes a millisecond, while a watch cache first has to learn that it is
@@ -142,24 +171,9 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clie
 			schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"},
 			storageversion.Resource,
 		),
-		CompactionInterval: o.Etcd.StorageConfig.CompactionInterval,
+		CompactionInterval: p.options.Etcd.StorageConfig.CompactionInterval,
 	})
-	if err != nil {
-		return nil, err
-	}
-	if p.custom, err = newCustomResources(clients.objects, base.LoopbackClientConfig); err != nil {
-		return nil, err
-	}
-	if err := p.newMigration(clients.controllers); err != nil {
-		return nil, err
-	}
-	p.election = &election{client: clients.controllers.kube, identity: p.identity, duration: o.ControllerLeaseDuration, lead: p.lead}
-	window := compat.Window{Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility}
-	gate := newGate(p.member, persisted, base.Serializer)
-	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withSkew(p.drain.wrap(gate.wrap(handler), c.Serializer), window), c)
-	}
-	return p, nil
+	return err
 }
 
 // reports lists what this server reports of the built-in resources.
@@ -260,6 +274,10 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 	}
 	p.crds = crds.Informer()
 	p.started = server.MuxAndDiscoveryCompleteSignals()
+	running := newRunning(p)
+	if p.options.silent() {
+		return addSilentHooks(server, running)
+	}
 	registration, err := p.crds.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { p.observe(obj) },
 		UpdateFunc: func(_, obj any) { p.observe(obj) },
@@ -277,7 +295,6 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 	}
 	seen := cache.InformerSynced(registration.HasSynced)
 	p.crdsSeen.Store(&seen)
-	running := newRunning(p)
 	if err := server.AddPostStartHook(storageVersionHook, running.start); err != nil {
 		return err
 	}
@@ -290,7 +307,7 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 // awaitCRDs returns when the server's own CRDs are established, or ctx ends.
 func (p *protocol) awaitCRDs(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) {
-		for _, want := range ownCRDs() {
+		for _, want := range p.options.ownCRDs() {
 			obj, exists, err := p.crds.GetIndexer().GetByKey(want.Name)
 			if err != nil {
 				return false, err

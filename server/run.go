@@ -27,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/fence"
 )
@@ -67,6 +68,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 		return err
 	}
 	o.plan = plan
+	addVersionMetrics(o.ServerRun.ComponentGlobalsRegistry)
 	// The port first: a taken one is found before anything is made.
 	if o.SecureServing.Listener, o.SecureServing.BindPort, err = openPort(o); err != nil {
 		return err
@@ -139,7 +141,21 @@ func (o *Options) Plan() (*compat.Plan, error) {
 			return nil, fmt.Errorf("--runtime-config: %s cannot be switched off, the server itself needs it", gvr.GroupVersion())
 		}
 	}
+	if !o.gates.Enabled(StorageVersionAPI) {
+		withhold(plan, storageversion.Resource, fmt.Sprintf("off, as the feature gate %s is", StorageVersionAPI))
+	}
 	return plan, nil
+}
+
+// withhold has no version of a resource served.
+func withhold(plan *compat.Plan, gr schema.GroupResource, reason string) {
+	for _, r := range plan.Resources {
+		if r.Group == gr.Group && r.Resource == gr.Resource {
+			for i := range r.Served {
+				r.Served[i].Served, r.Served[i].Reason = false, reason
+			}
+		}
+	}
 }
 
 // unplanned is what a server does that decides nothing. Lifecycles are newest first.
@@ -283,7 +299,7 @@ func addHooks(o *Options, c *chain, clients *clients, caFile string, shared info
 		},
 		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
 			go func() {
-				if err := bootstrap(hook, clients.objects, caFile); err != nil && hook.Err() == nil {
+				if err := bootstrap(hook, clients.objects, caFile, o.ownCRDs()); err != nil && hook.Err() == nil {
 					utilruntime.HandleErrorWithContext(hook, err, "The cluster's own objects could not be made")
 				}
 			}()

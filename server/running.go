@@ -33,7 +33,8 @@ func newRunning(p *protocol) *running {
 	return r
 }
 
-// start is the post-start hook that passes when every built-in resource is reported.
+// start is the post-start hook that passes when every built-in resource is reported, or,
+// of a server that reports nothing, when everybody can know that.
 func (r *running) start(hook genericapiserver.PostStartHookContext) error {
 	if r.begin() {
 		return nil
@@ -52,12 +53,14 @@ func (r *running) begin() (departed bool) {
 		return true
 	}
 	r.done.Go(func() { r.p.member.Run(context.Background()) })
-	r.done.Go(func() { r.p.collect.Run(r.controllers, r.p.election.leads) })
-	r.done.Go(func() {
-		if r.p.awaitCRDs(r.controllers) == nil {
-			r.p.migrate.Run(r.controllers)
-		}
-	})
+	if !r.p.options.silent() {
+		r.done.Go(func() { r.p.collect.Run(r.controllers, r.p.election.leads) })
+		r.done.Go(func() {
+			if r.p.awaitCRDs(r.controllers) == nil {
+				r.p.migrate.Run(r.controllers)
+			}
+		})
+	}
 	if r.p.options.Controllers {
 		r.done.Go(func() { r.p.election.campaign(r.controllers) })
 	}
@@ -65,8 +68,9 @@ func (r *running) begin() (departed bool) {
 }
 
 // depart is the pre-shutdown hook: the controllers stop, no new writes begin, the last
-// ones land, the reports are dropped (DESIGN 3.4). The server still listens meanwhile.
-// While etcd is away none of that can be done: then it leaves as if it had crashed.
+// ones land, the reports are dropped and the Lease with them (DESIGN 3.4). The server still
+// listens meanwhile. While etcd is away none of that can be done: then it leaves as if it
+// had crashed.
 func (r *running) depart() error {
 	r.mu.Lock()
 	r.departed = true
@@ -148,11 +152,13 @@ func (p *protocol) awaitRegistered(ctx context.Context) error {
 func (p *protocol) lead(ctx context.Context) {
 	var controllers sync.WaitGroup
 	controllers.Go(func() { p.namespaces.Run(ctx) })
-	controllers.Go(func() {
-		if p.awaitCRDs(ctx) == nil {
-			p.trigger.Run(ctx)
-		}
-	})
+	if !p.options.silent() {
+		controllers.Go(func() {
+			if p.awaitCRDs(ctx) == nil {
+				p.trigger.Run(ctx)
+			}
+		})
+	}
 	controllers.Go(func() {
 		if p.awaitCRDs(ctx) == nil && p.awaitRegistered(ctx) == nil {
 			p.skew.Run(ctx)
