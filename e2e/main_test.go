@@ -41,6 +41,9 @@ func TestSlow(t *testing.T) {
 		{"GreenField", testGreenField},
 		{"WholeRestart", testWholeRestart},
 		{"Skew", testSkew},
+		{"GateOffAndOn", testGateOffAndOn},
+		{"OneServerOff", testOneServerOff},
+		{"UpDownUp", testUpDownUp},
 		{"RandomFaults", testRandomFaults},
 	} {
 		t.Run(test.name, test.run)

@@ -41,7 +41,8 @@ func (l *Ledger) Write(id string) (Write, bool) {
 }
 
 // Strangers is I2 for marked writes: it returns those whose server, under any of the IDs
-// it registered with, had no report for the encoding written at that revision.
+// it registered with, had no report for the encoding written at that revision, and did not
+// say either that it does not report.
 func (l *Ledger) Strangers(ids map[string][]agree.ServerID) []string {
 	var found []string
 	for _, w := range l.Writes() {
@@ -49,7 +50,7 @@ func (l *Ledger) Strangers(ids map[string][]agree.ServerID) []string {
 		permitted := slices.ContainsFunc(w.Reports, func(r agree.Report) bool {
 			return known.Has(r.Server) && r.Encoding == w.Encoding
 		})
-		if !permitted {
+		if !permitted && !known.HasAny(w.Silent...) {
 			found = append(found, fmt.Sprintf("revision %d, %s: I2: write %s in %s, but the server's IDs are %v and the reports %v",
 				w.Revision, w.Key, w.ID, w.Encoding, sets.List(known), w.Reports))
 		}

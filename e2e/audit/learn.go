@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -17,6 +18,7 @@ const (
 	versionsPath = "storageversions/"
 	statesPath   = "migration.k8s.io/storagestates/"
 	crdsPath     = "apiextensions.k8s.io/customresourcedefinitions/"
+	leasesPath   = "leases/" + storageversion.IdentityNamespace + "/"
 )
 
 // locate finds the resource in a key: custom resources, CRDs and APIServices carry their
@@ -43,6 +45,15 @@ func (l *Ledger) learn(e Event, path string, c *content) {
 		l.learnVersion(e, c)
 	case strings.HasPrefix(path, statesPath):
 		l.learnState(e, c)
+	case strings.HasPrefix(path, leasesPath):
+		lease := &coordinationv1.Lease{}
+		if err := c.into(lease); err != nil {
+			l.violate(e, "not a Lease: %v", err)
+			return
+		}
+		if lease.Annotations[storageversion.APIAnnotation] == storageversion.APIOff {
+			l.silent.Insert(agree.ServerID(lease.Name))
+		}
 	case strings.HasPrefix(path, crdsPath):
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := c.into(crd); err != nil {
@@ -101,6 +112,9 @@ func (l *Ledger) unlearn(path string) {
 		if gr, err := storageversion.GroupResource(name); err == nil {
 			l.of(gr).version = nil
 		}
+	}
+	if name, ok := strings.CutPrefix(path, leasesPath); ok {
+		l.silent.Delete(agree.ServerID(name))
 	}
 	if name, ok := strings.CutPrefix(path, statesPath); ok {
 		l.of(schema.ParseGroupResource(name)).state = nil

@@ -39,8 +39,9 @@ type Write struct {
 	Resource schema.GroupResource
 	Encoding agree.Encoding
 	Revision int64
-	// Reports stood at Revision.
+	// Reports stood at Revision, and these servers did not report then.
 	Reports []agree.Report
+	Silent  []agree.ServerID
 }
 
 // Server returns the name of the server that the write was sent to.
@@ -60,8 +61,10 @@ type Ledger struct {
 	resources map[schema.GroupResource]*resource
 	objects   map[string]*object
 	writes    map[string]Write
-	revision  int64
-	rewrites  int
+	// silent are the servers whose identity Lease says that they do not report.
+	silent   sets.Set[agree.ServerID]
+	revision int64
+	rewrites int
 
 	violations []string
 	dropped    int
@@ -104,6 +107,7 @@ func NewLedger(prefix string, exempt ...schema.GroupResource) *Ledger {
 		resources: map[schema.GroupResource]*resource{},
 		objects:   map[string]*object{},
 		writes:    map[string]Write{},
+		silent:    sets.New[agree.ServerID](),
 	}
 }
 
@@ -167,15 +171,17 @@ func (l *Ledger) put(e Event, path string) {
 	l.checkStored(e, gr)
 }
 
-// checkPermission is I2, as far as a put without a mark shows it, and I3.
+// checkPermission is I2, as far as a put without a mark shows it, and I3. While a server
+// lives that does not report, any put may be its, and I3 alone remains.
 func (l *Ledger) checkPermission(e Event, r *resource, encoding agree.Encoding) {
 	switch v := r.version; {
+	case v != nil && v.common != "" && v.common != encoding:
+		l.violate(e, "I3: written in %s while all servers agree on %s since revision %d", encoding, v.common, v.revision)
+	case l.silent.Len() > 0:
 	case v == nil:
 		l.violate(e, "I2: written in %s without any StorageVersion", encoding)
 	case !slices.Contains(agree.Encodings(v.reports), encoding):
 		l.violate(e, "I2: written in %s, but the reports since revision %d are %v", encoding, v.revision, v.reports)
-	case v.common != "" && v.common != encoding:
-		l.violate(e, "I3: written in %s while all servers agree on %s since revision %d", encoding, v.common, v.revision)
 	}
 }
 
@@ -197,7 +203,7 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 	switch {
 	case !now.written.Has(c.write):
 		now.written.Insert(c.write)
-		w := Write{ID: c.write, Key: e.Key, Resource: gr, Encoding: encoding, Revision: e.Revision}
+		w := Write{ID: c.write, Key: e.Key, Resource: gr, Encoding: encoding, Revision: e.Revision, Silent: sets.List(l.silent)}
 		if r.version != nil {
 			w.Reports = r.version.reports
 		}

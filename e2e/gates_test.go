@@ -1,0 +1,318 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server"
+)
+
+const apiOff = "--feature-gates=StorageVersionAPI=false"
+
+// A server with the gate off serves everything but the StorageVersions, and says so.
+func TestStorageVersionAPIOff(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{Args: apiOff}, "one")[0]
+	expectNoStorageVersions(t, c, s)
+	if found := keys(t, c, "apiextensions.k8s.io/customresourcedefinitions/"); slices.ContainsFunc(found, func(key string) bool { return strings.HasSuffix(key, ".migration.k8s.io") }) {
+		t.Errorf("there are definitions of migrations: %v", found)
+	}
+	writes := c.Load(load.Config{Resources: []load.Resource{load.Policies(), load.ConfigMaps("default")}}, s)
+	cluster.Eventually(t, 30*time.Second, "the server takes writes", acked(writes, []*cluster.Server{s}))
+	c.CheckLoad(writes.Stop(), nil)
+	s.Terminate()
+	if found := keys(t, c, "leases/kube-system/apiserver-"); len(found) > 0 {
+		t.Errorf("the server has stopped and its Lease is still there: %v", found)
+	}
+	c.Check()
+}
+
+// expectNoStorageVersions: the API is not there, and neither are its objects' readers.
+func expectNoStorageVersions(t *testing.T, c *cluster.Cluster, s *cluster.Server) {
+	t.Helper()
+	ctx := t.Context()
+	for _, path := range []string{"/apis/internal.apiserver.k8s.io/v1alpha1", "/apis/internal.apiserver.k8s.io/v1alpha1/storageversions"} {
+		if status, body, err := s.Get(ctx, path); err != nil || status != http.StatusNotFound {
+			t.Errorf("%s: %d %s, %v, want 404", path, status, body, err)
+		}
+	}
+	groups, err := s.Kube().Discovery().ServerGroups() // aggregated
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range groups.Groups {
+		if g.Name == storageversion.Resource.Group {
+			t.Errorf("discovery shows %+v", g)
+		}
+	}
+	if status, body, err := s.Get(ctx, "/readyz?verbose"); err != nil || status != http.StatusOK || strings.Contains(body, "storage-version") || !strings.Contains(body, "[+]identity ok") {
+		t.Errorf("/readyz: %d %s, %v", status, body, err)
+	}
+	id, ok := s.ID()
+	if !ok {
+		t.Fatalf("%s has no identity", s.Name)
+	}
+	lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, string(id), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lease.Annotations[storageversion.APIAnnotation] != storageversion.APIOff {
+		t.Errorf("the Lease says %v", lease.Annotations)
+	}
+	if status, body, err := s.Get(ctx, "/metrics"); err != nil || status != http.StatusOK || !strings.Contains(body, `kubernetes_feature_enabled{name="StorageVersionAPI",stage="BETA"} 0`) {
+		t.Errorf("/metrics: %d, %v, without the gate", status, err)
+	}
+}
+
+// keys lists etcd's keys under the prefix.
+func keys(t *testing.T, c *cluster.Cluster, under string) (found []string) {
+	t.Helper()
+	response, err := c.Raw.Get(t.Context(), server.DefaultEtcdPrefix+"/"+under, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range response.Kvs {
+		found = append(found, string(kv.Key))
+	}
+	return found
+}
+
+// Without the gate CompatibilityVersions, /version is as it was before KEP-4330.
+func TestCompatibilityVersionsOff(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Args: "--feature-gates=CompatibilityVersions=false"}, "one")
+	servers = append(servers, c.Start(cluster.Options{}, "two")...)
+	for i, s := range servers {
+		_, body, err := s.Get(t.Context(), "/version")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var info version.Info
+		if err := json.Unmarshal([]byte(body), &info); err != nil {
+			t.Fatal(err)
+		}
+		if on := i == 1; info.Minor != "37" || strings.Contains(body, "emulation") != on || strings.Contains(body, "minCompatibility") != on {
+			t.Errorf("%s: %s", s.Name, body)
+		}
+	}
+	c.WaitSettled()
+	c.Check()
+}
+
+// The gate is on, off and on again, on one etcd and with writes all the time. While it is
+// off the release changes, so that what was known of the stored encodings is wrong when it
+// is on again: the stored set starts from Unknown, and everything follows.
+func testGateOffAndOn(t *testing.T) {
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{Emulation: "1.37"}, "one")[0]
+	createWidgets(t, "v1", s)
+	fill(t, s, load.Policies(), stored)
+	c.WaitSettled()
+	wantEncoding(t, c, policies, policyV1, stored)
+	writes := c.Load(load.Config{Resources: everything(), Pause: 20 * time.Millisecond}, s)
+	states := len(keys(t, c, "migration.k8s.io/storagestates/"))
+
+	s.Restart(cluster.Options{Emulation: "1.36", Args: apiOff})
+	expectNoStorageVersions(t, c, s)
+	if found := keys(t, c, "storageversions/"); len(found) > 0 {
+		t.Errorf("there still are %v", found)
+	}
+	if found := keys(t, c, "migration.k8s.io/storagestates/"); len(found) != states {
+		t.Errorf("there are %d StorageStates, there were %d", len(found), states)
+	}
+	cluster.Eventually(t, 30*time.Second, "the server takes writes", acked(writes, []*cluster.Server{s}))
+	storeWidgetsIn(t, s, "v2")
+	cluster.Eventually(t, 30*time.Second, "objects are stored in every encoding", func(context.Context) error {
+		if p, w := c.Encodings(policies), c.Encodings(widgets); p[policyV1] == 0 || p[policyV1beta1] == 0 || w[widgetEncoding("v2")] == 0 {
+			return fmt.Errorf("policies %v, widgets %v", p, w)
+		}
+		return nil
+	})
+	off := c.Revision()
+
+	s.Restart(cluster.Options{Emulation: "1.37"})
+	t.Logf("settled %v after the gate is on again", c.WaitSettled().Round(time.Millisecond))
+	expectUnknownSince(t, c, off, policies)
+	expectUnknownSince(t, c, off, widgets)
+	c.CheckLoad(writes.Stop(), load.BrokenTo("one"))
+	wantEncoding(t, c, policies, policyV1, stored)
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), 1)
+	expectCensus(t, c)
+
+	s.Kill() // its Lease stays
+	s.Start()
+	s.WaitReady()
+	c.WaitSettled()
+	c.Check()
+}
+
+// expectUnknownSince looks through the StorageState's history: the stored set is one
+// encoding now, and held Unknown before.
+func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema.GroupResource) {
+	t.Helper()
+	key := server.DefaultEtcdPrefix + "/migration.k8s.io/storagestates/" + migrationv1alpha1.StateName(gr)
+	var seen [][]string
+	for revision := int64(0); ; {
+		response, err := c.Raw.Get(t.Context(), key, clientv3.WithRev(revision))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(response.Kvs) == 0 || response.Kvs[0].ModRevision <= since {
+			break
+		}
+		var state migrationv1alpha1.StorageState
+		if err := json.Unmarshal(response.Kvs[0].Value, &state); err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, state.Status.PersistedEncodings)
+		revision = response.Kvs[0].ModRevision - 1
+	}
+	if len(seen) == 0 || len(seen[0]) != 1 || !slices.ContainsFunc(seen, func(s []string) bool { return slices.Contains(s, migrationv1alpha1.Unknown) }) {
+		t.Errorf("the stored set of %s was, newest first, %v", gr, seen)
+	}
+}
+
+// expectCensus: as counted from raw etcd, every resource is stored in one encoding.
+func expectCensus(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	census, err := rewrite.Count(t.Context(), rewrite.NewEtcd(c.Raw), server.DefaultEtcdPrefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encodings := map[string]string{}
+	for _, row := range census.Rows {
+		if other, ok := encodings[row.Resource]; ok {
+			t.Errorf("%s is stored in %s and %s", row.Resource, other, row.Encoding)
+		}
+		encodings[row.Resource] = row.Encoding
+	}
+	if len(encodings) == 0 || len(census.Unknown) > 0 {
+		t.Errorf("the census found %v and could not read %v", encodings, census.Unknown)
+	}
+}
+
+// One of three servers has the gate off, and stands for another release: nobody agrees on
+// anything while it lives, nothing is migrated and no write is lost. When it is gone, be it
+// in good order or killed, everything is migrated.
+func testOneServerOff(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two", "three")
+	off, others := servers[1], []*cluster.Server{servers[0], servers[2]}
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], load.Policies(), stored)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	writes := c.Load(load.Config{Resources: everything(), Pause: 20 * time.Millisecond}, servers...)
+	for i, end := range []func(){off.Terminate, off.Kill} {
+		to := fmt.Sprint("v", 2-i%2)
+		storeWidgetsIn(t, servers[0], to) // a migration may be under way
+		if i == 0 {
+			off.Restart(cluster.Options{Emulation: "1.36", Args: apiOff})
+		} else {
+			off.Start()
+			off.WaitReady()
+		}
+		expectNoStorageVersions(t, c, off)
+		c.WaitReporters(graceful, servers...)
+		before := off.IDs()
+		cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+		cluster.Eventually(t, 30*time.Second, "it writes what the others do not", func(context.Context) error {
+			if found := c.Encodings(policies); found[policyV1beta1] == 0 || found[policyV1] == 0 {
+				return fmt.Errorf("policies are stored as %v", found)
+			}
+			return nil
+		})
+		expectNoAgreement(t, c, others[0])
+		if after := off.IDs(); len(after) != len(before) {
+			t.Errorf("it registered anew while nothing was wrong: %v, %v", before, after)
+		}
+		end()
+		t.Logf("settled %v after its end", c.WaitSettled().Round(time.Millisecond))
+		wantEncoding(t, c, policies, policyV1, stored)
+		wantEncoding(t, c, widgets, widgetEncoding(to), stored)
+		c.WaitReporters(graceful, others...)
+	}
+	c.CheckLoad(writes.Stop(), load.BrokenTo("two"))
+	c.WaitSettled()
+	expectCensus(t, c)
+	c.Check()
+}
+
+// expectNoAgreement: no resource has one, the other two servers report, and no migration
+// is live.
+func expectNoAgreement(t *testing.T, c *cluster.Cluster, s *cluster.Server) {
+	t.Helper()
+	reported := keys(t, c, "storageversions/")
+	for _, key := range reported {
+		gr, err := storageversion.GroupResource(key[strings.LastIndex(key, "/")+1:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if standing := c.Standing(gr); standing.Common != "" {
+			t.Errorf("%s: servers agree on %s: %v", gr, standing.Common, c.Reports(gr))
+		}
+		if reports := c.Reports(gr); len(agree.Silent(reports)) != 1 || len(agree.Made(reports)) != 2 {
+			t.Errorf("%s: reports are %v", gr, reports)
+		}
+	}
+	if len(reported) == 0 {
+		t.Error("nobody reports anything")
+	}
+	cluster.Eventually(t, graceful, "no migration is live", func(ctx context.Context) error {
+		var list migrationv1alpha1.StorageVersionMigrationList
+		if err := s.Objects().List(ctx, &list); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if !migrationv1alpha1.Final(&list.Items[i]) {
+				return fmt.Errorf("%s: %+v", list.Items[i].Name, list.Items[i].Status)
+			}
+		}
+		return nil
+	})
+}
+
+// Servers go up a release, down and up again, with writes in between: what each step finds
+// stored follows to what that release stores.
+func testUpDownUp(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Emulation: "1.36"}, "one", "two")
+	fill(t, servers[0], load.Policies(), stored)
+	c.WaitSettled()
+	wantEncoding(t, c, policies, policyV1beta1, stored)
+	writes := c.Load(load.Config{Resources: []load.Resource{load.Policies(), load.ConfigMaps("default")}, Pause: 50 * time.Millisecond}, servers...)
+	roll(t, c, servers, "1.37", policyV1beta1, policyV1)
+	cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+	roll(t, c, servers, "1.36", policyV1, policyV1beta1)
+	cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+	roll(t, c, servers, "1.37", policyV1beta1, policyV1)
+	c.CheckLoad(writes.Stop(), load.BrokenTo("one", "two"))
+	wantEncoding(t, c, policies, policyV1, stored)
+	expectCensus(t, c)
+	c.Ledger(func(l *audit.Ledger) {
+		if l.Rewrites() < 3*stored {
+			t.Errorf("%d objects were rewritten, want at least %d three times", l.Rewrites(), stored)
+		}
+	})
+	c.Check()
+}
