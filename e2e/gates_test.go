@@ -243,6 +243,7 @@ func testOneServerOff(t *testing.T) {
 			return nil
 		})
 		expectNoAgreement(t, c, others[0])
+		expectStorageVersionsListed(t, others...)
 		if after := off.IDs(); len(after) != len(before) {
 			t.Errorf("it registered anew while nothing was wrong: %v, %v", before, after)
 		}
@@ -256,6 +257,21 @@ func testOneServerOff(t *testing.T) {
 	c.WaitSettled()
 	expectCensus(t, c)
 	c.Check()
+}
+
+// expectStorageVersionsListed: those who serve StorageVersions say so to clients of before
+// aggregated discovery too, who are told what APIServices there are.
+func expectStorageVersionsListed(t *testing.T, servers ...*cluster.Server) {
+	t.Helper()
+	for _, s := range servers {
+		cluster.Eventually(t, graceful, s.Name+" lists the API", func(ctx context.Context) error {
+			status, body, err := s.Get(ctx, "/apis")
+			if err != nil || status != http.StatusOK || !strings.Contains(body, storageversion.Resource.Group) {
+				return fmt.Errorf("%d %s, %v", status, body, err)
+			}
+			return nil
+		})
+	}
 }
 
 // expectNoAgreement: no resource has one, the other two servers report, and no migration

@@ -7,12 +7,16 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	apiregistrationinformers "k8s.io/kube-aggregator/pkg/client/informers/externalversions/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/controllers/autoregister"
 )
 
@@ -22,13 +26,22 @@ const (
 	crdGroupPriority     = 1000
 	crdVersionPriority   = 100
 	registerWorkers      = 5
+	// managedOnStart marks an APIService that servers create, update or delete when they
+	// start, and leave alone afterwards.
+	managedOnStart = "onstart"
 )
 
 // apiServices keeps an APIService for every group/version that this server serves
-// itself, so that discovery and kubectl find it.
+// itself, so that discovery and kubectl find it, whatever other servers do not serve.
 type apiServices struct {
 	register autoregister.AutoAPIServiceRegistration
 	run      func(workers int, stopCh <-chan struct{})
+
+	client apiregistrationclient.APIServicesGetter
+	// builtins are the APIServices of what is built in, by name; lost are the names of
+	// those that somebody has deleted.
+	builtins map[string]*apiregistrationv1.APIService
+	lost     workqueue.TypedRateLimitingInterface[string]
 
 	mu sync.Mutex
 	// of holds the APIServices by the CRD that asks for them.
@@ -40,10 +53,21 @@ func newAPIServices(c *chain, builtins []schema.GroupVersion) (*apiServices, err
 	if err != nil {
 		return nil, err
 	}
-	controller := autoregister.NewAutoRegisterController(c.aggregator.APIRegistrationInformers.Apiregistration().V1().APIServices(), client)
-	s := &apiServices{register: controller, run: controller.Run, of: map[string]sets.Set[string]{}}
+	services := c.aggregator.APIRegistrationInformers.Apiregistration().V1().APIServices()
+	controller := autoregister.NewAutoRegisterController(services, client)
+	s := &apiServices{
+		register: controller, run: controller.Run, of: map[string]sets.Set[string]{},
+		client: client, builtins: map[string]*apiregistrationv1.APIService{},
+		lost: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+	}
 	for i, gv := range builtins {
-		controller.AddAPIServiceToSyncOnStart(localAPIService(gv, builtinGroupPriority, int32(len(builtins)-i)))
+		service := localAPIService(gv, builtinGroupPriority, int32(len(builtins)-i))
+		service.Labels = map[string]string{autoregister.AutoRegisterManagedLabel: managedOnStart}
+		controller.AddAPIServiceToSyncOnStart(service)
+		s.builtins[service.Name] = service
+	}
+	if err := s.noticeLost(services); err != nil {
+		return nil, err
 	}
 	return s, s.watch(c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions())
 }
@@ -56,6 +80,38 @@ func localAPIService(gv schema.GroupVersion, group, version int32) *apiregistrat
 			GroupPriorityMinimum: group, VersionPriority: version,
 		},
 	}
+}
+
+// noticeLost watches for the end of an APIService of what is built in. A server that does
+// not serve it, for it stands for an older release or has a feature off, deletes it when it
+// starts, and only then.
+func (s *apiServices) noticeLost(services apiregistrationinformers.APIServiceInformer) error {
+	_, err := services.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil && s.builtins[name] != nil {
+			s.lost.Add(name)
+		}
+	}})
+	if err != nil {
+		return fmt.Errorf("watch APIServices: %w", err)
+	}
+	return nil
+}
+
+// restore makes the next lost APIService again. It returns false when there will be none.
+func (s *apiServices) restore(ctx context.Context) bool {
+	name, stop := s.lost.Get()
+	if stop {
+		return false
+	}
+	defer s.lost.Done(name)
+	_, err := s.client.APIServices().Create(ctx, s.builtins[name].DeepCopy(), metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		klog.FromContext(ctx).V(1).Info("An APIService that was deleted is not restored yet", "apiService", name, "err", err)
+		s.lost.AddRateLimited(name)
+		return true
+	}
+	s.lost.Forget(name)
+	return true
 }
 
 func (s *apiServices) watch(crds crdinformers.CustomResourceDefinitionInformer) error {
@@ -129,5 +185,13 @@ func (s *apiServices) Run(ctx context.Context, crdsSynced cache.InformerSynced) 
 	if !cache.WaitForCacheSync(ctx.Done(), crdsSynced) {
 		return
 	}
+	go func() {
+		<-ctx.Done()
+		s.lost.ShutDown()
+	}()
+	go func() {
+		for s.restore(ctx) {
+		}
+	}()
 	s.run(registerWorkers, ctx.Done())
 }

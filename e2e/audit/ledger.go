@@ -174,14 +174,15 @@ func (l *Ledger) put(e Event, path string) {
 // checkPermission is I2, as far as a put without a mark shows it, and I3. While a server
 // lives that does not report, any put may be its, and I3 alone remains.
 func (l *Ledger) checkPermission(e Event, r *resource, encoding agree.Encoding) {
+	bound := l.silent.Len() == 0
 	switch v := r.version; {
-	case v != nil && v.common != "" && v.common != encoding:
-		l.violate(e, "I3: written in %s while all servers agree on %s since revision %d", encoding, v.common, v.revision)
-	case l.silent.Len() > 0:
-	case v == nil:
+	case v == nil && bound:
 		l.violate(e, "I2: written in %s without any StorageVersion", encoding)
-	case !slices.Contains(agree.Encodings(v.reports), encoding):
+	case v == nil:
+	case bound && !slices.Contains(agree.Encodings(v.reports), encoding):
 		l.violate(e, "I2: written in %s, but the reports since revision %d are %v", encoding, v.revision, v.reports)
+	case v.common != "" && v.common != encoding:
+		l.violate(e, "I3: written in %s while all servers agree on %s since revision %d", encoding, v.common, v.revision)
 	}
 }
 

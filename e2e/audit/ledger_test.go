@@ -184,6 +184,32 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
+// A server that says that it does not report may write without a report, in no
+// StorageVersion's name, as long as its Lease stands; not while the others agree.
+func TestSilentServer(t *testing.T) {
+	s := newStore(t)
+	lease := "/registry/leases/kube-system/apiserver-2"
+	s.put(lease, []byte(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"apiserver-2","annotations":{"`+storageversion.APIAnnotation+`":"`+storageversion.APIOff+`"}}}`))
+	s.widget(widgetKey, "v1", "two/1", "x")
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", string(agree.Unknown))
+	s.widget(widgetKey, "v2", "two/2", "x")
+	s.want()
+	ids := map[string][]agree.ServerID{"one": {"apiserver-1"}, "two": {"apiserver-2"}}
+	if found := s.ledger.Strangers(ids); len(found) != 0 {
+		t.Errorf("strangers are %v", found)
+	}
+	s.report(widgets, "u", 2, "apiserver-1", group+"/v1")
+	s.widget(widgetKey, "v2", "two/3", "x")
+	s.want("I3: written in " + group + "/v2 while all servers agree on " + group + "/v1")
+	s.report(widgets, "u", 3, "apiserver-1", group+"/v1", "apiserver-3", group+"/v3")
+	s.remove(lease)
+	s.widget(widgetKey, "v2", "two/4", "x")
+	s.want("I3: written", "I2: written in "+group+"/v2, but the reports since")
+	if found := s.ledger.Strangers(ids); len(found) != 1 || !strings.Contains(found[0], "two/4") {
+		t.Errorf("strangers are %v, want the write after the Lease", found)
+	}
+}
+
 func TestRewriteKeepsContentAndOrder(t *testing.T) {
 	s := newStore(t)
 	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
