@@ -334,3 +334,33 @@ func TestStartTogether(t *testing.T) {
 	}
 	t.Logf("%d calls for %d reports: %v", calls, n*len(members), got)
 }
+
+// TestDepartDuringBatch: a batch that fails while the server departs gives everything back
+// once, whether something is left of it or not.
+func TestDepartDuringBatch(t *testing.T) {
+	for _, at := range []string{"list StorageVersionList", "create StorageVersion", "list LeaseList"} {
+		w := newWorld(t, nil)
+		w.register()
+		for _, crd := range w.addCRDs(manyResources) {
+			w.m.ObserveCRD(crd)
+		}
+		w.before = func(call string) error {
+			if !strings.HasPrefix(call, at) {
+				return nil
+			}
+			ended, end := context.WithCancel(t.Context())
+			end()
+			if err := w.m.Depart(ended); at != "create StorageVersion" && err == nil {
+				t.Errorf("%s: departed with reports under way", at)
+			}
+			return errBroken
+		}
+		if _, err := w.m.Step(t.Context()); err == nil {
+			t.Errorf("%s: no error", at)
+		}
+		w.before = nil
+		if err := w.m.Depart(t.Context()); err != nil {
+			t.Errorf("%s: %v", at, err)
+		}
+	}
+}

@@ -124,6 +124,9 @@ func (m *Member) claim(gr schema.GroupResource) (claim, error) {
 // release gives claims back after an attempt. Those that failed together are due again
 // together.
 func (m *Member) release(claims []claim, err error) {
+	if len(claims) == 0 {
+		return // the last claim may have been given back, and this told, before
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	failures := 0
