@@ -43,6 +43,7 @@ func TestSlow(t *testing.T) {
 		{"Skew", testSkew},
 		{"GateOffAndOn", testGateOffAndOn},
 		{"OneServerOff", testOneServerOff},
+		{"OffServerPaused", testOffServerPaused},
 		{"UpDownUp", testUpDownUp},
 		{"RandomFaults", testRandomFaults},
 	} {
