@@ -172,10 +172,11 @@ func (m *Member) readLease(ctx context.Context, current registration) (*coordina
 	return nil, fmt.Errorf("read identity Lease %s: %w", current.id, err)
 }
 
-// stillOurs says whether a Lease makes this registration a participant: it is the same
-// object and has the label.
+// stillOurs says whether a Lease makes this registration the participant that it is: it is
+// the same object, has the label, and says the same of whether the server reports.
 func stillOurs(lease, ours *coordinationv1.Lease) bool {
-	return lease.UID == ours.UID && lease.Labels[storageversion.IdentityLabel] == storageversion.IdentityLabelValue
+	return lease.UID == ours.UID && lease.Labels[storageversion.IdentityLabel] == storageversion.IdentityLabelValue &&
+		lease.Annotations[storageversion.APIAnnotation] == ours.Annotations[storageversion.APIAnnotation]
 }
 
 func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease) {

@@ -108,6 +108,23 @@ func TestSilent(t *testing.T) {
 		}
 		w.expectAdmits(true)
 	})
+	t.Run("its Lease is made to say otherwise", func(t *testing.T) {
+		id := w.m.ID()
+		lease := w.lease(id)
+		delete(lease.Annotations, storageversion.APIAnnotation)
+		w.quietly(func() {
+			if err := w.client.Update(t.Context(), lease); err != nil {
+				t.Fatal(err)
+			}
+		})
+		w.m.ObserveLease(lease, false)
+		w.expectAdmits(false)
+		w.register()
+		if _, err := w.m.Step(t.Context()); err != nil {
+			t.Error(err)
+		}
+		w.expectAdmits(true)
+	})
 	t.Run("departs", func(t *testing.T) {
 		id := w.m.ID()
 		if err := w.m.Depart(t.Context()); err != nil {
