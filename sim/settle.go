@@ -78,12 +78,15 @@ const settleRounds = 14
 func (w *World) calm() {
 	w.etcd = etcdOK
 	target := w.release()
-	alive := false
+	alive, leading := false, false
 	for slot, p := range w.slots {
 		if p == nil {
 			continue
 		}
-		p.paused, p.cut, p.leads = false, false, false
+		p.paused, p.cut = false, false
+		// One of those who believe that they lead goes on to.
+		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target
+		leading = leading || p.leads
 		// What waits for a moment that its clock has been set back from need not wait again.
 		p.clock.set(p.clock.Now(), 1)
 		p.clock.set(p.clock.peak, 1)
@@ -105,7 +108,9 @@ func (w *World) calm() {
 	if !alive {
 		w.start(0, target)
 	}
-	w.leader().leads = true
+	if !leading {
+		w.leader().leads = true
+	}
 	for w.purge() {
 		w.check()
 	}
