@@ -99,6 +99,9 @@ func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.En
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.moved++
+	if mod > 0 && mod < p.open[gr].rev {
+		return nil // what this transaction found is out of date
+	}
 	switch agree.Judge(reports, self, enc) {
 	case agree.Proceed:
 		if p.open[gr].rev < mod {
