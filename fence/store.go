@@ -72,7 +72,7 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 		}
 		top, stopCache := raw, func() {}
 		if cached && !f.uncached.Has(config.GroupResource) {
-			top, stopCache, err = withCache(cacher.Config{
+			top, stopCache, err = cachedStore(described, cacher.Config{
 				Storage:             raw,
 				Versioner:           storage.APIObjectVersioner{},
 				GroupResource:       config.GroupResource,
@@ -205,6 +205,18 @@ func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 		}
 	}
 	return client, release
+}
+
+// cachedStore puts the watch cache on top of a store: of a custom resource when it is
+// first read, else at once.
+func cachedStore(s Store, config cacher.Config) (storage.Interface, func(), error) {
+	if s.ServedVersion == "" {
+		return withCache(config)
+	}
+	lazy := &lazyCache{Interface: config.Storage, gr: s.GroupResource, build: func() (storage.Interface, func(), error) {
+		return withCache(config)
+	}}
+	return lazy, lazy.stop, nil
 }
 
 // withCache puts the watch cache on top of a store.

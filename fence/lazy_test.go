@@ -1,0 +1,78 @@
+package fence
+
+import (
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// A cache of a custom resource's version exists, and decodes what is written, from the
+// first read that it answers.
+func TestCachesOfCustomResourcesAreBuiltWhenRead(t *testing.T) {
+	streams := &watchStreams{}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:   testEtcd.Endpoints(),
+		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(streams.intercept)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	w := newWorldWith(t, client, nil)
+	w.permit(widgets, encV2)
+	v1, destroyV1 := w.widgetStore(widgetsV1, widgetsV2, true)
+	v2, _ := w.widgetStore(widgetsV2, widgetsV2, true)
+
+	key := "/example.com/widgets/w"
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(v1.Create(t.Context(), key, widget(widgetsV1, "w", "1"), nil, 0))
+	must(v1.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV1), false, nil, setSize("2"), nil))
+	got := emptyWidget(widgetsV1)
+	must(v1.Get(t.Context(), key, storage.GetOptions{}, got))
+	if size, _, _ := unstructured.NestedString(got.Object, "spec", "size"); size != "2" {
+		t.Errorf("read %v", got.Object)
+	}
+	if n := streams.open.Load(); n != 0 {
+		t.Errorf("%d caches were built by writes and by reads that no cache answers", n)
+	}
+
+	// The first watch waits for its cache, and sees all that comes after.
+	watcher, err := v1.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: got.GetResourceVersion(), Predicate: storage.Everything, Recursive: true})
+	must(err)
+	defer watcher.Stop()
+	must(v2.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV2), false, nil, setSize("3"), nil))
+	event := <-watcher.ResultChan()
+	seen := event.Object
+	if cached, ok := seen.(runtime.CacheableObject); ok {
+		seen = cached.GetObject()
+	}
+	if size, _, _ := unstructured.NestedString(seen.(*unstructured.Unstructured).Object, "spec", "size"); size != "3" {
+		t.Errorf("saw %v", event)
+	}
+	if n := streams.open.Load(); n != 1 {
+		t.Errorf("%d caches for the one version that is read", n)
+	}
+	must(v1.Delete(t.Context(), key, emptyWidget(widgetsV1), nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}))
+
+	destroyV1()
+	eventually(t, "the cache to end with its store", func() bool { return streams.open.Load() == 0 })
+}
+
+// A store that was destroyed unread builds no cache any more.
+func TestNoCacheAfterTheEnd(t *testing.T) {
+	w := newWorld(t)
+	s, destroy := w.widgetStore(widgetsV1, widgetsV1, true)
+	destroy()
+	list := &unstructured.UnstructuredList{}
+	wantUnavailable(t, s.GetList(t.Context(), "/example.com/widgets/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list))
+	wantUnavailable(t, s.ReadinessCheck())
+}
