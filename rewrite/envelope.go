@@ -127,7 +127,15 @@ func jsonEnvelope(value []byte) (apiVersion, kind string, ok bool) {
 }
 
 // scanner steps over JSON tokens. Each method consumes what it accepts.
-type scanner struct{ rest []byte }
+type scanner struct {
+	rest []byte
+	// plain refuses numbers with an exponent or of many digits, which may be too large for
+	// a decoder.
+	plain bool
+}
+
+// maxDigits bounds a number that is plain. A float64 holds any of 300 digits.
+const maxDigits = 100
 
 func (s *scanner) space() { s.rest = bytes.TrimLeft(s.rest, " \t\r\n") }
 
@@ -185,6 +193,12 @@ func isPlain(text []byte) bool {
 	return true
 }
 
+// isPlainNumber also holds for true, false and null.
+func isPlainNumber(literal []byte) bool {
+	isNumber := literal[0] == '-' || literal[0] >= '0' && literal[0] <= '9'
+	return !isNumber || len(literal) <= maxDigits && !bytes.ContainsAny(literal, "eE")
+}
+
 // skip consumes one value of any kind.
 func (s *scanner) skip() bool {
 	depth := 0
@@ -214,7 +228,7 @@ func (s *scanner) skip() bool {
 			s.rest = s.rest[1:]
 		default:
 			end := bytes.IndexAny(s.rest, "{}[],: \t\r\n\"")
-			if end < 0 {
+			if end < 0 || s.plain && !isPlainNumber(s.rest[:end]) {
 				return false
 			}
 			s.rest = s.rest[end:]

@@ -9,6 +9,8 @@ import (
 	machinery "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 // judgement is what is to be done with an entry: write put, record failure, or, if both
@@ -36,7 +38,7 @@ func (t *Target) judge(ctx context.Context, e Entry) judgement {
 		return failed(e.Key, Undecodable, errNoEnvelope)
 	case encoding != t.Encoding:
 		var reason Reason
-		if plain, reason, err = t.reencode(plain); err != nil {
+		if plain, reason, err = t.reencode(plain, encoding); err != nil {
 			return failed(e.Key, reason, err)
 		}
 	case !stale:
@@ -51,7 +53,13 @@ func (t *Target) judge(ctx context.Context, e Entry) judgement {
 
 // reencode decodes a plaintext and encodes it in the target's encoding. An error comes
 // with its class.
-func (t *Target) reencode(plain []byte) ([]byte, Reason, error) {
+func (t *Target) reencode(plain []byte, from agree.Encoding) ([]byte, Reason, error) {
+	if t.Shortcut != nil {
+		if out, ok := t.Shortcut(plain, from); ok {
+			reason, err := t.verify(out)
+			return out, reason, err
+		}
+	}
 	obj, _, err := t.Codec.Decode(plain, nil, t.New())
 	if err != nil {
 		return nil, Undecodable, err
@@ -63,14 +71,20 @@ func (t *Target) reencode(plain []byte) ([]byte, Reason, error) {
 	if err != nil {
 		return nil, Unencodable, err
 	}
+	reason, err := t.verify(out)
+	return out, reason, err
+}
+
+// verify refuses an output that is not in the target's encoding.
+func (t *Target) verify(out []byte) (Reason, error) {
 	encoding, _, ok := Envelope(out)
 	switch {
 	case !ok:
-		return nil, WrongEncoding, errNoEnvelope
+		return WrongEncoding, errNoEnvelope
 	case encoding != t.Encoding:
-		return nil, WrongEncoding, fmt.Errorf("the object was encoded in %s", encoding)
+		return WrongEncoding, fmt.Errorf("the object was encoded in %s", encoding)
 	}
-	return out, "", nil
+	return "", nil
 }
 
 // maxDetail bounds the text kept of an error, in bytes.

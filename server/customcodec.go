@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/rest"
@@ -67,7 +68,27 @@ func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrit
 	t.Transformer = options.StorageConfig.Transformer
 	t.New = func() runtime.Object { return &unstructured.Unstructured{} }
 	t.Codec = customCodec{convertor: unsafe, encoding: encoding}
+	t.Shortcut = renaming(crd, job.Encoding)
 	return nil
+}
+
+// renaming is what converts between versions of a definition that differ in name only;
+// nil where a webhook does. Values in a version that the definition does not have are
+// left to the codec, which says so.
+func renaming(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) func([]byte, agree.Encoding) ([]byte, bool) {
+	if c := crd.Spec.Conversion; c == nil || c.Strategy != apiextensionsv1.NoneConverter {
+		return nil
+	}
+	known := sets.New[agree.Encoding]()
+	for _, v := range crd.Spec.Versions {
+		known.Insert(agree.Encoding(crd.Spec.Group + "/" + v.Name))
+	}
+	return func(plain []byte, from agree.Encoding) ([]byte, bool) {
+		if !known.Has(from) || !known.Has(encoding) {
+			return nil, false
+		}
+		return rewrite.Rename(plain, encoding)
+	}
 }
 
 // customCodec decodes stored custom resources in any of their definition's versions and

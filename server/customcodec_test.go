@@ -8,25 +8,34 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/rewrite"
 )
 
-// TestCustomCodec asserts that a rewrite changes a custom resource's version and nothing
-// else (I5): a field that no schema knows any more stays.
-func TestCustomCodec(t *testing.T) {
+var widgetDefinition = &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+	Group:      "example.com",
+	Conversion: &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.NoneConverter},
+	Versions:   []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1"}, {Name: "v2", Storage: true}},
+}}
+
+func widgetCodec(t *testing.T) customCodec {
+	t.Helper()
 	r, err := newCustomResources(nil, &rest.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	crd := &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-		Group:      "example.com",
-		Conversion: &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.NoneConverter},
-		Versions:   []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1"}, {Name: "v2", Storage: true}},
-	}}
-	_, convertor, err := r.converters.NewConverter(crd)
+	_, convertor, err := r.converters.NewConverter(widgetDefinition)
 	if err != nil {
 		t.Fatal(err)
 	}
-	codec := customCodec{convertor: convertor, encoding: schema.GroupVersion{Group: "example.com", Version: "v2"}}
+	return customCodec{convertor: convertor, encoding: schema.GroupVersion{Group: "example.com", Version: "v2"}}
+}
+
+// TestCustomCodec asserts that a rewrite changes a custom resource's version and nothing
+// else (I5): a field that no schema knows any more stays.
+func TestCustomCodec(t *testing.T) {
+	codec := widgetCodec(t)
+	shortcut := renaming(widgetDefinition, "example.com/v2")
 	for _, tc := range []struct{ name, stored, want string }{
 		{
 			"converted", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"unknown":[1,2.5,null]}}`,
@@ -45,6 +54,10 @@ func TestCustomCodec(t *testing.T) {
 			}
 			if got := strings.TrimSpace(out.String()); got != tc.want || (err == nil) != (tc.want != "") {
 				t.Errorf("got %q, %v, want %q", got, err, tc.want)
+			}
+			from, _, _ := rewrite.Envelope([]byte(tc.stored))
+			if short, ok := shortcut([]byte(tc.stored), from); string(short) != tc.want || ok != (tc.want != "") {
+				t.Errorf("the shortcut got %q, want %q", short, tc.want)
 			}
 		})
 	}
