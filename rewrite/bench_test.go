@@ -96,7 +96,7 @@ func benchRaw(b *testing.B, c *clientv3.Client, fence Fence, prefix string, inFl
 		b.StartTimer()
 		group, ctx := errgroup.WithContext(b.Context())
 		group.SetLimit(inFlight)
-		for _, batch := range batches(puts, 100, 1<<20) {
+		for _, batch := range inBatches(puts, 100, 1<<20) {
 			group.Go(func() error {
 				_, err := kv.Commit(ctx, fence, batch)
 				return err

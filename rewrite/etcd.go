@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -19,8 +21,25 @@ type Etcd struct {
 	kv clientv3.KV
 }
 
-// NewEtcd returns a KV over an etcd client.
-func NewEtcd(kv clientv3.KV) *Etcd { return &Etcd{kv: kv} }
+// NewEtcd returns a KV over an etcd client. Replies are bounded for a *clientv3.Client.
+func NewEtcd(kv clientv3.KV) *Etcd {
+	if client, ok := kv.(*clientv3.Client); ok {
+		kv = clientv3.NewKVFromKVClient(boundedReplies{clientv3.RetryKVClient(client)}, client)
+	}
+	return &Etcd{kv: kv}
+}
+
+// boundedReplies refuses replies of several values that are larger than MaxReply, by
+// their announced length and hence before they take memory.
+type boundedReplies struct{ etcdserverpb.KVClient }
+
+// Range implements etcdserverpb.KVClient.
+func (b boundedReplies) Range(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (*etcdserverpb.RangeResponse, error) {
+	if in.GetLimit() != 1 {
+		opts = append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))
+	}
+	return b.KVClient.Range(ctx, in, opts...)
+}
 
 // Range implements Reader.
 func (e *Etcd) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
@@ -95,6 +114,8 @@ func classify(err error) error {
 		return fmt.Errorf("%w: %w", ErrCompacted, err)
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return fmt.Errorf("%w: %w", ErrLeaseLost, err)
+	case passing(err):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), overMessageLimit(err):
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
 	}
@@ -106,4 +127,17 @@ func classify(err error) error {
 func overMessageLimit(err error) bool {
 	s, ok := status.FromError(err)
 	return ok && s.Code() == codes.ResourceExhausted && strings.Contains(s.Message(), "larger than max")
+}
+
+// passing recognises what an etcd says while it restarts, elects a leader or is overrun.
+func passing(err error) bool {
+	if errors.Is(err, rpctypes.ErrTooManyRequests) {
+		return true
+	}
+	code := status.Code(err)
+	var etcd rpctypes.EtcdError
+	if errors.As(err, &etcd) {
+		code = etcd.Code()
+	}
+	return code == codes.Unavailable || code == codes.DeadlineExceeded
 }

@@ -106,21 +106,15 @@ func newFailure(key string, reason Reason, err error) *Failure {
 // the compare, the lease and the frames around them.
 const overhead = 64
 
-// batches splits puts, in order, into transactions within the bounds. A put that is
-// larger than maxBytes gets one of its own.
-func batches(puts []Put, maxKeys, maxBytes int) [][]Put {
-	var all [][]Put
-	start, bytes := 0, 0
+// batch says how many of the puts, from the first, go into one transaction within the
+// bounds. A put that is larger than maxBytes gets one of its own.
+func batch(puts []Put, maxKeys, maxBytes int) int {
+	bytes := 0
 	for i, p := range puts {
-		n := len(p.Value) + 3*len(p.Key) + overhead // the key is in the compare, the put and the get
-		if i > start && (i-start == maxKeys || bytes+n > maxBytes) {
-			all = append(all, puts[start:i])
-			start, bytes = i, 0
+		bytes += len(p.Value) + 3*len(p.Key) + overhead // the key is in the compare, the put and the get
+		if i > 0 && (i == maxKeys || bytes > maxBytes) {
+			return i
 		}
-		bytes += n
 	}
-	if start < len(puts) {
-		all = append(all, puts[start:])
-	}
-	return all
+	return len(puts)
 }

@@ -13,8 +13,12 @@ var (
 	// ErrCompacted means that the revision to read at is not kept any more.
 	ErrCompacted = errors.New("the revision to read at has been compacted")
 	// ErrTooLarge means that the store takes no transaction of that many bytes or
-	// operations: nothing of it was written.
-	ErrTooLarge = errors.New("the transaction is too large")
+	// operations: nothing of it was written; or that a reply would be larger than the
+	// reader takes.
+	ErrTooLarge = errors.New("too large")
+	// ErrUnavailable means that the store does not answer now, for example because it
+	// restarts or has no leader. What a transaction was to write may have been written.
+	ErrUnavailable = errors.New("the store does not answer")
 	// ErrLeaseLost means that a put names an etcd lease that does not exist: nothing of
 	// the transaction was written.
 	ErrLeaseLost = errors.New("the etcd lease does not exist")
@@ -71,11 +75,16 @@ type Committed struct {
 	Outcomes []Outcome
 }
 
+// MaxReply bounds the bytes that a Reader takes at a time, but for a single entry. It is
+// what a read may cost in memory, however wrong the guess of the values' sizes was.
+const MaxReply = 4 << 20
+
 // Reader reads ranges of raw values.
 type Reader interface {
 	// Range returns at most limit entries of the keys in [start, end), as they were at
 	// revision. Revision 0 is a linearizable read of the newest state. It fails with
-	// ErrCompacted if the store does not keep the revision any more.
+	// ErrCompacted if the store does not keep the revision any more, and with ErrTooLarge
+	// if more than one entry is asked for and they have more than MaxReply bytes.
 	Range(ctx context.Context, start, end string, limit, revision int64) (Page, error)
 }
 

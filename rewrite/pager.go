@@ -32,9 +32,16 @@ func newPager(reader Reader, prefix string, maxKeys, maxBytes int) *pager {
 	}
 }
 
+// goOnBehind begins behind a key; at the beginning if it is empty.
+func (p *pager) goOnBehind(key string) {
+	if key != "" {
+		p.next = key + "\x00"
+	}
+}
+
 // page returns the next page. An error leaves the pager where it was.
 func (p *pager) page(ctx context.Context) (Page, error) {
-	page, err := p.reader.Range(ctx, p.next, p.end, int64(p.limit), p.revision)
+	page, err := p.read(ctx)
 	if err != nil {
 		return Page{}, err
 	}
@@ -46,6 +53,18 @@ func (p *pager) page(ctx context.Context) (Page, error) {
 		p.done = true
 	}
 	return page, nil
+}
+
+// read asks for fewer keys where the values of a page turn out to be larger than those
+// seen so far.
+func (p *pager) read(ctx context.Context) (Page, error) {
+	for {
+		page, err := p.reader.Range(ctx, p.next, p.end, int64(p.limit), p.revision)
+		if !errors.Is(err, ErrTooLarge) || p.limit == 1 {
+			return page, err
+		}
+		p.limit = max(1, p.limit/4)
+	}
 }
 
 // pageAcrossCompaction is page, going on at the newest revision when the pager's own

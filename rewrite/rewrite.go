@@ -15,11 +15,13 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	machinery "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -82,18 +84,30 @@ func (t *Target) transformer() value.Transformer {
 // Options bound what a run takes of memory, CPU and the store. The zero value of a
 // field means its default.
 type Options struct {
-	// Workers is how many pages are worked on at a time, each with at most one
-	// transaction under way. With 1 everything happens in the calling goroutine and in
-	// key order. Default: twice the CPUs, at least 2 and at most 8.
+	// Workers is how many pieces of pages are decoded, encoded and written at a time, each
+	// with at most one transaction under way. With 1 everything happens in the calling
+	// goroutine and in key order, but for the yielding. Default: twice the CPUs, at least 2
+	// and at most 8.
 	Workers int
-	// PageKeys and PageBytes bound a page. Bytes are estimated from the page before.
-	// Defaults: 500 and 2 MiB.
+	// PageKeys and PageBytes bound a page. Bytes are estimated from the page before, and in
+	// no case more than MaxReply, but for a single value. Defaults: 500 and 2 MiB.
 	PageKeys, PageBytes int
 	// TxnKeys and TxnBytes bound a transaction; a larger single value goes alone.
 	// Defaults: 100 (etcd allows 128 minus one) and 1 MiB (etcd allows 1.5 MiB).
 	TxnKeys, TxnBytes int
+	// MemoryBytes bounds the values held at a time, each counted twice: as it was read and
+	// as it is written. Less than MaxReply means a page at a time. Default: 32 MiB.
+	MemoryBytes int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
+	// Resume is where to go on; the zero Cursor is the beginning.
+	Resume Cursor
+	// Yield says how the run gives way to others. Its zero value never does.
+	Yield Yield
+	// Patience is how long the store may be unavailable before the run fails. Default: 1 min.
+	Patience time.Duration
+	// Clock defaults to the real one.
+	Clock clock.Clock
 }
 
 func (o Options) withDefaults() Options {
@@ -102,16 +116,21 @@ func (o Options) withDefaults() Options {
 	o.PageBytes = cmp.Or(o.PageBytes, 2<<20)
 	o.TxnKeys = cmp.Or(o.TxnKeys, 100)
 	o.TxnBytes = cmp.Or(o.TxnBytes, 1<<20)
+	o.MemoryBytes = cmp.Or(o.MemoryBytes, 32<<20)
 	o.MaxNamed = cmp.Or(o.MaxNamed, 1000)
+	o.Patience = cmp.Or(o.Patience, time.Minute)
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
 	return o
 }
 
 // Validate refuses negative bounds.
 func (o Options) Validate() error {
-	if min(o.Workers, o.PageKeys, o.PageBytes, o.TxnKeys, o.TxnBytes, o.MaxNamed) < 0 {
-		return fmt.Errorf("the bounds of a rewrite must not be negative: %+v", o)
+	if min(o.Workers, o.PageKeys, o.PageBytes, o.TxnKeys, o.TxnBytes, o.MemoryBytes, o.MaxNamed) < 0 || o.Patience < 0 {
+		return errors.New("the bounds of a rewrite must not be negative")
 	}
-	return nil
+	return o.Yield.Validate()
 }
 
 // Progress counts keys. Invariant: at the end of a run that returns no error,
@@ -137,6 +156,25 @@ type Progress struct {
 	Bytes int64
 }
 
+// plus adds up what two parts of a run did. Expected is p's.
+func (p Progress) plus(q Progress) Progress {
+	p.Total += q.Total
+	p.Rewritten += q.Rewritten
+	p.AlreadyCurrent += q.AlreadyCurrent
+	p.Gone += q.Gone
+	p.Changed += q.Changed
+	p.Failures += q.Failures
+	p.Bytes += q.Bytes
+	return p
+}
+
+// Report is how far a run is.
+type Report struct {
+	Progress
+	// Cursor is where another run could go on. Behind it some things may be done already.
+	Cursor Cursor
+}
+
 // Reason is the class of a Failure.
 type Reason string
 
@@ -158,11 +196,15 @@ type Failure struct {
 	Detail string
 }
 
-// Result is what a run did.
+// Result is what a run did, together with what is counted in Options.Resume.
 type Result struct {
 	Progress
-	// Failed names the failures, at most Options.MaxNamed of them, by key.
+	// Failed names the failures of this run, at most Options.MaxNamed of them, by key.
 	Failed []Failure
+	// Cursor is where another run can go on if this one ended with an error.
+	Cursor Cursor
+	// PeakBytes is the most bytes that were held at a time, as Options.MemoryBytes counts them.
+	PeakBytes int64
 	// Revision is the revision at which the last page was read.
 	Revision int64
 }
@@ -179,16 +221,20 @@ func New(kv KV) *Engine { return &Engine{kv: kv} }
 // it goes, also with an error. Values that cannot be rewritten are in the result and no
 // error. No error means that every page was done and that the fence stood after the last
 // write. ErrFenced means that the permission is gone: nothing was written after it went.
-// Any other error comes from the store or ctx; Run may then be called again, and passes
-// over what is done. progress, if not nil, is called after every page, one call at a
-// time and with counts that only grow; while a call takes its time, other pages go on
-// until they have something to report.
-func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Progress)) (Result, error) {
+// Any other error comes from the store or ctx; Run may then be called again, from the
+// cursor, and passes over what is done. progress, if not nil, is called after every piece
+// of a page, one call at a time and with counts that only grow; while a call takes its
+// time, other pieces go on until they have something to report.
+func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
 	if err := errors.Join(target.Validate(), opts.Validate()); err != nil {
 		return Result{}, err
 	}
+	if after := opts.Resume.After; after != "" && !strings.HasPrefix(after, target.Prefix) {
+		return Result{}, fmt.Errorf("the rewrite of %s cannot go on behind %q", target.GroupResource, after)
+	}
 	r := newRun(e.kv, target, opts.withDefaults(), progress)
 	err := r.all(ctx)
+	r.result.Cursor, r.result.PeakBytes = r.frontier.cursor, r.budget.highest()
 	slices.SortFunc(r.result.Failed, func(a, b Failure) int { return strings.Compare(a.Key, b.Key) })
 	if err != nil {
 		return r.result, fmt.Errorf("rewrite %s to %s: %w", target.GroupResource, target.Encoding, err)

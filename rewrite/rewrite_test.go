@@ -88,7 +88,7 @@ func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 			before := stored(t, c, "/registry/")
 
 			var reports []Progress
-			result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: workers}, func(p Progress) { reports = append(reports, p) })
+			result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: workers}, func(r Report) { reports = append(reports, r.Progress) })
 			must(t, err)
 
 			requireSum(t, result)

@@ -14,40 +14,59 @@ type run struct {
 	kv       KV
 	target   Target
 	opts     Options
-	progress func(Progress)
+	progress func(Report)
+	budget   *budget
+	pacer    *pacer
 
-	mu     sync.Mutex // guards what follows
-	result Result
-	fence  Fence
+	mu       sync.Mutex // guards what follows
+	result   Result
+	frontier frontier
+	fence    Fence
 	// ownFence is set when the StorageVersion itself is among the values to rewrite.
 	// Writing it moves the fence, so it is written when everything else is done.
-	ownFence *Entry
+	ownFence *chunk
+
+	// reporting says that progress is being called, and unreported that there is more to tell.
+	reporting, unreported bool
 
 	refencing sync.Mutex // held while Refence is asked, so that it is asked once per change
-	reporting sync.Mutex // held while progress is called, so that the counts come in order
 }
 
-func newRun(kv KV, target Target, opts Options, progress func(Progress)) *run {
+func newRun(kv KV, target Target, opts Options, progress func(Report)) *run {
 	if progress == nil {
-		progress = func(Progress) {}
+		progress = func(Report) {}
 	}
 	return &run{
 		kv:       kv,
 		target:   target,
 		opts:     opts,
 		progress: progress,
-		fence:    Fence{Key: target.FenceKey, Revision: target.FenceRevision},
+		budget:   newBudget(opts.MemoryBytes),
+		pacer:    newPacer(opts.Yield, opts.Clock),
+		result:   Result{Progress: opts.Resume.Progress},
+		frontier: frontier{
+			cursor:   Cursor{After: opts.Resume.After, Progress: opts.Resume.Progress},
+			maxNamed: opts.MaxNamed,
+		},
+		fence: Fence{Key: target.FenceKey, Revision: target.FenceRevision},
 	}
 }
 
 // all rewrites every page, then the StorageVersion if it is one of the values, and
 // proves at the end that the fence stood throughout.
 func (r *run) all(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var governing sync.WaitGroup
+	if r.opts.Yield.MaxAddedLatency > 0 {
+		governing.Go(func() { r.pacer.govern(ctx, r.probe) })
+	}
+	defer governing.Wait()
+	defer stop()
 	if err := r.pages(ctx); err != nil {
 		return err
 	}
-	if r.ownFence != nil {
-		if err := r.settle(ctx, []Entry{*r.ownFence}); err != nil {
+	if c := r.ownFence; c != nil {
+		if err := r.settle(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -55,46 +74,109 @@ func (r *run) all(ctx context.Context) error {
 	return err
 }
 
-// pages reads all pages and has each rewritten, up to Workers of them at a time.
-func (r *run) pages(ctx context.Context) error {
-	submit := func(ctx context.Context, page Page) error { return r.rewrite(ctx, page) }
-	wait := func() error { return nil }
-	if r.opts.Workers > 1 {
-		group, groupCtx := errgroup.WithContext(ctx)
-		group.SetLimit(r.opts.Workers)
-		ctx = groupCtx
-		submit = func(ctx context.Context, page Page) error {
-			group.Go(func() error { return r.rewrite(ctx, page) })
-			return nil
-		}
-		wait = group.Wait
-	}
-	readErr := r.read(ctx, submit)
-	// A failed worker ends the reading, so its error is the cause of the other.
-	if err := wait(); err != nil {
-		return err
-	}
-	return readErr
+// probe reads one small value from the store's newest state, as its clients do.
+func (r *run) probe(ctx context.Context) (revision int64, err error) {
+	page, err := r.kv.Range(ctx, r.target.FenceKey, r.target.FenceKey+"\x00", 1, 0)
+	return page.Revision, err
 }
 
-func (r *run) read(ctx context.Context, submit func(context.Context, Page) error) error {
-	pager := newPager(r.kv, r.target.Prefix, r.opts.PageKeys, r.opts.PageBytes)
+// pages reads all pages, a few ahead, and has each piece of them rewritten, Workers at a
+// time.
+func (r *run) pages(ctx context.Context) error {
+	if r.opts.Workers == 1 {
+		return r.read(ctx, r.rewrite)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	// As many wait as are worked on, so that reading, CPU and store are busy together.
+	chunks := make(chan *chunk, r.opts.Workers)
+	group.Go(func() error {
+		defer close(chunks)
+		return r.read(ctx, func(ctx context.Context, c *chunk) error {
+			select {
+			case chunks <- c:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	})
+	for range r.opts.Workers {
+		group.Go(func() error {
+			for c := range chunks {
+				if err := r.rewrite(ctx, c); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// read submits all pages in pieces, in key order.
+func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) error) error {
+	reader := patientReader{Reader: r.kv, run: r}
+	pager := newPager(reader, r.target.Prefix, r.opts.PageKeys, r.opts.PageBytes)
+	pager.goOnBehind(r.opts.Resume.After)
 	for !pager.done {
+		if err := r.budget.take(ctx, MaxReply); err != nil {
+			return err
+		}
 		page, err := pager.pageAcrossCompaction(ctx)
 		if err != nil {
 			return err
 		}
+		r.budget.grow(2*int64(size(page.Entries)) - MaxReply)
 		r.note(func(result *Result) {
 			result.Revision = page.Revision
 			if result.Expected == 0 {
-				result.Expected = page.Count
+				result.Expected = page.Count + result.Total
 			}
 		})
-		if err := submit(ctx, page); err != nil {
-			return err
+		for _, c := range r.split(page.Entries) {
+			r.mu.Lock()
+			r.frontier.begin(c)
+			r.mu.Unlock()
+			if c == r.ownFence {
+				continue
+			}
+			if err := submit(ctx, c); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// split divides a page into what is written together. The StorageVersion that is the
+// fence becomes a piece of its own, and does not count as held from then on.
+func (r *run) split(entries []Entry) []*chunk {
+	var chunks []*chunk
+	start, bytes := 0, 0
+	flush := func(end int) {
+		if end > start {
+			piece := entries[start:end:end]
+			chunks = append(chunks, &chunk{entries: piece, last: piece[len(piece)-1].Key, held: 2 * int64(bytes)})
+		}
+		start, bytes = end, 0
+	}
+	for i, e := range entries {
+		n := len(e.Value)
+		if i-start == r.opts.TxnKeys || bytes+n > r.opts.TxnBytes {
+			flush(i)
+		}
+		bytes += n
+		if e.Key == r.target.FenceKey {
+			bytes -= n
+			flush(i)
+			chunks = append(chunks, &chunk{entries: entries[i : i+1 : i+1], last: e.Key})
+			r.ownFence = chunks[len(chunks)-1]
+			r.budget.grow(-2 * int64(n))
+			start = i + 1
+		}
+	}
+	flush(len(entries))
+	return chunks
 }
 
 func (r *run) note(change func(*Result)) {
@@ -103,57 +185,75 @@ func (r *run) note(change func(*Result)) {
 	change(&r.result)
 }
 
-// rewrite settles one page and reports progress.
-func (r *run) rewrite(ctx context.Context, page Page) error {
-	entries := make([]Entry, 0, len(page.Entries))
-	for _, e := range page.Entries {
-		if e.Key == r.target.FenceKey {
-			r.note(func(*Result) { r.ownFence = &e })
-			continue
-		}
-		entries = append(entries, e)
-	}
-	if err := r.settle(ctx, entries); err != nil {
+// count adds to what became of a chunk, and so of all.
+func (r *run) count(c *chunk, what Progress) {
+	r.note(func(result *Result) {
+		result.Progress = result.plus(what)
+		c.counts = c.counts.plus(what)
+	})
+}
+
+// rewrite settles one piece and reports progress.
+func (r *run) rewrite(ctx context.Context, c *chunk) error {
+	if err := r.settle(ctx, c); err != nil {
 		return err
 	}
 	r.report()
 	return nil
 }
 
-// report tells the progress. Whoever is told may be slow: meanwhile others go on.
+// report tells the progress. Whoever is told may be slow: meanwhile others go on, and what
+// they have to report is told in the next call.
 func (r *run) report() {
-	r.reporting.Lock()
-	defer r.reporting.Unlock()
-	var counts Progress
-	r.note(func(result *Result) { counts = result.Progress })
-	r.progress(counts)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unreported = true
+	if r.reporting {
+		return
+	}
+	for r.reporting = true; r.unreported; {
+		r.unreported = false
+		now := Report{Progress: r.result.Progress, Cursor: r.frontier.cursor}
+		r.mu.Unlock()
+		r.progress(now)
+		r.mu.Lock()
+	}
+	r.reporting = false
 }
 
-// settle judges and writes entries until none of them is open. Keys that changed after
-// they were read are judged anew as they are then.
-func (r *run) settle(ctx context.Context, entries []Entry) error {
-	r.note(func(result *Result) { result.Total += int64(len(entries)) })
-	for len(entries) > 0 {
-		puts, err := r.judgeAll(ctx, entries)
+// settle judges and writes the entries of a piece until none of them is open. Keys that
+// changed after they were read are judged anew as they are then.
+func (r *run) settle(ctx context.Context, c *chunk) error {
+	defer func() { r.budget.grow(-c.held) }()
+	r.count(c, Progress{Total: int64(len(c.entries))})
+	for entries := c.entries; len(entries) > 0; {
+		puts, err := r.judgeAll(ctx, c, entries)
 		if err != nil {
 			return err
 		}
 		entries = nil
-		for _, batch := range batches(puts, r.opts.TxnKeys, r.opts.TxnBytes) {
-			changed, err := r.write(ctx, batch)
+		for len(puts) > 0 {
+			keys, err := r.pacer.admit(ctx, min(len(puts), r.opts.TxnKeys))
 			if err != nil {
 				return err
 			}
-			entries = append(entries, changed...)
+			n := batch(puts, keys, r.opts.TxnBytes)
+			changed, err := r.write(ctx, c, puts[:n])
+			if err != nil {
+				return err
+			}
+			puts, entries = puts[n:], append(entries, changed...)
 		}
 	}
+	r.note(func(*Result) { r.frontier.end(c) })
 	return nil
 }
 
 // judgeAll returns the puts for the entries that need one and counts the others.
-func (r *run) judgeAll(ctx context.Context, entries []Entry) ([]Put, error) {
+func (r *run) judgeAll(ctx context.Context, c *chunk, entries []Entry) ([]Put, error) {
 	puts := make([]Put, 0, len(entries))
 	var failures []Failure
+	grown := int64(-size(entries))
 	for _, e := range entries {
 		j := r.target.judge(ctx, e)
 		if err := ctx.Err(); err != nil {
@@ -164,86 +264,94 @@ func (r *run) judgeAll(ctx context.Context, entries []Entry) ([]Put, error) {
 			failures = append(failures, *j.failure)
 		case j.put != nil:
 			puts = append(puts, *j.put)
+			grown += int64(len(j.put.Value))
 		}
 	}
-	r.note(func(result *Result) {
-		result.AlreadyCurrent += int64(len(entries) - len(puts) - len(failures))
-	})
-	r.fail(failures...)
+	if grown > 0 {
+		c.held += grown
+		r.budget.grow(grown)
+	}
+	r.count(c, Progress{AlreadyCurrent: int64(len(entries) - len(puts) - len(failures))})
+	r.fail(c, failures...)
 	return puts, nil
 }
 
-func (r *run) fail(failures ...Failure) {
+func (r *run) fail(c *chunk, failures ...Failure) {
+	if len(failures) == 0 {
+		return
+	}
+	r.count(c, Progress{Failures: int64(len(failures))})
 	r.note(func(result *Result) {
-		result.Failures += int64(len(failures))
 		room := r.opts.MaxNamed - len(result.Failed)
 		result.Failed = append(result.Failed, failures[:max(0, min(room, len(failures)))]...)
+		c.failed = append(c.failed, failures...)
 	})
 }
 
 // write commits a batch and returns the entries that had changed, as they are now. What
 // cannot be written in one transaction is halved until the culprit is alone.
-func (r *run) write(ctx context.Context, batch []Put) ([]Entry, error) {
+func (r *run) write(ctx context.Context, c *chunk, batch []Put) ([]Entry, error) {
 	committed, err := r.fenced(ctx, batch)
 	switch {
 	case err == nil:
-		return r.tally(batch, committed), nil
+		r.pacer.wrote(len(batch), committed.Revision)
+		return r.tally(c, batch, committed), nil
 	case !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrLeaseLost):
 		return nil, err
 	case len(batch) > 1:
 		half := len(batch) / 2
-		first, err := r.write(ctx, batch[:half])
+		first, err := r.write(ctx, c, batch[:half])
 		if err != nil {
 			return nil, err
 		}
-		second, err := r.write(ctx, batch[half:])
+		second, err := r.write(ctx, c, batch[half:])
 		return append(first, second...), err
 	case errors.Is(err, ErrTooLarge):
-		r.fail(*newFailure(batch[0].Key, TooLarge, err))
+		r.fail(c, *newFailure(batch[0].Key, TooLarge, err))
 		return nil, nil
 	}
-	return r.leaseLost(ctx, batch[0], err)
+	return r.leaseLost(ctx, c, batch[0], err)
 }
 
 // tally counts the outcomes of a transaction and returns the entries to judge anew.
-func (r *run) tally(batch []Put, committed Committed) []Entry {
+func (r *run) tally(c *chunk, batch []Put, committed Committed) []Entry {
 	var changed []Entry
-	r.note(func(result *Result) {
-		for i, o := range committed.Outcomes {
-			switch {
-			case o.Written:
-				result.Rewritten++
-				result.Bytes += int64(len(batch[i].Value))
-				if batch[i].Key == r.fence.Key {
-					r.fence.Revision = committed.Revision
-				}
-			case o.Current != nil:
-				result.Changed++
-				changed = append(changed, *o.Current)
-			default:
-				result.Gone++
+	var what Progress
+	for i, o := range committed.Outcomes {
+		switch {
+		case o.Written:
+			what.Rewritten++
+			what.Bytes += int64(len(batch[i].Value))
+			if batch[i].Key == r.target.FenceKey {
+				r.note(func(*Result) { r.fence.Revision = committed.Revision })
 			}
+		case o.Current != nil:
+			what.Changed++
+			changed = append(changed, *o.Current)
+		default:
+			what.Gone++
 		}
-	})
+	}
+	r.count(c, what)
 	return changed
 }
 
 // leaseLost finds out what became of an entry whose lease had gone when it was written.
 // With its lease an object goes too, unless a client has moved it to another one.
-func (r *run) leaseLost(ctx context.Context, put Put, cause error) ([]Entry, error) {
-	page, err := r.kv.Range(ctx, put.Key, put.Key+"\x00", 1, 0)
+func (r *run) leaseLost(ctx context.Context, c *chunk, put Put, cause error) ([]Entry, error) {
+	page, err := patientReader{Reader: r.kv, run: r}.Range(ctx, put.Key, put.Key+"\x00", 1, 0)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case len(page.Entries) == 0:
-		r.note(func(result *Result) { result.Gone++ })
+		r.count(c, Progress{Gone: 1})
 		return nil, nil
 	case page.Entries[0].ModRevision != put.ModRevision:
-		r.note(func(result *Result) { result.Changed++ })
+		r.count(c, Progress{Changed: 1})
 		return page.Entries, nil
 	}
-	r.fail(*newFailure(put.Key, LeaseLost, cause))
+	r.fail(c, *newFailure(put.Key, LeaseLost, cause))
 	return nil, nil
 }
 
@@ -254,7 +362,7 @@ func (r *run) fenced(ctx context.Context, puts []Put) (Committed, error) {
 		r.mu.Lock()
 		fence := r.fence
 		r.mu.Unlock()
-		committed, err := r.kv.Commit(ctx, fence, puts)
+		committed, err := r.commit(ctx, fence, puts)
 		if !errors.Is(err, ErrFenced) || r.target.Refence == nil {
 			return committed, err
 		}

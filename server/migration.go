@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -82,8 +83,40 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	result, err := r.engine.Run(ctx, *target, rewrite.Options{}, func(done rewrite.Progress) { progress(progressOf(done)) })
+	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.yield(job)}
+	result, err := r.engine.Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
 	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+}
+
+// yield says how a job gives way: as its migration says, and else as the server's flags do.
+func (r rewriter) yield(job migrate.Job) rewrite.Yield {
+	y := rewrite.Yield{
+		MaxAddedLatency: r.p.options.MigrationMaxAddedLatency,
+		MaxPerSecond:    r.p.options.MigrationMaxObjectsPerSecond,
+		Busy:            r.p.clientLoad.busy,
+	}
+	if job.MaxAddedLatency != nil {
+		y.MaxAddedLatency = *job.MaxAddedLatency
+	}
+	if job.MaxPerSecond != nil {
+		y.MaxPerSecond = int(*job.MaxPerSecond)
+	}
+	return y
+}
+
+// position is what a migration keeps of a cursor.
+type position struct {
+	After    string           `json:"after"`
+	Progress rewrite.Progress `json:"progress"`
+}
+
+// cursorOf is the cursor that was kept; the beginning if it cannot be read.
+func cursorOf(kept, prefix string) rewrite.Cursor {
+	var p position
+	if json.Unmarshal([]byte(kept), &p) != nil || !strings.HasPrefix(p.After, prefix) {
+		return rewrite.Cursor{}
+	}
+	return rewrite.Cursor{After: p.After, Progress: p.Progress}
 }
 
 // target says what the engine is to do for a job.
@@ -122,15 +155,29 @@ func progressOf(p rewrite.Progress) migrate.Progress {
 	return migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures}
 }
 
+// reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.
+func reportOf(r rewrite.Report, prefix string) migrate.Progress {
+	progress := progressOf(r.Progress)
+	if kept, err := json.Marshal(position{After: r.Cursor.After, Progress: r.Cursor.Progress}); err == nil && r.Cursor.After != "" {
+		progress.Checkpoint = migrate.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed, prefix)}
+	}
+	return progress
+}
+
 func resultOf(r rewrite.Result, prefix string) migrate.Result {
-	result := migrate.Result{Progress: progressOf(r.Progress)}
+	result := migrate.Result{Progress: progressOf(r.Progress), Failures: failuresOf(r.Failed, prefix)}
 	result.Total = r.Total
-	for _, f := range r.Failed {
+	return result
+}
+
+func failuresOf(failed []rewrite.Failure, prefix string) []migrate.Failure {
+	var failures []migrate.Failure
+	for _, f := range failed {
 		namespace, name, namespaced := strings.Cut(strings.TrimPrefix(f.Key, prefix), "/")
 		if !namespaced {
 			namespace, name = "", namespace
 		}
-		result.Failures = append(result.Failures, migrate.Failure{Namespace: namespace, Name: name, Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)})
+		failures = append(failures, migrate.Failure{Namespace: namespace, Name: name, Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)})
 	}
-	return result
+	return failures
 }

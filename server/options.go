@@ -48,6 +48,11 @@ type Options struct {
 	ControllerLeaseDuration time.Duration
 	// Controllers says whether this server may run the leader-elected controllers.
 	Controllers bool
+	// MigrationMaxAddedLatency is by how much a migration may lengthen a small read of etcd
+	// while clients are served; 0 means full speed. MigrationMaxObjectsPerSecond bounds what
+	// it writes; 0 means no bound. A migration can say otherwise for itself.
+	MigrationMaxAddedLatency     time.Duration
+	MigrationMaxObjectsPerSecond int
 	// AllowUndecodableStorage starts the server although objects may be stored that it cannot decode.
 	AllowUndecodableStorage bool
 
@@ -85,6 +90,7 @@ func NewOptions() *Options {
 		IdentityLeaseRenewInterval: 5 * time.Second,
 		ControllerLeaseDuration:    6 * time.Second,
 		Controllers:                true,
+		MigrationMaxAddedLatency:   2 * time.Millisecond,
 		RuntimeConfig:              cliflag.ConfigurationMap{},
 		ServerRun:                  genericoptions.NewServerRunOptions(),
 		SecureServing:              genericoptions.NewSecureServingOptions().WithLoopback(),
@@ -108,6 +114,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
 	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
+	fs.DurationVar(&o.MigrationMaxAddedLatency, "migration-max-added-latency", o.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down. 0 means full speed. A migration's spec.maxAddedLatency goes first.")
+	fs.IntVar(&o.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", o.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
 
 	fs.BoolVar(&o.AllowUndecodableStorage, allowUndecodableFlag, o.AllowUndecodableStorage, allowUndecodableUsage)
@@ -176,6 +184,9 @@ func (o *Options) Complete() error {
 	}
 	if o.IdentityLeaseRenewInterval <= 0 || o.IdentityLeaseRenewInterval > o.IdentityLeaseDuration/2 {
 		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", o.IdentityLeaseRenewInterval, o.IdentityLeaseDuration)
+	}
+	if o.MigrationMaxAddedLatency < 0 || o.MigrationMaxObjectsPerSecond < 0 {
+		return fmt.Errorf("--migration-max-added-latency %v and --migration-max-objects-per-second %d must not be negative", o.MigrationMaxAddedLatency, o.MigrationMaxObjectsPerSecond)
 	}
 	if len(o.Etcd.EtcdServersOverrides) > 0 {
 		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")

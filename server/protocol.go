@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -57,10 +58,12 @@ type protocol struct {
 	member  *member.Member
 	fence   *fence.Fence
 	etcd    *etcdConn
-	collect *collect.Collector
-	trigger *trigger.Controller
-	skew    *skew.Controller
-	migrate *migrate.Controller
+	// clientLoad tells migrations whether they have to give way.
+	clientLoad clientLoad
+	collect    *collect.Collector
+	trigger    *trigger.Controller
+	skew       *skew.Controller
+	migrate    *migrate.Controller
 	// namespaces is not part of the protocol but runs where its controllers do.
 	namespaces *namespaces
 	crds       cache.SharedIndexInformer
@@ -87,6 +90,7 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clie
 	p := &protocol{
 		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
 		etcd: etcd, drain: newDrain(), abandoned: make(chan struct{}), closed: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
+		clientLoad: clientLoad{clock: clock.RealClock{}},
 	}
 	if o.DisableProtocol {
 		return p, nil
@@ -112,7 +116,7 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clie
 	window := compat.Window{Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility}
 	gate := newGate(p.member, persisted, base.Serializer)
 	base.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withSkew(p.drain.wrap(gate.wrap(handler), c.Serializer), window), c)
+		return genericapiserver.DefaultBuildHandlerChain(withSkew(p.drain.wrap(gate.wrap(p.clientLoad.wrap(handler)), c.Serializer), window), c)
 	}
 	return p, nil
 }

@@ -28,7 +28,8 @@ type Rewriter interface {
 	// names, or with an error. It may be called again after an error and then passes over
 	// what is done. An error for which errors.Is(err, ErrFenced) holds says that the
 	// StorageVersion has moved and that nothing was written since. progress is called from
-	// time to time, one call at a time and none after the return, with the counts of this call.
+	// time to time, one call at a time and none after the return. Counts include what is
+	// before Job.Resume.
 	Rewrite(ctx context.Context, job Job, progress func(Progress)) (Result, error)
 }
 
@@ -47,6 +48,14 @@ type Job struct {
 	// again and returns the revision at which it still permits the rewrite (a server has
 	// only joined or left), or an error that wraps ErrFenced if it does not.
 	Refence func(ctx context.Context) (int64, error)
+	// Resume is a Checkpoint's Position that a Rewriter gave for a rewrite to the same
+	// encoding, under the same StorageVersion at the same epoch and the same CRD; empty for
+	// the beginning. One that cannot be read is the beginning, too.
+	Resume string
+	// MaxAddedLatency and MaxPerSecond are what the migration says of its speed; nil for the
+	// server's defaults.
+	MaxAddedLatency *time.Duration
+	MaxPerSecond    *int64
 }
 
 // CRD names a CustomResourceDefinition in one of its states. Generations of different
@@ -57,7 +66,19 @@ type CRD struct {
 }
 
 // Progress counts objects. Done are known to be in the encoding.
-type Progress struct{ Total, Done, Failed int64 }
+type Progress struct {
+	Total, Done, Failed int64
+	Checkpoint          Checkpoint
+}
+
+// Checkpoint is where a rewrite can go on, by whatever server.
+type Checkpoint struct {
+	// Position is for Rewriters to read. It stands also for how many objects before it are
+	// done and how many failed.
+	Position string
+	// Failures names those before it, of this call.
+	Failures []Failure
+}
 
 // Failure names an object that cannot be migrated.
 type Failure struct{ Namespace, Name, Message string }
@@ -158,7 +179,14 @@ func (c *Controller) Step(ctx context.Context, name string) (time.Duration, erro
 	if target == (evolve.Target{}) {
 		return 0, nil
 	}
+	// While it is paused, nobody claims it and nothing has to be looked at again.
+	if claimer := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]; m.Spec.Paused && (claimer == "" || claimer != string(c.cfg.ID())) {
+		return 0, nil
+	}
 	w := &work{c: c, m: m, uid: m.UID, gr: migrationv1alpha1.Resource(m), target: target, self: c.cfg.ID()}
+	if m.Spec.Paused {
+		return 0, w.pause(ctx)
+	}
 	why, err := w.refused(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("look at migration %s: %w", name, err)
@@ -173,6 +201,7 @@ func (c *Controller) Step(ctx context.Context, name string) (time.Duration, erro
 	if err := w.claim(ctx); err != nil {
 		return 0, fmt.Errorf("claim migration %s: %w", name, err)
 	}
+	w.resume()
 	if err := w.do(ctx); err != nil {
 		return 0, fmt.Errorf("migration %s: %w", name, err)
 	}

@@ -61,7 +61,7 @@ func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.S
 	switch {
 	case migrationv1alpha1.Final(is):
 		return false
-	case was == nil || was.UID != is.UID || migrationv1alpha1.TargetOf(was) != migrationv1alpha1.TargetOf(is):
+	case was == nil || was.UID != is.UID || migrationv1alpha1.TargetOf(was) != migrationv1alpha1.TargetOf(is) || was.Spec.Paused != is.Spec.Paused:
 		return true
 	}
 	return was.Annotations[migrationv1alpha1.ClaimedByAnnotation] != claimer && (claimer == "" || claimer != string(self))
@@ -110,9 +110,13 @@ func (c *Controller) ObserveStorageVersion(sv *apiserverinternalv1alpha1.Storage
 	c.interrupt(errMoved, func(w *work) bool { return w.gr == gr && (gone || judge(sv, w.target) != nil) })
 }
 
-// ObserveMigration interrupts the rewrite of a migration that is gone or has been ended.
+// ObserveMigration interrupts the rewrite of a migration that is gone, has been ended or is
+// to rest.
 func (c *Controller) ObserveMigration(m *migrationv1alpha1.StorageVersionMigration, gone bool) {
 	if !gone && !migrationv1alpha1.Final(m) {
+		if m.Spec.Paused {
+			c.interrupt(errPaused, func(w *work) bool { return w.uid == m.UID })
+		}
 		return
 	}
 	c.interrupt(errTaken, func(w *work) bool { return w.uid == m.UID })

@@ -25,6 +25,8 @@ var (
 	errMoved = errors.New("the StorageVersion was seen to change")
 	// errTaken ends the work on a migration that is gone, ended, or somebody else's.
 	errTaken = errors.New("the migration is not this server's any more")
+	// errPaused ends it until the migration is not paused any more.
+	errPaused = errors.New("the migration is paused")
 )
 
 // work is one migration done by this server.
@@ -43,6 +45,12 @@ type work struct {
 	pin *CRD
 	// began is when this server began, shown when it last wrote the progress.
 	began, shown time.Time
+	// base is how many objects were done before it began.
+	base int64
+	// last is the newest progress; nil before there is one.
+	last *Progress
+	// failures names the objects before the position that this server's rewrites began at.
+	failures []migrationv1alpha1.MigrationFailure
 }
 
 // do rewrites and says how it ended. A nil error means that nothing is left to do here.
@@ -85,16 +93,30 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	w.c.register(w, cancel)
-	job := Job{GroupResource: w.gr, Encoding: w.target.Encoding, FenceRevision: w.revision, Refence: w.refence}
+	job := Job{
+		GroupResource: w.gr, Encoding: w.target.Encoding, FenceRevision: w.revision, Refence: w.refence,
+		Resume: w.position(), MaxPerSecond: w.m.Spec.MaxObjectsPerSecond,
+	}
+	if latency := w.m.Spec.MaxAddedLatency; latency != nil {
+		job.MaxAddedLatency = &latency.Duration
+	}
 	if w.pin != nil {
 		job.CRD = *w.pin
 	}
 	result, err := w.c.cfg.Rewriter.Rewrite(running, job, func(p Progress) {
-		if errors.Is(w.progress(ctx, p), errTaken) {
+		w.last = &p
+		switch err := w.progress(ctx, p); {
+		case errors.Is(err, errTaken):
 			cancel(errTaken)
+		case w.m.Spec.Paused:
+			cancel(errPaused)
 		}
 	})
-	if cause := context.Cause(running); err != nil && (errors.Is(cause, errMoved) || errors.Is(cause, errTaken)) {
+	if err == nil {
+		return result, nil
+	}
+	w.advance()
+	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) {
 		return result, cause
 	}
 	return result, err
@@ -116,6 +138,8 @@ func (w *work) stop(ctx context.Context, err error) error {
 	case errors.Is(err, errTaken):
 		w.c.forget(w.uid)
 		return nil
+	case errors.Is(err, errPaused):
+		return w.pause(ctx)
 	case errors.As(err, &end):
 	case errors.Is(err, errNotOurs):
 		return errors.Join(err, w.release(ctx))
@@ -124,6 +148,7 @@ func (w *work) stop(ctx context.Context, err error) error {
 	default:
 		told := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
 			w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying, err.Error())
+			w.show(m)
 		})
 		if errors.Is(told, errTaken) {
 			return nil
@@ -146,8 +171,8 @@ func (w *work) succeed(ctx context.Context, r Result) error {
 		return w.finish(ctx, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, message, &r)
 	}
 	message := fmt.Sprintf("%d of %d objects cannot be migrated", r.Failed, r.Failed+r.Done)
-	if len(r.Failures) > 0 {
-		first := r.Failures[0]
+	if failures := w.named(r.Failures); len(failures) > 0 {
+		first := failures[0]
 		message += fmt.Sprintf("; the first is %s: %s", types.NamespacedName{Namespace: first.Namespace, Name: first.Name}, first.Message)
 	}
 	return w.finish(ctx, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, message, &r)
@@ -160,11 +185,7 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 		if r == nil {
 			return
 		}
-		m.Status.Progress = w.counts(r.Progress)
-		m.Status.Failures = nil
-		for _, f := range r.Failures[:min(len(r.Failures), migrationv1alpha1.MaxFailures)] {
-			m.Status.Failures = append(m.Status.Failures, migrationv1alpha1.MigrationFailure(f))
-		}
+		m.Status.Progress, m.Status.Failures, m.Status.ContinueToken = w.counts(r.Progress), w.named(r.Failures), ""
 	})
 	if err != nil && !errors.Is(err, errTaken) {
 		return err
@@ -191,7 +212,7 @@ func (w *work) progress(ctx context.Context, p Progress) error {
 		if c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); c == nil || c.Reason != migrationv1alpha1.ReasonRewriting {
 			w.setRunning(m)
 		}
-		m.Status.Progress = w.counts(p)
+		w.show(m)
 	})
 	if err != nil {
 		w.c.cfg.Logger.V(1).Info("Progress was not written", "migration", w.m.Name, "reason", err.Error())
@@ -202,7 +223,7 @@ func (w *work) progress(ctx context.Context, p Progress) error {
 func (w *work) counts(p Progress) *migrationv1alpha1.MigrationProgress {
 	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed}
 	if elapsed := w.c.cfg.Clock.Since(w.began).Seconds(); elapsed > 0 {
-		counts.ObjectsPerSecond = int64(float64(p.Done) / elapsed)
+		counts.ObjectsPerSecond = int64(float64(p.Done-w.base) / elapsed)
 	}
 	return counts
 }
@@ -228,6 +249,7 @@ func (w *work) update(ctx context.Context, change func(*migrationv1alpha1.Storag
 		if !w.ours(fresh) {
 			return errTaken
 		}
+		fresh.Status = w.m.Status // nobody else writes it
 		w.m = fresh
 	}
 	return fmt.Errorf("write the status: %w", err)

@@ -106,9 +106,25 @@ type StorageVersionMigrationSpec struct {
 	// which the resource is served; it does not choose the encoding.
 	Resource GroupVersionResource `json:"resource"`
 	// ContinueToken is where kube-storage-version-migrator notes its progress. Concord
-	// neither reads nor writes it.
+	// neither reads nor writes it; its own is in the status.
 	// +optional
 	ContinueToken string `json:"continueToken,omitempty"`
+
+	// Paused lets the migration rest. When it is taken back, the migration goes on where it
+	// was (beyond kube-storage-version-migrator, like the fields below).
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+	// MaxAddedLatency is by how much the migration may lengthen what clients do while they
+	// are being served: it slows down where a small read of etcd takes longer than without
+	// it by more than this. 0 means full speed. Default: the server's
+	// --migration-max-added-latency.
+	// +optional
+	MaxAddedLatency *metav1.Duration `json:"maxAddedLatency,omitempty"`
+	// MaxObjectsPerSecond bounds the objects written per second; 0 means no bound. Default:
+	// the server's --migration-max-objects-per-second. This field and the last one are read
+	// when a server begins with the migration or goes on with it.
+	// +optional
+	MaxObjectsPerSecond *int64 `json:"maxObjectsPerSecond,omitempty"`
 }
 
 // MigrationConditionType is Running, Succeeded or Failed.
@@ -138,9 +154,10 @@ const (
 	ReasonResourceNotFound = "ResourceNotFound"
 	// ReasonNotManaged: the resource is served, but no server reports how it is stored.
 	ReasonNotManaged = "NotManaged"
-	// ReasonRewriting and ReasonRetrying tell how a running migration fares.
+	// ReasonRewriting, ReasonRetrying and ReasonPaused tell how a running migration fares.
 	ReasonRewriting = "Rewriting"
 	ReasonRetrying  = "Retrying"
+	ReasonPaused    = "Paused"
 	// ReasonSucceeded: every stored object is in the encoding.
 	ReasonSucceeded = "Succeeded"
 )
@@ -166,6 +183,11 @@ type StorageVersionMigrationStatus struct {
 	// Progress counts objects (beyond kube-storage-version-migrator).
 	// +optional
 	Progress *MigrationProgress `json:"progress,omitempty"`
+	// ContinueToken is where a server can go on when the one that works now is gone. It says
+	// what it is good for, and is ignored where that has changed. Only the server that has
+	// claimed the migration writes it (beyond kube-storage-version-migrator).
+	// +optional
+	ContinueToken string `json:"continueToken,omitempty"`
 	// Failures names the first MaxFailures objects that cannot be migrated (beyond
 	// kube-storage-version-migrator).
 	// +optional

@@ -6,6 +6,7 @@
 package v1alpha1
 
 import (
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtime "k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -200,7 +201,7 @@ func (in *StorageVersionMigration) DeepCopyInto(out *StorageVersionMigration) {
 	*out = *in
 	out.TypeMeta = in.TypeMeta
 	in.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
-	out.Spec = in.Spec
+	in.Spec.DeepCopyInto(&out.Spec)
 	in.Status.DeepCopyInto(&out.Status)
 	return
 }
@@ -260,6 +261,16 @@ func (in *StorageVersionMigrationList) DeepCopyObject() runtime.Object {
 func (in *StorageVersionMigrationSpec) DeepCopyInto(out *StorageVersionMigrationSpec) {
 	*out = *in
 	out.Resource = in.Resource
+	if in.MaxAddedLatency != nil {
+		in, out := &in.MaxAddedLatency, &out.MaxAddedLatency
+		*out = new(v1.Duration)
+		**out = **in
+	}
+	if in.MaxObjectsPerSecond != nil {
+		in, out := &in.MaxObjectsPerSecond, &out.MaxObjectsPerSecond
+		*out = new(int64)
+		**out = **in
+	}
 	return
 }
 

@@ -1,0 +1,113 @@
+package migrate
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// token is what a migration's status.continueToken holds: a position, and what must not
+// have changed for it to count. While the StorageVersion stays at one epoch every write is
+// in the encoding (design 3.7, I3), so that what is done stays done.
+type token struct {
+	// Target is the StorageVersion, its epoch and the encoding.
+	Target string `json:"target"`
+	// CRD is the definition by which the objects before the position were converted.
+	CRD      CRD    `json:"crd,omitzero"`
+	Position string `json:"position"`
+}
+
+func (t token) String() string {
+	raw, err := json.Marshal(t)
+	if err != nil {
+		return "" // strings and numbers always have a form in JSON
+	}
+	return base64.RawURLEncoding.EncodeToString(raw)
+}
+
+func parseToken(text string) (t token, ok bool) {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || len(raw) == 0 {
+		return token{}, false
+	}
+	return t, json.Unmarshal(raw, &t) == nil
+}
+
+// token is that of a position in this work.
+func (w *work) token(position string) token {
+	t := token{Target: w.target.String(), Position: position}
+	if w.pin != nil {
+		t.CRD = *w.pin
+	}
+	return t
+}
+
+// position is where the status says that a rewrite can go on; the beginning if it was
+// reached for another epoch, encoding or definition.
+func (w *work) position() string {
+	saved, ok := parseToken(w.m.Status.ContinueToken)
+	if !ok || saved != w.token(saved.Position) {
+		return ""
+	}
+	return saved.Position
+}
+
+// resume takes over what the status says of the objects before the position.
+func (w *work) resume() {
+	w.failures, w.base = nil, 0
+	if w.position() == "" {
+		return
+	}
+	w.failures = slices.Clone(w.m.Status.Failures)
+	if p := w.m.Status.Progress; p != nil {
+		w.base = p.Done
+	}
+}
+
+// advance makes the newest checkpoint the place where the next rewrite goes on.
+func (w *work) advance() {
+	if w.last != nil {
+		w.show(w.m)
+		w.failures, w.last = w.m.Status.Failures, nil
+	}
+}
+
+// show writes the newest progress into a status.
+func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
+	if w.last == nil {
+		return
+	}
+	m.Status.Progress = w.counts(*w.last)
+	m.Status.ContinueToken = ""
+	if position := w.last.Checkpoint.Position; position != "" {
+		m.Status.ContinueToken = w.token(position).String()
+	}
+	m.Status.Failures = w.named(w.last.Checkpoint.Failures)
+}
+
+// named are the first failures of the migration, of which this server met some.
+func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
+	failures := slices.Clone(w.failures)
+	for _, f := range met {
+		failures = append(failures, migrationv1alpha1.MigrationFailure(f))
+	}
+	return failures[:min(len(failures), migrationv1alpha1.MaxFailures)]
+}
+
+// pause says that the migration rests, and lets any server go on with it later.
+func (w *work) pause(ctx context.Context) error {
+	if c := migrationv1alpha1.True(w.m, migrationv1alpha1.MigrationRunning); c == nil || c.Reason != migrationv1alpha1.ReasonPaused {
+		status := w.m.Status.DeepCopy()
+		err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+			m.Status = *status
+			w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, "spec.paused is set")
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return w.release(ctx)
+}

@@ -1,0 +1,269 @@
+package rewrite
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// Yield says how a run gives way to whoever else uses the store and the machine.
+type Yield struct {
+	// MaxAddedLatency is by how much the run may lengthen a small linearizable read of the
+	// store while clients are being served: the measure of what it adds to their requests.
+	// The latency without it is measured in between, while it rests. 0: the run does not
+	// look at clients and goes as fast as it can.
+	MaxAddedLatency time.Duration
+	// Busy says whether clients are being served now. The run also finds that they are by
+	// the store's revision: transactions other than its own. Nil: by that only.
+	Busy func() bool
+	// MaxPerSecond bounds the objects written per second, whether or not clients are served.
+	// 0: no bound.
+	MaxPerSecond int
+}
+
+// Validate refuses negative bounds.
+func (y Yield) Validate() error {
+	if y.MaxAddedLatency < 0 || y.MaxPerSecond < 0 {
+		return fmt.Errorf("a rewrite cannot add %s of latency or write %d objects per second", y.MaxAddedLatency, y.MaxPerSecond)
+	}
+	return nil
+}
+
+const (
+	// tick is how often the rate is decided on, and probeEvery the time between two probes.
+	tick       = 100 * time.Millisecond
+	probeEvery = 10 * time.Millisecond
+	// restEvery: of so many ticks while clients are served the first is a rest.
+	restEvery = 12
+	// slice is how long a transaction may be written for at the current rate: short ones
+	// lengthen few requests.
+	slice = 10 * time.Millisecond
+	// slowest is the rate, in objects per second, that is kept whatever it adds: a migration
+	// has to end.
+	slowest = 20
+	// othersPerSecond is how many transactions of others mean that clients are served.
+	// Servers that idle renew Leases, each of them less than once a second.
+	othersPerSecond = 10
+)
+
+// pace is what is decided from tick to tick while clients are served.
+type pace struct {
+	// rate is in objects per second.
+	rate float64
+	// climbing says that the target was not missed yet: the rate doubles.
+	climbing bool
+}
+
+// next decides the rate of the next tick. added is the latency that the run added in the
+// last one, in which it wrote achieved objects per second.
+func (p pace) next(added, target time.Duration, achieved float64) pace {
+	switch {
+	case added > target:
+		// As fast as it was, and not as it was allowed to be, it was too fast.
+		p.rate, p.climbing = 0.7*min(p.rate, max(achieved, slowest)), false
+	case achieved < p.rate/2:
+		// It does not make use of what it may: more would show nothing.
+	case p.climbing:
+		p.rate *= 2
+	default:
+		p.rate += max(slowest, 0.05*p.rate)
+	}
+	p.rate = max(p.rate, slowest)
+	return p
+}
+
+// pacer lets objects through at a rate.
+type pacer struct {
+	yield Yield
+	clock clock.Clock
+
+	mu sync.Mutex
+	// rate is in objects per second: 0 while resting, +Inf when nothing bounds it.
+	rate    float64
+	changed chan struct{} // closed and replaced whenever rate changes
+	// next is when the next object may go.
+	next time.Time
+	// written counts objects and own transactions, newest is the store's revision.
+	written, own, newest int64
+}
+
+func newPacer(y Yield, c clock.Clock) *pacer {
+	p := &pacer{yield: y, clock: c, changed: make(chan struct{})}
+	p.rate = p.bounded(math.Inf(1))
+	return p
+}
+
+// bounded is a rate within the bound that always holds.
+func (p *pacer) bounded(rate float64) float64 {
+	if most := p.yield.MaxPerSecond; most > 0 {
+		return min(rate, float64(most))
+	}
+	return rate
+}
+
+func (p *pacer) set(rate float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if rate = p.bounded(rate); rate == p.rate {
+		return
+	}
+	p.rate, p.next = rate, time.Time{}
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// admit waits until objects may be written, and says how many of the wanted.
+func (p *pacer) admit(ctx context.Context, wanted int) (int, error) {
+	for {
+		n, after, changed := p.reserve(wanted)
+		if n > 0 && after <= 0 {
+			return n, ctx.Err()
+		}
+		moved, err := waitOr(ctx, p.clock, after, changed)
+		if err != nil {
+			return 0, err
+		}
+		if n > 0 && !moved {
+			return n, nil
+		}
+	}
+}
+
+// reserve returns how many objects may go, and how long from now; none while resting.
+func (p *pacer) reserve(wanted int) (n int, after time.Duration, changed <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case math.IsInf(p.rate, 1):
+		return wanted, 0, p.changed
+	case p.rate == 0:
+		return 0, time.Hour, p.changed
+	}
+	n = max(1, min(wanted, int(p.rate*slice.Seconds())))
+	now := p.clock.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	after = p.next.Sub(now)
+	p.next = p.next.Add(time.Duration(float64(n) / p.rate * float64(time.Second)))
+	return n, after, p.changed
+}
+
+// wrote counts a transaction.
+func (p *pacer) wrote(objects int, revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.written += int64(objects)
+	p.own++
+	p.newest = max(p.newest, revision)
+}
+
+func (p *pacer) saw(revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.newest = max(p.newest, revision)
+}
+
+// window remembers the transactions of others in the last second.
+type window struct {
+	own, newest int64
+	others      [int(time.Second / tick)]int64
+	at          int
+}
+
+// add takes in a tick, and returns how many there were in the last second.
+func (w *window) add(own, newest int64) int64 {
+	if w.newest > 0 {
+		w.others[w.at] = max(0, newest-w.newest-(own-w.own))
+		w.at = (w.at + 1) % len(w.others)
+	}
+	w.own, w.newest = own, newest
+	sum := int64(0)
+	for _, n := range w.others {
+		sum += n
+	}
+	return sum
+}
+
+// govern decides the rate, tick by tick, until ctx ends.
+func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, error)) {
+	var seen window
+	var current pace
+	var idle time.Duration // a probe without the run
+	for serving := 0; ctx.Err() == nil; {
+		p.mu.Lock()
+		own, newest, before := p.own, p.newest, p.written
+		p.mu.Unlock()
+		others := seen.add(own, newest)
+		if others < othersPerSecond && (p.yield.Busy == nil || !p.yield.Busy()) {
+			serving = 0
+			p.set(math.Inf(1))
+			_ = wait(ctx, p.clock, tick)
+			continue
+		}
+		resting := serving%restEvery == 0
+		if serving++; resting {
+			p.set(0)
+		} else {
+			p.set(current.rate)
+		}
+		began := p.clock.Now()
+		latency := p.measure(ctx, probe)
+		seconds := p.clock.Since(began).Seconds()
+		p.mu.Lock()
+		achieved := float64(p.written-before) / max(seconds, tick.Seconds())
+		p.mu.Unlock()
+		switch {
+		case resting && serving == 1:
+			idle, current = latency, pace{rate: 5 * slowest, climbing: true}
+		case resting:
+			idle = (idle + latency) / 2
+		default:
+			current = current.next(latency-idle, p.yield.MaxAddedLatency, achieved)
+		}
+	}
+}
+
+// measure probes for a tick and returns a high quantile of what the probes took.
+func (p *pacer) measure(ctx context.Context, probe func(context.Context) (int64, error)) time.Duration {
+	var took []time.Duration
+	for end := p.clock.Now().Add(tick); ctx.Err() == nil && p.clock.Now().Before(end); {
+		began := p.clock.Now()
+		revision, err := probe(ctx)
+		took = append(took, p.clock.Since(began))
+		if err == nil {
+			p.saw(revision)
+		}
+		_ = wait(ctx, p.clock, probeEvery)
+	}
+	if len(took) == 0 {
+		return 0
+	}
+	slices.Sort(took)
+	return took[len(took)*3/4]
+}
+
+// wait waits for d or until ctx ends.
+func wait(ctx context.Context, c clock.Clock, d time.Duration) error {
+	_, err := waitOr(ctx, c, d, nil)
+	return err
+}
+
+// waitOr also ends when or is closed, and says so.
+func waitOr(ctx context.Context, c clock.Clock, d time.Duration, or <-chan struct{}) (closed bool, err error) {
+	timer := c.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return false, nil
+	case <-or:
+		return true, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+}
