@@ -79,8 +79,9 @@ func (p pace) next(added, target time.Duration, achieved float64) pace {
 
 // pacer lets objects through at a rate.
 type pacer struct {
-	yield Yield
-	clock clock.Clock
+	yield   Yield
+	workers int
+	clock   clock.Clock
 
 	mu sync.Mutex
 	// rate is in objects per second: 0 while resting, +Inf when nothing bounds it.
@@ -92,8 +93,8 @@ type pacer struct {
 	written, own, newest int64
 }
 
-func newPacer(y Yield, c clock.Clock) *pacer {
-	p := &pacer{yield: y, clock: c, changed: make(chan struct{})}
+func newPacer(y Yield, workers int, c clock.Clock) *pacer {
+	p := &pacer{yield: y, workers: workers, clock: c, changed: make(chan struct{})}
 	p.rate = p.bounded(math.Inf(1))
 	return p
 }
@@ -169,25 +170,23 @@ func (p *pacer) saw(revision int64) {
 	p.newest = max(p.newest, revision)
 }
 
-// window remembers the transactions of others in the last second.
+// window remembers, by tick, what the transactions of others in the last second are found
+// by: the own ones, and the store's revision, which every transaction raises by one.
 type window struct {
-	own, newest int64
-	others      [int(time.Second / tick)]int64
-	at          int
+	ticks []struct{ own, newest int64 }
 }
 
-// add takes in a tick, and returns how many there were in the last second.
+// add takes in a tick, and returns how many transactions of others there were. It may be
+// wrong by those of the run that are under way.
 func (w *window) add(own, newest int64) int64 {
-	if w.newest > 0 {
-		w.others[w.at] = max(0, newest-w.newest-(own-w.own))
-		w.at = (w.at + 1) % len(w.others)
+	if newest == 0 {
+		return 0
 	}
-	w.own, w.newest = own, newest
-	sum := int64(0)
-	for _, n := range w.others {
-		sum += n
+	w.ticks = append(w.ticks, struct{ own, newest int64 }{own, newest})
+	if len(w.ticks) > int(time.Second/tick)+1 {
+		w.ticks = w.ticks[1:]
 	}
-	return sum
+	return newest - w.ticks[0].newest - (own - w.ticks[0].own)
 }
 
 // govern decides the rate, tick by tick, until ctx ends.
@@ -200,7 +199,7 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 		own, newest, before := p.own, p.newest, p.written
 		p.mu.Unlock()
 		others := seen.add(own, newest)
-		if others < othersPerSecond && (p.yield.Busy == nil || !p.yield.Busy()) {
+		if others < othersPerSecond+int64(p.workers) && (p.yield.Busy == nil || !p.yield.Busy()) {
 			serving = 0
 			p.set(math.Inf(1))
 			_ = wait(ctx, p.clock, tick)
@@ -229,7 +228,7 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 	}
 }
 
-// measure probes for a tick and returns a high quantile of what the probes took.
+// measure probes for a tick and returns the median of what the probes took.
 func (p *pacer) measure(ctx context.Context, probe func(context.Context) (int64, error)) time.Duration {
 	var took []time.Duration
 	for end := p.clock.Now().Add(tick); ctx.Err() == nil && p.clock.Now().Before(end); {
@@ -245,7 +244,7 @@ func (p *pacer) measure(ctx context.Context, probe func(context.Context) (int64,
 		return 0
 	}
 	slices.Sort(took)
-	return took[len(took)*3/4]
+	return took[len(took)/2]
 }
 
 // wait waits for d or until ctx ends.

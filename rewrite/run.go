@@ -42,7 +42,7 @@ func newRun(kv KV, target Target, opts Options, progress func(Report)) *run {
 		opts:     opts,
 		progress: progress,
 		budget:   newBudget(opts.MemoryBytes),
-		pacer:    newPacer(opts.Yield, opts.Clock),
+		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{
 			cursor:   Cursor{After: opts.Resume.After, Progress: opts.Resume.Progress},

@@ -12,10 +12,11 @@ import (
 const (
 	// loadWindow is the time over which clientLoad looks back.
 	loadWindow = time.Second
-	// busyShare is how many requests for resources are under way on average when clients
-	// count as being served. One request of 10 ms a second does not; a client that waits
-	// longer and longer does.
-	busyShare = 0.05
+	// Clients count as being served when so many requests for resources were begun, and so
+	// many were under way on average; or when more were under way and one still is, as with
+	// a client that waits longer and longer. A request now and then does not count.
+	busyRequests          = 5
+	busyShare, waitsShare = 0.05, 0.5
 )
 
 // clientLoad measures how many of its clients' requests for resources a server has under
@@ -24,11 +25,17 @@ type clientLoad struct {
 	clock clock.PassiveClock
 
 	mu sync.Mutex
-	// under is how many are under way, spent the time that requests have spent since began,
-	// as of last, and before that of the whole window before.
-	under         int
-	spent, before time.Duration
-	began, last   time.Time
+	// under is how many are under way as of last.
+	under int
+	// now is the window since began, before the one before it.
+	now, before loadOf
+	began, last time.Time
+}
+
+// loadOf is what happened in a window.
+type loadOf struct {
+	requests int
+	spent    time.Duration // by all requests together
 }
 
 func (l *clientLoad) wrap(next http.Handler) http.Handler {
@@ -46,18 +53,26 @@ func (l *clientLoad) add(n int) {
 	defer l.mu.Unlock()
 	l.advance()
 	l.under += n
+	l.now.requests += max(n, 0)
 }
 
 // advance takes in the time since it was last called.
 func (l *clientLoad) advance() {
 	now := l.clock.Now()
-	l.spent += time.Duration(l.under) * now.Sub(l.last)
-	if l.last = now; now.Sub(l.began) < loadWindow {
+	l.now.spent += time.Duration(l.under) * now.Sub(l.last)
+	l.last = now
+	windows := float64(now.Sub(l.began)) / float64(loadWindow)
+	if windows < 1 {
 		return
 	}
 	// What is spread over more than a window is brought down to one.
-	l.before = time.Duration(float64(l.spent) * float64(loadWindow) / float64(now.Sub(l.began)))
-	l.spent, l.began = 0, now
+	l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows)}
+	l.now, l.began = loadOf{}, now
+}
+
+func (w loadOf) busy(under int) bool {
+	share := float64(w.spent) / float64(loadWindow)
+	return w.requests >= busyRequests && share >= busyShare || under > 0 && share >= waitsShare
 }
 
 // busy says whether clients are being served.
@@ -65,5 +80,5 @@ func (l *clientLoad) busy() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	return float64(max(l.before, l.spent)) >= busyShare*float64(loadWindow)
+	return l.now.busy(l.under) || l.before.busy(l.under)
 }

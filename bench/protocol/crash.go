@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/server"
@@ -81,7 +82,7 @@ func startMixed(ctx context.Context, cluster *stage.Cluster) error {
 		if i > 0 {
 			continue
 		}
-		err := eventually(ctx, s.Name()+" is elected", func(context.Context) error {
+		err := corpus.Eventually(ctx, s.Name()+" is elected", func(context.Context) error {
 			yes, err := s.Elected()
 			if err == nil && !yes {
 				err = errors.New("it is not")
@@ -105,7 +106,7 @@ func crash(ctx context.Context, cluster *stage.Cluster) (times recovered, err er
 	if err := cluster.Servers[0].Start("--emulation-version", olderRelease); err != nil {
 		return times, err
 	}
-	if _, err := cluster.Servers[0].AwaitReady(ctx, calmPoll); err != nil {
+	if _, err := cluster.Servers[0].AwaitReady(ctx, corpus.CalmPoll); err != nil {
 		return times, err
 	}
 	times.other, err = killFirst(ctx, cluster, false)

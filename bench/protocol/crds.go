@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
 )
@@ -88,7 +89,7 @@ func (s *side) openFirst(ctx context.Context) error {
 	if err := server.Start(); err != nil {
 		return err
 	}
-	if _, err := server.AwaitReady(ctx, calmPoll); err != nil {
+	if _, err := server.AwaitReady(ctx, corpus.CalmPoll); err != nil {
 		return err
 	}
 	client, err := server.Client()
@@ -96,7 +97,7 @@ func (s *side) openFirst(ctx context.Context) error {
 		return err
 	}
 	s.clients = []*stage.Client{client}
-	return awaitBootstrap(ctx, client)
+	return corpus.AwaitBootstrap(ctx, client)
 }
 
 // add creates n more CRDs.
@@ -109,14 +110,14 @@ func (c *creation) add(ctx context.Context, n, creators int, board *stage.Board)
 	began := time.Now()
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(creators)
-	var custom []schema.GroupResource
+	var customs []schema.GroupResource
 	first := len(c.names)
 	for i := range n {
 		plural := fmt.Sprintf("things%ds", first+i)
 		c.names = append(c.names, plural)
-		custom = append(custom, schema.GroupResource{Group: customGroup, Resource: plural})
+		customs = append(customs, schema.GroupResource{Group: corpus.CustomGroup, Resource: plural})
 		group.Go(func() error {
-			_, err := c.side.clients[0].Do(groupCtx, http.MethodPost, crdPath, jsonType, definition(plural, "v1"))
+			_, err := c.side.clients[0].Do(groupCtx, http.MethodPost, corpus.CRDPath, corpus.JSONType, corpus.Definition(plural, "v1"))
 			return err
 		})
 	}
@@ -127,7 +128,7 @@ func (c *creation) add(ctx context.Context, n, creators int, board *stage.Board)
 		return err
 	}
 	if c.side.cluster.Protocol {
-		if _, err := board.Await(ctx, createLimit, reported(custom, 1)); err != nil {
+		if _, err := board.Await(ctx, createLimit, reported(customs, 1)); err != nil {
 			return err
 		}
 	}
@@ -146,10 +147,10 @@ func (c *creation) awaitEstablished(ctx context.Context, first int) error {
 	ctx, cancel := context.WithTimeout(ctx, createLimit)
 	defer cancel()
 	next := first
-	return stage.Until(ctx, calmPoll, func(ctx context.Context) error {
+	return stage.Until(ctx, corpus.CalmPoll, func(ctx context.Context) error {
 		for ; next < len(c.names); next++ {
-			name := c.names[next] + "." + customGroup
-			body, err := c.side.clients[0].Do(ctx, http.MethodGet, crdPath+"/"+name, "", nil)
+			name := c.names[next] + "." + corpus.CustomGroup
+			body, err := c.side.clients[0].Do(ctx, http.MethodGet, corpus.CRDPath+"/"+name, "", nil)
 			if err != nil {
 				return err
 			}
@@ -233,7 +234,7 @@ func allReady(ctx context.Context, cluster *stage.Cluster) (time.Time, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for i, s := range cluster.Servers {
 		group.Go(func() (err error) {
-			times[i], err = s.AwaitReady(ctx, calmPoll)
+			times[i], err = s.AwaitReady(ctx, corpus.CalmPoll)
 			return err
 		})
 	}

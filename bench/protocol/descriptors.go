@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
 )
@@ -52,12 +53,12 @@ func measureDescriptors(ctx context.Context, b *bench) error {
 
 // use creates a CRD and an object of it, and reads the object.
 func (s *side) use(ctx context.Context, plural string) error {
-	if err := createCRD(ctx, s.clients, plural, "v1"); err != nil {
+	if err := corpus.CreateCRD(ctx, s.clients, plural, "v1"); err != nil {
 		return err
 	}
-	path := customPath(plural, "v1")
-	err := eventually(ctx, "an object of "+plural+" is created", func(ctx context.Context) error {
-		_, err := s.clients[0].Do(ctx, http.MethodPost, path, jsonType, marshal(custom(plural, "v1", "one", 1)))
+	path := corpus.CustomPath(plural, "v1")
+	err := corpus.Eventually(ctx, "an object of "+plural+" is created", func(ctx context.Context) error {
+		_, err := s.clients[0].Do(ctx, http.MethodPost, path, corpus.JSONType, corpus.Marshal(corpus.Custom(plural, "v1", "one", 1)))
 		return err
 	})
 	if err != nil {

@@ -6,18 +6,19 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 )
 
 // written is a resource whose writes are timed.
 type written struct {
 	figure, path string
-	object       func(name string, sequence int) fields
+	object       func(name string, sequence int) corpus.Fields
 }
 
 var timed = []written{
-	{"write of a ConfigMap", "/api/v1/namespaces/default/configmaps", configMap},
-	{"write of a custom resource", customPath("widgets", "v1"), func(name string, sequence int) fields { return custom("widgets", "v1", name, sequence) }},
+	{"write of a ConfigMap", "/api/v1/namespaces/default/configmaps", corpus.ConfigMap},
+	{"write of a custom resource", corpus.CustomPath("widgets", "v1"), func(name string, sequence int) corpus.Fields { return corpus.Custom("widgets", "v1", name, sequence) }},
 }
 
 // measureLatency times creations and updates by one client, in turns between the sides
@@ -28,7 +29,7 @@ func measureLatency(ctx context.Context, b *bench) error {
 		return err
 	}
 	for _, s := range both {
-		if err := createCRD(ctx, s.clients, "widgets", "v1"); err != nil {
+		if err := corpus.CreateCRD(ctx, s.clients, "widgets", "v1"); err != nil {
 			return err
 		}
 	}
@@ -77,16 +78,16 @@ func (w written) pair(ctx context.Context, turn []*side, i int) (map[*side][]flo
 			method, path, object := http.MethodPost, w.path, w.object(name, 1)
 			if update {
 				method, path, object = http.MethodPut, w.path+"/"+name, w.object(name, 2)
-				object["metadata"] = fields{"name": name, "resourceVersion": versions[s]}
+				object["metadata"] = corpus.Fields{"name": name, "resourceVersion": versions[s]}
 			}
-			body := marshal(object)
+			body := corpus.Marshal(object)
 			began := time.Now()
-			answer, err := s.clients[0].Do(ctx, method, path, jsonType, body)
+			answer, err := s.clients[0].Do(ctx, method, path, corpus.JSONType, body)
 			took := time.Since(began)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %s %s: %w", s.name, method, path, err)
 			}
-			id, err := identityOf(answer)
+			id, err := corpus.IdentityOf(answer)
 			if err != nil {
 				return nil, err
 			}

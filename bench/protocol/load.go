@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/stage"
 )
 
@@ -112,12 +113,12 @@ func (l *load) write(ctx context.Context, w int) error {
 	sequence := l.sequence[w]
 	name := fmt.Sprintf("writer-%d-%d", w, sequence%ownObjects)
 	server := w % len(l.side.clients)
-	method, path, contentType := http.MethodPost, customPath(stalled, "v1"), jsonType
-	body := marshal(custom(stalled, "v1", name, sequence))
+	method, path, contentType := http.MethodPost, corpus.CustomPath(stalled, "v1"), corpus.JSONType
+	body := corpus.Marshal(corpus.Custom(stalled, "v1", name, sequence))
 	if _, exists := l.acknowledged[w][name]; exists {
 		// Without a resourceVersion: that a migration changes it is no conflict.
 		method, path, contentType = http.MethodPatch, path+"/"+name, "application/merge-patch+json"
-		body = marshal(fields{"spec": fields{"sequence": sequence}})
+		body = corpus.Marshal(corpus.Fields{"spec": corpus.Fields{"sequence": sequence}})
 	}
 	first := time.Now()
 	for {
@@ -158,13 +159,13 @@ func (l *load) note(a attempt, done bool, first time.Time) {
 
 // lost counts the acknowledged writes that are not stored.
 func (l *load) lost(ctx context.Context) (int, error) {
-	body, err := l.side.clients[0].Do(ctx, http.MethodGet, customPath(stalled, "v1"), "", nil)
+	body, err := l.side.clients[0].Do(ctx, http.MethodGet, corpus.CustomPath(stalled, "v1"), "", nil)
 	if err != nil {
 		return 0, err
 	}
 	var list struct {
 		Items []struct {
-			identity
+			corpus.Identity
 			Spec struct{ Sequence int } `json:"spec"`
 		} `json:"items"`
 	}

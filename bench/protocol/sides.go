@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/stage"
 )
 
@@ -42,17 +43,16 @@ func (b *bench) newSide(ctx context.Context, name string, protocol bool, servers
 }
 
 func (s *side) open(ctx context.Context) error {
-	if err := s.cluster.Start(ctx); err != nil {
+	servers, err := corpus.Open(ctx, s.cluster)
+	if err != nil {
 		return err
 	}
-	for _, server := range s.cluster.Servers {
-		client, err := server.Client()
-		if err != nil {
-			return err
-		}
-		s.clients = append(s.clients, client)
-	}
-	return awaitBootstrap(ctx, s.clients[0])
+	s.clients = servers.Clients
+	return nil
+}
+
+func (s *side) servers() *corpus.Servers {
+	return &corpus.Servers{Cluster: s.cluster, Clients: s.clients}
 }
 
 func (s sides) close() error {

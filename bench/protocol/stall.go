@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
 )
@@ -53,12 +54,12 @@ func (b *bench) stalls(ctx context.Context, title string, changes int, pause tim
 	}
 	var seen [2]*stalls
 	for i, s := range both {
-		if err := createCRD(ctx, s.clients, stalled, "v1"); err != nil {
+		if err := corpus.CreateCRD(ctx, s.clients, stalled, "v1"); err != nil {
 			return err
 		}
 		// In a CRD's first seconds a creation waits for two of them, and is refused if the CRD
 		// changes meanwhile.
-		if _, err := s.clients[0].Do(ctx, http.MethodPost, customPath(stalled, "v1"), jsonType, marshal(custom(stalled, "v1", "first", 0))); err != nil {
+		if _, err := s.clients[0].Do(ctx, http.MethodPost, corpus.CustomPath(stalled, "v1"), corpus.JSONType, corpus.Marshal(corpus.Custom(stalled, "v1", "first", 0))); err != nil {
 			return err
 		}
 		seen[i] = &stalls{load: newLoad(s, b.size.writers, pause), servers: make([][]float64, servers), refused: map[int]int{}}
@@ -68,7 +69,7 @@ func (b *bench) stalls(ctx context.Context, title string, changes int, pause tim
 		return err
 	}
 	defer board.Close()
-	if _, err := board.Await(ctx, settleLimit, reported([]schema.GroupResource{{Group: customGroup, Resource: stalled}}, servers)); err != nil {
+	if _, err := board.Await(ctx, settleLimit, reported([]schema.GroupResource{{Group: corpus.CustomGroup, Resource: stalled}}, servers)); err != nil {
 		return err
 	}
 	for i := range changes {
@@ -129,18 +130,18 @@ func (s *stalls) change(ctx context.Context, size size, i int, board *stage.Boar
 
 // store makes v the storage version of the CRD, of whose two versions the first is v1.
 func (s *side) store(ctx context.Context, v string) error {
-	patch := marshal([]fields{
+	patch := corpus.Marshal([]corpus.Fields{
 		{"op": "replace", "path": "/spec/versions/0/storage", "value": v == "v1"},
 		{"op": "replace", "path": "/spec/versions/1/storage", "value": v == "v2"},
 	})
-	_, err := s.clients[0].Do(ctx, http.MethodPatch, crdPath+"/"+stalled+"."+customGroup, "application/json-patch+json", patch)
+	_, err := s.clients[0].Do(ctx, http.MethodPatch, corpus.CRDPath+"/"+stalled+"."+corpus.CustomGroup, "application/json-patch+json", patch)
 	return err
 }
 
 func agreedOn(version string) func(map[schema.GroupResource]stage.Agreement) string {
-	want := agree.Encoding(customGroup + "/" + version)
+	want := agree.Encoding(corpus.CustomGroup + "/" + version)
 	return func(now map[schema.GroupResource]stage.Agreement) string {
-		if a := now[schema.GroupResource{Group: customGroup, Resource: stalled}]; a.Common != want {
+		if a := now[schema.GroupResource{Group: corpus.CustomGroup, Resource: stalled}]; a.Common != want {
 			return fmt.Sprintf("the servers agree on %q and not on %s", a.Common, want)
 		}
 		return ""
@@ -149,8 +150,8 @@ func agreedOn(version string) func(map[schema.GroupResource]stage.Agreement) str
 
 // awaitPruned waits until the CRD says that nothing but v is stored.
 func (s *side) awaitPruned(ctx context.Context, v, old string) error {
-	return eventually(ctx, "storedVersions loses "+old, func(ctx context.Context) error {
-		body, err := s.clients[0].Do(ctx, http.MethodGet, crdPath+"/"+stalled+"."+customGroup, "", nil)
+	return corpus.Eventually(ctx, "storedVersions loses "+old, func(ctx context.Context) error {
+		body, err := s.clients[0].Do(ctx, http.MethodGet, corpus.CRDPath+"/"+stalled+"."+corpus.CustomGroup, "", nil)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
 )
@@ -67,7 +68,7 @@ func (b *bench) startTwice(ctx context.Context, name string, protocol bool) (fir
 	if err := server.Start(); err != nil {
 		return 0, 0, err
 	}
-	ready, err := server.AwaitReady(ctx, exactPoll)
+	ready, err := server.AwaitReady(ctx, corpus.ExactPoll)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -76,7 +77,7 @@ func (b *bench) startTwice(ctx context.Context, name string, protocol bool) (fir
 	if err != nil {
 		return 0, 0, err
 	}
-	if err := awaitBootstrap(ctx, client); err != nil {
+	if err := corpus.AwaitBootstrap(ctx, client); err != nil {
 		return 0, 0, err
 	}
 	client.Close()
@@ -112,7 +113,7 @@ func startAgain(ctx context.Context, server *stage.Server) (time.Duration, error
 	if err := server.Start(); err != nil {
 		return 0, err
 	}
-	ready, err := server.AwaitReady(ctx, exactPoll)
+	ready, err := server.AwaitReady(ctx, corpus.ExactPoll)
 	return ready.Sub(server.Started()), err
 }
 

@@ -1,4 +1,4 @@
-package main
+package corpus
 
 import (
 	"context"
@@ -17,51 +17,51 @@ import (
 const (
 	migrationsPath   = "/apis/migration.k8s.io/v1alpha1/storageversionmigrations"
 	migrationsPrefix = server.DefaultEtcdPrefix + "/migration.k8s.io/storageversionmigrations/"
-	migrationLimit   = 5 * time.Minute
+	migrationLimit   = 20 * time.Minute
 )
 
-// migrate asks the servers for a migration of all objects and returns how long it ran:
+// Migrate asks the servers for a migration of all objects and returns how long it ran:
 // from the moment a server has said that it does it until it has said that it is done.
 // What it left behind is checked by the next restore.
-func (s *stored) migrate(ctx context.Context, name string) (span, error) {
+func (s *Stored) Migrate(ctx context.Context, name string) (Span, error) {
 	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
 	defer cancel()
-	name = s.corpus.gr.Resource + "-" + name
-	before, err := s.side.cluster.Raw.Get(ctx, migrationsPrefix+name)
+	name = s.Corpus.gr.Resource + "-" + name
+	before, err := s.Servers.Cluster.Raw.Get(ctx, migrationsPrefix+name)
 	if err != nil {
-		return span{}, err
+		return Span{}, err
 	}
 	// Followed in etcd, so that following asks nothing of the servers.
-	watch := s.side.cluster.Raw.Watch(ctx, migrationsPrefix+name, clientv3.WithRev(before.Header.Revision+1))
-	body := marshal(fields{
+	watch := s.Servers.Cluster.Raw.Watch(ctx, migrationsPrefix+name, clientv3.WithRev(before.Header.Revision+1))
+	body := Marshal(Fields{
 		"apiVersion": "migration.k8s.io/v1alpha1", "kind": "StorageVersionMigration",
-		"metadata": fields{"name": name},
-		"spec":     fields{"resource": fields{"group": s.corpus.gr.Group, "version": s.corpus.version, "resource": s.corpus.gr.Resource}},
+		"metadata": Fields{"name": name},
+		"spec":     Fields{"resource": Fields{"group": s.Corpus.gr.Group, "version": s.Corpus.version, "resource": s.Corpus.gr.Resource}},
 	})
-	if _, err := s.side.clients[0].Do(ctx, http.MethodPost, migrationsPath, jsonType, body); err != nil {
-		return span{}, err
+	if _, err := s.Servers.Clients[0].Do(ctx, http.MethodPost, migrationsPath, JSONType, body); err != nil {
+		return Span{}, err
 	}
-	done := span{objects: len(s.puts)}
+	done := Span{objects: len(s.puts)}
 	for response := range watch {
 		at := time.Now()
 		if err := response.Err(); err != nil {
-			return span{}, err
+			return Span{}, err
 		}
 		for _, event := range response.Events {
 			ended, err := done.follow(event, at)
 			if err != nil {
-				return span{}, fmt.Errorf("migration %s: %w", name, err)
+				return Span{}, fmt.Errorf("migration %s: %w", name, err)
 			}
 			if ended {
 				return s.seen(ctx, done)
 			}
 		}
 	}
-	return span{}, fmt.Errorf("migration %s: %w", name, errors.Join(errors.New("it has not ended"), ctx.Err()))
+	return Span{}, fmt.Errorf("migration %s: %w", name, errors.Join(errors.New("it has not ended"), ctx.Err()))
 }
 
 // follow takes in a change of the migration, and says whether it has succeeded.
-func (d *span) follow(event *clientv3.Event, at time.Time) (ended bool, err error) {
+func (d *Span) follow(event *clientv3.Event, at time.Time) (ended bool, err error) {
 	if event.Type == clientv3.EventTypeDelete {
 		return false, errors.New("it was deleted")
 	}

@@ -1,4 +1,4 @@
-package main
+package corpus
 
 import (
 	"context"
@@ -22,70 +22,73 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server"
 )
 
 const (
-	rewritten = "rewrittens"
+	Rewritten = "rewrittens"
 	// batchKeys is how many keys a raw transaction writes.
 	batchKeys = 100
 )
 
-// corpus is a resource whose objects are rewritten.
-type corpus struct {
-	name, kind string
-	gr         schema.GroupResource
+// Corpus is a resource whose objects are rewritten.
+type Corpus struct {
+	// Name is what people call its objects.
+	Name string
+	kind string
+	gr   schema.GroupResource
 	// path is where its objects are served, prefix where they are stored.
 	path, prefix string
 	// old and current are the encodings from which and to which they are rewritten, and
 	// version is that of current.
 	old, current agree.Encoding
 	version      string
-	template     func(name string) fields
+	template     func(name string) Fields
 	// encode makes of the template's stored value that of another object, in the old
 	// encoding.
 	encode func(template []byte, name, uid string) ([]byte, error)
 }
 
 var (
-	customCorpus = corpus{
-		name: "custom resources", kind: kindOf(rewritten),
-		gr:       schema.GroupResource{Group: customGroup, Resource: rewritten},
-		path:     customPath(rewritten, "v2"),
-		prefix:   server.DefaultEtcdPrefix + "/" + customGroup + "/" + rewritten + "/",
-		old:      customGroup + "/v1",
-		current:  customGroup + "/v2",
+	CustomResources = Corpus{
+		Name: "custom resources", kind: KindOf(Rewritten),
+		gr:       schema.GroupResource{Group: CustomGroup, Resource: Rewritten},
+		path:     CustomPath(Rewritten, "v2"),
+		prefix:   server.DefaultEtcdPrefix + "/" + CustomGroup + "/" + Rewritten + "/",
+		old:      CustomGroup + "/v1",
+		current:  CustomGroup + "/v2",
 		version:  "v2",
-		template: func(name string) fields { return custom(rewritten, "v2", name, 1) },
+		template: func(name string) Fields { return Custom(Rewritten, "v2", name, 1) },
 		encode:   encodeCustom,
 	}
-	policyCorpus = corpus{
-		name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
-		gr:       policies,
+	Policies = Corpus{
+		Name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
+		gr:       schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"},
 		path:     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
 		prefix:   server.DefaultEtcdPrefix + "/mutatingadmissionpolicies/",
 		old:      "admissionregistration.k8s.io/v1beta1",
 		current:  "admissionregistration.k8s.io/v1",
 		version:  "v1",
-		template: policy,
+		template: Policy,
 		encode:   encodePolicy,
 	}
 )
 
 // object is the name of the i-th object; the order of names is that of numbers.
-func (c corpus) object(i int) string { return fmt.Sprintf("object-%06d", i) }
+func (c Corpus) object(i int) string { return fmt.Sprintf("object-%06d", i) }
 
 func encodeCustom(template []byte, name, uid string) ([]byte, error) {
-	var object fields
+	var object Fields
 	if err := json.Unmarshal(template, &object); err != nil {
 		return nil, err
 	}
-	metadata, ok := object["metadata"].(fields)
+	metadata, ok := object["metadata"].(Fields)
 	if !ok {
 		return nil, errors.New("the template has no metadata")
 	}
-	object["apiVersion"], metadata["name"], metadata["uid"] = customGroup+"/v1", name, uid
+	object["apiVersion"], metadata["name"], metadata["uid"] = CustomGroup+"/v1", name, uid
 	return json.Marshal(object)
 }
 
@@ -110,33 +113,56 @@ func encodePolicy(template []byte, name, uid string) ([]byte, error) {
 		return nil, err
 	}
 	old.Name = name
-	if err := json.Unmarshal(marshal(uid), &old.UID); err != nil {
+	if err := json.Unmarshal(Marshal(uid), &old.UID); err != nil {
 		return nil, err
 	}
 	return machinery.Encode(scheme.Codecs.EncoderForVersion(protobufs, admissionv1beta1.SchemeGroupVersion), &old)
 }
 
-// stored are the objects of a corpus in one cluster.
-type stored struct {
-	corpus corpus
-	side   *side
-	kv     rewrite.KV
+// Servers are the API servers that run and watch, and the etcd below them.
+type Servers struct {
+	Cluster *stage.Cluster
+	// Clients has one for each server.
+	Clients []*stage.Client
+}
+
+// Open starts a cluster's servers and waits until they can be used.
+func Open(ctx context.Context, cluster *stage.Cluster, args ...string) (*Servers, error) {
+	if err := cluster.Start(ctx, args...); err != nil {
+		return nil, err
+	}
+	s := &Servers{Cluster: cluster}
+	for _, server := range cluster.Servers {
+		client, err := server.Client()
+		if err != nil {
+			return nil, err
+		}
+		s.Clients = append(s.Clients, client)
+	}
+	return s, AwaitBootstrap(ctx, s.Clients[0])
+}
+
+// Stored are the objects of a corpus in one cluster.
+type Stored struct {
+	Corpus  Corpus
+	Servers *Servers
+	kv      rewrite.KV
 	// puts are the objects in the old encoding, in the order of their keys.
 	puts []rewrite.Put
 }
 
-// fill stores n objects in the old encoding, modelled on one that was created through
+// Fill stores n objects in the old encoding, modelled on one that was created through
 // the API.
-func (c corpus) fill(ctx context.Context, side *side, n int) (*stored, error) {
-	err := eventually(ctx, "an object is created", func(ctx context.Context) error {
-		_, err := side.clients[0].Do(ctx, http.MethodPost, c.path, jsonType, marshal(c.template("template")))
+func (c Corpus) Fill(ctx context.Context, servers *Servers, n int) (*Stored, error) {
+	err := Eventually(ctx, "an object is created", func(ctx context.Context) error {
+		_, err := servers.Clients[0].Do(ctx, http.MethodPost, c.path, JSONType, Marshal(c.template("template")))
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	key := c.prefix + "template"
-	s := &stored{corpus: c, side: side, kv: rewrite.NewEtcd(side.cluster.Raw)}
+	s := &Stored{Corpus: c, Servers: servers, kv: rewrite.NewEtcd(servers.Cluster.Raw)}
 	page, err := s.kv.Range(ctx, key, key+"\x00", 1, 0)
 	if err != nil {
 		return nil, err
@@ -144,7 +170,7 @@ func (c corpus) fill(ctx context.Context, side *side, n int) (*stored, error) {
 	if len(page.Entries) != 1 {
 		return nil, fmt.Errorf("there is nothing at %s", key)
 	}
-	if _, err := side.clients[0].Do(ctx, http.MethodDelete, c.path+"/template", "", nil); err != nil {
+	if _, err := servers.Clients[0].Do(ctx, http.MethodDelete, c.path+"/template", "", nil); err != nil {
 		return nil, err
 	}
 	for i := range n {
@@ -158,23 +184,27 @@ func (c corpus) fill(ctx context.Context, side *side, n int) (*stored, error) {
 	return s, err
 }
 
-func (s *stored) valueBytes() int { return len(s.puts[0].Value) }
+// Objects is how many there are.
+func (s *Stored) Objects() int { return len(s.puts) }
 
-// restore brings the first n objects back to the old encoding, by raw transactions of
+// ValueBytes is the size of one in the old encoding.
+func (s *Stored) ValueBytes() int { return len(s.puts[0].Value) }
+
+// Restore brings the first n objects back to the old encoding, by raw transactions of
 // the form that a rewrite has: this is the raw limit.
-func (s *stored) restore(ctx context.Context, n int) (span, error) {
-	if err := s.check(ctx, n); err != nil {
-		return span{}, err
+func (s *Stored) Restore(ctx context.Context, n int) (Span, error) {
+	if err := s.Check(ctx, n); err != nil {
+		return Span{}, err
 	}
 	return s.write(ctx, n)
 }
 
-// check reads the revisions of all objects and makes sure that the first n are in the
+// Check reads the revisions of all objects and makes sure that the first n are in the
 // current encoding.
-func (s *stored) check(ctx context.Context, n int) error {
+func (s *Stored) Check(ctx context.Context, n int) error {
 	next := 0
-	for start := s.corpus.prefix; next < len(s.puts); {
-		page, err := s.kv.Range(ctx, start, s.corpus.prefix+"\xff", 1000, 0)
+	for start := s.Corpus.prefix; next < len(s.puts); {
+		page, err := s.kv.Range(ctx, start, s.Corpus.prefix+"\xff", 1000, 0)
 		if err != nil {
 			return err
 		}
@@ -182,8 +212,8 @@ func (s *stored) check(ctx context.Context, n int) error {
 			if next == len(s.puts) || e.Key != s.puts[next].Key {
 				return fmt.Errorf("%s is stored and was not written", e.Key)
 			}
-			if encoding, _, _ := rewrite.Envelope(e.Value); next < n && encoding != s.corpus.current {
-				return fmt.Errorf("%s is in %q and not in %s", e.Key, encoding, s.corpus.current)
+			if encoding, _, _ := rewrite.Envelope(e.Value); next < n && encoding != s.Corpus.current {
+				return fmt.Errorf("%s is in %q and not in %s", e.Key, encoding, s.Corpus.current)
 			}
 			s.puts[next].ModRevision = e.ModRevision
 			next++
@@ -201,12 +231,12 @@ func (s *stored) check(ctx context.Context, n int) error {
 
 // write puts the first n values, each if its revision is unchanged, with the compare of
 // the StorageVersion that a rewrite has, as many transactions at a time as it has.
-func (s *stored) write(ctx context.Context, n int) (span, error) {
+func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 	fence, err := s.fence(ctx)
 	if err != nil {
-		return span{}, err
+		return Span{}, err
 	}
-	done := span{objects: n, began: time.Now()}
+	done := Span{objects: n, began: time.Now()}
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(min(8, max(2, 2*runtime.GOMAXPROCS(0))))
 	for from := 0; from < n; from += batchKeys {
@@ -226,14 +256,14 @@ func (s *stored) write(ctx context.Context, n int) (span, error) {
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return span{}, err
+		return Span{}, err
 	}
 	done.end = time.Now()
 	return s.seen(ctx, done)
 }
 
-func (s *stored) fence(ctx context.Context) (rewrite.Fence, error) {
-	key := server.DefaultEtcdPrefix + "/storageversions/" + storageversion.Name(s.corpus.gr)
+func (s *Stored) fence(ctx context.Context) (rewrite.Fence, error) {
+	key := server.DefaultEtcdPrefix + "/storageversions/" + storageversion.Name(s.Corpus.gr)
 	page, err := s.kv.Range(ctx, key, key+"\x00", 1, 0)
 	if err != nil {
 		return rewrite.Fence{}, err
@@ -245,17 +275,17 @@ func (s *stored) fence(ctx context.Context) (rewrite.Fence, error) {
 }
 
 // seen completes a span with the time at which all servers had seen what was written.
-func (s *stored) seen(ctx context.Context, done span) (span, error) {
-	newest, err := s.side.cluster.Raw.Get(ctx, s.corpus.prefix, append(clientv3.WithLastRev(), clientv3.WithPrefix(), clientv3.WithKeysOnly())...)
+func (s *Stored) seen(ctx context.Context, done Span) (Span, error) {
+	newest, err := s.Servers.Cluster.Raw.Get(ctx, s.Corpus.prefix, append(clientv3.WithLastRev(), clientv3.WithPrefix(), clientv3.WithKeysOnly())...)
 	if err != nil {
-		return span{}, err
+		return Span{}, err
 	}
 	if len(newest.Kvs) != 1 {
-		return span{}, fmt.Errorf("there is nothing below %s", s.corpus.prefix)
+		return Span{}, fmt.Errorf("there is nothing below %s", s.Corpus.prefix)
 	}
-	name := strings.TrimPrefix(string(newest.Kvs[0].Key), s.corpus.prefix)
+	name := strings.TrimPrefix(string(newest.Kvs[0].Key), s.Corpus.prefix)
 	if err := s.awaitSeen(ctx, name, newest.Kvs[0].ModRevision); err != nil {
-		return span{}, err
+		return Span{}, err
 	}
 	done.seen = time.Now()
 	return done, nil

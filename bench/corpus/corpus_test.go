@@ -1,0 +1,47 @@
+package corpus
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/concord-dev/concord/rewrite"
+)
+
+func TestRate(t *testing.T) {
+	began := time.Now()
+	spans := []Span{
+		{objects: 100, began: began, end: began.Add(time.Second), seen: began.Add(2 * time.Second)},
+		{objects: 100, began: began, end: began.Add(3 * time.Second), seen: began.Add(3 * time.Second)},
+	}
+	if got, each := Rate(spans, Span.Written); got != 50 || each[0] != 100 || len(each) != 2 {
+		t.Errorf("written: %v, %v", got, each)
+	}
+	if got, _ := Rate(spans, Span.Watched); got != 40 {
+		t.Errorf("watched: %v", got)
+	}
+}
+
+func TestOldEncodings(t *testing.T) {
+	template := []byte(`{"apiVersion":"` + CustomGroup + `/v2","kind":"Rewritten","metadata":{"name":"template","uid":"x"},"spec":{"payload":"p"}}`)
+	old, err := encodeCustom(template, "object-1", "y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, kind, _ := rewrite.Envelope(old); e != CustomResources.old || kind != CustomResources.kind {
+		t.Errorf("%s is a %s in %s", old, kind, e)
+	}
+	if text := string(old); strings.Contains(text, "template") || !strings.Contains(text, `"uid":"y"`) || !strings.Contains(text, `"payload":"p"`) {
+		t.Errorf("got %s", text)
+	}
+	policies := []byte(`{"apiVersion":"admissionregistration.k8s.io/v1","kind":"MutatingAdmissionPolicy","metadata":{"name":"template"},"spec":{"variables":[{"name":"payload"}]}}`)
+	if old, err = encodePolicy(policies, "object-1", "y"); err != nil {
+		t.Fatal(err)
+	}
+	if e, kind, _ := rewrite.Envelope(old); e != Policies.old || kind != Policies.kind {
+		t.Errorf("it is a %s in %s", kind, e)
+	}
+	if text := string(old); !strings.HasPrefix(text, "k8s\x00") || !strings.Contains(text, "object-1") || !strings.Contains(text, "payload") {
+		t.Errorf("got %q", text)
+	}
+}

@@ -1,0 +1,164 @@
+package corpus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/concord-dev/concord/bench/stage"
+)
+
+const (
+	CustomGroup = "bench.concord.dev"
+	CRDPath     = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	JSONType    = "application/json"
+
+	// payloadBytes makes an object about 1 KiB as it is stored.
+	payloadBytes = 600
+	UsableLimit  = 60 * time.Second
+	// calmPoll is the time between two looks at a condition where the time it takes is not
+	// measured, or the machine is busy, and exactPoll where it is measured.
+	CalmPoll  = 100 * time.Millisecond
+	ExactPoll = 10 * time.Millisecond
+)
+
+var payload = strings.Repeat("0123456789abcdef", payloadBytes/16)
+
+// Fields are an object as JSON has it.
+type Fields = map[string]any
+
+// Marshal never fails for what this program writes.
+func Marshal(v any) []byte {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return raw
+}
+
+// Definition is the CRD of cluster-scoped custom resources with the versions v1 and v2,
+// both served.
+func Definition(plural, storage string) []byte {
+	schema := Fields{"openAPIV3Schema": Fields{
+		"type": "object",
+		"properties": Fields{"spec": Fields{
+			"type":       "object",
+			"properties": Fields{"payload": Fields{"type": "string"}, "sequence": Fields{"type": "integer"}},
+		}},
+	}}
+	var versions []Fields
+	for _, v := range []string{"v1", "v2"} {
+		versions = append(versions, Fields{"name": v, "served": true, "storage": v == storage, "schema": schema})
+	}
+	kind := KindOf(plural)
+	return Marshal(Fields{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": Fields{"name": plural + "." + CustomGroup},
+		"spec": Fields{
+			"group": CustomGroup, "scope": "Cluster", "versions": versions,
+			"names": Fields{"plural": plural, "singular": strings.ToLower(kind), "kind": kind, "listKind": kind + "List"},
+		},
+	})
+}
+
+func KindOf(plural string) string {
+	return strings.ToUpper(plural[:1]) + strings.TrimSuffix(plural[1:], "s")
+}
+
+func CustomPath(plural, version string) string {
+	return "/apis/" + CustomGroup + "/" + version + "/" + plural
+}
+
+// Custom is a custom resource of about 1 KiB.
+func Custom(plural, version, name string, sequence int) Fields {
+	return Fields{
+		"apiVersion": CustomGroup + "/" + version, "kind": KindOf(plural),
+		"metadata": Fields{"name": name},
+		"spec":     Fields{"payload": payload, "sequence": sequence},
+	}
+}
+
+// ConfigMap is a ConfigMap of about 1 KiB.
+func ConfigMap(name string, sequence int) Fields {
+	return Fields{
+		"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": Fields{"name": name},
+		"data":     Fields{"payload": payload, "sequence": fmt.Sprint(sequence)},
+	}
+}
+
+// Policy is a MutatingAdmissionPolicy of about 1 KiB.
+func Policy(name string) Fields {
+	return Fields{
+		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy",
+		"metadata": Fields{"name": name},
+		"spec": Fields{
+			"reinvocationPolicy": "Never", "failurePolicy": "Ignore",
+			"variables": []Fields{{"name": "payload", "expression": "'" + payload + "'"}},
+			"matchConstraints": Fields{"resourceRules": []Fields{{
+				"apiGroups": []string{"nowhere." + CustomGroup}, "apiVersions": []string{"v1"},
+				"operations": []string{"CREATE"}, "resources": []string{"nothings"},
+			}}},
+			"mutations": []Fields{{"patchType": "JSONPatch", "jsonPatch": Fields{"expression": `[JSONPatch{op: "remove", path: "/spec"}]`}}},
+		},
+	}
+}
+
+// Identity is what a client keeps of an object that it wants to write again.
+type Identity struct {
+	Metadata struct {
+		Name            string `json:"name"`
+		UID             string `json:"uid"`
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+}
+
+func IdentityOf(body []byte) (Identity, error) {
+	var id Identity
+	err := json.Unmarshal(body, &id)
+	if err == nil && id.Metadata.ResourceVersion == "" {
+		err = errors.New("the answer has no resourceVersion")
+	}
+	return id, err
+}
+
+// AwaitBootstrap waits until the cluster's own objects are there: the default namespace
+// and the migrations' resources.
+func AwaitBootstrap(ctx context.Context, c *stage.Client) error {
+	return Eventually(ctx, "the cluster's own objects exist", func(ctx context.Context) error {
+		for _, path := range []string{"/api/v1/namespaces/default", migrationsPath, "/apis/migration.k8s.io/v1alpha1/storagestates"} {
+			if _, err := c.Do(ctx, http.MethodGet, path, "", nil); err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+		}
+		return nil
+	})
+}
+
+// CreateCRD creates a CRD and waits until its objects can be listed through every client.
+func CreateCRD(ctx context.Context, clients []*stage.Client, plural, storage string) error {
+	if _, err := clients[0].Do(ctx, http.MethodPost, CRDPath, JSONType, Definition(plural, storage)); err != nil {
+		return fmt.Errorf("create the CRD of %s: %w", plural, err)
+	}
+	return Eventually(ctx, "the CRD of "+plural+" is served", func(ctx context.Context) error {
+		for _, c := range clients {
+			if _, err := c.Do(ctx, http.MethodGet, CustomPath(plural, storage), "", nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func Eventually(ctx context.Context, what string, look func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, UsableLimit)
+	defer cancel()
+	if err := stage.Until(ctx, CalmPoll, look); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}

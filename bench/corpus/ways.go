@@ -1,0 +1,161 @@
+package corpus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/concord-dev/concord/bench/stage"
+)
+
+// Ways are the ways of migrating one resource, with what each took.
+type Ways struct {
+	// Rewrite is Concord's, Raw the same bytes by raw transactions, Update a GET and a PUT
+	// per object, Apply an empty apply per object.
+	Rewrite, Raw, Update, Apply []Span
+}
+
+// Round measures every way once. The raw writes of the old bytes undo the rewrites.
+func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
+	raw, err := stored.Restore(ctx, len(stored.puts))
+	if err != nil {
+		return err
+	}
+	rewrite, err := stored.Migrate(ctx, fmt.Sprint("round-", i))
+	if err != nil {
+		return err
+	}
+	w.Raw, w.Rewrite = append(w.Raw, raw), append(w.Rewrite, rewrite)
+	single := []struct {
+		spans *[]Span
+		write apiWrite
+	}{{&w.Update, GetAndPut}, {&w.Apply, ApplyNothing}}
+	if i%2 == 1 {
+		slices.Reverse(single)
+	}
+	for _, way := range single {
+		if _, err := stored.Restore(ctx, sampled); err != nil {
+			return err
+		}
+		done, err := stored.OneByOne(ctx, sampled, way.write)
+		if err != nil {
+			return err
+		}
+		*way.spans = append(*way.spans, done)
+	}
+	return nil
+}
+
+// apiWrite migrates one object by one write. listed is what a list has told of it.
+type apiWrite func(ctx context.Context, c *stage.Client, path string, listed []byte) error
+
+// GetAndPut is how kube-storage-version-migrator migrates an object.
+func GetAndPut(ctx context.Context, c *stage.Client, path string, _ []byte) error {
+	body, err := c.Do(ctx, http.MethodGet, path, "", nil)
+	if err != nil {
+		return err
+	}
+	_, err = c.Do(ctx, http.MethodPut, path, JSONType, body)
+	return err
+}
+
+// ApplyNothing is how kube-controller-manager's migrator does it, with what it knows of
+// an object from a list.
+func ApplyNothing(ctx context.Context, c *stage.Client, path string, listed []byte) error {
+	_, err := c.Do(ctx, http.MethodPatch, path+"?fieldManager=storage-version-migrator-controller", "application/apply-patch+yaml", listed)
+	return err
+}
+
+// OneByOne migrates the first n objects by API writes through one server.
+func (s *Stored) OneByOne(ctx context.Context, n int, write apiWrite) (Span, error) {
+	listed, err := s.list(ctx, n)
+	if err != nil {
+		return Span{}, err
+	}
+	client := s.Servers.Clients[0]
+	began := time.Now()
+	for i, metadata := range listed {
+		path := s.Corpus.path + "/" + s.Corpus.object(i)
+		if err := write(ctx, client, path, metadata); err != nil {
+			return Span{}, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	end := time.Now()
+	if err := s.Check(ctx, n); err != nil {
+		return Span{}, fmt.Errorf("after %d API writes: %w", n, err)
+	}
+	return Span{objects: n, began: began, end: end, seen: end}, nil
+}
+
+// list returns what an empty apply needs of the first n objects, in order.
+func (s *Stored) list(ctx context.Context, n int) ([][]byte, error) {
+	listed := make([][]byte, n)
+	for i := range n {
+		body, err := s.Servers.Clients[0].Do(ctx, http.MethodGet, s.Corpus.path+"/"+s.Corpus.object(i), "", nil)
+		if err != nil {
+			return nil, err
+		}
+		id, err := IdentityOf(body)
+		if err != nil {
+			return nil, err
+		}
+		listed[i] = Marshal(Fields{
+			"apiVersion": string(s.Corpus.current), "kind": s.Corpus.kind,
+			"metadata": Fields{"name": id.Metadata.Name, "uid": id.Metadata.UID, "resourceVersion": id.Metadata.ResourceVersion},
+		})
+	}
+	return listed, nil
+}
+
+// Span is how long it took to write objects: until the last one is written, and until
+// every server's watch cache has seen it.
+type Span struct {
+	objects          int
+	began, end, seen time.Time
+}
+
+// Objects is how many were written.
+func (s Span) Objects() int { return s.objects }
+
+// Began is when the first write could begin.
+func (s Span) Began() time.Time { return s.began }
+
+// Written is when the last one was written.
+func (s Span) Written() time.Time { return s.end }
+
+// Watched is when every server's watch cache had seen it.
+func (s Span) Watched() time.Time { return s.seen }
+
+// Rate returns the objects per second over all spans, and of each.
+func Rate(spans []Span, end func(Span) time.Time) (overall float64, each []float64) {
+	var objects, seconds float64
+	for _, s := range spans {
+		took := end(s).Sub(s.began).Seconds()
+		objects, seconds = objects+float64(s.objects), seconds+took
+		each = append(each, float64(s.objects)/took)
+	}
+	return objects / seconds, each
+}
+
+// awaitSeen waits until every server's watch cache has the object as of the revision.
+func (s *Stored) awaitSeen(ctx context.Context, object string, revision int64) error {
+	path := fmt.Sprintf("%s/%s?resourceVersion=%d", s.Corpus.path, object, revision)
+	for _, client := range s.Servers.Clients {
+		// The server waits itself, and answers 504 after some seconds.
+		err := Eventually(ctx, "a watch cache is up to date", func(ctx context.Context) error {
+			_, err := client.Do(ctx, http.MethodGet, path, "", nil)
+			var status *stage.StatusError
+			if errors.As(err, &status) && status.Code != http.StatusGatewayTimeout {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+// Command migration measures how fast stored objects are migrated, beside the raw limit
+// of etcd and the ways of existing migrators, on the same data, servers and run:
+//
+//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-dir DIR] [-o json]
+//
+// What is compared is measured in turns: ratios are what counts. The table and a chart
+// are written to files, migration.md and migration.svg, and the table to stdout as well;
+// with -o json stdout is one JSON document. It exits with 1 when a measurement fails, not
+// when a figure misses its target.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/concord-dev/concord/bench/stage"
+)
+
+// options are what the command line says.
+type options struct {
+	// objects is how many of each resource are migrated, sampled how many of them one by one.
+	objects, sampled int
+	servers, rounds  int
+	// samples is how many client writes have to be seen with a migration and without.
+	samples int
+	dir     string
+	json    bool
+}
+
+func main() {
+	stage.Child()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "migration:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	flags := flag.NewFlagSet("migration", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	o := options{}
+	flags.IntVar(&o.objects, "objects", 10_000, "objects of each resource")
+	flags.IntVar(&o.servers, "servers", 1, "API servers that run and watch")
+	flags.IntVar(&o.rounds, "rounds", 3, "how often each way is measured")
+	flags.IntVar(&o.samples, "samples", 2000, "client writes that are timed with a migration, and without")
+	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
+	output := flags.String("o", "", `"json" for one JSON document on stdout`)
+	if err := flags.Parse(args); err != nil {
+		return options{}, err
+	}
+	switch {
+	case flags.NArg() > 0:
+		return options{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case *output != "" && *output != "json":
+		return options{}, fmt.Errorf("-o %s: only json is known", *output)
+	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.samples < 100:
+		return options{}, errors.New("at least 100 objects, 100 samples, a server and a round are needed")
+	}
+	o.sampled = min(o.objects, 300)
+	o.json = *output == "json"
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	s, err := stage.New()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	b := &bench{options: o, stage: s, progress: stderr}
+	if err := b.measure(ctx); err != nil {
+		return err
+	}
+	return b.figures().publish(o, stdout)
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/concord-dev/concord/bench/corpus"
+	"github.com/concord-dev/concord/bench/stage"
+)
+
+// bench collects what is measured.
+type bench struct {
+	options  options
+	stage    *stage.Stage
+	progress io.Writer
+
+	custom, builtin corpus.Ways
+	valueBytes      [2]int // of a custom resource and of a built-in one, in the old encoding
+	noop            []corpus.Span
+	// idle and busy are the latencies of client writes, in milliseconds, without a migration
+	// and during one, and yielding what the migrations took during which they were taken.
+	idle, busy []float64
+	yielding   []corpus.Span
+}
+
+func (b *bench) logf(format string, args ...any) {
+	_, _ = fmt.Fprintf(b.progress, format+"\n", args...)
+}
+
+func (b *bench) measure(ctx context.Context) error {
+	cluster, err := b.stage.Cluster(ctx, "migration", true, b.options.servers)
+	if err != nil {
+		return err
+	}
+	servers, err := corpus.Open(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	if err := corpus.CreateCRD(ctx, servers.Clients, corpus.Rewritten, "v2"); err != nil {
+		return err
+	}
+	b.logf("storing %d objects of each resource", b.options.objects)
+	policies, err := b.fill(ctx, corpus.Policies, servers)
+	if err != nil {
+		return err
+	}
+	custom, err := b.fill(ctx, corpus.CustomResources, servers)
+	if err != nil {
+		return err
+	}
+	b.valueBytes = [2]int{custom.ValueBytes(), policies.ValueBytes()}
+	for i := range b.options.rounds {
+		b.logf("round %d of %d", i+1, b.options.rounds)
+		if err := b.builtin.Round(ctx, policies, i, b.options.sampled); err != nil {
+			return err
+		}
+		if err := b.custom.Round(ctx, custom, i, b.options.sampled); err != nil {
+			return err
+		}
+		again, err := custom.Migrate(ctx, fmt.Sprint("noop-", i))
+		if err != nil {
+			return err
+		}
+		b.noop = append(b.noop, again)
+	}
+	b.logf("timing client writes")
+	return errors.Join(b.foreground(ctx, custom), cluster.Close())
+}
+
+// fill stores objects and migrates them once, which makes the servers build what they
+// need and is not counted.
+func (b *bench) fill(ctx context.Context, c corpus.Corpus, servers *corpus.Servers) (*corpus.Stored, error) {
+	stored, err := c.Fill(ctx, servers, b.options.objects)
+	if err != nil {
+		return nil, err
+	}
+	_, err = stored.Migrate(ctx, "warm")
+	return stored, err
+}
+
+const (
+	// settle is how long the writers write before a migration begins.
+	settle = 500 * time.Millisecond
+	// maxRounds bounds how many migrations the writers' samples may take.
+	maxRounds = 8
+)
+
+// foreground times client writes without a migration and during migrations at the servers'
+// default settings, in turns.
+func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
+	w, err := newWriters(ctx, stored.Servers)
+	if err != nil {
+		return err
+	}
+	for i := 0; i < maxRounds && len(b.busy) < b.options.samples; i++ {
+		if _, err := stored.Restore(ctx, stored.Objects()); err != nil {
+			return err
+		}
+		stop := w.start(ctx)
+		began := time.Now()
+		err := w.await(ctx, b.options.samples/4)
+		idle, waitErr := stop()
+		if err = errors.Join(err, waitErr); err != nil {
+			return err
+		}
+		b.idle = append(b.idle, idle.between(began, time.Now())...)
+
+		stop = w.start(ctx)
+		pause(ctx, settle)
+		span, err := stored.Migrate(ctx, fmt.Sprint("foreground-", i))
+		busy, stopErr := stop()
+		if err = errors.Join(err, stopErr); err != nil {
+			return err
+		}
+		b.yielding = append(b.yielding, span)
+		b.busy = append(b.busy, busy.between(span.Began(), span.Written())...)
+		b.logf("%d client writes timed during migrations", len(b.busy))
+	}
+	return nil
+}

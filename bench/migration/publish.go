@@ -1,0 +1,139 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/concord-dev/concord/bench/corpus"
+	"github.com/concord-dev/concord/bench/figures"
+)
+
+// result is one way of migrating, or the clients beside it.
+type result struct {
+	Name             string  `json:"name"`
+	Objects          int     `json:"objects"`
+	Seconds          float64 `json:"seconds"`
+	ObjectsPerSecond float64 `json:"objectsPerSecond"`
+}
+
+// document is what -o json prints.
+type document struct {
+	Machine string   `json:"machine"`
+	Servers int      `json:"servers"`
+	Results []result `json:"results"`
+	// Ratios are named as their targets in ratioTargets.
+	Ratios map[string]float64 `json:"ratios"`
+	// ClientWrites are quantiles of the latency of client writes, in milliseconds.
+	ClientWrites map[string]float64 `json:"clientWritesMilliseconds"`
+	NotMeasured  []string           `json:"notMeasured"`
+
+	rows []figures.Row
+}
+
+// notMeasured names the ratios that cannot be measured yet, and why.
+var notMeasured = []string{"api/bestSequential: there is no engine that migrates through the API yet"}
+
+func (b *bench) figures() *document {
+	d := &document{
+		Machine: fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version()),
+		Servers: b.options.servers,
+		Ratios:  map[string]float64{}, NotMeasured: notMeasured,
+		ClientWrites: map[string]float64{
+			"p50Idle": figures.Median(b.idle), "p99Idle": figures.Quantile(b.idle, 0.99),
+			"p50Busy": figures.Median(b.busy), "p99Busy": figures.Quantile(b.busy, 0.99),
+		},
+	}
+	w, caughtUp := corpus.Span.Written, corpus.Span.Watched
+	cr := d.add("rewrite of custom resources", b.custom.Rewrite, w)
+	crSeen := d.add("rewrite of custom resources, until every watch cache has them", b.custom.Rewrite, caughtUp)
+	crRaw := d.add("raw limit, custom resources", b.custom.Raw, w)
+	d.add("raw limit, custom resources, until every watch cache has them", b.custom.Raw, caughtUp)
+	put := d.add("one GET and PUT per custom resource", b.custom.Update, w)
+	apply := d.add("one empty apply per custom resource", b.custom.Apply, w)
+	noop := d.add("rewrite of custom resources with nothing to do", b.noop, w)
+	builtin := d.add("rewrite of built-in resources", b.builtin.Rewrite, w)
+	builtinRaw := d.add("raw limit, built-in resources", b.builtin.Raw, w)
+	d.add("one GET and PUT per built-in resource", b.builtin.Update, w)
+	d.add("one empty apply per built-in resource", b.builtin.Apply, w)
+	d.add("rewrite of custom resources while clients write", b.yielding, w)
+
+	size := fmt.Sprintf("%d objects of %d bytes", b.options.objects, b.valueBytes[0])
+	d.compare("rewriteCR/raw", size, cr, crRaw, figures.RatioAtLeast(0.6))
+	d.compare("rewriteBuiltin/raw", fmt.Sprintf("%d objects of %d bytes", b.options.objects, b.valueBytes[1]), builtin, builtinRaw, figures.RatioAtLeast(0.7))
+	d.compare("rewriteCR/put", "", cr, put, figures.RatioAtLeast(50))
+	d.compare("rewriteCR/apply", "", cr, apply, figures.RatioAtLeast(50))
+	d.compare("rewriteCRCaughtUp/put", "", crSeen, put, figures.RatioAtLeast(20))
+	d.compare("noop/full", "", noop, cr, figures.RatioAtLeast(5))
+	p99 := figures.Row{Figure: "p99Busy/p99Idle", Unit: "ms", Value: d.ClientWrites["p99Busy"], Note: fmt.Sprintf("%d writes during migrations, %d without", len(b.busy), len(b.idle))}.
+		Compare("without a migration", d.ClientWrites["p99Idle"]).Judged(figures.RatioAtMost(2))
+	d.rows, d.Ratios[p99.Figure] = append(d.rows, p99), p99.Beside.Ratio
+	return d
+}
+
+// add notes a way and returns it.
+func (d *document) add(name string, spans []corpus.Span, end func(corpus.Span) time.Time) result {
+	r := result{Name: name}
+	for _, s := range spans {
+		r.Objects += s.Objects()
+		r.Seconds += end(s).Sub(s.Began()).Seconds()
+	}
+	r.ObjectsPerSecond, _ = corpus.Rate(spans, end)
+	d.Results = append(d.Results, r)
+	return r
+}
+
+func (d *document) compare(name, note string, one, other result, target *figures.Target) {
+	row := figures.Row{Figure: name, Unit: "objects/s", Value: one.ObjectsPerSecond, Note: note}.
+		Compare(other.Name, other.ObjectsPerSecond).Judged(target)
+	d.rows, d.Ratios[name] = append(d.rows, row), row.Beside.Ratio
+}
+
+func (d *document) table() string {
+	servers := "one server"
+	if d.Servers > 1 {
+		servers = fmt.Sprintf("%d servers", d.Servers)
+	}
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s; %s\n\n%s", d.Machine, servers, figures.Header)
+	for _, row := range d.rows {
+		s.WriteString(row.Markdown())
+	}
+	fmt.Fprintf(&s, "\nNot measured: %s.\n", strings.Join(d.NotMeasured, "; "))
+	return s.String()
+}
+
+func (d *document) chart() string {
+	var bars []figures.Bar
+	for _, r := range d.Results {
+		bars = append(bars, figures.Bar{Name: r.Name, Value: r.ObjectsPerSecond})
+	}
+	return figures.Chart("Objects migrated per second (logarithmic)", "/s", bars)
+}
+
+// publish writes the files and prints the table or the document.
+func (d *document) publish(o options, stdout io.Writer) error {
+	if err := os.MkdirAll(o.dir, 0o755); err != nil {
+		return fmt.Errorf("directory of the figures: %w", err)
+	}
+	table := d.table()
+	err := errors.Join(
+		os.WriteFile(filepath.Join(o.dir, "migration.md"), []byte(table), 0o644),
+		os.WriteFile(filepath.Join(o.dir, "migration.svg"), []byte(d.chart()), 0o644))
+	if err != nil {
+		return fmt.Errorf("write the figures: %w", err)
+	}
+	if !o.json {
+		_, err = io.WriteString(stdout, table)
+		return err
+	}
+	encoder := json.NewEncoder(stdout)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(d)
+}
