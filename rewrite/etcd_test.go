@@ -18,6 +18,13 @@ import (
 // because the name of a test's directory may be longer than a socket's path may be.
 func startEtcd(tb testing.TB) *clientv3.Client {
 	tb.Helper()
+	c, _ := startEtcdThatStops(tb)
+	return c
+}
+
+// startEtcdThatStops also returns what ends the etcd and starts it anew on its data.
+func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
+	tb.Helper()
 	sockets, err := os.MkdirTemp("", "rw")
 	must(tb, err)
 	tb.Cleanup(func() { _ = os.RemoveAll(sockets) })
@@ -30,18 +37,26 @@ func startEtcd(tb testing.TB) *clientv3.Client {
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(cfg)
-	must(tb, err)
-	tb.Cleanup(server.Close)
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(30 * time.Second):
-		tb.Fatal("etcd is not ready after 30 s")
+	var server *embed.Etcd
+	start := func() {
+		var err error
+		server, err = embed.StartEtcd(cfg)
+		must(tb, err)
+		select {
+		case <-server.Server.ReadyNotify():
+		case <-time.After(30 * time.Second):
+			tb.Fatal("etcd is not ready after 30 s")
+		}
 	}
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop()})
+	start()
+	tb.Cleanup(func() { server.Close() })
+	c, err = clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop()})
 	must(tb, err)
 	tb.Cleanup(func() { _ = c.Close() })
-	return c
+	return c, func() {
+		server.Close()
+		start()
+	}
 }
 
 func must(tb testing.TB, err error) {

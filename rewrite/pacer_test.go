@@ -1,0 +1,167 @@
+package rewrite
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+func TestPace(t *testing.T) {
+	const target = 5 * time.Millisecond
+	for _, test := range []struct {
+		name     string
+		now      pace
+		added    time.Duration
+		achieved float64
+		want     pace
+	}{
+		{"it climbs while nothing is added", pace{100, true}, 0, 95, pace{200, true}},
+		{"the first excess ends the climb", pace{1000, true}, 6 * time.Millisecond, 1000, pace{700, false}},
+		{"then it grows by little", pace{1000, false}, target, 1000, pace{1050, false}},
+		{"and by something", pace{50, false}, target, 50, pace{70, false}},
+		{"an excess is blamed on what was written", pace{10_000, false}, time.Second, 1000, pace{700, false}},
+		{"what is not used does not grow", pace{10_000, true}, 0, 1000, pace{10_000, true}},
+		{"it never ends", pace{slowest, false}, time.Second, slowest, pace{slowest, false}},
+		{"latency may fall", pace{100, true}, -time.Millisecond, 100, pace{200, true}},
+	} {
+		if got := test.now.next(test.added, target, test.achieved); math.Abs(got.rate-test.want.rate) > 1e-6 || got.climbing != test.want.climbing {
+			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
+		}
+	}
+}
+
+// TestPaceSettles lets a store answer later the more is written, and asserts that the rate
+// comes to where the target is, from above and from below.
+func TestPaceSettles(t *testing.T) {
+	const target = 5 * time.Millisecond
+	for _, start := range []pace{{100, true}, {50_000, false}} {
+		p, sum, most := start, 0.0, 0.0
+		for i := range 400 {
+			added := time.Duration(p.rate * 5 * float64(time.Microsecond)) // 1000/s add the target
+			p = p.next(added, target, p.rate)
+			if i >= 200 {
+				sum += p.rate
+				most = max(most, p.rate)
+			}
+		}
+		if mean := sum / 200; mean < 700 || most > 1100 {
+			t.Errorf("from %+v: %v objects/s on average, %v at most, want nearly 1000", start, mean, most)
+		}
+	}
+}
+
+func TestReserve(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
+	p := newPacer(Yield{MaxPerSecond: 1000}, 1, clock)
+	for i := range 3 {
+		n, after, _ := p.reserve(100)
+		if n != 10 || after != time.Duration(i)*10*time.Millisecond {
+			t.Errorf("%d: %d objects after %s", i, n, after)
+		}
+	}
+	p.set(math.Inf(1))
+	if n, _, _ := p.reserve(100); n != 10 {
+		t.Errorf("%d objects past the bound", n)
+	}
+	p.set(0)
+	if n, _, _ := p.reserve(100); n != 0 {
+		t.Errorf("%d objects while resting", n)
+	}
+	p.set(50)
+	if n, after, _ := p.reserve(100); n != 1 || after != 0 {
+		t.Errorf("%d objects after %s", n, after)
+	}
+	if n, after, _ := p.reserve(100); n != 1 || after != 20*time.Millisecond {
+		t.Errorf("%d objects after %s", n, after)
+	}
+	free := newPacer(Yield{}, 1, clock)
+	if n, after, _ := free.reserve(100); n != 100 || after != 0 {
+		t.Errorf("without a bound %d objects after %s", n, after)
+	}
+}
+
+// TestAdmitFollowsTheRate: who waits for a turn at an old rate gets one at the new.
+func TestAdmitFollowsTheRate(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
+	p := newPacer(Yield{}, 1, clock)
+	p.set(0)
+	admitted := make(chan int, 1)
+	go func() {
+		n, _ := p.admit(t.Context(), 7)
+		admitted <- n
+	}()
+	for deadline := time.After(time.Minute); !clock.HasWaiters(); {
+		select {
+		case <-deadline:
+			t.Fatal("nobody waits")
+		default:
+			runtime.Gosched()
+		}
+	}
+	p.set(math.Inf(1))
+	if n := <-admitted; n != 7 {
+		t.Errorf("%d admitted", n)
+	}
+	p.set(0)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.admit(ctx, 7); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestWindow counts what others wrote in the last second.
+func TestWindow(t *testing.T) {
+	var w window
+	own, newest, got := int64(0), int64(0), int64(0)
+	if w.add(0, 0) != 0 {
+		t.Error("others are seen before anything is known")
+	}
+	newest = 1000
+	for range 30 {
+		own, newest = own+50, newest+50+2
+		got = w.add(own, newest)
+	}
+	if got != 20 {
+		t.Errorf("%d transactions of others in a second with 2 per tick", got)
+	}
+	for range 11 {
+		own, newest = own+50, newest+50
+		got = w.add(own, newest)
+	}
+	if got != 0 {
+		t.Errorf("%d a second after the last one", got)
+	}
+}
+
+// TestGivesWay runs with clients that are always served and a store that is slow while
+// much is written: everything is done, at a rate that the store bears.
+func TestGivesWay(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 400)
+	transactions, largest := 0, 0
+	kv := hooked{KV: NewEtcd(c), beforeCommit: func(_ Fence, puts []Put) error {
+		transactions++
+		largest = max(largest, len(puts))
+		return nil
+	}}
+	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1, Yield: Yield{MaxAddedLatency: 10 * time.Millisecond, Busy: func() bool { return true }}}, nil)
+	must(t, err)
+	// At full speed it would be four transactions.
+	if result.Rewritten != 400 || transactions < 8 {
+		t.Errorf("%+v in %d transactions of up to %d", result.Progress, transactions, largest)
+	}
+	requireNew(t, c, contents)
+	must(t, Yield{}.Validate())
+	for _, bad := range []Yield{{MaxAddedLatency: -1}, {MaxPerSecond: -1}} {
+		if bad.Validate() == nil {
+			t.Errorf("%+v is valid", bad)
+		}
+	}
+}
