@@ -1,0 +1,299 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// half is the progress of a rewrite that is half done and met an object that it could not
+// migrate.
+var half = Progress{Total: 10, Done: 4, Failed: 1, Checkpoint: Checkpoint{
+	Position: "half", Failures: []Failure{{Namespace: "ns", Name: "early", Message: "broken"}},
+}}
+
+// crashHalfway runs a rewrite that saves its progress and then ends with its server.
+func crashHalfway(w *world) {
+	w.t.Helper()
+	ctx, crash := context.WithCancel(context.Background())
+	w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+		w.clock.Step(time.Minute)
+		progress(half)
+		crash()
+		return Result{}, ctx.Err()
+	}
+	if _, err := w.c.Step(ctx, "m"); !errors.Is(err, context.Canceled) {
+		w.t.Fatalf("got %v", err)
+	}
+	if m := w.read(); m.Status.ContinueToken == "" || len(m.Status.Failures) != 1 || m.Status.Progress.Done != 4 {
+		w.t.Fatalf("status %+v", m.Status)
+	}
+}
+
+// resumed runs the next server's rewrite and returns where it began.
+func resumed(w *world) (position string) {
+	w.t.Helper()
+	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		position = job.Resume
+		w.clock.Step(time.Second)
+		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2}, Failures: []Failure{{Namespace: "ns", Name: "late", Message: "broken"}}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	return position
+}
+
+// TestResumes: whoever goes on begins where the last one was, with the failures it met.
+func TestResumes(t *testing.T) {
+	for _, custom := range []bool{false, true} {
+		t.Run(fmt.Sprintf("custom resource %t", custom), func(t *testing.T) {
+			w := newWorld(t)
+			if custom {
+				w.crd("v1", 3)
+			}
+			w.migration(nil)
+			crashHalfway(w)
+			if got := resumed(w); got != "half" {
+				t.Errorf("the rewrite began at %q", got)
+			}
+			m := w.read()
+			w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
+			if f := m.Status.Failures; len(f) != 2 || f[0].Name != "early" || f[1].Name != "late" {
+				t.Errorf("failures %+v", f)
+			}
+			if m.Status.ContinueToken != "" {
+				t.Error("an ended migration can be continued")
+			}
+			// Four were done before this server began, a second ago.
+			if p := m.Status.Progress; p.Done != 8 || p.ObjectsPerSecond != 4 {
+				t.Errorf("progress %+v", p)
+			}
+		})
+	}
+}
+
+// TestVoidTokens: where anything has changed that could leave objects behind in another
+// encoding, or converted by another definition, everything is done again.
+func TestVoidTokens(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"another epoch": func(w *world) {
+			w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
+			m := w.read()
+			m.Annotations[migrationv1alpha1.EpochAnnotation] = sv.Annotations["concord.dev/epoch"]
+			w.must(w.client.Update(context.Background(), m))
+		},
+		"another StorageVersion": func(w *world) {
+			m := w.read()
+			migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "new-uid", Epoch: 1}, Encoding: v1})
+			w.must(w.client.Update(context.Background(), m))
+			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
+			w.must(w.client.Delete(context.Background(), sv))
+			sv.UID, sv.ResourceVersion = "new-uid", ""
+			status := sv.Status
+			w.must(w.client.Create(context.Background(), sv))
+			sv.Status = status
+			w.must(w.client.Status().Update(context.Background(), sv))
+		},
+		"another definition": func(w *world) { w.crd("v1", 4) },
+		"no definition": func(w *world) {
+			m := w.read()
+			saved, _ := parseToken(m.Status.ContinueToken)
+			saved.CRD = CRD{}
+			m.Status.ContinueToken = saved.String()
+			w.must(w.client.Status().Update(context.Background(), m))
+		},
+		"no token": func(w *world) {
+			m := w.read()
+			m.Status.ContinueToken = "rubbish"
+			w.must(w.client.Status().Update(context.Background(), m))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.crd("v1", 3)
+			w.migration(nil)
+			crashHalfway(w)
+			change(w)
+			if got := resumed(w); got != "" {
+				t.Errorf("the rewrite began at %q", got)
+			}
+			if m := w.read(); len(m.Status.Failures) != 1 || m.Status.Failures[0].Name != "late" || m.Status.Progress.ObjectsPerSecond != 8 {
+				t.Errorf("status %+v", m.Status)
+			}
+		})
+	}
+}
+
+// TestInterruptedRewritesGoOn: one server's next attempt begins where the last one ended,
+// also when nobody wrote it down.
+func TestInterruptedRewritesGoOn(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	var began []string
+	w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
+		if began = append(began, job.Resume); len(began) == 1 {
+			progress(half)
+			w.report(agree.Report{Server: self, Encoding: v1})
+			return Result{}, ErrFenced
+		}
+		return Result{Progress: Progress{Total: 10, Done: 9, Failed: 1}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	if len(began) != 2 || began[0] != "" || began[1] != "half" {
+		t.Errorf("the rewrites began at %q", began)
+	}
+	if f := w.read().Status.Failures; len(f) != 1 || f[0].Name != "early" {
+		t.Errorf("failures %+v", f)
+	}
+}
+
+func setPaused(w *world, paused bool) *migrationv1alpha1.StorageVersionMigration {
+	w.t.Helper()
+	m := w.read()
+	m.Spec.Paused = paused
+	w.must(w.client.Update(context.Background(), m))
+	return m
+}
+
+// TestPause: a migration that is paused rests, unclaimed, and goes on where it was.
+func TestPause(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
+		progress(half)
+		w.c.ObserveMigration(setPaused(w, true), false)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+	if m := w.read(); w.claimedBy() != "" || m.Status.Progress == nil || m.Status.Progress.Done != 4 {
+		t.Errorf("migration %+v", m)
+	}
+
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		t.Error("it does not rest")
+		return Result{}, nil
+	}
+	before := w.read().ResourceVersion
+	_, err = step(w)
+	w.must(err)
+	if after := w.read().ResourceVersion; after != before {
+		t.Error("a resting migration was written")
+	}
+
+	setPaused(w, false)
+	if got := resumed(w); got != "half" {
+		t.Errorf("the rewrite began at %q", got)
+	}
+}
+
+// TestPauseIsSeenWithoutAWatch: the next write of the progress finds it.
+func TestPauseIsSeenWithoutAWatch(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
+		setPaused(w, true)
+		w.clock.Step(time.Minute)
+		progress(half)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+}
+
+// TestRunPausesAndGoesOn: through the watch, both ways; and deleting is how to cancel.
+func TestRunPausesAndGoesOn(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	running := make(chan string)
+	w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+		progress(half)
+		running <- job.Resume
+		return untilInterrupted(ctx)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	reason := func(want string) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			m := w.read()
+			c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+			return c != nil && c.Reason == want && (m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "") == m.Spec.Paused, nil
+		})
+		if err != nil {
+			t.Fatalf("never %s: %+v", want, w.read())
+		}
+	}
+	change := func(paused bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			m := w.read()
+			m.Spec.Paused = paused
+			return w.client.Update(ctx, m) == nil, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if at := <-running; at != "" {
+		t.Errorf("began at %q", at)
+	}
+	change(true)
+	reason(migrationv1alpha1.ReasonPaused)
+	change(false)
+	if at := <-running; at != "half" {
+		t.Errorf("went on at %q", at)
+	}
+	reason(migrationv1alpha1.ReasonRewriting)
+	if err := w.client.Delete(ctx, w.read()); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		w.c.mu.Lock()
+		defer w.c.mu.Unlock()
+		return len(w.c.running) == 0, nil
+	})
+	if err != nil {
+		t.Error("a deleted migration runs on")
+	}
+}
+
+// TestSpeedIsTheMigrations: what a migration says of its speed reaches the rewriter.
+func TestSpeedIsTheMigrations(t *testing.T) {
+	w := newWorld(t)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Spec.MaxAddedLatency = &metav1.Duration{Duration: 7 * time.Millisecond}
+		m.Spec.MaxObjectsPerSecond = ptr.To(int64(0))
+	})
+	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		if job.MaxAddedLatency == nil || *job.MaxAddedLatency != 7*time.Millisecond || job.MaxPerSecond == nil || *job.MaxPerSecond != 0 {
+			t.Errorf("job %+v", job)
+		}
+		return Result{}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+}
