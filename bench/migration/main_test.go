@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/concord-dev/concord/bench/stage"
+)
+
+// TestMain lets the test binary be the servers that a benchmark starts.
+func TestMain(m *testing.M) {
+	stage.Child()
+	os.Exit(m.Run())
+}
+
+// TestSmallestRun runs the benchmark from end to end. The figures are worth nothing.
+func TestSmallestRun(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	dir := filepath.Join(t.TempDir(), "figures")
+	var stdout, stderr bytes.Buffer
+	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	var d document
+	if err := json.Unmarshal(stdout.Bytes(), &d); err != nil {
+		t.Fatalf("%v in %s", err, stdout.String())
+	}
+	for _, name := range []string{"rewriteCR/raw", "rewriteBuiltin/raw", "rewriteCR/put", "rewriteCR/apply", "rewriteCRCaughtUp/put", "noop/full", "p99Busy/p99Idle"} {
+		if d.Ratios[name] <= 0 {
+			t.Errorf("ratio %s is %v", name, d.Ratios[name])
+		}
+	}
+	if len(d.NotMeasured) != 1 || !strings.HasPrefix(d.NotMeasured[0], "api/bestSequential") {
+		t.Errorf("not measured: %q", d.NotMeasured)
+	}
+	for _, r := range d.Results {
+		if r.Objects < 200 || r.Seconds <= 0 || r.ObjectsPerSecond <= 0 {
+			t.Errorf("result %+v", r)
+		}
+	}
+	for file, want := range map[string]string{"migration.md": "| rewriteCR/raw", "migration.svg": "raw limit"} {
+		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %v, %s", file, err, text)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(os.TempDir(), "*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestArguments(t *testing.T) {
+	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}} {
+		if _, err := parse(args, &bytes.Buffer{}); err == nil {
+			t.Errorf("%v: accepted", args)
+		}
+	}
+	o, err := parse([]string{"-objects", "150", "-o", "json"}, &bytes.Buffer{})
+	if err != nil || o.objects != 150 || o.sampled != 150 || !o.json || o.servers != 1 {
+		t.Errorf("got %+v, %v", o, err)
+	}
+}
+
+// TestLatencies counts the writes that were begun while a migration ran.
+func TestLatencies(t *testing.T) {
+	var all samples
+	base := time.Unix(1000, 0)
+	for i := range 10 {
+		began := base.Add(time.Duration(i) * time.Second)
+		all = append(all, sample{began: began, end: began.Add(time.Duration(i+1) * time.Second)})
+	}
+	got := all.between(base.Add(3*time.Second), base.Add(6*time.Second))
+	if len(got) != 3 || got[0] != 4000 || got[2] != 6000 {
+		t.Errorf("got %v", got)
+	}
+}
