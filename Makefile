@@ -30,8 +30,9 @@ check: ## gofmt, go vet, concord-vet, golangci-lint where it is installed, and d
 	@go generate ./... && git diff --exit-code -- '*zz_generated*' || { echo "generated code differs: run make generate and commit"; exit 1; }
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: skipped"; fi
 
-bench: ## Measure what the protocol costs, side by side
+bench: ## Measure what the protocol costs and how fast migrations are, side by side
 	go run ./bench/protocol
+	go run ./bench/migration
 
 demo: ## Watch three servers upgrade themselves
 	go run ./cmd/concord demo

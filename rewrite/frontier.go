@@ -39,6 +39,7 @@ type frontier struct {
 func (f *frontier) begin(c *chunk) { f.pending = append(f.pending, c) }
 
 func (f *frontier) end(c *chunk) {
+	clear(c.entries) // else the values live as long as any other piece of their page
 	c.done, c.entries = true, nil
 	for len(f.pending) > 0 && f.pending[0].done {
 		first := f.pending[0]

@@ -76,8 +76,12 @@ func (r *run) all(ctx context.Context) error {
 
 // probe reads one small value from the store's newest state, as its clients do.
 func (r *run) probe(ctx context.Context) (revision int64, err error) {
-	page, err := r.kv.Range(ctx, r.target.FenceKey, r.target.FenceKey+"\x00", 1, 0)
-	return page.Revision, err
+	err = within(ctx, func(ctx context.Context) error {
+		page, err := r.kv.Range(ctx, r.target.FenceKey, r.target.FenceKey+"\x00", 1, 0)
+		revision = page.Revision
+		return err
+	})
+	return revision, err
 }
 
 // pages reads all pages, a few ahead, and has each piece of them rewritten, Workers at a
