@@ -91,8 +91,8 @@ func (r *run) pages(ctx context.Context) error {
 		return r.read(ctx, r.rewrite)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	// As many wait as are worked on, so that reading, CPU and store are busy together.
-	chunks := make(chan *chunk, r.opts.Workers)
+	// About a page for each worker waits, so that reading, CPU and store are busy together.
+	chunks := make(chan *chunk, r.opts.Workers*max(1, r.opts.PageKeys/r.opts.TxnKeys))
 	group.Go(func() error {
 		defer close(chunks)
 		return r.read(ctx, func(ctx context.Context, c *chunk) error {
