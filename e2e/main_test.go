@@ -35,6 +35,7 @@ func TestSlow(t *testing.T) {
 		{"UserMigrations", testUserMigrations},
 		{"Undecodable", testUndecodable},
 		{"ConversionWebhook", testConversionWebhook},
+		{"PausedAndKilled", testPausedAndKilled},
 		{"NamespaceDeletion", testNamespaceDeletion},
 		{"CautiousUpgrade", testCautiousUpgrade},
 		{"EmulationRollback", testEmulationRollback},
