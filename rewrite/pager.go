@@ -19,7 +19,7 @@ type pager struct {
 }
 
 // firstLimit keeps the first pages small, before anything is known of the values' sizes.
-const firstLimit = 16
+const firstLimit = 64
 
 func newPager(reader Reader, prefix string, maxKeys, maxBytes int) *pager {
 	return &pager{

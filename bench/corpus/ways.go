@@ -120,6 +120,12 @@ type Span struct {
 // Objects is how many were written.
 func (s Span) Objects() int { return s.objects }
 
+// Of returns a span in which only n objects were written.
+func (s Span) Of(n int) Span {
+	s.objects = n
+	return s
+}
+
 // Began is when the first write could begin.
 func (s Span) Began() time.Time { return s.began }
 

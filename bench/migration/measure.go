@@ -84,8 +84,9 @@ func (b *bench) fill(ctx context.Context, c corpus.Corpus, servers *corpus.Serve
 const (
 	// settle is how long the writers write before a migration begins.
 	settle = 500 * time.Millisecond
-	// maxRounds bounds how many migrations the writers' samples may take.
-	maxRounds = 8
+	// maxRounds bounds how many migrations the writers' samples may take, and maxYielding
+	// how many objects each of them writes: it gives way and takes its time.
+	maxRounds, maxYielding = 8, 5000
 )
 
 // foreground times client writes without a migration and during migrations at the servers'
@@ -96,12 +97,13 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 		return err
 	}
 	for i := 0; i < maxRounds && len(b.busy) < b.options.samples; i++ {
-		if _, err := stored.Restore(ctx, stored.Objects()); err != nil {
+		objects := min(stored.Objects(), maxYielding)
+		if _, err := stored.Restore(ctx, objects); err != nil {
 			return err
 		}
 		stop := w.start(ctx)
 		began := time.Now()
-		err := w.await(ctx, b.options.samples/4)
+		err := w.await(ctx, b.options.samples/2)
 		idle, waitErr := stop()
 		if err = errors.Join(err, waitErr); err != nil {
 			return err
@@ -115,7 +117,7 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 		if err = errors.Join(err, stopErr); err != nil {
 			return err
 		}
-		b.yielding = append(b.yielding, span)
+		b.yielding = append(b.yielding, span.Of(objects))
 		b.busy = append(b.busy, busy.between(span.Began(), span.Written())...)
 		b.logf("%d client writes timed during migrations", len(b.busy))
 	}
