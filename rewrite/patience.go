@@ -27,7 +27,7 @@ func (r *run) patiently(ctx context.Context, call func(context.Context) error) e
 		if since.IsZero() {
 			since = now
 		}
-		if now.Sub(since) >= r.opts.Patience {
+		if now.Add(backoff).Sub(since) > r.opts.Patience {
 			return err
 		}
 		if waitErr := wait(ctx, r.opts.Clock, backoff); waitErr != nil {

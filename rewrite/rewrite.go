@@ -104,7 +104,8 @@ type Options struct {
 	Resume Cursor
 	// Yield says how the run gives way to others. Its zero value never does.
 	Yield Yield
-	// Patience is how long the store may be unavailable before the run fails. Default: 1 min.
+	// Patience is how long the store may be unavailable before the run fails; less than 20 ms
+	// means that it fails at once. Default: 1 min.
 	Patience time.Duration
 	// Clock defaults to the real one.
 	Clock clock.Clock

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -26,8 +27,18 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	options := rewrite.Options{Workers: 1, PageKeys: r.p.w.config.Page, TxnKeys: r.p.w.config.Txn}
-	result, err := rewrite.New(rewrite.NewEtcd(r.p.kv())).Run(ctx, *target, options, func(done rewrite.Progress) { progress(progressOf(done)) })
+	options := rewrite.Options{Workers: 1, PageKeys: r.p.w.config.Page, TxnKeys: r.p.w.config.Txn, Patience: 1}
+	// What cannot be read is the beginning.
+	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
+		options.Resume = rewrite.Cursor{}
+	}
+	result, err := rewrite.New(rewrite.NewEtcd(r.p.kv())).Run(ctx, *target, options, func(done rewrite.Report) {
+		report := progressOf(done.Progress)
+		if position, err := json.Marshal(done.Cursor); err == nil && done.Cursor.After != "" {
+			report.Checkpoint.Position = string(position)
+		}
+		progress(report)
+	})
 	answer := migrate.Result{Progress: progressOf(result.Progress)}
 	for _, f := range result.Failed {
 		answer.Failures = append(answer.Failures, migrate.Failure{Name: f.Key, Message: f.Detail})

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 )
 
@@ -80,6 +81,6 @@ func (b *bench) startPlanned(ctx context.Context, name string, planned bool) (to
 	if err := server.Start(); err != nil {
 		return 0, err
 	}
-	ready, err := server.AwaitReady(ctx, exactPoll)
+	ready, err := server.AwaitReady(ctx, corpus.ExactPoll)
 	return ready.Sub(server.Started()), err
 }
