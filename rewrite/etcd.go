@@ -21,9 +21,10 @@ type Etcd struct {
 	kv clientv3.KV
 }
 
-// NewEtcd returns a KV over an etcd client. Replies are bounded for a *clientv3.Client.
+// NewEtcd returns a KV over an etcd client. Replies are bounded for a *clientv3.Client
+// with a connection; one to an etcd in the same process has none.
 func NewEtcd(kv clientv3.KV) *Etcd {
-	if client, ok := kv.(*clientv3.Client); ok {
+	if client, ok := kv.(*clientv3.Client); ok && client.ActiveConnection() != nil {
 		kv = clientv3.NewKVFromKVClient(boundedReplies{clientv3.RetryKVClient(client)}, client)
 	}
 	return &Etcd{kv: kv}
