@@ -1,0 +1,275 @@
+package mutant
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Config is what Run needs.
+type Config struct {
+	// Root is the folder of the sources; see Root.
+	Root string
+	// Package is the simulator's command, as a folder below Root.
+	Package string
+	// Budgets are the argument lists with which the simulator is run, one after the other
+	// until a mutant is caught. What a mutant's Find says is run first.
+	Budgets [][]string
+	// Parallel is how many mutants are built and run at a time. Default: the number of CPUs.
+	Parallel int
+	// Timeout bounds one run of the simulator. Default: 10 min.
+	Timeout time.Duration
+	// Done, if not nil, is called after every mutant, one call at a time.
+	Done func(Outcome)
+}
+
+// Outcome is what became of one mutant, or of the control, whose Mutant has no name: the
+// simulator as it is, run with every argument list that was used.
+type Outcome struct {
+	Mutant Mutant
+	// Violation is what the simulator found, nil if it found nothing.
+	Violation *Violation
+	// Schedules counts the runs in which nothing was found, too; it is 0 where the
+	// simulator did not say.
+	Schedules int64
+	// Built and Ran are how long it took.
+	Built, Ran time.Duration
+	// Err says why there is no answer.
+	Err error
+}
+
+// Violation is what the simulator printed.
+type Violation struct {
+	// Invariant is one of DESIGN 3.7, such as "I3".
+	Invariant string
+	// Args are those of the run that found it, Line the line that tells of it.
+	Args []string
+	Line string
+}
+
+// Wrong says whether the outcome is not as it has to be, and why.
+func (o Outcome) Wrong() (string, bool) {
+	switch m, caught := o.Mutant, o.Violation != nil; {
+	case o.Err != nil:
+		return o.Err.Error(), true
+	case m.Name == "" && caught:
+		return "the simulator finds a violation without any mutant", true
+	case m.Name != "" && m.Covered == "" && !caught:
+		return "not caught", true
+	case m.Covered != "" && caught:
+		return "caught, although it is said to do no harm: " + m.Covered, true
+	case caught && len(m.Violates) > 0 && !slices.Contains(m.Violates, o.Violation.Invariant):
+		return fmt.Sprintf("violates %s, not %s as it is said to", o.Violation.Invariant, strings.Join(m.Violates, " or ")), true
+	}
+	return "", false
+}
+
+// String prints one line.
+func (o Outcome) String() string {
+	name := o.Mutant.Name
+	if name == "" {
+		name = "(no mutant)"
+	}
+	line := "silent"
+	if v := o.Violation; v != nil {
+		line = fmt.Sprintf("caught by %s with %s", v.Invariant, strings.Join(v.Args, " "))
+	}
+	if o.Schedules > 0 {
+		line += fmt.Sprintf(" after %d schedules", o.Schedules)
+	}
+	line = fmt.Sprintf("%-40s %s, built in %.1f s, ran for %.1f s", name, line, o.Built.Seconds(), o.Ran.Seconds())
+	if why, wrong := o.Wrong(); wrong {
+		line += "\n  WRONG: " + why
+	}
+	return line
+}
+
+// Run builds and runs the mutants and then the control. The outcomes are in the order of
+// the mutants, the control last. An error says that nothing was proven, such as that the
+// sources do not build without any mutant.
+func Run(ctx context.Context, cfg Config, mutants []Mutant) ([]Outcome, error) {
+	if cfg.Parallel == 0 {
+		cfg.Parallel = runtime.NumCPU()
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 10 * time.Minute
+	}
+	dir, err := os.MkdirTemp("", "concord-mutants-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	r := &runner{cfg: cfg, dir: dir}
+	if err := r.build(ctx, Mutant{}); err != nil {
+		return nil, fmt.Errorf("the simulator does not build: %w", err)
+	}
+	outcomes := make([]Outcome, len(mutants), len(mutants)+1)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, cfg.Parallel)
+	for i, m := range mutants {
+		slots <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			outcomes[i] = r.mutant(ctx, m)
+			r.done(outcomes[i])
+		})
+	}
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	control := r.control(ctx, mutants)
+	r.done(control)
+	return append(outcomes, control), ctx.Err()
+}
+
+type runner struct {
+	cfg Config
+	dir string
+	mu  sync.Mutex // held while Config.Done is called
+}
+
+func (r *runner) done(o Outcome) {
+	if r.cfg.Done == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cfg.Done(o)
+}
+
+// mutant builds one mutant and runs it until it is caught.
+func (r *runner) mutant(ctx context.Context, m Mutant) Outcome {
+	o := Outcome{Mutant: m}
+	begun := time.Now()
+	o.Err = r.build(ctx, m)
+	o.Built = time.Since(begun)
+	if o.Err != nil {
+		return o
+	}
+	defer func() { _ = os.Remove(r.binary(m)) }()
+	r.search(ctx, &o, r.budgets(m))
+	return o
+}
+
+// control runs the simulator as it is with everything that the mutants were run with.
+func (r *runner) control(ctx context.Context, mutants []Mutant) Outcome {
+	var all [][]string
+	for _, m := range append(slices.Clone(mutants), Mutant{}) {
+		for _, args := range r.budgets(m) {
+			if !slices.ContainsFunc(all, func(a []string) bool { return slices.Equal(a, args) }) {
+				all = append(all, args)
+			}
+		}
+	}
+	var o Outcome
+	r.search(ctx, &o, all)
+	return o
+}
+
+func (r *runner) budgets(m Mutant) [][]string {
+	if len(m.Find) == 0 {
+		return r.cfg.Budgets
+	}
+	return append([][]string{m.Find}, r.cfg.Budgets...)
+}
+
+func (r *runner) binary(m Mutant) string {
+	return filepath.Join(r.dir, "concord-sim-"+m.Name)
+}
+
+// build links the simulator with the mutant's sources in the place of the module's.
+func (r *runner) build(ctx context.Context, m Mutant) error {
+	sources, err := m.Apply(r.cfg.Root)
+	if err != nil {
+		return err
+	}
+	replace := map[string]string{}
+	for file, source := range sources {
+		patched := filepath.Join(r.dir, fmt.Sprintf("%s-%d-%s", m.Name, len(replace), filepath.Base(file)))
+		if err := os.WriteFile(patched, source, 0o600); err != nil {
+			return err
+		}
+		replace[filepath.Join(r.cfg.Root, filepath.FromSlash(file))] = patched
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(r.dir, m.Name+"-overlay.json")
+	if err := os.WriteFile(path, overlay, 0o600); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-overlay", path,
+		"-o", r.binary(m), "./"+filepath.ToSlash(r.cfg.Package))
+	cmd.Dir = r.cfg.Root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// search runs a binary with one list of arguments after the other until it finds something.
+func (r *runner) search(ctx context.Context, o *Outcome, budgets [][]string) {
+	begun := time.Now()
+	defer func() { o.Ran = time.Since(begun) }()
+	for _, args := range budgets {
+		found, schedules, err := r.simulate(ctx, o.Mutant, args)
+		o.Schedules += schedules
+		if o.Violation, o.Err = found, err; found != nil || err != nil {
+			return
+		}
+	}
+}
+
+// violated is the exit code of a simulator that has found a violation.
+const violated = 2
+
+var (
+	// What the simulator prints; its own test holds it to that.
+	violationLine = regexp.MustCompile(`(?m)^violation of (I[0-9]+)\b.*$`)
+	schedulesText = regexp.MustCompile(`\b([0-9]+) schedules\b`)
+)
+
+func (r *runner) simulate(ctx context.Context, m Mutant, args []string) (*Violation, int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, r.binary(m), args...)
+	cmd.Dir = r.cfg.Root
+	out, err := cmd.CombinedOutput()
+	var schedules int64
+	if all := schedulesText.FindAllSubmatch(out, -1); len(all) > 0 {
+		schedules, _ = strconv.ParseInt(string(all[len(all)-1][1]), 10, 64)
+	}
+	line := violationLine.FindSubmatch(out)
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return nil, schedules, fmt.Errorf("concord-sim %s: %w", strings.Join(args, " "), ctx.Err())
+	case err == nil:
+		return nil, schedules, nil
+	case errors.As(err, &exit) && exit.ExitCode() == violated && line != nil:
+		return &Violation{Invariant: string(line[1]), Args: args, Line: string(line[0])}, schedules, nil
+	}
+	return nil, schedules, fmt.Errorf("concord-sim %s: %w: %s", strings.Join(args, " "), err, tail(string(out)))
+}
+
+// tail returns the last lines of an output.
+func tail(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-5):], " | ")
+}
