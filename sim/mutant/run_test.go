@@ -100,3 +100,13 @@ func TestControl(t *testing.T) {
 		t.Errorf("a violation without a mutant passes: %s", why)
 	}
 }
+
+func TestSelect(t *testing.T) {
+	all := []Mutant{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+	if got, err := Select(all, []string{"c", "a"}); err != nil || !slices.Equal(namesOf(got), []string{"a", "c"}) {
+		t.Errorf("selected %v, %v", namesOf(got), err)
+	}
+	if _, err := Select(all, []string{"a", "d"}); err == nil || !strings.Contains(err.Error(), `"d"`) {
+		t.Errorf("a mutant that does not exist: %v", err)
+	}
+}
