@@ -170,7 +170,7 @@ func (m Mutant) Apply(root string) (map[string][]byte, error) {
 		source, ok := sources[e.File]
 		if !ok {
 			var err error
-			if source, err = os.ReadFile(filepath.Join(root, filepath.FromSlash(e.File))); err != nil {
+			if source, err = read(root, e.File); err != nil {
 				return nil, fmt.Errorf("mutant %s %w: %w", m.Name, ErrOutdated, err)
 			}
 		}
@@ -181,6 +181,10 @@ func (m Mutant) Apply(root string) (map[string][]byte, error) {
 		sources[e.File] = patched
 	}
 	return sources, nil
+}
+
+func read(root, file string) ([]byte, error) {
+	return os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
 }
 
 func (e Edit) apply(source []byte) ([]byte, error) {

@@ -54,6 +54,15 @@ func TestMutants(t *testing.T) {
 			}
 		})
 	}
+	all, err := graft(root, mutants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir := range dirs {
+		if err := checker.check(dir, all); err != nil {
+			t.Errorf("%s with all mutants: %v", dir, err)
+		}
+	}
 }
 
 // checker type-checks single packages of the module against the export data of what they
@@ -111,7 +120,13 @@ func (c *checker) check(dir string, patched map[string][]byte) error {
 		return errors.New("no such package")
 	}
 	var files []*ast.File
-	for _, name := range p.GoFiles {
+	names := slices.Clone(p.GoFiles)
+	for file := range patched {
+		if path.Dir(file) == dir && !slices.Contains(names, path.Base(file)) {
+			names = append(names, path.Base(file))
+		}
+	}
+	for _, name := range names {
 		var source any
 		if text, ok := patched[path.Join(dir, name)]; ok {
 			source = text

@@ -43,8 +43,8 @@ type Outcome struct {
 	// Schedules counts the runs in which nothing was found, too; it is 0 where the
 	// simulator did not say.
 	Schedules int64
-	// Built and Ran are how long it took.
-	Built, Ran time.Duration
+	// Ran is how long it took.
+	Ran time.Duration
 	// Err says why there is no answer.
 	Err error
 }
@@ -88,7 +88,7 @@ func (o Outcome) String() string {
 	if o.Schedules > 0 {
 		line += fmt.Sprintf(" after %d schedules", o.Schedules)
 	}
-	line = fmt.Sprintf("%-40s %s, built in %.1f s, ran for %.1f s", name, line, o.Built.Seconds(), o.Ran.Seconds())
+	line = fmt.Sprintf("%-40s %s in %.1f s", name, line, o.Ran.Seconds())
 	if why, wrong := o.Wrong(); wrong {
 		line += "\n  WRONG: " + why
 	}
@@ -111,8 +111,8 @@ func Run(ctx context.Context, cfg Config, mutants []Mutant) ([]Outcome, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	r := &runner{cfg: cfg, dir: dir}
-	if err := r.build(ctx, Mutant{}); err != nil {
-		return nil, fmt.Errorf("the simulator does not build: %w", err)
+	if err := r.build(ctx, mutants); err != nil {
+		return nil, err
 	}
 	outcomes := make([]Outcome, len(mutants), len(mutants)+1)
 	var wg sync.WaitGroup
@@ -152,16 +152,9 @@ func (r *runner) done(o Outcome) {
 	r.cfg.Done(o)
 }
 
-// mutant builds one mutant and runs it until it is caught.
+// mutant runs a mutant until it is caught.
 func (r *runner) mutant(ctx context.Context, m Mutant) Outcome {
 	o := Outcome{Mutant: m}
-	begun := time.Now()
-	o.Err = r.build(ctx, m)
-	o.Built = time.Since(begun)
-	if o.Err != nil {
-		return o
-	}
-	defer func() { _ = os.Remove(r.binary(m)) }()
 	r.search(ctx, &o, r.budgets(m))
 	return o
 }
@@ -188,34 +181,48 @@ func (r *runner) budgets(m Mutant) [][]string {
 	return append([][]string{m.Find}, r.cfg.Budgets...)
 }
 
-func (r *runner) binary(m Mutant) string {
-	return filepath.Join(r.dir, "concord-sim-"+m.Name)
-}
+// The simulator as it is, and with all mutants.
+const (
+	control = "control"
+	mutated = "mutated"
+)
 
-// build links the simulator with the mutant's sources in the place of the module's.
-func (r *runner) build(ctx context.Context, m Mutant) error {
-	sources, err := m.Apply(r.cfg.Root)
+func (r *runner) binary(which string) string { return filepath.Join(r.dir, which) }
+
+// build links the simulator twice.
+func (r *runner) build(ctx context.Context, mutants []Mutant) error {
+	sources, err := graft(r.cfg.Root, mutants)
 	if err != nil {
 		return err
 	}
 	replace := map[string]string{}
 	for file, source := range sources {
-		patched := filepath.Join(r.dir, fmt.Sprintf("%s-%d-%s", m.Name, len(replace), filepath.Base(file)))
+		patched := filepath.Join(r.dir, strings.ReplaceAll(file, "/", "-"))
 		if err := os.WriteFile(patched, source, 0o600); err != nil {
 			return err
 		}
 		replace[filepath.Join(r.cfg.Root, filepath.FromSlash(file))] = patched
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	text, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(r.dir, m.Name+"-overlay.json")
-	if err := os.WriteFile(path, overlay, 0o600); err != nil {
+	overlay := filepath.Join(r.dir, "overlay.json")
+	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-overlay", path,
-		"-o", r.binary(m), "./"+filepath.ToSlash(r.cfg.Package))
+	if err := r.link(ctx, r.binary(control)); err != nil {
+		return fmt.Errorf("the simulator does not build: %w", err)
+	}
+	if err := r.link(ctx, r.binary(mutated), "-overlay", overlay); err != nil {
+		return fmt.Errorf("the mutants do not build: %w", err)
+	}
+	return nil
+}
+
+func (r *runner) link(ctx context.Context, binary string, flags ...string) error {
+	args := append([]string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", binary}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "./"+filepath.ToSlash(r.cfg.Package))...)
 	cmd.Dir = r.cfg.Root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w: %s", err, strings.TrimSpace(string(out)))
@@ -241,14 +248,19 @@ const violated = 2
 
 var (
 	// What the simulator prints; its own test holds it to that.
-	violationLine = regexp.MustCompile(`(?m)^violation of (I[0-9]+)\b.*$`)
-	schedulesText = regexp.MustCompile(`\b([0-9]+) schedules\b`)
+	violationLine = regexp.MustCompile(`(?m)^VIOLATION (I[0-9]+|panic)\b.*$`)
+	schedulesText = regexp.MustCompile(`(?m)^([0-9]+) schedules,`)
 )
 
 func (r *runner) simulate(ctx context.Context, m Mutant, args []string) (*Violation, int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, r.binary(m), args...)
+	binary := r.binary(mutated)
+	if m.Name == "" {
+		binary = r.binary(control)
+	}
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), chosen+"="+m.Name)
 	cmd.Dir = r.cfg.Root
 	out, err := cmd.CombinedOutput()
 	var schedules int64
