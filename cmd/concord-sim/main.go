@@ -37,6 +37,9 @@ type options struct {
 	preemptions int
 	limit       int
 	quiet       bool
+	shrink      bool
+	mutants     bool
+	names       string
 }
 
 func main() {
@@ -52,6 +55,9 @@ func main() {
 	flag.StringVar(&o.only, "world", "", "with --exhaustive: only this small world")
 	flag.IntVar(&o.preemptions, "preemptions", 2, "with --exhaustive: the bound of preemptions in a schedule")
 	flag.IntVar(&o.limit, "limit", 1_000_000, "with --exhaustive: the bound of schedules of a small world")
+	flag.BoolVar(&o.shrink, "shrink", true, "shrink the script of a violation")
+	flag.BoolVar(&o.mutants, "mutants", false, "drop every safety rule, one at a time, and see each violation found within so many seeds; needs Go and the sources")
+	flag.StringVar(&o.names, "only", "", "with --mutants: only those of these names, separated by commas")
 	// The package's own exit code of bad flags is that of a violation here.
 	flag.CommandLine.Init(os.Args[0], flag.ContinueOnError)
 	switch err := flag.CommandLine.Parse(os.Args[1:]); {
@@ -75,6 +81,10 @@ func (o options) run(out io.Writer) (int, error) {
 		return 0, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	case o.parallel < 1:
 		return 0, errors.New("--parallel must be at least 1")
+	case o.names != "" && !o.mutants:
+		return 0, errors.New("--only needs --mutants")
+	case o.mutants:
+		return o.dropRules(out)
 	case o.script != "":
 		return o.replay(out)
 	case o.exhaustive:
@@ -204,7 +214,7 @@ func (o options) search(out io.Writer) int {
 	}
 	progress()
 	if f := found.Load(); f != nil {
-		f.print(out)
+		f.print(out, o.shrink)
 		return exitViolation
 	}
 	fmt.Fprintln(out, "no violation")
@@ -219,10 +229,13 @@ type failure struct {
 // shrinkBudget bounds the replays that a script is shrunk with.
 const shrinkBudget = 5000
 
-func (f *failure) print(out io.Writer) {
+func (f *failure) print(out io.Writer, shrink bool) {
 	v := f.run.Violation
 	fmt.Fprintf(out, "VIOLATION %s: seed %d: %s\n", v.Invariant, f.seed, v.What)
 	fmt.Fprintf(out, "replay: go run ./cmd/concord-sim --seeds 1 --from %d --trace\n", f.seed)
+	if !shrink {
+		return
+	}
 	small := sim.Shrink(f.run.Config, f.run.Script, v.Invariant, shrinkBudget)
 	fmt.Fprintf(out, "shrunk to %d of %d events; replay with --script FILE --trace:\n%s", len(small), len(f.run.Script), sim.FormatStory(f.run.Config, small))
 }
