@@ -2,6 +2,7 @@ package sim
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -12,7 +13,8 @@ import (
 
 // Small is a small world whose schedules are tried systematically: threads of events run
 // after a common beginning, interleaved in every way that has at most a number of
-// preemptions. A task that an event begins is part of its thread, call by call.
+// preemptions. A task that an event begins is part of its thread, call by call. A world
+// without threads has one schedule.
 type Small struct {
 	Name    string
 	Config  Config
@@ -71,8 +73,8 @@ func parseSmall(name, text string) (Small, error) {
 			return small, err
 		}
 	}
-	if len(small.Threads) < 2 {
-		return small, fmt.Errorf("want two threads or more, not %d", len(small.Threads))
+	if len(small.Threads) == 1 {
+		return small, errors.New("want two threads or more, or none")
 	}
 	return small, nil
 }
