@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -360,6 +361,21 @@ func (w *World) list(k kind, list client.ObjectList, options *client.ListOptions
 	})
 }
 
+// listSeen fills a list with the migrations as so many of their events have left them.
+func (w *World) listSeen(list *migrationv1alpha1.StorageVersionMigrationList, events int) {
+	seen := map[string]*migrationv1alpha1.StorageVersionMigration{}
+	for _, e := range w.changes[migrations][:events] {
+		if e.obj == nil {
+			delete(seen, e.last.GetName())
+			continue
+		}
+		seen[e.obj.GetName()] = e.obj.(*migrationv1alpha1.StorageVersionMigration)
+	}
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		list.Items = append(list.Items, *seen[name].DeepCopy())
+	}
+}
+
 // names are an object's labels as a selector asks for them.
 type names map[string]string
 
@@ -394,7 +410,12 @@ func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...cli
 	for _, o := range opts {
 		o.ApplyToList(options)
 	}
+	lags := k == migrations && c.p.w.config.Lag > 0 && c.p.w.current.role == triggering
 	return c.p.call(ctx, &request{verb: "list", what: kindResource[k], apply: func(w *World) error {
+		if seen := c.p.cursors[seeMigrations]; lags && seen >= 0 {
+			w.listSeen(list.(*migrationv1alpha1.StorageVersionMigrationList), seen)
+			return nil
+		}
 		w.list(k, list, options)
 		return nil
 	}})

@@ -33,6 +33,7 @@ func Seed(seed uint64, trace io.Writer) Outcome {
 	if r.IntN(20) == 0 {
 		config.More = 8
 	}
+	config.Lag = random(seed, 1).IntN(2)
 	run := Outcome{Config: config}
 	run.in(trace, func(w *World) {
 		for _, e := range opening(config, r.IntN(4)) {

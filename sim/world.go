@@ -39,6 +39,8 @@ type Config struct {
 	// More is how many more built-in resources servers report: with eight or more of them
 	// they work with lists.
 	More int
+	// Lag says, if it is 1, that triggers list migrations as their watch has shown them.
+	Lag int
 }
 
 // DefaultConfig is the smallest world in which everything can happen.
@@ -46,7 +48,7 @@ func DefaultConfig() Config { return Config{Slots: 3, Page: 2, Txn: 1} }
 
 // String prints the configuration as a script's first line has it.
 func (c Config) String() string {
-	return fmt.Sprintf("slots=%d page=%d txn=%d more=%d", c.Slots, c.Page, c.Txn, c.More)
+	return fmt.Sprintf("slots=%d page=%d txn=%d more=%d lag=%d", c.Slots, c.Page, c.Txn, c.More, c.Lag)
 }
 
 // ParseConfig reads what String prints; what is missing has its default.
@@ -55,9 +57,9 @@ func ParseConfig(text string) (Config, error) {
 	for _, word := range strings.Fields(text) {
 		name, value, _ := strings.Cut(word, "=")
 		n, err := strconv.Atoi(value)
-		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "more": &c.More}[name]
+		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "more": &c.More, "lag": &c.Lag}[name]
 		if err != nil || !ok {
-			return c, fmt.Errorf("configuration %q: want slots, page, txn or more, =, and a number", word)
+			return c, fmt.Errorf("configuration %q: want slots, page, txn, more or lag, =, and a number", word)
 		}
 		*field = n
 	}
