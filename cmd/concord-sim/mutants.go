@@ -29,9 +29,12 @@ func (o options) dropRules(out io.Writer) (int, error) {
 			return 0, err
 		}
 	}
-	seeds := []string{"--quiet", "--shrink=false", "--from", strconv.FormatUint(o.from, 10), "--seeds", strconv.FormatUint(o.seeds, 10)}
+	budgets := [][]string{
+		{"--quiet", "--shrink=false", "--from", strconv.FormatUint(o.from, 10), "--seeds", strconv.FormatUint(o.seeds, 10)},
+		{"--exhaustive", "--preemptions", "1"},
+	}
 	right, err := mutant.Check(ctx, mutant.Config{
-		Root: root, Package: "cmd/concord-sim", Parallel: o.parallel, Budgets: [][]string{seeds},
+		Root: root, Package: "cmd/concord-sim", Parallel: o.parallel, Budgets: budgets,
 	}, mutants, out)
 	if err != nil || right {
 		return 0, err
