@@ -34,7 +34,7 @@ func (o options) dropRules(out io.Writer) (int, error) {
 		{"--exhaustive", "--preemptions", "1"},
 	}
 	right, err := mutant.Check(ctx, mutant.Config{
-		Root: root, Package: "cmd/concord-sim", Parallel: o.parallel, Budgets: budgets,
+		Root: root, Package: "cmd/concord-sim", Parallel: o.parallel, Budgets: budgets, Verbose: o.names != "",
 	}, mutants, out)
 	if err != nil || right {
 		return 0, err

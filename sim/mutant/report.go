@@ -45,6 +45,12 @@ func Check(ctx context.Context, cfg Config, mutants []Mutant, out io.Writer) (bo
 	cfg.Done = func(o Outcome) {
 		n++
 		fmt.Fprintf(out, "%3d/%d %s\n", n, len(mutants)+1, o)
+		if cfg.Verbose && o.Mutant.Name != "" {
+			fmt.Fprintf(out, "  without: %s (%s)\n  so that: %s\n", o.Mutant.Rule, o.Mutant.Section, o.Mutant.Schedule)
+		}
+		if cfg.Verbose && o.Violation != nil {
+			fmt.Fprintf(out, "  %s\n", o.Violation.Line)
+		}
 	}
 	outcomes, err := Run(ctx, cfg, mutants)
 	if err != nil {

@@ -30,6 +30,8 @@ type Config struct {
 	Parallel int
 	// Timeout bounds one run of the simulator. Default: 10 min.
 	Timeout time.Duration
+	// Verbose has Check print what each violation is, and the rule that was dropped.
+	Verbose bool
 	// Done, if not nil, is called after every mutant, one call at a time.
 	Done func(Outcome)
 }
