@@ -161,7 +161,7 @@ func (w *World) start(slot int, r release) *Process {
 	w.must(p.member.SetBuiltins(p.builtins()))
 	p.trigger, err = trigger.New(trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1})
 	w.must(err)
-	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.migrator, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: time.Hour})
+	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: time.Hour})
 	w.must(err)
 	w.slots[slot] = p
 	return p
@@ -178,15 +178,6 @@ func (p *Process) builtins() []member.Resource {
 		rs = append(rs, member.Resource{GroupResource: gr, Encoding: stores, Decodable: decodes, Served: decodes})
 	}
 	return rs
-}
-
-// migrator is the server's ID as a migration's task takes it, for all that it does.
-func (p *Process) migrator() agree.ServerID {
-	id := p.member.ID()
-	if t := p.w.current; t != nil && t.role == migrating {
-		t.id = id
-	}
-	return id
 }
 
 // must stops a world that cannot be built.
