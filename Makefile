@@ -19,6 +19,9 @@ sim: ## Attack the protocol in simulated worlds, for a minute
 	go run ./cmd/concord-sim --exhaustive --preemptions 1 --parallel 2
 	go run ./cmd/concord-sim --seeds 0 --duration 1m --parallel 2
 
+mutants: ## Drop every safety rule, one at a time, and see the simulator miss it
+	go run ./cmd/concord-sim --mutants --parallel 2
+
 generate: ## Write the generated code anew
 	go generate ./...
 	gofmt -l . | xargs -r gofmt -w
@@ -37,4 +40,4 @@ bench: ## Measure what the protocol costs and how fast migrations are, side by s
 demo: ## Watch three servers upgrade themselves
 	go run ./cmd/concord demo
 
-.PHONY: help build test slow race sim generate check bench demo
+.PHONY: help build test slow race sim mutants generate check bench demo
