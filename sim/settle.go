@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -157,8 +158,13 @@ func (w *World) quiet() {
 			}
 		}
 		for _, r := range all {
-			w.whole(p, migrating, r.name)
-			w.whole(p, migrating, r.name+" 1")
+			for n := 0; ; n++ {
+				what := fmt.Sprintf("%s %d", r.name, n)
+				if _, live := w.migration(what); !live {
+					break
+				}
+				w.whole(p, migrating, what)
+			}
 		}
 		w.deliver(p)
 		w.whole(p, reporting, "")
