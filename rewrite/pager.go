@@ -8,14 +8,22 @@ import (
 )
 
 // pager reads a prefix page by page, all pages at the revision of the first.
+//
+// etcd visits every key of the range that it is asked for, to count them, however few of
+// them are read: asked for all that is left page by page, a million keys would be visited
+// a thousand million times. So the pager asks for ranges that are not much longer than a
+// page: the keys that begin as those of the last page all began.
 type pager struct {
-	reader    Reader
-	next, end string
-	revision  int64
-	limit     int
-	maxKeys   int
-	maxBytes  int
-	done      bool
+	reader Reader
+	next   string
+	// common is the beginning that all keys of the range asked for next have; the prefix,
+	// or longer.
+	prefix, common string
+	revision       int64
+	limit          int
+	maxKeys        int
+	maxBytes       int
+	done           bool
 }
 
 // firstLimit keeps the first pages small, before anything is known of the values' sizes.
@@ -25,7 +33,8 @@ func newPager(reader Reader, prefix string, maxKeys, maxBytes int) *pager {
 	return &pager{
 		reader:   reader,
 		next:     prefix,
-		end:      clientv3.GetPrefixRangeEnd(prefix),
+		prefix:   prefix,
+		common:   prefix,
 		limit:    min(firstLimit, maxKeys),
 		maxKeys:  maxKeys,
 		maxBytes: maxBytes,
@@ -39,27 +48,58 @@ func (p *pager) goOnBehind(key string) {
 	}
 }
 
-// page returns the next page. An error leaves the pager where it was.
+// longRange is how many pages a range may have before it is narrowed.
+const longRange = 16
+
+// page returns the next page, which may be empty. An error leaves the pager where it was.
 func (p *pager) page(ctx context.Context) (Page, error) {
 	page, err := p.read(ctx)
 	if err != nil {
 		return Page{}, err
 	}
 	p.revision = page.Revision
-	if n := len(page.Entries); n > 0 && page.More {
-		p.next = page.Entries[n-1].Key + "\x00"
+	n := len(page.Entries)
+	if n > 0 {
 		p.limit = nextLimit(p.limit, size(page.Entries)/n, p.maxKeys, p.maxBytes)
-	} else {
+	}
+	switch {
+	case page.More && n > 0:
+		p.next = page.Entries[n-1].Key + "\x00"
+		if page.Count > longRange*int64(max(p.limit, firstLimit)) {
+			p.common = commonPrefix(page.Entries[0].Key, page.Entries[n-1].Key)
+		}
+	case p.common != p.prefix:
+		p.widen()
+	default:
 		p.done = true
 	}
 	return page, nil
+}
+
+// widen goes on behind a range that was read to its end, with one that is longer.
+func (p *pager) widen() {
+	p.next = clientv3.GetPrefixRangeEnd(p.common)
+	for len(p.common) > len(p.prefix) {
+		p.common = p.common[:len(p.common)-1]
+		if clientv3.GetPrefixRangeEnd(p.common) > p.next {
+			return
+		}
+	}
+}
+
+func commonPrefix(a, b string) string {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return a[:n]
 }
 
 // read asks for fewer keys where the values of a page turn out to be larger than those
 // seen so far.
 func (p *pager) read(ctx context.Context) (Page, error) {
 	for {
-		page, err := p.reader.Range(ctx, p.next, p.end, int64(p.limit), p.revision)
+		page, err := p.reader.Range(ctx, p.next, clientv3.GetPrefixRangeEnd(p.common), int64(p.limit), p.revision)
 		if !errors.Is(err, ErrTooLarge) || p.limit == 1 {
 			return page, err
 		}
