@@ -1,7 +1,10 @@
 // Command migration measures how fast stored objects are migrated, beside the raw limit
 // of etcd and the ways of existing migrators, on the same data, servers and run:
 //
-//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-dir DIR] [-o json]
+//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-dir DIR] [-o json]
+//
+// With -scale 10000,100000,1000000 it also measures, in some minutes, what a migration
+// takes of time and memory at each of these numbers of objects.
 //
 // What is compared is measured in turns: ratios are what counts. The table and a chart
 // are written to files, migration.md and migration.svg, and the table to stdout as well;
@@ -17,6 +20,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/concord-dev/concord/bench/stage"
@@ -29,8 +34,10 @@ type options struct {
 	servers, rounds  int
 	// samples is how many client writes have to be seen with a migration and without.
 	samples int
-	dir     string
-	json    bool
+	// scale are numbers of objects at which time per object and memory are measured.
+	scale []int
+	dir   string
+	json  bool
 }
 
 func main() {
@@ -56,6 +63,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.rounds, "rounds", 3, "how often each way is measured")
 	flags.IntVar(&o.samples, "samples", 2000, "client writes that are timed with a migration, and without")
 	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
+	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)
 	output := flags.String("o", "", `"json" for one JSON document on stdout`)
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
@@ -73,6 +81,17 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
+func (o *options) addScale(list string) error {
+	for text := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 100 || len(o.scale) > 0 && n <= o.scale[len(o.scale)-1] {
+			return errors.New("numbers of at least 100, each larger than the one before, are needed")
+		}
+		o.scale = append(o.scale, n)
+	}
+	return nil
+}
+
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parse(args, stderr)
 	if err != nil {
@@ -84,7 +103,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	b := &bench{options: o, stage: s, progress: stderr}
-	if err := b.measure(ctx); err != nil {
+	if err := errors.Join(b.measure(ctx), b.scale(ctx)); err != nil {
 		return err
 	}
 	return b.figures().publish(o, stdout)

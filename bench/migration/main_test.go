@@ -23,14 +23,14 @@ func TestSmallestRun(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	dir := filepath.Join(t.TempDir(), "figures")
 	var stdout, stderr bytes.Buffer
-	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
+	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-scale", "200,300", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	var d document
 	if err := json.Unmarshal(stdout.Bytes(), &d); err != nil {
 		t.Fatalf("%v in %s", err, stdout.String())
 	}
-	for _, name := range []string{"rewriteCR/raw", "rewriteBuiltin/raw", "rewriteCR/put", "rewriteCR/apply", "rewriteCRCaughtUp/put", "noop/full", "p99Busy/p99Idle"} {
+	for _, name := range []string{"rewriteCR/raw", "rewriteBuiltin/raw", "rewriteCR/put", "rewriteCR/apply", "rewriteCRCaughtUp/put", "noop/full", "p99Busy/p99Idle", "timePerObject300/200", "noop/full, 300 objects"} {
 		if d.Ratios[name] <= 0 {
 			t.Errorf("ratio %s is %v", name, d.Ratios[name])
 		}
@@ -54,7 +54,7 @@ func TestSmallestRun(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}} {
+	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}} {
 		if _, err := parse(args, &bytes.Buffer{}); err == nil {
 			t.Errorf("%v: accepted", args)
 		}

@@ -74,6 +74,7 @@ func (b *bench) figures() *document {
 	p99 := figures.Row{Figure: "p99Busy/p99Idle", Unit: "ms", Value: d.ClientWrites["p99Busy"], Note: fmt.Sprintf("%d writes during migrations, %d without", len(b.busy), len(b.idle))}.
 		Compare("without a migration", d.ClientWrites["p99Idle"]).Judged(figures.RatioAtMost(2))
 	d.rows, d.Ratios[p99.Figure] = append(d.rows, p99), p99.Beside.Ratio
+	d.addScale(b.scaled)
 	return d
 }
 

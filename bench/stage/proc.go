@@ -59,6 +59,34 @@ func (s *Server) Resident() (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
+// ResetPeak lets PeakResident count from now on.
+func (s *Server) ResetPeak() error {
+	if err := os.WriteFile(s.proc("clear_refs"), []byte("5"), 0); err != nil {
+		return fmt.Errorf("reset the peak memory of %s: %w", s.name, err)
+	}
+	return nil
+}
+
+// PeakResident returns the most memory that the server held since its start or the last
+// ResetPeak, in bytes.
+func (s *Server) PeakResident() (int64, error) {
+	status, err := os.ReadFile(s.proc("status"))
+	if err != nil {
+		return 0, fmt.Errorf("memory of %s: %w", s.name, err)
+	}
+	return peakOf(status)
+}
+
+func peakOf(status []byte) (int64, error) {
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc says %q", status)
+}
+
 // Descriptors are a process's open files.
 type Descriptors struct {
 	// Open counts all, Etcd the connections to the etcd among them: a server has no other

@@ -33,3 +33,15 @@ func TestCPU(t *testing.T) {
 		}
 	}
 }
+
+func TestPeak(t *testing.T) {
+	got, err := peakOf([]byte("Name:\tconcord\nVmPeak:\t  999 kB\nVmHWM:\t   2048 kB\nThreads:\t9\n"))
+	if err != nil || got != 2<<20 {
+		t.Errorf("%d, %v; want 2 MiB", got, err)
+	}
+	for _, bad := range []string{"", "VmHWM:\tmuch\n"} {
+		if got, err := peakOf([]byte(bad)); err == nil {
+			t.Errorf("%q was read as %d", bad, got)
+		}
+	}
+}
