@@ -141,8 +141,8 @@ func AwaitBootstrap(ctx context.Context, c *stage.Client) error {
 
 // CreateCRD creates a CRD and waits until its objects can be listed through every client.
 func CreateCRD(ctx context.Context, clients []*stage.Client, plural, storage string) error {
-	if _, err := clients[0].Do(ctx, http.MethodPost, CRDPath, JSONType, Definition(plural, storage)); err != nil {
-		return fmt.Errorf("create the CRD of %s: %w", plural, err)
+	if err := PostCRD(ctx, clients[0], plural, storage); err != nil {
+		return err
 	}
 	return Eventually(ctx, "the CRD of "+plural+" is served", func(ctx context.Context) error {
 		for _, c := range clients {
@@ -152,6 +152,15 @@ func CreateCRD(ctx context.Context, clients []*stage.Client, plural, storage str
 		}
 		return nil
 	})
+}
+
+// PostCRD creates a CRD and waits for nothing: a list of its objects would make a server
+// keep them in memory from then on.
+func PostCRD(ctx context.Context, c *stage.Client, plural, storage string) error {
+	if _, err := c.Do(ctx, http.MethodPost, CRDPath, JSONType, Definition(plural, storage)); err != nil {
+		return fmt.Errorf("create the CRD of %s: %w", plural, err)
+	}
+	return nil
 }
 
 func Eventually(ctx context.Context, what string, look func(context.Context) error) error {

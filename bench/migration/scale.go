@@ -41,7 +41,7 @@ func (b *bench) scaleTo(ctx context.Context, n int) (one scaled, err error) {
 	if err != nil {
 		return scaled{}, err
 	}
-	if err := corpus.CreateCRD(ctx, servers.Clients, corpus.Rewritten, "v2"); err != nil {
+	if err := corpus.PostCRD(ctx, servers.Clients[0], corpus.Rewritten, "v2"); err != nil {
 		return scaled{}, err
 	}
 	stored, err := corpus.CustomResources.FillUnwatched(ctx, servers, n)
