@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
@@ -17,10 +18,11 @@ import (
 // openPaths are what everybody may read: health and version.
 var openPaths = []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/*"}
 
-// applyAuth sets client-certificate authentication and the authorizer: members of
-// system:masters may do everything, everybody else may read health and version.
-func applyAuth(c *genericapiserver.Config, caFile string) error {
-	ca, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", caFile)
+// applyAuth sets client-certificate authentication, by the CA in caFile and those in
+// moreFile, if that is not empty, and the authorizer: members of system:masters may do
+// everything, everybody else may read health and version.
+func applyAuth(c *genericapiserver.Config, caFile, moreFile string) error {
+	ca, err := clientCA(caFile, moreFile)
 	if err != nil {
 		return err
 	}
@@ -45,6 +47,18 @@ func applyAuth(c *genericapiserver.Config, caFile string) error {
 		authorizerunion.NamedAuthorizer{AuthorizerName: "open-paths", Authorizer: open},
 	)
 	return err
+}
+
+func clientCA(caFile, moreFile string) (dynamiccertificates.CAContentProvider, error) {
+	own, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", caFile)
+	if err != nil || moreFile == "" {
+		return own, err
+	}
+	more, err := dynamiccertificates.NewDynamicCAContentFromFile("more-client-ca", moreFile)
+	if err != nil {
+		return nil, fmt.Errorf("--client-ca-file: %w", err)
+	}
+	return dynamiccertificates.NewUnionCAContentProvider(own, more), nil
 }
 
 // rules tells a user what it may do, for SelfSubjectRulesReviews.

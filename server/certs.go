@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -14,9 +15,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -29,6 +33,10 @@ const (
 	caKeyName  = "ca.key"
 	// AdminKubeconfigName is the administrator's kubeconfig in the certificate directory.
 	AdminKubeconfigName = "admin.kubeconfig"
+
+	// certLockName is another name than that of the data directory's lock, which may be in
+	// the same directory.
+	certLockName = "certificates.lock"
 
 	certLifetime = 365 * 24 * time.Hour
 	clockSkew    = 5 * time.Minute
@@ -44,13 +52,13 @@ type certificates struct {
 }
 
 // ensureCertificates makes what is missing in dir: the cluster's CA, this server's
-// serving certificate and an administrator's kubeconfig for it. Servers that share dir
-// may do so at the same time.
-func ensureCertificates(dir string, bind net.IP, port int) (*certificates, error) {
+// serving certificate, unless the operator gave one in the file given, and an
+// administrator's kubeconfig for it. Servers that share dir may do so at the same time.
+func ensureCertificates(dir string, bind net.IP, port int, given string) (*certificates, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("--cert-dir: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(filepath.Join(dir, certLockName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("--cert-dir: %w", err)
 	}
@@ -62,15 +70,15 @@ func ensureCertificates(dir string, bind net.IP, port int) (*certificates, error
 	if err != nil {
 		return nil, err
 	}
-	c := &certificates{
-		caFile:   filepath.Join(dir, caCertName),
-		certFile: filepath.Join(dir, fmt.Sprintf("server-%d.crt", port)),
-		keyFile:  filepath.Join(dir, fmt.Sprintf("server-%d.key", port)),
+	c := &certificates{caFile: filepath.Join(dir, caCertName)}
+	if given == "" {
+		c.certFile = filepath.Join(dir, fmt.Sprintf("server-%d.crt", port))
+		c.keyFile = filepath.Join(dir, fmt.Sprintf("server-%d.key", port))
+		if err := ca.ensureServing(c, bind); err != nil {
+			return nil, err
+		}
 	}
-	if err := ca.ensureServing(c, bind); err != nil {
-		return nil, err
-	}
-	if c.adminKubeconfig, err = ca.ensureAdmin(dir, bind, port); err != nil {
+	if c.adminKubeconfig, err = ca.ensureAdmin(dir, bind, port, given); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -84,9 +92,7 @@ type authority struct {
 
 func ensureCA(dir string) (*authority, error) {
 	certFile, keyFile := filepath.Join(dir, caCertName), filepath.Join(dir, caKeyName)
-	_, certErr := os.Stat(certFile)
-	_, keyErr := os.Stat(keyFile)
-	if errors.Is(certErr, os.ErrNotExist) && errors.Is(keyErr, os.ErrNotExist) {
+	if _, err := os.Stat(certFile); errors.Is(err, os.ErrNotExist) {
 		if err := makeCA(certFile, keyFile); err != nil {
 			return nil, err
 		}
@@ -114,50 +120,116 @@ func ensureCA(dir string) (*authority, error) {
 	return &authority{cert: certs[0], key: key, pem: raw}, nil
 }
 
+// makeCA makes the certificate of a CA. A key that is there is its own: the start that
+// made it was cut off before it had a certificate, or somebody lost that. What the key has
+// signed stays good.
 func makeCA(certFile, keyFile string) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
+	private, err := keyutil.PrivateKeyFromFile(keyFile)
+	if errors.Is(err, os.ErrNotExist) {
+		private, err = makeKey(keyFile)
+	}
+	key, ok := private.(crypto.Signer)
+	if err != nil || !ok {
+		return fmt.Errorf("the cluster's CA key %s cannot be used: restore it, or remove it to make a new CA: %w", keyFile, err)
 	}
 	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "concord-ca"}, key)
 	if err != nil {
 		return err
 	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return writeWhole(certFile, encodeCert(cert.Raw), certutil.WriteCert)
+}
+
+func makeKey(file string) (crypto.Signer, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
+		return nil, err
+	}
+	content, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, writeWhole(file, content, keyutil.WriteKey)
+}
+
+// writeWhole writes a file such that it is there whole or not at all, whenever the process
+// is killed.
+func writeWhole(file string, content []byte, write func(string, []byte) error) error {
+	part := file + ".part"
+	if err := write(part, content); err != nil {
 		return err
 	}
-	if err := keyutil.WriteKey(keyFile, keyPEM); err != nil {
-		return err
-	}
-	return certutil.WriteCert(certFile, encodeCert(cert.Raw))
+	return os.Rename(part, file)
 }
 
 // ensureServing writes a serving certificate unless a valid one of this CA is there.
 func (a *authority) ensureServing(c *certificates, bind net.IP) error {
-	ips := []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")}
-	if bind != nil && !bind.IsUnspecified() && !bind.IsLoopback() {
-		ips = append(ips, bind)
-	}
-	if certs, err := certutil.CertsFromFile(c.certFile); err == nil && a.stillGood(certs[0]) {
-		if _, err := keyutil.PrivateKeyFromFile(c.keyFile); err == nil {
-			return nil
-		}
-	}
-	return a.issue(c.certFile, c.keyFile, &x509.Certificate{
+	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "concord-server"},
 		DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-		IPAddresses: ips,
+		IPAddresses: []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})
+	}
+	switch {
+	case bind == nil:
+	case bind.IsUnspecified():
+		hosts, ips, err := ownNames()
+		if err != nil {
+			return fmt.Errorf("the names of this host: %w", err)
+		}
+		template.DNSNames, template.IPAddresses = append(template.DNSNames, hosts...), append(template.IPAddresses, ips...)
+	case !bind.IsLoopback():
+		template.IPAddresses = append(template.IPAddresses, bind)
+	}
+	if cert := a.stillGood(c.certFile, c.keyFile); cert != nil && names(cert, template) {
+		return nil
+	}
+	return a.issue(c.certFile, c.keyFile, template)
 }
 
-func (a *authority) stillGood(cert *x509.Certificate) bool {
-	return cert.CheckSignatureFrom(a.cert) == nil && time.Until(cert.NotAfter) > certLifetime/12
+// ownNames are what others may call this host when it listens on all of its addresses.
+func ownNames() (hosts []string, ips []net.IP, err error) {
+	if host, err := os.Hostname(); err == nil && len(validation.IsDNS1123Subdomain(strings.ToLower(host))) == 0 {
+		hosts = append(hosts, strings.ToLower(host))
+	}
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, address := range addresses {
+		if ip, _, err := net.ParseCIDR(address.String()); err == nil && ip.IsGlobalUnicast() {
+			ips = append(ips, ip)
+		}
+	}
+	return hosts, ips, nil
+}
+
+// names tells whether a certificate is for all that another one would be for.
+func names(cert, wanted *x509.Certificate) bool {
+	for _, ip := range wanted.IPAddresses {
+		if cert.VerifyHostname(ip.String()) != nil {
+			return false
+		}
+	}
+	for _, host := range wanted.DNSNames {
+		if cert.VerifyHostname(host) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// stillGood returns the certificate of a pair of files if the two belong together, this CA
+// signed it, and it lasts for a while yet; else nil.
+func (a *authority) stillGood(certFile, keyFile string) *x509.Certificate {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil || pair.Leaf.CheckSignatureFrom(a.cert) != nil || time.Until(pair.Leaf.NotAfter) <= certLifetime/12 {
+		return nil
+	}
+	return pair.Leaf
 }
 
 func (a *authority) issue(certFile, keyFile string, template *x509.Certificate) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := makeKey(keyFile)
 	if err != nil {
 		return err
 	}
@@ -172,14 +244,7 @@ func (a *authority) issue(certFile, keyFile string, template *x509.Certificate) 
 	if err != nil {
 		return err
 	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		return err
-	}
-	if err := keyutil.WriteKey(keyFile, keyPEM); err != nil {
-		return err
-	}
-	return certutil.WriteCert(certFile, encodeCert(der))
+	return writeWhole(certFile, encodeCert(der), certutil.WriteCert)
 }
 
 func encodeCert(der []byte) []byte {
@@ -188,15 +253,16 @@ func encodeCert(der []byte) []byte {
 
 // ensureAdmin writes a kubeconfig of a member of system:masters for the server at port.
 // The first server's is admin.kubeconfig; a further server on the same directory writes
-// admin-<port>.kubeconfig beside it.
-func (a *authority) ensureAdmin(dir string, bind net.IP, port int) (string, error) {
+// admin-<port>.kubeconfig beside it. It trusts this CA and the serving certificate in the
+// file given.
+func (a *authority) ensureAdmin(dir string, bind net.IP, port int, given string) (string, error) {
 	host := "127.0.0.1"
 	if bind != nil && !bind.IsUnspecified() {
 		host = bind.String()
 	}
 	url := "https://" + net.JoinHostPort(host, fmt.Sprint(port))
 	certFile, keyFile := filepath.Join(dir, "admin.crt"), filepath.Join(dir, "admin.key")
-	if certs, err := certutil.CertsFromFile(certFile); err != nil || !a.stillGood(certs[0]) {
+	if a.stillGood(certFile, keyFile) == nil {
 		err := a.issue(certFile, keyFile, &x509.Certificate{
 			Subject:     pkix.Name{CommonName: "admin", Organization: []string{user.SystemPrivilegedGroup}},
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -217,8 +283,13 @@ func (a *authority) ensureAdmin(dir string, bind net.IP, port int) (string, erro
 	if err != nil {
 		return "", err
 	}
+	cluster, err := a.trusting(given, host)
+	if err != nil {
+		return "", err
+	}
+	cluster.Server = url
 	config := clientcmdapi.NewConfig()
-	config.Clusters["concord"] = &clientcmdapi.Cluster{Server: url, CertificateAuthorityData: a.pem}
+	config.Clusters["concord"] = cluster
 	config.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
 	config.Contexts["concord"] = &clientcmdapi.Context{Cluster: "concord", AuthInfo: "admin"}
 	config.CurrentContext = "concord"
@@ -226,4 +297,26 @@ func (a *authority) ensureAdmin(dir string, bind net.IP, port int) (string, erro
 		return "", fmt.Errorf("administrator's kubeconfig: %w", err)
 	}
 	return file, nil
+}
+
+// trusting returns a kubeconfig's cluster that trusts this CA and the serving certificate in
+// the file given, if any. Where that is not for the host, it is asked for by a name it has.
+func (a *authority) trusting(given, host string) (*clientcmdapi.Cluster, error) {
+	cluster := &clientcmdapi.Cluster{CertificateAuthorityData: a.pem}
+	if given == "" {
+		return cluster, nil
+	}
+	raw, err := os.ReadFile(given)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert-file: %w", err)
+	}
+	certs, err := certutil.ParseCertsPEM(raw)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert-file %s: %w", given, err)
+	}
+	cluster.CertificateAuthorityData = slices.Concat(a.pem, raw)
+	if certs[0].VerifyHostname(host) != nil && len(certs[0].DNSNames) > 0 {
+		cluster.TLSServerName = certs[0].DNSNames[0]
+	}
+	return cluster, nil
 }

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,7 +22,7 @@ func TestCertificatesAreShared(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range files {
 		wg.Go(func() {
-			c, err := ensureCertificates(dir, loopback, 7000+i)
+			c, err := ensureCertificates(dir, loopback, 7000+i, "")
 			if err != nil {
 				t.Error(err)
 				return
@@ -50,7 +52,7 @@ func TestCertificatesAreShared(t *testing.T) {
 	if len(servers) != len(files) {
 		t.Errorf("kubeconfigs are for %v, want three servers", servers)
 	}
-	again, err := ensureCertificates(dir, loopback, 7000)
+	again, err := ensureCertificates(dir, loopback, 7000, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +64,7 @@ func TestCertificatesAreShared(t *testing.T) {
 func TestForeignCA(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	for _, d := range []string{dir, other} {
-		if _, err := ensureCertificates(d, nil, 7000); err != nil {
+		if _, err := ensureCertificates(d, nil, 7000, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +75,116 @@ func TestForeignCA(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, caKeyName), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ensureCertificates(dir, nil, 7000); err == nil || !strings.Contains(err.Error(), "do not belong together") {
+	if _, err := ensureCertificates(dir, nil, 7000, ""); err == nil || !strings.Contains(err.Error(), "do not belong together") {
 		t.Errorf("a foreign CA key: %v, want a refusal", err)
+	}
+}
+
+// TestServingCertificateNamesTheAddress: a server that is started again elsewhere can be
+// reached there, and on all addresses by each of the host's.
+func TestServingCertificateNamesTheAddress(t *testing.T) {
+	dir := t.TempDir()
+	names := func(bind, address string) bool {
+		t.Helper()
+		c, err := ensureCertificates(dir, net.ParseIP(bind), 7000, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return servingCertificate(t, c).VerifyHostname(address) == nil
+	}
+	for _, test := range []struct{ bind, address string }{{"127.0.0.1", "127.0.0.1"}, {"192.0.2.1", "192.0.2.1"}, {"192.0.2.1", "127.0.0.1"}, {"0.0.0.0", "127.0.0.1"}} {
+		if !names(test.bind, test.address) {
+			t.Errorf("bound to %s, the certificate is not for %s", test.bind, test.address)
+		}
+	}
+	_, own, err := ownNames()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range own {
+		if !names("0.0.0.0", ip.String()) {
+			t.Errorf("bound to all addresses, the certificate is not for %s", ip)
+		}
+	}
+}
+
+func servingCertificate(t *testing.T, c *certificates) *x509.Certificate {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair.Leaf
+}
+
+// TestCertificatesAfterACutOffStart removes or swaps what a start that was killed may have
+// left so: the next start goes on, and a kubeconfig handed out before still works.
+func TestCertificatesAfterACutOffStart(t *testing.T) {
+	for name, cut := range map[string]func(t *testing.T, dir string){
+		"CAWithoutCertificate":     func(t *testing.T, dir string) { remove(t, dir, caCertName) },
+		"ServingWithoutKey":        func(t *testing.T, dir string) { remove(t, dir, "server-7000.key") },
+		"ServingWithoutItsKey":     func(t *testing.T, dir string) { copyOver(t, dir, "admin.key", "server-7000.key") },
+		"ServingCutInTheMiddle":    func(t *testing.T, dir string) { halve(t, dir, "server-7000.crt") },
+		"AdminWithoutKey":          func(t *testing.T, dir string) { remove(t, dir, "admin.key") },
+		"AdminWithoutItsKey":       func(t *testing.T, dir string) { copyOver(t, dir, "server-7000.key", "admin.key") },
+		"KubeconfigCutInTheMiddle": func(t *testing.T, dir string) { halve(t, dir, AdminKubeconfigName) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			c, err := ensureCertificates(dir, nil, 7000, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, err := clientcmd.LoadFromFile(c.adminKubeconfig)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cut(t, dir)
+			if c, err = ensureCertificates(dir, nil, 7000, ""); err != nil {
+				t.Fatal(err)
+			}
+			roots := x509.NewCertPool()
+			roots.AppendCertsFromPEM(before.Clusters["concord"].CertificateAuthorityData)
+			if _, err := servingCertificate(t, c).Verify(x509.VerifyOptions{Roots: roots, DNSName: "127.0.0.1"}); err != nil {
+				t.Errorf("a kubeconfig from before does not trust the server: %v", err)
+			}
+			config, err := clientcmd.BuildConfigFromFlags("", c.adminKubeconfig)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
+				t.Errorf("the administrator's certificate: %v", err)
+			}
+		})
+	}
+}
+
+func remove(t *testing.T, dir, name string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(dir, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func copyOver(t *testing.T, dir, from, to string) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(dir, from))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, to), content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func halve(t *testing.T, dir, name string) {
+	t.Helper()
+	file := filepath.Join(dir, name)
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(file, info.Size()/2); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -48,7 +48,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	if err := o.Audit.ApplyTo(c); err != nil {
 		return nil, nil, fmt.Errorf("audit: %w", err)
 	}
-	if err := applyAuth(c, certs.caFile); err != nil {
+	if err := applyAuth(c, certs.caFile, o.ClientCAFile); err != nil {
 		return nil, nil, fmt.Errorf("authentication: %w", err)
 	}
 	return c, certs, nil
@@ -56,7 +56,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 
 // listen makes the certificates that name the open port, and serves with them.
 func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
-	certs, err := ensureCertificates(o.CertDir, o.SecureServing.BindAddress, o.SecureServing.BindPort)
+	certs, err := ensureCertificates(o.CertDir, o.SecureServing.BindAddress, o.SecureServing.BindPort, o.SecureServing.ServerCert.CertKey.CertFile)
 	if err != nil {
 		return nil, err
 	}

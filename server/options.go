@@ -31,6 +31,8 @@ type Options struct {
 	DataDir string
 	// CertDir holds the cluster's CA and what is signed with it. Servers of one cluster share it.
 	CertDir string
+	// ClientCAFile holds further CAs whose clients' certificates are accepted; empty for none.
+	ClientCAFile string
 	// EmulationVersion is the release whose behaviour is emulated, "1.36"; empty for the binary's.
 	EmulationVersion string
 	// MinCompatibilityVersion is the oldest release that must be able to read what is
@@ -110,6 +112,7 @@ func NewOptions() *Options {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory of the embedded etcd's data and of generated files.")
 	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory of the cluster's CA, certificates and admin.kubeconfig; made there if it has none. Servers of one cluster share it. (default <data-dir>/pki)")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "File with CAs, beside that of --cert-dir, whose clients' certificates are accepted. A change of the file takes effect without a restart.")
 	o.AddVersionFlags(fs)
 	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
@@ -250,7 +253,7 @@ func (o *Options) completePaths() error {
 	if o.CertDir == "" {
 		o.CertDir = filepath.Join(o.DataDir, "pki")
 	}
-	for flag, file := range map[string]string{"--etcd-cafile": o.Etcd.StorageConfig.Transport.TrustedCAFile, "--etcd-certfile": o.Etcd.StorageConfig.Transport.CertFile, "--etcd-keyfile": o.Etcd.StorageConfig.Transport.KeyFile} {
+	for flag, file := range map[string]string{"--client-ca-file": o.ClientCAFile, "--etcd-cafile": o.Etcd.StorageConfig.Transport.TrustedCAFile, "--etcd-certfile": o.Etcd.StorageConfig.Transport.CertFile, "--etcd-keyfile": o.Etcd.StorageConfig.Transport.KeyFile} {
 		if file == "" {
 			continue
 		}
