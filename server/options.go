@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -213,6 +212,9 @@ func (o *Options) Complete() error {
 	if err := o.checkForwardCompatible(); err != nil {
 		return err
 	}
+	if err := o.checkSurroundings(); err != nil {
+		return err
+	}
 	var errs []error
 	if _, err := genericoptions.ParseWatchCacheSizes(o.Etcd.WatchCacheSizes); err != nil {
 		errs = append(errs, fmt.Errorf("--watch-cache-sizes: %w", err))
@@ -252,14 +254,6 @@ func (o *Options) completePaths() error {
 	}
 	if o.CertDir == "" {
 		o.CertDir = filepath.Join(o.DataDir, "pki")
-	}
-	for flag, file := range map[string]string{"--client-ca-file": o.ClientCAFile, "--etcd-cafile": o.Etcd.StorageConfig.Transport.TrustedCAFile, "--etcd-certfile": o.Etcd.StorageConfig.Transport.CertFile, "--etcd-keyfile": o.Etcd.StorageConfig.Transport.KeyFile} {
-		if file == "" {
-			continue
-		}
-		if _, err := os.Stat(file); err != nil {
-			return fmt.Errorf("%s: %w", flag, err)
-		}
 	}
 	return nil
 }
