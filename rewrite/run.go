@@ -247,6 +247,9 @@ func (r *run) settle(ctx context.Context, c *chunk) error {
 				return err
 			}
 			puts, entries = puts[n:], append(entries, changed...)
+			if len(puts) > 0 {
+				r.report() // where the pace is slow, the rest of the piece takes its time
+			}
 		}
 	}
 	r.note(func(*Result) { r.frontier.end(c) })

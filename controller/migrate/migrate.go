@@ -65,10 +65,11 @@ type CRD struct {
 	Generation int64
 }
 
-// Progress counts objects. Done are known to be in the encoding.
+// Progress counts objects. Done are known to be in the encoding. Conflicts counts the times
+// an object was found changed when it was to be written.
 type Progress struct {
-	Total, Done, Failed int64
-	Checkpoint          Checkpoint
+	Total, Done, Failed, Conflicts int64
+	Checkpoint                     Checkpoint
 }
 
 // Checkpoint is where a rewrite can go on, by whatever server.
@@ -113,6 +114,8 @@ type Config struct {
 	// Attempts is how often a rewrite may end in an error in a row before the migration is
 	// Failed, so that it is made again and another server can try. Default: 5.
 	Attempts int
+	// Metrics may be nil.
+	Metrics *Metrics
 	// Logger defaults to none.
 	Logger logr.Logger
 }

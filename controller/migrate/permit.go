@@ -188,12 +188,27 @@ func (w *work) claim(ctx context.Context) error {
 			return err
 		}
 	}
+	began := migrationv1alpha1.True(w.m, migrationv1alpha1.MigrationRunning) != nil
 	w.setRunning(w.m)
 	if err := w.c.cfg.Client.Status().Update(ctx, w.m); err != nil {
 		return err
 	}
 	if taken {
-		w.event(ctx, corev1.EventTypeNormal, "Started", fmt.Sprintf("%s rewrites %s to %s", w.self, w.gr, w.target.Encoding))
+		w.tellStart(ctx, began)
 	}
 	return nil
+}
+
+// tellStart tells that this server has taken a migration that began before, or not.
+func (w *work) tellStart(ctx context.Context, before bool) {
+	reason, note := migrationv1alpha1.EventStarted, fmt.Sprintf("%s rewrites %s to %s", w.self, w.gr, w.target.Encoding)
+	if before {
+		reason = migrationv1alpha1.EventResumed
+		if p := w.m.Status.Progress; p != nil && w.position() != "" {
+			note += fmt.Sprintf(", from where it was: %d of %d objects are done", p.Done, p.Total)
+		} else {
+			note += ", from the beginning"
+		}
+	}
+	w.event(ctx, corev1.EventTypeNormal, reason, note)
 }

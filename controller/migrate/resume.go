@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
@@ -57,13 +59,14 @@ func (w *work) position() string {
 
 // resume takes over what the status says of the objects before the position.
 func (w *work) resume() {
-	w.failures, w.base = nil, 0
+	w.failures, w.base, w.counted = nil, 0, Progress{}
 	if w.position() == "" {
 		return
 	}
 	w.failures = slices.Clone(w.m.Status.Failures)
 	if p := w.m.Status.Progress; p != nil {
 		w.base = p.Done
+		w.counted = Progress{Done: p.Done, Failed: p.Failed}
 	}
 }
 
@@ -108,6 +111,7 @@ func (w *work) pause(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		w.event(ctx, corev1.EventTypeNormal, migrationv1alpha1.ReasonPaused, "spec.paused is set")
 	}
 	return w.release(ctx)
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
@@ -296,4 +299,32 @@ func TestSpeedIsTheMigrations(t *testing.T) {
 	}
 	_, err := step(w)
 	w.must(err)
+}
+
+// TestEvents: what happens to a migration is told once each: its start, a pause, that
+// another server goes on, and its end.
+func TestEvents(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	w.clock.Step(time.Second)
+	m := w.read()
+	m.Spec.Paused = true
+	w.must(w.client.Update(context.Background(), m))
+	_, err := step(w)
+	w.must(err)
+	w.clock.Step(time.Second)
+	m = w.read()
+	m.Spec.Paused = false
+	w.must(w.client.Update(context.Background(), m))
+	resumed(w)
+	want := []string{"Normal Started", "Normal Paused", "Normal Resumed", "Warning ObjectsFailed"}
+	if got := w.events(); !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+	var list corev1.EventList
+	w.must(w.client.List(context.Background(), &list))
+	if note := list.Items[2].Message; !strings.Contains(note, "from where it was: 4 of 10 objects are done") {
+		t.Errorf("note %q", note)
+	}
 }

@@ -49,6 +49,8 @@ type work struct {
 	base int64
 	// last is the newest progress; nil before there is one.
 	last *Progress
+	// counted is what the metrics have counted of this migration, with what was done before.
+	counted Progress
 	// failures names the objects before the position that this server's rewrites began at.
 	failures []migrationv1alpha1.MigrationFailure
 }
@@ -58,6 +60,7 @@ func (w *work) do(ctx context.Context) error {
 	w.began = w.c.cfg.Clock.Now()
 	w.shown = w.began
 	defer w.c.unregister(w)
+	defer w.c.cfg.Metrics.rest(w)
 	if w.revision == 0 {
 		var err error
 		if w.revision, err = w.permitted(ctx); err != nil {
@@ -105,6 +108,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	}
 	result, err := w.c.cfg.Rewriter.Rewrite(running, job, func(p Progress) {
 		w.last = &p
+		w.c.cfg.Metrics.observe(w, p)
 		switch err := w.progress(ctx, p); {
 		case errors.Is(err, errTaken):
 			cancel(errTaken)
@@ -112,6 +116,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 			cancel(errPaused)
 		}
 	})
+	w.c.cfg.Metrics.observe(w, result.Progress)
 	if err == nil {
 		return result, nil
 	}
@@ -197,6 +202,7 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 			kind = corev1.EventTypeWarning
 		}
 		w.event(ctx, kind, reason, message)
+		w.c.cfg.Metrics.ended(w, t)
 	}
 	return nil
 }
@@ -269,8 +275,9 @@ func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
 	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, fmt.Sprintf("%s rewrites to %s", w.self, w.target.Encoding))
 }
 
-// event tells users. It is a courtesy: an error is only logged.
+// event tells users, and the log. It is a courtesy: an error is only logged.
 func (w *work) event(ctx context.Context, kind, reason, note string) {
+	w.c.cfg.Logger.Info("Migration", "event", reason, "migration", w.m.Name, "resource", w.gr.String(), "encoding", string(w.target.Encoding), "note", note)
 	event := migrationv1alpha1.NewEvent(w.m, string(w.self), kind, reason, note, w.c.cfg.Clock.Now())
 	if err := w.c.cfg.Client.Create(ctx, event); err != nil {
 		w.c.cfg.Logger.V(1).Info("An event was not written", "migration", w.m.Name, "reason", err.Error())

@@ -124,7 +124,7 @@ func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.S
 		return nil
 	}
 	if err == nil && !migrationv1alpha1.Final(m) {
-		c.event(ctx, m, "Deleted", why)
+		c.event(ctx, m, migrationv1alpha1.EventAborted, why)
 	}
 	return err
 }

@@ -162,6 +162,18 @@ const (
 	ReasonSucceeded = "Succeeded"
 )
 
+// Reasons of Events, beside ReasonPaused and those of the conditions that end a migration.
+const (
+	// EventStarted: a server began with the migration.
+	EventStarted = "Started"
+	// EventResumed: a server went on with a migration that had begun, after a pause or in
+	// place of a server that is gone.
+	EventResumed = "Resumed"
+	// EventAborted: the migration is not needed any more, or not as it is, and was deleted by
+	// the trigger that had made it.
+	EventAborted = "Aborted"
+)
+
 // MigrationCondition is one observation of a migration.
 type MigrationCondition struct {
 	Type   MigrationConditionType `json:"type"`

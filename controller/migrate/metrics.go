@@ -1,0 +1,92 @@
+package migrate
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/component-base/metrics"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// Metrics count what this server does of migrations. The first three have the names, labels
+// and label values of kube-storage-version-migrator's, as KEP-4192 writes them.
+type Metrics struct {
+	migrated, migrations *metrics.CounterVec
+	remaining            *metrics.GaugeVec
+	failed, conflicts    *metrics.CounterVec
+	rate                 *metrics.GaugeVec
+}
+
+// NewMetrics returns metrics that are not registered yet.
+func NewMetrics() *Metrics {
+	counter := func(namespace, subsystem, name, help string, labels ...string) *metrics.CounterVec {
+		return metrics.NewCounterVec(&metrics.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, labels)
+	}
+	gauge := func(namespace, subsystem, name, help string) *metrics.GaugeVec {
+		return metrics.NewGaugeVec(&metrics.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"resource"})
+	}
+	const migrator, core, concord, migration = "storage_migrator", "core_migrator", "concord", "migration"
+	return &Metrics{
+		migrated:   counter(migrator, core, "migrated_objects_total", "Objects that this server has migrated or found migrated, by resource.", "resource"),
+		remaining:  gauge(migrator, core, "remaining_objects_total", "Objects that still have to be migrated, by resource; absent where this server does not migrate."),
+		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded or Failed.", "resource", "status"),
+		failed:     counter(concord, migration, "failed_objects_total", "Objects that could not be migrated, by resource. One that is tried again counts again.", "resource"),
+		conflicts:  counter(concord, migration, "conflicts_total", "Times that an object was found changed by a client when it was to be written, by resource.", "resource"),
+		rate:       gauge(concord, migration, "objects_per_second", "Mean rate of the migration that this server does, by resource; absent where it does none."),
+	}
+}
+
+// Registerables returns what to register.
+func (x *Metrics) Registerables() []metrics.Registerable {
+	return []metrics.Registerable{x.migrated, x.remaining, x.migrations, x.failed, x.conflicts, x.rate}
+}
+
+// observe counts what was not counted of the migration before. What a rewrite does again,
+// because it goes on at an earlier place, counts once.
+func (x *Metrics) observe(w *work, p Progress) {
+	if x == nil {
+		return
+	}
+	resource := w.label()
+	for _, c := range []struct {
+		to      *metrics.CounterVec
+		counted *int64
+		now     int64
+	}{
+		{x.migrated, &w.counted.Done, p.Done}, {x.failed, &w.counted.Failed, p.Failed}, {x.conflicts, &w.counted.Conflicts, p.Conflicts},
+	} {
+		if more := c.now - *c.counted; more > 0 {
+			c.to.WithLabelValues(resource).Add(float64(more))
+			*c.counted = c.now
+		}
+	}
+	x.remaining.WithLabelValues(resource).Set(float64(max(0, p.Total-p.Done)))
+	x.rate.WithLabelValues(resource).Set(float64(w.counts(p).ObjectsPerSecond))
+}
+
+// ended counts a migration that this server has ended.
+func (x *Metrics) ended(w *work, how migrationv1alpha1.MigrationConditionType) {
+	if x != nil {
+		x.migrations.WithLabelValues(w.label(), string(how)).Inc()
+	}
+}
+
+// rest takes back what holds only while this server works on the migration.
+func (x *Metrics) rest(w *work) {
+	if x != nil {
+		x.remaining.DeleteLabelValues(w.label())
+		x.rate.DeleteLabelValues(w.label())
+	}
+}
+
+// label is the resource in the form of kube-storage-version-migrator's label. Where the
+// migration names no version it is that of the encoding.
+func (w *work) label() string {
+	version := w.m.Spec.Resource.Version
+	if version == "" {
+		encoding := string(w.target.Encoding)
+		version = encoding[strings.LastIndex(encoding, "/")+1:]
+	}
+	return schema.GroupVersionResource{Group: w.gr.Group, Version: version, Resource: w.gr.Resource}.String()
+}

@@ -1,0 +1,91 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+
+	"k8s.io/component-base/metrics"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// metered gives the world metrics and returns what reads them, by name and label values.
+func metered(t *testing.T, w *world) func() map[string]float64 {
+	t.Helper()
+	registry := metrics.NewKubeRegistry()
+	w.c.cfg.Metrics = NewMetrics()
+	for _, m := range w.c.cfg.Metrics.Registerables() {
+		if err := registry.Register(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() map[string]float64 {
+		t.Helper()
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := map[string]float64{}
+		for _, family := range families {
+			for _, m := range family.Metric {
+				name := family.GetName()
+				for _, l := range m.Label {
+					name += fmt.Sprintf(" %s=%s", l.GetName(), l.GetValue())
+				}
+				values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+		return values
+	}
+}
+
+// TestMetrics: the names, labels and values that operators know, while a migration runs
+// and after it. What a server has done before it goes on is not counted again.
+func TestMetrics(t *testing.T) {
+	w := newWorld(t)
+	values := metered(t, w)
+	const cronJobs = " resource=batch.example.com/v1, Resource=cronjobs"
+	want := func(want map[string]float64) {
+		t.Helper()
+		if got := values(); !maps.Equal(got, want) {
+			t.Errorf("metrics %v, want %v", got, want)
+		}
+	}
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		p := half
+		p.Conflicts = 2
+		progress(p)
+		want(map[string]float64{
+			"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:  4,
+			"storage_migrator_core_migrator_remaining_objects_total" + cronJobs: 6,
+			"concord_migration_failed_objects_total" + cronJobs:                 1,
+			"concord_migration_conflicts_total" + cronJobs:                      2,
+			"concord_migration_objects_per_second" + cronJobs:                   0,
+		})
+		return Result{Progress: p}, errors.New("etcd is away")
+	}
+	if _, err := step(w); err == nil {
+		t.Fatal("no error")
+	}
+	w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
+		if job.Resume != "half" {
+			t.Errorf("it goes on at %q", job.Resume)
+		}
+		progress(Progress{Total: 10, Done: 4, Failed: 1})
+		return Result{Progress: Progress{Total: 10, Done: 9, Failed: 1}}, nil
+	}
+	if _, err := step(w); err != nil {
+		t.Fatal(err)
+	}
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
+	want(map[string]float64{
+		"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:              9,
+		"storage_migrator_core_migrator_migrations_total" + cronJobs + " status=Failed": 1,
+		"concord_migration_failed_objects_total" + cronJobs:                             1,
+		"concord_migration_conflicts_total" + cronJobs:                                  2,
+	})
+}
