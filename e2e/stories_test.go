@@ -1,10 +1,14 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/e2e/audit"
@@ -39,10 +43,38 @@ func newStory(t *testing.T, o cluster.Options) *story {
 	s := &story{t: t, c: cluster.New(t)}
 	s.servers = s.c.Start(o, "one", "two", "three")
 	createWidgets(t, "v1", s.servers...)
+	s.c.Audit.With(func(l *audit.Ledger) { l.Normalize(migrations, withoutStatus) })
 	s.made = createSamples(t, s.servers[0])
+	s.awaitSample()
 	s.resources = []load.Resource{load.Policies(), load.Bundles(certificate(t)), widgetsV1}
 	s.fill("first", s.servers[0])
 	return s
+}
+
+// withoutStatus takes away what Concord itself writes on a migration.
+func withoutStatus(fields map[string]any) {
+	delete(fields, "status")
+	if metadata, ok := fields["metadata"].(map[string]any); ok {
+		delete(metadata, "managedFields")
+	}
+}
+
+// awaitSample waits until the sample of a migration, which is one of nothing, has ended and
+// changes no more. What it was changed by was no rewrite.
+func (s *story) awaitSample() {
+	s.t.Helper()
+	resource := s.servers[0].Dynamic().Resource(migrations.WithVersion("v1beta1"))
+	cluster.Eventually(s.t, cluster.SettleTimeout, "the sample of a migration ends", func(ctx context.Context) error {
+		sample, err := resource.Get(ctx, "sample", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if conditions, _, _ := unstructured.NestedSlice(sample.Object, "status", "conditions"); len(conditions) == 0 {
+			return errors.New("it has no condition")
+		}
+		return nil
+	})
+	s.c.Ledger(func(l *audit.Ledger) { s.rewritten = l.Rewrites() })
 }
 
 // storyObjects is how many objects are made at a time of each resource that moves.

@@ -18,14 +18,19 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	apiregistrationinformers "k8s.io/kube-aggregator/pkg/client/informers/externalversions/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/controllers/autoregister"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
 const (
 	// Priorities as users know them: built-in groups before custom ones.
 	builtinGroupPriority = 17000
 	crdGroupPriority     = 1000
-	crdVersionPriority   = 100
-	registerWorkers      = 5
+	// migrationPriority has kubectl mean migration.k8s.io by "storageversionmigrations": all
+	// migrations are there, those made in storagemigration.k8s.io too.
+	migrationPriority  = builtinGroupPriority + 100
+	crdVersionPriority = 100
+	registerWorkers    = 5
 	// managedOnStart marks an APIService that servers create, update or delete when they
 	// start, and leave alone afterwards.
 	managedOnStart = "onstart"
@@ -155,7 +160,11 @@ func (s *apiServices) want(crd string, served []schema.GroupVersion) {
 	before := s.of[crd]
 	now := sets.New[string]()
 	for _, gv := range served {
-		service := localAPIService(gv, crdGroupPriority, crdVersionPriority)
+		priority := int32(crdGroupPriority)
+		if gv.Group == migrationv1alpha1.SchemeGroupVersion.Group {
+			priority = migrationPriority
+		}
+		service := localAPIService(gv, priority, crdVersionPriority)
 		now.Insert(service.Name)
 		s.register.AddAPIServiceToSync(service)
 	}

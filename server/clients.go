@@ -7,8 +7,10 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -66,6 +68,12 @@ func clientsOf(config *rest.Config) (*clients, error) {
 // NewClient returns a client for the kinds that the protocol uses. It needs no
 // discovery, so it works while a server starts.
 func NewClient(config *rest.Config) (client.WithWatch, error) {
+	return newClient(config, schema.GroupVersion{})
+}
+
+// newClient returns such a client that also knows the migrations of storagemigration.k8s.io,
+// if one of its versions is given: their types are v1's in all of them.
+func newClient(config *rest.Config, migrations schema.GroupVersion) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme,
@@ -74,6 +82,11 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 		utilruntime.Must(add(scheme))
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
+	if !migrations.Empty() {
+		scheme.AddKnownTypes(migrations, &storagemigrationv1.StorageVersionMigration{}, &storagemigrationv1.StorageVersionMigrationList{})
+		metav1.AddToGroupVersion(scheme, migrations)
+		mapper.Add(migrations.WithKind("StorageVersionMigration"), meta.RESTScopeRoot)
+	}
 	for scope, kinds := range map[meta.RESTScope][]schema.GroupVersionKind{
 		meta.RESTScopeRoot: {
 			corev1.SchemeGroupVersion.WithKind("Namespace"),

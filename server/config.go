@@ -34,7 +34,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 		return nil, nil, err
 	}
 	c.EffectiveVersion = withGitVersion{EffectiveVersion: c.EffectiveVersion, plain: !o.gates.Enabled(CompatibilityVersions)}
-	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
+	c.LongRunningFunc = longRunning(filters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString()))
 	// One document for the whole chain.
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	applyOpenAPI(c)

@@ -6,17 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/mirror"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -37,13 +42,52 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	if err != nil {
 		return err
 	}
+	counts := migrate.NewMetrics()
+	for _, m := range counts.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
 	p.migrate, err = migrate.New(migrate.Config{
 		Client:   clients.objects,
 		ID:       p.member.ID,
 		Rewriter: rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))},
+		Metrics:  counts,
 		Logger:   klog.Background().WithName("migrate"),
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	return p.newMirror(clients, asComponent(base.LoopbackClientConfig, compat.ConcordControllers, p.options.versions.emulation))
+}
+
+// mirrorLock is the Lease of the elected server that mirrors the migrations of
+// storagemigration.k8s.io. Only servers that serve these run for it.
+const mirrorLock = controllersLock + "-storagemigration"
+
+// newMirror makes the controller of storagemigration.k8s.io, where that is served.
+func (p *protocol) newMirror(clients *clients, config *rest.Config) error {
+	served := p.options.plan.ServedVersion(schema.GroupResource{Group: storagemigrationv1.GroupName, Resource: "storageversionmigrations"})
+	if served.Empty() {
+		return nil
+	}
+	config.QPS = -1
+	objects, err := newClient(config, served)
+	if err != nil {
+		return err
+	}
+	mirrored, err := mirror.New(mirror.Config{
+		Client: objects, Served: served, Instance: p.identity, Logger: klog.Background().WithName("mirror"),
+	})
+	if err != nil {
+		return err
+	}
+	p.mirror = &election{client: clients.kube, lock: mirrorLock, identity: p.identity, duration: p.options.ControllerLeaseDuration, lead: func(ctx context.Context) {
+		if p.awaitCRDs(ctx) == nil {
+			mirrored.Run(ctx)
+		}
+	}}
+	return nil
 }
 
 // kinds knows the kinds of built-in resources, also of those that only a server of another
@@ -84,7 +128,9 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 		return migrate.Result{}, err
 	}
 	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.yield(job)}
+	began := time.Now()
 	result, err := r.engine.Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
+	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
 	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
 
@@ -152,7 +198,7 @@ func translate(err, from, to error) error {
 }
 
 func progressOf(p rewrite.Progress) migrate.Progress {
-	return migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures}
+	return migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures, Conflicts: p.Changed}
 }
 
 // reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.

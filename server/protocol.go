@@ -64,6 +64,8 @@ type protocol struct {
 	trigger    *trigger.Controller
 	skew       *skew.Controller
 	migrate    *migrate.Controller
+	// speed is how fast this server's rewrites wrote.
+	speed speed
 	// namespaces is not part of the protocol but runs where its controllers do.
 	namespaces *namespaces
 	crds       cache.SharedIndexInformer
@@ -71,6 +73,8 @@ type protocol struct {
 	kube       kubernetes.Interface
 	// election is nil without the protocol.
 	election *election
+	// mirror is nil where storagemigration.k8s.io is not served.
+	mirror *election
 	// identity is this process's in elections: where it serves, and what makes it unique.
 	identity string
 	custom   *customResources

@@ -246,6 +246,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, serving func(*Server
 	if err := addHooks(o, chain, clients, certs.caFile, shared, p); err != nil {
 		return err
 	}
+	p.serveCensus(chain.aggregator.GenericAPIServer)
 	if serving != nil {
 		_, port, err := base.SecureServing.HostPort()
 		if err != nil {

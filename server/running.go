@@ -63,6 +63,9 @@ func (r *running) begin() (departed bool) {
 	}
 	if r.p.options.Controllers {
 		r.done.Go(func() { r.p.election.campaign(r.controllers) })
+		if r.p.mirror != nil {
+			r.done.Go(func() { r.p.mirror.campaign(r.controllers) })
+		}
 	}
 	return false
 }

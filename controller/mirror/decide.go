@@ -1,0 +1,169 @@
+package mirror
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// plan is what to do about one migration of storagemigration.k8s.io.
+type plan struct {
+	// remove are copies of what is gone.
+	remove []*migrationv1alpha1.StorageVersionMigration
+	// create is the copy that is missing, nil if none is.
+	create *migrationv1alpha1.StorageVersionMigration
+	// status is the original's new status, nil if it is as it should be.
+	status *storagemigrationv1.StorageVersionMigrationStatus
+	// note is what to tell about it in an event, with its reason; nothing if that is "".
+	note, reason string
+	warning      bool
+}
+
+// decide compares the original, nil if it is gone, with its copies. gv is the version in
+// which it is served.
+func decide(gv schema.GroupVersion, original *storagemigrationv1.StorageVersionMigration, copies []*migrationv1alpha1.StorageVersionMigration, now metav1.Time) plan {
+	var p plan
+	var own *migrationv1alpha1.StorageVersionMigration
+	for _, c := range copies {
+		owner := owner(c)
+		switch {
+		case original == nil || owner.UID != original.UID:
+			p.remove = append(p.remove, c)
+		case c.Name == copyName(original):
+			own = c
+		}
+	}
+	switch {
+	case original == nil || original.DeletionTimestamp != nil || ended(original):
+	case own == nil:
+		p.create = newCopy(gv, original)
+	default:
+		p.follow(original, own, now)
+	}
+	return p
+}
+
+func ended(m *storagemigrationv1.StorageVersionMigration) bool {
+	return is(m.Status.Conditions, storagemigrationv1.MigrationSucceeded) || is(m.Status.Conditions, storagemigrationv1.MigrationFailed)
+}
+
+func is(conditions []metav1.Condition, t storagemigrationv1.MigrationConditionType) bool {
+	return meta.IsStatusConditionTrue(conditions, string(t))
+}
+
+// owner returns the migration of storagemigration.k8s.io that this one is a copy of; nil
+// if it is none.
+func owner(m *migrationv1alpha1.StorageVersionMigration) *metav1.OwnerReference {
+	ref := metav1.GetControllerOf(m)
+	if ref == nil || ref.Kind != kind {
+		return nil
+	}
+	if gv, err := schema.ParseGroupVersion(ref.APIVersion); err != nil || gv.Group != storagemigrationv1.GroupName {
+		return nil
+	}
+	return ref
+}
+
+// maxName is how long the name of an object may be.
+const maxName = 253
+
+// copyName names the copy. It depends on the original's name and uid only, so that nobody
+// makes two.
+func copyName(m *storagemigrationv1.StorageVersionMigration) string {
+	suffix := "-" + string(m.UID)
+	return strings.TrimRight(m.Name[:min(len(m.Name), maxName-len(suffix))], ".-") + suffix
+}
+
+func newCopy(gv schema.GroupVersion, m *storagemigrationv1.StorageVersionMigration) *migrationv1alpha1.StorageVersionMigration {
+	c := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource},
+	}}
+	c.Name = copyName(m)
+	c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(m, gv.WithKind(kind))}
+	return c
+}
+
+// follow has the original say what its copy says.
+func (p *plan) follow(original *storagemigrationv1.StorageVersionMigration, own *migrationv1alpha1.StorageVersionMigration, now metav1.Time) {
+	status := original.Status.DeepCopy()
+	if status.ResourceVersion == "" {
+		// All resources are in one etcd, so that its revision is every list's. At the copy's
+		// every encoding that may be stored is known, or will be read later.
+		status.ResourceVersion = own.ResourceVersion
+	}
+	before := truth(status.Conditions)
+	for _, c := range own.Status.Conditions {
+		condition := metav1.Condition{
+			Type: string(c.Type), Status: metav1.ConditionStatus(c.Status), ObservedGeneration: original.Generation,
+			LastTransitionTime: now, Reason: c.Reason, Message: message(c, own.Status.Progress),
+		}
+		if !slices.Contains(conditionTypes, c.Type) || c.Reason == "" {
+			continue
+		}
+		meta.SetStatusCondition(&status.Conditions, condition)
+	}
+	if len(own.Status.Conditions) == 0 && before != nil {
+		// The copy was deleted and made again.
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: before.Type, Status: metav1.ConditionFalse, ObservedGeneration: original.Generation, LastTransitionTime: now,
+			Reason: "Pending", Message: "no server has begun",
+		})
+	}
+	if now := truth(status.Conditions); now != nil {
+		p.note, p.reason, p.warning = tell(before, now)
+	}
+	if !same(status, &original.Status) {
+		p.status = status
+	}
+}
+
+var conditionTypes = []migrationv1alpha1.MigrationConditionType{
+	migrationv1alpha1.MigrationRunning, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.MigrationFailed,
+}
+
+// message adds the counts, for which storagemigration.k8s.io has no fields.
+func message(c migrationv1alpha1.MigrationCondition, p *migrationv1alpha1.MigrationProgress) string {
+	if c.Type != migrationv1alpha1.MigrationRunning || p == nil {
+		return c.Message
+	}
+	return fmt.Sprintf("%s: %d of %d objects are done, %d cannot be migrated", c.Message, p.Done, p.Total, p.Failed)
+}
+
+func same(a, b *storagemigrationv1.StorageVersionMigrationStatus) bool {
+	return a.ResourceVersion == b.ResourceVersion && slices.Equal(a.Conditions, b.Conditions)
+}
+
+// truth returns the condition that is true, nil if none is.
+func truth(conditions []metav1.Condition) *metav1.Condition {
+	for _, t := range conditionTypes {
+		if c := meta.FindStatusCondition(conditions, string(t)); c != nil && c.Status == metav1.ConditionTrue {
+			return c.DeepCopy()
+		}
+	}
+	return nil
+}
+
+// tell says what to tell of a step from one condition to the next.
+func tell(before, now *metav1.Condition) (note, reason string, warning bool) {
+	running := now.Type == string(migrationv1alpha1.MigrationRunning)
+	switch {
+	case before != nil && before.Type == now.Type && before.Reason == now.Reason:
+		return "", "", false
+	case !running:
+		return now.Message, now.Reason, now.Type == string(migrationv1alpha1.MigrationFailed)
+	case now.Reason == migrationv1alpha1.ReasonPaused:
+		return now.Message, now.Reason, false
+	case before == nil:
+		return now.Message, migrationv1alpha1.EventStarted, false
+	case before.Reason == migrationv1alpha1.ReasonPaused:
+		return now.Message, migrationv1alpha1.EventResumed, false
+	}
+	return "", "", false // it is tried again, or one more time
+}

@@ -1,0 +1,144 @@
+// Package mirror has StorageVersionMigrations of storagemigration.k8s.io, Kubernetes' own
+// API, done by what does those of migration.k8s.io. For each it makes a copy in the other
+// API, which counts, is adopted, claimed and rewritten as any user's migration is, and
+// writes into the original's status what the copy says. The copy goes with the original,
+// which therefore is cancelled by deleting it. Finished ones stay until somebody does.
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// kind is that of migrations, in both APIs.
+const kind = "StorageVersionMigration"
+
+// Config is what a Controller needs.
+type Config struct {
+	// Client reads and writes API objects, uncached. Its scheme must hold Events, the
+	// migrations of migration.k8s.io, and storagemigration/v1's types under the version of
+	// storagemigration.k8s.io that is served: all its versions have one form.
+	Client client.WithWatch
+	// Served is that version.
+	Served schema.GroupVersion
+	// Instance names this process in events.
+	Instance string
+	// Clock defaults to the real one.
+	Clock clock.WithTicker
+	// Logger defaults to none.
+	Logger logr.Logger
+}
+
+// Validate says which field is missing.
+func (c Config) Validate() error {
+	switch {
+	case c.Client == nil:
+		return errors.New("mirroring migrations needs a client")
+	case c.Served.Group != storagemigrationv1.GroupName || c.Served.Version == "":
+		return fmt.Errorf("mirroring migrations needs a version of %s, not %q", storagemigrationv1.GroupName, c.Served)
+	}
+	return nil
+}
+
+// Controller mirrors migrations. Two that run at a time do no harm.
+type Controller struct {
+	cfg Config
+	// copies lists the copies of the migration of this name.
+	copies func(ctx context.Context, name string) ([]*migrationv1alpha1.StorageVersionMigration, error)
+}
+
+// New returns a Controller; it does nothing by itself.
+func New(cfg Config) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	c := &Controller{cfg: cfg}
+	c.copies = c.list
+	return c, nil
+}
+
+// Step looks once at the migration of storagemigration.k8s.io of this name and acts. After
+// an error, Conflicts included, the look has to be repeated; what was done stands.
+func (c *Controller) Step(ctx context.Context, name string) error {
+	original := &storagemigrationv1.StorageVersionMigration{}
+	switch err := c.cfg.Client.Get(ctx, client.ObjectKey{Name: name}, original); {
+	case storageversion.IsGone(err):
+		original = nil
+	case err != nil:
+		return fmt.Errorf("get %s %s: %w", c.cfg.Served.Group, name, err)
+	}
+	copies, err := c.copies(ctx, name)
+	if err != nil {
+		return err
+	}
+	p := decide(c.cfg.Served, original, copies, metav1.NewTime(c.cfg.Clock.Now()))
+	for _, m := range p.remove {
+		err := c.cfg.Client.Delete(ctx, m, client.Preconditions{UID: &m.UID})
+		if err != nil && !storageversion.IsGone(err) {
+			return fmt.Errorf("delete migration %s: %w", m.Name, err)
+		}
+		c.cfg.Logger.Info("Migration cancelled, as what it was made for is gone", "migration", m.Name, "original", name)
+	}
+	if p.create != nil {
+		// One that is not seen yet is no error.
+		if err := c.cfg.Client.Create(ctx, p.create); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create migration %s: %w", p.create.Name, err)
+		}
+	}
+	if p.status == nil {
+		return nil
+	}
+	original.Status = *p.status
+	if err := c.cfg.Client.Status().Update(ctx, original); err != nil {
+		return fmt.Errorf("write the status of %s: %w", name, err)
+	}
+	if p.reason != "" {
+		c.tell(ctx, original, p)
+	}
+	return nil
+}
+
+// list asks the API for the copies.
+func (c *Controller) list(ctx context.Context, name string) ([]*migrationv1alpha1.StorageVersionMigration, error) {
+	var all migrationv1alpha1.StorageVersionMigrationList
+	if err := c.cfg.Client.List(ctx, &all); err != nil {
+		return nil, fmt.Errorf("list migrations: %w", err)
+	}
+	var copies []*migrationv1alpha1.StorageVersionMigration
+	for i := range all.Items {
+		if ref := owner(&all.Items[i]); ref != nil && ref.Name == name {
+			copies = append(copies, &all.Items[i])
+		}
+	}
+	return copies, nil
+}
+
+// tell writes an event about the original. It is a courtesy: an error is only logged.
+func (c *Controller) tell(ctx context.Context, original *storagemigrationv1.StorageVersionMigration, p plan) {
+	event := corev1.EventTypeNormal
+	if p.warning {
+		event = corev1.EventTypeWarning
+	}
+	about := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: original.ObjectMeta}
+	e := migrationv1alpha1.NewEvent(about, c.cfg.Instance, event, p.reason, p.note, c.cfg.Clock.Now())
+	e.InvolvedObject.APIVersion = c.cfg.Served.String()
+	if err := c.cfg.Client.Create(ctx, e); err != nil {
+		c.cfg.Logger.V(1).Info("An event was not written", "migration", original.Name, "reason", err.Error())
+	}
+}

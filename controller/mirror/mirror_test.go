@@ -1,0 +1,291 @@
+package mirror
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+type (
+	original = storagemigrationv1.StorageVersionMigration
+	copied   = migrationv1alpha1.StorageVersionMigration
+)
+
+// world is a fake API of which storagemigration.k8s.io has one version only.
+type world struct {
+	t      *testing.T
+	client client.WithWatch
+	clock  *clocktesting.FakeClock
+	c      *Controller
+}
+
+func newWorld(t *testing.T, version string) *world {
+	t.Helper()
+	served := schema.GroupVersion{Group: storagemigrationv1.GroupName, Version: version}
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(served, &original{}, &storagemigrationv1.StorageVersionMigrationList{})
+	metav1.AddToGroupVersion(scheme, served)
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, migrationv1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
+	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}).Build()
+	var err error
+	w.c, err = New(Config{Client: w.client, Served: served, Instance: "test", Clock: w.clock})
+	w.must(err)
+	return w
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) make(uid types.UID) {
+	w.t.Helper()
+	m := &original{Spec: storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource{Group: "example.com", Resource: "crontabs"}}}
+	m.Name, m.UID = "crontabs-migration", uid
+	w.must(w.client.Create(context.Background(), m))
+}
+
+func (w *world) step() {
+	w.t.Helper()
+	w.clock.Step(time.Second)
+	w.must(w.c.Step(context.Background(), "crontabs-migration"))
+}
+
+func (w *world) read() *original {
+	w.t.Helper()
+	m := &original{}
+	w.must(w.client.Get(context.Background(), client.ObjectKey{Name: "crontabs-migration"}, m))
+	return m
+}
+
+func (w *world) copies() []copied {
+	w.t.Helper()
+	var list migrationv1alpha1.StorageVersionMigrationList
+	w.must(w.client.List(context.Background(), &list))
+	return list.Items
+}
+
+// says has the copy say so.
+func (w *world) says(t migrationv1alpha1.MigrationConditionType, reason string, progress *migrationv1alpha1.MigrationProgress) {
+	w.t.Helper()
+	m := w.copies()[0]
+	migrationv1alpha1.SetCondition(&m, t, reason, "because", metav1.NewTime(w.clock.Now()))
+	m.Status.Progress = progress
+	w.must(w.client.Status().Update(context.Background(), &m))
+}
+
+// expectTrue asserts which condition alone is true, and in a form that the API takes.
+func (w *world) expectTrue(t storagemigrationv1.MigrationConditionType, reason string, inMessage ...string) {
+	w.t.Helper()
+	var trues []string
+	for _, c := range w.read().Status.Conditions {
+		if c.Status == metav1.ConditionTrue {
+			trues = append(trues, c.Type)
+		}
+		if c.LastTransitionTime.IsZero() || c.Reason == "" {
+			w.t.Errorf("condition %+v lacks what metav1.Condition requires", c)
+		}
+	}
+	c := meta.FindStatusCondition(w.read().Status.Conditions, string(t))
+	if !slices.Equal(trues, []string{string(t)}) || c.Reason != reason {
+		w.t.Fatalf("conditions %+v, want only %s because of %s", w.read().Status.Conditions, t, reason)
+	}
+	for _, part := range inMessage {
+		if !strings.Contains(c.Message, part) {
+			w.t.Errorf("message %q lacks %q", c.Message, part)
+		}
+	}
+}
+
+func (w *world) events() (told []string) {
+	w.t.Helper()
+	var list corev1.EventList
+	w.must(w.client.List(context.Background(), &list))
+	for _, e := range list.Items {
+		if e.InvolvedObject.APIVersion != w.c.cfg.Served.String() || e.InvolvedObject.UID != "one-uid" {
+			w.t.Errorf("an event about %+v", e.InvolvedObject)
+		}
+		told = append(told, e.Type+" "+e.Reason)
+	}
+	return told
+}
+
+// TestLife: the original says what its copy says, in each version of its API.
+func TestLife(t *testing.T) {
+	for _, version := range []string{"v1", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
+			w := newWorld(t, version)
+			w.make("one-uid")
+			w.step()
+			copies := w.copies()
+			if len(copies) != 1 || copies[0].Spec.Resource != (migrationv1alpha1.GroupVersionResource{Group: "example.com", Resource: "crontabs"}) {
+				t.Fatalf("copies %+v", copies)
+			}
+			if ref := copies[0].OwnerReferences[0]; ref.APIVersion != w.c.cfg.Served.String() || ref.UID != "one-uid" {
+				t.Errorf("owner %+v", ref)
+			}
+			if m := &copies[0]; migrationv1alpha1.ViewMigration(m).Made || migrationv1alpha1.ViewMigration(m).Target.UID != "" {
+				t.Error("the copy has to be adopted as a user's migration is")
+			}
+			w.step()
+			began := w.read().Status.ResourceVersion
+			if began != copies[0].ResourceVersion || len(w.read().Status.Conditions) > 0 {
+				t.Errorf("status %+v before anything began", w.read().Status)
+			}
+
+			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
+			w.step()
+			w.expectTrue(storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, &migrationv1alpha1.MigrationProgress{Total: 10, Done: 4, Failed: 1})
+			w.step()
+			w.expectTrue(storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "4 of 10 objects", "1 cannot")
+			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, nil)
+			w.step()
+			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
+			w.step()
+			w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
+			w.step()
+			w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, "because")
+			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); c.Status != metav1.ConditionFalse {
+				t.Errorf("condition %+v after the end", c)
+			}
+			if now := w.read().Status.ResourceVersion; now != began {
+				t.Errorf("resourceVersion %s, was %s", now, began)
+			}
+			want := []string{"Normal Started", "Normal Paused", "Normal Resumed", "Normal Succeeded"}
+			if got := w.events(); !slices.Equal(got, want) {
+				t.Errorf("events %q, want %q", got, want)
+			}
+			w.must(w.client.DeleteAllOf(context.Background(), &copied{}))
+			w.step()
+			if got := w.copies(); len(got) > 0 {
+				t.Errorf("one that has ended is copied again: %+v", got)
+			}
+		})
+	}
+}
+
+// TestFails: why a copy failed is why the original did, and a warning.
+func TestFails(t *testing.T) {
+	w := newWorld(t, "v1")
+	w.make("one-uid")
+	w.step()
+	w.says(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound, nil)
+	w.step()
+	w.expectTrue(storagemigrationv1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound, "because")
+	if got := w.events(); !slices.Equal(got, []string{"Warning ResourceNotFound"}) {
+		t.Errorf("events %q", got)
+	}
+	before := w.read().ResourceVersion
+	w.step()
+	if after := w.read().ResourceVersion; after != before {
+		t.Error("a look at what has not changed writes")
+	}
+}
+
+// TestDeletionCancels: the copy goes with its original, also if another of the same name
+// has taken its place. Nobody else's migration goes.
+func TestDeletionCancels(t *testing.T) {
+	w := newWorld(t, "v1")
+	other := &copied{}
+	other.Name = "somebody-elses"
+	w.must(w.client.Create(context.Background(), other))
+	w.make("one-uid")
+	w.step()
+	w.must(w.client.Delete(context.Background(), w.read()))
+	w.make("two-uid")
+	w.step()
+	var names []string
+	for _, c := range w.copies() {
+		names = append(names, c.Name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"crontabs-migration-two-uid", "somebody-elses"}) {
+		t.Errorf("migrations %q after another took the place", names)
+	}
+	w.must(w.client.Delete(context.Background(), w.read()))
+	w.step()
+	if got := w.copies(); len(got) != 1 || got[0].Name != "somebody-elses" {
+		t.Errorf("migrations %+v after the deletion", got)
+	}
+}
+
+// TestCopyDeleted: a copy that somebody deletes is made again, and the original does not
+// claim to run meanwhile.
+func TestCopyDeleted(t *testing.T) {
+	w := newWorld(t, "v1")
+	w.make("one-uid")
+	w.step()
+	w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
+	w.step()
+	first := w.copies()[0]
+	w.must(w.client.Delete(context.Background(), &first))
+	w.step()
+	w.step()
+	if got := w.copies(); len(got) != 1 {
+		t.Fatalf("copies %+v", got)
+	}
+	if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); c == nil || c.Status != metav1.ConditionFalse {
+		t.Errorf("conditions %+v", w.read().Status.Conditions)
+	}
+}
+
+func TestLongNames(t *testing.T) {
+	m := &original{}
+	m.Name, m.UID = strings.Repeat("a.", 126)+"a", types.UID("628f6922-a9cb-4514-b076-12d3c178967c")
+	if name := copyName(m); len(name) > maxName || !strings.HasSuffix(name, "a-"+string(m.UID)) {
+		t.Errorf("copy %q has %d characters", name, len(name))
+	}
+}
+
+// TestRun: nothing but the watches leads to copies and their end.
+func TestRun(t *testing.T) {
+	w := newWorld(t, "v1")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	eventually := func(what string, condition func() bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) { return condition(), nil })
+		if err != nil {
+			t.Fatal("not in time: " + what)
+		}
+	}
+	w.make("one-uid")
+	eventually("the copy", func() bool { return len(w.copies()) == 1 })
+	eventually("the resourceVersion", func() bool { return w.read().Status.ResourceVersion != "" })
+	w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
+	eventually("the end", func() bool { return ended(w.read()) })
+	w.must(w.client.Delete(context.Background(), w.read()))
+	eventually("the copy's end", func() bool { return len(w.copies()) == 0 })
+}

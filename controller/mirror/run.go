@@ -1,0 +1,150 @@
+package mirror
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+const (
+	// minRetry and maxRetry bound the time between two looks that ended in errors.
+	minRetry = 50 * time.Millisecond
+	maxRetry = 30 * time.Second
+	// stepTimeout bounds one look, in real time.
+	stepTimeout = 30 * time.Second
+	// byOwner indexes copies by the name of what they are copies of.
+	byOwner = "owner"
+)
+
+// Run mirrors migrations until ctx ends, once at a time. Call it while this server leads.
+func (c *Controller) Run(ctx context.Context) {
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),
+		workqueue.TypedRateLimitingQueueConfig[string]{Clock: c.cfg.Clock})
+	_, originals := c.source(&storagemigrationv1.StorageVersionMigrationList{}, &storagemigrationv1.StorageVersionMigration{}, func(obj client.Object) {
+		queue.Add(obj.GetName())
+	})
+	store, copies := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, func(obj client.Object) {
+		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && owner(m) != nil {
+			queue.Add(owner(m).Name)
+		}
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { originals.RunWithContext(ctx) })
+	wg.Go(func() { copies.RunWithContext(ctx) })
+	wg.Go(func() {
+		<-ctx.Done()
+		queue.ShutDown()
+	})
+	if cache.WaitForCacheSync(ctx.Done(), originals.HasSynced, copies.HasSynced) {
+		watching := &Controller{cfg: c.cfg, copies: indexed{store.(cache.Indexer)}.of}
+		wg.Go(func() { watching.work(ctx, queue) })
+	}
+	wg.Wait()
+}
+
+func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) {
+	for {
+		name, stop := queue.Get()
+		if stop {
+			return
+		}
+		step, cancel := context.WithTimeout(ctx, stepTimeout)
+		err := c.Step(step, name)
+		cancel()
+		if err == nil {
+			queue.Forget(name)
+		} else {
+			level := 0
+			if apierrors.IsConflict(err) || ctx.Err() != nil {
+				level = 2
+			}
+			c.cfg.Logger.V(level).Info("Looking at a migration again", "original", name, "reason", err.Error())
+			queue.AddRateLimited(name)
+		}
+		queue.Done(name)
+	}
+}
+
+// indexed lists copies from a watch.
+type indexed struct{ cache.Indexer }
+
+func (i indexed) of(_ context.Context, name string) ([]*migrationv1alpha1.StorageVersionMigration, error) {
+	objs, err := i.ByIndex(byOwner, name)
+	copies := make([]*migrationv1alpha1.StorageVersionMigration, 0, len(objs))
+	for _, obj := range objs {
+		copies = append(copies, obj.(*migrationv1alpha1.StorageVersionMigration))
+	}
+	return copies, err
+}
+
+// source watches objects and hands over each that is new, changed or gone.
+func (c *Controller) source(list client.ObjectList, object client.Object, handle func(client.Object)) (cache.Store, cache.Controller) {
+	return cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: source{client: c.cfg.Client, list: list},
+		ObjectType:    object,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { handle(obj.(client.Object)) },
+			UpdateFunc: func(_, obj any) { handle(obj.(client.Object)) },
+			DeleteFunc: func(obj any) {
+				if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+					obj = tombstone.Obj
+				}
+				if last, ok := obj.(client.Object); ok {
+					handle(last)
+				}
+			},
+		},
+		Indexers: cache.Indexers{byOwner: func(obj any) ([]string, error) {
+			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && owner(m) != nil {
+				return []string{owner(m).Name}, nil
+			}
+			return nil, nil
+		}},
+	})
+}
+
+// source lists and watches objects through controller-runtime's client.
+type source struct {
+	client client.WithWatch
+	list   client.ObjectList
+}
+
+func with(o metav1.ListOptions) client.ListOption {
+	return &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}
+}
+
+// List implements cache.ListerWatcher.
+func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
+	return s.ListWithContext(context.Background(), o)
+}
+
+// Watch implements cache.ListerWatcher.
+func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return s.WatchWithContext(context.Background(), o)
+}
+
+// ListWithContext implements cache.ListerWatcherWithContext.
+func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	list := s.list.DeepCopyObject().(client.ObjectList)
+	return list, s.client.List(ctx, list, with(o))
+}
+
+// WatchWithContext implements cache.ListerWatcherWithContext.
+func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), with(o))
+}
+
+// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
+func (s source) IsWatchListSemanticsUnSupported() bool { return true }
