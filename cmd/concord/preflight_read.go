@@ -16,7 +16,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -66,14 +65,11 @@ func resources(lists ...[]schema.GroupResource) []schema.GroupResource {
 
 // storedInCluster asks a live cluster what may be stored. Raw values are out of reach.
 func storedInCluster(ctx context.Context, kubeconfig string, target *compat.Target) ([]compat.Stored, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	config, err := clusterConfig(kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig or $KUBECONFIG: %w", err)
+		return nil, err
 	}
-	config.Timeout = clusterAnswerTimeout
-	cluster, err := server.NewClient(server.AsCommand(config))
+	cluster, err := server.NewClient(server.AsCommand(withTimeout(config)))
 	if err != nil {
 		return nil, err
 	}

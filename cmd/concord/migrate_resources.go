@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// resources are what the arguments mean, in their order, or all that are stored.
+func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, cluster client.Client, args []string) ([]schema.GroupResource, error) {
+	var states migrationv1alpha1.StorageStateList
+	if err := cluster.List(ctx, &states); err != nil {
+		return nil, fmt.Errorf("list StorageStates: %w", err)
+	}
+	var stored []schema.GroupResource
+	for _, s := range states.Items {
+		stored = append(stored, schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
+	}
+	if len(stored) == 0 {
+		return nil, errors.New("it has no StorageStates: wait until its servers have started")
+	}
+	stored = resources(stored)
+	if o.all {
+		return stored, nil
+	}
+	var chosen []schema.GroupResource
+	for _, arg := range args {
+		gr, err := resolve(arg, stored, func(name string) (schema.GroupResource, error) { return discover(config, name) })
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(chosen, gr) {
+			chosen = append(chosen, gr)
+		}
+	}
+	return chosen, nil
+}
+
+// resolve finds the stored resource that a name means. What is no plural name is looked up
+// in discovery.
+func resolve(name string, stored []schema.GroupResource, discover func(string) (schema.GroupResource, error)) (schema.GroupResource, error) {
+	var found []schema.GroupResource
+	for _, gr := range stored {
+		if gr.String() == name {
+			return gr, nil
+		}
+		if gr.Resource == name {
+			found = append(found, gr)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, list(found))
+	}
+	gr, err := discover(name)
+	switch {
+	case err == nil && slices.Contains(stored, gr):
+		return gr, nil
+	case err != nil && !meta.IsNoMatchError(err) && !meta.IsAmbiguousError(err):
+		return schema.GroupResource{}, fmt.Errorf("look for %q: %w", name, err)
+	}
+	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; these are: %s", name, list(stored))
+}
+
+func list(resources []schema.GroupResource) string {
+	var names []string
+	for _, gr := range resources {
+		names = append(names, gr.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// discover finds the resource of a short, singular or partly qualified name.
+func discover(config *rest.Config, name string) (schema.GroupResource, error) {
+	served, err := discovery.NewDiscoveryClientForConfig(withTimeout(config))
+	if err != nil {
+		return schema.GroupResource{}, err
+	}
+	cached := memory.NewMemCacheClient(served)
+	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
+	gvr, err := mapper.ResourceFor(schema.ParseGroupResource(name).WithVersion(""))
+	return gvr.GroupResource(), err
+}
