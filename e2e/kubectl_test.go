@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -328,9 +329,43 @@ func kubectlProtocol(k *kubectl) {
 		return nil
 	})
 	k.wants(k.run("get", "storagestate", "configmaps", "-o", "yaml"), "persistedStorageVersionHashes:", "currentStorageVersionHash:", "lastHeartbeatTime:")
-	k.run("get", "storageversionmigrations.migration.k8s.io")
+	kubectlMigrations(k)
 	k.wants(k.run("get", "leases", "--namespace", "kube-system", "-l", "apiserver.kubernetes.io/identity=kube-apiserver"), "apiserver-")
 	k.wants(k.run("get", "apiservices"), "v1.admissionregistration.k8s.io", "Local", "True")
+}
+
+// kubectlMigrations has a migration done in Kubernetes' own API, and finds it and its end in
+// both.
+func kubectlMigrations(k *kubectl) {
+	const own = "storageversionmigration.storagemigration.k8s.io/kubectl"
+	k.with(`
+apiVersion: storagemigration.k8s.io/v1
+kind: StorageVersionMigration
+metadata: {name: kubectl}
+spec: {resource: {group: "", resource: configmaps}}
+`, "apply", "-f", "-")
+	k.run("wait", "--for=condition=Succeeded", own, "--timeout=60s")
+	k.wants(k.run("get", own), "RESOURCE", "STATUS", "configmaps", "Succeeded")
+	cluster.Eventually(k.t, 30*time.Second, "events tell of the migration", func(ctx context.Context) error {
+		stdout, stderr, err := k.command(ctx, "", "describe", own)
+		if err != nil || !strings.Contains(stdout, "Normal  Succeeded") || !strings.Contains(stdout, "objects are in v1") {
+			return errors.New(stdout + stderr)
+		}
+		return nil
+	})
+	table := k.run("get", "storageversionmigrations")
+	header, _, _ := strings.Cut(table, "\n")
+	if got := strings.Join(strings.Fields(header), " "); got != "NAME RESOURCE PHASE ENCODING DONE TOTAL FAILED RATE AGE" {
+		k.t.Errorf("the columns of migrations are %s", got)
+	}
+	if !regexp.MustCompile(`(?m)^kubectl-\S+ +configmaps +Succeeded +v1 +\d+ +\d+ +0 `).MatchString(table) {
+		k.t.Errorf("the migration is not shown in\n%s", table)
+	}
+	k.wants(k.run("get", "storagestates", "configmaps"), "RESOURCE", "STORED", "CURRENT", "AGE")
+	copied := k.run("get", "storageversionmigrations", "-o", "jsonpath={.items[?(@.metadata.ownerReferences[0].name=='kubectl')].metadata.name}")
+	k.wants(k.run("describe", "storageversionmigration.migration.k8s.io/"+copied), "Started", "rewrites configmaps to v1", "Succeeded")
+	k.run("delete", own)
+	k.run("wait", "--for=delete", "storageversionmigrations/"+copied, "--timeout=30s")
 }
 
 func kubectlDeleteNamespace(k *kubectl) {

@@ -36,6 +36,8 @@ func TestSlow(t *testing.T) {
 		{"Undecodable", testUndecodable},
 		{"ConversionWebhook", testConversionWebhook},
 		{"PausedAndKilled", testPausedAndKilled},
+		{"BothMigrationAPIs", testBothMigrationAPIs},
+		{"MigrateCommand", testMigrateCommand},
 		{"NamespaceDeletion", testNamespaceDeletion},
 		{"CautiousUpgrade", testCautiousUpgrade},
 		{"EmulationRollback", testEmulationRollback},

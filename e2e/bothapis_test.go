@@ -1,0 +1,208 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+//go:embed testdata/upstream-migrations.yaml
+var upstreamMigrations []byte
+
+var (
+	cronTabs   = schema.GroupResource{Group: "example.com", Resource: "crontabs"}
+	cronTabsV1 = load.Custom(cronTabs.WithVersion("v1"), "CronTab", metav1.NamespaceDefault)
+)
+
+// Manifests of either migration API work unchanged, and the same engine does both: they
+// run, succeed and fail with the conditions of their API, also when the server that mirrors
+// the one API into the other is killed. Deleting one cancels it.
+func testBothMigrationAPIs(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Args: betas + " --migration-max-objects-per-second=20"}, "one", "two")
+	crd := widgetCRD("v1")
+	crd.Name, crd.Spec.Group = cronTabs.String(), cronTabs.Group
+	crd.Spec.Names.Plural, crd.Spec.Names.Singular, crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "crontabs", "crontab", "CronTab", "CronTabList"
+	createCRD(t, crd, servers...)
+	fill(t, servers[0], cronTabsV1, stored)
+	c.WaitSettled()
+	storeIn(t, servers[0], cronTabs, "v2")
+	waitCommon(t, c, cronTabs, "example.com/v2")
+
+	cancelled := createFrom(t, servers[0], `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: cancelled}, spec: {resource: {group: example.com, resource: crontabs}}}`)
+	runs := waitMigrated(t, servers[0], cancelled[0], "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+	if runs.Status.ResourceVersion == "" {
+		t.Error("it runs without a resourceVersion")
+	}
+	if copies := copiesOf(t, servers[1], "cancelled"); len(copies) != 1 || copies[0].Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+		t.Errorf("it runs with the copies %+v", copies)
+	}
+	if err := resource(servers[0], cancelled[0]).Delete(t.Context(), "cancelled", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, 30*time.Second, "the copy goes with its original", func(context.Context) error {
+		if copies := copiesOf(t, servers[1], "cancelled"); len(copies) > 0 {
+			return fmt.Errorf("there are %+v", copies)
+		}
+		return nil
+	})
+
+	made := createFrom(t, servers[1], string(upstreamMigrations))
+	cronTabsMigration := manifest(t, made, "crontabs-migration")
+	waitMigrated(t, servers[1], cronTabsMigration, "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+	survivor := killMirror(t, servers)
+	ended := waitMigrated(t, survivor, cronTabsMigration, "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if want := fmt.Sprintf("%d objects are in example.com/v2", stored); meta.FindStatusCondition(ended.Status.Conditions, "Succeeded").Message != want {
+		t.Errorf("conditions %+v, want the message %q", ended.Status.Conditions, want)
+	}
+	if running := meta.FindStatusCondition(ended.Status.Conditions, "Running"); running == nil || running.Status != metav1.ConditionFalse {
+		t.Errorf("conditions %+v after the end", ended.Status.Conditions)
+	}
+	wantEncoding(t, c, cronTabs, "example.com/v2", stored)
+	waitMigrated(t, survivor, manifest(t, made, "secrets-migration"), "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	waitMigrated(t, survivor, manifest(t, made, "flowschemas-migration"), "fails", storagemigrationv1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
+	waitPredecessor(t, survivor, "migrate-crontabs-v1", migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	waitPredecessor(t, survivor, "flowcontrol-flowschema-storage-version-migration", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
+	c.WaitSettled()
+	c.Check()
+}
+
+// createFrom creates the objects of manifests, which may have fields that no server knows
+// only at the price of an error.
+func createFrom(t *testing.T, s *cluster.Server, manifests string) (made []*unstructured.Unstructured) {
+	t.Helper()
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader([]byte(manifests)), 4096)
+	for {
+		u := &unstructured.Unstructured{}
+		switch err := decoder.Decode(&u.Object); {
+		case errors.Is(err, io.EOF):
+			return made
+		case err != nil:
+			t.Fatal(err)
+		}
+		if _, err := resource(s, u).Create(t.Context(), u, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
+			t.Fatalf("create %s %s: %v", u.GetAPIVersion(), u.GetName(), err)
+		}
+		made = append(made, u)
+	}
+}
+
+func resource(s *cluster.Server, u *unstructured.Unstructured) dynamic.ResourceInterface {
+	return s.Dynamic().Resource(resourceOf(u)).Namespace(u.GetNamespace())
+}
+
+func manifest(t *testing.T, all []*unstructured.Unstructured, name string) *unstructured.Unstructured {
+	t.Helper()
+	for _, u := range all {
+		if u.GetName() == name {
+			return u
+		}
+	}
+	t.Fatalf("there is no manifest of %s", name)
+	return nil
+}
+
+// copiesOf are the migrations of migration.k8s.io that are made for one of
+// storagemigration.k8s.io.
+func copiesOf(t *testing.T, s *cluster.Server, name string) (copies []migrationv1alpha1.StorageVersionMigration) {
+	t.Helper()
+	var list migrationv1alpha1.StorageVersionMigrationList
+	if err := s.Objects().List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range list.Items {
+		if owner := metav1.GetControllerOf(&m); owner != nil && owner.Name == name && strings.HasPrefix(owner.APIVersion, storagemigrationv1.GroupName+"/") {
+			copies = append(copies, m)
+		}
+	}
+	return copies
+}
+
+// waitMigrated waits until one condition of a migration of storagemigration.k8s.io is
+// true, for this reason, and returns it.
+func waitMigrated(t *testing.T, s *cluster.Server, u *unstructured.Unstructured, what string, wanted storagemigrationv1.MigrationConditionType, reason string) *storagemigrationv1.StorageVersionMigration {
+	t.Helper()
+	m := &storagemigrationv1.StorageVersionMigration{}
+	cluster.Eventually(t, cluster.SettleTimeout, u.GetName()+" "+what, func(ctx context.Context) error {
+		read, err := resource(s, u).Get(ctx, u.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		*m = storagemigrationv1.StorageVersionMigration{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(read.Object, m); err != nil {
+			return err
+		}
+		if c := meta.FindStatusCondition(m.Status.Conditions, string(wanted)); c == nil || c.Status != metav1.ConditionTrue || c.Reason != reason || c.LastTransitionTime.IsZero() {
+			return fmt.Errorf("status %+v", m.Status)
+		}
+		return nil
+	})
+	return m
+}
+
+// waitPredecessor is the same for migration.k8s.io.
+func waitPredecessor(t *testing.T, s *cluster.Server, name string, wanted migrationv1alpha1.MigrationConditionType, reason string) {
+	t.Helper()
+	cluster.Eventually(t, cluster.SettleTimeout, fmt.Sprintf("%s is %s", name, wanted), func(ctx context.Context) error {
+		read, err := s.Dynamic().Resource(migrationv1alpha1.SchemeGroupVersion.WithResource("storageversionmigrations")).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, _ := unstructured.NestedSlice(read.Object, "status", "conditions")
+		for _, c := range conditions {
+			c := c.(map[string]any)
+			if c["type"] == string(wanted) && c["status"] == "True" && c["reason"] == reason && c["lastUpdateTime"] != nil && c["lastTransitionTime"] == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %v", conditions)
+	})
+}
+
+// waitCommon waits until all servers agree on the encoding.
+func waitCommon(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding) {
+	t.Helper()
+	cluster.Eventually(t, 30*time.Second, "all servers agree on "+string(encoding), func(context.Context) error {
+		if common := c.Standing(gr).Common; common != encoding {
+			return fmt.Errorf("they agree on %q", common)
+		}
+		return nil
+	})
+}
+
+// killMirror kills the server that mirrors migrations and returns the other one.
+func killMirror(t *testing.T, servers []*cluster.Server) *cluster.Server {
+	t.Helper()
+	lock, err := servers[0].Kube().CoordinationV1().Leases("kube-system").Get(t.Context(), "concord-controllers-storagemigration", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range servers {
+		if holder := lock.Spec.HolderIdentity; holder != nil && strings.Contains(*holder, fmt.Sprintf(":%d_", s.Port)) {
+			s.Kill()
+			return servers[1-i]
+		}
+	}
+	t.Fatalf("no server holds %+v", lock.Spec)
+	return nil
+}

@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// concord migrate tells beforehand what there is to do, has it done, and is right: what it,
+// the migration's status and concord census count afterwards is the same. Where objects
+// cannot be migrated it names them, does the others, and ends with 2.
+func testMigrateCommand(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=20"}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	migrate := func(args ...string) cluster.Result {
+		t.Helper()
+		return cluster.Command(t, append([]string{"migrate", "--kubeconfig", servers[0].Kubeconfig()}, args...)...)
+	}
+	storeWidgetsIn(t, servers[0], "v2")
+	waitCommon(t, c, widgets, widgetEncoding("v2"))
+
+	// Concord has begun by itself, at a pace that leaves something to see.
+	before := dryRun(t, migrate("widgets", "--dry-run", "-o", "json"))
+	if len(before) != 1 || before[0].Encoding != string(widgetEncoding("v2")) || before[0].Objects != stored || before[0].Rewrite == 0 ||
+		before[0].Bytes == 0 || before[0].Basis != "limited" || before[0].ExpectedSeconds < float64(before[0].Rewrite)/20 {
+		t.Errorf("the dry run says %+v", before)
+	}
+	if table := migrate("widget", "--dry-run"); table.Code != 0 || !strings.Contains(table.Stdout, "e2e.concord.dev/v1") || !strings.HasPrefix(table.Stdout, "RESOURCE") {
+		t.Errorf("the dry run ends with %+v", table)
+	}
+	all := dryRun(t, migrate("--all", "--dry-run", "-o", "json"))
+	if len(all) < 20 {
+		t.Errorf("the dry run of all resources counts %d", len(all))
+	}
+
+	if result := migrate("widgets", "--max-objects-per-second", "0"); result.Code != 0 ||
+		!strings.Contains(result.Stdout, fmt.Sprintf("widgets.e2e.concord.dev: succeeded: %d objects are in e2e.concord.dev/v2", stored)) {
+		t.Errorf("it ends with %+v", result)
+	}
+	wantProof(t, c, servers[1], map[string]int64{string(widgetEncoding("v2")): stored}, 0)
+	if after := dryRun(t, migrate("widgets", "--dry-run", "-o", "json")); after[0].Rewrite != 0 || after[0].Objects != stored {
+		t.Errorf("afterwards the dry run says %+v", after)
+	}
+
+	if result := migrate("gadgets"); result.Code != 1 || !strings.Contains(result.Stderr, `"gadgets" is no resource that is stored; these are: `) ||
+		!strings.Contains(result.Stderr, widgets.String()) || strings.Count(result.Stderr, "\n") != 1 {
+		t.Errorf("of an unknown resource it ends with %+v", result)
+	}
+
+	key := "/registry/e2e.concord.dev/widgets/default/broken"
+	c.Audit.With(func(l *audit.Ledger) { l.Ignore(key) })
+	if _, err := c.Raw.Put(t.Context(), key, `{"apiVersion":"e2e.concord.dev/v1","kind":"Widget","metadata":{"name":"brok`); err != nil {
+		t.Fatal(err)
+	}
+	result := migrate("widgets.e2e.concord.dev", "-o", "json")
+	var ended []struct {
+		Succeeded           bool
+		Reason              string
+		Done, Total, Failed int64
+		Failures            []migrationv1alpha1.MigrationFailure
+	}
+	if err := json.Unmarshal([]byte(result.Stdout), &ended); err != nil || result.Code != 2 || len(ended) != 1 || ended[0].Succeeded ||
+		ended[0].Reason != migrationv1alpha1.ReasonObjectsFailed || ended[0].Done != stored || ended[0].Failed != 1 || ended[0].Failures[0].Name != "broken" {
+		t.Errorf("with a broken object it ends with %+v (%v)", result, err)
+	}
+	wantProof(t, c, servers[1], map[string]int64{string(widgetEncoding("v1")): 1, string(widgetEncoding("v2")): stored}, 1)
+	if result := migrate("widgets"); result.Code != 2 || !strings.Contains(result.Stdout, "default/broken: ") {
+		t.Errorf("with a broken object it ends with %+v", result)
+	}
+	if _, err := c.Raw.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	if result := migrate("widgets"); result.Code != 0 {
+		t.Errorf("without the broken object it ends with %+v", result)
+	}
+	c.WaitSettled()
+	c.Check()
+}
+
+type dryRunRow struct {
+	Resource, Encoding, Basis string
+	Objects, Bytes, Rewrite   int64
+	ExpectedSeconds           float64
+}
+
+func dryRun(t *testing.T, result cluster.Result) (rows []dryRunRow) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(result.Stdout), &rows); err != nil || result.Code != 0 || len(rows) == 0 {
+		t.Fatalf("the dry run ends with %+v (%v)", result, err)
+	}
+	return rows
+}
+
+// wantProof fails unless concord census, and the newest migration of widgets by the
+// command, count the same.
+func wantProof(t *testing.T, c *cluster.Cluster, s *cluster.Server, want map[string]int64, failed int64) {
+	t.Helper()
+	var census struct {
+		Rows []struct {
+			Resource, Encoding string
+			Objects            int64
+		}
+	}
+	result := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
+	if err := json.Unmarshal([]byte(result.Stdout), &census); err != nil {
+		t.Fatalf("census: %v: %+v", err, result)
+	}
+	counted := map[string]int64{}
+	for _, row := range census.Rows {
+		if row.Resource == widgets.String() {
+			counted[row.Encoding] = row.Objects
+		}
+	}
+	if fmt.Sprint(counted) != fmt.Sprint(want) {
+		t.Errorf("census counts %v, want %v", counted, want)
+	}
+	var list migrationv1alpha1.StorageVersionMigrationList
+	if err := s.Objects().List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, m := range list.Items {
+		if m.Labels[migrationv1alpha1.MadeByLabel] != "concord-migrate" || migrationv1alpha1.Resource(&m) != widgets {
+			continue
+		}
+		found++
+		if p := m.Status.Progress; p == nil || p.Done != counted[string(widgetEncoding("v2"))] || p.Failed != failed || p.Total != p.Done+failed {
+			t.Errorf("the migration says %+v, and census %v", p, counted)
+		}
+	}
+	if found != 1 {
+		t.Errorf("there are %d migrations of the command's, want the newest one", found)
+	}
+}
