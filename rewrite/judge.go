@@ -20,33 +20,81 @@ type judgement struct {
 	failure *Failure
 }
 
-var errNoEnvelope = errors.New("the value does not say its group, version and kind")
+var (
+	errNoEnvelope = errors.New("the value does not say its group, version and kind")
+	errUnanswered = errors.New("what converts objects did not answer for each of them")
+)
 
-// judge decides on one entry. A value whose envelope already says the target's encoding
-// is never decoded: a newer release's fields would be lost. If only its encryption is
-// stale, the same plaintext is sealed again.
-func (t *Target) judge(ctx context.Context, e Entry) judgement {
-	transformer, authenticated := t.transformer(), value.DefaultContext(e.Key)
-	plain, stale, err := transformer.TransformFromStorage(ctx, e.Value, authenticated)
+// judge decides on entries, one judgement for each. A value whose envelope already says
+// the target's encoding is never decoded: a newer release's fields would be lost. If only
+// its encryption is stale, the same plaintext is sealed again.
+func (t *Target) judge(ctx context.Context, entries []Entry) []judgement {
+	judged := make([]judgement, len(entries))
+	var together []int // the entries that are converted together
+	var plains [][]byte
+	for i, e := range entries {
+		o, failure := t.open(ctx, e)
+		switch {
+		case failure != nil:
+			judged[i] = judgement{failure: failure}
+		case o.from == t.Encoding && !o.stale:
+		case o.from == t.Encoding:
+			judged[i] = t.seal(ctx, e, o.plain)
+		case t.Convert != nil:
+			together, plains = append(together, i), append(plains, o.plain)
+		default:
+			plain, reason, err := t.reencode(o.plain, o.from)
+			judged[i] = t.sealed(ctx, e, Converted{Plain: plain, Reason: reason, Err: err})
+		}
+	}
+	if len(together) == 0 {
+		return judged
+	}
+	converted := t.Convert(ctx, plains)
+	for n, i := range together {
+		c := Converted{Reason: Unconverted, Err: errUnanswered}
+		if len(converted) == len(plains) {
+			c = converted[n]
+		}
+		if c.Err == nil {
+			c.Reason, c.Err = t.verify(c.Plain)
+		}
+		judged[i] = t.sealed(ctx, entries[i], c)
+	}
+	return judged
+}
+
+// opened is a value's plaintext, and whether what it is sealed with is stale.
+type opened struct {
+	plain []byte
+	from  agree.Encoding
+	stale bool
+}
+
+func (t *Target) open(ctx context.Context, e Entry) (opened, *Failure) {
+	plain, stale, err := t.transformer().TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
 	if err != nil {
-		return failed(e.Key, Undecryptable, err)
+		return opened{}, newFailure(e.Key, Undecryptable, err)
 	}
 	encoding, _, ok := Envelope(plain)
-	switch {
-	case !ok:
+	if !ok {
 		// A codec would take what it is asked for as the kind, and make an object of nothing.
-		return failed(e.Key, Undecodable, errNoEnvelope)
-	case encoding != t.Encoding:
-		var reason Reason
-		if plain, reason, err = t.reencode(plain, encoding); err != nil {
-			return failed(e.Key, reason, err)
-		}
-	case !stale:
-		return judgement{}
+		return opened{}, newFailure(e.Key, Undecodable, errNoEnvelope)
 	}
-	sealed, err := transformer.TransformToStorage(ctx, plain, authenticated)
+	return opened{plain: plain, from: encoding, stale: stale}, nil
+}
+
+func (t *Target) sealed(ctx context.Context, e Entry, c Converted) judgement {
+	if c.Err != nil {
+		return judgement{failure: newFailure(e.Key, c.Reason, c.Err)}
+	}
+	return t.seal(ctx, e, c.Plain)
+}
+
+func (t *Target) seal(ctx context.Context, e Entry, plain []byte) judgement {
+	sealed, err := t.transformer().TransformToStorage(ctx, plain, value.DefaultContext(e.Key))
 	if err != nil {
-		return failed(e.Key, Undecryptable, err)
+		return judgement{failure: newFailure(e.Key, Undecryptable, err)}
 	}
 	return judgement{put: &Put{Key: e.Key, Value: sealed, ModRevision: e.ModRevision, Lease: e.Lease}}
 }
@@ -89,10 +137,6 @@ func (t *Target) verify(out []byte) (Reason, error) {
 
 // maxDetail bounds the text kept of an error, in bytes.
 const maxDetail = 256
-
-func failed(key string, reason Reason, err error) judgement {
-	return judgement{failure: newFailure(key, reason, err)}
-}
 
 func newFailure(key string, reason Reason, err error) *Failure {
 	detail := err.Error()

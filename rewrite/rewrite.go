@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"runtime"
 	"slices"
 	"strings"
@@ -45,8 +46,13 @@ type Target struct {
 	// not be found out. Nil means that any change ends the run.
 	Refence func(ctx context.Context) (int64, error)
 	// Codec decodes every version that may be stored and encodes Encoding. It is used
-	// by several goroutines at once.
+	// by several goroutines at once. It may be nil where there is Convert.
 	Codec machinery.Codec
+	// Convert, if not nil, does what Codec does for the plaintexts of a piece of a page at
+	// once, and instead of it: at most Options.TxnKeys of them, and Options.TxnBytes but for
+	// one that is larger alone. It returns one Converted for each, in their order, and is
+	// used by several goroutines at once.
+	Convert func(ctx context.Context, plains [][]byte) []Converted
 	// Shortcut, if not nil, does for many plaintexts what Codec does, in less time; where
 	// it is not ok Codec is asked. What it returns is verified like Codec's output.
 	Shortcut func(plain []byte, from agree.Encoding) (out []byte, ok bool)
@@ -68,10 +74,18 @@ func (t *Target) Validate() error {
 		return fmt.Errorf("the rewrite of %s needs a key prefix that ends in a slash, not %q", t.GroupResource, t.Prefix)
 	case t.FenceKey == "" || t.FenceRevision <= 0:
 		return fmt.Errorf("the rewrite of %s needs the key and the revision of its StorageVersion", t.GroupResource)
-	case t.Codec == nil || t.New == nil:
+	case t.Convert == nil && (t.Codec == nil || t.New == nil):
 		return fmt.Errorf("the rewrite of %s needs a codec and what makes an empty object", t.GroupResource)
 	}
 	return nil
+}
+
+// Converted is what Target.Convert makes of one plaintext: the one to store, or an error
+// and its class.
+type Converted struct {
+	Plain  []byte
+	Reason Reason
+	Err    error
 }
 
 func (t *Target) transformer() value.Transformer {
@@ -100,6 +114,9 @@ type Options struct {
 	MemoryBytes int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
+	// Failed, if not nil, is told every failure that the run meets, by several goroutines at
+	// once. A run that goes on from a cursor may meet one again.
+	Failed func(Failure)
 	// Resume is where to go on; the zero Cursor is the beginning.
 	Resume Cursor
 	// Yield says how the run gives way to others. Its zero value never does.
@@ -151,8 +168,9 @@ type Progress struct {
 	// Changed counts the times a key had changed between being read and being written,
 	// and was therefore judged anew.
 	Changed int64
-	// Failures could not be rewritten and are as they were.
+	// Failures could not be rewritten and are as they were. ByReason divides them.
 	Failures int64
+	ByReason Counts
 	// Bytes is the size of the values written.
 	Bytes int64
 }
@@ -165,6 +183,9 @@ func (p Progress) plus(q Progress) Progress {
 	p.Gone += q.Gone
 	p.Changed += q.Changed
 	p.Failures += q.Failures
+	for i, n := range q.ByReason {
+		p.ByReason[i] += n
+	}
 	p.Bytes += q.Bytes
 	return p
 }
@@ -183,11 +204,31 @@ type Reason string
 const (
 	Undecryptable Reason = "Undecryptable" // the transformer cannot open it, or not seal it again
 	Undecodable   Reason = "Undecodable"   // the codec cannot decode or convert it
+	Unconverted   Reason = "Unconverted"   // what converts it refused it or did not answer
 	Unencodable   Reason = "Unencodable"   // the codec cannot encode what it decoded
 	WrongEncoding Reason = "WrongEncoding" // the codec's output is not in the encoding asked for
 	TooLarge      Reason = "TooLarge"      // etcd takes no value of the new size
 	LeaseLost     Reason = "LeaseLost"     // the etcd lease it hangs on does not exist
 )
+
+var reasons = [...]Reason{Undecryptable, Undecodable, Unconverted, Unencodable, WrongEncoding, TooLarge, LeaseLost}
+
+// Counts counts failures by their reasons. Cursors that are kept hold it: reasons are only
+// added to its end.
+type Counts [len(reasons)]int64
+
+// All goes through the reasons that were met, in a fixed order.
+func (t Counts) All() iter.Seq2[Reason, int64] {
+	return func(yield func(Reason, int64) bool) {
+		for i, n := range t {
+			if n > 0 && !yield(reasons[i], n) {
+				return
+			}
+		}
+	}
+}
+
+func (t *Counts) add(r Reason) { t[slices.Index(reasons[:], r)]++ }
 
 // Failure names a stored value that could not be rewritten.
 type Failure struct {

@@ -261,11 +261,11 @@ func (r *run) judgeAll(ctx context.Context, c *chunk, entries []Entry) ([]Put, e
 	puts := make([]Put, 0, len(entries))
 	var failures []Failure
 	grown := int64(-size(entries))
-	for _, e := range entries {
-		j := r.target.judge(ctx, e)
-		if err := ctx.Err(); err != nil {
-			return nil, err // whatever failed may have failed for this
-		}
+	judgements := r.target.judge(ctx, entries)
+	if err := ctx.Err(); err != nil {
+		return nil, err // whatever failed may have failed for this
+	}
+	for _, j := range judgements {
 		switch {
 		case j.failure != nil:
 			failures = append(failures, *j.failure)
@@ -287,7 +287,14 @@ func (r *run) fail(c *chunk, failures ...Failure) {
 	if len(failures) == 0 {
 		return
 	}
-	r.count(c, Progress{Failures: int64(len(failures))})
+	what := Progress{Failures: int64(len(failures))}
+	for _, f := range failures {
+		what.ByReason.add(f.Reason)
+		if r.opts.Failed != nil {
+			r.opts.Failed(f)
+		}
+	}
+	r.count(c, what)
 	r.note(func(result *Result) {
 		room := r.opts.MaxNamed - len(result.Failed)
 		result.Failed = append(result.Failed, failures[:max(0, min(room, len(failures)))]...)

@@ -28,6 +28,7 @@ import (
 // clients reach this very server over the loopback, as its own user. None of them
 // caches.
 type clients struct {
+	config   *rest.Config
 	kube     kubernetes.Interface
 	metadata metadata.Interface
 	// objects is what member and the controllers use.
@@ -62,7 +63,7 @@ func clientsOf(config *rest.Config) (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &clients{kube: kube, metadata: meta, objects: objects}, nil
+	return &clients{config: config, kube: kube, metadata: meta, objects: objects}, nil
 }
 
 // NewClient returns a client for the kinds that the protocol uses. It needs no

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -28,18 +29,26 @@ import (
 // own handler would not do: it prunes by the schema it was built with, which need not be
 // that of the generation the migration is pinned to.
 type customResources struct {
-	client     client.Client
-	storage    generic.RESTOptionsGetter
-	converters *conversion.CRConverterFactory
+	client   client.Client
+	storage  generic.RESTOptionsGetter
+	resolver webhook.AuthenticationInfoResolverWrapper
 }
 
-func newCustomResources(c client.Client, loopback *rest.Config) (*customResources, error) {
-	converters, err := conversion.NewCRConverterFactory(webhook.NewDefaultServiceResolver(),
-		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, loopback, noopoteltrace.NewTracerProvider()))
+func newCustomResources(c client.Client, loopback *rest.Config) *customResources {
+	resolver := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, loopback, noopoteltrace.NewTracerProvider())
+	return &customResources{client: c, resolver: resolver}
+}
+
+// convertor converts between the definition's versions, and calls its webhook while ctx
+// lasts. It may change its argument.
+func (r *customResources) convertor(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (runtime.ObjectConvertor, *webhookCalls, error) {
+	calls := &webhookCalls{ctx: ctx}
+	converters, err := conversion.NewCRConverterFactory(webhook.NewDefaultServiceResolver(), calls.resolver(r.resolver))
 	if err != nil {
-		return nil, fmt.Errorf("conversion of custom resources: %w", err)
+		return nil, nil, err
 	}
-	return &customResources{client: c, converters: converters}, nil
+	_, unsafe, err := converters.NewConverter(crd)
+	return unsafe, calls, err
 }
 
 // target completes what a job on a custom resource rewrites. The definition has to be the
@@ -56,7 +65,7 @@ func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrit
 	if err != nil {
 		return err
 	}
-	_, unsafe, err := r.converters.NewConverter(crd)
+	convertor, calls, err := r.convertor(ctx, crd)
 	if err != nil {
 		return fmt.Errorf("conversion of %s: %w", crd.Name, err)
 	}
@@ -67,8 +76,18 @@ func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrit
 	t.Prefix = path.Join("/", options.StorageConfig.Prefix, options.ResourcePrefix) + "/"
 	t.Transformer = options.StorageConfig.Transformer
 	t.New = func() runtime.Object { return &unstructured.Unstructured{} }
-	t.Codec = customCodec{convertor: unsafe, encoding: encoding}
+	t.Codec = customCodec{convertor: convertor, encoding: encoding}
 	t.Shortcut = renaming(crd, job.Encoding)
+	if crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.WebhookConverter {
+		w := &webhookConversion{
+			convertor: convertor, calls: calls, encoding: encoding, versions: sets.New[string](),
+			clock: clock.RealClock{}, outage: outage{patience: webhookPatience}, most: maxReview,
+		}
+		for _, v := range crd.Spec.Versions {
+			w.versions.Insert(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String())
+		}
+		t.Convert = w.convert
+	}
 	return nil
 }
 

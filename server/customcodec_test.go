@@ -20,11 +20,7 @@ var widgetDefinition = &apiextensionsv1.CustomResourceDefinition{Spec: apiextens
 
 func widgetCodec(t *testing.T) customCodec {
 	t.Helper()
-	r, err := newCustomResources(nil, &rest.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, convertor, err := r.converters.NewConverter(widgetDefinition)
+	convertor, _, err := newCustomResources(nil, &rest.Config{}).convertor(t.Context(), widgetDefinition)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/mirror"
@@ -29,9 +30,7 @@ import (
 // newMigration makes the controllers that start migrations and do them.
 func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients) error {
 	var err error
-	if p.custom, err = newCustomResources(clients.objects, base.LoopbackClientConfig); err != nil {
-		return err
-	}
+	p.custom = newCustomResources(clients.objects, base.LoopbackClientConfig)
 	clients = clients.controllers
 	p.trigger, err = trigger.New(trigger.Config{
 		Client:   clients.objects,
@@ -42,6 +41,10 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	if err != nil {
 		return err
 	}
+	api, err := newAPIMigrator(clients.config, p.options.MigrationMaxObjectsPerSecond)
+	if err != nil {
+		return err
+	}
 	counts := migrate.NewMetrics()
 	for _, m := range counts.Registerables() {
 		if err := legacyregistry.Register(m); err != nil {
@@ -49,11 +52,13 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 		}
 	}
 	p.migrate, err = migrate.New(migrate.Config{
-		Client:   clients.objects,
-		ID:       p.member.ID,
-		Rewriter: rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))},
-		Metrics:  counts,
-		Logger:   klog.Background().WithName("migrate"),
+		Client:    clients.objects,
+		ID:        p.member.ID,
+		Rewriter:  rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))},
+		API:       api,
+		Elsewhere: api.elsewhere,
+		Metrics:   counts,
+		Logger:    klog.Background().WithName("migrate"),
 	})
 	if err != nil {
 		return err
@@ -128,6 +133,9 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 		return migrate.Result{}, err
 	}
 	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.yield(job)}
+	if job.Failed != nil {
+		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
+	}
 	began := time.Now()
 	result, err := r.engine.Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
 	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
@@ -198,7 +206,14 @@ func translate(err, from, to error) error {
 }
 
 func progressOf(p rewrite.Progress) migrate.Progress {
-	return migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures, Conflicts: p.Changed}
+	progress := migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures, Conflicts: p.Changed}
+	for reason, n := range p.ByReason.All() {
+		if progress.FailedByReason == nil {
+			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
+		}
+		progress.FailedByReason[reasonOf(reason)] += n
+	}
+	return progress
 }
 
 // reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.
@@ -219,11 +234,30 @@ func resultOf(r rewrite.Result, prefix string) migrate.Result {
 func failuresOf(failed []rewrite.Failure, prefix string) []migrate.Failure {
 	var failures []migrate.Failure
 	for _, f := range failed {
-		namespace, name, namespaced := strings.Cut(strings.TrimPrefix(f.Key, prefix), "/")
-		if !namespaced {
-			namespace, name = "", namespace
-		}
-		failures = append(failures, migrate.Failure{Namespace: namespace, Name: name, Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)})
+		failures = append(failures, failureOf(f, prefix))
 	}
 	return failures
+}
+
+func failureOf(f rewrite.Failure, prefix string) migrate.Failure {
+	namespace, name, namespaced := strings.Cut(strings.TrimPrefix(f.Key, prefix), "/")
+	if !namespaced {
+		namespace, name = "", namespace
+	}
+	return migrate.Failure{Namespace: namespace, Name: name, Reason: reasonOf(f.Reason), Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)}
+}
+
+func reasonOf(r rewrite.Reason) migrationv1alpha1.MigrationFailureReason {
+	switch r {
+	case rewrite.Undecryptable, rewrite.Undecodable:
+		return migrationv1alpha1.FailureDoesNotDecode
+	case rewrite.Unconverted:
+		return migrationv1alpha1.FailureConversionWebhook
+	case rewrite.TooLarge:
+		return migrationv1alpha1.FailureTooLarge
+	case rewrite.LeaseLost:
+		return migrationv1alpha1.FailureConflict
+	default: // what was decoded cannot be stored
+		return migrationv1alpha1.FailureRejected
+	}
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// Rewriter brings the stored objects of a resource to one encoding.
+// Rewriter brings the stored objects of a resource to one encoding: in the store, or by
+// having the API write them anew.
 type Rewriter interface {
 	// Rewrite returns when every object is in the encoding, but for those that the result
 	// names, or with an error. It may be called again after an error and then passes over
@@ -56,6 +57,10 @@ type Job struct {
 	// server's defaults.
 	MaxAddedLatency *time.Duration
 	MaxPerSecond    *int64
+	// Versions are those in which the resource may be served, the best first.
+	Versions []string
+	// Failed is told every object that cannot be migrated, by any goroutine.
+	Failed func(Failure)
 }
 
 // CRD names a CustomResourceDefinition in one of its states. Generations of different
@@ -69,7 +74,9 @@ type CRD struct {
 // an object was found changed when it was to be written.
 type Progress struct {
 	Total, Done, Failed, Conflicts int64
-	Checkpoint                     Checkpoint
+	// FailedByReason divides Failed; nil if none failed, or for Rewriters that do not tell.
+	FailedByReason map[migrationv1alpha1.MigrationFailureReason]int64
+	Checkpoint     Checkpoint
 }
 
 // Checkpoint is where a rewrite can go on, by whatever server.
@@ -82,7 +89,11 @@ type Checkpoint struct {
 }
 
 // Failure names an object that cannot be migrated.
-type Failure struct{ Namespace, Name, Message string }
+type Failure struct {
+	Namespace, Name string
+	Reason          migrationv1alpha1.MigrationFailureReason
+	Message         string
+}
 
 // Result is how a rewrite ended. Failures may name fewer objects than Failed counts.
 type Result struct {
@@ -101,6 +112,14 @@ type Config struct {
 	// ID returns this server's ID, which changes when it registers anew; "" before it has.
 	ID       func() agree.ServerID
 	Rewriter Rewriter
+	// API is the Rewriter for what Rewriter cannot reach, or where a migration asks for it.
+	// Its Jobs are under the same permission, though it cannot fence its writes: what counts
+	// is that the StorageVersion has the same uid and epoch before its first read and after
+	// its last write, and so every write between was in the encoding. Nil: there is none.
+	API Rewriter
+	// Elsewhere says who serves a resource that this server does not store, and "" if it is
+	// nobody else. Nil: nobody.
+	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Workers is how many migrations Run does at a time. Default: 2.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -262,10 +263,13 @@ func TestOwnReportVanishes(t *testing.T) {
 func TestObjectsFail(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)
-	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
-		r := Result{Progress: Progress{Total: 1000, Done: 850, Failed: 150}}
+	kinds := map[migrationv1alpha1.MigrationFailureReason]int64{migrationv1alpha1.FailureTooLarge: 50, migrationv1alpha1.FailureDoesNotDecode: 100}
+	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		r := Result{Progress: Progress{Total: 1000, Done: 850, Failed: 150, FailedByReason: kinds}}
 		for i := range 150 {
-			r.Failures = append(r.Failures, Failure{Namespace: "ns", Name: fmt.Sprint("o", i), Message: "does not decode"})
+			f := Failure{Namespace: "ns", Name: fmt.Sprint("o", i), Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "does not decode"}
+			job.Failed(f)
+			r.Failures = append(r.Failures, f)
 		}
 		return r, nil
 	}
@@ -274,11 +278,19 @@ func TestObjectsFail(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
 	m := w.read()
 	message := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Message
-	if want := "150 of 1000 objects cannot be migrated; the first is ns/o0: does not decode"; message != want {
+	want := "150 of 1000 objects cannot be migrated: 100 DoesNotDecode, 50 TooLarge; the first is ns/o0: does not decode; the log of apiserver-self names all"
+	if message != want {
 		t.Errorf("message %q, want %q", message, want)
 	}
 	if len(m.Status.Failures) != migrationv1alpha1.MaxFailures || m.Status.Progress.Done != 850 || m.Status.Progress.Failed != 150 {
 		t.Errorf("%d failures, progress %+v", len(m.Status.Failures), m.Status.Progress)
+	}
+	if f := m.Status.Failures[0]; f.Reason != migrationv1alpha1.FailureDoesNotDecode || !maps.Equal(m.Status.Progress.FailedByReason, kinds) {
+		t.Errorf("failure %+v, by reason %v", f, m.Status.Progress.FailedByReason)
+	}
+	// The status names the first ones, the log all.
+	if logged := strings.Count(w.log.String(), `"Object not migrated"`); logged != 150 || !strings.Contains(w.log.String(), `"name"="o149" "reason"="DoesNotDecode"`) {
+		t.Errorf("%d objects are in the log: %s", logged, w.log.String())
 	}
 }
 

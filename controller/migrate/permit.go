@@ -116,9 +116,8 @@ func (w *work) permitted(ctx context.Context) (int64, error) {
 	if end := judge(sv, w.target); end != nil {
 		return 0, end
 	}
-	own, ok := agree.Of(storageversion.Reports(sv), w.self)
-	if !ok || own.Encoding != w.target.Encoding {
-		return 0, fmt.Errorf("%w: it does not report the resource in %s", errNotOurs, w.target.Encoding)
+	if err := w.choose(ctx, storageversion.Reports(sv)); err != nil {
+		return 0, err
 	}
 	revision, err := strconv.ParseInt(sv.ResourceVersion, 10, 64)
 	if err != nil {

@@ -18,7 +18,9 @@ type token struct {
 	// Target is the StorageVersion, its epoch and the encoding.
 	Target string `json:"target"`
 	// CRD is the definition by which the objects before the position were converted.
-	CRD      CRD    `json:"crd,omitzero"`
+	CRD CRD `json:"crd,omitzero"`
+	// API says that the position is one of the API engine.
+	API      bool   `json:"api,omitempty"`
 	Position string `json:"position"`
 }
 
@@ -40,7 +42,7 @@ func parseToken(text string) (t token, ok bool) {
 
 // token is that of a position in this work.
 func (w *work) token(position string) token {
-	t := token{Target: w.target.String(), Position: position}
+	t := token{Target: w.target.String(), API: w.engine.name == migrationv1alpha1.EngineAPI, Position: position}
 	if w.pin != nil {
 		t.CRD = *w.pin
 	}

@@ -1,9 +1,13 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,6 +47,10 @@ type work struct {
 	// pin is set when the CustomResourceDefinition is first read, and not changed after;
 	// it is zero where there is none.
 	pin *CRD
+	// engine is chosen when the work is first permitted, and not changed after.
+	engine engine
+	// versions are those in which the resource may be served.
+	versions []string
 	// began is when this server began, shown when it last wrote the progress.
 	began, shown time.Time
 	// base is how many objects were done before it began.
@@ -98,7 +106,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	w.c.register(w, cancel)
 	job := Job{
 		GroupResource: w.gr, Encoding: w.target.Encoding, FenceRevision: w.revision, Refence: w.refence,
-		Resume: w.position(), MaxPerSecond: w.m.Spec.MaxObjectsPerSecond,
+		Resume: w.position(), MaxPerSecond: w.m.Spec.MaxObjectsPerSecond, Failed: w.failureLog(), Versions: w.versions,
 	}
 	if latency := w.m.Spec.MaxAddedLatency; latency != nil {
 		job.MaxAddedLatency = &latency.Duration
@@ -106,7 +114,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if w.pin != nil {
 		job.CRD = *w.pin
 	}
-	result, err := w.c.cfg.Rewriter.Rewrite(running, job, func(p Progress) {
+	result, err := w.rewriter().Rewrite(running, job, func(p Progress) {
 		w.last = &p
 		w.c.cfg.Metrics.observe(w, p)
 		switch err := w.progress(ctx, p); {
@@ -125,6 +133,15 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 		return result, cause
 	}
 	return result, err
+}
+
+// failureLog is the report of all objects that cannot be migrated: the status names only
+// some, since what is in etcd may not grow with their number.
+func (w *work) failureLog() func(Failure) {
+	logger := w.c.cfg.Logger.WithValues("migration", w.m.Name, "resource", w.gr.String())
+	return func(f Failure) {
+		logger.Info("Object not migrated", "namespace", f.Namespace, "name", f.Name, "reason", f.Reason, "message", f.Message)
+	}
 }
 
 func (w *work) refence(ctx context.Context) (int64, error) {
@@ -176,11 +193,28 @@ func (w *work) succeed(ctx context.Context, r Result) error {
 		return w.finish(ctx, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, message, &r)
 	}
 	message := fmt.Sprintf("%d of %d objects cannot be migrated", r.Failed, r.Failed+r.Done)
+	if len(r.FailedByReason) > 0 {
+		message += ": " + reasons(r.FailedByReason)
+	}
 	if failures := w.named(r.Failures); len(failures) > 0 {
 		first := failures[0]
 		message += fmt.Sprintf("; the first is %s: %s", types.NamespacedName{Namespace: first.Namespace, Name: first.Name}, first.Message)
+		if int64(len(failures)) < r.Failed {
+			message += fmt.Sprintf("; the log of %s names all", w.self)
+		}
 	}
 	return w.finish(ctx, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, message, &r)
+}
+
+// reasons are the numbers of failed objects, the highest first.
+func reasons(failed map[migrationv1alpha1.MigrationFailureReason]int64) string {
+	var parts []string
+	for _, r := range slices.SortedFunc(maps.Keys(failed), func(a, b migrationv1alpha1.MigrationFailureReason) int {
+		return cmp.Or(cmp.Compare(failed[b], failed[a]), cmp.Compare(a, b))
+	}) {
+		parts = append(parts, fmt.Sprintf("%d %s", failed[r], r))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // finish writes the last condition.
@@ -227,7 +261,7 @@ func (w *work) progress(ctx context.Context, p Progress) error {
 }
 
 func (w *work) counts(p Progress) *migrationv1alpha1.MigrationProgress {
-	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed}
+	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason}
 	if elapsed := w.c.cfg.Clock.Since(w.began).Seconds(); elapsed > 0 {
 		counts.ObjectsPerSecond = int64(float64(p.Done-w.base) / elapsed)
 	}
@@ -273,6 +307,9 @@ func (w *work) setCondition(m *migrationv1alpha1.StorageVersionMigration, t migr
 
 func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
 	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, fmt.Sprintf("%s rewrites to %s", w.self, w.target.Encoding))
+	if w.engine.name != "" {
+		m.Status.Engine, m.Status.EngineReason = w.engine.name, w.engine.reason
+	}
 }
 
 // event tells users, and the log. It is a courtesy: an error is only logged.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -51,6 +52,10 @@ type world struct {
 	clock   *clocktesting.FakeClock
 	c       *Controller
 	rewrite rewriter
+	// api is what the API engine does, elsewhere who serves what this server does not.
+	api       rewriter
+	elsewhere string
+	log       strings.Builder
 
 	mu     sync.Mutex // guards what follows
 	calls  []string
@@ -85,7 +90,12 @@ func newWorld(t *testing.T) *world {
 		Rewriter: rewriter(func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 			return w.rewrite(ctx, job, progress)
 		}),
-		Clock: w.clock,
+		API: rewriter(func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+			return w.api(ctx, job, progress)
+		}),
+		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) { return w.elsewhere, nil },
+		Clock:     w.clock,
+		Logger:    funcr.New(func(_, args string) { w.log.WriteString(args + "\n") }, funcr.Options{}),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -125,7 +125,22 @@ type StorageVersionMigrationSpec struct {
 	// when a server begins with the migration or goes on with it.
 	// +optional
 	MaxObjectsPerSecond *int64 `json:"maxObjectsPerSecond,omitempty"`
+	// Engine asks for an engine; EngineAPI is the only one that can be asked for. Empty, it
+	// is chosen: EngineRewrite, unless the resource is served elsewhere. It is read when a
+	// server begins with the migration or goes on with it.
+	// +optional
+	Engine MigrationEngine `json:"engine,omitempty"`
 }
+
+// MigrationEngine is a way of migrating objects.
+type MigrationEngine string
+
+const (
+	// EngineRewrite rewrites the stored values, next to the store.
+	EngineRewrite MigrationEngine = "Rewrite"
+	// EngineAPI has the API write every object anew, by an empty patch.
+	EngineAPI MigrationEngine = "API"
+)
 
 // MigrationConditionType is Running, Succeeded or Failed.
 type MigrationConditionType string
@@ -200,10 +215,16 @@ type StorageVersionMigrationStatus struct {
 	// claimed the migration writes it (beyond kube-storage-version-migrator).
 	// +optional
 	ContinueToken string `json:"continueToken,omitempty"`
-	// Failures names the first MaxFailures objects that cannot be migrated (beyond
-	// kube-storage-version-migrator).
+	// Failures names the first MaxFailures objects that cannot be migrated. All of them are
+	// in the log of the server that met them (beyond kube-storage-version-migrator).
 	// +optional
 	Failures []MigrationFailure `json:"failures,omitempty"`
+	// Engine is what migrates the objects, and EngineReason why it was chosen (beyond
+	// kube-storage-version-migrator).
+	// +optional
+	Engine MigrationEngine `json:"engine,omitempty"`
+	// +optional
+	EngineReason string `json:"engineReason,omitempty"`
 }
 
 // MaxFailures bounds StorageVersionMigrationStatus.Failures.
@@ -221,14 +242,37 @@ type MigrationProgress struct {
 	// ObjectsPerSecond is the mean rate since the migration began to run here.
 	// +optional
 	ObjectsPerSecond int64 `json:"objectsPerSecond,omitempty"`
+	// FailedByReason divides Failed by the reason.
+	// +optional
+	FailedByReason map[MigrationFailureReason]int64 `json:"failedByReason,omitempty"`
 }
+
+// MigrationFailureReason is why an object cannot be migrated.
+type MigrationFailureReason string
+
+const (
+	// FailureDoesNotDecode: the stored value cannot be read: it cannot be decrypted, is
+	// damaged, or is in a version that nothing converts.
+	FailureDoesNotDecode MigrationFailureReason = "DoesNotDecode"
+	// FailureConversionWebhook: the conversion webhook refused the object, or did not answer.
+	FailureConversionWebhook MigrationFailureReason = "ConversionWebhookFailed"
+	// FailureRejected: the object can be read and is not taken as it is: by admission,
+	// validation or the encoder.
+	FailureRejected MigrationFailureReason = "Rejected"
+	// FailureConflict: writing it met a conflict that no newer write explains.
+	FailureConflict MigrationFailureReason = "Conflict"
+	// FailureTooLarge: etcd takes no value of the new size.
+	FailureTooLarge MigrationFailureReason = "TooLarge"
+)
 
 // MigrationFailure names an object that cannot be migrated.
 type MigrationFailure struct {
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
-	Message   string `json:"message"`
+	// +optional
+	Reason  MigrationFailureReason `json:"reason,omitempty"`
+	Message string                 `json:"message"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

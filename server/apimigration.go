@@ -1,0 +1,124 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/apimigrate"
+	"github.com/concord-dev/concord/controller/migrate"
+)
+
+// apiMigrator migrates through this server's API what is not to be rewritten in its store.
+type apiMigrator struct {
+	engine   *apimigrate.Engine
+	services apiregistrationclient.APIServicesGetter
+	// maxPerSecond bounds migrations that do not say it themselves.
+	maxPerSecond int
+}
+
+var _ migrate.Rewriter = (*apiMigrator)(nil)
+
+// newAPIMigrator returns one that uses the server which config names.
+func newAPIMigrator(config *rest.Config, maxPerSecond int) (*apiMigrator, error) {
+	client, err := apimigrate.NewClient(config)
+	if err != nil {
+		return nil, err
+	}
+	services, err := apiregistrationclient.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("a client for APIServices: %w", err)
+	}
+	return &apiMigrator{engine: apimigrate.New(client), services: services, maxPerSecond: maxPerSecond}, nil
+}
+
+// elsewhere says which service a resource's version is served by, if it is one.
+func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionResource) (string, error) {
+	if gvr.Group == "" {
+		return "", nil // is never served by another program
+	}
+	service, err := a.services.APIServices().Get(ctx, gvr.Version+"."+gvr.Group, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("get the APIService of %s: %w", gvr.GroupVersion(), err)
+	case service.Spec.Service == nil:
+		return "", nil
+	}
+	return fmt.Sprintf("%s is served by service %s/%s", gvr.GroupVersion(), service.Spec.Service.Namespace, service.Spec.Service.Name), nil
+}
+
+// Rewrite implements migrate.Rewriter.
+func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	options := apimigrate.Options{MaxPerSecond: a.maxPerSecond}
+	if job.MaxPerSecond != nil {
+		options.MaxPerSecond = int(*job.MaxPerSecond)
+	}
+	// What cannot be read is the beginning.
+	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
+		options.Resume = apimigrate.Cursor{}
+	}
+	if job.Failed != nil {
+		options.Failed = func(f apimigrate.Failure) { job.Failed(apiFailure(f)) }
+	}
+	target := apimigrate.Target{GroupResource: job.GroupResource, Versions: job.Versions}
+	result, err := a.engine.Run(ctx, target, options, func(r apimigrate.Report) {
+		now := apiProgress(r.Progress)
+		if kept, err := json.Marshal(r.Cursor); err == nil && r.Cursor.Continue != "" {
+			now.Checkpoint = migrate.Checkpoint{Position: string(kept), Failures: apiFailures(r.Cursor.Failed)}
+		}
+		progress(now)
+	})
+	answer := migrate.Result{Progress: apiProgress(result.Progress), Failures: apiFailures(result.Failed)}
+	answer.Total = result.Total
+	return answer, err
+}
+
+func apiProgress(p apimigrate.Progress) migrate.Progress {
+	progress := migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Patched + p.Overtaken + p.Gone, Failed: p.Failed.Sum()}
+	for reason, n := range p.Failed {
+		if n == 0 {
+			continue
+		}
+		if progress.FailedByReason == nil {
+			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
+		}
+		progress.FailedByReason[apiReason(apimigrate.Reason(reason))] += n
+	}
+	return progress
+}
+
+func apiFailures(failed []apimigrate.Failure) []migrate.Failure {
+	var failures []migrate.Failure
+	for _, f := range failed {
+		failures = append(failures, apiFailure(f))
+	}
+	return failures
+}
+
+func apiFailure(f apimigrate.Failure) migrate.Failure {
+	return migrate.Failure{Namespace: f.Namespace, Name: f.Name, Reason: apiReason(f.Reason), Message: f.Detail}
+}
+
+func apiReason(r apimigrate.Reason) migrationv1alpha1.MigrationFailureReason {
+	switch r {
+	case apimigrate.DoesNotDecode:
+		return migrationv1alpha1.FailureDoesNotDecode
+	case apimigrate.WebhookFailed:
+		return migrationv1alpha1.FailureConversionWebhook
+	case apimigrate.Conflict:
+		return migrationv1alpha1.FailureConflict
+	case apimigrate.TooLarge:
+		return migrationv1alpha1.FailureTooLarge
+	default:
+		return migrationv1alpha1.FailureRejected
+	}
+}
