@@ -111,17 +111,29 @@ func (r *run) all(ctx context.Context) error {
 		return r.list(ctx, tasks)
 	})
 	for range r.opts.MaxParallel {
-		group.Go(func() error {
-			for t := range tasks {
-				if err := r.migrate(ctx, t); err != nil {
-					return err
-				}
-				r.report()
-			}
-			return nil
-		})
+		group.Go(func() error { return r.work(ctx, tasks) })
 	}
 	return group.Wait()
+}
+
+// work migrates objects until there are no more. It takes them only when they may be
+// patched, so that they are in the order of the list.
+func (r *run) work(ctx context.Context, tasks <-chan task) error {
+	for {
+		begun, err := r.gate.enter(ctx)
+		if err != nil {
+			return err
+		}
+		t, ok := <-tasks
+		if !ok {
+			r.gate.leave(begun, verdict{answer: unable})
+			return nil
+		}
+		if err := r.migrate(ctx, t, begun); err != nil {
+			return err
+		}
+		r.report()
+	}
 }
 
 // list submits the objects of all pages.
@@ -243,19 +255,15 @@ func (r *run) listed(list *metav1.PartialObjectMetadataList) *page {
 	return p
 }
 
-// migrate has one object written.
-func (r *run) migrate(ctx context.Context, t task) error {
+// migrate has one object written. The gate was entered for it.
+func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": t.uid, "resourceVersion": t.resourceVersion}})
 	if err != nil {
-		return err
+		return err // strings always have a form in JSON
 	}
 	var busySince time.Time
 	for failed, backoff := 0, minBackoff; ; backoff = min(2*backoff, maxBackoff) {
-		begun, err := r.gate.enter(ctx)
-		if err != nil {
-			return err
-		}
-		err = r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
+		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
 		v := judge(err)
 		r.gate.leave(begun, v)
 		if ctx.Err() != nil {
@@ -288,6 +296,9 @@ func (r *run) migrate(ctx context.Context, t task) error {
 			return r.refused(ctx, t, v.reason, err)
 		}
 		if err := r.wait(ctx, err, max(v.after, backoff)); err != nil {
+			return err
+		}
+		if begun, err = r.gate.enter(ctx); err != nil {
 			return err
 		}
 	}

@@ -24,6 +24,16 @@ const (
 // from the moment a server has said that it does it until it has said that it is done.
 // What it left behind is checked by the next restore.
 func (s *Stored) Migrate(ctx context.Context, name string) (Span, error) {
+	return s.migrate(ctx, name, Fields{})
+}
+
+// MigrateThroughAPI is Migrate by the engine that goes through the API, which rewrites
+// nothing in the store.
+func (s *Stored) MigrateThroughAPI(ctx context.Context, name string) (Span, error) {
+	return s.migrate(ctx, name, Fields{"engine": string(migrationv1alpha1.EngineAPI)})
+}
+
+func (s *Stored) migrate(ctx context.Context, name string, spec Fields) (Span, error) {
 	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
 	defer cancel()
 	name = s.Corpus.gr.Resource + "-" + name
@@ -33,10 +43,10 @@ func (s *Stored) Migrate(ctx context.Context, name string) (Span, error) {
 	}
 	// Followed in etcd, so that following asks nothing of the servers.
 	watch := s.Servers.Cluster.Raw.Watch(ctx, migrationsPrefix+name, clientv3.WithRev(before.Header.Revision+1))
+	spec["resource"] = Fields{"group": s.Corpus.gr.Group, "version": s.Corpus.version, "resource": s.Corpus.gr.Resource}
 	body := Marshal(Fields{
 		"apiVersion": "migration.k8s.io/v1alpha1", "kind": "StorageVersionMigration",
-		"metadata": Fields{"name": name},
-		"spec":     Fields{"resource": Fields{"group": s.Corpus.gr.Group, "version": s.Corpus.version, "resource": s.Corpus.gr.Resource}},
+		"metadata": Fields{"name": name}, "spec": spec,
 	})
 	if _, err := s.Servers.Clients[0].Do(ctx, http.MethodPost, migrationsPath, JSONType, body); err != nil {
 		return Span{}, err

@@ -13,9 +13,9 @@ import (
 
 // Ways are the ways of migrating one resource, with what each took.
 type Ways struct {
-	// Rewrite is Concord's, Raw the same bytes by raw transactions, Update a GET and a PUT
-	// per object, Apply an empty apply per object.
-	Rewrite, Raw, Update, Apply []Span
+	// Rewrite is Concord's, API its engine that goes through the API, Raw the same bytes by
+	// raw transactions, Update a GET and a PUT per object, Apply an empty apply per object.
+	Rewrite, API, Raw, Update, Apply []Span
 }
 
 // Round measures every way once. The raw writes of the old bytes undo the rewrites.
@@ -29,6 +29,14 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 		return err
 	}
 	w.Raw, w.Rewrite = append(w.Raw, raw), append(w.Rewrite, rewrite)
+	if _, err := stored.Restore(ctx, len(stored.puts)); err != nil {
+		return err
+	}
+	api, err := stored.MigrateThroughAPI(ctx, fmt.Sprint("api-", i))
+	if err != nil {
+		return err
+	}
+	w.API = append(w.API, api)
 	single := []struct {
 		spans *[]Span
 		write apiWrite

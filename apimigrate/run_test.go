@@ -1,0 +1,363 @@
+package apimigrate
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// TestEveryObject: each object is patched once, several at a time, and progress ends where
+// the result is.
+func TestEveryObject(t *testing.T) {
+	s := startServer(t, 700)
+	var last Report
+	result, err := s.engine().Run(t.Context(), target, Options{PageSize: 100}, func(r Report) {
+		if r.Total < last.Total || r.Patched < last.Patched || r.Cursor.Progress.Patched > r.Patched {
+			t.Errorf("after %+v it says %+v", last, r)
+		}
+		last = r
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Progress != (Progress{Expected: 700, Total: 700, Patched: 700}) || last.Progress != result.Progress {
+		t.Errorf("result %+v, last report %+v", result, last)
+	}
+	for name, n := range s.asked {
+		if n != 1 {
+			t.Errorf("%s was patched %d times", name, n)
+		}
+	}
+	if left := s.unwritten(); len(left) > 0 {
+		t.Errorf("not written: %v", left)
+	}
+	if s.most < 2 || s.most > 32 {
+		t.Errorf("%d patches were under way", s.most)
+	}
+}
+
+// TestThrottled: a server that takes four patches at a time gets few more, is left alone for
+// as long as it says, and ends up with everything.
+func TestThrottled(t *testing.T) {
+	s := startServer(t, 400)
+	var mu sync.Mutex
+	var closed time.Time
+	early := 0
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		s.mu.Lock()
+		under := s.under
+		s.mu.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Now().Before(closed) {
+			early++
+		}
+		if under <= 4 {
+			return nil
+		}
+		closed = time.Now().Add(900 * time.Millisecond)
+		return apierrors.NewTooManyRequests("too many", 1)
+	}
+	result, err := s.run(Options{MaxParallel: 12})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Patched != 400 || result.Throttled == 0 || result.Throttled > 60 {
+		t.Errorf("result %+v", result)
+	}
+	// Only those are early that were begun before the server's answer had come.
+	if early > 100 || len(s.unwritten()) > 0 {
+		t.Errorf("%d patches came early, %d objects are left", early, len(s.unwritten()))
+	}
+}
+
+// TestContinueExpires: a token that is too old costs no object, whether or not the server
+// says where to go on.
+func TestContinueExpires(t *testing.T) {
+	for _, goesOn := range []bool{true, false} {
+		t.Run(fmt.Sprintf("goes on %t", goesOn), func(t *testing.T) {
+			s := startServer(t, 300)
+			expired := 0
+			s.answer = func(r *http.Request, _ types.NamespacedName) error {
+				token := r.URL.Query().Get("continue")
+				if r.Method != http.MethodGet || token == "" || expired == 2 {
+					return nil
+				}
+				expired++
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				clear(s.pages)
+				s.create(types.NamespacedName{Namespace: "ns-9", Name: fmt.Sprint("late-", expired)})
+				err := apierrors.NewResourceExpired("too old")
+				if goesOn {
+					err.ErrStatus.ListMeta.Continue = "0" + token
+				}
+				return err
+			}
+			result, err := s.run(Options{PageSize: 50})
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := slices.DeleteFunc(s.unwritten(), func(n types.NamespacedName) bool { return n.Namespace == "ns-9" })
+			if expired != 2 || len(left) > 0 || result.Total != result.Patched+result.Overtaken+result.Gone {
+				t.Errorf("expired %d times, left %v, result %+v", expired, left, result)
+			}
+		})
+	}
+}
+
+// TestOvertaken: an object that somebody else has written, deleted or created again since it
+// was listed is not written, is asked for once, and is no failure.
+func TestOvertaken(t *testing.T) {
+	s := startServer(t, 40)
+	updated, deleted, replaced := name(3), name(7), name(11)
+	var once sync.Once
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method == http.MethodPatch {
+			once.Do(func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.revision++
+				s.objects[updated].revision = s.revision
+				delete(s.objects, deleted)
+				s.create(replaced)
+			})
+		}
+		return nil
+	}
+	result, err := s.run(Options{MaxParallel: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Progress != (Progress{Total: 40, Patched: 37, Overtaken: 1, Gone: 2}) {
+		t.Errorf("result %+v", result)
+	}
+	for _, n := range []types.NamespacedName{updated, deleted, replaced} {
+		if s.asked[n] != 1 || s.objects[n] != nil && s.objects[n].written != 0 {
+			t.Errorf("%s was patched %d times", n, s.asked[n])
+		}
+	}
+}
+
+// TestFailures: what cannot be migrated is told apart, does not stop the others, and is
+// asked for again only where that may help.
+func TestFailures(t *testing.T) {
+	webhook := `conversion webhook for example.com/v1, Kind=Widget failed: Post "https://x": connection refused`
+	for _, test := range []struct {
+		why    string
+		err    error
+		reason Reason
+		asked  int
+	}{
+		{"validation", apierrors.NewInvalid(widgets.WithVersion("").GroupVersion().WithKind("Widget").GroupKind(), "x", field.ErrorList{field.Required(field.NewPath("spec"), "")}), Rejected, 1},
+		{"admission", apierrors.NewForbidden(widgets, "x", errors.New("a policy denies it")), Rejected, 1},
+		{"conflict", apierrors.NewConflict(widgets, "x", errors.New("says a policy")), Conflict, 1},
+		{"size of the request", apierrors.NewRequestEntityTooLargeError("limit is 3 MiB"), TooLarge, 1},
+		{"size in etcd", apierrors.NewInternalError(errors.New("etcdserver: request is too large")), TooLarge, 1},
+		{"webhook", apierrors.NewInternalError(errors.New(webhook)), WebhookFailed, attempts},
+		{"damaged", apierrors.NewInternalError(errors.New("couldn't get version/kind; json parse error")), DoesNotDecode, attempts},
+		{"a panic", apierrors.NewInternalError(errors.New("runtime error")), Rejected, attempts},
+	} {
+		t.Run(test.why, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t, 60)
+			bad := []types.NamespacedName{name(5), name(6), name(30)}
+			s.answer = func(r *http.Request, name types.NamespacedName) error {
+				if r.Method == http.MethodPatch && slices.Contains(bad, name) {
+					return test.err
+				}
+				return nil
+			}
+			var mu sync.Mutex
+			told := map[types.NamespacedName]Reason{}
+			result, err := s.run(Options{PageSize: 20, MaxNamed: 2, Failed: func(f Failure) {
+				mu.Lock()
+				defer mu.Unlock()
+				told[f.NamespacedName] = f.Reason
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.Failed[0].Reason != test.reason || result.Failed[0].Detail == "" || len(result.Failed) != 2 || result.Progress.Failed[test.reason] != 3 || result.Patched != 57 {
+				t.Errorf("result %+v", result)
+			}
+			for _, n := range bad {
+				if reason, ok := told[n]; !ok || reason != test.reason || s.asked[n] != test.asked {
+					t.Errorf("%s: told %v, %v, asked for %d times", n, ok, reason, s.asked[n])
+				}
+			}
+			if left := s.unwritten(); len(left) != 3 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// TestServerAway: a server that is away for a while is waited for; one that stays away ends
+// the run, which another goes on with where it was.
+func TestServerAway(t *testing.T) {
+	s := startServer(t, 300)
+	away := map[string]error{"no answer": errors.New("away"), "503": apierrors.NewServiceUnavailable("starting")}
+	for kind, err := range away {
+		failing := 20
+		lists := 2
+		s.answer = func(r *http.Request, _ types.NamespacedName) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			left := &failing
+			if r.Method == http.MethodGet {
+				left = &lists
+			}
+			if *left--; *left >= 0 {
+				return err
+			}
+			return nil
+		}
+		if result, err := s.run(Options{}); err != nil || result.Patched != 300 {
+			t.Errorf("%s: %+v, %v", kind, result, err)
+		}
+	}
+	taken := 0
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if taken++; r.Method == http.MethodPatch && taken > 150 {
+			return apierrors.NewServiceUnavailable("gone")
+		}
+		return nil
+	}
+	first, err := s.run(Options{PageSize: 20, Patience: 300 * time.Millisecond})
+	if !errors.Is(err, ErrUnavailable) || first.Patched == 0 || first.Cursor.Continue == "" {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	s.answer = nil
+	clear(s.asked)
+	second, err := s.run(Options{PageSize: 20, Resume: first.Cursor})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := int(first.Cursor.Progress.Patched)
+	if second.Total != 300 || second.Patched+second.Overtaken != 300 || len(s.asked) != 300-done {
+		t.Errorf("%d were done; then %d were asked for: %+v", done, len(s.asked), second)
+	}
+}
+
+// TestUnreadableToken: a token of another time is the beginning.
+func TestUnreadableToken(t *testing.T) {
+	s := startServer(t, 30)
+	result, err := s.run(Options{Resume: Cursor{Continue: "nonsense", Progress: Progress{Total: 12, Patched: 12}}})
+	if err != nil || result.Progress != (Progress{Total: 30, Patched: 30}) {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// TestUnable: what the server does for no object ends the run at once.
+func TestUnable(t *testing.T) {
+	s := startServer(t, 100)
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method == http.MethodPatch {
+			return apierrors.NewMethodNotSupported(widgets, "patch")
+		}
+		return nil
+	}
+	if _, err := s.run(Options{}); !apierrors.IsMethodNotSupported(err) || len(s.asked) > 32 {
+		t.Errorf("%v, after %d patches", err, len(s.asked))
+	}
+}
+
+// TestOtherVersion: where the objects cannot be listed in the best version, another one is
+// used; where they cannot be listed in any, the run ends.
+func TestOtherVersion(t *testing.T) {
+	s := startServer(t, 30)
+	broken := []string{"v2"}
+	lists := 0
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		if name.Name != "" {
+			return nil
+		}
+		lists++
+		for _, v := range broken {
+			if r.URL.Path == "/apis/example.com/"+v+"/widgets" {
+				return apierrors.NewInternalError(errors.New("conversion webhook for x failed"))
+			}
+		}
+		return nil
+	}
+	if result, err := s.run(Options{}); err != nil || result.Patched != 30 {
+		t.Errorf("%+v, %v", result, err)
+	}
+	lists, broken = 0, []string{"v2", "v1"}
+	if _, err := s.run(Options{}); err == nil || lists != 2*attempts {
+		t.Errorf("%v after %d lists", err, lists)
+	}
+}
+
+// TestRate: a migration that is held to a rate keeps to it.
+func TestRate(t *testing.T) {
+	s := startServer(t, 30)
+	began := time.Now()
+	if result, err := s.run(Options{MaxPerSecond: 50}); err != nil || result.Patched != 30 {
+		t.Errorf("%+v, %v", result, err)
+	}
+	if took := time.Since(began); took < 29*20*time.Millisecond {
+		t.Errorf("30 objects took %s", took)
+	}
+}
+
+func TestWindow(t *testing.T) {
+	start := time.Unix(1000, 0)
+	w := window{limit: 8, most: 10}
+	for range 100 {
+		w = w.taken()
+	}
+	if w.limit != 10 {
+		t.Errorf("it grew to %v", w.limit)
+	}
+	w = w.throttled(start, start.Add(time.Second))
+	// Nine more that were under way say the same.
+	for range 9 {
+		w = w.throttled(start, start.Add(time.Second))
+	}
+	if w.limit != 5 {
+		t.Errorf("it fell to %v", w.limit)
+	}
+	for range 20 {
+		w = w.throttled(start.Add(time.Minute), start.Add(time.Minute))
+	}
+	if w.limit != 1 {
+		t.Errorf("it fell to %v", w.limit)
+	}
+	if w = w.taken(); w.limit != 2 {
+		t.Errorf("it grew to %v", w.limit)
+	}
+}
+
+// TestGone: an error that says no more than "not found" may be about the resource.
+func TestGone(t *testing.T) {
+	if !gone(apierrors.NewNotFound(widgets, "x")) || gone(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonNotFound, Code: 404}}) || gone(nil) {
+		t.Error("not told apart")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{{MaxParallel: -1}, {PageSize: -1}, {MaxPerSecond: -1}, {MaxNamed: -1}, {Patience: -1}} {
+		if _, err := New(nil).Run(t.Context(), target, o, nil); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
+	}
+	if _, err := New(nil).Run(t.Context(), Target{GroupResource: widgets}, Options{}, nil); err == nil {
+		t.Error("no version is accepted")
+	}
+}
