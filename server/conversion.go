@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -59,6 +60,18 @@ type webhookConversion struct {
 	mu sync.Mutex
 	// most is how many objects a call may have: fewer after one that was not answered.
 	most int
+}
+
+// newWebhookConversion returns one to the encoding.
+func newWebhookConversion(crd *apiextensionsv1.CustomResourceDefinition, encoding schema.GroupVersion, convertor runtime.ObjectConvertor, calls *webhookCalls) *webhookConversion {
+	w := &webhookConversion{
+		convertor: convertor, calls: calls, encoding: encoding, versions: sets.New[string](),
+		clock: clock.RealClock{}, outage: outage{patience: webhookPatience}, most: maxReview,
+	}
+	for _, v := range crd.Spec.Versions {
+		w.versions.Insert(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String())
+	}
+	return w
 }
 
 // convert is rewrite.Target.Convert.
@@ -136,11 +149,11 @@ func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Uns
 	list := &unstructured.UnstructuredList{Items: objects}
 	list.SetAPIVersion(w.encoding.String())
 	list.SetKind(objects[0].GetKind() + "List")
+	if err := w.outage.pass(w.clock.Now()); err != nil {
+		return nil, false, err
+	}
 	answers := w.outage.answered()
 	for attempt, backoff := 1, minWebhookBackoff; ; attempt, backoff = attempt+1, min(2*backoff, maxWebhookBackoff) {
-		if err := w.outage.pass(w.clock.Now()); err != nil {
-			return nil, false, err
-		}
 		before := w.calls.unanswered()
 		converted, err := w.convertor.ConvertToVersion(list, w.encoding)
 		now := w.calls.unanswered()
@@ -251,7 +264,8 @@ func (o *outage) end() {
 // webhookCalls watches the calls of one migration, which the conversion library makes
 // without a context and whose errors it turns to text.
 type webhookCalls struct {
-	ctx context.Context // ends the calls; it is that of the one rewrite they are made for
+	ctx     context.Context // ends the calls; it is that of the one rewrite they are made for
+	timeout time.Duration   // of a call
 
 	mu  sync.Mutex
 	now unanswered
@@ -303,7 +317,7 @@ type watchedTransport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t watchedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(request.Context(), webhookTimeout)
+	ctx, cancel := context.WithTimeout(request.Context(), t.calls.timeout)
 	release := context.AfterFunc(t.calls.ctx, cancel)
 	response, err := t.next.RoundTrip(request.WithContext(ctx))
 	if err != nil {

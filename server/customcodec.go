@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -42,7 +41,7 @@ func newCustomResources(c client.Client, loopback *rest.Config) *customResources
 // convertor converts between the definition's versions, and calls its webhook while ctx
 // lasts. It may change its argument.
 func (r *customResources) convertor(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (runtime.ObjectConvertor, *webhookCalls, error) {
-	calls := &webhookCalls{ctx: ctx}
+	calls := &webhookCalls{ctx: ctx, timeout: webhookTimeout}
 	converters, err := conversion.NewCRConverterFactory(webhook.NewDefaultServiceResolver(), calls.resolver(r.resolver))
 	if err != nil {
 		return nil, nil, err
@@ -79,14 +78,7 @@ func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrit
 	t.Codec = customCodec{convertor: convertor, encoding: encoding}
 	t.Shortcut = renaming(crd, job.Encoding)
 	if crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.WebhookConverter {
-		w := &webhookConversion{
-			convertor: convertor, calls: calls, encoding: encoding, versions: sets.New[string](),
-			clock: clock.RealClock{}, outage: outage{patience: webhookPatience}, most: maxReview,
-		}
-		for _, v := range crd.Spec.Versions {
-			w.versions.Insert(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String())
-		}
-		t.Convert = w.convert
+		t.Convert = newWebhookConversion(crd, encoding, convertor, calls).convert
 	}
 	return nil
 }
