@@ -17,7 +17,9 @@ import (
 const (
 	migrationsPath   = "/apis/migration.k8s.io/v1alpha1/storageversionmigrations"
 	migrationsPrefix = server.DefaultEtcdPrefix + "/migration.k8s.io/storageversionmigrations/"
-	migrationLimit   = 20 * time.Minute
+	// migrationLimit and objectLimit bound a migration.
+	migrationLimit = 20 * time.Minute
+	objectLimit    = 20 * time.Millisecond
 )
 
 // Migrate asks the servers for a migration of all objects and returns how long it ran:
@@ -34,7 +36,7 @@ func (s *Stored) MigrateThroughAPI(ctx context.Context, name string) (Span, erro
 }
 
 func (s *Stored) migrate(ctx context.Context, name string, spec Fields) (Span, error) {
-	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
+	ctx, cancel := context.WithTimeout(ctx, migrationLimit+time.Duration(len(s.puts))*objectLimit)
 	defer cancel()
 	name = s.Corpus.gr.Resource + "-" + name
 	before, err := s.Servers.Cluster.Raw.Get(ctx, migrationsPrefix+name)
