@@ -128,9 +128,12 @@ func makeCA(certFile, keyFile string) error {
 	if errors.Is(err, os.ErrNotExist) {
 		private, err = makeKey(keyFile)
 	}
+	if err != nil {
+		return fmt.Errorf("the cluster's CA key: %w: restore it, or remove %s to make a new CA, which no present kubeconfig trusts", err, keyFile)
+	}
 	key, ok := private.(crypto.Signer)
-	if err != nil || !ok {
-		return fmt.Errorf("the cluster's CA key %s cannot be used: restore it, or remove it to make a new CA: %w", keyFile, err)
+	if !ok {
+		return fmt.Errorf("the cluster's CA key %s cannot sign: restore it", keyFile)
 	}
 	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "concord-ca"}, key)
 	if err != nil {

@@ -159,6 +159,22 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 	}
 }
 
+// TestLostCACertificate: with a key that cannot be read nothing is made anew.
+func TestLostCACertificate(t *testing.T) {
+	dir := t.TempDir()
+	key := filepath.Join(dir, caKeyName)
+	if err := os.WriteFile(key, []byte("no key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ensureCertificates(dir, nil, 7000, "")
+	if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), "restore it") {
+		t.Errorf("a damaged CA key without its certificate: %v, want a refusal that says what to do", err)
+	}
+	if content, err := os.ReadFile(key); err != nil || string(content) != "no key" {
+		t.Errorf("the key was changed to %q, %v", content, err)
+	}
+}
+
 func remove(t *testing.T, dir, name string) {
 	t.Helper()
 	if err := os.Remove(filepath.Join(dir, name)); err != nil {
