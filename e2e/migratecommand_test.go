@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
@@ -22,7 +23,10 @@ func testMigrateCommand(t *testing.T) {
 	c.WaitSettled()
 	migrate := func(args ...string) cluster.Result {
 		t.Helper()
-		return cluster.Command(t, append([]string{"migrate", "--kubeconfig", servers[0].Kubeconfig()}, args...)...)
+		began := time.Now()
+		result := cluster.Command(t, append([]string{"migrate", "--kubeconfig", servers[0].Kubeconfig()}, args...)...)
+		t.Logf("concord migrate %s took %v and ended with %d", strings.Join(args, " "), time.Since(began).Round(time.Millisecond), result.Code)
+		return result
 	}
 	storeWidgetsIn(t, servers[0], "v2")
 	waitCommon(t, c, widgets, widgetEncoding("v2"))
@@ -81,7 +85,7 @@ func testMigrateCommand(t *testing.T) {
 	if result := migrate("widgets"); result.Code != 0 {
 		t.Errorf("without the broken object it ends with %+v", result)
 	}
-	c.WaitSettled()
+	t.Logf("settled after %v", c.WaitSettled().Round(time.Millisecond))
 	c.Check()
 }
 
