@@ -57,14 +57,6 @@ func UntilBeat(gr schema.GroupResource, now time.Time) time.Duration {
 	return offset + now.Add(-offset).Truncate(HeartbeatPeriod).Add(HeartbeatPeriod).Sub(now)
 }
 
-// Recreate says whether a trigger that starts now and learns of storage versions from
-// discovery must recreate a state with [Unknown]: "if the timestamp is more than 10
-// minutes old, it recreates storageState object" (KEP-2343). With StorageVersions the
-// epoch does this work, and the heartbeat only informs.
-func Recreate(heartbeat, start time.Time) bool {
-	return start.Sub(heartbeat) > DiscoveryPeriod
-}
-
 // remaining returns what is left at now of a period that began at since, never less than
 // zero. Clocks of servers differ: a beginning that lies more than a period in the future
 // tells nothing, and nothing is left of it.

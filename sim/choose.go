@@ -41,6 +41,7 @@ type temper struct {
 	objects  int
 	admin    int
 	writes   int
+	silent   int // per cent of the servers that are started with their gate off
 	// releases are those that servers are started with.
 	releases []release
 }
@@ -68,6 +69,9 @@ func newChooser(w *World, r *rand.Rand) *chooser {
 	t.tick = []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[r.IntN(3)]
 	t.objects = 1 + r.IntN(3)
 	t.writes = 1 + r.IntN(20)
+	if r.IntN(8) == 0 {
+		t.silent = 10 + r.IntN(40)
+	}
 	return c
 }
 
@@ -90,7 +94,11 @@ func (c *chooser) next() Event {
 		p := c.w.slots[slot]
 		if p == nil || p.gone {
 			r := c.temper.releases[c.IntN(len(c.temper.releases))]
-			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: r.name})
+			what := r.name
+			if c.temper.silent > 0 && c.IntN(100) < c.temper.silent {
+				what += gateOff
+			}
+			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: what})
 			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
 				c.add(1, Event{Do: Admin, What: "delete lease " + slotName(slot)})
 			}
@@ -236,6 +244,7 @@ func (c *chooser) offerFaults(p *Process) {
 		c.add(f[Jump], Event{Do: Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
 	}
 	switch leaders := c.w.leaders(); {
+	case p.silent:
 	case p.leads:
 		c.add(f[Unlead], Event{Do: Unlead, Slot: slot})
 	case leaders == 0:
@@ -291,7 +300,7 @@ func (c *chooser) offerWorld() {
 	case w.etcd != etcdOK:
 		c.add(20, Event{Do: Etcd, What: "ok"})
 	case f[Etcd] > 0:
-		c.add(f[Etcd], Event{Do: Etcd, What: []string{"down", "full"}[c.IntN(2)]})
+		c.add(f[Etcd], Event{Do: Etcd, What: []string{"down", "full", "slow"}[c.IntN(3)]})
 	}
 	switch crd := w.lookDefinition(); {
 	case crd == nil:

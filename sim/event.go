@@ -12,7 +12,7 @@ type Verb uint8
 
 // The verbs, with what an event of theirs looks like in a script.
 const (
-	Start    Verb = iota // start s1 r0: a server of a release starts where none runs
+	Start    Verb = iota // start s1 r0: a server of a release starts where none runs; start s1 r0 off: with its gate off
 	Stop                 // stop s1: it is asked to stop
 	Kill                 // kill s1
 	Pause                // pause s1: nothing of it runs; what it has sent may arrive
@@ -23,7 +23,7 @@ const (
 	Drift                // drift s1 1.02: its clock runs faster, or slower
 	Lead                 // lead s1: it believes that it leads
 	Unlead               // unlead s1
-	Etcd                 // etcd ok|down|full: full takes no puts
+	Etcd                 // etcd ok|down|full|slow: full takes no puts, slow takes its time for each
 	Run                  // run s1/report: a task begins and runs to its first call
 	Do                   // do s1/report: the call arrives, is answered, and the task goes on to its next
 	Apply                // apply s1/report: the call arrives and is not answered yet

@@ -20,6 +20,8 @@ type Small struct {
 	Config  Config
 	Begin   []Event
 	Threads [][]Event
+	// search, if not nil, tries the schedules of a world that has other events.
+	search func(limit int) Exhausted
 }
 
 //go:embed worlds/*.txt
@@ -46,7 +48,7 @@ func Smalls() ([]Small, error) {
 		}
 		smalls = append(smalls, small)
 	}
-	return smalls, nil
+	return append(smalls, Small{Name: "discovery", Config: DefaultConfig(), search: exhaustDiscovery}), nil
 }
 
 // parseSmall reads a story in which lines that begin with "thread" begin threads.
@@ -158,6 +160,9 @@ type Exhausted struct {
 // Exhaust tries the schedules of a small world with at most preemptions preemptions, or
 // limit of them, until one violates an invariant.
 func (s Small) Exhaust(preemptions, limit int) Exhausted {
+	if s.search != nil {
+		return s.search(limit)
+	}
 	var result Exhausted
 	// path is the choice made at every step where there was more than one, and how many
 	// there were.

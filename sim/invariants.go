@@ -56,6 +56,12 @@ type ledger struct {
 	// madeFor is the definition that a key of a custom resource belongs to: the one for
 	// which the StorageVersion stood that permitted it.
 	madeFor map[string]types.UID
+	// erased are the registrations of servers whose gate is off for which the
+	// StorageVersions were deleted.
+	erased map[agree.ServerID]bool
+	// stray are the keys that such a server wrote although it had no Lease any more: what
+	// nothing is promised of until all StorageVersions are deleted once more (DESIGN 3.8).
+	stray map[string]bool
 	// ended are the StorageVersions that a server has written although it knew that their
 	// definition had come to its end, by uid: they permit nothing for its successor any more.
 	ended map[types.UID]bool
@@ -74,9 +80,17 @@ func (l *ledger) init() {
 	l.renewed = map[agree.ServerID]renewal{}
 	l.owner = map[agree.ServerID]*Process{}
 	l.madeFor = map[string]types.UID{}
+	l.erased = map[agree.ServerID]bool{}
+	l.stray = map[string]bool{}
 	l.ended = map[types.UID]bool{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
 	l.epochs = map[*v1alpha1.StorageVersion]evolve.Ref{}
+}
+
+// erasure notes that all StorageVersions were deleted for a registration.
+func (l *ledger) erasure(id agree.ServerID) {
+	l.erased[id] = true
+	clear(l.stray)
 }
 
 // judge looks at one change of one key, made by r, or by an administrator if r is nil.
@@ -97,12 +111,17 @@ func (w *World) judge(r *request, e etcd.Event) {
 
 // judgeObject checks a put of a user's object.
 func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
+	delete(w.ledger.madeFor, e.Key)
+	delete(w.ledger.stray, e.Key)
 	if e.KV == nil {
-		delete(w.ledger.madeFor, e.Key)
 		return
 	}
 	encoding := w.encodingOf(e.KV)
 	sv := w.lookStorageVersion(res.gr)
+	if r.by.silent {
+		w.judgeUnfenced(r, e.Key, encoding, sv)
+		return
+	}
 
 	// I2 A put commits only while the StorageVersion holds the writer's report for the
 	// encoding written. The writer is a registration: a process can have had several.
@@ -128,6 +147,34 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 			w.ledger.madeFor[e.Key] = crd.UID
 		}
 	}
+}
+
+// judgeUnfenced checks a put of a server whose gate is off. It has no report (I2), and no
+// storedVersions are kept for it (I8). As long as its Lease exists nobody agrees.
+func (w *World) judgeUnfenced(r *request, key string, encoding agree.Encoding, sv *v1alpha1.StorageVersion) {
+	if declared, once := w.declared(r.by); !declared && once {
+		w.ledger.stray[key] = true
+		return
+	}
+	// I3 While commonEncodingVersion = v, every put that commits is in v.
+	if sv == nil {
+		return
+	}
+	if common, agreed := storageversion.Agreement(sv); agreed && common != encoding {
+		w.violate("I3", "%s, whose gate is off, wrote %s in %s; %s", r.by, key, encoding, describe(sv))
+	}
+}
+
+// declared says whether everybody can know that a process's gate is off: a Lease of its
+// exists for which the StorageVersions were deleted. once says whether that was so before.
+func (w *World) declared(p *Process) (declared, once bool) {
+	for id := range w.ledger.erased {
+		if w.ledger.owner[id] == p {
+			once = true
+			declared = declared || w.look(leases, string(id)) != nil
+		}
+	}
+	return declared, once
 }
 
 // madeFor is the uid of the definition for which a StorageVersion was made.
@@ -204,14 +251,17 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 		return
 	}
 	before := w.view(e.Prev).(*v1alpha1.StorageVersion)
-	if crd := w.lookDefinition(); e.KV == nil && r.role == reporting && (crd == nil || crd.UID != madeFor(before)) {
-		return // a definition's end takes all reports with it
+	if crd := w.lookDefinition(); e.KV == nil && r.role == reporting && (crd == nil || crd.UID != madeFor(before) || r.by.silent) {
+		return // a definition's end takes all reports with it, and so does a server whose gate is off
 	}
 	var kept []agree.Report
 	if e.KV != nil {
 		kept = storageversion.Reports(w.view(e.KV).(*v1alpha1.StorageVersion))
 	}
 	for _, report := range storageversion.Reports(before) {
+		if e.KV == nil && report.Encoding == agree.Unknown {
+			continue // others made it, and do so again in the next StorageVersion
+		}
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
 		// I6 The report of a server that renewed its Lease within the duration is never collected.
@@ -259,6 +309,9 @@ func (w *World) checkStored(r *resource) {
 	}
 	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
 		encoding := w.encodingOf(kv)
+		if w.ledger.stray[string(kv.Key)] {
+			return
+		}
 		// I4 Stored set = [v] at the StorageVersion's current (uid, epoch) implies that every
 		// stored object is encoded in v.
 		if current && len(view.Stored) == 1 && view.Stored[0] != evolve.Unknown && view.Stored[0] != encoding {
@@ -294,7 +347,7 @@ func (w *World) spared() string {
 			return "servers do not agree on " + r.name
 		}
 		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
-			if encoding := w.encodingOf(kv); encoding != common && !unmarshal(kv.Value).broken {
+			if encoding := w.encodingOf(kv); encoding != common && !unmarshal(kv.Value).broken && !w.ledger.stray[string(kv.Key)] {
 				why = fmt.Sprintf("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, describe(sv))
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -88,6 +89,7 @@ type Process struct {
 	slot    int
 	run     int // counts the processes of the slot
 	release release
+	silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
 	clock   processClock
 	random  *rand.Rand
 
@@ -131,8 +133,8 @@ func (p *Process) String() string {
 func slotName(slot int) string { return fmt.Sprintf("s%d", slot+1) }
 
 // start makes a process.
-func (w *World) start(slot int, r release) *Process {
-	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
+func (w *World) start(slot int, r release, silent bool) *Process {
+	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, silent: silent, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	w.runs[slot]++
 	p.clock.p = p
 	p.clock.set(epoch.Add(w.now), 1)
@@ -144,7 +146,7 @@ func (w *World) start(slot int, r release) *Process {
 	var err error
 	p.collect, err = collect.New(collect.Config{Client: client, Interval: collectInterval, Workers: 1, Clock: &p.clock})
 	w.must(err)
-	p.member, err = member.New(member.Config{
+	config := member.Config{
 		Client:               client,
 		Bury:                 p.collect.Bury,
 		Versions:             member.Versions{Binary: r.emulates, Emulation: r.emulates, MinCompatibility: r.emulates},
@@ -156,9 +158,15 @@ func (w *World) start(slot int, r release) *Process {
 		Rebuild:              func(context.Context, string, schema.GroupResource, string) { p.rebuild() },
 		Clock:                &p.clock,
 		Random:               p.random,
-	})
+	}
+	if silent {
+		config.Erase = p.erase
+	}
+	p.member, err = member.New(config)
 	w.must(err)
-	w.must(p.member.SetBuiltins(p.builtins()))
+	if !silent {
+		w.must(p.member.SetBuiltins(p.builtins()))
+	}
 	p.trigger, err = trigger.New(trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1})
 	w.must(err)
 	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: time.Hour})
@@ -204,6 +212,18 @@ func (p *Process) Kind(_ context.Context, gr schema.GroupResource) (string, erro
 // kv is the process's view of etcd.
 func (p *Process) kv() clientv3.KV { return etcd.KV{Doer: etcdDoer{p}} }
 
+// erase is what a server whose gate is off does when it has a Lease: it deletes all
+// StorageVersions, with one request.
+func (p *Process) erase(ctx context.Context) error {
+	r := &request{verb: "delete", key: strings.TrimPrefix(kindPrefix[storageVersions], "/registry/")}
+	r.apply = func(w *World) error {
+		_, err := w.store.Delete(context.Background(), kindPrefix[storageVersions], clientv3.WithPrefix())
+		w.ledger.erasure(r.id)
+		return err
+	}
+	return p.call(ctx, r)
+}
+
 // end kills the process. Requests that are under way may still arrive.
 func (p *Process) end() {
 	p.gone = true
@@ -245,7 +265,7 @@ func (p *Process) begin(r role, what string) bool {
 
 // startable says whether the process would start a task of this role now.
 func (p *Process) startable(r role) bool {
-	if p.gone || p.paused || p.tasks[r] != nil {
+	if p.gone || p.paused || p.tasks[r] != nil || p.silent && (r == collecting || r == triggering || r == migrating) {
 		return false
 	}
 	now := p.w.now
@@ -365,6 +385,9 @@ func resourceNamed(name string) (*resource, bool) {
 
 // told delivers one event of a watch.
 func (p *Process) told(s stream, e change) {
+	if !p.watches(s) {
+		return
+	}
 	p.idle = p.idle && s > seeDefinitions
 	deleted := e.obj == nil
 	obj := e.obj
@@ -395,6 +418,10 @@ func (p *Process) told(s stream, e change) {
 	}
 }
 
+// watches says whether the process has a watch: one whose gate is off has only those of
+// its Lease and of its handler.
+func (p *Process) watches(s stream) bool { return !p.silent || s == seeLeases || s == seeHandler }
+
 // know tells the member of a definition.
 func (p *Process) know(crd *apiextensionsv1.CustomResourceDefinition) {
 	if last := p.known[crd.Name]; last != nil && last.UID != crd.UID {
@@ -414,6 +441,9 @@ func (p *Process) forget(crd *apiextensionsv1.CustomResourceDefinition) {
 // relisted delivers a list instead of the events up to now, as a watch does at its
 // beginning and when it was broken for too long.
 func (p *Process) relisted(s stream) {
+	if !p.watches(s) {
+		return
+	}
 	p.idle = p.idle && s > seeDefinitions
 	w, revision := p.w, p.w.store.Revision()
 	switch s {

@@ -12,7 +12,7 @@ import (
 const restBound = 30 * time.Minute
 
 // Settle ends all faults, completes what was begun (all servers come to run one release,
-// a definition that was asked to go goes) and lets time pass without disturbance until
+// with its gate on, a definition that was asked to go goes) and lets time pass without disturbance until
 // the world is at rest. If it does not come to rest, I7 is violated. What is late arrives
 // when everything is at rest, unless it is to stay late.
 func (w *World) Settle(stayLate bool) {
@@ -86,7 +86,7 @@ func (w *World) calm() {
 		}
 		p.paused, p.cut = false, false
 		// One of those who believe that they lead goes on to.
-		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target
+		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target && !p.silent
 		leading = leading || p.leads
 		// What waits for a moment that its clock has been set back from need not wait again.
 		p.clock.set(p.clock.Now(), 1)
@@ -100,14 +100,14 @@ func (w *World) calm() {
 		switch {
 		case p.gone:
 			continue
-		case p.leaving || p.release != target:
+		case p.leaving || p.release != target || p.silent:
 			p.end()
-			w.start(slot, target)
+			w.start(slot, target, false)
 		}
 		alive = true
 	}
 	if !alive {
-		w.start(0, target)
+		w.start(0, target, false)
 	}
 	if !leading {
 		w.leader().leads = true

@@ -75,7 +75,14 @@ const (
 	etcdOK   etcdState = iota
 	etcdDown           // answers nothing
 	etcdFull           // takes no puts
+	etcdSlow           // its disk takes slowTime for each write
 )
+
+// slowTime is less than what makes a server's renewals miss its Lease's end.
+const slowTime = 1200 * time.Millisecond
+
+// writable says whether etcd takes puts.
+func (s etcdState) writable() bool { return s == etcdOK || s == etcdSlow }
 
 // World is one simulated cluster. It is used by one goroutine.
 type World struct {
@@ -154,11 +161,11 @@ func (w *World) do(e Event) bool {
 	}
 	switch e.Do {
 	case Etcd:
-		next, ok := map[string]etcdState{"ok": etcdOK, "down": etcdDown, "full": etcdFull}[e.What]
+		next, ok := map[string]etcdState{"ok": etcdOK, "down": etcdDown, "full": etcdFull, "slow": etcdSlow}[e.What]
 		if !ok || next == w.etcd {
 			return false
 		}
-		if w.etcd == etcdOK {
+		if w.etcd.writable() && !next.writable() {
 			w.ledger.outages++
 		}
 		w.etcd = next
@@ -189,7 +196,7 @@ func (w *World) tick(d time.Duration) bool {
 		return false
 	}
 	w.now += d
-	if w.etcd == etcdOK {
+	if w.etcd.writable() {
 		w.ledger.available += d
 	}
 	return true
@@ -214,12 +221,16 @@ func (w *World) pass(d time.Duration) bool {
 	return true
 }
 
+// gateOff, after a release, starts a server whose gate StorageVersionAPI is off.
+const gateOff = " off"
+
 func (w *World) doStart(e Event) bool {
-	i := slices.IndexFunc(releases, func(r release) bool { return r.name == e.What })
+	name, silent := strings.CutSuffix(e.What, gateOff)
+	i := slices.IndexFunc(releases, func(r release) bool { return r.name == name })
 	if i < 0 || e.Slot >= w.config.Slots || w.slots[e.Slot] != nil && !w.slots[e.Slot].gone {
 		return false
 	}
-	w.start(e.Slot, releases[i])
+	w.start(e.Slot, releases[i], silent)
 	return true
 }
 
@@ -261,7 +272,7 @@ func (w *World) doProcess(p *Process, e Event) bool {
 		p.clock.set(p.clock.Now(), rate)
 		return true
 	case Lead:
-		return flip(&p.leads, true)
+		return !p.silent && flip(&p.leads, true)
 	case Unlead:
 		p.abandon(p.tasks[triggering])
 		return flip(&p.leads, false)
@@ -377,6 +388,9 @@ func (w *World) doLate(e Event) bool {
 // apply is the moment at which a request happens.
 func (w *World) apply(r *request) {
 	r.applied = true
+	if w.etcd == etcdSlow && !r.reads() {
+		w.tick(slowTime)
+	}
 	r.err = r.apply(w)
 	if w.trace != nil {
 		w.tracef("   %s/%s %s: %s", r.by, roleName[r.role], r, outcome(r.err))
@@ -451,7 +465,7 @@ func (w *World) migration(what string) (string, bool) {
 
 // define creates the definition of the custom resource, or has it store another version.
 func (w *World) define(version string) bool {
-	if w.etcd != etcdOK || !slices.Contains([]string{"v1", "v2"}, version) {
+	if !w.etcd.writable() || !slices.Contains([]string{"v1", "v2"}, version) {
 		return false
 	}
 	crd := w.lookDefinition()
@@ -489,7 +503,7 @@ func definition(version string) *apiextensionsv1.CustomResourceDefinition {
 // undefine is a request to delete the definition: its finalizer holds it.
 func (w *World) undefine() bool {
 	crd := w.lookDefinition()
-	if w.etcd != etcdOK || crd == nil || crd.DeletionTimestamp != nil {
+	if !w.etcd.writable() || crd == nil || crd.DeletionTimestamp != nil {
 		return false
 	}
 	next := crd.DeepCopy()
@@ -507,7 +521,7 @@ func (w *World) undefine() bool {
 // the definition goes.
 func (w *World) purge() bool {
 	crd := w.lookDefinition()
-	if w.etcd != etcdOK || crd == nil || crd.DeletionTimestamp == nil {
+	if !w.etcd.writable() || crd == nil || crd.DeletionTimestamp == nil {
 		return false
 	}
 	var keys []string
@@ -527,7 +541,7 @@ func (w *World) purge() bool {
 // objects that no codec can decode).
 func (w *World) admin(what string) bool {
 	words := strings.Fields(what)
-	if w.etcd != etcdOK || len(words) < 2 {
+	if !w.etcd.writable() || len(words) < 2 {
 		return false
 	}
 	last := words[len(words)-1]

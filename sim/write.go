@@ -106,6 +106,10 @@ func (p *Process) newest(r *resource) (store, error) {
 		version = storedBy(p.handler)
 	}
 	e := r.encoding(version)
+	if p.silent {
+		unfenced := kubernetes.Client{Client: &clientv3.Client{KV: p.kv()}}
+		return store{p: p, r: r, codec: codec{encoding: e, knows: p.release.knows}, client: unfenced}, nil
+	}
 	return store{p: p, r: r, codec: codec{encoding: e, knows: p.release.knows}, client: fence.NewClient(nil, fence.ClientConfig{
 		KV: p.kv(), Permits: p.member, Resource: r.gr, Encoding: e, Prefix: kindPrefix[storageVersions], Decoder: &p.w.objects,
 	})}, nil
