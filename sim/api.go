@@ -348,17 +348,27 @@ func (w *World) list(k kind, list client.ObjectList, options *client.ListOptions
 		}
 		switch l := list.(type) {
 		case *v1alpha1.StorageVersionList:
-			l.Items = append(l.Items, *obj.(*v1alpha1.StorageVersion).DeepCopy())
+			obj.(*v1alpha1.StorageVersion).DeepCopyInto(next(&l.Items))
 		case *coordinationv1.LeaseList:
-			l.Items = append(l.Items, *obj.(*coordinationv1.Lease).DeepCopy())
+			obj.(*coordinationv1.Lease).DeepCopyInto(next(&l.Items))
 		case *apiextensionsv1.CustomResourceDefinitionList:
-			l.Items = append(l.Items, *obj.(*apiextensionsv1.CustomResourceDefinition).DeepCopy())
+			obj.(*apiextensionsv1.CustomResourceDefinition).DeepCopyInto(next(&l.Items))
 		case *migrationv1alpha1.StorageStateList:
-			l.Items = append(l.Items, *obj.(*migrationv1alpha1.StorageState).DeepCopy())
+			obj.(*migrationv1alpha1.StorageState).DeepCopyInto(next(&l.Items))
 		case *migrationv1alpha1.StorageVersionMigrationList:
-			l.Items = append(l.Items, *obj.(*migrationv1alpha1.StorageVersionMigration).DeepCopy())
+			obj.(*migrationv1alpha1.StorageVersionMigration).DeepCopyInto(next(&l.Items))
 		}
 	})
+}
+
+// next returns a new last item.
+func next[T any](items *[]T) *T {
+	if *items == nil {
+		*items = make([]T, 0, maxSlots)
+	}
+	var item T
+	*items = append(*items, item)
+	return &(*items)[len(*items)-1]
 }
 
 // listSeen fills a list with the migrations as so many of their events have left them.

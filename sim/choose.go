@@ -197,10 +197,10 @@ func (c *chooser) offerTasks(p *Process) {
 			}
 		case migrating:
 			for _, res := range all {
-				if _, ok := c.w.migration(res.name); ok {
+				if _, ok := c.w.live(res, 0); ok {
 					c.add(12, Event{Do: Run, Slot: slot, Role: r, What: res.name})
 				}
-				if _, ok := c.w.migration(res.name + " 1"); ok {
+				if _, ok := c.w.live(res, 1); ok {
 					c.add(4, Event{Do: Run, Slot: slot, Role: r, What: res.name + " 1"})
 				}
 			}

@@ -227,16 +227,16 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 	// collected: so neither is its Lease, which would have its reports dropped. Time in which
 	// etcd took no renewals does not count.
 	id := agree.ServerID(w.view(e.Prev).GetName())
-	if r != nil && r.role == collecting && w.live(id, r.by) {
+	if r != nil && r.role == collecting && w.alive(id, r.by) {
 		w.violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.by, id, w.ledger.owner[id], w.ledger.available-w.ledger.renewed[id].available)
 	}
 }
 
-// live says whether a server renewed its Lease within its duration. That is measured by a
+// alive says whether a server renewed its Lease within its duration. That is measured by a
 // clock that drifts as little as clocks do. The collector may have seen two intervals too
 // much for each time that its clock was set forward, and of an outage, by design, as much
 // as a third of the duration: for so long a put that was seen proves that puts work.
-func (w *World) live(id agree.ServerID, by *Process) bool {
+func (w *World) alive(id agree.ServerID, by *Process) bool {
 	renewed, known := w.ledger.renewed[id]
 	outages := w.ledger.outages - renewed.outages
 	allowance := time.Duration(float64(leaseDuration)*2*maxDrift) +
@@ -265,7 +265,7 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
 		// I6 The report of a server that renewed its Lease within the duration is never collected.
-		if !stays && owner != r.by && w.look(leases, string(report.Server)) != nil && w.live(report.Server, r.by) {
+		if !stays && owner != r.by && w.look(leases, string(report.Server)) != nil && w.alive(report.Server, r.by) {
 			w.violate("I6", "%s dropped the report of %s, who is %s and has a Lease", r.by, report, owner)
 		}
 	}

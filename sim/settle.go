@@ -159,11 +159,10 @@ func (w *World) quiet() {
 		}
 		for _, r := range all {
 			for n := 0; ; n++ {
-				what := fmt.Sprintf("%s %d", r.name, n)
-				if _, live := w.migration(what); !live {
+				if _, live := w.live(r, n); !live {
 					break
 				}
-				w.whole(p, migrating, what)
+				w.whole(p, migrating, fmt.Sprintf("%s %d", r.name, n))
 			}
 		}
 		w.deliver(p)

@@ -446,10 +446,18 @@ func (w *World) relist(p *Process, s stream) {
 func (w *World) migration(what string) (string, bool) {
 	name, number, _ := strings.Cut(what, " ")
 	r, ok := resourceNamed(name)
-	n, _ := strconv.Atoi(number)
 	if !ok {
 		return "", false
 	}
+	n := 0
+	if number != "" {
+		n, _ = strconv.Atoi(number)
+	}
+	return w.live(r, n)
+}
+
+// live returns the name of the n-th migration of a resource, from 0, that is not final.
+func (w *World) live(r *resource, n int) (string, bool) {
 	found := ""
 	w.each(migrations, func(obj client.Object) {
 		m := obj.(*migrationv1alpha1.StorageVersionMigration)

@@ -22,8 +22,8 @@ const (
 	exitError     = 1
 	exitViolation = 2
 
-	// gcPercent trades memory, of which worlds need little, for time.
-	gcPercent = 800
+	// memory is up to where garbage is left: worlds make much of it and keep little.
+	memory = 256 << 20
 )
 
 type options struct {
@@ -66,7 +66,8 @@ func main() {
 	case err != nil:
 		os.Exit(exitError)
 	}
-	debug.SetGCPercent(gcPercent)
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memory)
 	code, err := o.run(os.Stdout)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "concord-sim:", err)
