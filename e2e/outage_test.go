@@ -204,6 +204,25 @@ func TestStopWhileStarting(t *testing.T) {
 	}
 }
 
+// A stop in the very first moment may end the program by the signal, while it is being
+// loaded. Then it has done nothing yet; else the stop is an orderly one.
+func TestStopAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 5 {
+		c := cluster.NewEmbedded(t)
+		s := c.NewServer("one", cluster.Options{})
+		s.Start()
+		s.Signal(syscall.SIGTERM)
+		result, ended := s.Wait(time.Minute)
+		switch made := exists(filepath.Join(c.Dir, "one")); {
+		case !ended || result.Code > 0:
+			t.Errorf("ended %t with code %d: %s", ended, result.Code, result.Stderr)
+		case result.Code < 0 && (made || s.Output() != ""):
+			t.Errorf("ended by the signal, after it has made its data directory (%t) or said: %s", made, s.Output())
+		}
+	}
+}
+
 func exists(file string) bool {
 	_, err := os.Stat(file)
 	return err == nil

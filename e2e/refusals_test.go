@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"net"
@@ -107,6 +108,9 @@ func TestRefusedSurroundings(t *testing.T) {
 		{"WrongCA", refusesWrongCA},
 		{"CorruptDatabase", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "snap/db", garbage) }},
 		{"CorruptLog", func(t *testing.T, flags []string) { refusesCorrupt(t, flags, "wal/*.wal", garbage) }},
+		{"TruncatedLog", func(t *testing.T, flags []string) {
+			refusesCorrupt(t, flags, "wal/*.wal", func(content []byte) []byte { return content[:len(bytes.TrimRight(content, "\x00"))*2/3] })
+		}},
 		{"TruncatedDatabase", func(t *testing.T, flags []string) {
 			refusesCorrupt(t, flags, "snap/db", func(content []byte) []byte { return content[:5*os.Getpagesize()/2] })
 		}},

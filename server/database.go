@@ -11,6 +11,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"go.etcd.io/etcd/server/v3/storage/schema"
 )
 
 // ErrDamaged is returned for an etcd database that cannot be used as it is.
@@ -24,25 +25,32 @@ var ErrDamaged = errors.New("the etcd database is damaged")
 // and rebuilds its list of free pages from the tree. bbolt's own check has the same trouble,
 // so the tree's pages are read here, as bytes. An etcd that starts has to read the same
 // pages again, and then finds them in memory.
-func CheckDatabase(file string, timeout time.Duration) (err error) {
+func CheckDatabase(file string, timeout time.Duration) error {
+	_, err := checkDatabase(file, timeout)
+	return err
+}
+
+// checkDatabase also returns the index of the last entry of etcd's log that the database
+// contains, 0 if it does not say.
+func checkDatabase(file string, timeout time.Duration) (applied uint64, err error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if info.Size() == 0 {
-		return nil // left by a first start that was killed; etcd begins it
+		return 0, nil // left by a first start that was killed; etcd begins it
 	}
 	db, err := bolt.Open(file, 0, &bolt.Options{ReadOnly: true, Timeout: timeout}) // reads the meta pages only
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout), errors.Is(err, os.ErrPermission):
-		return err
+		return 0, err
 	case err != nil:
-		return fmt.Errorf("%s: %w: %w", file, ErrDamaged, err)
+		return 0, fmt.Errorf("%s: %w: %w", file, ErrDamaged, err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = db.View(func(tx *bolt.Tx) error {
@@ -52,13 +60,20 @@ func CheckDatabase(file string, timeout time.Duration) (err error) {
 		size := int64(db.Info().PageSize)
 		c := &pageCheck{file: f, size: size, pages: uint64(tx.Size() / size)}
 		c.seen = make([]bool, c.pages)
-		_, err := c.page(uint64(tx.Cursor().Bucket().Root()), nil, nil)
-		return err
+		if _, err := c.page(uint64(tx.Cursor().Bucket().Root()), nil, nil); err != nil {
+			return err
+		}
+		if meta := tx.Bucket(schema.Meta.Name()); meta != nil {
+			if index := meta.Get(schema.MetaConsistentIndexKeyName); len(index) == 8 {
+				applied = binary.BigEndian.Uint64(index)
+			}
+		}
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w: %w", file, ErrDamaged, err)
+		return 0, fmt.Errorf("%s: %w: %w", file, ErrDamaged, err)
 	}
-	return nil
+	return applied, nil
 }
 
 // The format of bbolt's files, which is that of the machine's memory. A page is a header,

@@ -43,8 +43,9 @@ type Etcd struct {
 	// Endpoint is where clients reach it.
 	Endpoint string
 
-	etcd *embed.Etcd
-	lock *os.File
+	etcd    *embed.Etcd
+	dataDir string
+	lock    *os.File
 }
 
 // StartEtcd starts an etcd on dataDir, which is made if it is missing, and waits until
@@ -61,7 +62,7 @@ func StartEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	e.lock = lock
+	e.lock, e.dataDir = lock, dataDir
 	return e, nil
 }
 
@@ -82,7 +83,11 @@ func startEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	etcd, err := openEtcd(cfg)
+	sound, err := takeClosed(dataDir)
+	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	etcd, err := openEtcd(cfg, sound)
 	if err != nil {
 		return nil, fmt.Errorf("etcd in %s does not start: %w: %s", cfg.Dir, err, etcdMend)
 	}
@@ -128,11 +133,7 @@ func beginFirst(dataDir string) (finish func() error, err error) {
 			return err
 		}
 		// A mark that came back with a loss of power would put objects aside.
-		parent, err := os.Open(dataDir)
-		if err != nil {
-			return err
-		}
-		return errors.Join(parent.Sync(), parent.Close())
+		return syncDir(dataDir)
 	}, nil
 }
 
@@ -152,16 +153,16 @@ func abandon(etcd *embed.Etcd) {
 }
 
 // openEtcd starts an etcd. On damaged files it would end the process: through its logger,
-// and for the database in a goroutine of its own, so that is opened beforehand.
-func openEtcd(cfg *embed.Config) (etcd *embed.Etcd, err error) {
+// and for the database in a goroutine of its own, so the files are checked beforehand,
+// unless they are known to be sound.
+func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			etcd, err = nil, fmt.Errorf("%v", r)
 		}
 	}()
-	database := filepath.Join(cfg.Dir, "member", "snap", "db")
-	if _, err := os.Stat(database); err == nil {
-		if err := CheckDatabase(database, etcdStartTimeout); err != nil {
+	if !sound {
+		if err := checkFiles(cfg.Dir); err != nil {
 			return nil, err
 		}
 	}
@@ -208,6 +209,9 @@ func etcdConfig(dataDir, endpoint string) (*embed.Config, error) {
 // Close stops the etcd and releases the data directory.
 func (e *Etcd) Close() error {
 	e.etcd.Close()
+	if err := markClosed(e.dataDir); err != nil {
+		klog.Background().V(1).Info("The next start will have to check the etcd's files", "err", err)
+	}
 	return e.lock.Close()
 }
 
