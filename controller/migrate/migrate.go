@@ -130,8 +130,8 @@ type Config struct {
 	// Poll is how often a migration that this server does not do is looked at again, to take
 	// it over from a server that is gone. Default: 5 s.
 	Poll time.Duration
-	// Attempts is how often a rewrite may end in an error in a row before the migration is
-	// Failed, so that it is made again and another server can try. Default: 5.
+	// Attempts is how often a rewrite may end in an error in a row, without getting on, before
+	// the migration is Failed, so that it is made again and another server can try. Default: 5.
 	Attempts int
 	// Metrics may be nil.
 	Metrics *Metrics

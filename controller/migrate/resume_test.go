@@ -86,6 +86,30 @@ func TestResumes(t *testing.T) {
 	}
 }
 
+// TestErrorsInARow: a migration that gets on between its errors never has too many of them.
+func TestErrorsInARow(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	const many = 20
+	failing := func(position string) {
+		t.Helper()
+		w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+			w.clock.Step(time.Minute)
+			progress(Progress{Total: 10, Checkpoint: Checkpoint{Position: position}})
+			return Result{}, errors.New("the store is away")
+		}
+		_, _ = w.c.Step(context.Background(), "m")
+	}
+	for i := range many {
+		failing(fmt.Sprint("at ", i))
+	}
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
+	for range w.c.cfg.Attempts {
+		failing(fmt.Sprint("at ", many-1))
+	}
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
+}
+
 // TestVoidTokens: where anything has changed that could leave objects behind in another
 // encoding, or converted by another definition, everything is done again.
 func TestVoidTokens(t *testing.T) {

@@ -114,6 +114,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if w.pin != nil {
 		job.CRD = *w.pin
 	}
+	from := w.m.Status.ContinueToken
 	result, err := w.rewriter().Rewrite(running, job, func(p Progress) {
 		w.last = &p
 		w.c.cfg.Metrics.observe(w, p)
@@ -128,7 +129,9 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if err == nil {
 		return result, nil
 	}
-	w.advance()
+	if w.advance(); w.m.Status.ContinueToken != from {
+		w.c.forget(w.uid) // it got on: its errors are not in a row
+	}
 	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) {
 		return result, cause
 	}
