@@ -1,8 +1,10 @@
 package audit
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -19,6 +21,7 @@ import (
 // content is a stored object without its encoding.
 type content struct {
 	fields   map[string]any // without apiVersion and kind
+	name     string         // "namespace/name"
 	uid      types.UID
 	write    string
 	deleting bool
@@ -51,6 +54,7 @@ func readContent(value []byte) (*content, error) {
 	u := unstructured.Unstructured{Object: fields}
 	c := &content{
 		fields:   fields,
+		name:     u.GetNamespace() + "/" + u.GetName(),
 		uid:      u.GetUID(),
 		write:    u.GetAnnotations()[WriteAnnotation],
 		deleting: u.GetDeletionTimestamp() != nil,
@@ -58,6 +62,25 @@ func readContent(value []byte) (*content, error) {
 	delete(fields, "apiVersion")
 	delete(fields, "kind")
 	return c, nil
+}
+
+// Hash is that of an object's content: of all fields but apiVersion and kind, in which
+// encodings differ, and the resourceVersion, which is not stored. It is the same of an
+// object as the API returns it and as it is stored.
+func Hash(fields map[string]any) string {
+	fields = maps.Clone(fields)
+	delete(fields, "apiVersion")
+	delete(fields, "kind")
+	if metadata, ok := fields["metadata"].(map[string]any); ok {
+		metadata = maps.Clone(metadata)
+		delete(metadata, "resourceVersion")
+		fields["metadata"] = metadata
+	}
+	raw, err := json.Marshal(fields) // in the order of the keys
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
 // into converts to a typed object.

@@ -8,7 +8,9 @@
 //     name the server they were sent to, that server's.
 //   - I3: while there is an agreement, every put is in it.
 //   - I4: follows from I1, which is checked after every event.
-//   - I5: a rewrite changes nothing but the encoding, and brings back no older write.
+//   - I5: a rewrite changes nothing but the encoding, and brings back no older write and no
+//     deleted object.
+//   - 3.6: a rewrite is in the encoding that all servers agree on.
 //   - I8: a custom resource's encoding is in its CRD's storedVersions.
 //
 // Ledger is pure: events in, violations out. Watch feeds it from etcd.

@@ -63,6 +63,18 @@ func (l *Ledger) Encodings(gr schema.GroupResource) map[agree.Encoding]int {
 	return maps.Clone(l.of(gr).counts)
 }
 
+// Hashes returns the hash of the content of every stored object of the resource, by
+// "namespace/name".
+func (l *Ledger) Hashes(gr schema.GroupResource) map[string]string {
+	found := map[string]string{}
+	for _, o := range l.objects {
+		if o.resource == gr {
+			found[o.content.name] = Hash(o.content.fields)
+		}
+	}
+	return found
+}
+
 // Reports returns the resource's reports as they stand.
 func (l *Ledger) Reports(gr schema.GroupResource) []agree.Report {
 	if v := l.of(gr).version; v != nil {

@@ -204,6 +204,9 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 	switch {
 	case !now.written.Has(c.write):
 		now.written.Insert(c.write)
+		if first, ok := l.writes[c.write]; ok && old == nil {
+			l.violate(e, "I5: write %s is back: it was made at revision %d, and its object deleted since", c.write, first.Revision)
+		}
 		w := Write{ID: c.write, Key: e.Key, Resource: gr, Encoding: encoding, Revision: e.Revision, Silent: sets.List(l.silent)}
 		if r.version != nil {
 			w.Reports = r.version.reports
@@ -213,8 +216,12 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 		l.violate(e, "I5: write %s was undone: the object is back at %s", old.content.write, c.write)
 	default:
 		l.rewrites++
-		if diff := old.content.diff(c); diff != "" {
+		diff := old.content.diff(c)
+		if diff != "" {
 			l.violate(e, "I5: the content of write %s changed without a client's write: %s", c.write, diff)
+		}
+		if v := r.version; diff == "" && encoding != old.encoding && v != nil && v.common != encoding {
+			l.violate(e, "3.6: rewritten from %s to %s, but since revision %d the agreement is %q", old.encoding, encoding, v.revision, v.common)
 		}
 	}
 }

@@ -214,6 +214,7 @@ func TestRewriteKeepsContentAndOrder(t *testing.T) {
 	s := newStore(t)
 	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
 	s.widget(widgetKey, "v1", "one/1", "x")
+	s.report(widgets, "u", 2, "apiserver-2", group+"/v2")
 	s.widget(widgetKey, "v2", "one/1", "x")
 	s.want()
 	if n := s.ledger.Rewrites(); n != 1 {
@@ -224,6 +225,51 @@ func TestRewriteKeepsContentAndOrder(t *testing.T) {
 	s.widget(widgetKey, "v2", "one/2", "y")
 	s.widget(widgetKey, "v2", "one/1", "x")
 	s.want("I5: the content", "I5: write one/2 was undone: the object is back at one/1")
+}
+
+// A rewrite needs an agreement on its encoding, a report of it does not do.
+func TestRewriteNeedsAnAgreement(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.widget(widgetKey, "v2", "one/2", "y") // a client's
+	s.want()
+	s.widget(widgetKey, "v1", "one/2", "y")
+	s.want("3.6: rewritten from " + group + "/v2 to " + group + "/v1")
+}
+
+// What was deleted stays so: the same write does not come back, another one may.
+func TestDeletedStaysDeleted(t *testing.T) {
+	s := newStore(t)
+	s.report(widgets, "u", 1, "apiserver-1", group+"/v1")
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.remove(widgetKey)
+	s.widget(widgetKey, "v1", "one/2", "x")
+	s.want()
+	if got := s.ledger.Hashes(widgets); len(got) != 1 || got["/a"] == "" {
+		t.Errorf("hashes are %v, want that of one object", got)
+	}
+	s.remove(widgetKey)
+	s.widget(widgetKey, "v1", "one/1", "x")
+	s.want("I5: write one/1 is back")
+}
+
+// The hash is the content's: of the object in any encoding, read or stored.
+func TestHash(t *testing.T) {
+	object := func(apiVersion, resourceVersion, text string) map[string]any {
+		return map[string]any{"apiVersion": apiVersion, "kind": "Widget",
+			"metadata": map[string]any{"name": "a", "resourceVersion": resourceVersion}, "spec": map[string]any{"text": text}}
+	}
+	one := object(group+"/v1", "1", "x")
+	if a, b := audit.Hash(one), audit.Hash(object(group+"/v2", "2", "x")); a != b {
+		t.Errorf("an object and its rewrite have the hashes %s and %s", a, b)
+	}
+	if a, b := audit.Hash(one), audit.Hash(object(group+"/v1", "1", "y")); a == b {
+		t.Error("objects with other contents have the same hash")
+	}
+	if one["kind"] == nil || one["metadata"].(map[string]any)["resourceVersion"] != "1" {
+		t.Errorf("hashing has changed the object: %v", one)
+	}
 }
 
 // A conversion may move fields, and still must change none.
@@ -244,6 +290,7 @@ func TestRewriteThatConverts(t *testing.T) {
 			"spec":     map[string]any{"message": text},
 		}
 	}
+	s.report(widgets, "u", 2, "apiserver-2", group+"/v2")
 	s.putJSON(widgetKey, converted("x"))
 	s.want()
 	s.putJSON(widgetKey, converted("y"))
@@ -263,6 +310,7 @@ func TestRewriteOfProtobuf(t *testing.T) {
 	same := &admissionv1.MutatingAdmissionPolicy{ObjectMeta: meta}
 	same.APIVersion, same.Kind = "admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy"
 	same.Spec.ReinvocationPolicy = "Never"
+	s.report(policies, "u", 2, "apiserver-2", "admissionregistration.k8s.io/v1")
 	s.put(key, protobufOf(t, same))
 	s.want()
 	if got := s.ledger.Encodings(policies); got["admissionregistration.k8s.io/v1"] != 1 || len(got) != 1 {

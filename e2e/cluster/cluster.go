@@ -29,14 +29,17 @@ type Cluster struct {
 	T testing.TB
 	// Dir holds everything; CertDir the certificates that all servers share.
 	Dir, CertDir string
-	// Endpoint is the etcd's, and Raw a client of it.
+	// Endpoint is the etcd's, or those of its members, separated by commas; Raw is a client
+	// of it.
 	Endpoint string
 	Raw      *clientv3.Client
 	Audit    *audit.Watch
-	// Etcd is the etcd's process, nil where a server embeds it.
-	Etcd *Etcd
+	// Etcd is the etcd's process, nil where a server embeds it, and Members are those of a
+	// replicated one.
+	Etcd    *Etcd
+	Members []*Etcd
 
-	external bool
+	embedded bool
 	servers  []*Server
 }
 
@@ -54,7 +57,7 @@ func New(t testing.TB) *Cluster {
 func NewEmbedded(t testing.TB) *Cluster {
 	t.Helper()
 	dir := t.TempDir()
-	c := &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki")}
+	c := &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki"), embedded: true}
 	c.Endpoint = Endpoint(t, c.dataDir(embedding))
 	c.Raw = Connect(t, c.Endpoint)
 	c.watch()
@@ -65,7 +68,7 @@ func NewEmbedded(t testing.TB) *Cluster {
 func NewExternal(t testing.TB, endpoint string) *Cluster {
 	t.Helper()
 	dir := t.TempDir()
-	return &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki"), Endpoint: endpoint, external: true}
+	return &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki"), Endpoint: endpoint}
 }
 
 // embedding names the server that has the etcd in a cluster of NewEmbedded.

@@ -16,7 +16,13 @@ import (
 	"github.com/concord-dev/concord/server"
 )
 
-const etcdStartTimeout = 60 * time.Second
+const (
+	etcdStartTimeout = 60 * time.Second
+	leaderTimeout    = 2 * time.Second
+	// keepaliveTime is the least that an etcd allows to a client that waits.
+	keepaliveTime    = 10 * time.Second
+	keepaliveTimeout = 5 * time.Second
+)
 
 // Etcd is an etcd on a unix socket, in a process of its own.
 type Etcd struct {
@@ -55,14 +61,17 @@ func Endpoint(t testing.TB, dataDir string) string {
 	return "unix://" + socket
 }
 
-// Connect returns a client for an etcd, which need not run yet. It is closed with the test.
-func Connect(t testing.TB, endpoint string) *clientv3.Client {
+// Connect returns a client for an etcd of one or several members, which need not run yet.
+// It is closed with the test.
+func Connect(t testing.TB, endpoints ...string) *clientv3.Client {
 	t.Helper()
 	reconnect := backoff.DefaultConfig
 	reconnect.MaxDelay = time.Second
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints:   []string{endpoint},
-		Logger:      zap.NewNop(),
+		Endpoints: endpoints,
+		Logger:    zap.NewNop(),
+		// One of several that falls silent is noticed, and another one asked.
+		DialKeepAliveTime: keepaliveTime, DialKeepAliveTimeout: keepaliveTimeout,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: time.Second})},
 	})
 	if err != nil {

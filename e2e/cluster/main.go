@@ -33,6 +33,13 @@ func Main(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if description := os.Getenv(memberVariable); description != "" {
+		if err := runMember(description); err != nil {
+			fmt.Fprintln(os.Stderr, "etcd:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	silence()
 	code := m.Run()
 	if built.dir != "" {

@@ -75,7 +75,7 @@ func (s *Server) args() []string {
 		"--identity-lease-renew-interval", RenewInterval.String(),
 		"--controller-lease-duration", LeaseDuration.String(),
 	}
-	if s.cluster.Etcd != nil || s.cluster.external || s.Name != embedding {
+	if !s.cluster.embedded || s.Name != embedding {
 		args = append(args, "--etcd-servers", s.cluster.Endpoint)
 	}
 	if s.options.Emulation != "" {
