@@ -72,7 +72,8 @@ func testZombie(t *testing.T) {
 	createWidgets(t, "v1", servers...)
 	fill(t, servers[0], widgetsV1, stored)
 	c.WaitSettled()
-	writes := c.Load(load.Config{Resources: everything(), Workers: 6, Pause: time.Millisecond}, servers...)
+	// Clients wait for the paused server, however long that takes.
+	writes := c.Load(load.Config{Resources: everything(), Workers: 6, Pause: time.Millisecond, Timeout: 5 * time.Minute}, servers...)
 	var resumed []time.Time
 	for _, to := range []string{"v2", "v1", "v2"} {
 		before := writes.Acked(zombie.Name)
@@ -86,7 +87,13 @@ func testZombie(t *testing.T) {
 		c.WaitReporters(restored, others...)
 		buried := c.Revision()
 		storeWidgetsIn(t, others[0], to)
-		c.WaitSettled()
+		// Not until all is migrated: after a minute the server itself would give the writes up.
+		cluster.Eventually(t, cluster.SettleTimeout, "the others agree on "+to, func(context.Context) error {
+			if common := c.Standing(widgets).Common; common != widgetEncoding(to) {
+				return fmt.Errorf("the agreement is %q", common)
+			}
+			return nil
+		})
 		resumed = append(resumed, time.Now())
 		zombie.Resume()
 		zombie.WaitReady()

@@ -49,6 +49,16 @@ func TestSlow(t *testing.T) {
 		{"OffServerPaused", testOffServerPaused},
 		{"UpDownUp", testUpDownUp},
 		{"RandomFaults", testRandomFaults},
+		{"MigratorKilled", testMigratorKilled},
+		{"MigratorPaused", testMigratorPaused},
+		{"SecondLeader", testSecondLeader},
+		{"EtcdKilledMigrating", testEtcdKilledMigrating},
+		{"EtcdLeaderLost", testEtcdLeaderLost},
+		{"OldServerJoins", testOldServerJoins},
+		{"BusyMigrations", testBusyMigrations},
+		{"Compacted", testCompacted},
+		{"InvalidObjects", testInvalidObjects},
+		{"BrokenObjects", testBrokenObjects},
 	} {
 		t.Run(test.name, test.run)
 	}

@@ -226,9 +226,11 @@ func (w *worker) do(id, name, resourceVersion string, write func(context.Context
 		return object
 	}
 	f := Failure{Write: id, Server: w.endpoint.Name, Err: err, Started: started, At: time.Now()}
-	readCtx, cancelRead := context.WithTimeout(context.Background(), w.load.config.Timeout)
-	defer cancelRead()
-	now, readErr := w.client().Get(readCtx, name, metav1.GetOptions{})
+	now, readErr := w.read(name)
+	if readErr != nil && !apierrors.IsNotFound(readErr) && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)) {
+		// Nobody can tell whether it is true.
+		f.Err = fmt.Errorf("read after %s: %w", apierrors.ReasonForError(err), readErr)
+	}
 	f.Untrue = untrue(err, now, readErr, id, resourceVersion)
 	if readErr == nil && f.Untrue == "" && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)) {
 		w.load.conflict()
@@ -239,6 +241,28 @@ func (w *worker) do(id, name, resourceVersion string, write func(context.Context
 		return nil
 	}
 	return now
+}
+
+// readAgain is the time between two attempts to read an object.
+const readAgain = 100 * time.Millisecond
+
+// read reads an object, again while the server cannot.
+func (w *worker) read(name string) (now *unstructured.Unstructured, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.load.config.Timeout)
+	defer cancel()
+	for {
+		now, err = w.client().Get(ctx, name, metav1.GetOptions{})
+		if err == nil || apierrors.IsNotFound(err) {
+			return now, err
+		}
+		timer := time.NewTimer(readAgain)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, err
+		}
+	}
 }
 
 // untrue says in what an error about the object is not borne out by the object.

@@ -1,0 +1,305 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// engineObjects is how many objects a migration that something happens to has. The rate
+// is such that it takes long enough for it to happen in the middle.
+const engineObjects = 3000
+
+func atRate(perSecond int) cluster.Options {
+	return cluster.Options{Args: fmt.Sprintf("--migration-max-objects-per-second=%d", perSecond)}
+}
+
+// widgetsMigrating starts servers on an etcd that migrate widgets at a rate.
+func widgetsMigrating(t *testing.T, c *cluster.Cluster, perSecond int, names ...string) *migrating {
+	t.Helper()
+	servers := c.Start(atRate(perSecond), names...)
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
+	storeWidgetsIn(t, servers[0], "v2")
+	return m
+}
+
+// The server that migrates is killed at ten random points: before it has written
+// anything, in the middle of pages, and after it has saved where it is.
+func testMigratorKilled(t *testing.T) {
+	const kills = 10
+	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two", "three")
+	for range kills {
+		claimer := m.claimer()
+		if more := m.random.IntN(engineObjects / kills / 2); more%3 > 0 { // else at once
+			m.awaitRewrites(more)
+		}
+		m.underWay("v2")
+		claimer.Kill()
+		t.Logf("killed %s after %d rewrites", claimer.Name, m.rewrites())
+		claimer.Start()
+	}
+	for _, s := range m.servers {
+		s.WaitReady()
+	}
+	m.c.WaitReporters(restored, m.servers...)
+	m.ended("v2")
+}
+
+// The server that migrates is paused for longer than its claim lasts; another one takes
+// over. When the first goes on, both believe that the migration is theirs. So does, in
+// another round, the server that starts migrations, which is replaced in the same way.
+func testMigratorPaused(t *testing.T) {
+	m := widgetsMigrating(t, cluster.New(t), 100, "one", "two", "three")
+	for round := range 3 {
+		first := m.claimer()
+		m.awaitRewrites(1 + m.random.IntN(100))
+		first.Pause()
+		t.Logf("paused %s after %d rewrites", first.Name, m.rewrites())
+		second := m.claimer(first)
+		m.awaitRewrites(50)
+		m.underWay("v2")
+		first.Resume()
+		t.Logf("resumed %s while %s migrates, after %d rewrites", first.Name, second.Name, m.rewrites())
+		m.awaitRewrites(20)
+		first.WaitReady()
+		if round == 2 {
+			continue
+		}
+		m.c.WaitReporters(graceful, m.servers...)
+	}
+	m.c.WaitReporters(graceful, m.servers...)
+	m.ended("v2")
+}
+
+// Two servers believe that they are the elected one that starts migrations and judges
+// their success, while the definition changes to and fro.
+func testSecondLeader(t *testing.T) {
+	c := cluster.New(t)
+	leader := c.Start(atRate(1000), "one")[0]
+	waitLeader(t, leader)
+	servers := append([]*cluster.Server{leader}, c.Start(atRate(1000), "two", "three")...)
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
+	others := servers[1:]
+	storeWidgetsIn(t, others[0], "v2")
+	m.awaitRewrites(100)
+	leader.Pause()
+	cluster.Eventually(t, cluster.SettleTimeout, "another server is elected", func(context.Context) error {
+		for _, s := range others {
+			if strings.Contains(s.Output(), `"Successfully acquired lease" lock="kube-system/concord-controllers"`) {
+				return nil
+			}
+		}
+		return errors.New("none is")
+	})
+	c.WaitReporters(restored, others...)
+	storeWidgetsIn(t, others[1], "v1")
+	c.WaitSettled()
+	storeWidgetsIn(t, others[0], "v2")
+	m.awaitRewrites(100)
+	leader.Resume()
+	leader.WaitReady()
+	c.WaitReporters(graceful, servers...)
+	m.ended("v2")
+}
+
+// The etcd is killed again and again while objects are rewritten.
+func testEtcdKilledMigrating(t *testing.T) {
+	const kills = 5
+	m := widgetsMigrating(t, cluster.New(t), 150, "one", "two")
+	before := m.c.IDs()
+	for range kills {
+		m.awaitRewrites(1 + m.random.IntN(engineObjects/kills/2))
+		m.underWay("v2")
+		m.c.Etcd.Kill()
+		if m.random.IntN(2) == 0 {
+			for _, s := range m.servers {
+				s.WaitUnready(30 * time.Second)
+			}
+		}
+		m.c.Etcd.Start()
+		m.c.Etcd.WaitReady()
+		t.Logf("etcd was killed after %d rewrites", m.rewrites())
+	}
+	for _, s := range m.servers {
+		s.WaitReady()
+	}
+	m.ended("v2")
+	for name, ids := range m.c.IDs() {
+		if !slices.Equal(ids, before[name]) {
+			t.Errorf("%s had to register again: it was %v and is %v", name, before[name], ids)
+		}
+	}
+}
+
+// An etcd of three members loses its leader while objects are rewritten: it hands over, is
+// killed, falls silent; then all members are killed at once.
+func testEtcdLeaderLost(t *testing.T) {
+	c := cluster.NewReplicated(t, 3)
+	m := widgetsMigrating(t, c, 150, "one", "two")
+	for _, fault := range []struct {
+		name string
+		run  func()
+	}{
+		{"the leader handed over", c.MoveLeader},
+		{"the leader was killed", func() {
+			leader := c.Members[c.Leader()]
+			leader.Kill()
+			c.Leader()
+			m.awaitRewrites(100)
+			leader.Start()
+			leader.WaitReady()
+		}},
+		{"the leader was paused", func() {
+			leader := c.Members[c.Leader()]
+			leader.Pause()
+			c.Leader(leader)
+			leader.Resume()
+			leader.WaitReady()
+		}},
+		{"all members were killed", func() {
+			for _, e := range c.Members {
+				e.Kill()
+			}
+			for _, e := range c.Members {
+				e.Start()
+			}
+			for _, e := range c.Members {
+				e.WaitReady()
+			}
+		}},
+		{"the leader handed over again", c.MoveLeader},
+	} {
+		m.awaitRewrites(1 + m.random.IntN(200))
+		m.underWay("v2")
+		fault.run()
+		t.Logf("%s, after %d rewrites", fault.name, m.rewrites())
+	}
+	for _, s := range m.servers {
+		s.WaitReady()
+	}
+	m.ended("v2")
+}
+
+// A server of an older release joins while a built-in resource is migrated. That is given
+// up at the next transaction, since the old server writes the old encoding, and done by
+// itself when it has gone: in an orderly way, and by SIGKILL.
+func testOldServerJoins(t *testing.T) {
+	c := cluster.New(t)
+	old := cluster.Options{Emulation: "1.36"}
+	servers := c.Start(old, "one", "two")
+	m := newMigrating(t, c, load.Policies(), engineObjects, servers...)
+	for _, s := range servers {
+		s.Restart(atRate(40))
+	}
+	joiner := c.NewServer("joiner", old)
+	for _, leave := range []struct {
+		name string
+		do   func()
+	}{{"left", joiner.Terminate}, {"was killed", joiner.Kill}} {
+		m.awaitRewrites(20)
+		joiner.Start()
+		cluster.Eventually(t, cluster.SettleTimeout, "the old server reports policies", func(context.Context) error {
+			id, _ := joiner.ID()
+			if own, ok := agree.Of(c.Reports(policies), id); !ok || own.Encoding != policyV1beta1 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		rewritten := m.rewrites()
+		m.underWay("v1")
+		if standing := c.Standing(policies); standing.Common != "" {
+			t.Errorf("with an old server they agree on %s", standing.Common)
+		}
+		joiner.WaitReady()
+		// Long enough for hundreds of rewrites, were they not given up.
+		m.awaitChurn(200)
+		// The audit says so if any of them was not in an agreement.
+		if now := m.rewrites(); now > rewritten {
+			t.Errorf("%d objects were rewritten while an old server took part", now-rewritten)
+		}
+		m.underWay("v1")
+		leave.do()
+		t.Logf("the old server %s after %d rewrites", leave.name, m.rewrites())
+	}
+	m.awaitRewrites(20)
+	for _, s := range servers {
+		s.Restart(atRate(0)) // the rest need not take long
+	}
+	m.ended("v1")
+}
+
+// Objects are updated, deleted and created as fast as clients can while all of them are
+// migrated, to and fro, at full speed.
+func testBusyMigrations(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Args: "--migration-max-added-latency=0"}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
+	for _, to := range []string{"v2", "v1", "v2", "v1", "v2"} {
+		m.awaitChurn(200)
+		storeWidgetsIn(t, servers[0], to)
+		c.WaitSettled()
+	}
+	m.ended("v2")
+}
+
+// The store is compacted every second, to its newest revision, while objects are rewritten.
+func testCompacted(t *testing.T) {
+	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two")
+	m.awaitRewrites(1)
+	compactions := 0
+	stop := make(chan struct{})
+	var compacting sync.WaitGroup
+	compacting.Go(func() {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+			case <-stop:
+				return
+			}
+			if err := compact(m.c); err != nil {
+				t.Errorf("compact: %v", err)
+				return
+			}
+			compactions++
+		}
+	})
+	m.awaitRewrites(engineObjects / 2)
+	m.underWay("v2")
+	m.c.WaitSettled()
+	close(stop)
+	compacting.Wait()
+	t.Logf("%d compactions", compactions)
+	if compactions < 5 {
+		t.Error("there were too few compactions to test anything")
+	}
+	m.ended("v2")
+}
+
+// compact compacts the store to the newest revision, but for what the audit has not seen.
+func compact(c *cluster.Cluster) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	newest, err := c.Raw.Get(ctx, "revision")
+	if err != nil {
+		return err
+	}
+	if err := c.Audit.CatchUp(ctx); err != nil {
+		return err
+	}
+	_, err = c.Raw.Compact(ctx, newest.Header.Revision)
+	return err
+}
