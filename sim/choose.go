@@ -312,7 +312,7 @@ func (c *chooser) offerWorld() {
 		c.add(f[Undefine], Event{Do: Undefine})
 	}
 	if c.temper.admin > 0 {
-		deeds := []string{"delete state", "delete version", "delete migration", "migrate"}
+		deeds := []string{"delete state", "delete version", "delete migration", "migrate", "pause", "continue"}
 		c.add(c.temper.admin, Event{Do: Admin, What: deeds[c.IntN(len(deeds))] + " " + all[c.IntN(len(all))].name})
 	}
 	if c.temper.admin > 0 && w.failedMigration() {

@@ -169,7 +169,7 @@ func (w *World) start(slot int, r release, silent bool) *Process {
 	}
 	p.trigger, err = trigger.New(trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1})
 	w.must(err)
-	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: time.Hour})
+	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond})
 	w.must(err)
 	w.slots[slot] = p
 	return p

@@ -115,6 +115,9 @@ func (w *World) calm() {
 	for w.purge() {
 		w.check()
 	}
+	for _, r := range all {
+		w.pauseMigrations(r, false)
+	}
 	w.observe(nil)
 }
 

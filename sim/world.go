@@ -545,8 +545,9 @@ func (w *World) purge() bool {
 }
 
 // admin is what an administrator does: "delete state things", "delete migration things",
-// "delete lease s1", "delete version things", "migrate things", "heal things" (deletes
-// objects that no codec can decode).
+// "delete lease s1", "delete version things", "migrate things", "pause things" and
+// "continue things" (their migrations), "heal things" (deletes objects that no codec can
+// decode).
 func (w *World) admin(what string) bool {
 	words := strings.Fields(what)
 	if !w.etcd.writable() || len(words) < 2 {
@@ -575,11 +576,32 @@ func (w *World) admin(what string) bool {
 		}}
 		m.Name = fmt.Sprintf("user-%s-%d", last, w.lastUID)
 		done = w.create(m, epoch.Add(w.now)) == nil
+	case deed == "pause", deed == "continue":
+		done = w.pauseMigrations(r, deed == "pause")
 	case deed == "heal":
 		done = w.healObjects(r)
 	}
 	w.observe(nil)
 	return done
+}
+
+// pauseMigrations has the migrations of a resource that are not final paused, or go on.
+func (w *World) pauseMigrations(r *resource, paused bool) bool {
+	var changed []*migrationv1alpha1.StorageVersionMigration
+	for n := 0; ; n++ {
+		name, ok := w.live(r, n)
+		if !ok {
+			break
+		}
+		if m := w.look(migrations, name).(*migrationv1alpha1.StorageVersionMigration); m.Spec.Paused != paused {
+			changed = append(changed, m.DeepCopy())
+		}
+	}
+	for _, m := range changed {
+		m.Spec.Paused = paused
+		w.must(w.put(migrations, m, m.DeepCopy()))
+	}
+	return len(changed) > 0
 }
 
 func (w *World) healObjects(r *resource) bool {
