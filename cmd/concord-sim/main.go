@@ -52,7 +52,7 @@ func main() {
 	flag.BoolVar(&o.trace, "trace", false, "print what happens; with one seed or a script")
 	flag.BoolVar(&o.quiet, "quiet", false, "print no progress")
 	flag.BoolVar(&o.exhaustive, "exhaustive", false, "try the small worlds' schedules systematically instead of seeds")
-	flag.StringVar(&o.only, "world", "", "with --exhaustive: only this small world")
+	flag.StringVar(&o.only, "world", "", "with --exhaustive or --mutants: only this small world")
 	flag.IntVar(&o.preemptions, "preemptions", 2, "with --exhaustive: the bound of preemptions in a schedule")
 	flag.IntVar(&o.limit, "limit", 1_000_000, "with --exhaustive: the bound of schedules of a small world")
 	flag.BoolVar(&o.shrink, "shrink", true, "shrink the script of a violation")

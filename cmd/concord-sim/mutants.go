@@ -33,6 +33,12 @@ func (o options) dropRules(out io.Writer) (int, error) {
 		{"--quiet", "--shrink=false", "--from", strconv.FormatUint(o.from, 10), "--seeds", strconv.FormatUint(o.seeds, 10)},
 		{"--exhaustive", "--preemptions", "1"},
 	}
+	if o.only != "" {
+		budgets = [][]string{{"--exhaustive", "--world", o.only, "--preemptions", strconv.Itoa(o.preemptions)}}
+		for i := range mutants {
+			mutants[i].Find = nil
+		}
+	}
 	right, err := mutant.Check(ctx, mutant.Config{
 		Root: root, Package: "cmd/concord-sim", Parallel: o.parallel, Budgets: budgets, Verbose: o.names != "",
 	}, mutants, out)
