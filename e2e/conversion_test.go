@@ -35,7 +35,8 @@ func testConversionWebhook(t *testing.T) {
 	hook.poison("fill-7")
 	storeIn(t, servers[1], convertibles, "v2")
 	m := waitFailedMigration(t, servers[2], convertibles, func(p migrationv1alpha1.MigrationProgress) bool { return p.Failed == 1 })
-	if f := m.Status.Failures; len(f) != 1 || f[0].Name != "fill-7" || f[0].Namespace != "default" || !strings.Contains(f[0].Message, "fill-7 is poisoned") {
+	if f := m.Status.Failures; len(f) != 1 || f[0].Name != "fill-7" || f[0].Namespace != "default" ||
+		f[0].Reason != migrationv1alpha1.FailureConversionWebhook || !strings.Contains(f[0].Message, "fill-7 is poisoned") {
 		t.Errorf("the failures are %+v, want fill-7, and what the webhook says of it", f)
 	}
 	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != 1 || found[widgetEncoding("v2")] < objects-1 {
@@ -52,7 +53,9 @@ func testConversionWebhook(t *testing.T) {
 
 	hook.goDownAfter(objects / 4)
 	storeIn(t, servers[2], convertibles, "v1")
-	waitFailedMigration(t, servers[0], convertibles, func(p migrationv1alpha1.MigrationProgress) bool { return p.Failed > 0 })
+	waitFailedMigration(t, servers[0], convertibles, func(p migrationv1alpha1.MigrationProgress) bool {
+		return p.Failed > 0 && p.FailedByReason[migrationv1alpha1.FailureConversionWebhook] == p.Failed
+	})
 	select {
 	case <-hook.down:
 	default:

@@ -35,6 +35,7 @@ func TestSlow(t *testing.T) {
 		{"UserMigrations", testUserMigrations},
 		{"Undecodable", testUndecodable},
 		{"ConversionWebhook", testConversionWebhook},
+		{"APIEngine", testAPIEngine},
 		{"PausedAndKilled", testPausedAndKilled},
 		{"BothMigrationAPIs", testBothMigrationAPIs},
 		{"MigrateCommand", testMigrateCommand},

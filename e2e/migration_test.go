@@ -125,7 +125,7 @@ func testUndecodable(t *testing.T) {
 	m := waitFailedMigration(t, servers[1], widgets, func(p migrationv1alpha1.MigrationProgress) bool { return int(p.Failed) == len(broken) })
 	for name := range broken {
 		if !slices.ContainsFunc(m.Status.Failures, func(f migrationv1alpha1.MigrationFailure) bool {
-			return f.Name == name && f.Namespace == "default" && f.Message != ""
+			return f.Name == name && f.Namespace == "default" && f.Reason == migrationv1alpha1.FailureDoesNotDecode && f.Message != ""
 		}) {
 			t.Errorf("object %s is not named among the failures %+v", name, m.Status.Failures)
 		}

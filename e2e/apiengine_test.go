@@ -1,0 +1,138 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// A migration for which the API engine is asked goes through the API, under load, and
+// counts like any other. One whose conversion webhook refuses every tenth object names
+// these; when the webhook takes them, only they are migrated.
+func testAPIEngine(t *testing.T) {
+	const objects = 100
+	hook := startConverter(t)
+	c := cluster.New(t)
+	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
+	servers := c.Start(cluster.Options{}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	createCRD(t, convertibleCRD(hook), servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	fill(t, servers[0], convertiblesV1, objects)
+	c.WaitSettled()
+	before := texts(t, servers[0], "v1")
+
+	writes := c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{widgetsV1}, Pause: 50 * time.Millisecond}, servers...)
+	m := migrateThroughAPI(t, servers[0], widgets)
+	m = waitEnded(t, servers[1], m)
+	if done := migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded); done == nil || m.Status.Progress.Done < stored {
+		t.Errorf("it ended with %+v", m.Status)
+	}
+	if m.Status.Engine != migrationv1alpha1.EngineAPI || m.Status.EngineReason == "" {
+		t.Errorf("the engine is %q, because %q", m.Status.Engine, m.Status.EngineReason)
+	}
+	t.Logf("settled %v after the widgets' migration", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
+	c.CheckLoad(writes.Stop(), nil)
+
+	var poisoned []string
+	for name := range before {
+		if strings.HasSuffix(name, "7") {
+			poisoned = append(poisoned, name)
+		}
+	}
+	hook.poison(poisoned...)
+	m = migrateThroughAPI(t, servers[1], convertibles)
+	m = waitEnded(t, servers[0], m)
+	failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
+	if p := m.Status.Progress; failed == nil || p == nil || int(p.FailedByReason[migrationv1alpha1.FailureConversionWebhook]) != len(poisoned) || int(p.Done) != objects-len(poisoned) {
+		t.Errorf("with %d objects refused it ended with %+v", len(poisoned), m.Status)
+	}
+	if m.Status.Engine != migrationv1alpha1.EngineAPI || len(m.Status.Failures) != len(poisoned) || !strings.HasSuffix(m.Status.Failures[0].Name, "7") {
+		t.Errorf("the engine is %q, the failures %+v", m.Status.Engine, m.Status.Failures)
+	}
+	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != len(poisoned) || found[widgetEncoding("v2")] != objects-len(poisoned) {
+		t.Errorf("convertibles are stored as %v", found)
+	}
+	revisions := revisionsOf(t, c, convertibles)
+	hook.poison()
+	t.Logf("settled %v after the webhook takes everything", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, convertibles, widgetEncoding("v2"), objects)
+	again := 0
+	for key, revision := range revisionsOf(t, c, convertibles) {
+		if revision != revisions[key] {
+			again++
+		}
+	}
+	if again != len(poisoned) {
+		t.Errorf("%d objects were written again, %d were left", again, len(poisoned))
+	}
+	wantTexts(t, before, servers...)
+	c.Check()
+}
+
+// migrateThroughAPI changes a custom resource's storage version from v1 to v2 and asks for
+// the migration to go through the API. It is asked for before the change and rests until
+// it can be done, so that no other migration is made.
+func migrateThroughAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "api-" + gr.Resource}}
+	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: "v2", Resource: gr.Resource}
+	m.Spec.Engine, m.Spec.Paused = migrationv1alpha1.EngineAPI, true
+	if err := s.Objects().Create(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	storeIn(t, s, gr, "v2")
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration is for v2", func(ctx context.Context) error {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+			return err
+		}
+		if to := m.Annotations[migrationv1alpha1.EncodingAnnotation]; to != string(widgetEncoding("v2")) {
+			return fmt.Errorf("it is for %q", to)
+		}
+		return nil
+	})
+	pauseMigration(t, s, m, false)
+	return m
+}
+
+func waitEnded(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	took := cluster.Eventually(t, cluster.SettleTimeout, "the migration "+m.Name+" ends", func(ctx context.Context) error {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+			return err
+		}
+		if !migrationv1alpha1.Final(m) {
+			return fmt.Errorf("it is %+v", m.Status)
+		}
+		return nil
+	})
+	t.Logf("migration %s ended after %v: %+v", m.Name, took.Round(time.Millisecond), m.Status.Progress)
+	return m
+}
+
+// revisionsOf reads at which revision each stored object was written.
+func revisionsOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[string]int64 {
+	t.Helper()
+	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	revisions := map[string]int64{}
+	for _, kv := range found.Kvs {
+		revisions[string(kv.Key)] = kv.ModRevision
+	}
+	return revisions
+}
