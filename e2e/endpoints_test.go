@@ -37,7 +37,7 @@ func testAccess(t *testing.T, s *cluster.Server) {
 				t.Errorf("%s gets %s with %d: %s", name, path, status, body)
 			}
 		}
-		for _, path := range []string{"/", "/api", "/apis", "/metrics", "/openapi/v2", "/debug/pprof/", "/api/v1/namespaces", "/api/v1/namespaces/default/secrets/any"} {
+		for _, path := range []string{"/", "/api", "/apis", "/metrics", "/openapi/v2", "/debug/pprof/", "/concord/census/configmaps", "/api/v1/namespaces", "/api/v1/namespaces/default/secrets/any"} {
 			if status, body := request(t, config, path, ""); status != http.StatusForbidden && status != http.StatusUnauthorized {
 				t.Errorf("%s gets %s with %d: %s", name, path, status, body)
 			}

@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -45,6 +48,7 @@ func testMigrateCommand(t *testing.T) {
 		t.Errorf("the dry run of all resources counts %d", len(all))
 	}
 
+	interruptMigrate(t, servers[1])
 	if result := migrate("widgets", "--max-objects-per-second", "0"); result.Code != 0 ||
 		!strings.Contains(result.Stdout, fmt.Sprintf("widgets.e2e.concord.dev: succeeded: %d objects are in e2e.concord.dev/v2", stored)) {
 		t.Errorf("it ends with %+v", result)
@@ -89,6 +93,66 @@ func testMigrateCommand(t *testing.T) {
 	c.Check()
 }
 
+// interruptMigrate interrupts the command once its migration is there, which goes on and is
+// cancelled then.
+func interruptMigrate(t *testing.T, s *cluster.Server) {
+	t.Helper()
+	cmd := exec.Command(cluster.Binary(t), "migrate", "widgets", "--kubeconfig", s.Kubeconfig(), "--max-objects-per-second", "1")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || !strings.HasPrefix(line, widgets.String()+": ") {
+		t.Fatalf("it says %q (%v)", line, err)
+	}
+	found := commands(t, s)
+	if found == nil {
+		t.Fatal("there is no migration of the command's")
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "interrupted; the migrations go on in the servers") ||
+		!strings.Contains(stderr.String(), found.Name) || strings.Count(stderr.String(), "\n") != 1 {
+		t.Errorf("interrupted, it ends with %d and %q", code, stderr.String())
+	}
+	if now := commands(t, s); now == nil || now.UID != found.UID {
+		t.Errorf("after the interrupt its migration is %+v", now)
+	}
+	if err := s.Objects().Delete(t.Context(), found); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// commands is the newest migration of widgets that the command made.
+func commands(t *testing.T, s *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	var list migrationv1alpha1.StorageVersionMigrationList
+	if err := s.Objects().List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	var found []*migrationv1alpha1.StorageVersionMigration
+	for i := range list.Items {
+		if m := &list.Items[i]; m.Labels[migrationv1alpha1.MadeByLabel] == "concord-migrate" && migrationv1alpha1.Resource(m) == widgets {
+			found = append(found, m)
+		}
+	}
+	if len(found) > 1 {
+		t.Errorf("there are %d migrations of the command's, want the newest one", len(found))
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return found[0]
+}
+
 type dryRunRow struct {
 	Resource, Encoding, Basis string
 	Objects, Bytes, Rewrite   int64
@@ -126,21 +190,11 @@ func wantProof(t *testing.T, c *cluster.Cluster, s *cluster.Server, want map[str
 	if fmt.Sprint(counted) != fmt.Sprint(want) {
 		t.Errorf("census counts %v, want %v", counted, want)
 	}
-	var list migrationv1alpha1.StorageVersionMigrationList
-	if err := s.Objects().List(t.Context(), &list); err != nil {
-		t.Fatal(err)
+	m := commands(t, s)
+	if m == nil {
+		t.Fatal("there is no migration of the command's")
 	}
-	found := 0
-	for _, m := range list.Items {
-		if m.Labels[migrationv1alpha1.MadeByLabel] != "concord-migrate" || migrationv1alpha1.Resource(&m) != widgets {
-			continue
-		}
-		found++
-		if p := m.Status.Progress; p == nil || p.Done != counted[string(widgetEncoding("v2"))] || p.Failed != failed || p.Total != p.Done+failed {
-			t.Errorf("the migration says %+v, and census %v", p, counted)
-		}
-	}
-	if found != 1 {
-		t.Errorf("there are %d migrations of the command's, want the newest one", found)
+	if p := m.Status.Progress; p == nil || p.Done != counted[string(widgetEncoding("v2"))] || p.Failed != failed || p.Total != p.Done+failed {
+		t.Errorf("the migration says %+v, and census %v", p, counted)
 	}
 }

@@ -83,3 +83,24 @@ func TestProgressComesInOrder(t *testing.T) {
 		t.Errorf("the last was %+v, the result is %+v", last, result.Progress)
 	}
 }
+
+// TestProgressWithinAPiece: where the pace is slow, progress does not wait for the end of
+// what was read together.
+func TestProgressWithinAPiece(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	const objects = 30
+	loadOld(t, c, objects)
+	var told []int64
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 1, Yield: Yield{MaxPerSecond: 100}}, func(now Report) {
+		told = append(told, now.Rewritten)
+		if now.Rewritten < objects && now.Cursor.After != "" {
+			t.Errorf("one can go on behind %q with %d of one piece done", now.Cursor.After, now.Rewritten)
+		}
+	})
+	must(t, err)
+	requireSum(t, result)
+	if len(told) < objects/2 {
+		t.Errorf("%d objects, one by one, were told of in %v", objects, told)
+	}
+}

@@ -137,7 +137,10 @@ func (o *migrateOptions) migrate(ctx context.Context, cluster client.WithWatch, 
 	var all []*asked
 	for _, gr := range resources {
 		m, err := o.create(ctx, cluster, gr)
-		if err != nil {
+		switch {
+		case ctx.Err() != nil:
+			return butGoesOn(fmt.Errorf("interrupted while asking for the migration of %s, which may have been made", gr), all)
+		case err != nil:
 			return butGoesOn(fmt.Errorf("ask for the migration of %s: %w", gr, err), all)
 		}
 		all = append(all, m)
