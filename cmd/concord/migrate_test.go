@@ -117,9 +117,9 @@ func TestMigrateView(t *testing.T) {
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, "", now)
 	expect("widgets.example.com: paused: 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left\n")
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "2 of 1000 objects cannot be migrated", now)
-	m.Status.Failures = []migrationv1alpha1.MigrationFailure{{Namespace: "ns", Name: "one", Message: "broken"}, {Name: "two", Message: "torn"}}
+	m.Status.Failures = []migrationv1alpha1.MigrationFailure{{Namespace: "ns", Name: "one", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "broken"}, {Name: "two", Message: "torn"}}
 	m.Status.Progress.Failed = 2
-	expect("widgets.example.com: failed: 2 of 1000 objects cannot be migrated\n  ns/one: broken\n  two: torn\n")
+	expect("widgets.example.com: failed: 2 of 1000 objects cannot be migrated\n  ns/one: DoesNotDecode: broken\n  two: not migrated: torn\n")
 	if err := verdict([]*asked{a}); exitCode(err) != 2 || !strings.Contains(err.Error(), "1 of 1 migrations did not succeed: widgets.example.com") {
 		t.Errorf("verdict %v with code %d", err, exitCode(err))
 	}

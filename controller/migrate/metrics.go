@@ -31,7 +31,7 @@ func NewMetrics() *Metrics {
 		migrated:   counter(migrator, core, "migrated_objects_total", "Objects that this server has migrated or found migrated, by resource.", "resource"),
 		remaining:  gauge(migrator, core, "remaining_objects_total", "Objects that still have to be migrated, by resource; absent where this server does not migrate."),
 		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded or Failed.", "resource", "status"),
-		failed:     counter(concord, migration, "failed_objects_total", "Objects that could not be migrated, by resource. One that is tried again counts again.", "resource"),
+		failed:     counter(concord, migration, "failed_objects_total", "Objects that could not be migrated, by resource and reason. One that is tried again counts again.", "resource", "reason"),
 		conflicts:  counter(concord, migration, "conflicts_total", "Times that an object was found changed by a client when it was to be written, by resource.", "resource"),
 		rate:       gauge(concord, migration, "objects_per_second", "Mean rate of the migration that this server does, by resource; absent where it does none."),
 	}
@@ -54,11 +54,17 @@ func (x *Metrics) observe(w *work, p Progress) {
 		counted *int64
 		now     int64
 	}{
-		{x.migrated, &w.counted.Done, p.Done}, {x.failed, &w.counted.Failed, p.Failed}, {x.conflicts, &w.counted.Conflicts, p.Conflicts},
+		{x.migrated, &w.counted.Done, p.Done}, {x.conflicts, &w.counted.Conflicts, p.Conflicts},
 	} {
 		if more := c.now - *c.counted; more > 0 {
 			c.to.WithLabelValues(resource).Add(float64(more))
 			*c.counted = c.now
+		}
+	}
+	for reason, failed := range p.FailedByReason {
+		if more := failed - w.counted.FailedByReason[reason]; more > 0 {
+			x.failed.WithLabelValues(resource, string(reason)).Add(float64(more))
+			w.counted.FailedByReason[reason] = failed
 		}
 	}
 	x.remaining.WithLabelValues(resource).Set(float64(max(0, p.Total-p.Done)))

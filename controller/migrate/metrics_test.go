@@ -57,12 +57,12 @@ func TestMetrics(t *testing.T) {
 	w.migration(nil)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		p := half
-		p.Conflicts = 2
+		p.Conflicts, p.FailedByReason = 2, map[migrationv1alpha1.MigrationFailureReason]int64{migrationv1alpha1.FailureTooLarge: 1}
 		progress(p)
 		want(map[string]float64{
 			"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:  4,
 			"storage_migrator_core_migrator_remaining_objects_total" + cronJobs: 6,
-			"concord_migration_failed_objects_total" + cronJobs:                 1,
+			"concord_migration_failed_objects_total reason=TooLarge" + cronJobs: 1,
 			"concord_migration_conflicts_total" + cronJobs:                      2,
 			"concord_migration_objects_per_second" + cronJobs:                   0,
 		})
@@ -76,16 +76,19 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("it goes on at %q", job.Resume)
 		}
 		progress(Progress{Total: 10, Done: 4, Failed: 1})
-		return Result{Progress: Progress{Total: 10, Done: 9, Failed: 1}}, nil
+		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
+			migrationv1alpha1.FailureTooLarge: 1, migrationv1alpha1.FailureRejected: 1,
+		}}}, nil
 	}
 	if _, err := step(w); err != nil {
 		t.Fatal(err)
 	}
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
 	want(map[string]float64{
-		"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:              9,
+		"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:              8,
 		"storage_migrator_core_migrator_migrations_total" + cronJobs + " status=Failed": 1,
-		"concord_migration_failed_objects_total" + cronJobs:                             1,
+		"concord_migration_failed_objects_total reason=TooLarge" + cronJobs:             1,
+		"concord_migration_failed_objects_total reason=Rejected" + cronJobs:             1,
 		"concord_migration_conflicts_total" + cronJobs:                                  2,
 	})
 }

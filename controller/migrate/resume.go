@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,14 +62,16 @@ func (w *work) position() string {
 
 // resume takes over what the status says of the objects before the position.
 func (w *work) resume() {
-	w.failures, w.base, w.counted = nil, 0, Progress{}
+	w.failures, w.base = nil, 0
+	w.counted = Progress{FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{}}
 	if w.position() == "" {
 		return
 	}
 	w.failures = slices.Clone(w.m.Status.Failures)
 	if p := w.m.Status.Progress; p != nil {
 		w.base = p.Done
-		w.counted = Progress{Done: p.Done, Failed: p.Failed}
+		w.counted.Done = p.Done
+		maps.Copy(w.counted.FailedByReason, p.FailedByReason)
 	}
 }
 
