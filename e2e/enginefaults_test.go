@@ -164,6 +164,9 @@ func testEtcdLeaderLost(t *testing.T) {
 			leader := c.Members[c.Leader()]
 			leader.Pause()
 			c.Leader(leader)
+			paused := time.Now()
+			m.awaitRewrites(50) // which takes until servers find out whom to ask no more
+			t.Logf("objects were rewritten %v after the leader was paused", time.Since(paused).Round(time.Millisecond))
 			leader.Resume()
 			leader.WaitReady()
 		}},

@@ -20,12 +20,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// What kube-apiserver uses: find out quickly about a dead etcd server, and leave time
-// for TLS handshakes on a loaded machine.
 const (
-	keepaliveTime    = 30 * time.Second
+	// keepaliveTime is the least that gRPC allows. One member of an etcd that hangs takes its
+	// share of all requests until it is found out, and as many calls as a write needs hardly
+	// any gets through meanwhile. kube-apiserver waits for 30 s.
+	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 10 * time.Second
-	dialTimeout      = 20 * time.Second
+	// dialTimeout leaves time for TLS handshakes on a loaded machine.
+	dialTimeout = 20 * time.Second
 
 	probeInterval = 200 * time.Millisecond
 	// sayInterval is the time between lines that say what Dial waits for.
