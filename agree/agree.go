@@ -17,16 +17,52 @@ import (
 // "apiserver-8f3c…". It is new for every registration.
 type ServerID string
 
-// Encoding is the group/version in which a server writes a resource, as
-// schema.GroupVersion prints it: "networking.k8s.io/v1", and "v1" in the core group.
+// Encoding is how a server writes a resource: the group/version, as schema.GroupVersion
+// prints it ("networking.k8s.io/v1", and "v1" in the core group), and where the server
+// encrypts it a plus sign and the Seal. Servers that write one version with different keys
+// write different encodings, so that whatever holds of versions holds of keys.
 type Encoding string
+
+// sealMark stands between the group/version, which never contains it, and the Seal.
+const sealMark = "+"
+
+// Plain returns the encoding without its Seal: the group/version.
+func (e Encoding) Plain() Encoding {
+	plain, _, _ := strings.Cut(string(e), sealMark)
+	return Encoding(plain)
+}
+
+// Seal returns what values in this encoding are encrypted with, empty if they are not.
+func (e Encoding) Seal() Seal {
+	_, seal, _ := strings.Cut(string(e), sealMark)
+	return Seal(seal)
+}
+
+// Sealed returns the same group/version encrypted with s. Unknown stays as it is.
+func (e Encoding) Sealed(s Seal) Encoding {
+	if plain := e.Plain(); s == "" || plain == Unknown {
+		return plain
+	}
+	return e.Plain() + sealMark + Encoding(s)
+}
+
+// Seal names what values are encrypted with: "<provider>:<version>:<key>:<fingerprint>", for
+// example "aescbc:v1:key1:5bd1f0a2c3e49b77". The fingerprint tells secrets apart that have
+// one name. The empty Seal means that values are stored as they are.
+type Seal string
+
+// Key returns what an encrypted value itself says of its Seal: all but the fingerprint.
+func (s Seal) Key() string {
+	i := strings.LastIndexByte(string(s), ':')
+	return string(s)[:max(i, 0)]
+}
 
 // Unknown is the encoding of objects whose encoding nobody can name (KEP-2343, "API
 // design"). Nobody agrees on it.
 const Unknown Encoding = "Unknown"
 
 // Report is one server's entry in a StorageVersion (KEP-2339, "Resource Version API").
-// Invariant: Decodable includes Encoding and every one of Served.
+// Invariant: Decodable includes Encoding's group/version and every one of Served.
 type Report struct {
 	Server    ServerID
 	Encoding  Encoding
@@ -42,7 +78,7 @@ func (r Report) Validate() error {
 	if r.Encoding == "" {
 		return fmt.Errorf("the report of %s needs an encodingVersion", r.Server)
 	}
-	if !slices.Contains(r.Decodable, string(r.Encoding)) {
+	if !slices.Contains(r.Decodable, string(r.Encoding.Plain())) {
 		return fmt.Errorf("%s encodes %s but cannot decode it: decodableVersions must include the encodingVersion", r.Server, r.Encoding)
 	}
 	for _, served := range r.Served {

@@ -87,7 +87,7 @@ func lineOf(v *view, gr schema.GroupResource, servers []agree.ServerID) resource
 			line.writes = append(line.writes, "-")
 			continue
 		}
-		line.writes = append(line.writes, encodingVersion(report.Encoding))
+		line.writes = append(line.writes, encodingVersion(report.Encoding.Plain()))
 	}
 	if r.common != "" {
 		line.agreement = encodingVersion(r.common)

@@ -164,7 +164,7 @@ func MigrationName(gr schema.GroupResource, t Target, attempt int) string {
 
 // versionOf returns the version of an encoding: "v1" of "apps/v1".
 func versionOf(e agree.Encoding) string {
-	s := string(e)
+	s := string(e.Plain())
 	return s[strings.LastIndex(s, "/")+1:]
 }
 

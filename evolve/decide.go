@@ -75,6 +75,7 @@ func nextState(o Observation) State {
 	default:
 		next.Stored = add(old.Stored, sv.History.Since(old.Of.Epoch)...)
 	}
+	next.Removable = removable(sv.History, next.Stored)
 	return next
 }
 
@@ -187,7 +188,7 @@ func servedVersion(gr schema.GroupResource, e agree.Encoding, reports []agree.Re
 			}
 		}
 	}
-	if len(served) == 0 || slices.Contains(served, string(e)) {
+	if len(served) == 0 || slices.Contains(served, string(e.Plain())) {
 		return versionOf(e)
 	}
 	return versionOf(agree.Encoding(slices.Min(served)))
@@ -214,8 +215,8 @@ func decideLost(o Observation) []Action {
 
 // decidePrune tells a CRD that no other encoding is stored any more.
 func decidePrune(o Observation, target Target) []Action {
-	if o.CRD == nil || !o.State.Only(target.Encoding) || o.CRD.Storage != target.Encoding ||
-		slices.Equal(o.CRD.StoredVersions, []agree.Encoding{target.Encoding}) {
+	if o.CRD == nil || !o.State.Only(target.Encoding) || o.CRD.Storage != target.Encoding.Plain() ||
+		slices.Equal(o.CRD.StoredVersions, []agree.Encoding{target.Encoding.Plain()}) {
 		return nil
 	}
 	return []Action{Prune{CRD: o.CRD.Name, Target: target}}
@@ -233,6 +234,7 @@ func decideGone(o Observation) []Action {
 	}
 	next := *o.State
 	next.Stored, next.Current, next.Heartbeat = add(o.State.Stored, Unknown), Unknown, o.Now
+	next.Removable = nil
 	if !next.same(*o.State) {
 		return []Action{WriteState{State: next}}
 	}

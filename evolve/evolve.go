@@ -73,6 +73,9 @@ type State struct {
 	// Stored is the stored set, in the order in which encodings entered it.
 	// Invariant: it holds Unknown, or every encoding reported at Of.
 	Stored []agree.Encoding
+	// Removable are the keys that servers have encrypted with and that no stored object
+	// needs, sorted; see removable.
+	Removable []string
 	// Current is the encoding agreed on, or Unknown.
 	Current agree.Encoding
 	// Heartbeat is when the trigger last looked.
@@ -93,7 +96,7 @@ func (s State) String() string {
 
 // same compares everything but the heartbeat.
 func (s State) same(o State) bool {
-	return s.Of == o.Of && s.Current == o.Current && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored)
+	return s.Of == o.Of && s.Current == o.Current && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) && slices.Equal(s.Removable, o.Removable)
 }
 
 // Phase is how far a migration is.

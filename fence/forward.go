@@ -74,9 +74,9 @@ func (s *forwarder) forward(ctx context.Context, err error, call func(newer stor
 }
 
 // after returns the newest store that was built later than e for the same version,
-// waiting for one. It also ends the wait with e itself once e may write: the report may
-// lag behind the stores, and where an encoding comes back, as in v1 to v2 to v1, it is
-// then the newest store whose encoding was reported before and is not now.
+// waiting for one. It also ends the wait with e itself once e may write: it encrypts with the
+// new key by then; or the report lags behind the stores, and where an encoding comes back,
+// as in v1 to v2 to v1, e is the newest store whose encoding was reported before and is not now.
 func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Time) (*entry, error) {
 	found, stop := s.fence.registry.find(e.GroupResource, func(o *entry) bool {
 		return o.generation > e.generation && o.ServedVersion == e.ServedVersion
@@ -112,7 +112,7 @@ func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Tim
 func (s *forwarder) permitted(ctx context.Context, e *entry) bool {
 	ctx, cancel := context.WithTimeout(ctx, minRecheck)
 	defer cancel()
-	_, err := s.fence.permits.Revision(ctx, e.GroupResource, e.Encoding)
+	_, err := s.fence.permits.Revision(ctx, e.GroupResource, e.writes())
 	return err == nil
 }
 

@@ -33,6 +33,8 @@ type fencedClient struct {
 	versions *storageVersions
 	gr       schema.GroupResource
 	enc      agree.Encoding
+	// stamped says that the values tell what they are encrypted with.
+	stamped bool
 }
 
 // ClientConfig is what NewClient needs.
@@ -41,7 +43,7 @@ type ClientConfig struct {
 	KV clientv3.KV
 	// Permits answers for this server's reports.
 	Permits Permits
-	// Resource is what is written and Encoding what it is written in.
+	// Resource is what is written and Encoding what it is written in, with its Seal.
 	Resource schema.GroupResource
 	Encoding agree.Encoding
 	// Prefix is the etcd prefix of the stored StorageVersions, with a trailing slash, and
@@ -62,15 +64,23 @@ func NewClient(inner kubernetes.Interface, c ClientConfig) kubernetes.Interface 
 // an error and never Succeeded=false, which callers take for a conflict on the object:
 // a create would answer 409, an update 404 or try for ever.
 func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []byte, expectedRevision int64, opts kubernetes.PutOptions) (kubernetes.PutResponse, error) {
+	enc := c.enc
+	if c.stamped {
+		unstamped, seal, err := unstamp(value)
+		if err != nil {
+			return kubernetes.PutResponse{}, err
+		}
+		value, enc = unstamped, c.enc.Sealed(seal)
+	}
 	for range maxAttempts {
-		rev, err := c.permits.Revision(ctx, c.gr, c.enc)
+		rev, err := c.permits.Revision(ctx, c.gr, enc)
 		if err != nil {
 			return kubernetes.PutResponse{}, err
 		}
 		fenceKey, ok := c.versions.key(c.gr)
 		// A compare with revision 0 would hold exactly when there is no StorageVersion.
 		if !ok || rev <= 0 {
-			return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, c.enc)
+			return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, enc)
 		}
 		tried, err := c.try(ctx, key, value, expectedRevision, fenceKey, rev, opts)
 		if err != nil {
@@ -82,7 +92,7 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 		case conflicted:
 			return kubernetes.PutResponse{KV: tried.object, Revision: tried.revision}, nil
 		case moved:
-			if err := c.moved(ctx, fenceKey, tried.fence); err != nil {
+			if err := c.moved(ctx, enc, fenceKey, tried.fence); err != nil {
 				return kubernetes.PutResponse{}, err
 			}
 		}
@@ -109,7 +119,7 @@ func (c *fencedClient) try(ctx context.Context, key string, value []byte, expect
 }
 
 // moved asks whether the write may be tried again after the StorageVersion changed.
-func (c *fencedClient) moved(ctx context.Context, fenceKey string, fence *mvccpb.KeyValue) error {
+func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey string, fence *mvccpb.KeyValue) error {
 	mismatches.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()
 	var mod int64
 	var reports []agree.Report
@@ -120,7 +130,7 @@ func (c *fencedClient) moved(ctx context.Context, fenceKey string, fence *mvccpb
 		}
 		mod = fence.ModRevision
 	}
-	if err := c.permits.Moved(ctx, c.gr, c.enc, mod, reports); err != nil {
+	if err := c.permits.Moved(ctx, c.gr, enc, mod, reports); err != nil {
 		return err
 	}
 	retries.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()

@@ -31,7 +31,8 @@ import (
 // Store describes one store, as much as is needed to rewrite what it stored.
 type Store struct {
 	GroupResource schema.GroupResource
-	// Encoding is what the store writes, for its whole life.
+	// Encoding is the group/version that the store writes, for its whole life. What it is
+	// encrypted with may change: see Sealer.
 	Encoding agree.Encoding
 	// ServedVersion is the group/version whose handler a custom resource's store belongs
 	// to. It is empty for built-in resources.
@@ -147,6 +148,9 @@ func sameEtcd(wanted, shared []string) error {
 func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
 	client, release := f.storeClient(s)
 	transformer := s.Transformer
+	if sealer, ok := transformer.(Sealer); ok && !f.unfenced.Has(s.GroupResource) {
+		transformer = stamping{sealer}
+	}
 	versioner := storage.APIObjectVersioner{}
 	decoder := etcd3.NewDefaultDecoder(config.Codec, versioner)
 	unsafeDeletion := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
@@ -195,7 +199,9 @@ func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 	client := &kubernetes.Client{Client: view}
 	client.Kubernetes = client
 	if !f.unfenced.Has(s.GroupResource) {
+		_, stamped := s.Transformer.(Sealer)
 		client.Kubernetes = &fencedClient{
+			stamped:   stamped,
 			Interface: client,
 			kv:        f.kv,
 			permits:   f.permits,

@@ -138,7 +138,8 @@ func (c Config) Validate() error {
 // Resource is what this server reports of one resource.
 type Resource struct {
 	GroupResource schema.GroupResource
-	// Encoding is the group/version in which the server writes.
+	// Encoding is the group/version in which the server writes. What it is encrypted with
+	// is told by SetEncryption.
 	Encoding agree.Encoding
 	// Decodable and Served are group/versions. Invariant: that of agree.Report.
 	Decodable, Served []string
@@ -169,8 +170,9 @@ type Member struct {
 	builtinsSet  bool
 	inflight     int
 	landed       chan struct{} // closed when departed and inflight is 0
-	began        time.Time     // when this registration was first wanted
-	timed        bool          // its reports have been observed in Metrics
+	encryption   encryption
+	began        time.Time // when this registration was first wanted
+	timed        bool      // its reports have been observed in Metrics
 	agreement    *agreementTimer
 	gathered     time.Time // until when CRDs that come now are gathered; see gather
 
@@ -208,6 +210,7 @@ func (m *Member) SetBuiltins(rs []Resource) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range rs {
+		r.Encoding = r.Encoding.Sealed(m.seal(r.GroupResource))
 		s := newState(true)
 		s.aim(target{resource: r, known: true})
 		m.resources[r.GroupResource] = s

@@ -51,8 +51,8 @@ func (r Resource) equal(o Resource) bool {
 // if possible.
 func (r Resource) listable() (string, bool) {
 	switch {
-	case slices.Contains(r.Served, string(r.Encoding)):
-		return string(r.Encoding), true
+	case slices.Contains(r.Served, string(r.Encoding.Plain())):
+		return string(r.Encoding.Plain()), true
 	case len(r.Served) > 0:
 		return r.Served[0], true
 	default:
@@ -65,7 +65,8 @@ type definition struct {
 	gr      schema.GroupResource
 	uid     types.UID
 	version int64
-	// wanted is what is to be reported, if accepted.
+	// wanted is what is to be reported, if accepted, before it is known what it is
+	// encrypted with.
 	wanted   Resource
 	accepted bool
 }
@@ -163,7 +164,9 @@ func (m *Member) see(d *definition) *state {
 		s = newState(false)
 		m.resources[d.gr] = s
 	}
-	if s.builtin || !s.see(d) {
+	sealed := *d
+	sealed.wanted.Encoding = d.wanted.Encoding.Sealed(m.seal(d.gr))
+	if s.builtin || !s.see(&sealed) {
 		return nil
 	}
 	return s
@@ -271,7 +274,7 @@ func (m *Member) checkWith(c claim, d *definition) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.resources[c.gr]
-	if !d.accepted || d.wanted.Encoding != enc || d.uid != c.target.uid ||
+	if !d.accepted || d.wanted.Encoding != enc.Plain() || d.uid != c.target.uid ||
 		m.registration.id != c.id || s.reported != enc || s.target.uid != d.uid {
 		return errStale
 	}

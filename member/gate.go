@@ -50,10 +50,10 @@ func (m *Member) Gate(next http.Handler, info func(*http.Request) (Request, bool
 	})
 }
 
-// settleLimit bounds how long a write waits for a custom resource's report to move.
+// settleLimit bounds how long a write waits for a resource's report to move.
 const settleLimit = time.Second
 
-// settle holds a write to a custom resource back as long as this server's report moves to
+// settle holds a write to a resource, but for those of the core group, back as long as this server's report moves to
 // another encoding. The write could not be made anyway, and its handler would be built
 // meanwhile, which takes the processors from all servers' reports.
 func (m *Member) settle(ctx context.Context, r Request) {
@@ -120,7 +120,7 @@ func (m *Member) Admit(r Request) error {
 	switch {
 	case !s.builtin: // custom resources
 		return nil
-	case s.open():
+	case s.open(), s.moving():
 		return nil
 	default:
 		return Unavailable(r.Resource, m.lastError(s))

@@ -90,6 +90,7 @@ func (m *Member) newLease() *coordinationv1.Lease {
 	if m.silent() {
 		lease.Annotations[storageversion.APIAnnotation] = storageversion.APIOff
 	}
+	tellEncryption(lease, m.encryptionConfig())
 	return lease
 }
 
@@ -107,15 +108,24 @@ func (m *Member) createLease(ctx context.Context, lease *coordinationv1.Lease) e
 	return m.cfg.Client.Create(ctx, lease)
 }
 
-// Renew writes the present time to the identity Lease, and once every resource is
-// reported the "reported" annotation. ErrLeaseGone means that the server is no
+// tellEncryption says on a Lease which encryption configuration the server has loaded.
+func tellEncryption(lease *coordinationv1.Lease, config string) {
+	if config == "" {
+		delete(lease.Annotations, storageversion.EncryptionConfigAnnotation)
+		return
+	}
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, storageversion.EncryptionConfigAnnotation, config)
+}
+
+// Renew writes the present time to the identity Lease, what the server encrypts with, and
+// once every resource is reported the "reported" annotation. ErrLeaseGone means that the server is no
 // participant any more and all its permits are closed; any other error says nothing
 // about the Lease (DESIGN 3.1.2: unknown, never gone).
 func (m *Member) Renew(ctx context.Context) error {
 	m.leaseMu.Lock()
 	defer m.leaseMu.Unlock()
 	m.mu.RLock()
-	current, departed := m.registration, m.departed
+	current, departed, config := m.registration, m.departed, m.encryption.config
 	m.mu.RUnlock()
 	if departed {
 		return errDeparted
@@ -127,7 +137,7 @@ func (m *Member) Renew(ctx context.Context) error {
 	const attempts = 3 // somebody else edits the Lease once in a while, not all the time
 	var err error
 	for range attempts {
-		lease := renewed(current.lease, m.cfg.Clock.Now(), reported)
+		lease := renewed(current.lease, m.cfg.Clock.Now(), reported, config)
 		if err = m.cfg.Client.Update(ctx, lease); err == nil {
 			m.setLease(current.id, lease)
 			return nil
@@ -145,7 +155,7 @@ func (m *Member) Renew(ctx context.Context) error {
 }
 
 // renewed returns the Lease as it is to be written.
-func renewed(lease *coordinationv1.Lease, now time.Time, reported bool) *coordinationv1.Lease {
+func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, config string) *coordinationv1.Lease {
 	next := lease.DeepCopy()
 	at := metav1.NewMicroTime(now)
 	next.Spec.RenewTime = &at
@@ -155,6 +165,7 @@ func renewed(lease *coordinationv1.Lease, now time.Time, reported bool) *coordin
 		}
 		next.Annotations[storageversion.ReportedAnnotation] = "true"
 	}
+	tellEncryption(next, config)
 	return next
 }
 

@@ -182,7 +182,7 @@ func (m *Member) Ready() error {
 	}
 	var closed []string
 	var last error
-	for _, gr := range m.sorted(func(s *state) bool { return s.builtin && !s.open() }) {
+	for _, gr := range m.sorted(func(s *state) bool { return s.builtin && !s.open() && !s.moving() }) {
 		if closed = append(closed, gr.String()); last == nil {
 			last = m.lastError(m.resources[gr])
 		}

@@ -210,7 +210,7 @@ func (m *Member) finish(c claim) result {
 	before := s.opened
 	s.opened = s.reported
 	m.observeReported()
-	if before != "" && before != s.reported {
+	if before != "" && before.Plain() != s.reported.Plain() {
 		return reopened
 	}
 	return done

@@ -100,11 +100,12 @@ func (s *state) pending() bool {
 	}
 }
 
-// moving says whether this server is about to report a custom resource in another
-// encoding than the one that was open last.
+// moving says whether this server is about to report a resource in another encoding than
+// the one that was open last: a custom resource in any, a built-in one with another key.
 func (s *state) moving() bool {
-	return !s.builtin && s.opened != "" && s.target.known && !s.target.absent &&
-		(s.reported != s.target.resource.Encoding || !s.open())
+	wanted := s.target.resource.Encoding
+	return s.opened != "" && s.target.known && !s.target.absent && (s.reported != wanted || !s.open()) &&
+		(!s.builtin || s.opened != wanted)
 }
 
 // newer returns the StorageVersion seen by the watch if it says more than the one that the
@@ -193,8 +194,12 @@ func (s *state) permit(enc agree.Encoding) (a answer, ask bool) {
 	switch {
 	case s.open() && s.reported == enc:
 		return granted, false
-	case s.builtin, s.target.absent:
+	case s.target.absent:
 		return refused, false
+	case s.builtin:
+		return s.permitBuiltin(enc), false
+	case s.target.known && enc.Plain() == s.target.resource.Encoding.Plain() && enc != s.target.resource.Encoding:
+		return superseded, false // encrypted with another key than is wanted now
 	case !s.target.known:
 		return wait, !s.verified
 	case s.revision == 0, s.reported == enc, s.target.resource.Encoding == enc:
@@ -206,6 +211,23 @@ func (s *state) permit(enc agree.Encoding) (a answer, ask bool) {
 		return superseded, false
 	default:
 		return wait, !s.verified
+	}
+}
+
+// permitBuiltin answers for a built-in resource that is not open in enc. Only the key
+// changes while the server lives: what was encrypted with another one is to be encrypted
+// anew, and what has the new one waits for its report.
+func (s *state) permitBuiltin(enc agree.Encoding) answer {
+	wanted := s.target.resource.Encoding
+	switch {
+	case s.opened == "" || enc.Plain() != wanted.Plain():
+		return refused
+	case enc != wanted:
+		return superseded
+	case s.moving():
+		return wait
+	default:
+		return refused
 	}
 }
 

@@ -105,7 +105,9 @@ func (s StoredSets) Of(gr schema.GroupResource) compat.Stored {
 			stored.Unknown = true
 			continue
 		}
-		stored.Encodings = append(stored.Encodings, string(e))
+		if plain := string(e.Plain()); !slices.Contains(stored.Encodings, plain) {
+			stored.Encodings = append(stored.Encodings, plain)
+		}
 	}
 	if stored.Unknown {
 		stored.Why = cmp.Or(why, whyVersion, "its StorageState was computed for another StorageVersion")

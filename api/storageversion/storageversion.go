@@ -23,6 +23,10 @@ const (
 	// EncodingsAnnotation holds the last epoch at which each encoding was reported, a
 	// JSON object. Both are computed by the strategy; what a client sends is ignored.
 	EncodingsAnnotation = "concord.dev/encoding-epochs"
+	// SealsAnnotation holds what each server encrypts the resource with, a JSON object of
+	// agree.Seals by server. It belongs to the reports, beside encodingVersion, which has no
+	// room for it, and is written with them: by updates of the status.
+	SealsAnnotation = "concord.dev/seals"
 	// CRDAnnotation holds the uid of the CustomResourceDefinition for which a
 	// StorageVersion was created. It never changes: for another one of that name the
 	// StorageVersion is deleted and created anew, so that no report for the one before
@@ -50,6 +54,10 @@ const (
 	// on any encoding (DESIGN 3.8). It stands on the Lease from its creation.
 	APIAnnotation = "concord.dev/storage-version-api"
 	APIOff        = "off"
+	// EncryptionConfigAnnotation, on an identity Lease, is the hash of the encryption
+	// configuration that its server has loaded, "sha256:...". It is for people: what a server
+	// encrypts with is in its reports.
+	EncryptionConfigAnnotation = "concord.dev/encryption-config"
 
 	coreGroup = "core"
 )
@@ -96,11 +104,12 @@ func Participants(leases []coordinationv1.Lease) agree.Participants {
 
 // Reports returns the servers' reports.
 func Reports(sv *v1alpha1.StorageVersion) []agree.Report {
+	seals := sealsOf(sv)
 	reports := make([]agree.Report, 0, len(sv.Status.StorageVersions))
 	for _, ssv := range sv.Status.StorageVersions {
 		reports = append(reports, agree.Report{
 			Server:    agree.ServerID(ssv.APIServerID),
-			Encoding:  agree.Encoding(ssv.EncodingVersion),
+			Encoding:  agree.Encoding(ssv.EncodingVersion).Sealed(seals(agree.ServerID(ssv.APIServerID))),
 			Decodable: ssv.DecodableVersions,
 			Served:    ssv.ServedVersions,
 		})
@@ -108,16 +117,54 @@ func Reports(sv *v1alpha1.StorageVersion) []agree.Report {
 	return reports
 }
 
+// unreadableSeal stands for a Seal that the annotation does not tell.
+const unreadableSeal agree.Seal = "unreadable:"
+
+// sealsOf returns what each server encrypts with. Nobody is taken for one that does not
+// encrypt because of an annotation that cannot be read.
+func sealsOf(sv *v1alpha1.StorageVersion) func(agree.ServerID) agree.Seal {
+	value, ok := sv.Annotations[SealsAnnotation]
+	if !ok {
+		return func(agree.ServerID) agree.Seal { return "" }
+	}
+	var seals map[agree.ServerID]agree.Seal
+	if err := json.Unmarshal([]byte(value), &seals); err != nil {
+		return func(agree.ServerID) agree.Seal { return unreadableSeal }
+	}
+	return func(id agree.ServerID) agree.Seal { return seals[id] }
+}
+
+func setSeals(sv *v1alpha1.StorageVersion, reports []agree.Report) {
+	seals := map[agree.ServerID]agree.Seal{}
+	for _, r := range reports {
+		if seal := r.Encoding.Seal(); seal != "" {
+			seals[r.Server] = seal
+		}
+	}
+	if len(seals) == 0 {
+		delete(sv.Annotations, SealsAnnotation)
+		return
+	}
+	value, err := json.Marshal(seals)
+	if err != nil {
+		// A map of strings always marshals.
+		panic(err)
+	}
+	metav1.SetMetaDataAnnotation(&sv.ObjectMeta, SealsAnnotation, string(value))
+}
+
 // SetReports puts the reports in, and with them commonEncodingVersion and the
 // AllEncodingVersionsEqual condition (KEP-2339, "Updating StorageVersion"). The
 // condition's transition time is now when its status or the common encoding changes.
+// Servers that encrypt with different keys have no common encoding.
 func SetReports(sv *v1alpha1.StorageVersion, reports []agree.Report, now metav1.Time) {
 	before, hadCommon := Agreement(sv)
 	sv.Status.StorageVersions = nil
+	setSeals(sv, reports)
 	for _, r := range reports {
 		sv.Status.StorageVersions = append(sv.Status.StorageVersions, v1alpha1.ServerStorageVersion{
 			APIServerID:       string(r.Server),
-			EncodingVersion:   string(r.Encoding),
+			EncodingVersion:   string(r.Encoding.Plain()),
 			DecodableVersions: r.Decodable,
 			ServedVersions:    r.Served,
 		})
@@ -139,11 +186,14 @@ func SetReports(sv *v1alpha1.StorageVersion, reports []agree.Report, now metav1.
 		condition.Message = "no server reports this resource"
 	}
 	if agreed {
-		value := string(common)
+		value := string(common.Plain())
 		sv.Status.CommonEncodingVersion = &value
 		condition.Status = v1alpha1.ConditionTrue
 		condition.Reason = "CommonEncodingVersionSet"
 		condition.Message = "all servers encode " + value
+		if seal := common.Seal(); seal != "" {
+			condition.Message += ", encrypted with " + seal.Key()
+		}
 	}
 	setCondition(sv, condition, agreed && hadCommon && common != before)
 }
@@ -162,12 +212,17 @@ func setCondition(sv *v1alpha1.StorageVersion, condition v1alpha1.StorageVersion
 	sv.Status.Conditions = append(sv.Status.Conditions, condition)
 }
 
-// Agreement returns the encoding on which all reports agree, as the object says.
+// Agreement returns the encoding on which all reports agree, as the object says. The
+// object names its group/version only: what it is encrypted with is in the reports.
 func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
 	if sv.Status.CommonEncodingVersion == nil || *sv.Status.CommonEncodingVersion == "" {
 		return "", false
 	}
-	return agree.Encoding(*sv.Status.CommonEncodingVersion), true
+	said := agree.Encoding(*sv.Status.CommonEncodingVersion)
+	if common, ok := agree.Common(Reports(sv)); ok && common.Plain() == said {
+		return common, true
+	}
+	return said, true
 }
 
 // History reads the epoch annotations. An object without them has the zero history.

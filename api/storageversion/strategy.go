@@ -17,14 +17,30 @@ func PrepareCreate(sv *v1alpha1.StorageVersion) { raiseEpoch(sv, agree.History{}
 // PrepareUpdate makes of an update what is stored in old's place.
 func PrepareUpdate(sv, old *v1alpha1.StorageVersion) {
 	sv.Status = old.Status
+	sv.Annotations = withSeals(sv.Annotations, old.Annotations)
 	keepEpoch(sv, old)
 }
 
 // PrepareStatusUpdate makes of a status update what is stored in old's place.
 func PrepareStatusUpdate(sv, old *v1alpha1.StorageVersion) {
 	sv.Spec = old.Spec
+	sent := sv.Annotations
 	metav1.ResetObjectMetaForStatus(sv, old)
+	sv.Annotations = withSeals(old.Annotations, sent)
 	keepEpoch(sv, old)
+}
+
+// withSeals returns annotations with the seals of another object's: they go with the reports.
+func withSeals(annotations, from map[string]string) map[string]string {
+	merged := maps.Clone(annotations)
+	delete(merged, SealsAnnotation)
+	if seals, ok := from[SealsAnnotation]; ok {
+		if merged == nil {
+			merged = map[string]string{}
+		}
+		merged[SealsAnnotation] = seals
+	}
+	return merged
 }
 
 // keepEpoch gives sv the history that follows from old's and the reports in sv. A history

@@ -162,8 +162,8 @@ func (w *work) checkCRD(ctx context.Context) error {
 	if *w.pin != pin {
 		return &over{migrationv1alpha1.ReasonCRDChanged, "the CustomResourceDefinition changed during the rewrite"}
 	}
-	if err == nil && !stores(crd, w.target.Encoding) {
-		return fmt.Errorf("%w: the CustomResourceDefinition does not store %s", errNotOurs, w.target.Encoding)
+	if err == nil && !stores(crd, w.target.Encoding.Plain()) {
+		return fmt.Errorf("%w: the CustomResourceDefinition does not store %s", errNotOurs, w.target.Encoding.Plain())
 	}
 	return nil
 }

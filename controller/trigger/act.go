@@ -147,7 +147,7 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if err != nil {
 		return err
 	}
-	if crd == nil || stores(crd) != a.Target.Encoding {
+	if crd == nil || stores(crd) != a.Target.Encoding.Plain() {
 		return fmt.Errorf("the CustomResourceDefinition does not store %s: %w", a.Target.Encoding, errChanged)
 	}
 	sv, err := c.storageVersion(ctx, l.Resource)

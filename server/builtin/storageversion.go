@@ -74,9 +74,9 @@ func validateStorageVersion(sv *v1alpha1.StorageVersion) field.ErrorList {
 	stated := sv.Status.CommonEncodingVersion
 	switch {
 	case agreed && stated == nil:
-		errs = append(errs, field.Required(path.Child("commonEncodingVersion"), "all servers encode "+string(common)))
-	case agreed && *stated != string(common):
-		errs = append(errs, field.Invalid(path.Child("commonEncodingVersion"), *stated, "all servers encode "+string(common)))
+		errs = append(errs, field.Required(path.Child("commonEncodingVersion"), "all servers encode "+string(common.Plain())))
+	case agreed && *stated != string(common.Plain()):
+		errs = append(errs, field.Invalid(path.Child("commonEncodingVersion"), *stated, "all servers encode "+string(common.Plain())))
 	case !agreed && stated != nil:
 		errs = append(errs, field.Invalid(path.Child("commonEncodingVersion"), *stated, "must not be set: servers do not agree"))
 	}

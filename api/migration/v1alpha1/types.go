@@ -52,7 +52,8 @@ type StorageStateStatus struct {
 	LastHeartbeatTime metav1.Time `json:"lastHeartbeatTime,omitempty"`
 
 	// PersistedEncodings is the stored set in readable form, e.g. "apps/v1", in the order
-	// of PersistedStorageVersionHashes (beyond KEP-2343).
+	// of PersistedStorageVersionHashes. Where objects are encrypted it also says with which
+	// key: "v1+aescbc:v1:key1:5bd1f0a2c3e49b77" (beyond KEP-2343).
 	// +optional
 	PersistedEncodings []string `json:"persistedEncodings,omitempty"`
 	// CurrentEncoding is the readable form of CurrentStorageVersionHash (beyond KEP-2343).
@@ -66,6 +67,25 @@ type StorageStateStatus struct {
 	StorageVersionUID types.UID `json:"storageVersionUID,omitempty"`
 	// +optional
 	Epoch int64 `json:"epoch,omitempty"`
+	// Encryption tells which keys the stored objects need. It is absent where no server has
+	// ever encrypted the resource. Like the stored set it holds while the StorageVersion has
+	// this uid and epoch (beyond KEP-2343).
+	// +optional
+	Encryption *StorageEncryption `json:"encryption,omitempty"`
+}
+
+// StorageEncryption names keys as "<provider>:<version>:<key>:<fingerprint of the secret>";
+// "identity" stands for objects that are not encrypted.
+type StorageEncryption struct {
+	// CurrentKey is what all servers encrypt with, or Unknown while they differ.
+	CurrentKey string `json:"currentKey"`
+	// StoredKeys are the keys that stored objects may need. None of them may be removed from
+	// a server's encryption configuration; while Unknown is among them, no key at all may.
+	StoredKeys []string `json:"storedKeys"`
+	// RemovableKeys are keys that were used and that no stored object of this resource needs
+	// any more: all were encrypted anew, and then counted. Other resources may need them.
+	// +optional
+	RemovableKeys []string `json:"removableKeys,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -37,6 +37,9 @@ func ViewState(s *StorageState) evolve.State {
 	if !s.Status.readable() && !slices.Contains(view.Stored, evolve.Unknown) {
 		view.Stored = append(view.Stored, evolve.Unknown)
 	}
+	if s.Status.Encryption != nil {
+		view.Removable = slices.Clone(s.Status.Encryption.RemovableKeys)
+	}
 	if s.Status.CurrentEncoding != "" {
 		view.Current = agree.Encoding(s.Status.CurrentEncoding)
 	}
@@ -80,14 +83,22 @@ func SetState(s *StorageState, state evolve.State, kind string) {
 		status.PersistedStorageVersionHashes = append(status.PersistedStorageVersionHashes, hash(e, kind))
 		status.PersistedEncodings = append(status.PersistedEncodings, string(e))
 	}
+	status.Encryption = encryption(state)
 	s.Status = status
+}
+
+func encryption(state evolve.State) *StorageEncryption {
+	if !evolve.Encrypts(state.Stored) && !evolve.Encrypts([]agree.Encoding{state.Current}) && len(state.Removable) == 0 {
+		return nil
+	}
+	return &StorageEncryption{CurrentKey: evolve.KeyOf(state.Current), StoredKeys: evolve.KeysOf(state.Stored), RemovableKeys: state.Removable}
 }
 
 func hash(e agree.Encoding, kind string) string {
 	if e == evolve.Unknown {
 		return Unknown
 	}
-	gv, err := schema.ParseGroupVersion(string(e))
+	gv, err := schema.ParseGroupVersion(string(e.Plain()))
 	if err != nil {
 		return Unknown
 	}
