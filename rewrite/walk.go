@@ -1,6 +1,12 @@
 package rewrite
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apiserver/pkg/storage/value"
+)
 
 // Walk visits the entries under a prefix in key order, a page at a time, until visit
 // fails. It begins with a linearizable read and stays at that revision; where that is
@@ -21,6 +27,45 @@ func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) e
 	}
 	return nil
 }
+
+// Left is what a rewrite should have changed and has not.
+type Left struct {
+	Values int64
+	// First names one of them.
+	First Failure
+}
+
+// CountLeft reads every value of a target and counts those that are in another encoding or
+// encrypted with another key than the target's, or cannot be opened. It begins with a
+// linearizable read; what it says holds from then on as long as the fence does.
+func CountLeft(ctx context.Context, reader Reader, target *Target) (Left, error) {
+	var left Left
+	err := Walk(ctx, reader, target.Prefix, func(e Entry) error {
+		plain, stale, err := target.transformer().TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
+		var failure *Failure
+		switch encoding, _, ok := Envelope(plain); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			failure = newFailure(e.Key, Undecryptable, err)
+		case stale:
+			failure = newFailure(e.Key, Undecryptable, errStale)
+		case !ok:
+			failure = newFailure(e.Key, Undecodable, errNoEnvelope)
+		case encoding != target.Encoding:
+			failure = newFailure(e.Key, WrongEncoding, fmt.Errorf("it is in %s", encoding))
+		default:
+			return nil
+		}
+		if left.Values++; left.Values == 1 {
+			left.First = *failure
+		}
+		return nil
+	})
+	return left, err
+}
+
+var errStale = errors.New("it is not encrypted with the present key")
 
 // CountEncodings counts the values of one resource, whose keys all have prefix, by the
 // encodings that a Row can have. With an error it returns what it counted so far.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
+	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -98,7 +99,7 @@ func (p *protocol) census(ctx context.Context, gr schema.GroupResource) (*Resour
 	began := time.Now()
 	rows := map[string]*rewrite.Row{}
 	err = rewrite.Walk(ctx, rewrite.NewEtcd(p.etcd.client), prefix, func(e rewrite.Entry) error {
-		encoding := encodingOf(ctx, e, transformer)
+		encoding := encodingOf(ctx, e, transformer, func(value []byte) agree.Seal { return p.keyring.keys().sealOf(gr, value) })
 		if rows[encoding] == nil {
 			rows[encoding] = &rewrite.Row{Resource: census.Resource, Encoding: encoding}
 		}
@@ -114,14 +115,14 @@ func (p *protocol) census(ctx context.Context, gr schema.GroupResource) (*Resour
 	return census, err
 }
 
-// encodingOf is what a stored value says that it is encoded in, also if it is encrypted.
-func encodingOf(ctx context.Context, e rewrite.Entry, transformer value.Transformer) string {
+// encodingOf is what a stored value says that it is encoded in, and encrypted with.
+func encodingOf(ctx context.Context, e rewrite.Entry, transformer value.Transformer, seal func([]byte) agree.Seal) string {
 	if encoding, _, ok := rewrite.Envelope(e.Value); ok {
 		return string(encoding)
 	}
 	if plain, _, err := transformer.TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key)); err == nil {
 		if encoding, _, ok := rewrite.Envelope(plain); ok {
-			return string(encoding)
+			return string(encoding.Sealed(seal(e.Value)))
 		}
 	}
 	return rewrite.EncodingUnknown

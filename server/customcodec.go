@@ -60,7 +60,7 @@ func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrit
 	if string(crd.UID) != job.CRD.UID || crd.Generation != job.CRD.Generation {
 		return fmt.Errorf("%w: the CustomResourceDefinition has changed", migrate.ErrFenced)
 	}
-	encoding, err := schema.ParseGroupVersion(string(job.Encoding))
+	encoding, err := schema.ParseGroupVersion(string(t.Encoding))
 	if err != nil {
 		return err
 	}
@@ -73,10 +73,9 @@ func (r *customResources) target(ctx context.Context, job migrate.Job, t *rewrit
 		return err
 	}
 	t.Prefix = path.Join("/", options.StorageConfig.Prefix, options.ResourcePrefix) + "/"
-	t.Transformer = options.StorageConfig.Transformer
 	t.New = func() runtime.Object { return &unstructured.Unstructured{} }
 	t.Codec = customCodec{convertor: convertor, encoding: encoding}
-	t.Shortcut = renaming(crd, job.Encoding)
+	t.Shortcut = renaming(crd, t.Encoding)
 	if crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.WebhookConverter {
 		t.Convert = newWebhookConversion(crd, encoding, convertor, calls).convert
 	}

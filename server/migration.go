@@ -139,6 +139,9 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	began := time.Now()
 	result, err := r.engine.Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
 	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
+	if err == nil && result.Failures == 0 {
+		err = r.prove(ctx, target)
+	}
 	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
 
@@ -180,21 +183,42 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 		return nil, errors.New("the storage of StorageVersions is not built yet")
 	}
 	target := &rewrite.Target{
-		GroupResource: job.GroupResource, Encoding: job.Encoding, FenceKey: fenceKey, FenceRevision: job.FenceRevision,
+		GroupResource: job.GroupResource, Encoding: job.Encoding.Plain(), FenceKey: fenceKey, FenceRevision: job.FenceRevision,
 		Refence: func(ctx context.Context) (int64, error) {
 			revision, err := job.Refence(ctx)
 			return revision, translate(err, migrate.ErrFenced, rewrite.ErrFenced)
 		},
 	}
+	var err error
+	if target.Transformer, err = r.p.keyring.pin(job.GroupResource, job.Encoding.Seal()); err != nil {
+		return nil, err
+	}
 	if job.CRD.UID != "" {
 		return target, r.p.custom.target(ctx, job, target)
 	}
 	store, ok := r.p.fence.Newest(job.GroupResource)
-	if !ok || store.Encoding != job.Encoding {
-		return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, job.Encoding)
+	if !ok || store.Encoding != target.Encoding {
+		return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, target.Encoding)
 	}
-	target.Prefix, target.Transformer, target.Codec, target.New = store.Prefix, store.Transformer, store.Codec, store.New
+	target.Prefix, target.Codec, target.New = store.Prefix, store.Codec, store.New
 	return target, nil
+}
+
+// prove counts, after a rewrite, the values that it should have encrypted anew: a key is
+// not to be called removable because nobody met a value that needs it. Whether the
+// agreement stood until then is asked by whoever counts the rewrite as a success.
+func (r rewriter) prove(ctx context.Context, target *rewrite.Target) error {
+	if target.Transformer == nil {
+		return nil
+	}
+	left, err := rewrite.CountLeft(ctx, rewrite.NewEtcd(r.p.etcd.client), target)
+	if err != nil {
+		return fmt.Errorf("census after the rewrite: %w", err)
+	}
+	if left.Values > 0 {
+		return fmt.Errorf("a census after the rewrite found %d values that are not as they should be, the first is %s: %s", left.Values, left.First.Key, left.First.Detail)
+	}
+	return nil
 }
 
 // translate wraps an error that is one package's sentinel with the other's.

@@ -54,6 +54,9 @@ type Options struct {
 	// it writes; 0 means no bound. A migration can say otherwise for itself.
 	MigrationMaxAddedLatency     time.Duration
 	MigrationMaxObjectsPerSecond int
+	// EncryptionReloadInterval is how often a change of the encryption configuration is looked
+	// for, where it is reloaded, and a KMS plugin asked which key it uses.
+	EncryptionReloadInterval time.Duration
 	// AllowUndecodableStorage starts the server although objects may be stored that it cannot decode.
 	AllowUndecodableStorage bool
 
@@ -92,6 +95,7 @@ func NewOptions() *Options {
 		ControllerLeaseDuration:    6 * time.Second,
 		Controllers:                true,
 		MigrationMaxAddedLatency:   2 * time.Millisecond,
+		EncryptionReloadInterval:   10 * time.Second,
 		RuntimeConfig:              cliflag.ConfigurationMap{},
 		ServerRun:                  genericoptions.NewServerRunOptions(),
 		SecureServing:              genericoptions.NewSecureServingOptions().WithLoopback(),
@@ -118,6 +122,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
 	fs.DurationVar(&o.MigrationMaxAddedLatency, "migration-max-added-latency", o.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down. 0 means full speed. A migration's spec.maxAddedLatency goes first.")
 	fs.IntVar(&o.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", o.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
+	fs.DurationVar(&o.EncryptionReloadInterval, "encryption-provider-config-reload-interval", o.EncryptionReloadInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use.")
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
 
 	fs.BoolVar(&o.AllowUndecodableStorage, allowUndecodableFlag, o.AllowUndecodableStorage, allowUndecodableUsage)
@@ -214,6 +219,12 @@ func (o *Options) Complete() error {
 	}
 	if err := o.checkSurroundings(); err != nil {
 		return err
+	}
+	if o.Etcd.EncryptionProviderConfigFilepath == "" && o.Etcd.EncryptionProviderConfigAutomaticReload {
+		return fmt.Errorf("--%s-automatic-reload needs --%s", encryptionFlag, encryptionFlag)
+	}
+	if o.EncryptionReloadInterval <= 0 {
+		return fmt.Errorf("--%s-reload-interval %v must be above 0", encryptionFlag, o.EncryptionReloadInterval)
 	}
 	var errs []error
 	if _, err := genericoptions.ParseWatchCacheSizes(o.Etcd.WatchCacheSizes); err != nil {

@@ -36,6 +36,7 @@ import (
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/builtin"
 )
 
@@ -58,6 +59,8 @@ type protocol struct {
 	member  *member.Member
 	fence   *fence.Fence
 	etcd    *etcdConn
+	// keyring is nil where nothing is encrypted.
+	keyring *keyring
 	// clientLoad tells migrations whether they have to give way.
 	clientLoad clientLoad
 	collect    *collect.Collector
@@ -90,10 +93,10 @@ type protocol struct {
 }
 
 // newProtocol makes the server's member and fence. Nothing runs yet.
-func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clients *clients) (*protocol, error) {
+func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring *keyring, clients *clients) (*protocol, error) {
 	p := &protocol{
 		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
-		etcd: etcd, drain: newDrain(), abandoned: make(chan struct{}), closed: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
+		etcd: etcd, keyring: ring, drain: newDrain(), abandoned: make(chan struct{}), closed: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
 		clientLoad: clientLoad{clock: clock.RealClock{}},
 	}
 	if o.DisableProtocol {
@@ -103,6 +106,11 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, clie
 	var err error
 	if p.skew, err = newSkew(clients.controllers.objects, p.identity); err != nil {
 		return nil, err
+	}
+	if ring != nil {
+		ring.check = func(ctx context.Context, next, present *keys) error {
+			return checkReload(ctx, rewrite.NewEtcd(etcd.client), o.Etcd.StorageConfig.Prefix, o.plan.Target().Resources(), next, present)
+		}
 	}
 	persisted := builtin.PersistedResources(o.plan)
 	parts := []func() error{
@@ -163,6 +171,7 @@ func (p *protocol) newMember(persisted []builtin.Persisted, clients *clients) er
 	if p.member, err = member.New(config); err != nil {
 		return err
 	}
+	p.keyring.listen(p.member.SetEncryption)
 	return p.member.SetBuiltins(reports(persisted))
 }
 

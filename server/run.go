@@ -74,6 +74,12 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 		return err
 	}
 	defer func() { _ = o.SecureServing.Listener.Close() }() // the generic server closes it too
+	providers, stopProviders := context.WithCancel(context.Background())
+	defer stopProviders()
+	ring, err := newKeyring(providers, o)
+	if err != nil {
+		return err
+	}
 	stop, err := o.embedEtcd(ctx)
 	if err != nil {
 		return unlessStopped(ctx, err)
@@ -83,10 +89,10 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 		return errors.Join(unlessStopped(ctx, err), stop())
 	}
 	etcd := newEtcdConn(client, o.Etcd.StorageConfig.ReadycheckTimeout)
-	if err = o.checkStorage(ctx, client); err != nil {
+	if err = o.checkStorage(ctx, client, ring.keys()); err != nil {
 		err = unlessStopped(ctx, err)
 	} else {
-		err = serve(ctx, o, etcd, serving)
+		err = serve(ctx, o, etcd, ring, serving)
 	}
 	return errors.Join(err, etcd.close(), stop())
 }
@@ -184,11 +190,11 @@ func unplanned(v versions) *compat.Plan {
 }
 
 // checkStorage refuses to start on what the server could not decode.
-func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client) error {
+func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client, k *keys) error {
 	if o.DisableProtocol {
 		return nil
 	}
-	return checkStorage(ctx, etcd, o.Etcd.StorageConfig.Prefix, o.plan, o.AllowUndecodableStorage)
+	return checkStorage(ctx, etcd, o.Etcd.StorageConfig.Prefix, o.plan, k, o.AllowUndecodableStorage)
 }
 
 // embedEtcd starts an etcd of the server's own where no other is named.
@@ -220,7 +226,7 @@ func dialEtcd(ctx context.Context, o *Options) (*clientv3.Client, error) {
 }
 
 // serve assembles the server on a connected etcd and runs it.
-func serve(ctx context.Context, o *Options, etcd *etcdConn, serving func(*Server)) error {
+func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, serving func(*Server)) error {
 	base, certs, err := baseConfig(o)
 	if err != nil {
 		return err
@@ -233,7 +239,8 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, serving func(*Server
 	if err := withAdmission(base, clients.kube, shared); err != nil {
 		return err
 	}
-	p, err := newProtocol(o, base, etcd, clients)
+	ring.apply(base)
+	p, err := newProtocol(o, base, etcd, ring, clients)
 	if err != nil {
 		return err
 	}
@@ -306,6 +313,12 @@ func addHooks(o *Options, c *chain, clients *clients, caFile string, shared info
 			}()
 			return nil
 		},
+	}
+	if p.keyring != nil {
+		hooks["concord-encryption"] = func(hook genericapiserver.PostStartHookContext) error {
+			go p.keyring.run(hook, o.EncryptionReloadInterval)
+			return nil
+		}
 	}
 	for name, hook := range hooks {
 		if err := server.AddPostStartHook(name, hook); err != nil {

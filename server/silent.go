@@ -33,8 +33,11 @@ func (p *protocol) newSilentMember(clients *clients) error {
 	config := p.memberConfig(clients)
 	config.Erase = eraseStorageVersions(p.etcd.client, p.options.Etcd.StorageConfig.Prefix)
 	var err error
-	p.member, err = member.New(config)
-	return err
+	if p.member, err = member.New(config); err != nil {
+		return err
+	}
+	p.keyring.listen(p.member.SetEncryption)
+	return nil
 }
 
 func addSilentHooks(server *genericapiserver.GenericAPIServer, running *running) error {

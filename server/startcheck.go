@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/klog/v2"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -28,14 +29,18 @@ const (
 
 // checkStorage refuses to start a server that cannot decode what may be stored (KEP-2343,
 // "Implications to cluster operators"). The error is one line that names the resources,
-// their encodings and what to do. It reads the stored sets straight from etcd, and raw
+// their encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
 // values only of built-in resources whose stored set is not known, for at most
-// storageCheckTimeout. What nobody can tell, such as encrypted values, is logged and does
+// storageCheckTimeout. What nobody can tell, such as damaged values, is logged and does
 // not keep the server from starting. With allow nothing does.
-func checkStorage(ctx context.Context, etcd *clientv3.Client, prefix string, plan *compat.Plan, allow bool) error {
+func checkStorage(ctx context.Context, etcd *clientv3.Client, prefix string, plan *compat.Plan, k *keys, allow bool) error {
 	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
 	defer cancel()
-	err := refuseUndecodable(ctx, rewrite.NewEtcd(etcd), prefix, plan.Target())
+	reader := opening{Reader: rewrite.NewEtcd(etcd), keys: k, states: ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
+	err := refuseUndecodable(ctx, reader, prefix, plan.Target())
+	if err == nil {
+		err = refuseUnreadable(ctx, reader, prefix, plan.Target().Resources(), k)
+	}
 	if err != nil && allow {
 		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+allowUndecodableFlag+" says: they cannot be read, and lists of their resources fail")
 		return nil

@@ -233,7 +233,8 @@ func TestCheckStorage(t *testing.T) {
 				v[stateKey(policies)] = stateOf(t, policies, 1, evolve.Unknown)
 				v["mutatingadmissionpolicies/a"] = sealed
 			},
-			untold: policies.String() + ": its stored set says Unknown, and 1 value is encrypted",
+			untold:  policies.String() + ": its stored set says Unknown, and 1 value is encrypted",
+			refused: []string{"1 of " + policies.String() + " encrypted with aescbc:v1:key1"},
 		},
 		"encrypted values, and one of a newer version": {
 			change: func(v map[string]string) {
@@ -268,7 +269,7 @@ func TestCheckStorage(t *testing.T) {
 			}
 			prefix := etcd.fill(t, values)
 			ctx, logged := logs(t)
-			err := checkStorage(ctx, etcd.Client, prefix, testPlan(t), false)
+			err := checkStorage(ctx, etcd.Client, prefix, testPlan(t), &keys{}, false)
 			if (err != nil) != (len(test.refused) > 0) {
 				t.Fatalf("got %v", err)
 			}
@@ -281,7 +282,7 @@ func TestCheckStorage(t *testing.T) {
 				t.Errorf("logged %q, want %q", got, test.untold)
 			}
 			ctx, logged = logs(t)
-			if err := checkStorage(ctx, etcd.Client, prefix, testPlan(t), true); err != nil {
+			if err := checkStorage(ctx, etcd.Client, prefix, testPlan(t), &keys{}, true); err != nil {
 				t.Errorf("not allowed: %v", err)
 			}
 			if loud := strings.Contains(logged(), "STARTING ALTHOUGH"); loud != (len(test.refused) > 0) {
@@ -384,7 +385,7 @@ func TestCheckStorageWithoutEtcd(t *testing.T) {
 	etcd := startStored(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := checkStorage(ctx, etcd.Client, "/registry", testPlan(t), false); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if err := checkStorage(ctx, etcd.Client, "/registry", testPlan(t), &keys{}, false); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("got %v", err)
 	}
 }

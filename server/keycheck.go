@@ -1,0 +1,172 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// refuseUnreadable says why a server with these keys could not open what is stored. The
+// error is one line that names resources and keys. Raw values are counted only of the
+// resources whose stored set has, or may have, a key that is not among them.
+func refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k *keys) error {
+	sets, err := ReadStoredSets(ctx, reader, prefix)
+	if err != nil {
+		return fmt.Errorf("what is stored cannot be read, so that nobody can tell which keys it needs: %w", err)
+	}
+	all := append(sets.Resources(), known...)
+	slices.SortFunc(all, compareResources)
+	var unreadable []string
+	for _, gr := range slices.Compact(all) {
+		needs, err := sets.unreadable(ctx, reader, prefix, gr, k)
+		if err != nil {
+			return err
+		}
+		unreadable = append(unreadable, needs...)
+	}
+	if len(unreadable) == 0 {
+		return nil
+	}
+	return fmt.Errorf("this encryption configuration cannot read what is stored, %s: keep each key in --%s until concord keys says that it is safe to remove (--%s starts without these objects)",
+		strings.Join(unreadable, "; "), encryptionFlag, allowUndecodableFlag)
+}
+
+// unreadable names the keys of the resource's values that k has not, with their numbers.
+func (s StoredSets) unreadable(ctx context.Context, reader rewrite.Reader, prefix string, gr schema.GroupResource, k *keys) ([]string, error) {
+	if exempt(gr) {
+		return nil, nil
+	}
+	state, _ := s.state(gr)
+	version, _ := s.version(gr)
+	missing := map[string]bool{} // by what values say of their key
+	unknown := false
+	for _, e := range evolve.StoredSet(state, version) {
+		switch {
+		case e == evolve.Unknown:
+			unknown = true
+		case !k.reads(gr, e.Seal()):
+			missing[e.Seal().Key()] = true
+		}
+	}
+	if len(missing) == 0 && !unknown {
+		return nil, nil
+	}
+	counts, err := countKeys(ctx, reader, ResourcePrefix(prefix, gr, s.custom(gr)))
+	if err != nil && len(missing) > 0 {
+		return nil, fmt.Errorf("values of %s may be %s, which the encryption configuration cannot read, and they could not all be read to find out: %w",
+			gr, strings.Join(describeKeys(slices.Sorted(maps.Keys(missing))), " and "), err)
+	}
+	if err != nil && ctx.Err() == nil {
+		return nil, fmt.Errorf("values of %s cannot be read: %w", gr, err)
+	}
+	var needs []string
+	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		if missing[key] || !k.readsKey(gr, key) {
+			needs = append(needs, fmt.Sprintf("%d of %s %s", counts[key], gr, describeKeys([]string{key})[0]))
+		}
+	}
+	return needs, nil
+}
+
+func describeKeys(keys []string) []string {
+	described := make([]string, len(keys))
+	for i, key := range keys {
+		if described[i] = "encrypted with " + key; key == "" {
+			described[i] = "not encrypted"
+		}
+	}
+	return described
+}
+
+// custom says whether the resource was seen to be a custom one: its key has the group in it.
+func (s StoredSets) custom(gr schema.GroupResource) bool {
+	if state := s.States[gr]; state != nil && state.Annotations[migrationv1alpha1.CustomResourceAnnotation] == "true" {
+		return true
+	}
+	sv := s.Versions[gr]
+	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
+}
+
+// countKeys counts the values under a prefix by the key that they say they are encrypted
+// with, "" for none. With an error it returns what it counted so far.
+func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[string]int64, error) {
+	encodings, err := rewrite.CountEncodings(ctx, reader, prefix)
+	counts := map[string]int64{}
+	for encoding, n := range encodings {
+		switch key, encrypted := strings.CutPrefix(encoding, rewrite.EncodingEncrypted); {
+		case encrypted:
+			counts[key] += n
+		case encoding != rewrite.EncodingUnknown:
+			counts[""] += n
+		}
+	}
+	return counts, err
+}
+
+// checkReload says why a configuration may not take the place of the present one: some
+// value that is stored, or that a server may be about to write, could not be read any more.
+func checkReload(ctx context.Context, etcd rewrite.Reader, prefix string, known []schema.GroupResource, next, present *keys) error {
+	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
+	defer cancel()
+	reader := opening{Reader: etcd, keys: present, states: ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
+	sets, err := ReadStoredSets(ctx, reader, prefix)
+	if err != nil {
+		return fmt.Errorf("what is stored cannot be read: %w", err)
+	}
+	for _, gr := range sets.Resources() {
+		written := []agree.Seal{present.writes(gr)}
+		if sv := sets.Versions[gr]; sv != nil {
+			for _, r := range storageversion.Reports(sv) {
+				if r.Encoding != evolve.Unknown {
+					written = append(written, r.Encoding.Seal())
+				}
+			}
+		}
+		for _, seal := range written {
+			if !exempt(gr) && !next.reads(gr, seal) {
+				return fmt.Errorf("it cannot read %s that are %s, as a server writes them now: keep that key behind the first one until all servers have loaded it", gr, describeKeys([]string{seal.Key()})[0])
+			}
+		}
+	}
+	err = refuseUnreadable(ctx, reader, prefix, known, next)
+	if err != nil && ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	return err
+}
+
+// opening is a Reader that opens StorageStates, so that what they say can be read as if
+// nothing was encrypted.
+type opening struct {
+	rewrite.Reader
+	keys   *keys
+	states string
+}
+
+// Range implements rewrite.Reader.
+func (o opening) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	page, err := o.Reader.Range(ctx, start, end, limit, revision)
+	for i, e := range page.Entries {
+		if !strings.HasPrefix(e.Key, o.states) || !bytes.HasPrefix(e.Value, []byte(sealPrefix)) {
+			continue
+		}
+		transformer := o.keys.transformers.TransformerForResource(migrationv1alpha1.StorageStates)
+		if plain, _, err := transformer.TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key)); err == nil {
+			page.Entries[i].Value = plain
+		}
+	}
+	return page, err
+}

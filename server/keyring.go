@@ -1,0 +1,334 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	encryptionmetrics "k8s.io/apiserver/pkg/server/options/encryptionconfig/metrics"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/fence"
+)
+
+const (
+	// healthTimeout bounds how long the KMS plugins of a new configuration may take to answer.
+	healthTimeout = 10 * time.Second
+	healthPoll    = 100 * time.Millisecond
+)
+
+// keyring is what this server encrypts stored values with (--encryption-provider-config).
+// The library's own reloading would not do: which key a value was sealed with has to be
+// known when it is written (package fence).
+type keyring struct {
+	path   string
+	reload bool
+	server string // in metrics
+	// check says why a configuration may not take the place of the present one.
+	check func(ctx context.Context, next, present *keys) error
+
+	current atomic.Pointer[keys]
+
+	mu sync.Mutex // guards tell, and what it tells against being overtaken
+	// tell is called with what is encrypted with from now on.
+	tell func(config string, seal func(schema.GroupResource) agree.Seal)
+}
+
+// newKeyring loads the configuration; without one it returns nil. What the providers run
+// lives as long as ctx.
+func newKeyring(ctx context.Context, o *Options) (*keyring, error) {
+	path := o.Etcd.EncryptionProviderConfigFilepath
+	if path == "" {
+		return nil, nil
+	}
+	r := &keyring{path: path, reload: o.Etcd.EncryptionProviderConfigAutomaticReload, server: fmt.Sprintf("%s:%d", o.SecureServing.BindAddress, o.SecureServing.BindPort)}
+	k, err := loadKeys(ctx, path, r.reload, r.server)
+	if err != nil {
+		return nil, fmt.Errorf("--%s %s: %w", encryptionFlag, path, err)
+	}
+	encryptionmetrics.RecordEncryptionConfigLastConfigInfo(r.server, k.hash)
+	r.current.Store(k)
+	r.probe(ctx)
+	return r, nil
+}
+
+// keys returns the present configuration; the empty one of a server without.
+func (r *keyring) keys() *keys {
+	if r == nil {
+		return &keys{}
+	}
+	return r.current.Load()
+}
+
+// apply has c encrypt, and report the providers' health as kube-apiserver does.
+func (r *keyring) apply(c *genericapiserver.Config) {
+	if r == nil {
+		return
+	}
+	c.ResourceTransformers = r
+	checks := r.keys().health
+	if r.reload && len(checks) == 1 {
+		checks = []healthz.HealthChecker{healthz.NamedCheck(checks[0].Name(), func(req *http.Request) error { return r.keys().health[0].Check(req) })}
+	}
+	c.HealthzChecks = append(c.HealthzChecks, checks...)
+	c.ReadyzChecks = append(c.ReadyzChecks, checks...)
+}
+
+// listen has every change told, beginning with what is so now.
+func (r *keyring) listen(tell func(config string, seal func(schema.GroupResource) agree.Seal)) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	r.tell = tell
+	r.mu.Unlock()
+	r.changed()
+}
+
+// changed tells what is encrypted with now.
+func (r *keyring) changed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tell == nil {
+		return
+	}
+	k := r.current.Load()
+	seals := map[*provider]agree.Seal{} // as they are now: a KMS plugin may turn to another key
+	for _, providers := range k.providers {
+		seals[providers[0]] = providers[0].writes()
+	}
+	r.tell(k.hash, func(gr schema.GroupResource) agree.Seal {
+		if providers := k.of(gr); len(providers) > 0 && !exempt(gr) {
+			return seals[providers[0]]
+		}
+		return ""
+	})
+}
+
+var unfenced = fence.Unfenced()
+
+// exempt says whether a resource is stored as it is whatever the configuration says: the
+// three that the fence does not bind (DESIGN 3.1), of which nobody could prove that no
+// server writes them with an old key.
+func exempt(gr schema.GroupResource) bool { return unfenced.Has(gr) }
+
+// run follows the file and the KMS plugins until ctx ends.
+func (r *keyring) run(ctx context.Context, every time.Duration) {
+	if r == nil {
+		return
+	}
+	told := ""
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if r.probe(ctx) {
+			r.changed()
+		}
+		if !r.reload {
+			return
+		}
+		switch changed, err := r.follow(ctx); {
+		case err != nil && ctx.Err() == nil:
+			encryptionmetrics.RecordEncryptionConfigAutomaticReloadFailure(r.server)
+			if err.Error() != told {
+				klog.FromContext(ctx).Error(err, "The encryption configuration was not loaded, the one before stays", "path", r.path)
+			}
+			told = err.Error()
+		case changed:
+			told = ""
+			encryptionmetrics.RecordEncryptionConfigAutomaticReloadSuccess(r.server, r.keys().hash)
+			klog.FromContext(ctx).Info("Loaded the encryption configuration", "path", r.path, "hash", r.keys().hash)
+		}
+	}, every)
+}
+
+// follow loads the file if it has changed.
+func (r *keyring) follow(ctx context.Context) (changed bool, err error) {
+	present := r.keys()
+	hash, err := encryptionconfig.GetEncryptionConfigHash(r.path)
+	if err != nil || hash == present.hash {
+		return false, err
+	}
+	next, err := loadKeys(ctx, r.path, true, r.server)
+	if err != nil {
+		return false, err
+	}
+	if err = healthy(ctx, next); err == nil && r.check != nil {
+		err = r.check(ctx, next, present)
+	}
+	if err != nil {
+		next.close()
+		return false, err
+	}
+	next.probe(ctx)
+	r.current.Store(next)
+	r.changed()
+	time.AfterFunc(present.grace, present.close)
+	return true, nil
+}
+
+// healthy waits for the providers of a new configuration.
+func healthy(ctx context.Context, k *keys) error {
+	last := errors.New("no answer")
+	err := wait.PollUntilContextTimeout(ctx, healthPoll, max(healthTimeout, k.grace), true, func(ctx context.Context) (bool, error) {
+		last = nil
+		for _, check := range k.health {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "/healthz/"+check.Name(), nil)
+			if err != nil {
+				return false, err
+			}
+			last = errors.Join(last, check.Check(req))
+		}
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("its providers are not healthy: %w", errors.Join(last, ctx.Err()))
+	}
+	return nil
+}
+
+// probe finds out which keys the KMS plugins use, and says whether one is another than before.
+func (r *keyring) probe(ctx context.Context) bool { return r.keys().probe(ctx) }
+
+func (k *keys) probe(ctx context.Context) (rotated bool) {
+	const text = "which key?"
+	for gr, providers := range k.providers {
+		if providers[0].kms == nil {
+			continue
+		}
+		out, err := k.transformers[gr].TransformToStorage(ctx, []byte(text), value.DefaultContext(text))
+		if err != nil {
+			continue // the plugin's health tells
+		}
+		if _, now := providers[0].sealed(out); now {
+			rotated = true
+		}
+	}
+	return rotated
+}
+
+// TransformerForResource implements value.ResourceTransformers.
+func (r *keyring) TransformerForResource(gr schema.GroupResource) value.Transformer {
+	if exempt(gr) {
+		return plainWriter{ring: r, gr: gr}
+	}
+	return sealer{ring: r, gr: gr}
+}
+
+// sealer encrypts one resource's values as the configuration says at each moment.
+type sealer struct {
+	ring *keyring
+	gr   schema.GroupResource
+}
+
+var _ fence.Sealer = sealer{}
+
+// TransformFromStorage implements value.Read.
+func (s sealer) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	return s.ring.keys().transformers.TransformerForResource(s.gr).TransformFromStorage(ctx, data, dataCtx)
+}
+
+// TransformToStorage implements value.Write.
+func (s sealer) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	out, _, err := s.Seal(ctx, data, dataCtx)
+	return out, err
+}
+
+// Seal implements fence.Sealer.
+func (s sealer) Seal(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, agree.Seal, error) {
+	out, seal, rotated, err := s.ring.keys().seal(ctx, s.gr, data, dataCtx)
+	if rotated {
+		s.ring.changed()
+	}
+	return out, seal, err
+}
+
+// Current implements fence.Sealer.
+func (s sealer) Current() agree.Seal { return s.ring.keys().writes(s.gr) }
+
+func (k *keys) seal(ctx context.Context, gr schema.GroupResource, data []byte, dataCtx value.Context) (out []byte, with agree.Seal, rotated bool, err error) {
+	out, err = k.transformers.TransformerForResource(gr).TransformToStorage(ctx, data, dataCtx)
+	if providers := k.of(gr); err == nil && len(providers) > 0 {
+		with, rotated = providers[0].sealed(out)
+	}
+	return out, with, rotated, err
+}
+
+// writes returns what values of a resource are encrypted with now.
+func (k *keys) writes(gr schema.GroupResource) agree.Seal {
+	if providers := k.of(gr); len(providers) > 0 {
+		return providers[0].writes()
+	}
+	return ""
+}
+
+// pinned encrypts with one key and no other, for a rewrite.
+type pinned struct {
+	ring *keyring
+	keys *keys
+	gr   schema.GroupResource
+	seal agree.Seal
+}
+
+// pin returns what encrypts a resource with this key, nil if values are stored as they are
+// and always were. The error says that this server encrypts with another one.
+func (r *keyring) pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer, error) {
+	if r != nil && exempt(gr) {
+		return plainWriter{ring: r, gr: gr}, nil
+	}
+	k := r.keys()
+	if now := k.writes(gr); now != seal {
+		return nil, fmt.Errorf("this server encrypts %s with %q and not with %q", gr, now.Key(), seal.Key())
+	}
+	if len(k.of(gr)) == 0 {
+		return nil, nil
+	}
+	return pinned{ring: r, keys: k, gr: gr, seal: seal}, nil
+}
+
+// TransformFromStorage implements value.Read.
+func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	return p.keys.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
+}
+
+// TransformToStorage implements value.Write.
+func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	out, with, rotated, err := p.keys.seal(ctx, p.gr, data, dataCtx)
+	if rotated {
+		p.ring.changed()
+	}
+	if err == nil && with != p.seal {
+		return nil, fmt.Errorf("the key has changed from %s to %s", p.seal, with)
+	}
+	return out, err
+}
+
+// plainWriter stores values as they are, and opens those that were encrypted all the same.
+type plainWriter struct {
+	ring *keyring
+	gr   schema.GroupResource
+}
+
+// TransformFromStorage implements value.Read.
+func (p plainWriter) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if !bytes.HasPrefix(data, []byte(sealPrefix)) {
+		return data, false, nil
+	}
+	plain, _, err := sealer(p).TransformFromStorage(ctx, data, dataCtx)
+	return plain, true, err
+}
+
+// TransformToStorage implements value.Write.
+func (p plainWriter) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
+	return data, nil
+}

@@ -1,0 +1,278 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/pbkdf2"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	encryptionFlag = "encryption-provider-config"
+	// sealPrefix is how encrypted values begin.
+	sealPrefix = "k8s:enc:"
+	// fingerprintRounds make a fingerprint expensive to guess secrets by.
+	fingerprintRounds = 1 << 16
+	fingerprintBytes  = 8
+)
+
+// keys is one encryption configuration as it was loaded. It never changes, but for the key
+// that a KMS plugin says it uses.
+type keys struct {
+	// hash is that of the file, "sha256:...".
+	hash         string
+	transformers encryptionconfig.StaticTransformers
+	health       []healthz.HealthChecker
+	// providers are those of a resource or of a pattern, the one that writes first.
+	providers map[schema.GroupResource][]*provider
+	// close ends what the providers have running, grace after the last use.
+	close context.CancelFunc
+	grace time.Duration
+}
+
+// provider is one key, or one KMS plugin.
+type provider struct {
+	// seal is what values say that it encrypted; of a KMS plugin its beginning.
+	seal agree.Seal
+	// kms is set for a KMS plugin: the fingerprint of the key it encrypted with last.
+	kms *atomic.Pointer[string]
+}
+
+// writes returns what the provider encrypts with now.
+func (p *provider) writes() agree.Seal {
+	if p.kms == nil {
+		return p.seal
+	}
+	if id := p.kms.Load(); id != nil {
+		return p.seal + agree.Seal(*id)
+	}
+	return p.seal
+}
+
+// reads says whether the provider opens values with this seal.
+func (p *provider) reads(seal agree.Seal) bool {
+	if p.kms != nil {
+		return strings.HasPrefix(string(seal), string(p.seal))
+	}
+	return p.seal == seal
+}
+
+// sealed returns the seal of a value that the provider has encrypted, and whether that is
+// another key than before.
+func (p *provider) sealed(value []byte) (seal agree.Seal, rotated bool) {
+	if p.kms == nil {
+		return p.seal, false
+	}
+	id, ok := kmsKey(value)
+	if !ok {
+		return p.seal, false
+	}
+	if old := p.kms.Load(); old == nil || *old != id {
+		rotated = true
+		p.kms.Store(&id)
+	}
+	return p.seal + agree.Seal(id), rotated
+}
+
+// kmsKey returns the fingerprint of the key that a value of a KMS plugin, version 2, needs.
+func kmsKey(value []byte) (string, bool) {
+	rest, ok := strings.CutPrefix(string(value), sealPrefix+"kms:v2:")
+	if !ok {
+		return "", false
+	}
+	_, rest, ok = strings.Cut(rest, ":")
+	var object kmstypes.EncryptedObject
+	if !ok || proto.Unmarshal([]byte(rest), &object) != nil {
+		return "", false
+	}
+	sum := sha256.Sum256([]byte(object.KeyID))
+	return hex.EncodeToString(sum[:fingerprintBytes]), true
+}
+
+// sealOf returns the seal of an encrypted value of the resource, empty if it has none of k's.
+func (k *keys) sealOf(gr schema.GroupResource, value []byte) agree.Seal {
+	for _, p := range k.of(gr) {
+		key := p.seal.Key()
+		if key == "" || !bytes.HasPrefix(value, []byte(sealPrefix+key+":")) {
+			continue
+		}
+		if p.kms == nil {
+			return p.seal
+		}
+		id, _ := kmsKey(value)
+		return p.seal + agree.Seal(id)
+	}
+	return ""
+}
+
+// of returns the providers of a resource, none if it is not encrypted.
+func (k *keys) of(gr schema.GroupResource) []*provider {
+	for _, pattern := range []schema.GroupResource{gr, {Group: gr.Group, Resource: "*"}, {Group: "*", Resource: "*"}} {
+		if providers := k.providers[pattern]; len(providers) > 0 {
+			return providers
+		}
+	}
+	return nil
+}
+
+// reads says whether values of the resource with this seal can be opened.
+func (k *keys) reads(gr schema.GroupResource, seal agree.Seal) bool {
+	providers := k.of(gr)
+	for _, p := range providers {
+		if p.reads(seal) {
+			return true
+		}
+	}
+	return len(providers) == 0 && seal == ""
+}
+
+// readsKey is reads for what a value says of its seal: it does not tell the secret.
+func (k *keys) readsKey(gr schema.GroupResource, key string) bool {
+	providers := k.of(gr)
+	for _, p := range providers {
+		if p.seal.Key() == key {
+			return true
+		}
+	}
+	return len(providers) == 0 && key == ""
+}
+
+// loadKeys reads the configuration. What the providers run lives as long as ctx.
+func loadKeys(ctx context.Context, path string, reload bool, server string) (*keys, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	loaded, err := encryptionconfig.LoadEncryptionConfig(ctx, path, reload, server)
+	if err != nil {
+		cancel()
+		return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // of several lines
+	}
+	k := &keys{
+		hash: loaded.EncryptionFileContentHash, transformers: loaded.Transformers, health: loaded.HealthChecks,
+		close: cancel, grace: loaded.KMSCloseGracePeriod,
+	}
+	if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(raw)); sum != k.hash {
+		err = errors.New("it was changed while it was read")
+	} else {
+		k.providers, err = providersOf(raw)
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return k, nil
+}
+
+var encryptionCodecs = func() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{apiserver.AddToScheme, apiserverv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			panic(err) // the libraries' own types
+		}
+	}
+	return serializer.NewCodecFactory(scheme, serializer.EnableStrict)
+}()
+
+// providersOf names the providers of a configuration that the library has found valid.
+func providersOf(raw []byte) (map[schema.GroupResource][]*provider, error) {
+	obj, gvk, err := encryptionCodecs.UniversalDecoder().Decode(raw, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	config, ok := obj.(*apiserver.EncryptionConfiguration)
+	if !ok {
+		return nil, fmt.Errorf("it holds %s and no EncryptionConfiguration", gvk)
+	}
+	named := map[string]agree.Seal{}
+	providers := map[schema.GroupResource][]*provider{}
+	for _, entry := range config.Resources {
+		var all []*provider
+		for _, c := range entry.Providers {
+			ps, err := providersIn(c, named)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, ps...)
+		}
+		for _, resource := range entry.Resources {
+			gr := schema.ParseGroupResource(resource)
+			providers[gr] = append(providers[gr], all...)
+		}
+	}
+	return providers, nil
+}
+
+// providersIn returns one provider for each key. named are the keys seen so far: values
+// name their key, so that one name has to mean one secret.
+func providersIn(c apiserver.ProviderConfiguration, named map[string]agree.Seal) ([]*provider, error) {
+	var name string
+	var secrets []apiserver.Key
+	switch {
+	case c.Identity != nil:
+		return []*provider{{}}, nil
+	case c.KMS != nil:
+		p := &provider{seal: agree.Seal("kms:" + c.KMS.APIVersion + ":" + c.KMS.Name + ":")}
+		if c.KMS.APIVersion == "v2" {
+			p.kms = &atomic.Pointer[string]{}
+		}
+		return []*provider{p}, nil
+	case c.AESGCM != nil:
+		name, secrets = "aesgcm", c.AESGCM.Keys
+	case c.AESCBC != nil:
+		name, secrets = "aescbc", c.AESCBC.Keys
+	case c.Secretbox != nil:
+		name, secrets = "secretbox", c.Secretbox.Keys
+	}
+	providers := make([]*provider, 0, len(secrets))
+	for _, key := range secrets {
+		if strings.IndexFunc(key.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' || r == ',' }) >= 0 {
+			return nil, fmt.Errorf("the %s key %q needs a name of visible ASCII characters other than ':' and ','", name, key.Name)
+		}
+		seal, err := SealOf(name+":v1:"+key.Name, key.Secret)
+		if err != nil {
+			return nil, fmt.Errorf("the %s key %q: %w", name, key.Name, err)
+		}
+		if other, ok := named[seal.Key()]; ok && other != seal {
+			return nil, fmt.Errorf("two secrets have the name %q of provider %s: give a new key a new name, so that stored values tell which they need", key.Name, name)
+		}
+		named[seal.Key()] = seal
+		providers = append(providers, &provider{seal: seal})
+	}
+	return providers, nil
+}
+
+// SealOf adds the fingerprint of a secret, in base64, to the name of its key,
+// "<provider>:v1:<name>".
+func SealOf(key, secret string) (agree.Seal, error) {
+	raw, err := base64.StdEncoding.DecodeString(secret)
+	if err != nil {
+		return "", err
+	}
+	sum, err := pbkdf2.Key(sha256.New, string(raw), []byte("concord.dev/seal "+key), fingerprintRounds, fingerprintBytes)
+	if err != nil {
+		return "", err
+	}
+	return agree.Seal(key + ":" + hex.EncodeToString(sum)), nil
+}
