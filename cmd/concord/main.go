@@ -38,6 +38,6 @@ func newCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
 	})
-	root.AddCommand(newServerCommand(), newDemoCommand(), NewCensusCommand(), newAPIsCommand(), newPreflightCommand(), newMigrateCommand())
+	root.AddCommand(newServerCommand(), newDemoCommand(), NewCensusCommand(), newKeysCommand(), newAPIsCommand(), newPreflightCommand(), newMigrateCommand())
 	return root
 }
