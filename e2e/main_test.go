@@ -60,6 +60,9 @@ func TestSlow(t *testing.T) {
 		{"Compacted", testCompacted},
 		{"InvalidObjects", testInvalidObjects},
 		{"BrokenObjects", testBrokenObjects},
+		{"RotationKilled", testRotationKilled},
+		{"EncryptAndDecrypt", testEncryptAndDecrypt},
+		{"RotationRolledBack", testRotationRolledBack},
 	} {
 		t.Run(test.name, test.run)
 	}

@@ -157,7 +157,7 @@ func (s Standing) unsettled() string {
 	if s.StoredVersions == nil {
 		return ""
 	}
-	if _, version, _ := strings.Cut(string(s.Common), "/"); !slices.Equal(s.StoredVersions, []string{version}) {
+	if _, version, _ := strings.Cut(string(s.Common.Plain()), "/"); !slices.Equal(s.StoredVersions, []string{version}) {
 		return fmt.Sprintf("storedVersions are %v, the agreement %s", s.StoredVersions, s.Common)
 	}
 	return ""

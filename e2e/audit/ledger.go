@@ -56,6 +56,7 @@ func (w Write) Server() string {
 type Ledger struct {
 	prefix    string
 	exempt    sets.Set[schema.GroupResource]
+	open      func(key string, value []byte) (plain []byte, seal agree.Seal, err error)
 	ignored   sets.Set[string]
 	normal    map[schema.GroupResource]func(fields map[string]any)
 	resources map[schema.GroupResource]*resource
@@ -120,6 +121,11 @@ func (l *Ledger) Normalize(gr schema.GroupResource, normal func(fields map[strin
 	l.normal[gr] = normal
 }
 
+// Open says how encrypted values are opened, and what they were encrypted with.
+func (l *Ledger) Open(open func(key string, value []byte) (plain []byte, seal agree.Seal, err error)) {
+	l.open = open
+}
+
 // Apply judges one event.
 func (l *Ledger) Apply(e Event) {
 	l.revision = max(l.revision, e.Revision)
@@ -144,7 +150,15 @@ func (l *Ledger) of(gr schema.GroupResource) *resource {
 }
 
 func (l *Ledger) put(e Event, path string) {
-	encoding, _, ok := rewrite.Envelope(e.Value)
+	value, seal := e.Value, agree.Seal("")
+	if l.open != nil {
+		var err error
+		if value, seal, err = l.open(e.Key, e.Value); err != nil {
+			l.violate(e, "the value cannot be opened: %v", err)
+			return
+		}
+	}
+	encoding, _, ok := rewrite.Envelope(value)
 	if !ok {
 		l.violate(e, "the value has no readable envelope")
 		return
@@ -154,11 +168,12 @@ func (l *Ledger) put(e Event, path string) {
 		l.violate(e, "the key is not an object's, but its value is in %s", encoding)
 		return
 	}
+	encoding = encoding.Sealed(seal)
 	r := l.of(gr)
 	if !l.exempt.Has(gr) {
 		l.checkPermission(e, r, encoding)
 	}
-	c, err := readContent(e.Value)
+	c, err := readContent(value)
 	if err != nil {
 		l.violate(e, "the value cannot be decoded: %v", err)
 		return
@@ -251,7 +266,7 @@ func (l *Ledger) checkStored(e Event, gr schema.GroupResource) {
 			l.tell(e, r, now, fmt.Sprintf("I1: objects of %s are in %s, which is not in the stored set %v at epoch %d",
 				gr, encoding, sets.List(stored), r.version.epoch))
 		}
-		_, version, _ := strings.Cut(string(encoding), "/")
+		_, version, _ := strings.Cut(string(encoding.Plain()), "/")
 		if r.crd != nil && r.crd.DeletionTimestamp.IsZero() && !slices.Contains(r.crd.Status.StoredVersions, version) {
 			l.tell(e, r, now, fmt.Sprintf("I8: objects of %s are in %s, which is not in the storedVersions %v of its CRD",
 				gr, encoding, r.crd.Status.StoredVersions))

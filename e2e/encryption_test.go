@@ -1,0 +1,312 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/secretbox"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/server"
+)
+
+var secrets = schema.GroupResource{Resource: "secrets"}
+
+// loadedSecrets are Secrets with a text.
+func loadedSecrets() load.Resource {
+	data := func(text string) map[string]any {
+		return map[string]any{"text": base64.StdEncoding.EncodeToString([]byte(text))}
+	}
+	return load.Resource{
+		GroupVersionResource: secrets.WithVersion("v1"), Kind: "Secret", Namespace: metav1.NamespaceDefault,
+		Fill:   func(fields map[string]any, text string) { fields["data"] = data(text) },
+		Update: func(text string) map[string]any { return map[string]any{"data": data(text)} },
+	}
+}
+
+// A key of the tests is "<provider>:v1:<name>", or identity; its secret follows from it.
+const (
+	keyA     = "aescbc:v1:a"
+	keyB     = "secretbox:v1:b"
+	keyC     = "aesgcm:v1:c"
+	identity = "identity"
+)
+
+func secretOf(key string) []byte { return []byte(strings.Repeat(key[:4]+key[len(key)-4:], 4)) }
+
+func sealOf(t testing.TB, key string) agree.Seal {
+	t.Helper()
+	if key == identity {
+		return ""
+	}
+	seal, err := server.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seal
+}
+
+// openValue opens a stored value with the tests' keys.
+func openValue(t testing.TB) func(key string, stored []byte) ([]byte, agree.Seal, error) {
+	transformers, seals := map[string]value.Transformer{}, map[string]agree.Seal{}
+	for _, key := range []string{keyA, keyC} {
+		block, err := aes.NewCipher(secretOf(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		transformers[key], seals[key] = aestransformer.NewCBCTransformer(block), sealOf(t, key)
+	}
+	block, err := aes.NewCipher(secretOf(keyC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if transformers[keyC], err = aestransformer.NewGCMTransformer(block); err != nil {
+		t.Fatal(err)
+	}
+	transformers[keyB], seals[keyB] = secretbox.NewSecretboxTransformer([32]byte(secretOf(keyB))), sealOf(t, keyB)
+	return func(key string, stored []byte) ([]byte, agree.Seal, error) {
+		if !bytes.HasPrefix(stored, []byte("k8s:enc:")) {
+			return stored, "", nil
+		}
+		for name, transformer := range transformers {
+			if sealed, ok := bytes.CutPrefix(stored, []byte("k8s:enc:"+name+":")); ok {
+				plain, _, err := transformer.TransformFromStorage(context.Background(), sealed, value.DefaultContext(key))
+				return plain, seals[name], err
+			}
+		}
+		return nil, "", fmt.Errorf("%.40q is encrypted with a key that the test does not know", stored)
+	}
+}
+
+// encrypted is a cluster whose servers have encryption configurations of their own.
+type encrypted struct {
+	t         *testing.T
+	c         *cluster.Cluster
+	resources []string
+	servers   []*cluster.Server
+}
+
+const reloadInterval = 100 * time.Millisecond
+
+// newEncrypted starts servers that encrypt with the keys, the first one first.
+func newEncrypted(t *testing.T, resources []string, names []string, keys ...string) *encrypted {
+	t.Helper()
+	e := &encrypted{t: t, c: cluster.New(t), resources: resources}
+	e.c.Audit.With(func(l *audit.Ledger) { l.Open(openValue(t)) })
+	for _, name := range names {
+		e.configure(name, keys...)
+		e.servers = append(e.servers, e.c.Start(cluster.Options{Args: e.args(name)}, name)...)
+	}
+	return e
+}
+
+func (e *encrypted) args(name string) string {
+	return fmt.Sprintf("--encryption-provider-config=%s --encryption-provider-config-automatic-reload --encryption-provider-config-reload-interval=%s --migration-max-added-latency=0",
+		e.file(name), reloadInterval)
+}
+
+func (e *encrypted) file(name string) string { return filepath.Join(e.c.Dir, name+"-encryption.json") }
+
+// configure replaces a server's configuration.
+func (e *encrypted) configure(name string, keys ...string) {
+	e.t.Helper()
+	var providers []any
+	for _, key := range keys {
+		if key == identity {
+			providers = append(providers, map[string]any{identity: map[string]any{}})
+			continue
+		}
+		parts := strings.Split(key, ":")
+		providers = append(providers, map[string]any{parts[0]: map[string]any{
+			"keys": []any{map[string]any{"name": parts[2], "secret": base64.StdEncoding.EncodeToString(secretOf(key))}},
+		}})
+	}
+	raw, err := json.Marshal(map[string]any{
+		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
+		"resources": []any{map[string]any{"resources": e.resources, "providers": providers}},
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	next := e.file(name) + ".next"
+	if err := errors.Join(os.WriteFile(next, raw, 0o600), os.Rename(next, e.file(name))); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// load has a server load a configuration and waits until it encrypts as that says.
+func (e *encrypted) load(s *cluster.Server, keys ...string) {
+	e.t.Helper()
+	e.configure(s.Name, keys...)
+	want := sealOf(e.t, keys[0])
+	raw, err := os.ReadFile(e.file(s.Name))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	cluster.Eventually(e.t, 30*time.Second, s.Name+" has loaded "+strings.Join(keys, ", "), func(ctx context.Context) error {
+		id, _ := s.ID()
+		if err := leaseTells(ctx, s, id, raw); err != nil {
+			return err
+		}
+		for _, resource := range e.resources {
+			gr := schema.ParseGroupResource(resource)
+			if own, ok := agree.Of(e.c.Reports(gr), id); !ok || own.Encoding.Seal() != want {
+				return fmt.Errorf("it reports %s of %s", own.Encoding, resource)
+			}
+		}
+		return nil
+	})
+}
+
+func (e *encrypted) encodings() map[schema.GroupResource]agree.Encoding {
+	return map[schema.GroupResource]agree.Encoding{secrets: "v1", widgets: widgetEncoding("v1")}
+}
+
+// wantKey waits until everything is settled and fails unless all is encrypted with the key.
+func (e *encrypted) wantKey(key string, atLeast int) {
+	e.t.Helper()
+	e.t.Logf("settled %v later", e.c.WaitSettled().Round(time.Millisecond))
+	for _, resource := range e.resources {
+		gr := schema.ParseGroupResource(resource)
+		wantEncoding(e.t, e.c, gr, e.encodings()[gr].Sealed(sealOf(e.t, key)), atLeast)
+	}
+}
+
+// keys is what the command says of a key.
+func (e *encrypted) keys(key string) server.KeyUse {
+	e.t.Helper()
+	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, "-o", "json")
+	var report server.KeyReport
+	if err := json.Unmarshal([]byte(result.Stdout), &report); err != nil || result.Code != 0 {
+		e.t.Fatalf("keys: exit %d: %s: %v", result.Code, result.Stderr, err)
+	}
+	i := slices.IndexFunc(report.Keys, func(k server.KeyUse) bool { return k.Key == key })
+	if i < 0 {
+		e.t.Fatalf("nothing is said of %s: %s", key, result.Stdout)
+	}
+	return report.Keys[i]
+}
+
+// wantNeeded fails if a key is called removable, by the command or a StorageState that
+// stands for the present epoch.
+func (e *encrypted) wantNeeded(key string) {
+	e.t.Helper()
+	if use := e.keys(key); use.Removable {
+		e.t.Errorf("%s is called removable: %+v", key, use)
+	}
+	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, key)
+	if result.Code != 2 || !strings.Contains(result.Stderr, "not safe to remove") || strings.Count(result.Stderr, "\n") != 1 {
+		e.t.Errorf("keys %s: exit %d: %s", key, result.Code, result.Stderr)
+	}
+}
+
+// wantRemovable waits until the command and every StorageState call the key removable.
+func (e *encrypted) wantRemovable(key string) {
+	e.t.Helper()
+	seal := string(sealOf(e.t, key))
+	if key == identity {
+		seal = identity
+	}
+	cluster.Eventually(e.t, 60*time.Second, key+" is removable", func(ctx context.Context) error {
+		if use := e.keys(key); !use.Removable {
+			return fmt.Errorf("%+v", use)
+		}
+		for _, resource := range e.resources {
+			state := &migrationv1alpha1.StorageState{}
+			if err := e.servers[0].Objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(schema.ParseGroupResource(resource))}, state); err != nil {
+				return err
+			}
+			if state.Status.Encryption == nil || !slices.Contains(state.Status.Encryption.RemovableKeys, seal) {
+				return fmt.Errorf("the state of %s says %+v", resource, state.Status.Encryption)
+			}
+		}
+		return nil
+	})
+	if result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, key); result.Code != 0 {
+		e.t.Errorf("keys %s: exit %d: %s", key, result.Code, result.Stderr)
+	}
+}
+
+// wantReadable lists everything from etcd through every server.
+func (e *encrypted) wantReadable(atLeast int) {
+	e.t.Helper()
+	for _, s := range e.servers {
+		for _, resource := range e.resources {
+			list, err := s.Dynamic().Resource(schema.ParseGroupResource(resource).WithVersion("v1")).List(e.t.Context(), metav1.ListOptions{})
+			if err != nil || len(list.Items) < atLeast {
+				e.t.Errorf("%s lists %d of %s: %v", s.Name, len(list.Items), resource, err)
+			}
+		}
+	}
+}
+
+// A key is rotated on one server after the other while clients write: added behind the old
+// one everywhere, then put first, and at last the old one is removed. Nobody sees an error.
+func TestKeyRotation(t *testing.T) {
+	resources := []string{secrets.Resource, widgets.String()}
+	e := newEncrypted(t, resources, []string{"one", "two"}, keyA, identity)
+	createWidgets(t, "v1", e.servers...)
+	for _, r := range []load.Resource{loadedSecrets(), widgetsV1} {
+		fill(t, e.servers[0], r, stored)
+	}
+	e.wantKey(keyA, stored)
+	writes := e.c.Load(load.Config{Resources: []load.Resource{loadedSecrets(), widgetsV1}, Pause: 50 * time.Millisecond}, e.servers...)
+	for _, s := range e.servers {
+		e.load(s, keyA, keyB, identity)
+	}
+	e.load(e.servers[0], keyB, keyA, identity)
+	e.wantNeeded(keyA)
+	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	e.wantNeeded(keyA)
+	e.load(e.servers[1], keyB, keyA, identity)
+	e.wantKey(keyB, stored)
+	e.wantRemovable(keyA)
+	for _, s := range e.servers {
+		e.load(s, keyB)
+	}
+	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	report := writes.Stop()
+	e.c.CheckLoad(report, nil)
+	for _, f := range report.Failures {
+		t.Errorf("a write failed: %v", f)
+	}
+	e.wantReadable(stored)
+	e.c.Check()
+
+	// What would make objects unreadable is refused: a configuration without their key, by a
+	// server that runs and by one that starts.
+	e.configure("one", keyC, identity)
+	cluster.Eventually(t, 30*time.Second, "the configuration is refused", func(context.Context) error {
+		if !strings.Contains(e.servers[0].Output(), "The encryption configuration was not loaded") {
+			return errors.New("nothing is said of it")
+		}
+		return nil
+	})
+	e.wantReadable(stored)
+	e.servers[0].Terminate()
+	e.servers[0].Start()
+	result, ended := e.servers[0].Wait(60 * time.Second)
+	if !ended || result.Code != 1 || !strings.Contains(result.Stderr, "secrets encrypted with "+keyB) || !strings.Contains(result.Stderr, widgets.String()+" encrypted with "+keyB) {
+		t.Errorf("exit %d, ended %v: %s", result.Code, ended, result.Stderr)
+	}
+}

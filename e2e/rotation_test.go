@@ -1,0 +1,214 @@
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+var three = []string{"one", "two", "three"}
+
+// leaseTells says why the server's identity Lease does not tell that it has loaded a file.
+func leaseTells(ctx context.Context, s *cluster.Server, id agree.ServerID, file []byte) error {
+	lease := &coordinationv1.Lease{}
+	if err := s.Objects().Get(ctx, client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: string(id)}, lease); err != nil {
+		return err
+	}
+	want := fmt.Sprintf("sha256:%x", sha256.Sum256(file))
+	if got := lease.Annotations[storageversion.EncryptionConfigAnnotation]; got != want {
+		return fmt.Errorf("its Lease tells of configuration %q, not %q", got, want)
+	}
+	return nil
+}
+
+// awaitRewrites waits until so many more objects than before were rewritten.
+func (e *encrypted) awaitRewrites(before, more int) {
+	e.t.Helper()
+	cluster.Eventually(e.t, 60*time.Second, "a migration is under way", func(context.Context) error {
+		if n := e.rewrites() - before; n < more {
+			return fmt.Errorf("%d objects are rewritten", n)
+		}
+		return nil
+	})
+}
+
+func (e *encrypted) rewrites() (n int) {
+	e.c.Audit.With(func(l *audit.Ledger) { n = l.Rewrites() })
+	return n
+}
+
+// Distributions have stopped re-encrypting at 8,105 of 10,000 secrets, called it complete
+// and deleted the old key. Here the migrating server is killed in the middle, clients write
+// all the time and one server loads the configuration late: at no moment is the old key
+// called removable while a value needs it, and in the end it is and can go.
+func testRotationKilled(t *testing.T) {
+	const objects = 10_000
+	e := newEncrypted(t, []string{secrets.Resource}, three, keyA, identity)
+	one, late := e.servers[0], e.servers[2]
+	fill(t, one, loadedSecrets(), objects)
+	e.wantKey(keyA, objects)
+	writes := e.c.Load(load.Config{Resources: []load.Resource{loadedSecrets()}, Pause: 20 * time.Millisecond}, e.servers...)
+	for _, s := range e.servers {
+		e.load(s, keyA, keyB, identity)
+	}
+	before := e.rewrites()
+	for _, s := range e.servers[:2] {
+		e.load(s, keyB, keyA, identity)
+	}
+	e.wantNeeded(keyA)
+	cluster.Eventually(t, 30*time.Second, "all servers take writes", acked(writes, e.servers))
+	if n := e.rewrites() - before; n > 0 {
+		t.Errorf("%d objects were rewritten before all servers had the new key", n)
+	}
+	e.load(late, keyB, keyA, identity)
+	e.awaitRewrites(before, 200)
+	killed := e.kill()
+	e.wantNeeded(keyA)
+	t.Logf("%s was killed after %d rewrites; left with the old key: %d", killed.Name, e.rewrites()-before, e.c.Encodings(secrets)[agree.Encoding("v1").Sealed(sealOf(t, keyA))])
+	killed.Start()
+	killed.WaitReady()
+
+	// The command and etcd are asked in turns until the key is called removable.
+	old := agree.Encoding("v1").Sealed(sealOf(t, keyA))
+	cluster.Eventually(t, cluster.SettleTimeout, "the old key is called removable", func(context.Context) error {
+		use := e.keys(keyA)
+		left := e.c.Encodings(secrets)[old]
+		if use.Removable && left > 0 {
+			t.Fatalf("the key is called removable while %d values need it: %+v", left, use)
+		}
+		if !use.Removable {
+			return fmt.Errorf("%+v", use)
+		}
+		return nil
+	})
+	e.wantKey(keyB, objects)
+	e.wantRemovable(keyA)
+	for _, s := range e.servers {
+		e.load(s, keyB)
+	}
+	cluster.Eventually(t, 30*time.Second, "all servers take writes", acked(writes, e.servers))
+	e.c.CheckLoad(writes.Stop(), disturbed)
+	e.wantReadable(objects)
+	e.c.Check()
+}
+
+// kill ends the server that does the migration.
+func (e *encrypted) kill() *cluster.Server {
+	e.t.Helper()
+	var claimer string
+	cluster.Eventually(e.t, 30*time.Second, "a server has claimed the migration", func(ctx context.Context) error {
+		var list migrationv1alpha1.StorageVersionMigrationList
+		if err := e.servers[0].Objects().List(ctx, &list); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if m := &list.Items[i]; m.Spec.Resource.Resource == secrets.Resource && !migrationv1alpha1.Final(m) {
+				claimer = m.Annotations[migrationv1alpha1.ClaimedByAnnotation]
+			}
+		}
+		if claimer == "" {
+			return errors.New("nobody has")
+		}
+		return nil
+	})
+	for _, s := range e.servers {
+		if id, ok := s.ID(); ok && string(id) == claimer {
+			s.Kill()
+			return s
+		}
+	}
+	e.t.Fatalf("no server is %s", claimer)
+	return nil
+}
+
+// What was stored as it is gets encrypted, survives a restart of all servers, and is
+// decrypted again.
+func testEncryptAndDecrypt(t *testing.T) {
+	e := newEncrypted(t, []string{secrets.Resource, widgets.String()}, three, identity)
+	createWidgets(t, "v1", e.servers...)
+	for _, r := range []load.Resource{loadedSecrets(), widgetsV1} {
+		fill(t, e.servers[0], r, stored)
+	}
+	e.wantKey(identity, stored)
+	writes := e.c.Load(load.Config{Resources: []load.Resource{loadedSecrets(), widgetsV1}, Pause: 50 * time.Millisecond}, e.servers...)
+	for _, keys := range [][]string{{identity, keyC}, {keyC, identity}} {
+		for _, s := range e.servers {
+			e.load(s, keys...)
+		}
+	}
+	e.wantKey(keyC, stored)
+	e.wantRemovable(identity)
+	report := writes.Stop()
+	e.c.CheckLoad(report, nil)
+	for _, f := range report.Failures {
+		t.Errorf("a write failed: %v", f)
+	}
+	for _, s := range e.servers {
+		s.Kill()
+	}
+	for _, s := range e.servers {
+		s.Start()
+	}
+	for _, s := range e.servers {
+		s.WaitReady()
+	}
+	e.wantReadable(stored)
+	e.wantKey(keyC, stored)
+	for _, s := range e.servers {
+		e.load(s, identity, keyC)
+	}
+	e.wantKey(identity, stored)
+	e.wantRemovable(keyC)
+	for _, s := range e.servers {
+		e.load(s, identity)
+	}
+	e.wantReadable(stored)
+	e.c.Check()
+}
+
+// A rotation is rolled back while the migration is under way: it is aborted, and what has
+// the new key by then gets the old one again.
+func testRotationRolledBack(t *testing.T) {
+	const objects = 3000
+	e := newEncrypted(t, []string{secrets.Resource}, three, keyA, identity)
+	fill(t, e.servers[0], loadedSecrets(), objects)
+	e.wantKey(keyA, objects)
+	writes := e.c.Load(load.Config{Resources: []load.Resource{loadedSecrets()}, Pause: 20 * time.Millisecond}, e.servers...)
+	for _, keys := range [][]string{{keyA, keyB, identity}, {keyB, keyA, identity}} {
+		before := e.rewrites()
+		for _, s := range e.servers {
+			e.load(s, keys...)
+		}
+		if keys[0] == keyB {
+			e.awaitRewrites(before, 200)
+		}
+	}
+	e.load(e.servers[1], keyA, keyB, identity)
+	e.wantNeeded(keyA)
+	e.wantNeeded(keyB)
+	for _, s := range []*cluster.Server{e.servers[0], e.servers[2]} {
+		e.load(s, keyA, keyB, identity)
+	}
+	e.wantKey(keyA, objects)
+	e.wantRemovable(keyB)
+	report := writes.Stop()
+	e.c.CheckLoad(report, nil)
+	for _, f := range report.Failures {
+		t.Errorf("a write failed: %v", f)
+	}
+	e.wantReadable(objects)
+	e.c.Check()
+}
