@@ -72,6 +72,7 @@ func newChooser(w *World, r *rand.Rand) *chooser {
 	if r.IntN(8) == 0 {
 		t.silent = 10 + r.IntN(40)
 	}
+	t.faults[Key] = some(3)
 	return c
 }
 
@@ -257,6 +258,9 @@ func (c *chooser) offerFaults(p *Process) {
 	}
 	if c.temper.admin > 0 {
 		c.add(1, Event{Do: Admin, What: "delete lease " + slotName(slot)})
+	}
+	if f[Key] > 0 {
+		c.add(f[Key], Event{Do: Key, Slot: slot, What: []string{"a", "b", "-"}[c.IntN(3)]})
 	}
 }
 

@@ -41,13 +41,14 @@ const (
 	Purge                // purge: the finalizer deletes its objects, and then the definition
 	Admin                // admin delete state things: an administrator's deed
 	Settle               // settle: faults end, and everything comes to rest
+	Key                  // key s1 b: it loads a configuration by which it encrypts with key b; - is none
 	verbs                // how many there are
 )
 
 var verbName = [verbs]string{
 	"start", "stop", "kill", "pause", "resume", "cut", "heal", "jump", "drift", "lead", "unlead", "etcd",
 	"run", "do", "apply", "lose", "fail", "absent", "finish", "late", "see", "relist", "tick", "pass",
-	"define", "undefine", "purge", "admin", "settle",
+	"define", "undefine", "purge", "admin", "settle", "key",
 }
 
 // Event is one step of a world.
@@ -65,7 +66,7 @@ func (v Verb) onTask() bool { return v >= Run && v <= Late }
 
 func (v Verb) onStream() bool { return v == See || v == Relist }
 
-func (v Verb) onSlot() bool { return v <= Unlead || v.onStream() }
+func (v Verb) onSlot() bool { return v <= Unlead || v.onStream() || v == Key }
 
 func (v Verb) timed() bool { return v == Jump || v == Tick || v == Pass }
 

@@ -90,8 +90,10 @@ type Process struct {
 	run     int // counts the processes of the slot
 	release release
 	silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
-	clock   processClock
-	random  *rand.Rand
+	// seal is what it encrypts with, as the configuration that it has loaded says.
+	seal   agree.Seal
+	clock  processClock
+	random *rand.Rand
 
 	member  *member.Member
 	collect *collect.Collector
@@ -164,6 +166,7 @@ func (w *World) start(slot int, r release, silent bool) *Process {
 	}
 	p.member, err = member.New(config)
 	w.must(err)
+	p.load(w.seals[slot])
 	if !silent {
 		w.must(p.member.SetBuiltins(p.builtins()))
 	}
@@ -186,6 +189,24 @@ func (p *Process) builtins() []member.Resource {
 		rs = append(rs, member.Resource{GroupResource: gr, Encoding: stores, Decodable: decodes, Served: decodes})
 	}
 	return rs
+}
+
+// load has the process encrypt with another key, as its next process in the slot will.
+func (p *Process) load(seal agree.Seal) {
+	p.seal, p.w.seals[p.slot] = seal, seal
+	p.member.SetEncryption(string(seal), func(schema.GroupResource) agree.Seal { return seal })
+}
+
+// sealNamed returns the seal of a key as scripts name it, "-" for none.
+func sealNamed(key string) (seal agree.Seal, ok bool) {
+	switch key {
+	case "-":
+		return "", true
+	case "a", "b":
+		return agree.Seal("sim:v1:" + key + ":0"), true
+	default:
+		return "", false
+	}
 }
 
 // must stops a world that cannot be built.

@@ -58,8 +58,11 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 		Codec:  codec{encoding: job.Encoding, knows: r.p.release.knows},
 		Prefix: things.prefix,
 	}
+	if job.Encoding.Seal() != r.p.seal {
+		return nil, fmt.Errorf("this server does not encrypt with %q", job.Encoding.Seal())
+	}
 	if job.CRD.UID == "" {
-		if job.GroupResource == things.gr && job.Encoding != things.encoding(r.p.release.stores) {
+		if job.GroupResource == things.gr && job.Encoding.Plain() != things.encoding(r.p.release.stores) {
 			return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, job.Encoding)
 		}
 		if job.GroupResource == things.gr {

@@ -75,10 +75,17 @@ func (w *World) until(rest func() string) {
 // settleRounds are enough to bury whoever is dead.
 const settleRounds = 14
 
-// calm ends all faults.
+// calm ends all faults. All servers come to encrypt with the key of the first.
 func (w *World) calm() {
 	w.etcd = etcdOK
 	target := w.release()
+	key := w.seals[0]
+	if p := w.leader(); p != nil {
+		key = p.seal
+	}
+	for slot := range w.seals {
+		w.seals[slot] = key
+	}
 	alive, leading := false, false
 	for slot, p := range w.slots {
 		if p == nil {
@@ -103,6 +110,9 @@ func (w *World) calm() {
 		case p.leaving || p.release != target || p.silent:
 			p.end()
 			w.start(slot, target, false)
+		case p.seal != key:
+			p.load(key)
+			p.idle = false
 		}
 		alive = true
 	}

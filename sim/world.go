@@ -22,6 +22,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/sim/etcd"
@@ -92,8 +93,10 @@ type World struct {
 	now     time.Duration
 	etcd    etcdState
 	slots   [maxSlots]*Process
-	runs    [maxSlots]int
-	late    []*request // whose senders do not wait any more
+	// seals are what the processes of each slot encrypt with.
+	seals [maxSlots]agree.Seal
+	runs  [maxSlots]int
+	late  []*request // whose senders do not wait any more
 
 	current *task
 	idle    []*worker
@@ -278,6 +281,14 @@ func (w *World) doProcess(p *Process, e Event) bool {
 		return flip(&p.leads, false)
 	case See:
 		return w.see(p, e.See)
+	case Key:
+		seal, ok := sealNamed(e.What)
+		if !ok || p.paused || seal == p.seal {
+			return false
+		}
+		p.load(seal)
+		p.idle = false
+		return true
 	default: // Relist
 		if p.paused {
 			return false

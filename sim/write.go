@@ -105,7 +105,7 @@ func (p *Process) newest(r *resource) (store, error) {
 		}
 		version = storedBy(p.handler)
 	}
-	e := r.encoding(version)
+	e := r.encoding(version).Sealed(p.seal)
 	if p.silent {
 		unfenced := kubernetes.Client{Client: &clientv3.Client{KV: p.kv()}}
 		return store{p: p, r: r, codec: codec{encoding: e, knows: p.release.knows}, client: unfenced}, nil

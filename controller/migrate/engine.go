@@ -88,7 +88,7 @@ func servedVersions(gr schema.GroupResource, e agree.Encoding, named string, rep
 		}
 	}
 	slices.Sort(served)
-	if gv, err := schema.ParseGroupVersion(string(e)); err == nil && gv.Group == gr.Group && (len(served) == 0 || slices.Contains(served, gv.Version)) {
+	if gv, err := schema.ParseGroupVersion(string(e.Plain())); err == nil && gv.Group == gr.Group && (len(served) == 0 || slices.Contains(served, gv.Version)) {
 		add(gv.Version)
 	}
 	add(named)
