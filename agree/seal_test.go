@@ -1,0 +1,51 @@
+package agree
+
+import "testing"
+
+// An encoding is a group/version and what it is encrypted with; either can be had from it.
+func TestSealed(t *testing.T) {
+	for _, plain := range []Encoding{"v1", "apps/v1", "networking.k8s.io/v1beta1"} {
+		for _, seal := range []Seal{"", "aescbc:v1:key1:0a", "aesgcm:v1:a+b:0a"} {
+			e := plain.Sealed(seal)
+			if e.Plain() != plain || e.Seal() != seal {
+				t.Errorf("%s sealed with %q is %s: %s and %q", plain, seal, e, e.Plain(), e.Seal())
+			}
+			if again := e.Sealed("other:v1:k:1"); again.Plain() != plain || again.Seal() != "other:v1:k:1" {
+				t.Errorf("%s sealed anew is %s", e, again)
+			}
+			if seal != "" && e == plain {
+				t.Errorf("%s does not tell that it is encrypted", e)
+			}
+		}
+	}
+	if e := Unknown.Sealed("aescbc:v1:key1:0a"); e != Unknown {
+		t.Errorf("Unknown became %s", e)
+	}
+	if key := Seal("aescbc:v1:key1:0a").Key(); key != "aescbc:v1:key1" {
+		t.Errorf("values say %q", key)
+	}
+	if key := Seal("").Key(); key != "" {
+		t.Errorf("values that are not encrypted say %q", key)
+	}
+}
+
+// Servers that write one version with different keys do not agree, and a write with a key
+// that is not reported any more is superseded.
+func TestKeysAreEncodings(t *testing.T) {
+	a, b := Encoding("v1").Sealed("aescbc:v1:a:1"), Encoding("v1").Sealed("aescbc:v1:b:2")
+	decodable := []string{"v1"}
+	reports := []Report{{Server: "s1", Encoding: a, Decodable: decodable}, {Server: "s2", Encoding: b, Decodable: decodable}}
+	if err := Validate(reports); err != nil {
+		t.Error(err)
+	}
+	if common, agreed := Common(reports); agreed {
+		t.Errorf("agreement on %s", common)
+	}
+	if v := Judge(reports, "s1", b); v != Superseded {
+		t.Errorf("a write with a key that is not reported: %s", v)
+	}
+	h := History{}.Next(reports[:1]).Next(reports).Next([]Report{{Server: "s1", Encoding: b}, reports[1]})
+	if h.Epoch != 3 || h.Last[a] != 2 || h.Last[b] != 3 {
+		t.Errorf("got %s", h)
+	}
+}
