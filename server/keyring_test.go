@@ -1,0 +1,334 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/kms/pkg/service"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+var (
+	secretsResource = schema.GroupResource{Resource: "secrets"}
+	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+// provide is a provider of an encryption configuration: "aescbc name" or "identity".
+func provide(what string) string {
+	provider, name, _ := strings.Cut(what, " ")
+	if name == "" {
+		return "      - " + provider + ": {}\n"
+	}
+	secret := base64.StdEncoding.EncodeToString([]byte(strings.Repeat(name+provider, 32)[:32]))
+	return fmt.Sprintf("      - %s: {keys: [{name: %q, secret: %s}]}\n", provider, name, secret)
+}
+
+// encryptionYAML is a configuration with an entry for each list of "resource,...: provider, ...".
+func encryptionYAML(entries ...string) string {
+	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n"
+	for _, entry := range entries {
+		resources, providers, _ := strings.Cut(entry, ": ")
+		text += fmt.Sprintf("  - resources: [%q]\n    providers:\n", strings.ReplaceAll(resources, ",", `","`))
+		for _, p := range strings.Split(providers, ", ") {
+			text += provide(p)
+		}
+	}
+	return text
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := errors.Join(os.WriteFile(path+".next", []byte(text), 0o600), os.Rename(path+".next", path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func keysFrom(t *testing.T, text string) *keys {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	writeFile(t, path, text)
+	k, err := loadKeys(t.Context(), path, true, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// What a configuration says of a resource is what the library does with it.
+func TestKeysOfResources(t *testing.T) {
+	k := keysFrom(t, encryptionYAML("secrets: aescbc a, secretbox b", "*.example.com: aesgcm c, identity", "*.*: identity, aescbc a"))
+	for gr, want := range map[schema.GroupResource]string{
+		secretsResource:          "aescbc:v1:a",
+		widgetsResource:          "aesgcm:v1:c",
+		{Resource: "configmaps"}: "",
+	} {
+		out, seal, _, err := k.seal(t.Context(), gr, []byte("text"), value.DefaultContext("key"))
+		if err != nil || seal != k.writes(gr) || seal.Key() != want {
+			t.Fatalf("%s is sealed with %q, %q is written, want %q: %v", gr, seal, k.writes(gr), want, err)
+		}
+		if said, _ := rewrite.Encryption(out); said != want {
+			t.Errorf("a value of %s says %q, want %q", gr, said, want)
+		}
+		if got := k.sealOf(gr, out); got != seal {
+			t.Errorf("a value of %s is sealed with %q, and seems to be with %q", gr, seal, got)
+		}
+	}
+	if !k.reads(secretsResource, k.of(secretsResource)[1].seal) || k.reads(secretsResource, "") || k.reads(widgetsResource, k.writes(secretsResource)) {
+		t.Error("the keys of resources are mixed up")
+	}
+	other := keysFrom(t, strings.Replace(encryptionYAML("secrets: aescbc a"), "YWFl", "YWFm", 1))
+	if a, b := k.writes(secretsResource), other.writes(secretsResource); a == b || a.Key() != b.Key() {
+		t.Errorf("two secrets of one name are %s and %s", a, b)
+	}
+}
+
+// A configuration that is wrong is refused with one line.
+func TestBadEncryptionConfig(t *testing.T) {
+	for name, text := range map[string]string{
+		"":                           "",
+		"empty":                      "\n\n",
+		"not YAML":                   "a: b: c\n\t- d",
+		"another kind":               "apiVersion: v1\nkind: ConfigMap\n",
+		"an unknown field":           encryptionYAML("secrets: aescbc a") + "extra: 1\n",
+		"no provider":                "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: []}]\n",
+		"a short secret":             strings.Replace(encryptionYAML("secrets: aescbc a"), "secret: ", "secret: YQ== #", 1),
+		"a masked resource":          encryptionYAML("*.*: aescbc a", "secrets: identity"),
+		"a name with a colon":        encryptionYAML("secrets: aescbc a:b"),
+		"a name with a comma":        encryptionYAML("secrets: aescbc a,b"),
+		"two secrets with one name":  encryptionYAML("secrets: aescbc a") + strings.Replace(provide("aescbc a"), "YWFl", "YWFm", 1),
+		"one name in two resources'": encryptionYAML("secrets: aescbc a") + strings.Replace(strings.Split(encryptionYAML("configmaps: aescbc a"), "resources:\n")[1], "YWFl", "YWFm", 1),
+	} {
+		path := filepath.Join(t.TempDir(), "encryption.yaml")
+		if name != "" {
+			writeFile(t, path, text)
+		}
+		o := NewOptions()
+		o.Etcd.EncryptionProviderConfigFilepath = path
+		if _, err := newKeyring(t.Context(), o); err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "--encryption-provider-config "+path) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// A changed file is loaded and told; one that is wrong, or refused, leaves all as it was.
+func TestReload(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
+	o := NewOptions()
+	o.Etcd.EncryptionProviderConfigFilepath, o.Etcd.EncryptionProviderConfigAutomaticReload = path, true
+	r, err := newKeyring(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	r.listen(func(config string, seal func(schema.GroupResource) agree.Seal) {
+		for gr := range unfenced {
+			if seal(gr) != "" {
+				t.Errorf("%s is said to be encrypted", gr)
+			}
+		}
+		told = append(told, seal(secretsResource).Key())
+	})
+	transformer := r.TransformerForResource(secretsResource)
+	sealed, err := transformer.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusal := errors.New("refused")
+	for _, step := range []struct {
+		text    string
+		check   error
+		changed bool
+		fails   bool
+	}{
+		{text: encryptionYAML("secrets: aescbc a")},
+		{text: encryptionYAML("secrets: secretbox b, aescbc a"), check: refusal, fails: true},
+		{text: "nonsense", fails: true},
+		{text: encryptionYAML("secrets: secretbox b, aescbc a"), changed: true},
+		{text: encryptionYAML("secrets: secretbox b, aescbc a")},
+	} {
+		writeFile(t, path, step.text)
+		before := r.keys()
+		r.check = func(context.Context, *keys, *keys) error { return step.check }
+		changed, err := r.follow(t.Context())
+		if changed != step.changed || (err != nil) != step.fails || (r.keys() != before) != step.changed {
+			t.Errorf("%q: changed %v, %v", step.text, changed, err)
+		}
+	}
+	if got := strings.Join(told, " "); got != "aescbc:v1:a secretbox:v1:b" {
+		t.Errorf("told %s", got)
+	}
+	plain, stale, err := transformer.TransformFromStorage(t.Context(), sealed, value.DefaultContext("k"))
+	if err != nil || string(plain) != "text" || !stale {
+		t.Errorf("got %q, stale %v, %v", plain, stale, err)
+	}
+	if _, err := r.pin(secretsResource, before(t, "aescbc a")); err == nil {
+		t.Error("a rewrite with the old key is possible")
+	}
+	pin, err := r.pin(secretsResource, r.keys().writes(secretsResource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); err != nil || !bytes.HasPrefix(out, []byte("k8s:enc:secretbox:v1:b:")) {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
+func before(t *testing.T, provider string) agree.Seal {
+	t.Helper()
+	return keysFrom(t, encryptionYAML("secrets: "+provider)).writes(secretsResource)
+}
+
+// kms is a plugin whose key does nothing.
+type kms struct{ key string }
+
+func (k *kms) Status(context.Context) (*service.StatusResponse, error) {
+	return &service.StatusResponse{Version: "v2", Healthz: "ok", KeyID: k.key}, nil
+}
+
+func (k *kms) Encrypt(_ context.Context, _ string, data []byte) (*service.EncryptResponse, error) {
+	return &service.EncryptResponse{Ciphertext: append([]byte("c"), data...), KeyID: k.key}, nil
+}
+
+func (k *kms) Decrypt(_ context.Context, _ string, req *service.DecryptRequest) ([]byte, error) {
+	return req.Ciphertext[1:], nil
+}
+
+// The key that a KMS plugin uses is a part of what a value is sealed with.
+func TestKMSKeys(t *testing.T) {
+	load := func(key string) *keys {
+		dir, err := os.MkdirTemp("", "kms") // short enough for a socket
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		plugin := service.NewGRPCService(filepath.Join(dir, "s"), 5*time.Second, &kms{key: key})
+		go func() { _ = plugin.ListenAndServe() }()
+		t.Cleanup(plugin.Shutdown)
+		for deadline := time.Now().Add(30 * time.Second); ; {
+			if _, err := os.Stat(filepath.Join(dir, "s")); err == nil {
+				break
+			} else if time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+		return keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", fmt.Sprintf("kms: {apiVersion: v2, name: p, endpoint: %q}", "unix://"+filepath.Join(dir, "s")), 1))
+	}
+	one, two := load("1"), load("2")
+	sealed := map[*keys][]byte{}
+	for _, k := range []*keys{one, two} {
+		if err := healthy(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if !k.probe(t.Context()) || k.probe(t.Context()) {
+			t.Error("the plugin's key is not told once")
+		}
+		out, seal, rotated, err := k.seal(t.Context(), secretsResource, []byte("text"), value.DefaultContext("k"))
+		if err != nil || rotated || seal.Key() != "kms:v2:p" || seal != k.writes(secretsResource) || k.sealOf(secretsResource, out) != seal {
+			t.Fatalf("sealed with %q, rotated %v, %v", seal, rotated, err)
+		}
+		sealed[k] = out
+	}
+	if one.writes(secretsResource) == two.writes(secretsResource) {
+		t.Error("two keys of a plugin have one seal")
+	}
+	if !one.reads(secretsResource, two.writes(secretsResource)) {
+		t.Error("a plugin's other key seems to be unreadable")
+	}
+	before := one.writes(secretsResource)
+	if seal, rotated := one.of(secretsResource)[0].sealed(sealed[two]); !rotated || seal == before || one.writes(secretsResource) != two.writes(secretsResource) {
+		t.Errorf("a key that was rotated: %q, %v", seal, rotated)
+	}
+}
+
+// A server does not start, or reload, with keys that do not open what is stored.
+func TestUnreadableStorage(t *testing.T) {
+	etcd := startStored(t)
+	old := before(t, "aescbc a")
+	inOld := agree.Encoding("v1").Sealed(old)
+	values := func(stored ...agree.Encoding) map[string]string {
+		v := agreed(t)
+		v[stateKey(secretsResource)] = stateOf(t, secretsResource, 1, stored...)
+		v[versionKey(secretsResource)] = versionOf(t, secretsResource, agree.History{Epoch: 1, Last: map[agree.Encoding]int64{stored[0]: 1}})
+		return v
+	}
+	const sealedA, plain = "k8s:enc:aescbc:v1:a:xxxx", `{"apiVersion":"v1","kind":"Secret"}`
+	for name, test := range map[string]struct {
+		stored  []agree.Encoding
+		value   string
+		config  string
+		refused string
+	}{
+		"the key is there":          {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b, aescbc a", ""},
+		"the key is missing":        {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
+		"there is no configuration": {[]agree.Encoding{inOld}, sealedA, "", "1 of secrets encrypted with aescbc:v1:a"},
+		"no value needs the key":    {[]agree.Encoding{inOld}, "", "secrets: secretbox b", ""},
+		"plain and no identity":     {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a", "1 of secrets not encrypted"},
+		"plain and identity":        {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a, identity", ""},
+		"unknown":                   {[]agree.Encoding{evolve.Unknown}, sealedA, "secrets: identity", "1 of secrets encrypted with aescbc:v1:a"},
+		"a secret of its name":      {[]agree.Encoding{agree.Encoding("v1").Sealed(old + "0")}, sealedA, "secrets: aescbc a", "1 of secrets encrypted with aescbc:v1:a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := values(test.stored...)
+			if test.value != "" {
+				v["secrets/default/x"] = test.value
+			}
+			prefix, k := etcd.fill(t, v), &keys{}
+			if test.config != "" {
+				k = keysFrom(t, encryptionYAML(test.config))
+			}
+			err := checkStorage(t.Context(), etcd.Client, prefix, testPlan(t), k, false)
+			if (err != nil) != (test.refused != "") || err != nil && (!strings.Contains(err.Error(), test.refused) || strings.Contains(err.Error(), "\n")) {
+				t.Errorf("got %v, want %q", err, test.refused)
+			}
+		})
+	}
+}
+
+// A key is removable only if no value has it, nobody reports it and everybody reports.
+func TestJudgeKeys(t *testing.T) {
+	etcd := startStored(t)
+	a, b := agree.Encoding("v1").Sealed("aescbc:v1:a:1"), agree.Encoding("v1").Sealed("aescbc:v1:b:2")
+	history := agree.History{Epoch: 2, Last: map[agree.Encoding]int64{a: 1, b: 2}}
+	for name, test := range map[string]struct {
+		add  map[string]string
+		want string // of key a
+	}{
+		"no value":       {nil, ""},
+		"a value":        {map[string]string{"secrets/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 values still use it: 1 of secrets"},
+		"another's":      {map[string]string{"configmaps/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 values still use it: 1 of configmaps"},
+		"damaged report": {map[string]string{versionKey(widgetsResource): "nonsense"}, "nobody can tell: the StorageVersion of widgets.example.com cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := agreed(t)
+			v[versionKey(secretsResource)] = versionOf(t, secretsResource, history)
+			v["secrets/default/y"] = "k8s:enc:aescbc:v1:b:xx"
+			for key, text := range test.add {
+				v[key] = text
+			}
+			report, err := ReadKeys(t.Context(), rewrite.NewEtcd(etcd.Client), etcd.fill(t, v))
+			if err != nil || len(report.Keys) != 2 {
+				t.Fatalf("got %+v, %v", report, err)
+			}
+			if got := report.Keys[0]; got.Key != "aescbc:v1:a" || got.Removable != (test.want == "") || test.want != "" && got.Reason != test.want {
+				t.Errorf("got %+v, want %q", got, test.want)
+			}
+			if report.Keys[1].Removable {
+				t.Errorf("got %+v", report.Keys[1])
+			}
+		})
+	}
+}
