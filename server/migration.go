@@ -51,11 +51,12 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 			return fmt.Errorf("metrics: %w", err)
 		}
 	}
+	store := rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))}
 	p.migrate, err = migrate.New(migrate.Config{
 		Client:    clients.objects,
 		ID:        p.member.ID,
-		Rewriter:  rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))},
-		API:       api,
+		Rewriter:  store,
+		API:       provenAPI{Rewriter: api, store: store},
 		Elsewhere: api.elsewhere,
 		Metrics:   counts,
 		Logger:    klog.Background().WithName("migrate"),
@@ -202,6 +203,26 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 	}
 	target.Prefix, target.Codec, target.New = store.Prefix, store.Codec, store.New
 	return target, nil
+}
+
+// provenAPI migrates through the API, and proves it in the store where this server has that.
+type provenAPI struct {
+	migrate.Rewriter
+	store rewriter
+}
+
+// Rewrite implements migrate.Rewriter.
+func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	result, err := a.Rewriter.Rewrite(ctx, job, progress)
+	_, stored := a.store.p.fence.Newest(job.GroupResource)
+	if err != nil || result.Failed > 0 || !stored && job.CRD.UID == "" {
+		return result, err
+	}
+	target, err := a.store.target(ctx, job)
+	if err == nil {
+		err = a.store.prove(ctx, target)
+	}
+	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
 
 // prove counts, after a rewrite, the values that it should have encrypted anew: a key is
