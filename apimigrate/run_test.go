@@ -52,6 +52,8 @@ func TestThrottled(t *testing.T) {
 	var mu sync.Mutex
 	var closed time.Time
 	early := 0
+	crowded := make(chan struct{})
+	var once sync.Once
 	s.answer = func(r *http.Request, _ types.NamespacedName) error {
 		if r.Method != http.MethodPatch {
 			return nil
@@ -59,6 +61,13 @@ func TestThrottled(t *testing.T) {
 		s.mu.Lock()
 		under := s.under
 		s.mu.Unlock()
+		if under > 4 {
+			once.Do(func() { close(crowded) })
+		}
+		select { // the first ones wait until they are too many
+		case <-crowded:
+		case <-r.Context().Done():
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		if time.Now().Before(closed) {
