@@ -293,9 +293,25 @@ func TestKeyRotation(t *testing.T) {
 	e.wantReadable(stored)
 	e.c.Check()
 
+	// A server that starts with the configuration of before would write what nobody else
+	// could read any more, and so would one that turns to a key before others have it.
+	e.configure("stale", keyA, keyB)
+	stale := e.c.NewServer("stale", cluster.Options{Args: e.args("stale")})
+	stale.Start()
+	if result, ended := stale.Wait(60 * time.Second); !ended || result.Code != 1 || !strings.Contains(result.Stderr, "cannot read secrets that are encrypted with "+keyA) {
+		t.Errorf("a stale configuration: exit %d, ended %v: %s", result.Code, ended, result.Stderr)
+	}
+	e.configure("two", keyC, keyB)
+	cluster.Eventually(t, 30*time.Second, "a hasty configuration is refused", func(context.Context) error {
+		if !strings.Contains(e.servers[1].Output(), "that are encrypted with "+keyC+": have every server load the key behind its first one") {
+			return errors.New("nothing is said of it")
+		}
+		return nil
+	})
+
 	// What would make objects unreadable is refused: a configuration without their key, by a
 	// server that runs and by one that starts.
-	e.configure("one", keyC, identity)
+	e.configure("one", identity, keyC)
 	cluster.Eventually(t, 30*time.Second, "the configuration is refused", func(context.Context) error {
 		if !strings.Contains(e.servers[0].Output(), "The encryption configuration was not loaded") {
 			return errors.New("nothing is said of it")

@@ -170,7 +170,7 @@ type Member struct {
 	builtinsSet  bool
 	inflight     int
 	landed       chan struct{} // closed when departed and inflight is 0
-	encryption   encryption
+	encryption   Encryption
 	began        time.Time // when this registration was first wanted
 	timed        bool      // its reports have been observed in Metrics
 	agreement    *agreementTimer

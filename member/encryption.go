@@ -6,22 +6,23 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// encryption is what a server encrypts with.
-type encryption struct {
-	// config is the hash of its configuration, for people; "" without one.
-	config string
-	// seal may be nil: then nothing is encrypted.
-	seal func(schema.GroupResource) agree.Seal
+// Encryption is what a server encrypts with. The zero value encrypts nothing.
+type Encryption struct {
+	// Config is the hash of its configuration, and Keys the keys that it reads, for its
+	// identity Lease: see storageversion.EncryptionConfigAnnotation and EncryptionKeysAnnotation.
+	Config, Keys string
+	// Seal is what a resource is encrypted with; nil means that nothing is. What it returns
+	// for a resource does not change; it must not call the Member.
+	Seal func(schema.GroupResource) agree.Seal
 }
 
-// SetEncryption tells what the server encrypts each resource with from now on, and the hash
-// of the configuration that says so. Resources whose key changes are reported anew: until
-// then a write with the new key waits, and from then on one with the old key is superseded.
-// What seal returns for a resource does not change; it must not call the Member.
-func (m *Member) SetEncryption(config string, seal func(schema.GroupResource) agree.Seal) {
+// SetEncryption tells what the server encrypts with from now on. Resources whose key changes
+// are reported anew: until then a write with the new key waits, and from then on one with
+// the old key is superseded.
+func (m *Member) SetEncryption(e Encryption) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.encryption = encryption{config: config, seal: seal}
+	m.encryption = e
 	for gr, s := range m.resources {
 		t := s.target
 		if t.resource.Encoding == "" {
@@ -38,17 +39,17 @@ func (m *Member) SetEncryption(config string, seal func(schema.GroupResource) ag
 	}
 }
 
-// encryptionConfig is the hash of what was loaded last.
-func (m *Member) encryptionConfig() string {
+// encrypts is what the server encrypts with.
+func (m *Member) encrypts() Encryption {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.encryption.config
+	return m.encryption
 }
 
 // seal is what the server encrypts a resource with. The caller holds m.mu.
 func (m *Member) seal(gr schema.GroupResource) agree.Seal {
-	if m.encryption.seal == nil {
+	if m.encryption.Seal == nil {
 		return ""
 	}
-	return m.encryption.seal(gr)
+	return m.encryption.Seal(gr)
 }

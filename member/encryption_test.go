@@ -23,7 +23,7 @@ func TestSetEncryption(t *testing.T) {
 		}
 	}
 	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)})
-	w.m.SetEncryption("sha256:a", with(a))
+	w.m.SetEncryption(Encryption{Config: "sha256:a", Seal: with(a)})
 	w.m.ObserveCRD(w.setCRD("v1"))
 	id := w.register()
 	w.settle()
@@ -35,7 +35,7 @@ func TestSetEncryption(t *testing.T) {
 	}
 	_, untouched := w.reports(configMaps)
 
-	w.m.SetEncryption("sha256:b", with(b))
+	w.m.SetEncryption(Encryption{Config: "sha256:b", Keys: "{}", Seal: with(b)})
 	inA, inB := agree.Encoding("v1").Sealed(a), agree.Encoding("v1").Sealed(b)
 	// Until the report has moved, values with the old key may still be written.
 	w.expectOpen(secrets, inA)
@@ -77,6 +77,9 @@ func TestSetEncryption(t *testing.T) {
 	}
 	if got := w.lease(id).Annotations[storageversion.EncryptionConfigAnnotation]; got != "sha256:b" {
 		t.Errorf("the Lease tells of configuration %q", got)
+	}
+	if got := w.lease(id).Annotations[storageversion.EncryptionKeysAnnotation]; got != "{}" {
+		t.Errorf("the Lease tells of keys %q", got)
 	}
 	// A later definition has the key, too.
 	w.m.ObserveCRD(w.setCRD("v2"))

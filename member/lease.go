@@ -90,7 +90,7 @@ func (m *Member) newLease() *coordinationv1.Lease {
 	if m.silent() {
 		lease.Annotations[storageversion.APIAnnotation] = storageversion.APIOff
 	}
-	tellEncryption(lease, m.encryptionConfig())
+	tellEncryption(lease, m.encrypts())
 	return lease
 }
 
@@ -108,13 +108,18 @@ func (m *Member) createLease(ctx context.Context, lease *coordinationv1.Lease) e
 	return m.cfg.Client.Create(ctx, lease)
 }
 
-// tellEncryption says on a Lease which encryption configuration the server has loaded.
-func tellEncryption(lease *coordinationv1.Lease, config string) {
-	if config == "" {
-		delete(lease.Annotations, storageversion.EncryptionConfigAnnotation)
-		return
+// tellEncryption says on a Lease which encryption configuration the server has loaded, and
+// with which keys it reads.
+func tellEncryption(lease *coordinationv1.Lease, e Encryption) {
+	for annotation, text := range map[string]string{
+		storageversion.EncryptionConfigAnnotation: e.Config, storageversion.EncryptionKeysAnnotation: e.Keys,
+	} {
+		if text == "" {
+			delete(lease.Annotations, annotation)
+			continue
+		}
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotation, text)
 	}
-	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, storageversion.EncryptionConfigAnnotation, config)
 }
 
 // Renew writes the present time to the identity Lease, what the server encrypts with, and
@@ -125,7 +130,7 @@ func (m *Member) Renew(ctx context.Context) error {
 	m.leaseMu.Lock()
 	defer m.leaseMu.Unlock()
 	m.mu.RLock()
-	current, departed, config := m.registration, m.departed, m.encryption.config
+	current, departed, encryption := m.registration, m.departed, m.encryption
 	m.mu.RUnlock()
 	if departed {
 		return errDeparted
@@ -137,7 +142,7 @@ func (m *Member) Renew(ctx context.Context) error {
 	const attempts = 3 // somebody else edits the Lease once in a while, not all the time
 	var err error
 	for range attempts {
-		lease := renewed(current.lease, m.cfg.Clock.Now(), reported, config)
+		lease := renewed(current.lease, m.cfg.Clock.Now(), reported, encryption)
 		if err = m.cfg.Client.Update(ctx, lease); err == nil {
 			m.setLease(current.id, lease)
 			return nil
@@ -155,7 +160,7 @@ func (m *Member) Renew(ctx context.Context) error {
 }
 
 // renewed returns the Lease as it is to be written.
-func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, config string) *coordinationv1.Lease {
+func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, encryption Encryption) *coordinationv1.Lease {
 	next := lease.DeepCopy()
 	at := metav1.NewMicroTime(now)
 	next.Spec.RenewTime = &at
@@ -165,7 +170,7 @@ func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, config s
 		}
 		next.Annotations[storageversion.ReportedAnnotation] = "true"
 	}
-	tellEncryption(next, config)
+	tellEncryption(next, encryption)
 	return next
 }
 

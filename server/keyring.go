@@ -21,6 +21,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/member"
 )
 
 const (
@@ -43,7 +44,7 @@ type keyring struct {
 
 	mu sync.Mutex // guards tell, and what it tells against being overtaken
 	// tell is called with what is encrypted with from now on.
-	tell func(config string, seal func(schema.GroupResource) agree.Seal)
+	tell func(member.Encryption)
 }
 
 // newKeyring loads the configuration; without one it returns nil. What the providers run
@@ -87,7 +88,7 @@ func (r *keyring) apply(c *genericapiserver.Config) {
 }
 
 // listen has every change told, beginning with what is so now.
-func (r *keyring) listen(tell func(config string, seal func(schema.GroupResource) agree.Seal)) {
+func (r *keyring) listen(tell func(member.Encryption)) {
 	if r == nil {
 		return
 	}
@@ -109,12 +110,12 @@ func (r *keyring) changed() {
 	for _, providers := range k.providers {
 		seals[providers[0]] = providers[0].writes()
 	}
-	r.tell(k.hash, func(gr schema.GroupResource) agree.Seal {
+	r.tell(member.Encryption{Config: k.hash, Keys: k.reading(), Seal: func(gr schema.GroupResource) agree.Seal {
 		if providers := k.of(gr); len(providers) > 0 && !exempt(gr) {
 			return seals[providers[0]]
 		}
 		return ""
-	})
+	}})
 }
 
 var unfenced = fence.Unfenced()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,12 +13,16 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/kms/pkg/service"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 )
 
@@ -134,13 +139,13 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	var told []string
-	r.listen(func(config string, seal func(schema.GroupResource) agree.Seal) {
+	r.listen(func(e member.Encryption) {
 		for gr := range unfenced {
-			if seal(gr) != "" {
+			if e.Seal(gr) != "" {
 				t.Errorf("%s is said to be encrypted", gr)
 			}
 		}
-		told = append(told, seal(secretsResource).Key())
+		told = append(told, e.Seal(secretsResource).Key())
 	})
 	transformer := r.TransformerForResource(secretsResource)
 	sealed, err := transformer.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
@@ -328,6 +333,60 @@ func TestJudgeKeys(t *testing.T) {
 			}
 			if report.Keys[1].Removable {
 				t.Errorf("got %+v", report.Keys[1])
+			}
+		})
+	}
+}
+
+// A key is not put first before every server that lives reads it.
+func TestUnreadableByOthers(t *testing.T) {
+	etcd := startStored(t)
+	a := keysFrom(t, encryptionYAML("secrets: aescbc a, identity", "*.example.com: secretbox b"))
+	lease := func(name, reads string) string {
+		l := &coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}}
+		l.Name, l.Namespace = name, storageversion.IdentityNamespace
+		l.Labels = map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
+		if reads != "" {
+			l.Annotations = map[string]string{storageversion.EncryptionKeysAnnotation: reads}
+		}
+		l.Spec.LeaseDurationSeconds = new(int32)
+		*l.Spec.LeaseDurationSeconds = 1
+		raw, err := json.Marshal(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	behind := keysFrom(t, encryptionYAML("secrets: identity, aescbc a", "widgets.example.com: identity, secretbox b", "*.example.com: secretbox b"))
+	for name, test := range map[string]struct {
+		keys    *keys
+		reads   string
+		refused string
+	}{
+		"the same":            {a, a.reading(), ""},
+		"behind another":      {a, behind.reading(), ""},
+		"without":             {a, "", "secrets that are encrypted with aescbc:v1:a"},
+		"another secret":      {a, strings.ReplaceAll(a.reading(), string(a.writes(secretsResource)), "aescbc:v1:a:0"), "secrets that are encrypted with aescbc:v1:a"},
+		"unreadable":          {a, "{", "s1 cannot read "},
+		"plain":               {&keys{}, "", ""},
+		"plain without":       {&keys{}, keysFrom(t, encryptionYAML("secrets: aescbc a")).reading(), "secrets that are not encrypted"},
+		"a plugin's next key": {&keys{providers: map[schema.GroupResource][]*provider{secretsResource: {{seal: "kms:v2:p:1"}}}}, `{"secrets":["kms:v2:p:"]}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prefix := etcd.fill(t, map[string]string{"leases/kube-system/s1": lease("s1", test.reads), "leases/kube-system/other": `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease"}`})
+			known := testPlan(t).Target().Resources()
+			check := func(self agree.ServerID, poll time.Duration) error {
+				return refuseUnreadableByOthers(t.Context(), rewrite.NewEtcd(etcd.Client), prefix, known, test.keys, self, poll)
+			}
+			if err := check("", 0); (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "s1 cannot read") || err != nil && !strings.Contains(err.Error(), test.refused) {
+				t.Errorf("got %v, want %q", err, test.refused)
+			}
+			if err := check("s1", 0); err != nil {
+				t.Errorf("it is its own: %v", err)
+			}
+			// A server that does not renew its Lease while that lasts is dead.
+			if err := check("", 20*time.Millisecond); err != nil {
+				t.Errorf("a Lease that nobody renews: %v", err)
 			}
 		})
 	}

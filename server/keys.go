@@ -125,9 +125,15 @@ func (k *keys) sealOf(gr schema.GroupResource, value []byte) agree.Seal {
 	return ""
 }
 
+// patternsOf are the names by which a configuration may speak of a resource; the first one
+// that it has counts.
+func patternsOf(gr schema.GroupResource) []schema.GroupResource {
+	return []schema.GroupResource{gr, {Group: gr.Group, Resource: "*"}, {Group: "*", Resource: "*"}}
+}
+
 // of returns the providers of a resource, none if it is not encrypted.
 func (k *keys) of(gr schema.GroupResource) []*provider {
-	for _, pattern := range []schema.GroupResource{gr, {Group: gr.Group, Resource: "*"}, {Group: "*", Resource: "*"}} {
+	for _, pattern := range patternsOf(gr) {
 		if providers := k.providers[pattern]; len(providers) > 0 {
 			return providers
 		}

@@ -109,7 +109,11 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring
 	}
 	if ring != nil {
 		ring.check = func(ctx context.Context, next, present *keys) error {
-			return checkReload(ctx, rewrite.NewEtcd(etcd.client), o.Etcd.StorageConfig.Prefix, o.plan.Target().Resources(), next, present)
+			reader, known := rewrite.NewEtcd(etcd.client), o.plan.Target().Resources()
+			if err := refuseUnreadableByOthers(ctx, reader, o.Etcd.StorageConfig.Prefix, known, next, p.member.ID(), 0); err != nil {
+				return err
+			}
+			return checkReload(ctx, reader, o.Etcd.StorageConfig.Prefix, known, next, present)
 		}
 	}
 	persisted := builtin.PersistedResources(o.plan)

@@ -34,12 +34,16 @@ const (
 // storageCheckTimeout. What nobody can tell, such as damaged values, is logged and does
 // not keep the server from starting. With allow nothing does.
 func checkStorage(ctx context.Context, etcd *clientv3.Client, prefix string, plan *compat.Plan, k *keys, allow bool) error {
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
 	defer cancel()
 	reader := opening{Reader: rewrite.NewEtcd(etcd), keys: k, states: ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
 	err := refuseUndecodable(ctx, reader, prefix, plan.Target())
 	if err == nil {
 		err = refuseUnreadable(ctx, reader, prefix, plan.Target().Resources(), k)
+	}
+	if err == nil {
+		err = refuseUnreadableByOthers(whole, reader, prefix, plan.Target().Resources(), k, "", othersPoll)
 	}
 	if err != nil && allow {
 		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+allowUndecodableFlag+" says: they cannot be read, and lists of their resources fail")

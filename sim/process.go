@@ -194,7 +194,7 @@ func (p *Process) builtins() []member.Resource {
 // load has the process encrypt with another key, as its next process in the slot will.
 func (p *Process) load(seal agree.Seal) {
 	p.seal, p.w.seals[p.slot] = seal, seal
-	p.member.SetEncryption(string(seal), func(schema.GroupResource) agree.Seal { return seal })
+	p.member.SetEncryption(member.Encryption{Config: string(seal), Seal: func(schema.GroupResource) agree.Seal { return seal }})
 }
 
 // sealNamed returns the seal of a key as scripts name it, "-" for none.

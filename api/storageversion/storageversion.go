@@ -58,6 +58,10 @@ const (
 	// configuration that its server has loaded, "sha256:...". It is for people: what a server
 	// encrypts with is in its reports.
 	EncryptionConfigAnnotation = "concord.dev/encryption-config"
+	// EncryptionKeysAnnotation, on an identity Lease, are the keys with which its server opens
+	// values: a JSON object of lists of agree.Seals by resource, or pattern of resources as
+	// in an encryption configuration. Without it a server opens what is not encrypted.
+	EncryptionKeysAnnotation = "concord.dev/encryption-keys"
 
 	coreGroup = "core"
 )
