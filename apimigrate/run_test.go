@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,24 @@ import (
 // the result is.
 func TestEveryObject(t *testing.T) {
 	s := startServer(t, 700)
+	// The first patch is answered when the second has come.
+	second := make(chan struct{})
+	var patches atomic.Int64
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		switch patches.Add(1) {
+		case 1:
+			select {
+			case <-second:
+			case <-time.After(time.Minute):
+			}
+		case 2:
+			close(second)
+		}
+		return nil
+	}
 	var last Report
 	result, err := s.engine().Run(t.Context(), target, Options{PageSize: 100}, func(r Report) {
 		if r.Total < last.Total || r.Patched < last.Patched || r.Cursor.Progress.Patched > r.Patched {
