@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -231,6 +232,37 @@ func TestUsersMigration(t *testing.T) {
 	if len(got) != 1 || failed == nil || failed.Reason != migrationv1alpha1.ReasonAgreementLost {
 		t.Errorf("after the agreement is lost: %+v", got)
 	}
+	w.wantEvent("mine", migrationv1alpha1.ReasonAgreementLost)
+}
+
+// TestAborted: what the trigger takes back is told, though the migration is gone.
+func TestAborted(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	made := w.migrations()
+	if len(made) != 1 {
+		t.Fatalf("migrations %+v", made)
+	}
+	w.report(v1, v2)
+	w.settle(c)
+	if got := w.migrations(); len(got) > 0 {
+		t.Errorf("migrations %+v after the agreement is lost", got)
+	}
+	w.wantEvent(made[0].Name, migrationv1alpha1.EventAborted)
+}
+
+// wantEvent asserts that one warning tells of this about a migration.
+func (w *world) wantEvent(migration, reason string) {
+	w.t.Helper()
+	var list corev1.EventList
+	w.must(w.client.List(context.Background(), &list))
+	for _, e := range list.Items {
+		if e.InvolvedObject.Name == migration && e.Reason == reason && e.Type == corev1.EventTypeWarning && e.Message != "" {
+			return
+		}
+	}
+	w.t.Errorf("no event tells that %s is %s: %+v", migration, reason, list.Items)
 }
 
 func TestPrune(t *testing.T) {
