@@ -91,7 +91,7 @@ func (x *Metrics) rest(w *work) {
 func (w *work) label() string {
 	version := w.m.Spec.Resource.Version
 	if version == "" {
-		encoding := string(w.target.Encoding)
+		encoding := string(w.target.Encoding.Plain())
 		version = encoding[strings.LastIndex(encoding, "/")+1:]
 	}
 	return schema.GroupVersionResource{Group: w.gr.Group, Version: version, Resource: w.gr.Resource}.String()

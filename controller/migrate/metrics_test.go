@@ -9,7 +9,9 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 )
 
 // metered gives the world metrics and returns what reads them, by name and label values.
@@ -91,4 +93,17 @@ func TestMetrics(t *testing.T) {
 		"concord_migration_failed_objects_total reason=Rejected" + cronJobs:             1,
 		"concord_migration_conflicts_total" + cronJobs:                                  2,
 	})
+}
+
+// TestLabel: a migration that names no version has the encoding's, whatever encrypts it.
+func TestLabel(t *testing.T) {
+	for encoding, want := range map[agree.Encoding]string{
+		v1:                                "batch.example.com/v1, Resource=cronjobs",
+		v2.Sealed("aescbc:v1:a/b:5bd1f0"): "batch.example.com/v2, Resource=cronjobs",
+	} {
+		w := &work{m: &migrationv1alpha1.StorageVersionMigration{}, gr: cronJobs, target: evolve.Target{Encoding: encoding}}
+		if got := w.label(); got != want {
+			t.Errorf("%s is labelled %q, want %q", encoding, got, want)
+		}
+	}
 }
