@@ -116,5 +116,5 @@ func expired(err error) (place string, ok bool) {
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) || !errors.As(err, &status) {
 		return "", false
 	}
-	return status.Status().ListMeta.Continue, true
+	return status.Status().Continue, true
 }

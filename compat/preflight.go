@@ -342,11 +342,12 @@ func values(n int64) string {
 func Overall(findings []Finding) Safety {
 	overall := Safe
 	for _, f := range findings {
-		switch {
-		case f.Verdict == Unsafe:
+		switch f.Verdict {
+		case Unsafe:
 			return Unsafe
-		case f.Verdict == CouldNotTell:
+		case CouldNotTell:
 			overall = CouldNotTell
+		case Safe:
 		}
 	}
 	return overall

@@ -124,7 +124,7 @@ func (c *cluster) start(ctx context.Context) error {
 		if err := c.launch(ctx, s, oldRelease); err != nil {
 			return err
 		}
-		if err := c.connect(ctx, s); err != nil {
+		if err := c.connect(s); err != nil {
 			return err
 		}
 	}
@@ -200,7 +200,7 @@ func (c *cluster) watchProcess(s *serverProcess, p *process.Process) {
 }
 
 // connect makes the clients of a server, with the certificates of the first one's kubeconfig.
-func (c *cluster) connect(ctx context.Context, s *serverProcess) error {
+func (c *cluster) connect(s *serverProcess) error {
 	path := filepath.Join(c.certDir(), server.AdminKubeconfigName)
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {

@@ -32,7 +32,7 @@ func TestStorageVersionAPIOff(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
 	s := c.Start(cluster.Options{Args: apiOff}, "one")[0]
-	expectNoStorageVersions(t, c, s)
+	expectNoStorageVersions(t, s)
 	if found := keys(t, c, "apiextensions.k8s.io/customresourcedefinitions/"); slices.ContainsFunc(found, func(key string) bool { return strings.HasSuffix(key, ".migration.k8s.io") }) {
 		t.Errorf("there are definitions of migrations: %v", found)
 	}
@@ -47,7 +47,7 @@ func TestStorageVersionAPIOff(t *testing.T) {
 }
 
 // expectNoStorageVersions: the API is not there, and neither are its objects' readers.
-func expectNoStorageVersions(t *testing.T, c *cluster.Cluster, s *cluster.Server) {
+func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 	t.Helper()
 	ctx := t.Context()
 	for _, path := range []string{"/apis/internal.apiserver.k8s.io/v1alpha1", "/apis/internal.apiserver.k8s.io/v1alpha1/storageversions"} {
@@ -133,7 +133,7 @@ func testGateOffAndOn(t *testing.T) {
 	states := len(keys(t, c, "migration.k8s.io/storagestates/"))
 
 	s.Restart(cluster.Options{Emulation: "1.36", Args: apiOff})
-	expectNoStorageVersions(t, c, s)
+	expectNoStorageVersions(t, s)
 	if found := keys(t, c, "storageversions/"); len(found) > 0 {
 		t.Errorf("there still are %v", found)
 	}
@@ -232,7 +232,7 @@ func testOneServerOff(t *testing.T) {
 			off.Start()
 			off.WaitReady()
 		}
-		expectNoStorageVersions(t, c, off)
+		expectNoStorageVersions(t, off)
 		c.WaitReporters(graceful, servers...)
 		before := off.IDs()
 		cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))

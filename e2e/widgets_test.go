@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -126,16 +125,4 @@ func encodedAs(c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encod
 		return fmt.Errorf("objects of %s are stored as %v, want at least %d, all in %s", gr, found, atLeast, encoding)
 	}
 	return nil
-}
-
-// waitReport waits until the server's newest registration reports the resource.
-func waitReport(t *testing.T, c *cluster.Cluster, s *cluster.Server, gr schema.GroupResource, timeout time.Duration) {
-	t.Helper()
-	cluster.Eventually(t, timeout, s.Name+" reports "+gr.String(), func(context.Context) error {
-		id, _ := s.ID()
-		if _, ok := agree.Of(c.Reports(gr), id); !ok {
-			return errors.New("it does not")
-		}
-		return nil
-	})
 }

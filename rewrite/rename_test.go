@@ -55,7 +55,7 @@ func TestShortcutIsVerified(t *testing.T) {
 			}
 		}
 	}
-	target.Shortcut = func(plain []byte, from agree.Encoding) ([]byte, bool) {
+	target.Shortcut = func(_ []byte, from agree.Encoding) ([]byte, bool) {
 		if from != "example.com/v1" {
 			t.Errorf("from %q", from)
 		}

@@ -63,7 +63,7 @@ func sent(userAgent, header, by string) *http.Request {
 func TestSkewFilter(t *testing.T) {
 	counted, logged, served := &counts{}, []string{}, 0
 	h := newSkewFilter(skewWindow, counted.add, lines(&logged)).
-		wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { served++ }))
+		wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
 	requests := []*http.Request{
 		sent("kubectl/v1.36.4 (linux/amd64) kubernetes/6ae0e6f", "", "admin"),
 		sent("kubectl/v1.37.0 (linux/amd64) kubernetes/6ae0e6f", "", "admin"),

@@ -19,20 +19,18 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-// A client's write is "verb resource/name". The verbs:
-//
-//	create, update, delete
-//	stale   an update that begins with what a cache holds, and not with a read
-//	poison  a create of an object that no codec can decode
-var writeVerbs = []string{"create", "update", "delete", "stale", "poison"}
-
 var (
 	errExists   = errors.New("already exists")
 	errNotFound = errors.New("not found")
 	errBusy     = errors.New("changed again and again")
 )
 
-// write returns the body of a client's write, nil if there is no such write.
+// write returns the body of a client's write, nil if there is no such write. It is
+// "verb resource/name". The verbs:
+//
+//	create, update, delete
+//	stale   an update that begins with what a cache holds, and not with a read
+//	poison  a create of an object that no codec can decode
 func (p *Process) write(what string) func() error {
 	verb, path, _ := strings.Cut(what, " ")
 	resourceName, name, _ := strings.Cut(path, "/")

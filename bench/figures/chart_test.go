@@ -2,6 +2,7 @@ package figures
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -10,7 +11,7 @@ import (
 func TestChart(t *testing.T) {
 	chart := Chart("a < b", "objects/s", []Bar{{"slow & small", 100}, {"fast", 10_000}, {"none", 0}})
 	for decoder := xml.NewDecoder(strings.NewReader(chart)); ; {
-		if _, err := decoder.Token(); err == io.EOF {
+		if _, err := decoder.Token(); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatalf("%v in %s", err, chart)

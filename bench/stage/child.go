@@ -30,12 +30,13 @@ func Child() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	run := runServer
 	if os.Args[1] == etcdArgument {
 		run = runEtcd
 	}
-	if err := run(ctx, os.Args[2:]); err != nil {
+	err := run(ctx, os.Args[2:])
+	stop()
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", os.Args[1], err)
 		os.Exit(1)
 	}

@@ -107,13 +107,13 @@ func estimateTable(estimates []estimate) string {
 		for i, row := range rows {
 			rewrite, took := "", ""
 			if i == 0 {
-				rewrite, took = fmt.Sprint(e.Rewrite), fmt.Sprintf("%s", max(expected, time.Second))
+				rewrite, took = fmt.Sprint(e.Rewrite), max(expected, time.Second).String()
 			}
 			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\n", e.Resource, row.Encoding, row.Objects, row.Bytes, rewrite, to, took)
 		}
 		assumed = assumed || e.Basis == "assumed" && e.Rewrite > 0
 	}
-	w.Flush()
+	_ = w.Flush() // a strings.Builder takes everything
 	if assumed {
 		fmt.Fprintf(&text, "\nThe server asked has not rewritten anything yet: %d objects per second are assumed.\n", assumedPerSecond)
 	}

@@ -77,7 +77,7 @@ func TestAPIEngine(t *testing.T) {
 				}
 				w.elsewhere = "another program serves it"
 			}
-			w.api = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
+			w.api = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
 				if !slices.Equal(job.Versions, []string{"v1"}) || job.Encoding != v1 {
 					t.Errorf("job %+v", job)
 				}

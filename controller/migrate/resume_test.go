@@ -30,7 +30,7 @@ var half = Progress{Total: 10, Done: 4, Failed: 1, Checkpoint: Checkpoint{
 func crashHalfway(w *world) {
 	w.t.Helper()
 	ctx, crash := context.WithCancel(context.Background())
-	w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
 		w.clock.Step(time.Minute)
 		progress(half)
 		crash()

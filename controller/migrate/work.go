@@ -118,7 +118,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	result, err := w.rewriter().Rewrite(running, job, func(p Progress) {
 		w.last = &p
 		w.c.cfg.Metrics.observe(w, p)
-		switch err := w.progress(ctx, p); {
+		switch err := w.progress(ctx); {
 		case errors.Is(err, errTaken):
 			cancel(errTaken)
 		case w.m.Spec.Paused:
@@ -245,7 +245,7 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 }
 
 // progress writes how far the rewrite is, from time to time.
-func (w *work) progress(ctx context.Context, p Progress) error {
+func (w *work) progress(ctx context.Context) error {
 	now := w.c.cfg.Clock.Now()
 	if now.Sub(w.shown) < w.c.cfg.ProgressPeriod {
 		return nil
