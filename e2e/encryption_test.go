@@ -308,6 +308,7 @@ func TestKeyRotation(t *testing.T) {
 		}
 		return nil
 	})
+	e.load(e.servers[1], keyB) // else it goes on to C as soon as it is alone
 
 	// What would make objects unreadable is refused: a configuration without their key, by a
 	// server that runs and by one that starts.

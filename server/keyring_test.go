@@ -279,6 +279,7 @@ func TestUnreadableStorage(t *testing.T) {
 	}{
 		"the key is there":          {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b, aescbc a", ""},
 		"the key is missing":        {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
+		"missing, identity first":   {[]agree.Encoding{inOld}, sealedA, "secrets: identity, secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
 		"there is no configuration": {[]agree.Encoding{inOld}, sealedA, "", "1 of secrets encrypted with aescbc:v1:a"},
 		"no value needs the key":    {[]agree.Encoding{inOld}, "", "secrets: secretbox b", ""},
 		"plain and no identity":     {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a", "1 of secrets not encrypted"},
