@@ -104,3 +104,18 @@ func TestProgressWithinAPiece(t *testing.T) {
 		t.Errorf("%d objects, one by one, were told of in %v", objects, told)
 	}
 }
+
+// TestProgressThatPanics: what a caller's panic unwinds through leaves the engine's lock as
+// it was, so that the panic is what is seen.
+func TestProgressThatPanics(t *testing.T) {
+	r := newRun(nil, Target{}, Options{}.withDefaults(), func(Report) { panic("told") })
+	defer func() {
+		if cause := recover(); cause != "told" {
+			t.Errorf("recovered %v", cause)
+		}
+		if !r.mu.TryLock() {
+			t.Error("the lock is still held")
+		}
+	}()
+	r.report()
+}
