@@ -407,10 +407,14 @@ func (r *run) report() {
 	}
 	for r.reporting = true; r.unreported; {
 		r.unreported = false
-		now := Report{Progress: r.result.Progress, Cursor: r.frontier.cursor}
-		r.mu.Unlock()
-		r.progress(now)
-		r.mu.Lock()
+		r.tell(Report{Progress: r.result.Progress, Cursor: r.frontier.cursor})
 	}
 	r.reporting = false
+}
+
+// tell calls progress without mu, which is held again afterwards, even if progress panics.
+func (r *run) tell(now Report) {
+	r.mu.Unlock()
+	defer r.mu.Lock()
+	r.progress(now)
 }
