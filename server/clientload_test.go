@@ -6,6 +6,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -73,7 +74,7 @@ func TestPositions(t *testing.T) {
 	if p.Total != 9 || p.Done != 4 || p.Failed != 1 {
 		t.Errorf("progress %+v", p)
 	}
-	if f := p.Checkpoint.Failures; len(f) != 1 || f[0] != (migrate.Failure{Namespace: "ns", Name: "a", Message: "Undecodable: why"}) {
+	if f := p.Checkpoint.Failures; len(f) != 1 || f[0] != (migrate.Failure{Namespace: "ns", Name: "a", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "Undecodable: why"}) {
 		t.Errorf("failures %+v", f)
 	}
 	if c := cursorOf(p.Checkpoint.Position, prefix); c.After != report.Cursor.After || c.Progress != report.Cursor.Progress {
