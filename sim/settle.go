@@ -17,11 +17,7 @@ const restBound = 30 * time.Minute
 // when everything is at rest, unless it is to stay late.
 func (w *World) Settle(stayLate bool) {
 	w.calm()
-	if w.broken() {
-		w.until(w.spared)
-		w.heal()
-	}
-	w.until(w.rest)
+	w.comeToRest()
 	if stayLate || len(w.late) == 0 {
 		return
 	}
@@ -30,6 +26,16 @@ func (w *World) Settle(stayLate bool) {
 		w.late = w.late[1:]
 		w.apply(r)
 		w.check()
+	}
+	w.comeToRest() // what is late may bring objects, too, if its sender's gate was off
+}
+
+// comeToRest lets time pass until the world is at rest, which objects that cannot be migrated
+// keep it from.
+func (w *World) comeToRest() {
+	if w.broken() {
+		w.until(w.spared)
+		w.heal()
 	}
 	w.until(w.rest)
 }
