@@ -120,7 +120,7 @@ func (s *Server) Kill() time.Time {
 
 var (
 	registered = regexp.MustCompile(`"Registered".* server="(apiserver-[^"]+)"`)
-	elected    = regexp.MustCompile(`"Successfully acquired lease".*concord-controllers`)
+	elected    = regexp.MustCompile(`"Successfully acquired lease".*concord-controllers"`)
 )
 
 // ID returns the identity under which the running process has last registered.
