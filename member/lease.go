@@ -162,7 +162,11 @@ func (m *Member) Renew(ctx context.Context) error {
 // renewed returns the Lease as it is to be written.
 func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, encryption Encryption) *coordinationv1.Lease {
 	next := lease.DeepCopy()
-	at := metav1.NewMicroTime(now)
+	at := metav1.NewMicroTime(now.Truncate(time.Microsecond))
+	if last := lease.Spec.RenewTime; last != nil && last.Time.Equal(at.Time) {
+		// A clock that was set back shows a time again: the collector has to see a renewal.
+		at = metav1.NewMicroTime(at.Add(-time.Microsecond))
+	}
 	next.Spec.RenewTime = &at
 	if reported {
 		if next.Annotations == nil {
