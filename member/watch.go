@@ -9,16 +9,14 @@ import (
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiwait "k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 func byResource(items []v1alpha1.StorageVersion) map[schema.GroupResource]*v1alpha1.StorageVersion {
@@ -169,10 +167,7 @@ func (m *Member) keepReported(ctx context.Context) {
 }
 
 func (m *Member) watchStorageVersions(ctx context.Context) {
-	m.follow(ctx, "StorageVersions", &v1alpha1.StorageVersion{}, &source{
-		client: m.cfg.Client,
-		list:   func() client.ObjectList { return &v1alpha1.StorageVersionList{} },
-	}, &sink{
+	m.follow(ctx, "StorageVersions", &v1alpha1.StorageVersion{}, listwatch.Of(m.cfg.Client, &v1alpha1.StorageVersionList{}), &sink{
 		event: func(object any, deleted bool) { m.ObserveStorageVersion(object.(*v1alpha1.StorageVersion), deleted) },
 		replace: func(objects []any, revision int64) {
 			items := make([]v1alpha1.StorageVersion, len(objects))
@@ -185,12 +180,9 @@ func (m *Member) watchStorageVersions(ctx context.Context) {
 }
 
 func (m *Member) watchLeases(ctx context.Context) {
-	m.follow(ctx, "identity Leases", &coordinationv1.Lease{}, &source{
-		client:    m.cfg.Client,
-		list:      func() client.ObjectList { return &coordinationv1.LeaseList{} },
-		namespace: storageversion.IdentityNamespace,
-		labels:    labels.Set{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
-	}, &sink{
+	identities := listwatch.Of(m.cfg.Client, &coordinationv1.LeaseList{}, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+	m.follow(ctx, "identity Leases", &coordinationv1.Lease{}, identities, &sink{
 		event: func(object any, deleted bool) { m.ObserveLease(object.(*coordinationv1.Lease), deleted) },
 		replace: func(objects []any, revision int64) {
 			items := make([]coordinationv1.Lease, len(objects))
@@ -202,7 +194,7 @@ func (m *Member) watchLeases(ctx context.Context) {
 	})
 }
 
-func (m *Member) follow(ctx context.Context, name string, object runtime.Object, from *source, to *sink) {
+func (m *Member) follow(ctx context.Context, name string, object runtime.Object, from cache.ListerWatcher, to *sink) {
 	cache.NewReflectorWithOptions(from, object, to, cache.ReflectorOptions{
 		Name:            "member",
 		TypeDescription: name,
@@ -211,52 +203,6 @@ func (m *Member) follow(ctx context.Context, name string, object runtime.Object,
 		Backoff:         &apiwait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 5 * time.Second},
 	}).RunWithContext(ctx)
 }
-
-// source lists and watches through controller-runtime's client.
-type source struct {
-	client    client.WithWatch
-	list      func() client.ObjectList
-	namespace string
-	labels    labels.Set
-}
-
-var _ cache.ListerWatcherWithContext = (*source)(nil)
-
-func (s *source) options(options metav1.ListOptions) *client.ListOptions {
-	o := &client.ListOptions{Namespace: s.namespace, Limit: options.Limit, Continue: options.Continue, Raw: &options}
-	if s.labels != nil {
-		o.LabelSelector = s.labels.AsSelector()
-	}
-	return o
-}
-
-// ListWithContext is part of cache.ListerWatcherWithContext.
-func (s *source) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	list := s.list()
-	if err := s.client.List(ctx, list, s.options(options)); err != nil {
-		return nil, err
-	}
-	return list, nil
-}
-
-// WatchWithContext is part of cache.ListerWatcherWithContext.
-func (s *source) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	return s.client.Watch(ctx, s.list(), s.options(options))
-}
-
-// List is part of cache.ListerWatcher.
-func (s *source) List(options metav1.ListOptions) (runtime.Object, error) {
-	return s.ListWithContext(context.Background(), options)
-}
-
-// Watch is part of cache.ListerWatcher.
-func (s *source) Watch(options metav1.ListOptions) (watch.Interface, error) {
-	return s.WatchWithContext(context.Background(), options)
-}
-
-// IsWatchListSemanticsUnSupported has the reflector list and then watch: a few objects,
-// and their revision is wanted.
-func (s *source) IsWatchListSemanticsUnSupported() bool { return true }
 
 // sink passes on what a reflector sees.
 type sink struct {

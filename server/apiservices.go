@@ -20,6 +20,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/controllers/autoregister"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 const (
@@ -124,10 +125,7 @@ func (s *apiServices) watch(crds crdinformers.CustomResourceDefinitionInformer) 
 		AddFunc:    func(obj any) { s.observe(obj) },
 		UpdateFunc: func(_, obj any) { s.observe(obj) },
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
 				s.want(crd.Name, nil)
 			}
 		},

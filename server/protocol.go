@@ -35,6 +35,7 @@ import (
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/builtin"
@@ -303,10 +304,7 @@ func (p *protocol) addHooks(server *genericapiserver.GenericAPIServer, crds crdi
 		AddFunc:    func(obj any) { p.observe(obj) },
 		UpdateFunc: func(_, obj any) { p.observe(obj) },
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
 				p.member.ForgetCRD(crd)
 			}
 		},

@@ -6,11 +6,9 @@ import (
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/listwatch"
 )
 
 // stepTimeout bounds one Step of Run, in real time: an answer that never comes must not
@@ -41,49 +39,13 @@ func (c *Collector) Run(ctx context.Context, leader func() bool) {
 
 // watch notices changes of StorageVersions, so that Step need not read them all.
 func (c *Collector) watch(ctx context.Context) {
-	cache.NewReflectorWithOptions(source{c.cfg.Client}, &v1alpha1.StorageVersion{}, sink{c}, cache.ReflectorOptions{
+	cache.NewReflectorWithOptions(listwatch.Of(c.cfg.Client, &v1alpha1.StorageVersionList{}), &v1alpha1.StorageVersion{}, sink{c}, cache.ReflectorOptions{
 		Name:            "collect",
 		TypeDescription: "StorageVersions",
 		Logger:          &c.cfg.Logger,
 		Clock:           c.cfg.Clock,
 	}).RunWithContext(ctx)
 }
-
-// source lists and watches StorageVersions through controller-runtime's client.
-type source struct{ client client.WithWatch }
-
-var _ cache.ListerWatcherWithContext = source{}
-
-func options(o metav1.ListOptions) *client.ListOptions {
-	return &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}
-}
-
-// ListWithContext is part of cache.ListerWatcherWithContext.
-func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	list := &v1alpha1.StorageVersionList{}
-	if err := s.client.List(ctx, list, options(o)); err != nil {
-		return nil, err
-	}
-	return list, nil
-}
-
-// WatchWithContext is part of cache.ListerWatcherWithContext.
-func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return s.client.Watch(ctx, &v1alpha1.StorageVersionList{}, options(o))
-}
-
-// List is part of cache.ListerWatcher.
-func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
-	return s.ListWithContext(context.Background(), o)
-}
-
-// Watch is part of cache.ListerWatcher.
-func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return s.WatchWithContext(context.Background(), o)
-}
-
-// IsWatchListSemanticsUnSupported has the reflector list and then watch.
-func (s source) IsWatchListSemanticsUnSupported() bool { return true }
 
 // sink notes that something changed.
 type sink struct{ c *Collector }

@@ -7,9 +7,6 @@ import (
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -17,6 +14,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 // minRetry and maxRetry bound the time between two attempts that end in errors.
@@ -152,10 +150,7 @@ func onEach[T client.Object](handle func(was, is T, gone bool)) cache.ResourceEv
 		AddFunc:    func(obj any) { handle(none, obj.(T), false) },
 		UpdateFunc: func(old, obj any) { handle(old.(T), obj.(T), false) },
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			if last, ok := obj.(T); ok {
+			if last, ok := listwatch.Deleted[T](obj); ok {
 				handle(none, last, true)
 			}
 		},
@@ -164,42 +159,8 @@ func onEach[T client.Object](handle func(was, is T, gone bool)) cache.ResourceEv
 
 func (c *Controller) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler) (cache.Store, cache.Controller) {
 	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: source{client: c.cfg.Client, list: list},
+		ListerWatcher: listwatch.Of(c.cfg.Client, list),
 		ObjectType:    object,
 		Handler:       handler,
 	})
 }
-
-// source lists and watches objects through controller-runtime's client.
-type source struct {
-	client client.WithWatch
-	list   client.ObjectList
-}
-
-func with(o metav1.ListOptions) client.ListOption {
-	return &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}
-}
-
-// List implements cache.ListerWatcher.
-func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
-	return s.ListWithContext(context.Background(), o)
-}
-
-// Watch implements cache.ListerWatcher.
-func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return s.WatchWithContext(context.Background(), o)
-}
-
-// ListWithContext implements cache.ListerWatcherWithContext.
-func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	list := s.list.DeepCopyObject().(client.ObjectList)
-	return list, s.client.List(ctx, list, with(o))
-}
-
-// WatchWithContext implements cache.ListerWatcherWithContext.
-func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), with(o))
-}
-
-// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
-func (s source) IsWatchListSemanticsUnSupported() bool { return true }

@@ -7,14 +7,12 @@ import (
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 const (
@@ -92,16 +90,13 @@ func (i indexed) of(_ context.Context, name string) ([]*migrationv1alpha1.Storag
 // source watches objects and hands over each that is new, changed or gone.
 func (c *Controller) source(list client.ObjectList, object client.Object, handle func(client.Object)) (cache.Store, cache.Controller) {
 	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: source{client: c.cfg.Client, list: list},
+		ListerWatcher: listwatch.Of(c.cfg.Client, list),
 		ObjectType:    object,
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { handle(obj.(client.Object)) },
 			UpdateFunc: func(_, obj any) { handle(obj.(client.Object)) },
 			DeleteFunc: func(obj any) {
-				if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = tombstone.Obj
-				}
-				if last, ok := obj.(client.Object); ok {
+				if last, ok := listwatch.Deleted[client.Object](obj); ok {
 					handle(last)
 				}
 			},
@@ -114,37 +109,3 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 		}},
 	})
 }
-
-// source lists and watches objects through controller-runtime's client.
-type source struct {
-	client client.WithWatch
-	list   client.ObjectList
-}
-
-func with(o metav1.ListOptions) client.ListOption {
-	return &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}
-}
-
-// List implements cache.ListerWatcher.
-func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
-	return s.ListWithContext(context.Background(), o)
-}
-
-// Watch implements cache.ListerWatcher.
-func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return s.WatchWithContext(context.Background(), o)
-}
-
-// ListWithContext implements cache.ListerWatcherWithContext.
-func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	list := s.list.DeepCopyObject().(client.ObjectList)
-	return list, s.client.List(ctx, list, with(o))
-}
-
-// WatchWithContext implements cache.ListerWatcherWithContext.
-func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), with(o))
-}
-
-// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
-func (s source) IsWatchListSemanticsUnSupported() bool { return true }

@@ -10,16 +10,14 @@ import (
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 const (
@@ -186,10 +184,7 @@ func onEach[T client.Object](same func(was, is T) bool, handle func(T)) cache.Re
 			handle(is)
 		},
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			if last, ok := obj.(T); ok {
+			if last, ok := listwatch.Deleted[T](obj); ok {
 				handle(last)
 			}
 		},
@@ -214,7 +209,7 @@ func sameMigration(was, is *migrationv1alpha1.StorageVersionMigration) bool {
 
 func (r *run) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler, options ...client.ListOption) (cache.Store, cache.Controller) {
 	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: source{client: r.cfg.Client, list: list, options: options},
+		ListerWatcher: listwatch.Of(r.cfg.Client, list, options...),
 		ObjectType:    object,
 		Handler:       handler,
 		Indexers: cache.Indexers{byResource: func(obj any) ([]string, error) {
@@ -225,38 +220,3 @@ func (r *run) source(list client.ObjectList, object client.Object, handler cache
 		}},
 	})
 }
-
-// source lists and watches objects through controller-runtime's client.
-type source struct {
-	client  client.WithWatch
-	list    client.ObjectList
-	options []client.ListOption
-}
-
-func (s source) with(o metav1.ListOptions) []client.ListOption {
-	return append([]client.ListOption{&client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}}, s.options...)
-}
-
-// List implements cache.ListerWatcher.
-func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
-	return s.ListWithContext(context.Background(), o)
-}
-
-// Watch implements cache.ListerWatcher.
-func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return s.WatchWithContext(context.Background(), o)
-}
-
-// ListWithContext implements cache.ListerWatcherWithContext.
-func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	list := s.list.DeepCopyObject().(client.ObjectList)
-	return list, s.client.List(ctx, list, s.with(o)...)
-}
-
-// WatchWithContext implements cache.ListerWatcherWithContext.
-func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), s.with(o)...)
-}
-
-// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
-func (s source) IsWatchListSemanticsUnSupported() bool { return true }

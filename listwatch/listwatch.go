@@ -1,0 +1,64 @@
+// Package listwatch lets client-go's reflectors and informers watch objects through
+// controller-runtime's client, which is all that members and controllers know of an API.
+package listwatch
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Of lists and watches the objects of the kind of list that the options choose.
+func Of(c client.WithWatch, list client.ObjectList, options ...client.ListOption) cache.ListerWatcher {
+	return source{client: c, list: list, options: options}
+}
+
+var _ cache.ListerWatcherWithContext = source{} // so that what it asks ends with its context
+
+type source struct {
+	client  client.WithWatch
+	list    client.ObjectList
+	options []client.ListOption
+}
+
+func (s source) with(o metav1.ListOptions) []client.ListOption {
+	return append([]client.ListOption{&client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}}, s.options...)
+}
+
+// List implements cache.ListerWatcher.
+func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
+	return s.ListWithContext(context.Background(), o)
+}
+
+// Watch implements cache.ListerWatcher.
+func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return s.WatchWithContext(context.Background(), o)
+}
+
+// ListWithContext implements cache.ListerWatcherWithContext.
+func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	list := s.list.DeepCopyObject().(client.ObjectList)
+	return list, s.client.List(ctx, list, s.with(o)...)
+}
+
+// WatchWithContext implements cache.ListerWatcherWithContext.
+func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), s.with(o)...)
+}
+
+// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
+func (s source) IsWatchListSemanticsUnSupported() bool { return true }
+
+// Deleted returns the last state known of an object that an informer says is deleted,
+// also if the informer missed the deletion itself.
+func Deleted[T any](obj any) (T, bool) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	last, ok := obj.(T)
+	return last, ok
+}
