@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/progress"
 )
 
 const (
@@ -33,7 +35,7 @@ type run struct {
 	api      API
 	target   Target
 	opts     Options
-	progress func(Report)
+	progress *progress.Teller[Report]
 	gate     *gate
 	patience *patience
 
@@ -43,22 +45,18 @@ type run struct {
 	result   Result
 	frontier frontier
 	failing  int // objects in a row that the server failed at
-
-	// reporting says that progress is being called, and unreported that there is more to tell.
-	reporting, unreported bool
 }
 
-func newRun(api API, target Target, opts Options, progress func(Report)) *run {
-	if progress == nil {
-		progress = func(Report) {}
-	}
-	return &run{
-		api: api, target: target, opts: opts, progress: progress, gate: newGate(opts),
+func newRun(api API, target Target, opts Options, told func(Report)) *run {
+	r := &run{
+		api: api, target: target, opts: opts, gate: newGate(opts),
 		patience: &patience{bound: opts.Patience},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{maxNamed: opts.MaxNamed, cursor: Cursor{Continue: opts.Resume.Continue, Progress: opts.Resume.Progress}},
 	}
+	r.progress = progress.NewTeller(r.report, told)
+	return r
 }
 
 // object is what was listed of an object.
@@ -132,7 +130,7 @@ func (r *run) work(ctx context.Context, tasks <-chan task) error {
 		if err := r.migrate(ctx, t, begun); err != nil {
 			return err
 		}
-		r.report()
+		r.progress.Tell()
 	}
 }
 
@@ -396,25 +394,9 @@ func (r *run) note(p *page, what Progress) {
 	p.counts = p.counts.plus(what)
 }
 
-// report tells the progress. Whoever is told may be slow: meanwhile others go on, and what
-// they have to report is told in the next call.
-func (r *run) report() {
+// report is how far the run is.
+func (r *run) report() Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.unreported = true
-	if r.reporting {
-		return
-	}
-	for r.reporting = true; r.unreported; {
-		r.unreported = false
-		r.tell(Report{Progress: r.result.Progress, Cursor: r.frontier.cursor})
-	}
-	r.reporting = false
-}
-
-// tell calls progress without mu, which is held again afterwards, even if progress panics.
-func (r *run) tell(now Report) {
-	r.mu.Unlock()
-	defer r.mu.Lock()
-	r.progress(now)
+	return Report{Progress: r.result.Progress, Cursor: r.frontier.cursor}
 }

@@ -42,24 +42,6 @@ func TestSlowProgressHoldsUpNobody(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
-func TestProgressIsToldOutsideTheLock(t *testing.T) {
-	var r *run
-	told := false
-	r = newRun(nil, Target{}, Options{}, func(now Report) {
-		p := now.Progress
-		told = p.Total == 7
-		if !r.mu.TryLock() {
-			t.Fatal("nobody can count")
-		}
-		r.mu.Unlock()
-	})
-	r.note(func(result *Result) { result.Total = 7 })
-	r.report()
-	if !told {
-		t.Error("not told")
-	}
-}
-
 // TestProgressComesInOrder: one call at a time, with counts that only grow.
 func TestProgressComesInOrder(t *testing.T) {
 	c := startEtcd(t)
@@ -103,19 +85,4 @@ func TestProgressWithinAPiece(t *testing.T) {
 	if len(told) < objects/2 {
 		t.Errorf("%d objects, one by one, were told of in %v", objects, told)
 	}
-}
-
-// TestProgressThatPanics: what a caller's panic unwinds through leaves the engine's lock as
-// it was, so that the panic is what is seen.
-func TestProgressThatPanics(t *testing.T) {
-	r := newRun(nil, Target{}, Options{}.withDefaults(), func(Report) { panic("told") })
-	defer func() {
-		if cause := recover(); cause != "told" {
-			t.Errorf("recovered %v", cause)
-		}
-		if !r.mu.TryLock() {
-			t.Error("the lock is still held")
-		}
-	}()
-	r.report()
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/concord-dev/concord/progress"
 )
 
 // run is one call of Engine.Run.
@@ -14,7 +16,7 @@ type run struct {
 	kv       KV
 	target   Target
 	opts     Options
-	progress func(Report)
+	progress *progress.Teller[Report]
 	budget   *budget
 	pacer    *pacer
 
@@ -26,30 +28,25 @@ type run struct {
 	// Writing it moves the fence, so it is written when everything else is done.
 	ownFence *chunk
 
-	// reporting says that progress is being called, and unreported that there is more to tell.
-	reporting, unreported bool
-
 	refencing sync.Mutex // held while Refence is asked, so that it is asked once per change
 }
 
-func newRun(kv KV, target Target, opts Options, progress func(Report)) *run {
-	if progress == nil {
-		progress = func(Report) {}
-	}
-	return &run{
-		kv:       kv,
-		target:   target,
-		opts:     opts,
-		progress: progress,
-		budget:   newBudget(opts.MemoryBytes),
-		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock),
-		result:   Result{Progress: opts.Resume.Progress},
+func newRun(kv KV, target Target, opts Options, told func(Report)) *run {
+	r := &run{
+		kv:     kv,
+		target: target,
+		opts:   opts,
+		budget: newBudget(opts.MemoryBytes),
+		pacer:  newPacer(opts.Yield, opts.Workers, opts.Clock),
+		result: Result{Progress: opts.Resume.Progress},
 		frontier: frontier{
 			cursor:   Cursor{After: opts.Resume.After, Progress: opts.Resume.Progress},
 			maxNamed: opts.MaxNamed,
 		},
 		fence: Fence{Key: target.FenceKey, Revision: target.FenceRevision},
 	}
+	r.progress = progress.NewTeller(r.report, told)
+	return r
 }
 
 // all rewrites every page, then the StorageVersion if it is one of the values, and
@@ -202,31 +199,15 @@ func (r *run) rewrite(ctx context.Context, c *chunk) error {
 	if err := r.settle(ctx, c); err != nil {
 		return err
 	}
-	r.report()
+	r.progress.Tell()
 	return nil
 }
 
-// report tells the progress. Whoever is told may be slow: meanwhile others go on, and what
-// they have to report is told in the next call.
-func (r *run) report() {
+// report is how far the run is.
+func (r *run) report() Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.unreported = true
-	if r.reporting {
-		return
-	}
-	for r.reporting = true; r.unreported; {
-		r.unreported = false
-		r.tell(Report{Progress: r.result.Progress, Cursor: r.frontier.cursor})
-	}
-	r.reporting = false
-}
-
-// tell calls progress without mu, which is held again afterwards, even if progress panics.
-func (r *run) tell(now Report) {
-	r.mu.Unlock()
-	defer r.mu.Lock()
-	r.progress(now)
+	return Report{Progress: r.result.Progress, Cursor: r.frontier.cursor}
 }
 
 // settle judges and writes the entries of a piece until none of them is open. Keys that
@@ -252,7 +233,7 @@ func (r *run) settle(ctx context.Context, c *chunk) error {
 			}
 			puts, entries = puts[n:], append(entries, changed...)
 			if len(puts) > 0 {
-				r.report() // where the pace is slow, the rest of the piece takes its time
+				r.progress.Tell() // where the pace is slow, the rest of the piece takes its time
 			}
 		}
 	}
