@@ -21,17 +21,14 @@ import (
 
 // refuseUnreadable says why a server with these keys could not open what is stored. The
 // error is one line that names resources and keys. Raw values are counted only of the
-// resources whose stored set has, or may have, a key that is not among them.
-func refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k *keys) error {
-	sets, err := ReadStoredSets(ctx, reader, prefix)
-	if err != nil {
-		return fmt.Errorf("what is stored cannot be read, so that nobody can tell which keys it needs: %w", err)
-	}
-	all := append(sets.Resources(), known...)
+// resources, remembered or known, whose stored set has, or may have, a key that is not
+// among them.
+func (s StoredSets) refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k *keys) error {
+	all := append(s.Resources(), known...)
 	slices.SortFunc(all, compareResources)
 	var unreadable []string
 	for _, gr := range slices.Compact(all) {
-		needs, err := sets.unreadable(ctx, reader, prefix, gr, k)
+		needs, err := s.unreadable(ctx, reader, prefix, gr, k)
 		if err != nil {
 			return err
 		}
@@ -141,7 +138,7 @@ func checkReload(ctx context.Context, etcd rewrite.Reader, prefix string, known 
 			}
 		}
 	}
-	err = refuseUnreadable(ctx, reader, prefix, known, next)
+	err = sets.refuseUnreadable(ctx, reader, prefix, known, next)
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}

@@ -296,7 +296,7 @@ func TestUnreadableStorage(t *testing.T) {
 			if test.config != "" {
 				k = keysFrom(t, encryptionYAML(test.config))
 			}
-			err := checkStorage(t.Context(), etcd.Client, prefix, testPlan(t), k, false)
+			err := checkStorage(t.Context(), rewrite.NewEtcd(etcd.Client), prefix, testPlan(t), k, false)
 			if (err != nil) != (test.refused != "") || err != nil && (!strings.Contains(err.Error(), test.refused) || strings.Contains(err.Error(), "\n")) {
 				t.Errorf("got %v, want %q", err, test.refused)
 			}

@@ -30,6 +30,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/rewrite"
 )
 
 const (
@@ -194,7 +195,7 @@ func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client, k *ke
 	if o.DisableProtocol {
 		return nil
 	}
-	return checkStorage(ctx, etcd, o.Etcd.StorageConfig.Prefix, o.plan, k, o.AllowUndecodableStorage)
+	return checkStorage(ctx, rewrite.NewEtcd(etcd), o.Etcd.StorageConfig.Prefix, o.plan, k, o.AllowUndecodableStorage)
 }
 
 // embedEtcd starts an etcd of the server's own where no other is named.

@@ -21,29 +21,28 @@ const (
 	allowUndecodableFlag  = "allow-undecodable-storage"
 	allowUndecodableUsage = "Start although objects may be stored that this server cannot decode. Such an object cannot be read, and every list of its resource fails."
 
-	// storageCheckTimeout bounds how long a starting server reads raw values.
+	// storageCheckTimeout bounds how long a server that starts, or loads other keys, reads
+	// what is stored.
 	storageCheckTimeout = 10 * time.Second
 	// namedInLog is how many resources a log line names.
 	namedInLog = 5
 )
 
-// checkStorage refuses to start a server that cannot decode what may be stored (KEP-2343,
-// "Implications to cluster operators"). The error is one line that names the resources,
-// their encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
-// values only of built-in resources whose stored set is not known, for at most
-// storageCheckTimeout. What nobody can tell, such as damaged values, is logged and does
-// not keep the server from starting. With allow nothing does.
-func checkStorage(ctx context.Context, etcd *clientv3.Client, prefix string, plan *compat.Plan, k *keys, allow bool) error {
-	whole := ctx
-	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
-	defer cancel()
-	reader := opening{Reader: rewrite.NewEtcd(etcd), keys: k, states: ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
-	err := refuseUndecodable(ctx, reader, prefix, plan.Target())
+// checkStorage refuses to start a server that cannot decode or open what may be stored
+// (KEP-2343, "Implications to cluster operators"), or that would encrypt with a key that
+// another server cannot read. The error is one line that names the resources, their
+// encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
+// values only where these do not say enough: of built-in resources whose stored set is not
+// known, and of any resource, also a custom one, whose stored set is not known or has a key
+// that is not among k. That takes at most storageCheckTimeout. What nobody can tell, such as
+// damaged values, does not keep the server from starting; of built-in resources it is
+// logged. But where the stored set has a key that is not among k, not to have read all
+// values in that time is a reason to refuse. With allow nothing is.
+func checkStorage(ctx context.Context, etcd rewrite.Reader, prefix string, plan *compat.Plan, k *keys, allow bool) error {
+	reader := opening{Reader: etcd, keys: k, states: ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
+	err := refuseStored(ctx, reader, prefix, plan.Target(), k)
 	if err == nil {
-		err = refuseUnreadable(ctx, reader, prefix, plan.Target().Resources(), k)
-	}
-	if err == nil {
-		err = refuseUnreadableByOthers(whole, reader, prefix, plan.Target().Resources(), k, "", othersPoll)
+		err = refuseUnreadableByOthers(ctx, reader, prefix, plan.Target().Resources(), k, "", othersPoll)
 	}
 	if err != nil && allow {
 		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+allowUndecodableFlag+" says: they cannot be read, and lists of their resources fail")
@@ -52,17 +51,28 @@ func checkStorage(ctx context.Context, etcd *clientv3.Client, prefix string, pla
 	return err
 }
 
-func refuseUndecodable(ctx context.Context, reader rewrite.Reader, prefix string, target *compat.Target) error {
+// refuseStored says why a server with these keys could not decode or open what is stored.
+func refuseStored(ctx context.Context, reader rewrite.Reader, prefix string, target *compat.Target, k *keys) error {
+	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
+	defer cancel()
 	sets, err := ReadStoredSets(ctx, reader, prefix)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read, so that nobody can tell whether this server decodes it (--%s starts it all the same): %w", allowUndecodableFlag, err)
 	}
+	if err := sets.refuseUndecodable(ctx, reader, prefix, target); err != nil {
+		return err
+	}
+	return sets.refuseUnreadable(ctx, reader, prefix, target.Resources(), k)
+}
+
+// refuseUndecodable says why the target could not decode what is stored.
+func (s StoredSets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, prefix string, target *compat.Target) error {
 	var stored, uncounted []compat.Stored
 	for _, gr := range target.Resources() {
-		if s := sets.Of(gr); s.Unknown {
-			uncounted = append(uncounted, s)
+		if set := s.Of(gr); set.Unknown {
+			uncounted = append(uncounted, set)
 		} else {
-			stored = append(stored, s)
+			stored = append(stored, set)
 		}
 	}
 	counted, err := countSmallFirst(ctx, reader, prefix, uncounted)
@@ -70,8 +80,8 @@ func refuseUndecodable(ctx context.Context, reader rewrite.Reader, prefix string
 		return fmt.Errorf("what is stored cannot be read: %w", err)
 	}
 	var undecodable, untold []string
-	for _, s := range append(stored, counted...) {
-		switch f := target.Judge(s); f.Verdict {
+	for _, set := range append(stored, counted...) {
+		switch f := target.Judge(set); f.Verdict {
 		case compat.Unsafe:
 			undecodable = append(undecodable, fmt.Sprintf("%s as %s", f.Resource, strings.Join(f.Undecodable, ", ")))
 		case compat.CouldNotTell:

@@ -269,7 +269,7 @@ func TestCheckStorage(t *testing.T) {
 			}
 			prefix := etcd.fill(t, values)
 			ctx, logged := logs(t)
-			err := checkStorage(ctx, etcd.Client, prefix, testPlan(t), &keys{}, false)
+			err := checkStorage(ctx, rewrite.NewEtcd(etcd.Client), prefix, testPlan(t), &keys{}, false)
 			if (err != nil) != (len(test.refused) > 0) {
 				t.Fatalf("got %v", err)
 			}
@@ -282,7 +282,7 @@ func TestCheckStorage(t *testing.T) {
 				t.Errorf("logged %q, want %q", got, test.untold)
 			}
 			ctx, logged = logs(t)
-			if err := checkStorage(ctx, etcd.Client, prefix, testPlan(t), &keys{}, true); err != nil {
+			if err := checkStorage(ctx, rewrite.NewEtcd(etcd.Client), prefix, testPlan(t), &keys{}, true); err != nil {
 				t.Errorf("not allowed: %v", err)
 			}
 			if loud := strings.Contains(logged(), "STARTING ALTHOUGH"); loud != (len(test.refused) > 0) {
@@ -324,7 +324,7 @@ func TestCheckStorageIsCheap(t *testing.T) {
 	}
 	prefix := etcd.fill(t, values)
 	reader := &countingReader{Reader: rewrite.NewEtcd(etcd)}
-	if err := refuseUndecodable(t.Context(), reader, prefix, testPlan(t).Target()); err != nil {
+	if err := checkStorage(t.Context(), reader, prefix, testPlan(t), &keys{}, false); err != nil {
 		t.Fatal(err)
 	}
 	if got := reader.values.Load(); got != int64(sets) {
@@ -363,7 +363,7 @@ func TestCheckStorageIsBounded(t *testing.T) {
 		ctx, logged := logs(t)
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		err := refuseUndecodable(ctx, reader, prefix, testPlan(t).Target())
+		err := refuseStored(ctx, reader, prefix, testPlan(t).Target(), &keys{})
 		return err, logged()
 	}
 	if err, logged := check(); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
@@ -385,7 +385,7 @@ func TestCheckStorageWithoutEtcd(t *testing.T) {
 	etcd := startStored(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := checkStorage(ctx, etcd.Client, "/registry", testPlan(t), &keys{}, false); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if err := checkStorage(ctx, rewrite.NewEtcd(etcd.Client), "/registry", testPlan(t), &keys{}, false); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("got %v", err)
 	}
 }
