@@ -18,11 +18,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/concord-dev/concord/bench/stage"
 )
@@ -40,19 +37,7 @@ type options struct {
 	json  bool
 }
 
-func main() {
-	stage.Child()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "migration:", err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("migration", run) }
 
 func parse(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("migration", flag.ContinueOnError)

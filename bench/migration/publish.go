@@ -7,12 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
+	"github.com/concord-dev/concord/bench/stage"
 )
 
 // result is one way of migrating, or the clients beside it.
@@ -38,7 +38,7 @@ type document struct {
 
 func (b *bench) figures() *document {
 	d := &document{
-		Machine: fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version()),
+		Machine: stage.Machine(),
 		Servers: b.options.servers,
 		Ratios:  map[string]float64{},
 		ClientWrites: map[string]float64{

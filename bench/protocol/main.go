@@ -18,12 +18,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/concord-dev/concord/bench/figures"
@@ -71,19 +67,7 @@ func (b *bench) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(b.progress, "%s: %s\n", b.name, fmt.Sprintf(format, args...))
 }
 
-func main() {
-	stage.Child()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "protocol:", err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("protocol", run) }
 
 // options are what the command line says.
 type options struct {
@@ -160,11 +144,6 @@ type document struct {
 	Figures []figures.Row `json:"figures"`
 }
 
-// machine tells where the figures come from.
-func machine() string {
-	return fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
-}
-
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parse(args, stderr)
 	if err != nil {
@@ -186,12 +165,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	encoder := json.NewEncoder(stdout)
 	encoder.SetIndent("", "  ")
-	return errors.Join(failed, encoder.Encode(document{Machine: machine(), Seconds: time.Since(started).Seconds(), Figures: b.rows}))
+	return errors.Join(failed, encoder.Encode(document{Machine: stage.Machine(), Seconds: time.Since(started).Seconds(), Figures: b.rows}))
 }
 
 // all runs measurements. One that fails does not keep the others from being made.
 func (b *bench) all(ctx context.Context, chosen []measure) error {
-	_, b.unwritten = fmt.Fprintf(b.table, "%s\n\n%s", machine(), figures.Header)
+	_, b.unwritten = fmt.Fprintf(b.table, "%s\n\n%s", stage.Machine(), figures.Header)
 	var errs []error
 	for _, m := range chosen {
 		b.name = m.name

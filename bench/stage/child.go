@@ -24,7 +24,7 @@ const (
 )
 
 // Child runs the program as a server or an etcd if it was started as one, and then does
-// not return. Every program that uses this package calls it first.
+// not return. Every program that uses this package calls it first, be it by Main.
 func Child() {
 	if len(os.Args) < 2 || os.Args[1] != serverArgument && os.Args[1] != etcdArgument {
 		return

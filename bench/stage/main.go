@@ -1,0 +1,32 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+)
+
+// Main runs a benchmark's program, or the server or etcd that it was started as. SIGINT
+// and SIGTERM end run's context. The program exits with 1 if run fails, but not if all
+// that was asked for is help.
+func Main(name string, run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
+	Child()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		os.Exit(1)
+	}
+}
+
+// Machine tells where figures come from.
+func Machine() string {
+	return fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+}
