@@ -7,6 +7,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,15 +53,9 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Objects == 0 {
-		c.Objects = DefaultObjects
-	}
-	if c.Writers == 0 {
-		c.Writers = DefaultWriters
-	}
-	if c.LeaseDuration == 0 {
-		c.LeaseDuration = DefaultLeaseDuration
-	}
+	c.Objects = cmp.Or(c.Objects, DefaultObjects)
+	c.Writers = cmp.Or(c.Writers, DefaultWriters)
+	c.LeaseDuration = cmp.Or(c.LeaseDuration, DefaultLeaseDuration)
 	if c.Progress == nil {
 		c.Progress = io.Discard
 	}

@@ -9,6 +9,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,9 +121,7 @@ func New(cfg Config) (*Fence, error) {
 	if cfg.Unfenced == nil {
 		cfg.Unfenced = Unfenced()
 	}
-	if cfg.ForwardTimeout == 0 {
-		cfg.ForwardTimeout = DefaultForwardTimeout
-	}
+	cfg.ForwardTimeout = cmp.Or(cfg.ForwardTimeout, DefaultForwardTimeout)
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}

@@ -7,6 +7,7 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"errors"
@@ -92,18 +93,10 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.LeaseDuration == 0 {
-		c.LeaseDuration = DefaultLeaseDuration
-	}
-	if c.RenewInterval == 0 {
-		c.RenewInterval = DefaultRenewInterval
-	}
-	if c.WaitLimit == 0 {
-		c.WaitLimit = DefaultWaitLimit
-	}
-	if c.Workers == 0 {
-		c.Workers = DefaultWorkers
-	}
+	c.LeaseDuration = cmp.Or(c.LeaseDuration, DefaultLeaseDuration)
+	c.RenewInterval = cmp.Or(c.RenewInterval, DefaultRenewInterval)
+	c.WaitLimit = cmp.Or(c.WaitLimit, DefaultWaitLimit)
+	c.Workers = cmp.Or(c.Workers, DefaultWorkers)
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}

@@ -6,6 +6,7 @@
 package collect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,12 +89,8 @@ func New(cfg Config) (*Collector, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Interval == 0 {
-		cfg.Interval = DefaultInterval
-	}
-	if cfg.Workers == 0 {
-		cfg.Workers = DefaultWorkers
-	}
+	cfg.Interval = cmp.Or(cfg.Interval, DefaultInterval)
+	cfg.Workers = cmp.Or(cfg.Workers, DefaultWorkers)
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}

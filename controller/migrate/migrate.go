@@ -4,6 +4,7 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -174,18 +175,10 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
-	if cfg.Workers == 0 {
-		cfg.Workers = 2
-	}
-	if cfg.Attempts == 0 {
-		cfg.Attempts = 5
-	}
-	if cfg.ProgressPeriod == 0 {
-		cfg.ProgressPeriod = 3 * time.Second
-	}
-	if cfg.Poll == 0 {
-		cfg.Poll = 5 * time.Second
-	}
+	cfg.Workers = cmp.Or(cfg.Workers, 2)
+	cfg.Attempts = cmp.Or(cfg.Attempts, 5)
+	cfg.ProgressPeriod = cmp.Or(cfg.ProgressPeriod, 3*time.Second)
+	cfg.Poll = cmp.Or(cfg.Poll, 5*time.Second)
 	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, errors: map[types.UID]int{}}, nil
 }
 

@@ -7,6 +7,7 @@
 package skew
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,9 +85,7 @@ func New(cfg Config) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Interval == 0 {
-		cfg.Interval = DefaultInterval
-	}
+	cfg.Interval = cmp.Or(cfg.Interval, DefaultInterval)
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}

@@ -87,9 +87,7 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
-	if cfg.Workers == 0 {
-		cfg.Workers = 4
-	}
+	cfg.Workers = cmp.Or(cfg.Workers, 4)
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}

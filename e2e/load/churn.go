@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,18 +36,10 @@ type ChurnConfig struct {
 }
 
 func (c ChurnConfig) withDefaults() ChurnConfig {
-	if c.Workers == 0 {
-		c.Workers = 4
-	}
-	if c.Pause == 0 {
-		c.Pause = 20 * time.Millisecond
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 5 * time.Second
-	}
-	if c.Patience == 0 {
-		c.Patience = 90 * time.Second
-	}
+	c.Workers = cmp.Or(c.Workers, 4)
+	c.Pause = cmp.Or(c.Pause, 20*time.Millisecond)
+	c.Timeout = cmp.Or(c.Timeout, 5*time.Second)
+	c.Patience = cmp.Or(c.Patience, 90*time.Second)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -42,21 +43,11 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Prefix == "" {
-		c.Prefix = "load"
-	}
-	if c.Workers == 0 {
-		c.Workers = 2
-	}
-	if c.Objects == 0 {
-		c.Objects = 5
-	}
-	if c.Pause == 0 {
-		c.Pause = 20 * time.Millisecond
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
-	}
+	c.Prefix = cmp.Or(c.Prefix, "load")
+	c.Workers = cmp.Or(c.Workers, 2)
+	c.Objects = cmp.Or(c.Objects, 5)
+	c.Pause = cmp.Or(c.Pause, 20*time.Millisecond)
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package mutant
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -101,12 +102,8 @@ func (o Outcome) String() string {
 // the mutants, the control last. An error says that nothing was proven, such as that the
 // sources do not build without any mutant.
 func Run(ctx context.Context, cfg Config, mutants []Mutant) ([]Outcome, error) {
-	if cfg.Parallel == 0 {
-		cfg.Parallel = runtime.NumCPU()
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 10 * time.Minute
-	}
+	cfg.Parallel = cmp.Or(cfg.Parallel, runtime.NumCPU())
+	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Minute)
 	dir, err := os.MkdirTemp("", "concord-mutants-")
 	if err != nil {
 		return nil, err
