@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,10 +29,6 @@ const (
 	readyPause   = 100 * time.Millisecond
 	readyTimeout = 2 * time.Second
 	dialTimeout  = 10 * time.Second
-
-	// The servers' ports are taken below those that the kernel gives to connections, so
-	// that none is taken while its server restarts.
-	firstPort, lastPort = 20000, 32000
 )
 
 // condition is what the demo has made of a server.
@@ -115,12 +109,10 @@ func (c *cluster) start(ctx context.Context) error {
 	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.stopWatch = cancel
 	c.watching.Go(func() { c.world.watch(watch, c.store) })
-	ports, err := freePorts(serverCount)
-	if err != nil {
-		return err
-	}
-	for i, s := range c.servers {
-		s.port = ports[i]
+	for _, s := range c.servers {
+		if s.port, err = process.FreePort(); err != nil {
+			return err
+		}
 		if err := c.launch(ctx, s, oldRelease); err != nil {
 			return err
 		}
@@ -134,25 +126,6 @@ func (c *cluster) start(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func freePorts(count int) ([]int, error) {
-	var ports []int
-	var last error
-	for range 100 * count {
-		port := firstPort + rand.IntN(lastPort-firstPort)
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			last = err
-			continue
-		}
-		// Held until all are found, so that they differ.
-		defer func() { _ = l.Close() }()
-		if ports = append(ports, port); len(ports) == count {
-			return ports, nil
-		}
-	}
-	return nil, fmt.Errorf("no free port on 127.0.0.1 between %d and %d: %w", firstPort, lastPort, last)
 }
 
 func (c *cluster) certDir() string { return filepath.Join(c.dir, "pki") }

@@ -50,7 +50,7 @@ func (s *Stage) Cluster(ctx context.Context, name string, protocol bool, servers
 		return nil, errors.Join(err, c.Close())
 	}
 	for i := range servers {
-		port, err := s.port()
+		port, err := process.FreePort()
 		if err != nil {
 			return nil, errors.Join(err, c.Close())
 		}

@@ -3,16 +3,10 @@ package stage
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
 )
-
-// The servers' ports are below those that the kernel gives to connections, so that none
-// is taken while its server restarts.
-const firstPort, lastPort = 20000, 32000
 
 // Stage is the directory in which clusters run.
 type Stage struct {
@@ -20,7 +14,6 @@ type Stage struct {
 
 	mu       sync.Mutex
 	clusters map[*Cluster]bool
-	ports    map[int]bool
 }
 
 // New makes an empty stage. It has to be closed.
@@ -33,7 +26,7 @@ func New() (*Stage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
 	}
-	return &Stage{dir: dir, program: program, clusters: map[*Cluster]bool{}, ports: map[int]bool{}}, nil
+	return &Stage{dir: dir, program: program, clusters: map[*Cluster]bool{}}, nil
 }
 
 // Clear closes the clusters that are left.
@@ -62,28 +55,4 @@ func (s *Stage) Close() error {
 
 func (s *Stage) path(names ...string) string {
 	return filepath.Join(append([]string{s.dir}, names...)...)
-}
-
-// port finds a free port that no other server of the stage has.
-func (s *Stage) port() (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var last error
-	for range 1000 {
-		port := firstPort + rand.IntN(lastPort-firstPort)
-		if s.ports[port] {
-			continue
-		}
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			last = err
-			continue
-		}
-		if err := listener.Close(); err != nil {
-			return 0, fmt.Errorf("port %d: %w", port, err)
-		}
-		s.ports[port] = true
-		return port, nil
-	}
-	return 0, fmt.Errorf("no free port on 127.0.0.1 between %d and %d: %w", firstPort, lastPort, last)
 }

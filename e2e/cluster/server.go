@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 )
 
@@ -225,37 +223,12 @@ func (s *Server) ID() (agree.ServerID, bool) {
 	return ids[len(ids)-1], true
 }
 
-var taken struct {
-	sync.Mutex
-	ports map[int]bool
-}
-
-// FreePort returns a port that nobody listens on, another one each time. It is below
-// those that the system gives to outgoing connections, any of which might take it before
-// the server does.
+// FreePort returns a port that nobody listens on, another one each time.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	taken.Lock()
-	defer taken.Unlock()
-	if taken.ports == nil {
-		taken.ports = map[int]bool{}
+	port, err := process.FreePort()
+	if err != nil {
+		t.Fatal(err)
 	}
-	const lowest, highest, attempts = 20000, 32000, 1000
-	for range attempts {
-		port := lowest + rand.IntN(highest-lowest)
-		if taken.ports[port] {
-			continue
-		}
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			continue
-		}
-		if err := listener.Close(); err != nil {
-			t.Fatal(err)
-		}
-		taken.ports[port] = true
-		return port
-	}
-	t.Fatalf("no free port from %d to %d", lowest, highest)
-	return 0
+	return port
 }
