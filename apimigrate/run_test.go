@@ -130,7 +130,7 @@ func TestContinueExpires(t *testing.T) {
 				s.create(types.NamespacedName{Namespace: "ns-9", Name: fmt.Sprint("late-", expired)})
 				err := apierrors.NewResourceExpired("too old")
 				if goesOn {
-					err.ErrStatus.ListMeta.Continue = "0" + token
+					err.ErrStatus.Continue = "0" + token
 				}
 				return err
 			}

@@ -103,7 +103,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 		got := map[string]bool{}
 		for _, gvr := range slices.Sorted(maps.Keys(all)) {
 			// Concord's own groups are unknown to Kubernetes.
-			if groups[gvr[:strings.Index(gvr, "/")]] {
+			if group, _, _ := strings.Cut(gvr, "/"); groups[group] {
 				got[gvr] = true
 			}
 			if !all[gvr] {

@@ -301,10 +301,10 @@ func expectStorageVersionsListed(t *testing.T, servers ...*cluster.Server) {
 	for _, s := range servers {
 		cluster.Eventually(t, graceful, s.Name+" lists the API", func(ctx context.Context) error {
 			status, body, err := s.Get(ctx, "/apis")
-			if err != nil || status != http.StatusOK || !strings.Contains(body, storageversion.Resource.Group) {
-				return fmt.Errorf("%d %s, %v", status, body, err)
+			if err == nil && (status != http.StatusOK || !strings.Contains(body, storageversion.Resource.Group)) {
+				err = fmt.Errorf("%d %s", status, body)
 			}
-			return nil
+			return err
 		})
 	}
 }

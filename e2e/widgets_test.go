@@ -22,7 +22,7 @@ const widgetGroup = "e2e.concord.dev"
 
 var (
 	widgets   = schema.GroupResource{Group: widgetGroup, Resource: "widgets"}
-	policies  = load.Policies().GroupVersionResource.GroupResource()
+	policies  = load.Policies().GroupResource()
 	widgetsV1 = load.Custom(widgets.WithVersion("v1"), "Widget", metav1.NamespaceDefault)
 
 	policyV1      = agree.Encoding("admissionregistration.k8s.io/v1")

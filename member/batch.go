@@ -94,7 +94,7 @@ func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []cla
 		mu.Unlock()
 		return placed, err
 	})
-	claims = append(present, made...)
+	claims = slices.Concat(present, made)
 	participants, err := m.participants(ctx)
 	if err != nil {
 		m.release(claims, err)

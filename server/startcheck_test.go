@@ -359,14 +359,14 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	values["configmaps/default/a"], values["configmaps/default/b"] = "{}", "{}"
 	prefix := etcd.fill(t, values)
 	reader := slowReader{Reader: rewrite.NewEtcd(etcd), slow: prefix + "/configmaps/"}
-	check := func() (error, string) {
+	check := func() (string, error) {
 		ctx, logged := logs(t)
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		err := refuseStored(ctx, reader, prefix, testPlan(t).Target(), &keys{})
-		return err, logged()
+		return logged(), err
 	}
-	if err, logged := check(); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
+	if logged, err := check(); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
 		t.Errorf("got %v, logged %q", err, logged)
 	}
 	if _, err := etcd.Delete(t.Context(), prefix+"/"+stateKey(policies)); err != nil {
@@ -375,7 +375,7 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	if _, err := etcd.Put(t.Context(), prefix+"/mutatingadmissionpolicies/a", policyIn(admissionGroup+"/v2")); err != nil {
 		t.Fatal(err)
 	}
-	if err, _ := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
+	if _, err := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
 		t.Errorf("got %v, want a refusal for %s", err, policies)
 	}
 }

@@ -172,12 +172,13 @@ func (c *chooser) offerTasks(p *Process) {
 	slot := p.slot
 	for r := range roles {
 		if t := p.tasks[r]; t != nil {
-			if t.req != nil && (!p.paused && !p.cut && c.w.etcd != etcdDown) || t.req == nil && t.due() && !p.paused {
+			switch {
+			case t.req != nil && (!p.paused && !p.cut && c.w.etcd != etcdDown) || t.req == nil && t.due() && !p.paused:
 				c.add(60, Event{Do: Do, Slot: slot, Role: r})
-			} else if t.req != nil && !p.paused {
+			case t.req != nil && !p.paused:
 				c.add(10, Event{Do: Fail, Slot: slot, Role: r})
 				c.add(10, Event{Do: Lose, Slot: slot, Role: r})
-			} else if t.req != nil && !t.req.applied && !p.cut {
+			case t.req != nil && !t.req.applied && !p.cut:
 				c.add(2, Event{Do: Apply, Slot: slot, Role: r})
 			}
 			continue

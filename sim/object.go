@@ -32,7 +32,7 @@ var _ runtime.Object = (*object)(nil)
 // DeepCopyObject implements runtime.Object.
 func (o *object) DeepCopyObject() runtime.Object {
 	c := *o
-	o.ObjectMeta.DeepCopyInto(&c.ObjectMeta)
+	o.ObjectMeta.DeepCopyInto(&c.ObjectMeta) //nolint:staticcheck // QF1008: it says what is copied
 	return &c
 }
 

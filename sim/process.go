@@ -135,7 +135,7 @@ func (p *Process) String() string {
 func slotName(slot int) string { return fmt.Sprintf("s%d", slot+1) }
 
 // start makes a process.
-func (w *World) start(slot int, r release, silent bool) *Process {
+func (w *World) start(slot int, r release, silent bool) {
 	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, silent: silent, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	w.runs[slot]++
 	p.clock.p = p
@@ -175,7 +175,6 @@ func (w *World) start(slot int, r release, silent bool) *Process {
 	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond})
 	w.must(err)
 	w.slots[slot] = p
-	return p
 }
 
 // builtins is what the server reports from its start: things, and in some worlds so many

@@ -216,7 +216,7 @@ func TestApply(t *testing.T) {
 				continue
 			}
 			owners := slices.DeleteFunc(got.GetManagedFields(), func(e metav1.ManagedFieldsEntry) bool { return e.Manager != "tester" })
-			if len(owners) != 1 || owners[0].APIVersion != version || !strings.Contains(string(owners[0].FieldsV1.Raw), `"f:applied"`) {
+			if len(owners) != 1 || owners[0].APIVersion != version || !strings.Contains(owners[0].FieldsV1.GetRawString(), `"f:applied"`) {
 				t.Errorf("%s applied through %s: managed fields %v", p.GroupResource, version, got.GetManagedFields())
 			}
 		}

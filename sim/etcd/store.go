@@ -266,7 +266,7 @@ func (s *Store) scan(start, end []byte, revision int64, visit func(*mvccpb.KeyVa
 		return
 	}
 	for i := sort.SearchStrings(s.keys, string(start)); i < len(s.keys); i++ {
-		if !(len(end) == 1 && end[0] == 0) && s.keys[i] >= string(end) {
+		if (len(end) != 1 || end[0] != 0) && s.keys[i] >= string(end) {
 			return
 		}
 		if kv := s.at(s.keys[i], revision); kv != nil {
