@@ -66,17 +66,19 @@ func (w *world) widgetStore(served, stored schema.GroupVersion, cached bool) (s 
 			u.SetGroupVersionKind(served.WithKind("Widget"))
 			return u
 		},
-		func() runtime.Object {
-			l := &unstructured.UnstructuredList{}
-			l.SetGroupVersionKind(served.WithKind("WidgetList"))
-			return l
-		})
+		func() runtime.Object { return newWidgetList(served) })
 	if err != nil {
 		w.Fatalf("decorator: %v", err)
 	}
 	destroy = sync.OnceFunc(destroy)
 	w.Cleanup(destroy)
 	return s, destroy
+}
+
+func newWidgetList(gv schema.GroupVersion) *unstructured.UnstructuredList {
+	l := &unstructured.UnstructuredList{}
+	l.SetGroupVersionKind(gv.WithKind("WidgetList"))
+	return l
 }
 
 func widget(gv schema.GroupVersion, name, size string) *unstructured.Unstructured {

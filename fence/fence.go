@@ -106,6 +106,7 @@ type Fence struct {
 	clock          clock.WithTicker
 	versions       *storageVersions
 	registry       *registry
+	written        *written
 }
 
 type stoppableCompactor interface {
@@ -143,6 +144,7 @@ func New(cfg Config) (*Fence, error) {
 		clock:          cfg.Clock,
 		versions:       &storageVersions{decoder: cfg.Decoder},
 		registry:       newRegistry(),
+		written:        newWritten(),
 	}
 	if cfg.CompactionInterval > 0 {
 		// Not StartCompactorPerEndpoint: that one is shared by all servers of a process

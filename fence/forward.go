@@ -43,7 +43,11 @@ func (s *forwarder) Create(ctx context.Context, key string, obj, out runtime.Obj
 // GuaranteedUpdate implements storage.Interface. On the newer store it starts from what
 // etcd holds: neither the object that the caller suggests nor any cache is asked.
 func (s *forwarder) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cachedExistingObject runtime.Object) error {
-	err := s.Interface.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
+	first := s.Interface
+	if rewriting(ctx) {
+		first, cachedExistingObject = s.self.raw, nil
+	}
+	err := first.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
 	return s.forward(ctx, err, func(newer storage.Interface) error {
 		return newer.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, nil)
 	})

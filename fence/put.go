@@ -35,6 +35,8 @@ type fencedClient struct {
 	enc      agree.Encoding
 	// stamped says that the values tell what they are encrypted with.
 	stamped bool
+	// gets, if it is not nil, reads what is rewritten.
+	gets *gets
 }
 
 // ClientConfig is what NewClient needs.
@@ -58,6 +60,15 @@ func NewClient(inner kubernetes.Interface, c ClientConfig) kubernetes.Interface 
 	versions := &storageVersions{decoder: c.Decoder}
 	versions.locate(c.Prefix, identity.NewEncryptCheckTransformer())
 	return &fencedClient{Interface: inner, kv: c.KV, permits: c.Permits, versions: versions, gr: c.Resource, enc: c.Encoding}
+}
+
+// Get is kubernetes.Interface's. The reads of rewrites, which come in numbers, are made
+// together.
+func (c *fencedClient) Get(ctx context.Context, key string, opts kubernetes.GetOptions) (kubernetes.GetResponse, error) {
+	if c.gets == nil || opts != (kubernetes.GetOptions{}) || !rewriting(ctx) {
+		return c.Interface.Get(ctx, key, opts)
+	}
+	return c.gets.get(ctx, key)
 }
 
 // OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is

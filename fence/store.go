@@ -152,7 +152,11 @@ func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resource
 		transformer = stamping{sealer}
 	}
 	versioner := storage.APIObjectVersioner{}
-	decoder := etcd3.NewDefaultDecoder(config.Codec, versioner)
+	codec := config.Codec
+	if s.ServedVersion != "" {
+		codec = &onceCodec{Codec: codec, written: f.written}
+	}
+	decoder := etcd3.NewDefaultDecoder(codec, versioner)
 	unsafeDeletion := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 	if unsafeDeletion {
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
@@ -162,7 +166,7 @@ func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resource
 	if f.compactor != nil {
 		compactor = f.compactor
 	}
-	store, err := etcd3.New(client, compactor, config.Codec, newFunc, newListFunc, config.Prefix, resourcePrefix,
+	store, err := etcd3.New(client, compactor, codec, newFunc, newListFunc, config.Prefix, resourcePrefix,
 		config.GroupResource, transformer, config.LeaseManagerConfig, decoder, versioner)
 	if err != nil {
 		release()
@@ -208,6 +212,7 @@ func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 			versions:  f.versions,
 			gr:        s.GroupResource,
 			enc:       s.Encoding,
+			gets:      &gets{kv: f.kv},
 		}
 	}
 	return client, release
