@@ -20,15 +20,17 @@ import (
 type apiMigrator struct {
 	engine   *apimigrate.Engine
 	services apiregistrationclient.APIServicesGetter
+	garbage  *collector
 	// maxPerSecond bounds migrations that do not say it themselves.
 	maxPerSecond int
 }
 
 var _ migrate.Rewriter = (*apiMigrator)(nil)
 
-// newAPIMigrator returns one that uses the server which config names.
-func newAPIMigrator(config *rest.Config, maxPerSecond int) (*apiMigrator, error) {
-	client, err := apimigrate.NewClient(config)
+// newAPIMigrator returns one that uses the server which config names, this one, in the
+// process.
+func newAPIMigrator(config *rest.Config, local *inProcess, maxPerSecond int) (*apiMigrator, error) {
+	client, err := apimigrate.NewClient(local.config(config))
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +38,7 @@ func newAPIMigrator(config *rest.Config, maxPerSecond int) (*apiMigrator, error)
 	if err != nil {
 		return nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	return &apiMigrator{engine: apimigrate.New(client), services: services, maxPerSecond: maxPerSecond}, nil
+	return &apiMigrator{engine: apimigrate.New(client), services: services, garbage: newCollector(), maxPerSecond: maxPerSecond}, nil
 }
 
 // elsewhere says which service a resource's version is served by, if it is one.
@@ -58,6 +60,8 @@ func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionReso
 
 // Rewrite implements migrate.Rewriter.
 func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	// Every object is taken apart and put together several times.
+	defer a.garbage.spare()()
 	options := apimigrate.Options{MaxPerSecond: a.maxPerSecond}
 	if job.MaxPerSecond != nil {
 		options.MaxPerSecond = int(*job.MaxPerSecond)

@@ -41,7 +41,7 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	if err != nil {
 		return err
 	}
-	api, err := newAPIMigrator(clients.config, p.options.MigrationMaxObjectsPerSecond)
+	api, err := newAPIMigrator(clients.config, &p.inProcess, p.options.MigrationMaxObjectsPerSecond)
 	if err != nil {
 		return err
 	}

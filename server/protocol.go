@@ -83,6 +83,8 @@ type protocol struct {
 	identity string
 	custom   *customResources
 	openAPI  customOpenAPI
+	// inProcess carries the requests of migrations through the API.
+	inProcess inProcess
 	// started are closed when the libraries' parts have begun; see running.letStart.
 	started map[string]<-chan struct{}
 	// abandoned is closed when the server ends without the generic server's consent.
@@ -98,7 +100,7 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring
 	p := &protocol{
 		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
 		etcd: etcd, keyring: ring, drain: newDrain(), abandoned: make(chan struct{}), closed: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
-		clientLoad: clientLoad{clock: clock.RealClock{}},
+		clientLoad: clientLoad{clock: clock.RealClock{}}, inProcess: inProcess{mark: fence.Rewriting},
 	}
 	if o.DisableProtocol {
 		return p, nil

@@ -272,6 +272,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 		return err
 	}
 	p.openAPI.takeOver()
+	p.inProcess.serve(chain.aggregator.GenericAPIServer.Handler)
 	loopback, err := rest.TransportFor(base.LoopbackClientConfig)
 	if err != nil {
 		return err
