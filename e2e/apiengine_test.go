@@ -66,6 +66,7 @@ func testAPIEngine(t *testing.T) {
 	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != len(poisoned) || found[widgetEncoding("v2")] != objects-len(poisoned) {
 		t.Errorf("convertibles are stored as %v", found)
 	}
+	wantWrittenOnce(t, c, convertibles, objects-len(poisoned))
 	revisions := revisionsOf(t, c, convertibles)
 	hook.poison()
 	t.Logf("settled %v after the webhook takes everything", c.WaitSettled().Round(time.Millisecond))
@@ -121,6 +122,29 @@ func waitEnded(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVers
 	})
 	t.Logf("migration %s ended after %v: %+v", m.Name, took.Round(time.Millisecond), m.Status.Progress)
 	return m
+}
+
+// wantWrittenOnce expects that so many objects were written again since they were created,
+// each of them once, in a transaction of its own.
+func wantWrittenOnce(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want int) {
+	t.Helper()
+	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[int64]bool{}
+	for _, kv := range found.Kvs {
+		switch {
+		case kv.Version == 1: // as it was created
+		case kv.Version > 2 || at[kv.ModRevision]:
+			t.Errorf("%s has version %d at revision %d, where another was written: %t", kv.Key, kv.Version, kv.ModRevision, at[kv.ModRevision])
+		default:
+			at[kv.ModRevision] = true
+		}
+	}
+	if len(at) != want {
+		t.Errorf("%d objects were written again, want %d", len(at), want)
+	}
 }
 
 // revisionsOf reads at which revision each stored object was written.
