@@ -1,19 +1,26 @@
 package server
 
 import (
+	"io/fs"
 	"math"
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
 
 const (
-	// heapRoom is how far the heap may at least grow between two collections while something
+	// maxHeapRoom is how far the heap may at least grow between two collections while something
 	// runs that makes much garbage, in bytes. A collection marks all that lives, watch caches
 	// and schemas, and on a small heap that is done for very little garbage each time.
-	heapRoom = 256 << 20
+	maxHeapRoom = 512 << 20
+	// heapRoomShare is the part of the memory that is left which it may take, at most, and
+	// blindHeapRoom what it is where nothing tells how much that is.
+	heapRoomShare = 4
+	blindHeapRoom = 128 << 20
 	// heapRoomInterval is how often the percentage is computed anew: what lives grows.
 	heapRoomInterval = time.Second
 )
@@ -25,6 +32,7 @@ type collector struct {
 	// read returns what lives, in bytes, and the percentage that is set; set changes it.
 	read func() (live uint64, percent int)
 	set  func(percent int)
+	room uint64
 
 	mu      sync.Mutex
 	running int
@@ -36,7 +44,7 @@ func newCollector() *collector {
 	if os.Getenv("GOGC") != "" {
 		return nil
 	}
-	return &collector{read: readHeap, set: func(percent int) { debug.SetGCPercent(percent) }}
+	return &collector{read: readHeap, set: func(percent int) { debug.SetGCPercent(percent) }, room: heapRoom(os.DirFS("/"))}
 }
 
 // spare is called before the work, and what it returns after it.
@@ -84,20 +92,46 @@ func (c *collector) follow(stop <-chan struct{}) {
 // adjust is called with mu.
 func (c *collector) adjust() {
 	live, percent := c.read()
-	if wanted := sparingPercent(live, c.usual); wanted != percent {
+	if wanted := sparingPercent(live, c.room, c.usual); wanted != percent {
 		c.set(wanted)
 	}
 }
 
 // sparingPercent is by how much of what lives the heap may grow, so that it is at least
-// heapRoom and no less than usual, which is negative where nothing is collected.
-func sparingPercent(live uint64, usual int) int {
+// room and no less than usual, which is negative where nothing is collected.
+func sparingPercent(live, room uint64, usual int) int {
 	if usual < 0 || live == 0 {
 		return usual
 	}
 	// In steps, since every change stops the world for a moment.
 	const step = 25
-	return max(usual, int(min(heapRoom*100/live, 1000))/step*step)
+	return max(usual, int(min(room*100/live, 1000))/step*step)
+}
+
+// heapRoom reads from the root directory how much memory there is for the heap to grow.
+func heapRoom(root fs.FS) uint64 {
+	known, room := false, uint64(maxHeapRoom)
+	bound := func(bytes uint64, err error) {
+		if err == nil {
+			known, room = true, min(room, bytes/heapRoomShare)
+		}
+	}
+	// "max" where a container has no limit.
+	if limit, err := fs.ReadFile(root, "sys/fs/cgroup/memory.max"); err == nil {
+		bound(strconv.ParseUint(strings.TrimSpace(string(limit)), 10, 64))
+	}
+	if memory, err := fs.ReadFile(root, "proc/meminfo"); err == nil {
+		for line := range strings.Lines(string(memory)) {
+			if available, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+				kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(available), " kB"), 10, 54)
+				bound(kib<<10, err)
+			}
+		}
+	}
+	if !known {
+		return blindHeapRoom
+	}
+	return room
 }
 
 func readHeap() (live uint64, percent int) {
