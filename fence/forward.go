@@ -40,8 +40,9 @@ func (s *forwarder) Create(ctx context.Context, key string, obj, out runtime.Obj
 	})
 }
 
-// GuaranteedUpdate implements storage.Interface. On the newer store it starts from what
-// etcd holds: neither the object that the caller suggests nor any cache is asked.
+// GuaranteedUpdate implements storage.Interface. On the newer store, and in a rewrite on any,
+// it starts from what etcd holds: neither the object that the caller suggests nor any cache
+// is asked.
 func (s *forwarder) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cachedExistingObject runtime.Object) error {
 	first := s.Interface
 	if rewriting(ctx) {
