@@ -175,7 +175,6 @@ func (i interval) has(key string) bool {
 // overlaps returns what a list of operations may put and delete, or an error if a key
 // could be written twice. The branches of a nested transaction exclude each other.
 func overlaps(ops []clientv3.Op) (puts map[string]bool, deletes []interval, err error) {
-	puts = map[string]bool{}
 	for _, op := range ops {
 		if op.IsDelete() {
 			deletes = append(deletes, interval{string(op.KeyBytes()), string(op.RangeBytes())})
@@ -189,6 +188,9 @@ func overlaps(ops []clientv3.Op) (puts map[string]bool, deletes []interval, err 
 			if d.has(key) {
 				return rpctypes.ErrDuplicateKey
 			}
+		}
+		if puts == nil {
+			puts = map[string]bool{}
 		}
 		puts[key] = true
 		return nil

@@ -8,7 +8,7 @@ import (
 	"bytes"
 	"context"
 	"slices"
-	"sort"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -30,12 +30,19 @@ type Event struct {
 type Store struct {
 	revision  int64
 	compacted int64
-	keys      []string // every key that ever was, sorted
-	history   map[string][]version
+	keys      []*key // every key that ever was, sorted
+	named     map[string]*key
 	log       []Event
 }
 
-// version is a key from a revision on.
+// key is a key with all that it ever had.
+type key struct {
+	name    string
+	now     *mvccpb.KeyValue // nil: deleted
+	history []version        // the last one is now's
+}
+
+// version is what a key has from a revision on.
 type version struct {
 	revision int64
 	kv       *mvccpb.KeyValue // nil: deleted
@@ -44,7 +51,7 @@ type version struct {
 var _ clientv3.KV = (*Store)(nil)
 
 // New returns an empty store at revision 1, as a new etcd is.
-func New() *Store { return &Store{revision: 1, history: map[string][]version{}} }
+func New() *Store { return &Store{revision: 1, named: map[string]*key{}} }
 
 // Revision returns the store's revision.
 func (s *Store) Revision() int64 { return s.revision }
@@ -53,23 +60,34 @@ func (s *Store) Revision() int64 { return s.revision }
 func (s *Store) Log() []Event { return s.log }
 
 // Lookup returns what a key has now, nil if it does not exist. It is not to be changed.
-func (s *Store) Lookup(key string) *mvccpb.KeyValue { return s.at(key, s.revision+1) }
+func (s *Store) Lookup(name string) *mvccpb.KeyValue {
+	if k := s.named[name]; k != nil {
+		return k.now
+	}
+	return nil
+}
 
 // Scan visits the keys that begin with prefix, in order, as they are now.
 func (s *Store) Scan(prefix string, visit func(kv *mvccpb.KeyValue)) {
-	for i := sort.SearchStrings(s.keys, prefix); i < len(s.keys); i++ {
-		if len(s.keys[i]) < len(prefix) || s.keys[i][:len(prefix)] != prefix {
+	for _, k := range s.keys[s.first(prefix):] {
+		if !strings.HasPrefix(k.name, prefix) {
 			return
 		}
-		if kv := s.Lookup(s.keys[i]); kv != nil {
-			visit(kv)
+		if k.now != nil {
+			visit(k.now)
 		}
 	}
 }
 
+// first returns the index of the first key that is not before a name.
+func (s *Store) first(name string) int {
+	i, _ := slices.BinarySearchFunc(s.keys, name, func(k *key, name string) int { return strings.Compare(k.name, name) })
+	return i
+}
+
 // at returns what a key had at a revision.
-func (s *Store) at(key string, revision int64) *mvccpb.KeyValue {
-	for _, v := range slices.Backward(s.history[key]) {
+func (k *key) at(revision int64) *mvccpb.KeyValue {
+	for _, v := range slices.Backward(k.history) {
 		if v.revision <= revision {
 			return v.kv
 		}
@@ -219,13 +237,13 @@ func view(kv *mvccpb.KeyValue, keysOnly bool) *mvccpb.KeyValue {
 }
 
 func (t *txn) put(op clientv3.Op) *etcdserverpb.PutResponse {
-	key := string(op.KeyBytes())
-	prev := t.s.at(key, t.revision)
-	kv := &mvccpb.KeyValue{Key: []byte(key), Value: bytes.Clone(op.ValueBytes()), CreateRevision: t.revision, ModRevision: t.revision, Version: 1}
+	k := t.s.key(op.KeyBytes())
+	prev := k.now
+	kv := &mvccpb.KeyValue{Key: []byte(k.name), Value: bytes.Clone(op.ValueBytes()), CreateRevision: t.revision, ModRevision: t.revision, Version: 1}
 	if prev != nil {
 		kv.CreateRevision, kv.Version = prev.CreateRevision, prev.Version+1
 	}
-	t.write(key, kv, prev)
+	t.write(k, kv)
 	r := &etcdserverpb.PutResponse{}
 	if op.IsPrevKV() && prev != nil {
 		r.PrevKv = view(prev, false)
@@ -242,34 +260,45 @@ func (t *txn) delete(op clientv3.Op) *etcdserverpb.DeleteRangeResponse {
 		if op.IsPrevKV() {
 			r.PrevKvs = append(r.PrevKvs, view(kv, false))
 		}
-		t.write(string(kv.Key), nil, kv)
+		t.write(t.s.key(kv.Key), nil)
 	}
 	return r
 }
 
-func (t *txn) write(key string, kv, prev *mvccpb.KeyValue) {
+func (t *txn) write(k *key, kv *mvccpb.KeyValue) {
 	t.wrote = true
-	if i, known := slices.BinarySearch(t.s.keys, key); !known {
-		t.s.keys = slices.Insert(t.s.keys, i, key)
+	t.s.log = append(t.s.log, Event{Key: k.name, Revision: t.revision, KV: kv, Prev: k.now})
+	k.now = kv
+	k.history = append(k.history, version{revision: t.revision, kv: kv})
+}
+
+// key returns the key of a name, a new one if there never was one.
+func (s *Store) key(name []byte) *key {
+	if k := s.named[string(name)]; k != nil {
+		return k
 	}
-	t.s.history[key] = append(t.s.history[key], version{revision: t.revision, kv: kv})
-	t.s.log = append(t.s.log, Event{Key: key, Revision: t.revision, KV: kv, Prev: prev})
+	k := &key{name: string(name)}
+	s.keys = slices.Insert(s.keys, s.first(k.name), k)
+	s.named[k.name] = k
+	return k
 }
 
 // scan visits the keys of a range as they were at a revision. No end means one key, an
 // end of "\x00" all keys from the first on.
 func (s *Store) scan(start, end []byte, revision int64, visit func(*mvccpb.KeyValue)) {
 	if len(end) == 0 {
-		if kv := s.at(string(start), revision); kv != nil {
-			visit(kv)
+		if k := s.named[string(start)]; k != nil {
+			if kv := k.at(revision); kv != nil {
+				visit(kv)
+			}
 		}
 		return
 	}
-	for i := sort.SearchStrings(s.keys, string(start)); i < len(s.keys); i++ {
-		if (len(end) != 1 || end[0] != 0) && s.keys[i] >= string(end) {
+	for _, k := range s.keys[s.first(string(start)):] {
+		if (len(end) != 1 || end[0] != 0) && k.name >= string(end) {
 			return
 		}
-		if kv := s.at(s.keys[i], revision); kv != nil {
+		if kv := k.at(revision); kv != nil {
 			visit(kv)
 		}
 	}
