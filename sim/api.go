@@ -81,9 +81,14 @@ func (o *objects) seal(obj client.Object) string {
 }
 
 func (o *objects) open(value []byte) (client.Object, error) {
-	i, err := strconv.Atoi(string(value))
-	if err != nil || i < 0 || i >= len(o.all) {
-		return nil, fmt.Errorf("%q is no API object", value)
+	i := 0
+	for _, digit := range value {
+		if i = 10*i + int(digit-'0'); digit < '0' || digit > '9' || i >= len(o.all) {
+			return nil, fmt.Errorf("%q is no API object", value)
+		}
+	}
+	if len(value) == 0 {
+		return nil, errors.New("an empty value is no API object")
 	}
 	return o.all[i], nil
 }
@@ -97,11 +102,15 @@ func (o *objects) Decode(value []byte, _ *schema.GroupVersionKind, _ runtime.Obj
 // look returns an API object as it is stored, nil if it does not exist. It is not to be
 // changed.
 func (w *World) look(k kind, name string) client.Object {
-	return w.view(w.store.Lookup(keyOf(k, name)))
+	for _, stored := range w.shelf(k) {
+		if stored.name == name {
+			return stored.obj
+		}
+	}
+	return nil
 }
 
-// view returns the API object of a stored value. Its resourceVersion is that of the
-// value: a sealed object does not know it.
+// view returns the API object of a stored value, nil of none.
 func (w *World) view(kv *mvccpb.KeyValue) client.Object {
 	if kv == nil {
 		return nil
@@ -110,43 +119,71 @@ func (w *World) view(kv *mvccpb.KeyValue) client.Object {
 	if err != nil {
 		panic(err) // nobody else writes below these prefixes
 	}
-	if obj.GetResourceVersion() == "" {
-		obj.SetResourceVersion(strconv.FormatInt(kv.ModRevision, 10))
-	}
 	return obj
 }
 
-func (w *World) lookStorageVersion(gr schema.GroupResource) *v1alpha1.StorageVersion {
-	sv, _ := w.look(storageVersions, storageversion.Name(gr)).(*v1alpha1.StorageVersion)
+// shelved is an API object on its kind's shelf.
+type shelved struct {
+	name string
+	obj  client.Object
+}
+
+// shelf returns the objects of a kind as they are stored now, by name. It holds until the
+// next write.
+func (w *World) shelf(k kind) []shelved {
+	log := w.store.Log()
+	for ; w.shelvedTo < len(log); w.shelvedTo++ {
+		e := log[w.shelvedTo]
+		for k := range kinds {
+			if name, is := strings.CutPrefix(e.Key, kindPrefix[k]); is {
+				w.reshelve(k, name, w.view(e.KV))
+				break
+			}
+		}
+	}
+	return w.shelves[k]
+}
+
+func (w *World) reshelve(k kind, name string, obj client.Object) {
+	shelf := &w.shelves[k]
+	i, found := slices.BinarySearchFunc(*shelf, name, func(s shelved, name string) int { return strings.Compare(s.name, name) })
+	switch {
+	case obj == nil && found:
+		*shelf = slices.Delete(*shelf, i, i+1)
+	case obj == nil: // it came and went
+	case found:
+		(*shelf)[i].obj = obj
+	default:
+		*shelf = slices.Insert(*shelf, i, shelved{name, obj})
+	}
+}
+
+func (w *World) lookStorageVersion(r *resource) *v1alpha1.StorageVersion {
+	sv, _ := w.look(storageVersions, r.version).(*v1alpha1.StorageVersion)
 	return sv
 }
 
-func (w *World) lookState(gr schema.GroupResource) *migrationv1alpha1.StorageState {
-	state, _ := w.look(states, migrationv1alpha1.StateName(gr)).(*migrationv1alpha1.StorageState)
+func (w *World) lookState(r *resource) *migrationv1alpha1.StorageState {
+	state, _ := w.look(states, r.state).(*migrationv1alpha1.StorageState)
 	return state
 }
 
 func (w *World) lookDefinition() *apiextensionsv1.CustomResourceDefinition {
-	crd, _ := w.look(definitions, widgets.gr.String()).(*apiextensionsv1.CustomResourceDefinition)
+	crd, _ := w.look(definitions, widgets.full).(*apiextensionsv1.CustomResourceDefinition)
 	return crd
 }
 
-// each visits the objects of a kind by name. They are not to be changed.
-func (w *World) each(k kind, visit func(client.Object)) {
-	w.store.Scan(kindPrefix[k], func(kv *mvccpb.KeyValue) { visit(w.view(kv)) })
-}
-
 // The functions below are an API server's, each one atomic: what they read and what they
-// write belongs to one transaction on the object's key.
+// write belongs to one transaction on the object's key. An object that is written is the
+// world's from then on, as it is stored.
 
-func (w *World) create(obj client.Object, now time.Time) error {
-	k, _ := kindOf(obj)
-	if w.look(k, obj.GetName()) != nil {
-		return apierrors.NewAlreadyExists(kindResource[k], obj.GetName())
+func (w *World) create(stored client.Object, now time.Time) error {
+	k, _ := kindOf(stored)
+	if w.look(k, stored.GetName()) != nil {
+		return apierrors.NewAlreadyExists(kindResource[k], stored.GetName())
 	}
-	stored := obj.DeepCopyObject().(client.Object)
 	w.lastUID++
-	stored.SetUID(types.UID(fmt.Sprintf("u%d", w.lastUID)))
+	stored.SetUID(types.UID("u" + strconv.Itoa(w.lastUID)))
 	stored.SetCreationTimestamp(metav1.NewTime(now.Truncate(time.Second)))
 	stored.SetGeneration(1)
 	switch s := stored.(type) {
@@ -162,7 +199,7 @@ func (w *World) create(obj client.Object, now time.Time) error {
 	case *migrationv1alpha1.StorageVersionMigration:
 		s.Status = migrationv1alpha1.StorageVersionMigrationStatus{}
 	}
-	return w.put(k, stored, obj)
+	return w.put(k, stored)
 }
 
 func storedBy(crd *apiextensionsv1.CustomResourceDefinition) string {
@@ -176,22 +213,21 @@ func storedBy(crd *apiextensionsv1.CustomResourceDefinition) string {
 
 // update writes everything but the status where there is a status subresource, and
 // status the opposite.
-func (w *World) update(obj client.Object, status bool) error {
-	k, _ := kindOf(obj)
-	old := w.look(k, obj.GetName())
+func (w *World) update(stored client.Object, status bool) error {
+	k, _ := kindOf(stored)
+	old := w.look(k, stored.GetName())
 	if old == nil {
-		return apierrors.NewNotFound(kindResource[k], obj.GetName())
+		return apierrors.NewNotFound(kindResource[k], stored.GetName())
 	}
-	if err := unchanged(k, old, obj.GetUID(), obj.GetResourceVersion()); err != nil {
+	if err := unchanged(k, old, stored.GetUID(), stored.GetResourceVersion()); err != nil {
 		return err
 	}
-	stored := obj.DeepCopyObject().(client.Object)
 	if err := prepare(stored, old, status); err != nil {
 		return err
 	}
 	stored.SetUID(old.GetUID())
 	stored.SetCreationTimestamp(old.GetCreationTimestamp())
-	return w.put(k, stored, obj)
+	return w.put(k, stored)
 }
 
 // unchanged is optimistic concurrency.
@@ -205,11 +241,12 @@ func unchanged(k kind, old client.Object, uid types.UID, resourceVersion string)
 	return nil
 }
 
-// prepare is the strategies' part of an update.
+// prepare is the strategies' part of an update. What is stored stays as it is: the new
+// object may share with the old one what neither is changed in.
 func prepare(obj, old client.Object, status bool) error {
 	switch s := obj.(type) {
 	case *v1alpha1.StorageVersion:
-		before := old.(*v1alpha1.StorageVersion).DeepCopy()
+		before := old.(*v1alpha1.StorageVersion)
 		if status {
 			storageversion.PrepareStatusUpdate(s, before)
 		} else {
@@ -217,7 +254,7 @@ func prepare(obj, old client.Object, status bool) error {
 		}
 		return valid(s)
 	case *migrationv1alpha1.StorageState:
-		before := old.(*migrationv1alpha1.StorageState).DeepCopy()
+		before := old.(*migrationv1alpha1.StorageState)
 		if status {
 			s.ObjectMeta, s.Spec = before.ObjectMeta, before.Spec
 		} else {
@@ -225,17 +262,17 @@ func prepare(obj, old client.Object, status bool) error {
 		}
 		s.Status.LastHeartbeatTime = seconds(s.Status.LastHeartbeatTime)
 	case *migrationv1alpha1.StorageVersionMigration:
-		before := old.(*migrationv1alpha1.StorageVersionMigration).DeepCopy()
-		if status {
-			s.ObjectMeta, s.Spec = before.ObjectMeta, before.Spec
-		} else {
+		before := old.(*migrationv1alpha1.StorageVersionMigration)
+		if !status {
 			s.Status, s.Spec = before.Status, before.Spec
+			return nil
 		}
+		s.ObjectMeta, s.Spec = before.ObjectMeta, before.Spec
 		for i := range s.Status.Conditions {
 			s.Status.Conditions[i].LastUpdateTime = seconds(s.Status.Conditions[i].LastUpdateTime)
 		}
 	case *apiextensionsv1.CustomResourceDefinition:
-		return prepareDefinition(s, old.(*apiextensionsv1.CustomResourceDefinition).DeepCopy(), status)
+		return prepareDefinition(s, old.(*apiextensionsv1.CustomResourceDefinition), status)
 	}
 	return nil
 }
@@ -252,7 +289,7 @@ func prepareDefinition(crd, before *apiextensionsv1.CustomResourceDefinition, st
 			crd.Generation++
 		}
 		if now := storedBy(crd); !slices.Contains(crd.Status.StoredVersions, now) {
-			crd.Status.StoredVersions = append(crd.Status.StoredVersions, now)
+			crd.Status.StoredVersions = append(slices.Clone(crd.Status.StoredVersions), now)
 		}
 	}
 	if !slices.Contains(crd.Status.StoredVersions, storedBy(crd)) {
@@ -278,17 +315,17 @@ func valid(sv *v1alpha1.StorageVersion) error {
 	return nil
 }
 
-// put stores an object and shows the client what was stored.
-func (w *World) put(k kind, stored, sent client.Object) error {
+// put stores an object, which is not to be changed any more.
+func (w *World) put(k kind, stored client.Object) error {
 	if w.etcd == etcdFull {
 		return errFull
 	}
-	stored.SetResourceVersion("")
 	value := w.objects.seal(stored)
-	if _, err := w.store.Put(context.Background(), keyOf(k, stored.GetName()), value); err != nil {
+	answer, err := w.store.Put(everyContext, keyOf(k, stored.GetName()), value)
+	if err != nil {
 		return err
 	}
-	copyInto(w.look(k, stored.GetName()), sent)
+	stored.SetResourceVersion(strconv.FormatInt(answer.Header.Revision, 10))
 	return nil
 }
 
@@ -310,7 +347,7 @@ func (w *World) delete(k kind, name string, preconditions *metav1.Preconditions)
 			return err
 		}
 	}
-	_, err := w.store.Delete(context.Background(), keyOf(k, name))
+	_, err := w.store.Delete(everyContext, keyOf(k, name))
 	return err
 }
 
@@ -324,50 +361,36 @@ func (w *World) get(k kind, name string, obj client.Object) error {
 	return nil
 }
 
-func copyInto(from, to client.Object) {
-	switch f := from.(type) {
-	case *v1alpha1.StorageVersion:
-		f.DeepCopyInto(to.(*v1alpha1.StorageVersion))
-	case *coordinationv1.Lease:
-		f.DeepCopyInto(to.(*coordinationv1.Lease))
-	case *apiextensionsv1.CustomResourceDefinition:
-		f.DeepCopyInto(to.(*apiextensionsv1.CustomResourceDefinition))
-	case *migrationv1alpha1.StorageState:
-		f.DeepCopyInto(to.(*migrationv1alpha1.StorageState))
-	case *migrationv1alpha1.StorageVersionMigration:
-		f.DeepCopyInto(to.(*migrationv1alpha1.StorageVersionMigration))
-	}
-}
-
 // list fills a list with copies of all objects that have the labels wanted.
 func (w *World) list(k kind, list client.ObjectList, options *client.ListOptions) {
 	list.SetResourceVersion(strconv.FormatInt(w.store.Revision(), 10))
-	w.each(k, func(obj client.Object) {
-		if options.LabelSelector != nil && !options.LabelSelector.Matches(labelsOf(obj)) {
-			return
+	shelf := w.shelf(k)
+	for i, stored := range shelf {
+		if options.LabelSelector != nil && !options.LabelSelector.Matches(labelsOf(stored.obj)) {
+			continue
 		}
+		room := len(shelf) - i
 		switch l := list.(type) {
 		case *v1alpha1.StorageVersionList:
-			obj.(*v1alpha1.StorageVersion).DeepCopyInto(next(&l.Items))
+			copyStorageVersion(stored.obj.(*v1alpha1.StorageVersion), next(&l.Items, room))
 		case *coordinationv1.LeaseList:
-			obj.(*coordinationv1.Lease).DeepCopyInto(next(&l.Items))
+			copyLease(stored.obj.(*coordinationv1.Lease), next(&l.Items, room))
 		case *apiextensionsv1.CustomResourceDefinitionList:
-			obj.(*apiextensionsv1.CustomResourceDefinition).DeepCopyInto(next(&l.Items))
+			copyDefinition(stored.obj.(*apiextensionsv1.CustomResourceDefinition), next(&l.Items, room))
 		case *migrationv1alpha1.StorageStateList:
-			obj.(*migrationv1alpha1.StorageState).DeepCopyInto(next(&l.Items))
+			copyState(stored.obj.(*migrationv1alpha1.StorageState), next(&l.Items, room))
 		case *migrationv1alpha1.StorageVersionMigrationList:
-			obj.(*migrationv1alpha1.StorageVersionMigration).DeepCopyInto(next(&l.Items))
+			copyMigration(stored.obj.(*migrationv1alpha1.StorageVersionMigration), next(&l.Items, room))
 		}
-	})
+	}
 }
 
-// next returns a new last item.
-func next[T any](items *[]T) *T {
+// next returns a new last item. The first one makes room for so many.
+func next[T any](items *[]T, room int) *T {
 	if *items == nil {
-		*items = make([]T, 0, maxSlots)
+		*items = make([]T, 0, room)
 	}
-	var item T
-	*items = append(*items, item)
+	*items = (*items)[:len(*items)+1]
 	return &(*items)[len(*items)-1]
 }
 
@@ -382,7 +405,7 @@ func (w *World) listSeen(list *migrationv1alpha1.StorageVersionMigrationList, ev
 		seen[e.obj.GetName()] = e.obj.(*migrationv1alpha1.StorageVersionMigration)
 	}
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
-		list.Items = append(list.Items, *seen[name].DeepCopy())
+		copyMigration(seen[name], next(&list.Items, len(seen)))
 	}
 }
 
@@ -436,11 +459,11 @@ func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.Cr
 	if _, event := obj.(*corev1.Event); event {
 		return nil // a courtesy that nothing depends on
 	}
-	k, known := kindOf(obj)
-	if !known {
+	k, _ := kindOf(obj)
+	sent := copyOf(obj)
+	if sent == nil {
 		return fmt.Errorf("the simulated API does not store %T", obj)
 	}
-	sent := obj.DeepCopyObject().(client.Object)
 	return c.p.send(ctx, &request{verb: "create", what: kindResource[k], name: obj.GetName(), apply: func(w *World) error {
 		return w.create(sent, c.p.clock.Now())
 	}}, sent, obj)
@@ -453,7 +476,7 @@ func (c apiClient) Update(ctx context.Context, obj client.Object, _ ...client.Up
 
 func (c apiClient) update(ctx context.Context, verb string, obj client.Object, status bool) error {
 	k, _ := kindOf(obj)
-	sent := obj.DeepCopyObject().(client.Object)
+	sent := copyOf(obj)
 	return c.p.send(ctx, &request{verb: verb, what: kindResource[k], name: obj.GetName(), apply: func(w *World) error {
 		return w.update(sent, status)
 	}}, sent, obj)
@@ -485,7 +508,8 @@ func (s statusWriter) Update(ctx context.Context, obj client.Object, _ ...client
 	return s.c.update(ctx, "update status", obj, true)
 }
 
-// send is call for requests that answer with the object as it was stored.
+// send is call for requests that answer with the object as it was stored, which sent is
+// from then on.
 func (p *Process) send(ctx context.Context, r *request, sent, obj client.Object) error {
 	if err := p.call(ctx, r); err != nil {
 		return err
@@ -505,7 +529,7 @@ func (d etcdDoer) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, 
 			return errFull
 		}
 		var err error
-		response, err = w.store.Do(context.Background(), op)
+		response, err = w.store.Do(everyContext, op)
 		return err
 	}})
 	return response, err

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
@@ -327,12 +325,10 @@ func (c *chooser) offerWorld() {
 
 // failedMigration says whether a migration has failed.
 func (w *World) failedMigration() bool {
-	found := false
-	w.each(migrations, func(obj client.Object) {
-		m := obj.(*migrationv1alpha1.StorageVersionMigration)
-		found = found || slices.ContainsFunc(m.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
+	return slices.ContainsFunc(w.shelf(migrations), func(stored shelved) bool {
+		m := stored.obj.(*migrationv1alpha1.StorageVersionMigration)
+		return slices.ContainsFunc(m.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
 			return c.Type == migrationv1alpha1.MigrationFailed
 		})
 	})
-	return found
 }

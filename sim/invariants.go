@@ -117,7 +117,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 		return
 	}
 	encoding := w.encodingOf(e.KV)
-	sv := w.lookStorageVersion(res.gr)
+	sv := w.lookStorageVersion(res)
 	if r.by.silent {
 		w.judgeUnfenced(r, e.Key, encoding, sv)
 		return
@@ -294,7 +294,7 @@ func (w *World) check() {
 }
 
 func (w *World) checkStored(r *resource) {
-	sv, state := w.lookStorageVersion(r.gr), w.lookState(r.gr)
+	sv, state := w.lookStorageVersion(r), w.lookState(r)
 	var view evolve.State
 	current := false // whether the state's (uid, epoch) is the StorageVersion's
 	if sv != nil && state != nil {
@@ -338,7 +338,7 @@ func (w *World) spared() string {
 		if r.custom && w.lookDefinition() == nil {
 			continue
 		}
-		sv := w.lookStorageVersion(r.gr)
+		sv := w.lookStorageVersion(r)
 		if sv == nil {
 			return r.name + " has no StorageVersion"
 		}
@@ -370,7 +370,7 @@ func (w *World) rest() string {
 				return fmt.Sprintf("storedVersions of %s is %v", crd.Name, crd.Status.StoredVersions)
 			}
 		}
-		sv, state := w.lookStorageVersion(r.gr), w.lookState(r.gr)
+		sv, state := w.lookStorageVersion(r), w.lookState(r)
 		if sv == nil || state == nil {
 			return fmt.Sprintf("%s has %s and %s", r.name, describe(sv), describeState(state))
 		}

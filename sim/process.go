@@ -18,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
@@ -32,13 +33,25 @@ type resource struct {
 	gr     schema.GroupResource
 	prefix string // of its objects' keys
 	custom bool
+
+	// full is the resource as it is written, and state and version are the names of its
+	// StorageState and its StorageVersion.
+	full, state, version string
 }
 
 var (
-	things  = &resource{name: "things", kind: "Thing", gr: schema.GroupResource{Group: "apps.example.com", Resource: "things"}, prefix: "/registry/things/"}
-	widgets = &resource{name: "widgets", kind: "Widget", gr: schema.GroupResource{Group: "example.com", Resource: "widgets"}, prefix: "/registry/widgets/", custom: true}
+	things  = newResource("apps.example.com", "things", "Thing", false)
+	widgets = newResource("example.com", "widgets", "Widget", true)
 	all     = []*resource{things, widgets}
 )
+
+func newResource(group, name, kind string, custom bool) *resource {
+	gr := schema.GroupResource{Group: group, Resource: name}
+	return &resource{
+		name: name, kind: kind, gr: gr, prefix: "/registry/" + name + "/", custom: custom,
+		full: gr.String(), state: migrationv1alpha1.StateName(gr), version: storageversion.Name(gr),
+	}
+}
 
 func (r *resource) encoding(version string) agree.Encoding {
 	return agree.Encoding(r.gr.Group + "/" + version)
@@ -132,7 +145,9 @@ func (p *Process) String() string {
 	return fmt.Sprintf("%s#%d", slotName(p.slot), p.run)
 }
 
-func slotName(slot int) string { return fmt.Sprintf("s%d", slot+1) }
+func slotName(slot int) string { return slotNames[slot] }
+
+var slotNames = [maxSlots]string{"s1", "s2", "s3", "s4"}
 
 // start makes a process.
 func (w *World) start(slot int, r release, silent bool) {
@@ -477,7 +492,7 @@ func (p *Process) relisted(s stream) {
 		p.member.ObserveStorageVersions(list.Items, revision)
 	case seeDefinitions:
 		crd := w.lookDefinition()
-		if last := p.known[widgets.gr.String()]; crd == nil && last != nil {
+		if last := p.known[widgets.full]; crd == nil && last != nil {
 			p.forget(last)
 		}
 		if crd != nil {

@@ -9,7 +9,6 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -89,11 +88,11 @@ func act(t *testing.T, d *datadriven.TestData, w *World) string {
 // show prints what the protocol has stored, and the objects.
 func (w *World) show() string {
 	var b strings.Builder
-	w.each(leases, func(obj client.Object) {
-		fmt.Fprintf(&b, "lease %s of %s\n", obj.GetName(), w.ledger.owner[agree.ServerID(obj.GetName())])
-	})
+	for _, lease := range w.shelf(leases) {
+		fmt.Fprintf(&b, "lease %s of %s\n", lease.name, w.ledger.owner[agree.ServerID(lease.name)])
+	}
 	for _, r := range all {
-		sv, state := w.lookStorageVersion(r.gr), w.lookState(r.gr)
+		sv, state := w.lookStorageVersion(r), w.lookState(r)
 		if sv != nil || state != nil {
 			fmt.Fprintf(&b, "%s: %s; %s\n", r.name, describe(sv), describeState(state))
 		}
@@ -101,13 +100,13 @@ func (w *World) show() string {
 			fmt.Fprintf(&b, "  %s %s\n", strings.TrimPrefix(string(kv.Key), "/registry/"), kv.Value)
 		})
 	}
-	w.each(definitions, func(obj client.Object) {
-		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+	for _, stored := range w.shelf(definitions) {
+		crd := stored.obj.(*apiextensionsv1.CustomResourceDefinition)
 		fmt.Fprintf(&b, "definition %s stores %s, storedVersions %v\n", crd.Name, storedBy(crd), crd.Status.StoredVersions)
-	})
-	w.each(migrations, func(obj client.Object) {
-		m := migrationv1alpha1.ViewMigration(obj.(*migrationv1alpha1.StorageVersionMigration))
+	}
+	for _, stored := range w.shelf(migrations) {
+		m := migrationv1alpha1.ViewMigration(stored.obj.(*migrationv1alpha1.StorageVersionMigration))
 		fmt.Fprintf(&b, "migration %s for %s %s\n", m.Name, m.Target, m.Phase)
-	})
+	}
 	return b.String()
 }

@@ -24,7 +24,6 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/sim/etcd"
 )
 
@@ -102,6 +101,10 @@ type World struct {
 	idle    []*worker
 	lastUID int
 	written int // clients' writes
+	// shelves are the API objects that are stored, by kind and name, as so much of the
+	// store's log has left them.
+	shelves   [kinds][]shelved
+	shelvedTo int
 	// changes are the events of the API objects, by kind.
 	changes [kinds][]change
 	logged  int   // how much of the store's log has been looked at
@@ -418,7 +421,7 @@ func (w *World) observe(r *request) {
 			if strings.HasPrefix(e.Key, kindPrefix[k]) {
 				c := change{obj: w.view(e.KV)}
 				if c.obj == nil {
-					c.last = w.view(e.Prev).DeepCopyObject().(client.Object)
+					c.last = copyOf(w.view(e.Prev))
 					c.last.SetResourceVersion(strconv.FormatInt(e.Revision, 10))
 				}
 				w.changes[k] = append(w.changes[k], c)
@@ -469,17 +472,16 @@ func (w *World) migration(what string) (string, bool) {
 
 // live returns the name of the n-th migration of a resource, from 0, that is not final.
 func (w *World) live(r *resource, n int) (string, bool) {
-	found := ""
-	w.each(migrations, func(obj client.Object) {
-		m := obj.(*migrationv1alpha1.StorageVersionMigration)
+	for _, stored := range w.shelf(migrations) {
+		m := stored.obj.(*migrationv1alpha1.StorageVersionMigration)
 		if migrationv1alpha1.Resource(m) == r.gr && !migrationv1alpha1.Final(m) {
 			if n == 0 {
-				found = m.Name
+				return m.Name, true
 			}
 			n--
 		}
-	})
-	return found, found != ""
+	}
+	return "", false
 }
 
 // define creates the definition of the custom resource, or has it store another version.
@@ -507,7 +509,7 @@ func (w *World) define(version string) bool {
 
 func definition(version string) *apiextensionsv1.CustomResourceDefinition {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	crd.Name = widgets.gr.String()
+	crd.Name = widgets.full
 	crd.Spec.Group, crd.Spec.Names.Plural, crd.Spec.Names.Kind = widgets.gr.Group, widgets.gr.Resource, widgets.kind
 	for _, name := range []string{"v1", "v2"} {
 		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: name == version})
@@ -531,7 +533,7 @@ func (w *World) undefine() bool {
 	next.Status.Conditions = append(next.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{
 		Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue,
 	})
-	w.must(w.put(definitions, next, next.DeepCopy()))
+	w.must(w.put(definitions, next))
 	w.observe(nil)
 	return true
 }
@@ -574,9 +576,9 @@ func (w *World) admin(what string) bool {
 		}
 	case !isResource:
 	case deed == "delete state":
-		done = w.remove(keyOf(states, migrationv1alpha1.StateName(r.gr)))
+		done = w.remove(keyOf(states, r.state))
 	case deed == "delete version":
-		done = w.remove(keyOf(storageVersions, storageversion.Name(r.gr)))
+		done = w.remove(keyOf(storageVersions, r.version))
 	case deed == "delete migration":
 		if name, ok := w.migration(last); ok {
 			done = w.remove(keyOf(migrations, name))
@@ -610,7 +612,7 @@ func (w *World) pauseMigrations(r *resource, paused bool) bool {
 	}
 	for _, m := range changed {
 		m.Spec.Paused = paused
-		w.must(w.put(migrations, m, m.DeepCopy()))
+		w.must(w.put(migrations, m))
 	}
 	return len(changed) > 0
 }
