@@ -306,7 +306,7 @@ func valid(sv *v1alpha1.StorageVersion) error {
 	reports := storageversion.Reports(sv)
 	err := agree.Validate(reports)
 	common, agreed := agree.Common(reports)
-	if stated, says := storageversion.Agreement(sv); err == nil && (says != agreed || stated != common) {
+	if stated, says := storageversion.AgreementOn(sv, reports); err == nil && (says != agreed || stated != common) {
 		err = fmt.Errorf("commonEncodingVersion is %q, and reports make it %q", stated, common)
 	}
 	if err != nil {

@@ -19,10 +19,19 @@ type chooser struct {
 	last   *task
 	// rewriting is a resource that some server rewrites just now, nil if there is none.
 	rewriting *resource
-	// found are the events to choose from, with their weights.
-	found   []Event
-	weights []int
-	sum     int
+	// live says which resources have a first and a second migration that is not final, if
+	// it was asked since the last event.
+	live  [len(all)][2]bool
+	asked bool
+	// found are the events to choose from.
+	found []offer
+	sum   int // of their weights
+}
+
+// offer is an event to choose, as likely as it weighs.
+type offer struct {
+	weight int
+	Event
 }
 
 // temper is what a seed likes to do. Weights are relative to those of the normal course
@@ -77,7 +86,7 @@ func newChooser(w *World, r *rand.Rand) *chooser {
 // add offers an event.
 func (c *chooser) add(weight int, e Event) {
 	if weight > 0 {
-		c.found, c.weights = append(c.found, e), append(c.weights, weight)
+		c.found = append(c.found, offer{weight, e})
 		c.sum += weight
 	}
 }
@@ -87,7 +96,7 @@ func (c *chooser) next() Event {
 	if t := c.last; t != nil && !t.ended && t.req != nil && !t.p.paused && c.IntN(100) < c.temper.patience {
 		return c.goOn(t)
 	}
-	c.found, c.weights, c.sum = c.found[:0], c.weights[:0], 0
+	c.found, c.sum, c.asked = c.found[:0], 0, false
 	c.rewriting = c.w.rewritten()
 	for slot := range c.w.config.Slots {
 		p := c.w.slots[slot]
@@ -99,7 +108,7 @@ func (c *chooser) next() Event {
 			}
 			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: what})
 			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
-				c.add(1, Event{Do: Admin, What: "delete lease " + slotName(slot)})
+				c.add(1, Event{Do: Admin, What: deleteLease[slot]})
 			}
 			continue
 		}
@@ -108,9 +117,9 @@ func (c *chooser) next() Event {
 	}
 	c.offerWorld()
 	n := c.IntN(c.sum)
-	for i, weight := range c.weights {
-		if n -= weight; n < 0 {
-			return c.chosen(c.found[i])
+	for i := range c.found {
+		if n -= c.found[i].weight; n < 0 {
+			return c.chosen(c.found[i].Event)
 		}
 	}
 	return Event{Do: Tick, For: time.Second}
@@ -196,12 +205,12 @@ func (c *chooser) offerTasks(p *Process) {
 				c.add(12, Event{Do: Run, Slot: slot, Role: r, What: res.name})
 			}
 		case migrating:
-			for _, res := range all {
-				if _, ok := c.w.live(res, 0); ok {
-					c.add(12, Event{Do: Run, Slot: slot, Role: r, What: res.name})
-				}
-				if _, ok := c.w.live(res, 1); ok {
-					c.add(4, Event{Do: Run, Slot: slot, Role: r, What: res.name + " 1"})
+			c.ask()
+			for i, res := range all {
+				for n, weight := range []int{12, 4} {
+					if c.live[i][n] {
+						c.add(weight, Event{Do: Run, Slot: slot, Role: r, What: numbered(res, n)})
+					}
 				}
 			}
 		default:
@@ -218,6 +227,19 @@ func (c *chooser) offerTasks(p *Process) {
 	for s := range streams {
 		if p.cursors[s] < len(c.w.changes[streamKind[s]]) {
 			c.add(c.temper.lag, Event{Do: See, Slot: slot, See: s})
+		}
+	}
+}
+
+// ask looks for migrations that are not final.
+func (c *chooser) ask() {
+	if c.asked {
+		return
+	}
+	c.asked = true
+	for i, r := range all {
+		for n := range c.live[i] {
+			_, c.live[i][n] = c.w.live(r, n)
 		}
 	}
 }
@@ -256,7 +278,7 @@ func (c *chooser) offerFaults(p *Process) {
 		c.add(f[Relist], Event{Do: Relist, Slot: slot, See: stream(c.IntN(int(streams)))})
 	}
 	if c.temper.admin > 0 {
-		c.add(1, Event{Do: Admin, What: "delete lease " + slotName(slot)})
+		c.add(1, Event{Do: Admin, What: deleteLease[slot]})
 	}
 	if f[Key] > 0 {
 		c.add(f[Key], Event{Do: Key, Slot: slot, What: []string{"a", "b", "-"}[c.IntN(3)]})
@@ -315,12 +337,34 @@ func (c *chooser) offerWorld() {
 		c.add(f[Undefine], Event{Do: Undefine})
 	}
 	if c.temper.admin > 0 {
-		deeds := []string{"delete state", "delete version", "delete migration", "migrate", "pause", "continue"}
-		c.add(c.temper.admin, Event{Do: Admin, What: deeds[c.IntN(len(deeds))] + " " + all[c.IntN(len(all))].name})
+		deed := deeds[c.IntN(len(deeds))]
+		c.add(c.temper.admin, Event{Do: Admin, What: deed[c.IntN(len(all))]})
 	}
 	if c.temper.admin > 0 && w.failedMigration() {
-		c.add(4, Event{Do: Admin, What: "heal " + all[c.IntN(len(all))].name})
+		c.add(4, Event{Do: Admin, What: heal[c.IntN(len(all))]})
 	}
+}
+
+// What an administrator may do, in words that are put together once.
+var (
+	deeds = [...][len(all)]string{
+		ofAll("delete state"), ofAll("delete version"), ofAll("delete migration"), ofAll("migrate"), ofAll("pause"), ofAll("continue"),
+	}
+	heal        = ofAll("heal")
+	deleteLease = func() (words [maxSlots]string) {
+		for slot := range words {
+			words[slot] = "delete lease " + slotName(slot)
+		}
+		return words
+	}()
+)
+
+// ofAll says what is done, of every resource.
+func ofAll(deed string) (words [len(all)]string) {
+	for i, r := range all {
+		words[i] = deed + " " + r.name
+	}
+	return words
 }
 
 // failedMigration says whether a migration has failed.

@@ -54,9 +54,9 @@ var verbName = [verbs]string{
 // Event is one step of a world.
 type Event struct {
 	Do   Verb
-	Slot int
 	Role role
 	See  stream
+	Slot int
 	What string
 	For  time.Duration
 }

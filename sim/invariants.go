@@ -65,9 +65,9 @@ type ledger struct {
 	// ended are the StorageVersions that a server has written although it knew that their
 	// definition had come to its end, by uid: they permit nothing for its successor any more.
 	ended map[types.UID]bool
-	// encodings and epochs are what stored values say, which never changes.
+	// encodings and readings are what stored values say, which never changes.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
-	epochs    map[*v1alpha1.StorageVersion]evolve.Ref
+	readings  map[*v1alpha1.StorageVersion]*reading
 }
 
 // renewal is when a Lease was written.
@@ -84,7 +84,7 @@ func (l *ledger) init() {
 	l.stray = map[string]bool{}
 	l.ended = map[types.UID]bool{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
-	l.epochs = map[*v1alpha1.StorageVersion]evolve.Ref{}
+	l.readings = map[*v1alpha1.StorageVersion]*reading{}
 }
 
 // erasure notes that all StorageVersions were deleted for a registration.
@@ -125,16 +125,16 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 
 	// I2 A put commits only while the StorageVersion holds the writer's report for the
 	// encoding written. The writer is a registration: a process can have had several.
-	if sv == nil || !slices.ContainsFunc(storageversion.Reports(sv), func(report agree.Report) bool {
+	if sv == nil || !slices.ContainsFunc(w.read(sv).reports, func(report agree.Report) bool {
 		return report.Server == r.id && report.Encoding == encoding
 	}) {
-		w.violate("I2", "%s wrote %s in %s without a report for it; %s", r.by, e.Key, encoding, describe(sv))
+		w.violate("I2", "%s wrote %s in %s without a report for it; %s", r.by, e.Key, encoding, described{sv})
 		return
 	}
 
 	// I3 While commonEncodingVersion = v, every put that commits is in v.
-	if common, agreed := storageversion.Agreement(sv); agreed && common != encoding {
-		w.violate("I3", "%s wrote %s in %s; %s", r.by, e.Key, encoding, describe(sv))
+	if says := w.read(sv); says.agreed && says.common != encoding {
+		w.violate("I3", "%s wrote %s in %s; %s", r.by, e.Key, encoding, described{sv})
 	}
 
 	// I5 Migration never changes an object's content, and never undoes a concurrent write.
@@ -160,8 +160,8 @@ func (w *World) judgeUnfenced(r *request, key string, encoding agree.Encoding, s
 	if sv == nil {
 		return
 	}
-	if common, agreed := storageversion.Agreement(sv); agreed && common != encoding {
-		w.violate("I3", "%s, whose gate is off, wrote %s in %s; %s", r.by, key, encoding, describe(sv))
+	if says := w.read(sv); says.agreed && says.common != encoding {
+		w.violate("I3", "%s, whose gate is off, wrote %s in %s; %s", r.by, key, encoding, described{sv})
 	}
 }
 
@@ -256,9 +256,9 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 	}
 	var kept []agree.Report
 	if e.KV != nil {
-		kept = storageversion.Reports(w.view(e.KV).(*v1alpha1.StorageVersion))
+		kept = w.read(w.view(e.KV).(*v1alpha1.StorageVersion)).reports
 	}
-	for _, report := range storageversion.Reports(before) {
+	for _, report := range w.read(before).reports {
 		if e.KV == nil && report.Encoding == agree.Unknown {
 			continue // others made it, and do so again in the next StorageVersion
 		}
@@ -282,12 +282,20 @@ func (w *World) noteEnd(r *request, e etcd.Event) {
 	}
 }
 
-// check looks at what is stored, if it has changed.
+// check looks at what is stored, if what the invariants speak of has changed: Leases and
+// migrations are no part of it.
 func (w *World) check() {
-	if w.violation != nil || w.checked == w.store.Revision() {
+	if w.violation != nil {
 		return
 	}
-	w.checked = w.store.Revision()
+	log := w.store.Log()
+	matters := slices.ContainsFunc(log[w.checked:], func(e etcd.Event) bool {
+		return !strings.HasPrefix(e.Key, kindPrefix[leases]) && !strings.HasPrefix(e.Key, kindPrefix[migrations])
+	})
+	w.checked = len(log)
+	if !matters {
+		return
+	}
 	for _, r := range all {
 		w.checkStored(r)
 	}
@@ -299,12 +307,13 @@ func (w *World) checkStored(r *resource) {
 	current := false // whether the state's (uid, epoch) is the StorageVersion's
 	if sv != nil && state != nil {
 		view = migrationv1alpha1.ViewState(state)
-		current = view.Of == w.epochOf(sv)
+		current = view.Of == w.read(sv).ref
 	}
 	var stored []string
+	var uid types.UID // of the definition
 	if r.custom {
 		if crd := w.lookDefinition(); crd != nil {
-			stored = crd.Status.StoredVersions
+			stored, uid = crd.Status.StoredVersions, crd.UID
 		}
 	}
 	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
@@ -315,49 +324,48 @@ func (w *World) checkStored(r *resource) {
 		// I4 Stored set = [v] at the StorageVersion's current (uid, epoch) implies that every
 		// stored object is encoded in v.
 		if current && len(view.Stored) == 1 && view.Stored[0] != evolve.Unknown && view.Stored[0] != encoding {
-			w.violate("I4", "%s is stored in %s; %s; %s", kv.Key, encoding, view, describe(sv))
+			w.violate("I4", "%s is stored in %s; %s; %s", kv.Key, encoding, view, described{sv})
 		}
 		// I1 Every stored object's encoding is in the stored set, or the set contains Unknown, or
 		// the state's (uid, epoch) differs from the StorageVersion's.
 		if current && !slices.Contains(view.Stored, encoding) && !slices.Contains(view.Stored, evolve.Unknown) {
-			w.violate("I1", "%s is stored in %s; %s; %s", kv.Key, encoding, view, describe(sv))
+			w.violate("I1", "%s is stored in %s; %s; %s", kv.Key, encoding, view, described{sv})
 		}
 		// I8 The encoding of every stored custom resource is in its CRD's status.storedVersions.
-		if stored != nil && w.ledger.madeFor[string(kv.Key)] == w.lookDefinition().UID &&
+		if stored != nil && w.ledger.madeFor[string(kv.Key)] == uid &&
 			!slices.ContainsFunc(stored, func(v string) bool { return r.encoding(v) == encoding.Plain() }) {
 			w.violate("I8", "%s is stored in %s, and storedVersions is %v", kv.Key, encoding, stored)
 		}
 	})
 }
 
-// spared says which object is not migrated although it could be, "" if there is none: what
-// cannot be migrated does not stop the others (DESIGN 3.5).
-func (w *World) spared() string {
-	why := ""
+// spared says which object is not migrated although it could be: what cannot be migrated
+// does not stop the others (DESIGN 3.5).
+func (w *World) spared() (why reason) {
 	for _, r := range all {
 		if r.custom && w.lookDefinition() == nil {
 			continue
 		}
 		sv := w.lookStorageVersion(r)
 		if sv == nil {
-			return r.name + " has no StorageVersion"
+			return because("%s has no StorageVersion", r.name)
 		}
-		common, agreed := storageversion.Agreement(sv)
-		if !agreed {
-			return "servers do not agree on " + r.name
+		says := w.read(sv)
+		if !says.agreed {
+			return because("servers do not agree on %s", r.name)
 		}
 		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
-			if encoding := w.encodingOf(kv); encoding != common && !unmarshal(kv.Value).broken && !w.ledger.stray[string(kv.Key)] {
-				why = fmt.Sprintf("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, describe(sv))
+			if encoding := w.encodingOf(kv); encoding != says.common && !unmarshal(kv.Value).broken && !w.ledger.stray[string(kv.Key)] {
+				why = because("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, described{sv})
 			}
 		})
 	}
 	return why
 }
 
-// rest says why the world is not at rest yet, "" if it is:
+// rest says why the world is not at rest yet:
 // I7 When changes and faults stop, every resource ends with agreement and stored set = [common].
-func (w *World) rest() string {
+func (w *World) rest() reason {
 	for _, r := range all {
 		version := w.release().stores
 		if r.custom {
@@ -366,23 +374,23 @@ func (w *World) rest() string {
 				continue
 			}
 			version = storedBy(crd)
-			if !slices.Equal(crd.Status.StoredVersions, []string{version}) {
-				return fmt.Sprintf("storedVersions of %s is %v", crd.Name, crd.Status.StoredVersions)
+			if len(crd.Status.StoredVersions) != 1 || crd.Status.StoredVersions[0] != version {
+				return because("storedVersions of %s is %v", crd.Name, crd.Status.StoredVersions)
 			}
 		}
 		sv, state := w.lookStorageVersion(r), w.lookState(r)
 		if sv == nil || state == nil {
-			return fmt.Sprintf("%s has %s and %s", r.name, describe(sv), describeState(state))
+			return because("%s has %s and %s", r.name, described{sv}, describedState{state})
 		}
-		common, agreed := storageversion.Agreement(sv)
-		if !agreed || common.Plain() != r.encoding(version) {
-			return fmt.Sprintf("servers do not agree on %s of %s: %s", version, r.name, describe(sv))
+		says := w.read(sv)
+		if !says.agreed || says.common.Plain() != r.encoding(version) {
+			return because("servers do not agree on %s of %s: %s", version, r.name, described{sv})
 		}
-		if view := migrationv1alpha1.ViewState(state); !view.Only(common) || view.Of != w.epochOf(sv) {
-			return fmt.Sprintf("%s: %s; %s", r.name, describeState(state), describe(sv))
+		if view := migrationv1alpha1.ViewState(state); !view.Only(says.common) || view.Of != says.ref {
+			return because("%s: %s; %s", r.name, describedState{state}, described{sv})
 		}
 	}
-	return ""
+	return nil
 }
 
 func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {
@@ -394,33 +402,50 @@ func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {
 	return encoding
 }
 
-// epochOf is what a StorageState is compared with.
-func (w *World) epochOf(sv *v1alpha1.StorageVersion) evolve.Ref {
-	ref, known := w.ledger.epochs[sv]
-	if !known {
-		ref.UID = string(sv.UID)
-		if history, err := storageversion.History(sv); err == nil {
-			ref.Epoch = history.Epoch
-		}
-		w.ledger.epochs[sv] = ref
-	}
-	return ref
+// reading is what a stored StorageVersion says, which never changes.
+type reading struct {
+	reports []agree.Report
+	common  agree.Encoding
+	agreed  bool
+	ref     evolve.Ref // what a StorageState is compared with
 }
 
-func describe(sv *v1alpha1.StorageVersion) string {
-	if sv == nil {
+// read reads a stored StorageVersion, each one once.
+func (w *World) read(sv *v1alpha1.StorageVersion) *reading {
+	r := w.ledger.readings[sv]
+	if r == nil {
+		r = &reading{reports: storageversion.Reports(sv), ref: evolve.Ref{UID: string(sv.UID)}}
+		r.common, r.agreed = storageversion.AgreementOn(sv, r.reports)
+		if history, err := storageversion.History(sv); err == nil {
+			r.ref.Epoch = history.Epoch
+		}
+		w.ledger.readings[sv] = r
+	}
+	return r
+}
+
+// described is a StorageVersion that prints what it says.
+type described struct{ sv *v1alpha1.StorageVersion }
+
+func (d described) String() string {
+	if d.sv == nil {
 		return "no StorageVersion"
 	}
-	history, _ := storageversion.History(sv)
-	common, _ := storageversion.Agreement(sv)
-	return fmt.Sprintf("StorageVersion %s: %v common %q %s", sv.UID, storageversion.Reports(sv), common, history)
+	history, _ := storageversion.History(d.sv)
+	common, _ := storageversion.Agreement(d.sv)
+	return fmt.Sprintf("StorageVersion %s: %v common %q %s", d.sv.UID, storageversion.Reports(d.sv), common, history)
 }
 
-func describeState(state *migrationv1alpha1.StorageState) string {
-	if state == nil {
+// describedState is a StorageState that prints what it says.
+type describedState struct {
+	state *migrationv1alpha1.StorageState
+}
+
+func (d describedState) String() string {
+	if d.state == nil {
 		return "no StorageState"
 	}
-	return "state " + migrationv1alpha1.ViewState(state).String()
+	return "state " + migrationv1alpha1.ViewState(d.state).String()
 }
 
 // unserved is a 404 that no API server sent, as of a proxy.

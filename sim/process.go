@@ -42,7 +42,7 @@ type resource struct {
 var (
 	things  = newResource("apps.example.com", "things", "Thing", false)
 	widgets = newResource("example.com", "widgets", "Widget", true)
-	all     = []*resource{things, widgets}
+	all     = [...]*resource{things, widgets}
 )
 
 func newResource(group, name, kind string, custom bool) *resource {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"time"
 )
 
@@ -40,7 +41,9 @@ func Seed(seed uint64, trace io.Writer) Outcome {
 			run.event(w, e)
 		}
 		c := newChooser(w, r)
-		for n := MinEvents + r.IntN(MaxEvents-MinEvents); run.Steps < n && w.violation == nil; {
+		n := MinEvents + r.IntN(MaxEvents-MinEvents)
+		run.Script = slices.Grow(run.Script, n-run.Steps+1)
+		for run.Steps < n && w.violation == nil {
 			run.event(w, c.next())
 		}
 		run.event(w, Event{Do: Settle})

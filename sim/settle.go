@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -57,15 +58,24 @@ func (w *World) broken() bool {
 	return found
 }
 
+// reason says why something is not as it should be, nil if it is. It is put into words
+// only when somebody asks.
+type reason func() string
+
+// because returns a reason that is a text with arguments, which must not change any more.
+func because(format string, args ...any) reason {
+	return func() string { return fmt.Sprintf(format, args...) }
+}
+
 // until lets time pass undisturbed until rest has nothing to say.
-func (w *World) until(rest func() string) {
-	why := ""
+func (w *World) until(rest func() reason) {
+	var why reason
 	for began, round := w.now, 0; w.now-began < restBound; round++ {
 		if w.quiet(); w.violation != nil {
 			return
 		}
 		if round >= settleRounds || round%4 == 3 {
-			if why = rest(); why == "" {
+			if why = rest(); why == nil {
 				return
 			}
 		}
@@ -75,7 +85,7 @@ func (w *World) until(rest func() string) {
 		}
 		w.tick(step)
 	}
-	w.violate("I7", "%s after the faults ended: %s", restBound, why)
+	w.violate("I7", "%s after the faults ended: %s", restBound, why())
 }
 
 // settleRounds are enough to bury whoever is dead.
@@ -181,12 +191,20 @@ func (w *World) quiet() {
 				if _, live := w.live(r, n); !live {
 					break
 				}
-				w.whole(p, migrating, fmt.Sprintf("%s %d", r.name, n))
+				w.whole(p, migrating, numbered(r, n))
 			}
 		}
 		w.deliver(p)
 		w.whole(p, reporting, "")
 	}
+}
+
+// numbered names the n-th migration of a resource, from 0, as events do.
+func numbered(r *resource, n int) string {
+	if n == 0 {
+		return r.name
+	}
+	return r.name + " " + strconv.Itoa(n)
 }
 
 func (w *World) deliver(p *Process) {

@@ -94,7 +94,7 @@ func (w *World) show() string {
 	for _, r := range all {
 		sv, state := w.lookStorageVersion(r), w.lookState(r)
 		if sv != nil || state != nil {
-			fmt.Fprintf(&b, "%s: %s; %s\n", r.name, describe(sv), describeState(state))
+			fmt.Fprintf(&b, "%s: %s; %s\n", r.name, described{sv}, describedState{state})
 		}
 		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
 			fmt.Fprintf(&b, "  %s %s\n", strings.TrimPrefix(string(kv.Key), "/registry/"), kv.Value)

@@ -81,7 +81,8 @@ type task struct {
 	id    agree.ServerID
 	began int64
 
-	on *worker
+	on   *worker
+	body func() error
 
 	req *request // what it waits for an answer to
 	// err is the answer's error where there is none from the request itself.
@@ -103,7 +104,7 @@ type worker struct {
 	next  func() (struct{}, bool)
 	stop  func()
 	yield func(struct{}) bool
-	body  func()
+	task  *task // nil: it is idle
 }
 
 // run runs the body of one task.
@@ -114,9 +115,9 @@ func (k *worker) run() {
 				panic(e)
 			}
 		}
-		k.body = nil
+		k.task = nil
 	}()
-	k.body()
+	k.task.failed = k.task.body()
 }
 
 // worker returns an idle worker.
@@ -143,9 +144,8 @@ type killed struct{}
 
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r role, what string, body func() error) *task {
-	t := &task{p: p, role: r, what: what, began: p.w.store.Revision()}
-	t.on = p.w.worker()
-	t.on.body = func() { t.failed = body() }
+	t := &task{p: p, role: r, what: what, began: p.w.store.Revision(), on: p.w.worker(), body: body}
+	t.on.task = t
 	p.tasks[r] = t
 	return t
 }
@@ -155,7 +155,7 @@ func (w *World) resume(t *task) {
 	before := w.current
 	w.current = t
 	t.on.next()
-	if t.on.body == nil {
+	if t.on.task == nil {
 		t.ended = true
 		t.p.tasks[t.role] = nil
 		w.idle = append(w.idle, t.on)

@@ -107,8 +107,8 @@ type World struct {
 	shelvedTo int
 	// changes are the events of the API objects, by kind.
 	changes [kinds][]change
-	logged  int   // how much of the store's log has been looked at
-	checked int64 // the revision that was last checked
+	logged  int // how much of the store's log has been looked at
+	checked int // and how much of it was there when the invariants were last checked
 
 	ledger    ledger
 	violation *Violation

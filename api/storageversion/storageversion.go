@@ -219,14 +219,27 @@ func setCondition(sv *v1alpha1.StorageVersion, condition v1alpha1.StorageVersion
 // Agreement returns the encoding on which all reports agree, as the object says. The
 // object names its group/version only: what it is encrypted with is in the reports.
 func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
-	if sv.Status.CommonEncodingVersion == nil || *sv.Status.CommonEncodingVersion == "" {
+	if unstated(sv) {
+		return "", false
+	}
+	return AgreementOn(sv, Reports(sv))
+}
+
+// AgreementOn is Agreement for who has the object's reports already.
+func AgreementOn(sv *v1alpha1.StorageVersion, reports []agree.Report) (agree.Encoding, bool) {
+	if unstated(sv) {
 		return "", false
 	}
 	said := agree.Encoding(*sv.Status.CommonEncodingVersion)
-	if common, ok := agree.Common(Reports(sv)); ok && common.Plain() == said {
+	if common, ok := agree.Common(reports); ok && common.Plain() == said {
 		return common, true
 	}
 	return said, true
+}
+
+// unstated says whether the object states no common encoding.
+func unstated(sv *v1alpha1.StorageVersion) bool {
+	return sv.Status.CommonEncodingVersion == nil || *sv.Status.CommonEncodingVersion == ""
 }
 
 // History reads the epoch annotations. An object without them has the zero history.

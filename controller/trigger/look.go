@@ -76,8 +76,9 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 	if err != nil {
 		return nil, err
 	}
-	common, _ := storageversion.Agreement(sv)
-	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: storageversion.Reports(sv), Common: common}, nil
+	reports := storageversion.Reports(sv)
+	common, _ := storageversion.AgreementOn(sv, reports)
+	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common}, nil
 }
 
 func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
