@@ -99,15 +99,13 @@ func (r Report) equal(o Report) bool {
 
 // Validate reports the first report that is invalid or whose server has another one.
 func Validate(reports []Report) error {
-	seen := sets.New[ServerID]()
-	for _, r := range reports {
+	for i, r := range reports {
 		if err := r.Validate(); err != nil {
 			return err
 		}
-		if seen.Has(r.Server) {
+		if _, another := Of(reports[:i], r.Server); another {
 			return fmt.Errorf("%s has more than one report", r.Server)
 		}
-		seen.Insert(r.Server)
 	}
 	return nil
 }
@@ -199,11 +197,14 @@ func Common(reports []Report) (Encoding, bool) {
 
 // Encodings returns the set of reported encodings, sorted.
 func Encodings(reports []Report) []Encoding {
-	set := sets.New[Encoding]()
+	encodings := make([]Encoding, 0, len(reports))
 	for _, r := range reports {
-		set.Insert(r.Encoding)
+		if !slices.Contains(encodings, r.Encoding) {
+			encodings = append(encodings, r.Encoding)
+		}
 	}
-	return sets.List(set)
+	slices.Sort(encodings)
+	return encodings
 }
 
 // Equal says whether a and b are the same reports in the same order.

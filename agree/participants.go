@@ -15,7 +15,11 @@ type Participants struct {
 
 // NewParticipants returns those that report, or are about to, and those that never do.
 func NewParticipants(reporting, silent []ServerID) Participants {
-	return Participants{reporting: sets.New(reporting...), silent: sets.New(silent...)}
+	p := Participants{reporting: sets.New(reporting...)}
+	if len(silent) > 0 {
+		p.silent = sets.New(silent...)
+	}
+	return p
 }
 
 // Has says whether the server participates.

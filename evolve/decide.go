@@ -16,7 +16,8 @@ import (
 // is made that the state does not know of. Only a state that is missing is written last,
 // when the migrations made before are gone.
 func Decide(o Observation) []Action {
-	o.Migrations = slices.SortedFunc(slices.Values(o.Migrations), func(a, b Migration) int { return cmp.Compare(a.Name, b.Name) })
+	o.Migrations = slices.Clone(o.Migrations)
+	slices.SortFunc(o.Migrations, func(a, b Migration) int { return cmp.Compare(a.Name, b.Name) })
 	if o.StorageVersion == nil {
 		return decideGone(o)
 	}

@@ -111,15 +111,17 @@ func (m *Member) createLease(ctx context.Context, lease *coordinationv1.Lease) e
 // tellEncryption says on a Lease which encryption configuration the server has loaded, and
 // with which keys it reads.
 func tellEncryption(lease *coordinationv1.Lease, e Encryption) {
-	for annotation, text := range map[string]string{
-		storageversion.EncryptionConfigAnnotation: e.Config, storageversion.EncryptionKeysAnnotation: e.Keys,
-	} {
-		if text == "" {
-			delete(lease.Annotations, annotation)
-			continue
-		}
-		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotation, text)
+	tell(lease, storageversion.EncryptionConfigAnnotation, e.Config)
+	tell(lease, storageversion.EncryptionKeysAnnotation, e.Keys)
+}
+
+// tell sets an annotation, and takes it away if there is nothing to tell.
+func tell(lease *coordinationv1.Lease, annotation, text string) {
+	if text == "" {
+		delete(lease.Annotations, annotation)
+		return
 	}
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotation, text)
 }
 
 // Renew writes the present time to the identity Lease, what the server encrypts with, and
@@ -234,7 +236,7 @@ func (m *Member) closeAll(reason error) {
 func (m *Member) participants(ctx context.Context) (agree.Participants, error) {
 	var leases coordinationv1.LeaseList
 	if err := m.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue}); err != nil {
+		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return agree.Participants{}, fmt.Errorf("list identity Leases: %w", err)
 	}
 	return storageversion.Participants(leases.Items), nil

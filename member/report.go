@@ -134,7 +134,7 @@ func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, 
 func plan(sv *v1alpha1.StorageVersion, own agree.Report, participants agree.Participants) ([]agree.Report, bool) {
 	before := storageversion.Reports(sv)
 	after := agree.Merge(before, own, participants)
-	said, agreed := storageversion.Agreement(sv)
+	said, agreed := storageversion.AgreementOn(sv, before)
 	common, ok := agree.Common(after)
 	return after, !agree.Equal(before, after) || agreed != ok || said != common
 }

@@ -181,7 +181,7 @@ func (m *Member) watchStorageVersions(ctx context.Context) {
 
 func (m *Member) watchLeases(ctx context.Context) {
 	identities := listwatch.Of(m.cfg.Client, &coordinationv1.LeaseList{}, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+		client.MatchingLabelsSelector{Selector: storageversion.Identities})
 	m.follow(ctx, "identity Leases", &coordinationv1.Lease{}, identities, &sink{
 		event: func(object any, deleted bool) { m.ObserveLease(object.(*coordinationv1.Lease), deleted) },
 		replace: func(objects []any, revision int64) {

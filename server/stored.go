@@ -144,8 +144,9 @@ func (s StoredSets) version(gr schema.GroupResource) (view *evolve.StorageVersio
 	if err != nil {
 		return nil, "its StorageVersion cannot be read"
 	}
-	common, _ := storageversion.Agreement(sv)
-	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: storageversion.Reports(sv), Common: common}, ""
+	reports := storageversion.Reports(sv)
+	common, _ := storageversion.AgreementOn(sv, reports)
+	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common}, ""
 }
 
 // CountStored counts the raw values under a resource's prefix. What stops it before the

@@ -12,6 +12,7 @@ import (
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -66,6 +67,9 @@ const (
 	coreGroup = "core"
 )
 
+// Identities selects the identity Leases, as IdentitySelector does.
+var Identities = labels.SelectorFromSet(labels.Set{IdentityLabel: IdentityLabelValue})
+
 // Resource is the StorageVersions' own resource.
 var Resource = schema.GroupResource{Group: v1alpha1.GroupName, Resource: "storageversions"}
 
@@ -94,7 +98,8 @@ func GroupResource(name string) (schema.GroupResource, error) {
 
 // Participants returns whom these identity Leases make participants.
 func Participants(leases []coordinationv1.Lease) agree.Participants {
-	var reporting, silent []agree.ServerID
+	reporting := make([]agree.ServerID, 0, len(leases))
+	var silent []agree.ServerID
 	for i := range leases {
 		id := agree.ServerID(leases[i].Name)
 		if leases[i].Annotations[APIAnnotation] == APIOff {

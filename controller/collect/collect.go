@@ -161,22 +161,26 @@ func beat(lease *coordinationv1.Lease) agree.Beat {
 		Server:          agree.ServerID(lease.Name),
 		UID:             string(lease.UID),
 		ResourceVersion: lease.ResourceVersion,
-		Duration:        unstatedDuration,
+		Duration:        duration(lease),
 	}
 	if renewed := lease.Spec.RenewTime; renewed != nil {
 		b.Renewed = renewed.UTC().Format(metav1.RFC3339Micro)
 	}
-	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
-		b.Duration = time.Duration(*seconds) * time.Second
-	}
 	return b
+}
+
+func duration(lease *coordinationv1.Lease) time.Duration {
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
+		return time.Duration(*seconds) * time.Second
+	}
+	return unstatedDuration
 }
 
 // leases lists the identity Leases.
 func (c *Collector) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
 	var list coordinationv1.LeaseList
 	if err := c.cfg.Client.List(ctx, &list, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue}); err != nil {
+		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
 	return list.Items, nil
@@ -249,5 +253,5 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 // that come later are made without help.
 func (c *Collector) starting(lease *coordinationv1.Lease) bool {
 	return lease.Annotations[storageversion.ReportedAnnotation] != "true" &&
-		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= beat(lease).Duration
+		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= duration(lease)
 }

@@ -36,7 +36,7 @@ func (w *work) refused(ctx context.Context) (string, error) {
 	}
 	var leases coordinationv1.LeaseList
 	err := w.c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+		client.MatchingLabelsSelector{Selector: storageversion.Identities})
 	if err != nil {
 		return "", fmt.Errorf("list identity Leases: %w", err)
 	}

@@ -143,7 +143,7 @@ func (c *Controller) Step(ctx context.Context) error {
 func (c *Controller) servers(ctx context.Context) ([]compat.ServerVersions, error) {
 	var leases coordinationv1.LeaseList
 	if err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue}); err != nil {
+		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
 	servers := make([]compat.ServerVersions, 0, len(leases.Items))

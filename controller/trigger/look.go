@@ -120,7 +120,7 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	var leases coordinationv1.LeaseList
 	err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+		client.MatchingLabelsSelector{Selector: storageversion.Identities})
 	if err != nil {
 		return fmt.Errorf("list identity Leases: %w", err)
 	}

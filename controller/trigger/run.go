@@ -167,7 +167,7 @@ func (r *run) sources() (cache.Indexer, []cache.Controller) {
 			}
 		},
 		DeleteFunc: func(any) { r.serverChanged() },
-	}, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabels{storageversion.IdentityLabel: storageversion.IdentityLabelValue})
+	}, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
 	return store.(cache.Indexer), []cache.Controller{versions, states, migrations, leases}
 }
 

@@ -143,7 +143,9 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 		if _, deleted := action.(evolve.DeleteState); deleted && l.StorageVersion != nil {
 			result.Again = true // it begins anew
 		}
-		c.cfg.Logger.V(2).Info("Done", "resource", gr.String(), "action", action.String())
+		if log := c.cfg.Logger.V(2); log.Enabled() {
+			log.Info("Done", "resource", gr.String(), "action", action.String())
+		}
 	}
 	if l.State != nil {
 		result.wait(evolve.UntilBeat(gr, l.Now))
