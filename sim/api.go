@@ -1,10 +1,10 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -320,12 +320,8 @@ func (w *World) put(k kind, stored client.Object) error {
 	if w.etcd == etcdFull {
 		return errFull
 	}
-	value := w.objects.seal(stored)
-	answer, err := w.store.Put(everyContext, keyOf(k, stored.GetName()), value)
-	if err != nil {
-		return err
-	}
-	stored.SetResourceVersion(strconv.FormatInt(answer.Header.Revision, 10))
+	revision := w.store.Write(keyOf(k, stored.GetName()), w.objects.seal(stored))
+	stored.SetResourceVersion(strconv.FormatInt(revision, 10))
 	return nil
 }
 
@@ -396,16 +392,21 @@ func next[T any](items *[]T, room int) *T {
 
 // listSeen fills a list with the migrations as so many of their events have left them.
 func (w *World) listSeen(list *migrationv1alpha1.StorageVersionMigrationList, events int) {
-	seen := map[string]*migrationv1alpha1.StorageVersionMigration{}
-	for _, e := range w.changes[migrations][:events] {
-		if e.obj == nil {
-			delete(seen, e.last.GetName())
-			continue
+	var names []string
+	var seen []*migrationv1alpha1.StorageVersionMigration
+	for _, e := range slices.Backward(w.changes[migrations][:events]) {
+		name := cmp.Or(e.obj, e.last).GetName()
+		if slices.Contains(names, name) {
+			continue // a later event says what became of it
 		}
-		seen[e.obj.GetName()] = e.obj.(*migrationv1alpha1.StorageVersionMigration)
+		names = append(names, name)
+		if e.obj != nil {
+			seen = append(seen, e.obj.(*migrationv1alpha1.StorageVersionMigration))
+		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(seen)) {
-		copyMigration(seen[name], next(&list.Items, len(seen)))
+	slices.SortFunc(seen, func(a, b *migrationv1alpha1.StorageVersionMigration) int { return strings.Compare(a.Name, b.Name) })
+	for _, m := range seen {
+		copyMigration(m, next(&list.Items, len(seen)))
 	}
 }
 

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -38,27 +37,40 @@ func (o *object) DeepCopyObject() runtime.Object {
 
 // marshal returns the stored form.
 func (o *object) marshal() []byte {
-	var b strings.Builder
-	fmt.Fprintf(&b, `{"apiVersion":"%s","kind":"%s","data":"%s"`, o.APIVersion, o.Kind, o.data)
+	b := make([]byte, 0, 128)
+	field := func(name, value string) {
+		before := byte(',')
+		if len(b) == 0 {
+			before = '{'
+		}
+		b = append(b, before, '"')
+		b = append(b, name...)
+		b = append(b, `":"`...)
+		b = append(b, value...)
+		b = append(b, '"')
+	}
+	field("apiVersion", o.APIVersion)
+	field("kind", o.Kind)
+	field("data", o.data)
 	if o.future != "" {
-		fmt.Fprintf(&b, `,"future":"%s"`, o.future)
+		field("future", o.future)
 	}
 	if o.broken {
-		b.WriteString(`,"broken":"yes"`)
+		field("broken", "yes")
 	}
-	b.WriteString("}")
-	return []byte(b.String())
+	return append(b, '}')
 }
 
 // unmarshal reads the stored form, which nobody but marshal writes.
 func unmarshal(value []byte) *object {
-	field := func(name string) string {
-		_, rest, _ := strings.Cut(string(value), `"`+name+`":"`)
+	stored := string(value)
+	field := func(mark string) string {
+		_, rest, _ := strings.Cut(stored, mark)
 		text, _, _ := strings.Cut(rest, `"`)
 		return text
 	}
-	o := &object{data: field("data"), future: field("future"), broken: bytes.Contains(value, []byte(`"broken"`))}
-	o.APIVersion, o.Kind = field("apiVersion"), field("kind")
+	o := &object{data: field(`"data":"`), future: field(`"future":"`), broken: strings.Contains(stored, `"broken"`)}
+	o.APIVersion, o.Kind = field(`"apiVersion":"`), field(`"kind":"`)
 	return o
 }
 

@@ -113,6 +113,15 @@ func (s *Store) Do(_ context.Context, op clientv3.Op) (clientv3.OpResponse, erro
 	return response, nil
 }
 
+// Write puts a value as Put does, for a server whose requests are not simulated. It
+// returns the revision.
+func (s *Store) Write(name, value string) int64 {
+	s.revision++
+	t := txn{s: s, revision: s.revision}
+	t.putValue(s.key(name), []byte(value))
+	return s.revision
+}
+
 // setHeader puts the header on the outermost response. Those inside of a transaction
 // have one that says nothing of use, as etcd's.
 func setHeader(r clientv3.OpResponse, header *etcdserverpb.ResponseHeader) {
@@ -237,18 +246,23 @@ func view(kv *mvccpb.KeyValue, keysOnly bool) *mvccpb.KeyValue {
 }
 
 func (t *txn) put(op clientv3.Op) *etcdserverpb.PutResponse {
-	k := t.s.key(op.KeyBytes())
-	prev := k.now
-	kv := &mvccpb.KeyValue{Key: []byte(k.name), Value: bytes.Clone(op.ValueBytes()), CreateRevision: t.revision, ModRevision: t.revision, Version: 1}
-	if prev != nil {
-		kv.CreateRevision, kv.Version = prev.CreateRevision, prev.Version+1
-	}
-	t.write(k, kv)
+	prev := t.putValue(t.s.key(string(op.KeyBytes())), bytes.Clone(op.ValueBytes()))
 	r := &etcdserverpb.PutResponse{}
 	if op.IsPrevKV() && prev != nil {
 		r.PrevKv = view(prev, false)
 	}
 	return r
+}
+
+// putValue puts a value, which is the store's from then on, and returns what was there.
+func (t *txn) putValue(k *key, value []byte) (prev *mvccpb.KeyValue) {
+	prev = k.now
+	kv := &mvccpb.KeyValue{Key: []byte(k.name), Value: value, CreateRevision: t.revision, ModRevision: t.revision, Version: 1}
+	if prev != nil {
+		kv.CreateRevision, kv.Version = prev.CreateRevision, prev.Version+1
+	}
+	t.write(k, kv)
+	return prev
 }
 
 func (t *txn) delete(op clientv3.Op) *etcdserverpb.DeleteRangeResponse {
@@ -260,7 +274,7 @@ func (t *txn) delete(op clientv3.Op) *etcdserverpb.DeleteRangeResponse {
 		if op.IsPrevKV() {
 			r.PrevKvs = append(r.PrevKvs, view(kv, false))
 		}
-		t.write(t.s.key(kv.Key), nil)
+		t.write(t.s.key(string(kv.Key)), nil)
 	}
 	return r
 }
@@ -273,11 +287,11 @@ func (t *txn) write(k *key, kv *mvccpb.KeyValue) {
 }
 
 // key returns the key of a name, a new one if there never was one.
-func (s *Store) key(name []byte) *key {
-	if k := s.named[string(name)]; k != nil {
+func (s *Store) key(name string) *key {
+	if k := s.named[name]; k != nil {
 		return k
 	}
-	k := &key{name: string(name)}
+	k := &key{name: name}
 	s.keys = slices.Insert(s.keys, s.first(k.name), k)
 	s.named[k.name] = k
 	return k
