@@ -1,7 +1,7 @@
 package agree
 
 import (
-	"maps"
+	"cmp"
 	"slices"
 	"time"
 )
@@ -27,7 +27,7 @@ type Beat struct {
 // A server that observes has a Lease itself. If it renews at least twice per Duration, its
 // own renewals are puts enough to expire all others. The zero value has seen nothing.
 type Liveness struct {
-	seen map[ServerID]sighting
+	seen []sighting // one for each server
 	// unproven is the observed time since a Lease was last seen to be new or renewed.
 	unproven time.Duration
 	// promised is the shortest Duration of the Leases that were put then.
@@ -43,15 +43,15 @@ type sighting struct {
 // since the previous one.
 func (l *Liveness) Observe(elapsed time.Duration, leases []Beat) {
 	elapsed = max(elapsed, 0)
-	next := make(map[ServerID]sighting, len(leases))
+	next := make([]sighting, 0, len(leases))
 	var put time.Duration // the shortest Duration of what was put
 	for _, beat := range leases {
-		old, known := l.seen[beat.Server]
-		if known && old.beat.UID == beat.UID && old.beat.Renewed == beat.Renewed {
-			next[beat.Server] = sighting{beat: beat, silent: old.silent + l.proven(elapsed, beat.Duration)}
+		i := slices.IndexFunc(l.seen, func(s sighting) bool { return s.beat.Server == beat.Server })
+		if i >= 0 && l.seen[i].beat.UID == beat.UID && l.seen[i].beat.Renewed == beat.Renewed {
+			next = append(next, sighting{beat: beat, silent: l.seen[i].silent + l.proven(elapsed, beat.Duration)})
 			continue
 		}
-		next[beat.Server] = sighting{beat: beat}
+		next = append(next, sighting{beat: beat})
 		if put == 0 || beat.Duration < put {
 			put = beat.Duration
 		}
@@ -77,8 +77,8 @@ func (l *Liveness) proven(elapsed, duration time.Duration) time.Duration {
 
 // silence has every Lease's silence start anew.
 func (l *Liveness) silence() {
-	for id, s := range l.seen {
-		l.seen[id] = sighting{beat: s.beat}
+	for i := range l.seen {
+		l.seen[i].silent = 0
 	}
 }
 
@@ -89,10 +89,11 @@ func (l *Liveness) Forget() { *l = Liveness{} }
 // Expired returns the Leases that were not renewed during their whole duration, by server.
 func (l *Liveness) Expired() []Beat {
 	var expired []Beat
-	for _, id := range slices.Sorted(maps.Keys(l.seen)) {
-		if s := l.seen[id]; s.silent > s.beat.Duration {
+	for _, s := range l.seen {
+		if s.silent > s.beat.Duration {
 			expired = append(expired, s.beat)
 		}
 	}
+	slices.SortFunc(expired, func(a, b Beat) int { return cmp.Compare(a.Server, b.Server) })
 	return expired
 }

@@ -361,6 +361,7 @@ func (w *World) get(k kind, name string, obj client.Object) error {
 func (w *World) list(k kind, list client.ObjectList, options *client.ListOptions) {
 	list.SetResourceVersion(strconv.FormatInt(w.store.Revision(), 10))
 	shelf := w.shelf(k)
+	var parts []leaseParts
 	for i, stored := range shelf {
 		if options.LabelSelector != nil && !options.LabelSelector.Matches(labelsOf(stored.obj)) {
 			continue
@@ -370,7 +371,7 @@ func (w *World) list(k kind, list client.ObjectList, options *client.ListOptions
 		case *v1alpha1.StorageVersionList:
 			copyStorageVersion(stored.obj.(*v1alpha1.StorageVersion), next(&l.Items, room))
 		case *coordinationv1.LeaseList:
-			copyLease(stored.obj.(*coordinationv1.Lease), next(&l.Items, room))
+			copyLease(stored.obj.(*coordinationv1.Lease), next(&l.Items, room), next(&parts, room))
 		case *apiextensionsv1.CustomResourceDefinitionList:
 			copyDefinition(stored.obj.(*apiextensionsv1.CustomResourceDefinition), next(&l.Items, room))
 		case *migrationv1alpha1.StorageStateList:
@@ -434,26 +435,37 @@ type apiClient struct {
 // Get implements client.Reader.
 func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	k, _ := kindOf(obj)
-	return c.p.call(ctx, &request{verb: "get", what: kindResource[k], name: key.Name, apply: func(w *World) error { return w.get(k, key.Name, obj) }})
+	return c.p.call(ctx, &request{verb: "get", what: kindResource[k], name: key.Name, kind: k, obj: obj, apply: applyGet})
 }
 
 // List implements client.Reader.
 func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	k, _ := kindOf(list)
-	options := &client.ListOptions{}
+	r := &request{verb: "list", what: kindResource[k], kind: k, list: list, apply: applyList}
 	for _, o := range opts {
-		o.ApplyToList(options)
+		o.ApplyToList(&r.options)
 	}
-	lags := k == migrations && c.p.w.config.Lag > 0 && c.p.w.current.role == triggering
-	return c.p.call(ctx, &request{verb: "list", what: kindResource[k], apply: func(w *World) error {
-		if seen := c.p.cursors[seeMigrations]; lags && seen >= 0 {
-			w.listSeen(list.(*migrationv1alpha1.StorageVersionMigrationList), seen)
+	return c.p.call(ctx, r)
+}
+
+func applyGet(w *World, r *request) error { return w.get(r.kind, r.name, r.obj) }
+
+func applyList(w *World, r *request) error {
+	if r.kind == migrations && w.config.Lag > 0 && r.role == triggering {
+		if seen := r.by.cursors[seeMigrations]; seen >= 0 {
+			w.listSeen(r.list.(*migrationv1alpha1.StorageVersionMigrationList), seen)
 			return nil
 		}
-		w.list(k, list, options)
-		return nil
-	}})
+	}
+	w.list(r.kind, r.list, &r.options)
+	return nil
 }
+
+func applyCreate(w *World, r *request) error { return w.create(r.obj, r.by.clock.Now()) }
+
+func applyUpdate(w *World, r *request) error { return w.update(r.obj, false) }
+
+func applyUpdateStatus(w *World, r *request) error { return w.update(r.obj, true) }
 
 // Create implements client.Writer.
 func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
@@ -465,22 +477,13 @@ func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.Cr
 	if sent == nil {
 		return fmt.Errorf("the simulated API does not store %T", obj)
 	}
-	return c.p.send(ctx, &request{verb: "create", what: kindResource[k], name: obj.GetName(), apply: func(w *World) error {
-		return w.create(sent, c.p.clock.Now())
-	}}, sent, obj)
+	return c.p.send(ctx, &request{verb: "create", what: kindResource[k], name: obj.GetName(), obj: sent, apply: applyCreate}, obj)
 }
 
 // Update implements client.Writer.
 func (c apiClient) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
-	return c.update(ctx, "update", obj, false)
-}
-
-func (c apiClient) update(ctx context.Context, verb string, obj client.Object, status bool) error {
 	k, _ := kindOf(obj)
-	sent := copyOf(obj)
-	return c.p.send(ctx, &request{verb: verb, what: kindResource[k], name: obj.GetName(), apply: func(w *World) error {
-		return w.update(sent, status)
-	}}, sent, obj)
+	return c.p.send(ctx, &request{verb: "update", what: kindResource[k], name: obj.GetName(), obj: copyOf(obj), apply: applyUpdate}, obj)
 }
 
 // Delete implements client.Writer.
@@ -491,7 +494,7 @@ func (c apiClient) Delete(ctx context.Context, obj client.Object, opts ...client
 		o.ApplyToDelete(options)
 	}
 	name, preconditions := obj.GetName(), options.Preconditions.DeepCopy()
-	return c.p.call(ctx, &request{verb: "delete", what: kindResource[k], name: name, apply: func(w *World) error {
+	return c.p.call(ctx, &request{verb: "delete", what: kindResource[k], name: name, apply: func(w *World, _ *request) error {
 		return w.delete(k, name, preconditions)
 	}})
 }
@@ -506,16 +509,17 @@ type statusWriter struct {
 
 // Update implements client.SubResourceWriter.
 func (s statusWriter) Update(ctx context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
-	return s.c.update(ctx, "update status", obj, true)
+	k, _ := kindOf(obj)
+	return s.c.p.send(ctx, &request{verb: "update status", what: kindResource[k], name: obj.GetName(), obj: copyOf(obj), apply: applyUpdateStatus}, obj)
 }
 
-// send is call for requests that answer with the object as it was stored, which sent is
-// from then on.
-func (p *Process) send(ctx context.Context, r *request, sent, obj client.Object) error {
+// send is call for requests that answer with the object as it was stored, which the one
+// sent is from then on.
+func (p *Process) send(ctx context.Context, r *request, obj client.Object) error {
 	if err := p.call(ctx, r); err != nil {
 		return err
 	}
-	copyInto(sent, obj)
+	copyInto(r.obj, obj)
 	return nil
 }
 
@@ -525,7 +529,7 @@ type etcdDoer struct{ p *Process }
 // Do implements etcd.Doer.
 func (d etcdDoer) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
 	var response clientv3.OpResponse
-	err := d.p.call(ctx, &request{verb: verbOf(op), key: keyIn(op), apply: func(w *World) error {
+	err := d.p.call(ctx, &request{verb: verbOf(op), key: keyIn(op), apply: func(w *World, _ *request) error {
 		if w.etcd == etcdFull && !op.IsGet() && !op.IsDelete() {
 			return errFull
 		}

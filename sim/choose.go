@@ -85,10 +85,16 @@ func newChooser(w *World, r *rand.Rand) *chooser {
 
 // add offers an event.
 func (c *chooser) add(weight int, e Event) {
-	if weight > 0 {
-		c.found = append(c.found, offer{weight, e})
-		c.sum += weight
+	if weight <= 0 {
+		return
 	}
+	if len(c.found) == cap(c.found) {
+		c.found = slices.Grow(c.found, 64)
+	}
+	c.found = c.found[:len(c.found)+1]
+	found := &c.found[len(c.found)-1]
+	found.weight, found.Event = weight, e
+	c.sum += weight
 }
 
 // next returns an event that is likely to be possible.

@@ -43,7 +43,7 @@ func copyInto(from, to client.Object) {
 	case *v1alpha1.StorageVersion:
 		copyStorageVersion(f, to.(*v1alpha1.StorageVersion))
 	case *coordinationv1.Lease:
-		copyLease(f, to.(*coordinationv1.Lease))
+		copyLease(f, to.(*coordinationv1.Lease), &leaseParts{})
 	case *apiextensionsv1.CustomResourceDefinition:
 		copyDefinition(f, to.(*apiextensionsv1.CustomResourceDefinition))
 	case *migrationv1alpha1.StorageState:
@@ -109,7 +109,14 @@ func cut(room []string, s *[]string) []string {
 	return room
 }
 
-func copyLease(from, to *coordinationv1.Lease) {
+// leaseParts is what a Lease's spec points to.
+type leaseParts struct {
+	holder          string
+	acquire, renew  metav1.MicroTime
+	durationSeconds int32
+}
+
+func copyLease(from, to *coordinationv1.Lease, parts *leaseParts) {
 	to.TypeMeta = from.TypeMeta
 	copyMeta(&from.ObjectMeta, &to.ObjectMeta)
 	f := &from.Spec
@@ -118,13 +125,9 @@ func copyLease(from, to *coordinationv1.Lease) {
 		f.DeepCopyInto(&to.Spec)
 		return
 	}
-	c := &struct {
-		holder          string
-		acquire, renew  metav1.MicroTime
-		durationSeconds int32
-	}{*f.HolderIdentity, *f.AcquireTime, *f.RenewTime, *f.LeaseDurationSeconds}
+	*parts = leaseParts{*f.HolderIdentity, *f.AcquireTime, *f.RenewTime, *f.LeaseDurationSeconds}
 	to.Spec = coordinationv1.LeaseSpec{
-		HolderIdentity: &c.holder, LeaseDurationSeconds: &c.durationSeconds, AcquireTime: &c.acquire, RenewTime: &c.renew,
+		HolderIdentity: &parts.holder, LeaseDurationSeconds: &parts.durationSeconds, AcquireTime: &parts.acquire, RenewTime: &parts.renew,
 	}
 }
 

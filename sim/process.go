@@ -251,7 +251,7 @@ func (p *Process) kv() clientv3.KV { return etcd.KV{Doer: etcdDoer{p}} }
 // StorageVersions, with one request.
 func (p *Process) erase(ctx context.Context) error {
 	r := &request{verb: "delete", key: strings.TrimPrefix(kindPrefix[storageVersions], "/registry/")}
-	r.apply = func(w *World) error {
+	r.apply = func(w *World, r *request) error {
 		_, err := w.store.Delete(context.Background(), kindPrefix[storageVersions], clientv3.WithPrefix())
 		w.ledger.erasure(r.id)
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -37,7 +38,13 @@ type request struct {
 	name string
 	key  string // of etcd's
 	// apply does it, at one moment. It writes to what the sender looks at only for reads.
-	apply func(w *World) error
+	apply func(w *World, r *request) error
+	// What apply needs: the kind, and the object that is read into or written, or the list
+	// that is read into, with its options.
+	kind    kind
+	obj     client.Object
+	list    client.ObjectList
+	options client.ListOptions
 
 	by   *Process
 	role role

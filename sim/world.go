@@ -405,7 +405,7 @@ func (w *World) apply(r *request) {
 	if w.etcd == etcdSlow && !r.reads() {
 		w.tick(slowTime)
 	}
-	r.err = r.apply(w)
+	r.err = r.apply(w, r)
 	if w.trace != nil {
 		w.tracef("   %s/%s %s: %s", r.by, roleName[r.role], r, outcome(r.err))
 	}

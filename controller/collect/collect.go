@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -164,7 +165,7 @@ func beat(lease *coordinationv1.Lease) agree.Beat {
 		Duration:        duration(lease),
 	}
 	if renewed := lease.Spec.RenewTime; renewed != nil {
-		b.Renewed = renewed.UTC().Format(metav1.RFC3339Micro)
+		b.Renewed = strconv.FormatInt(renewed.UnixMicro(), 10)
 	}
 	return b
 }

@@ -31,6 +31,7 @@ func ViewState(s *StorageState) evolve.State {
 		Heartbeat: s.Status.LastHeartbeatTime.Time,
 		Custom:    s.Annotations[CustomResourceAnnotation] == "true",
 	}
+	view.Stored = slices.Grow(view.Stored, len(s.Status.PersistedEncodings))
 	for _, e := range s.Status.PersistedEncodings {
 		view.Stored = append(view.Stored, agree.Encoding(e))
 	}
