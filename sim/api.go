@@ -435,37 +435,42 @@ type apiClient struct {
 // Get implements client.Reader.
 func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	k, _ := kindOf(obj)
-	return c.p.call(ctx, &request{verb: "get", what: kindResource[k], name: key.Name, kind: k, obj: obj, apply: applyGet})
+	return c.p.call(ctx, &request{verb: "get", kind: k, name: key.Name, obj: obj, apply: applyGet})
 }
 
 // List implements client.Reader.
 func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	k, _ := kindOf(list)
-	r := &request{verb: "list", what: kindResource[k], kind: k, list: list, apply: applyList}
+	r := &request{verb: "list", kind: k, obj: list, options: everything, apply: applyList}
+	if len(opts) > 0 {
+		r.options = &client.ListOptions{}
+	}
 	for _, o := range opts {
-		o.ApplyToList(&r.options)
+		o.ApplyToList(r.options)
 	}
 	return c.p.call(ctx, r)
 }
 
-func applyGet(w *World, r *request) error { return w.get(r.kind, r.name, r.obj) }
+func applyGet(w *World, r *request) error { return w.get(r.kind, r.name, r.obj.(client.Object)) }
 
 func applyList(w *World, r *request) error {
 	if r.kind == migrations && w.config.Lag > 0 && r.role == triggering {
 		if seen := r.by.cursors[seeMigrations]; seen >= 0 {
-			w.listSeen(r.list.(*migrationv1alpha1.StorageVersionMigrationList), seen)
+			w.listSeen(r.obj.(*migrationv1alpha1.StorageVersionMigrationList), seen)
 			return nil
 		}
 	}
-	w.list(r.kind, r.list, &r.options)
+	w.list(r.kind, r.obj.(client.ObjectList), r.options)
 	return nil
 }
 
-func applyCreate(w *World, r *request) error { return w.create(r.obj, r.by.clock.Now()) }
+func applyCreate(w *World, r *request) error {
+	return w.create(r.obj.(client.Object), r.by.clock.Now())
+}
 
-func applyUpdate(w *World, r *request) error { return w.update(r.obj, false) }
+func applyUpdate(w *World, r *request) error { return w.update(r.obj.(client.Object), false) }
 
-func applyUpdateStatus(w *World, r *request) error { return w.update(r.obj, true) }
+func applyUpdateStatus(w *World, r *request) error { return w.update(r.obj.(client.Object), true) }
 
 // Create implements client.Writer.
 func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
@@ -477,13 +482,13 @@ func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.Cr
 	if sent == nil {
 		return fmt.Errorf("the simulated API does not store %T", obj)
 	}
-	return c.p.send(ctx, &request{verb: "create", what: kindResource[k], name: obj.GetName(), obj: sent, apply: applyCreate}, obj)
+	return c.p.send(ctx, &request{verb: "create", kind: k, name: obj.GetName(), obj: sent, apply: applyCreate}, obj)
 }
 
 // Update implements client.Writer.
 func (c apiClient) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
 	k, _ := kindOf(obj)
-	return c.p.send(ctx, &request{verb: "update", what: kindResource[k], name: obj.GetName(), obj: copyOf(obj), apply: applyUpdate}, obj)
+	return c.p.send(ctx, &request{verb: "update", kind: k, name: obj.GetName(), obj: copyOf(obj), apply: applyUpdate}, obj)
 }
 
 // Delete implements client.Writer.
@@ -494,7 +499,7 @@ func (c apiClient) Delete(ctx context.Context, obj client.Object, opts ...client
 		o.ApplyToDelete(options)
 	}
 	name, preconditions := obj.GetName(), options.Preconditions.DeepCopy()
-	return c.p.call(ctx, &request{verb: "delete", what: kindResource[k], name: name, apply: func(w *World, _ *request) error {
+	return c.p.call(ctx, &request{verb: "delete", kind: k, name: name, apply: func(w *World, _ *request) error {
 		return w.delete(k, name, preconditions)
 	}})
 }
@@ -510,7 +515,7 @@ type statusWriter struct {
 // Update implements client.SubResourceWriter.
 func (s statusWriter) Update(ctx context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
 	k, _ := kindOf(obj)
-	return s.c.p.send(ctx, &request{verb: "update status", what: kindResource[k], name: obj.GetName(), obj: copyOf(obj), apply: applyUpdateStatus}, obj)
+	return s.c.p.send(ctx, &request{verb: "update status", kind: k, name: obj.GetName(), obj: copyOf(obj), apply: applyUpdateStatus}, obj)
 }
 
 // send is call for requests that answer with the object as it was stored, which the one
@@ -519,7 +524,7 @@ func (p *Process) send(ctx context.Context, r *request, obj client.Object) error
 	if err := p.call(ctx, r); err != nil {
 		return err
 	}
-	copyInto(r.obj, obj)
+	copyInto(r.obj.(client.Object), obj)
 	return nil
 }
 
@@ -529,7 +534,7 @@ type etcdDoer struct{ p *Process }
 // Do implements etcd.Doer.
 func (d etcdDoer) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
 	var response clientv3.OpResponse
-	err := d.p.call(ctx, &request{verb: verbOf(op), key: keyIn(op), apply: func(w *World, _ *request) error {
+	err := d.p.call(ctx, &request{verb: verbOf(op), kind: kinds, key: keyIn(op), apply: func(w *World, _ *request) error {
 		if w.etcd == etcdFull && !op.IsGet() && !op.IsDelete() {
 			return errFull
 		}

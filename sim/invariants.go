@@ -450,5 +450,5 @@ func (d describedState) String() string {
 
 // unserved is a 404 that no API server sent, as of a proxy.
 func unserved(r *request) error {
-	return apierrors.NewGenericServerResponse(404, r.verb, r.what, r.name, "404 page not found", 0, true)
+	return apierrors.NewGenericServerResponse(404, r.verb, r.what(), r.name, "404 page not found", 0, true)
 }

@@ -250,7 +250,7 @@ func (p *Process) kv() clientv3.KV { return etcd.KV{Doer: etcdDoer{p}} }
 // erase is what a server whose gate is off does when it has a Lease: it deletes all
 // StorageVersions, with one request.
 func (p *Process) erase(ctx context.Context) error {
-	r := &request{verb: "delete", key: strings.TrimPrefix(kindPrefix[storageVersions], "/registry/")}
+	r := &request{verb: "delete", kind: kinds, key: strings.TrimPrefix(kindPrefix[storageVersions], "/registry/")}
 	r.apply = func(w *World, r *request) error {
 		_, err := w.store.Delete(context.Background(), kindPrefix[storageVersions], clientv3.WithPrefix())
 		w.ledger.erasure(r.id)
@@ -279,9 +279,11 @@ func (p *Process) abandon(t *task) {
 	p.tasks[t.role] = nil
 	before := p.w.current
 	p.w.current = t
-	t.on.next()
+	_, alive := t.on.next()
 	p.w.current = before
-	p.w.idle = append(p.w.idle, t.on)
+	if alive { // it is not if the task has panicked
+		p.w.idle = append(p.w.idle, t.on)
+	}
 }
 
 // begin starts a task, if the process would now, and runs it to its first call.

@@ -94,9 +94,10 @@ func (w *World) Close() {
 			p.end()
 		}
 	}
-	for _, k := range w.idle {
-		k.stop()
-	}
+	bench.Lock()
+	defer bench.Unlock()
+	bench.workers = append(bench.workers, w.idle...)
+	w.idle = nil
 }
 
 // opening is how a world begins: with nothing, or with servers of one release at rest

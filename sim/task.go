@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,17 +36,15 @@ var roleName = [roles]string{"lease", "report", "collect", "trigger", "migrate",
 // applied and its answer anything else can happen, and one or the other may be lost.
 type request struct {
 	verb string
-	what schema.GroupResource // of API calls
+	kind kind // of API calls, kinds of others
 	name string
 	key  string // of etcd's
 	// apply does it, at one moment. It writes to what the sender looks at only for reads.
 	apply func(w *World, r *request) error
-	// What apply needs: the kind, and the object that is read into or written, or the list
-	// that is read into, with its options.
-	kind    kind
-	obj     client.Object
-	list    client.ObjectList
-	options client.ListOptions
+	// obj is the object that is read into or written, or the list that is read into, and
+	// options are those of a list.
+	obj     runtime.Object
+	options *client.ListOptions
 
 	by   *Process
 	role role
@@ -66,9 +66,17 @@ func (r *request) String() string {
 		return "etcd " + r.verb + " " + r.key
 	}
 	if r.name == "" {
-		return r.verb + " " + r.what.Resource
+		return r.verb + " " + r.what().Resource
 	}
-	return r.verb + " " + r.what.Resource + " " + r.name
+	return r.verb + " " + r.what().Resource + " " + r.name
+}
+
+// what returns the resource that an API call is about.
+func (r *request) what() schema.GroupResource {
+	if r.kind == kinds {
+		return schema.GroupResource{}
+	}
+	return kindResource[r.kind]
 }
 
 // Errors of the simulated network and of etcd. They say nothing about whether a write
@@ -109,7 +117,6 @@ type task struct {
 // worker is a coroutine that runs tasks, one after the other.
 type worker struct {
 	next  func() (struct{}, bool)
-	stop  func()
 	yield func(struct{}) bool
 	task  *task // nil: it is idle
 }
@@ -127,15 +134,29 @@ func (k *worker) run() {
 	k.task.failed = k.task.body()
 }
 
+// bench is where the workers of a world wait for another one when it ends: their stacks
+// have grown already.
+var bench struct {
+	sync.Mutex
+	workers []*worker
+}
+
 // worker returns an idle worker.
 func (w *World) worker() *worker {
+	if len(w.idle) == 0 {
+		bench.Lock()
+		n := max(len(bench.workers)-taken, 0)
+		w.idle = append(w.idle, bench.workers[n:]...)
+		bench.workers = bench.workers[:n]
+		bench.Unlock()
+	}
 	if n := len(w.idle); n > 0 {
 		k := w.idle[n-1]
 		w.idle = w.idle[:n-1]
 		return k
 	}
 	k := &worker{}
-	k.next, k.stop = iter.Pull(func(yield func(struct{}) bool) {
+	k.next, _ = iter.Pull(func(yield func(struct{}) bool) {
 		k.yield = yield
 		for {
 			if k.run(); !yield(struct{}{}) {
@@ -145,6 +166,9 @@ func (w *World) worker() *worker {
 	})
 	return k
 }
+
+// taken is how many workers a world takes from the bench at once.
+const taken = 8
 
 // killed unwinds a task whose process is gone.
 type killed struct{}
