@@ -50,20 +50,21 @@ var kindResource = [kinds]schema.GroupResource{
 	migrationv1alpha1.StorageVersionMigrations,
 }
 
-func kindOf(obj runtime.Object) (kind, bool) {
+// kindOf returns the kind of an object or a list, kinds if it is not simulated.
+func kindOf(obj runtime.Object) kind {
 	switch obj.(type) {
 	case *v1alpha1.StorageVersion, *v1alpha1.StorageVersionList:
-		return storageVersions, true
+		return storageVersions
 	case *coordinationv1.Lease, *coordinationv1.LeaseList:
-		return leases, true
+		return leases
 	case *apiextensionsv1.CustomResourceDefinition, *apiextensionsv1.CustomResourceDefinitionList:
-		return definitions, true
+		return definitions
 	case *migrationv1alpha1.StorageState, *migrationv1alpha1.StorageStateList:
-		return states, true
+		return states
 	case *migrationv1alpha1.StorageVersionMigration, *migrationv1alpha1.StorageVersionMigrationList:
-		return migrations, true
+		return migrations
 	}
-	return 0, false
+	return kinds
 }
 
 // keyOf returns the etcd key of an API object.
@@ -178,7 +179,7 @@ func (w *World) lookDefinition() *apiextensionsv1.CustomResourceDefinition {
 // world's from then on, as it is stored.
 
 func (w *World) create(stored client.Object, now time.Time) error {
-	k, _ := kindOf(stored)
+	k := kindOf(stored)
 	if w.look(k, stored.GetName()) != nil {
 		return apierrors.NewAlreadyExists(kindResource[k], stored.GetName())
 	}
@@ -214,7 +215,7 @@ func storedBy(crd *apiextensionsv1.CustomResourceDefinition) string {
 // update writes everything but the status where there is a status subresource, and
 // status the opposite.
 func (w *World) update(stored client.Object, status bool) error {
-	k, _ := kindOf(stored)
+	k := kindOf(stored)
 	old := w.look(k, stored.GetName())
 	if old == nil {
 		return apierrors.NewNotFound(kindResource[k], stored.GetName())
@@ -434,13 +435,13 @@ type apiClient struct {
 
 // Get implements client.Reader.
 func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-	k, _ := kindOf(obj)
+	k := kindOf(obj)
 	return c.p.call(ctx, &request{verb: "get", kind: k, name: key.Name, obj: obj, apply: applyGet})
 }
 
 // List implements client.Reader.
 func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	k, _ := kindOf(list)
+	k := kindOf(list)
 	r := &request{verb: "list", kind: k, obj: list, options: everything, apply: applyList}
 	if len(opts) > 0 {
 		r.options = &client.ListOptions{}
@@ -477,7 +478,7 @@ func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.Cr
 	if _, event := obj.(*corev1.Event); event {
 		return nil // a courtesy that nothing depends on
 	}
-	k, _ := kindOf(obj)
+	k := kindOf(obj)
 	sent := copyOf(obj)
 	if sent == nil {
 		return fmt.Errorf("the simulated API does not store %T", obj)
@@ -487,13 +488,13 @@ func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.Cr
 
 // Update implements client.Writer.
 func (c apiClient) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
-	k, _ := kindOf(obj)
+	k := kindOf(obj)
 	return c.p.send(ctx, &request{verb: "update", kind: k, name: obj.GetName(), obj: copyOf(obj), apply: applyUpdate}, obj)
 }
 
 // Delete implements client.Writer.
 func (c apiClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
-	k, _ := kindOf(obj)
+	k := kindOf(obj)
 	options := &client.DeleteOptions{}
 	for _, o := range opts {
 		o.ApplyToDelete(options)
@@ -514,7 +515,7 @@ type statusWriter struct {
 
 // Update implements client.SubResourceWriter.
 func (s statusWriter) Update(ctx context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
-	k, _ := kindOf(obj)
+	k := kindOf(obj)
 	return s.c.p.send(ctx, &request{verb: "update status", kind: k, name: obj.GetName(), obj: copyOf(obj), apply: applyUpdateStatus}, obj)
 }
 

@@ -144,3 +144,23 @@ finish s1/write1
 		t.Errorf("shrunk to\n%swant\n%s", got, want)
 	}
 }
+
+// A world in which production code has panicked leaves no dead coroutine to the next one.
+func TestBenchAfterAPanic(t *testing.T) {
+	run := Outcome{Config: DefaultConfig()}
+	run.in(nil, func(w *World) {
+		w.Do(Event{Do: Start, What: releases[0].name})
+		w.resume(w.slots[0].spawn(reporting, "", func() error { panic("broken") }))
+	})
+	if run.Violation == nil || run.Violation.Invariant != "panic" {
+		t.Fatalf("the panic was not noticed: %v", run)
+	}
+	Seed(0, nil) // it leaves some that live
+	for i, k := range bench.workers {
+		ran := false
+		k.task = &task{body: func() error { ran = true; return nil }}
+		if k.next(); !ran || k.task != nil {
+			t.Errorf("worker %d of %d is dead", i, len(bench.workers))
+		}
+	}
+}
