@@ -3,7 +3,10 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -76,11 +79,12 @@ func testUserMigrations(t *testing.T) {
 		resource schema.GroupVersionResource
 		ends     migrationv1alpha1.MigrationConditionType
 		reason   string
+		counted  float64
 	}{
 		"missing": {schema.GroupVersionResource{Group: "nowhere.example.com", Version: "v1", Resource: "nothings"},
-			migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound},
+			migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound, 1},
 		"stored": {schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
-			migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+			migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, 2}, // another one was made at the start
 	} {
 		m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: test.resource.Group, Version: test.resource.Version, Resource: test.resource.Resource}
@@ -98,8 +102,31 @@ func testUserMigrations(t *testing.T) {
 			}
 			return fmt.Errorf("conditions %+v, want %s because of %s", m.Status.Conditions, test.ends, test.reason)
 		})
+		cluster.Eventually(t, 30*time.Second, "the migration is counted once", func(context.Context) error {
+			if got := endedMigrations(t, s, test.resource)[string(test.ends)]; got != test.counted {
+				return fmt.Errorf("%v migrations of %s are counted as %s", got, test.resource, test.ends)
+			}
+			return nil
+		})
 	}
 	c.Check()
+}
+
+// endedMigrations are the numbers of migrations that a server has ended, by status.
+func endedMigrations(t *testing.T, s *cluster.Server, gvr schema.GroupVersionResource) map[string]float64 {
+	t.Helper()
+	status, body, err := s.Get(t.Context(), "/metrics")
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("metrics of %s: %d, %v", s.Name, status, err)
+	}
+	found := map[string]float64{}
+	line := regexp.MustCompile(`(?m)^storage_migrator_core_migrator_migrations_total\{resource="` + regexp.QuoteMeta(gvr.String()) + `",status="(\w+)"\} (\S+)$`)
+	for _, match := range line.FindAllStringSubmatch(body, -1) {
+		if found[match[1]], err = strconv.ParseFloat(match[2], 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return found
 }
 
 // Objects that cannot be decoded are counted and named, and do not stop the others. The

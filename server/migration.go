@@ -32,10 +32,17 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	var err error
 	p.custom = newCustomResources(clients.objects, base.LoopbackClientConfig)
 	clients = clients.controllers
+	counts := migrate.NewMetrics()
+	for _, m := range counts.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
 	p.trigger, err = trigger.New(trigger.Config{
 		Client:   clients.objects,
 		Kinds:    kinds{plan: p.options.plan, served: trigger.KindsOf(restMapper(clients.kube.Discovery()))},
 		Instance: p.identity,
+		Ended:    counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
 	})
 	if err != nil {
@@ -44,12 +51,6 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	api, err := newAPIMigrator(clients.config, &p.inProcess, p.options.MigrationMaxObjectsPerSecond)
 	if err != nil {
 		return err
-	}
-	counts := migrate.NewMetrics()
-	for _, m := range counts.Registerables() {
-		if err := legacyregistry.Register(m); err != nil {
-			return fmt.Errorf("metrics: %w", err)
-		}
 	}
 	store := rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))}
 	p.migrate, err = migrate.New(migrate.Config{

@@ -7,6 +7,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 )
 
 // Metrics count what this server does of migrations. The first three have the names, labels
@@ -30,7 +31,7 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		migrated:   counter(migrator, core, "migrated_objects_total", "Objects that this server has migrated or found migrated, by resource.", "resource"),
 		remaining:  gauge(migrator, core, "remaining_objects_total", "Objects that still have to be migrated, by resource; absent where this server does not migrate."),
-		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded or Failed.", "resource", "status"),
+		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded, Failed, or Aborted for one that was deleted because the agreement it was made for is gone.", "resource", "status"),
 		failed:     counter(concord, migration, "failed_objects_total", "Objects that could not be migrated, by resource and reason. One that is tried again counts again.", "resource", "reason"),
 		conflicts:  counter(concord, migration, "conflicts_total", "Times that an object was found changed by a client when it was to be written, by resource.", "resource"),
 		rate:       gauge(concord, migration, "objects_per_second", "Mean rate of the migration that this server does, by resource; absent where it does none."),
@@ -71,10 +72,11 @@ func (x *Metrics) observe(w *work, p Progress) {
 	x.rate.WithLabelValues(resource).Set(float64(w.counts(p).ObjectsPerSecond))
 }
 
-// ended counts a migration that this server has ended.
-func (x *Metrics) ended(w *work, how migrationv1alpha1.MigrationConditionType) {
+// Ended counts a migration that this server has ended: Succeeded, Failed or Aborted. It is
+// to be called by whoever wrote that, whichever controller it is, and so once.
+func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status string) {
 	if x != nil {
-		x.migrations.WithLabelValues(w.label(), string(how)).Inc()
+		x.migrations.WithLabelValues(label(m, migrationv1alpha1.Resource(m), migrationv1alpha1.TargetOf(m)), status).Inc()
 	}
 }
 
@@ -86,13 +88,15 @@ func (x *Metrics) rest(w *work) {
 	}
 }
 
+func (w *work) label() string { return label(w.m, w.gr, w.target) }
+
 // label is the resource in the form of kube-storage-version-migrator's label. Where the
 // migration names no version it is that of the encoding.
-func (w *work) label() string {
-	version := w.m.Spec.Resource.Version
+func label(m *migrationv1alpha1.StorageVersionMigration, gr schema.GroupResource, target evolve.Target) string {
+	version := m.Spec.Resource.Version
 	if version == "" {
-		encoding := string(w.target.Encoding.Plain())
+		encoding := string(target.Encoding.Plain())
 		version = encoding[strings.LastIndex(encoding, "/")+1:]
 	}
-	return schema.GroupVersionResource{Group: w.gr.Group, Version: version, Resource: w.gr.Resource}.String()
+	return schema.GroupVersionResource{Group: gr.Group, Version: version, Resource: gr.Resource}.String()
 }

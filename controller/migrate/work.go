@@ -239,7 +239,7 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 			kind = corev1.EventTypeWarning
 		}
 		w.event(ctx, kind, reason, message)
-		w.c.cfg.Metrics.ended(w, t)
+		w.c.cfg.Metrics.Ended(w.m, string(t))
 	}
 	return nil
 }

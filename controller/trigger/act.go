@@ -118,13 +118,21 @@ func (c *Controller) createMigration(ctx context.Context, l *look, a evolve.Crea
 	return c.cfg.Client.Create(ctx, m)
 }
 
+// deleteMigration deletes a migration. One that lives is deleted as it was read: if it has
+// come to its end meanwhile, it was not aborted.
 func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, why string) error {
-	err := c.cfg.Client.Delete(ctx, m, client.Preconditions{UID: &m.UID})
+	live := !migrationv1alpha1.Final(m)
+	as := client.Preconditions{UID: &m.UID}
+	if live {
+		as.ResourceVersion = &m.ResourceVersion
+	}
+	err := c.cfg.Client.Delete(ctx, m, as)
 	if storageversion.IsGone(err) {
 		return nil
 	}
-	if err == nil && !migrationv1alpha1.Final(m) {
+	if err == nil && live {
 		c.event(ctx, m, migrationv1alpha1.EventAborted, why)
+		c.cfg.Ended(m, migrationv1alpha1.EventAborted)
 	}
 	return err
 }
@@ -135,6 +143,7 @@ func (c *Controller) endMigration(ctx context.Context, m *migrationv1alpha1.Stor
 		return err
 	}
 	c.event(ctx, m, string(a.Reason), a.Why)
+	c.cfg.Ended(m, string(migrationv1alpha1.MigrationFailed))
 	return nil
 }
 

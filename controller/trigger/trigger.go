@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 )
@@ -57,6 +58,9 @@ type Config struct {
 	Clock clock.WithTicker
 	// Workers is how many resources Run looks at at a time. Default: 4.
 	Workers int
+	// Ended is told every migration that the trigger has ended, with the status Failed or,
+	// for one that was deleted before its end, Aborted. Nil: nobody is.
+	Ended func(m *migrationv1alpha1.StorageVersionMigration, status string)
 	// Logger defaults to none.
 	Logger logr.Logger
 }
@@ -88,6 +92,9 @@ func New(cfg Config) (*Controller, error) {
 		cfg.Clock = clock.RealClock{}
 	}
 	cfg.Workers = cmp.Or(cfg.Workers, 4)
+	if cfg.Ended == nil {
+		cfg.Ended = func(*migrationv1alpha1.StorageVersionMigration, string) {}
+	}
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}

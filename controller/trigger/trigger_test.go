@@ -233,6 +233,7 @@ func TestUsersMigration(t *testing.T) {
 		t.Errorf("after the agreement is lost: %+v", got)
 	}
 	w.wantEvent("mine", migrationv1alpha1.ReasonAgreementLost)
+	w.wantEnded("mine Failed")
 }
 
 // TestAborted: what the trigger takes back is told, though the migration is gone.
@@ -250,6 +251,39 @@ func TestAborted(t *testing.T) {
 		t.Errorf("migrations %+v after the agreement is lost", got)
 	}
 	w.wantEvent(made[0].Name, migrationv1alpha1.EventAborted)
+	w.wantEnded(made[0].Name + " Aborted")
+}
+
+// TestEndedMeanwhile: a migration that its migrator ends while the trigger takes it back was
+// not aborted, and is counted by the migrator alone.
+func TestEndedMeanwhile(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	made := w.migrations()[0].Name
+	w.report(v1, v2)
+	if _, err := c.Step(context.Background(), cronJobs); err != nil { // the state
+		t.Fatal(err)
+	}
+	w.before = func(call string) error {
+		if call == "delete StorageVersionMigration" {
+			w.before = nil
+			w.end(made, migrationv1alpha1.MigrationFailed)
+		}
+		return nil
+	}
+	if _, err := c.Step(context.Background(), cronJobs); !changed(err) {
+		t.Fatalf("error %v, want one that says that the look was too old", err)
+	}
+	w.settle(c)
+	w.wantEnded()
+}
+
+func (w *world) wantEnded(want ...string) {
+	w.t.Helper()
+	if !slices.Equal(w.ended, want) {
+		w.t.Errorf("the trigger says that it has ended %q, want %q", w.ended, want)
+	}
 }
 
 // wantEvent asserts that one warning tells of this about a migration.
@@ -413,6 +447,7 @@ func TestMissingResource(t *testing.T) {
 	if failed == nil || failed.Reason != migrationv1alpha1.ReasonResourceNotFound || !strings.Contains(failed.Message, cronJobs.String()) {
 		t.Errorf("conditions %+v", got.Status.Conditions)
 	}
+	w.wantEnded("typo Failed")
 }
 
 func TestWaitsForStartingServers(t *testing.T) {

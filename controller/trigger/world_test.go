@@ -49,6 +49,8 @@ type world struct {
 	// listed is called when a list has been read and before it is returned.
 	listed func(call string)
 	uids   int
+	// ended are the migrations that the trigger said it has ended, "name status".
+	ended []string
 }
 
 // newWorld returns the API and a Controller over it.
@@ -68,7 +70,11 @@ func newWorld(t *testing.T, kinds Kinds) (*world, *Controller) {
 		WithStatusSubresource(&migrationv1alpha1.StorageState{}, &migrationv1alpha1.StorageVersionMigration{},
 			&apiserverinternalv1alpha1.StorageVersion{}, &apiextensionsv1.CustomResourceDefinition{}).
 		WithInterceptorFuncs(w.interceptors()).Build()
-	c, err := New(Config{Client: w.client, Kinds: kinds, Clock: w.clock, Instance: "apiserver-a"})
+	c, err := New(Config{Client: w.client, Kinds: kinds, Clock: w.clock, Instance: "apiserver-a", Ended: func(m *migrationv1alpha1.StorageVersionMigration, status string) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.ended = append(w.ended, m.Name+" "+status)
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +94,7 @@ func (w *world) call(verb string, obj runtime.Object) error {
 	return before(call)
 }
 
-// interceptors add what the fake lacks: uids, creation times and uid preconditions.
+// interceptors add what the fake lacks: uids, creation times and preconditions.
 func (w *world) interceptors() interceptor.Funcs {
 	return interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -149,6 +155,9 @@ func (w *world) interceptors() interceptor.Funcs {
 			}
 			if stored.GetUID() != *o.Preconditions.UID {
 				return apierrors.NewConflict(schema.GroupResource{}, obj.GetName(), fmt.Errorf("another uid"))
+			}
+			if as := o.Preconditions.ResourceVersion; as != nil && stored.GetResourceVersion() != *as {
+				return apierrors.NewConflict(schema.GroupResource{}, obj.GetName(), fmt.Errorf("another resourceVersion"))
 			}
 			return c.Delete(ctx, obj, opts...)
 		},
