@@ -60,6 +60,9 @@ type Options struct {
 	// Patience is how long the server may be busy or away, for everybody, before the run
 	// fails. Default: 1 min.
 	Patience time.Duration
+	// WebhookPatience is how long a conversion webhook that the server does not reach is
+	// waited for, before objects fail for it. Default: 30 s.
+	WebhookPatience time.Duration
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 }
@@ -69,6 +72,7 @@ func (o Options) withDefaults() Options {
 	o.PageSize = cmp.Or(o.PageSize, 500)
 	o.MaxNamed = cmp.Or(o.MaxNamed, 1000)
 	o.Patience = cmp.Or(o.Patience, time.Minute)
+	o.WebhookPatience = cmp.Or(o.WebhookPatience, 30*time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -77,7 +81,7 @@ func (o Options) withDefaults() Options {
 
 // Validate refuses negative bounds.
 func (o Options) Validate() error {
-	if min(o.MaxParallel, o.PageSize, o.MaxPerSecond, o.MaxNamed) < 0 || o.Patience < 0 {
+	if min(o.MaxParallel, o.PageSize, o.MaxPerSecond, o.MaxNamed) < 0 || min(o.Patience, o.WebhookPatience) < 0 {
 		return errors.New("the bounds of a migration through the API must not be negative")
 	}
 	return nil

@@ -3,6 +3,7 @@ package apimigrate
 import (
 	"errors"
 	"net/http"
+	"regexp"
 	"strings"
 	"time"
 
@@ -20,6 +21,8 @@ const (
 	busy
 	// unsure: the server failed, maybe because of this object and maybe only now.
 	unsure
+	// away: a conversion webhook that this object needs gives the server no answer.
+	away
 	// refused: it will not do this, however often it is asked.
 	refused
 	// unable: it will do this for no object.
@@ -54,6 +57,9 @@ func judge(err error) verdict {
 	case strings.Contains(text, "conversion webhook for"):
 		// The API server's own words for what a conversion webhook did; it has no code for it.
 		v.answer, v.reason = unsure, WebhookFailed
+		if unreached.MatchString(text) {
+			v.answer = away
+		}
 	case code == http.StatusTooManyRequests, code == http.StatusServiceUnavailable, code == http.StatusGatewayTimeout,
 		code == http.StatusBadGateway, status.Status().Reason == metav1.StatusReasonServerTimeout:
 		v.answer = busy
@@ -71,6 +77,11 @@ func judge(err error) verdict {
 	}
 	return v
 }
+
+// unreached matches what the API server says where a conversion webhook was not reached, or
+// answered 404, 429, 503 or 504; what a webhook refuses an object for stands in the
+// same place.
+var unreached = regexp.MustCompile(`conversion webhook for .* failed: (Post "|the server (could not find the requested resource|has received too many requests|is currently unable to handle the request|was unable to return a response in the time allotted))`)
 
 // undecoded recognises that the server cannot read what it has stored.
 func undecoded(s metav1.Status, text string) bool {

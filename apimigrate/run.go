@@ -38,6 +38,8 @@ type run struct {
 	progress *progress.Teller[Report]
 	gate     *gate
 	patience *patience
+	// webhook is the patience with conversion webhooks.
+	webhook *patience
 
 	mu       sync.Mutex // guards what follows
 	resource schema.GroupVersionResource
@@ -50,7 +52,7 @@ type run struct {
 func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
 		api: api, target: target, opts: opts, gate: newGate(opts),
-		patience: &patience{bound: opts.Patience},
+		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{maxNamed: opts.MaxNamed, cursor: Cursor{Continue: opts.Resume.Continue, Progress: opts.Resume.Progress}},
@@ -174,12 +176,16 @@ func (r *run) list(ctx context.Context, tasks chan<- task) error {
 // page reads a page. While that fails other versions are tried: a server that cannot bring
 // some object to one version may be able to bring it to another.
 func (r *run) page(ctx context.Context, token string) (*metav1.PartialObjectMetadataList, error) {
+	wasAway := false
 	for failed, backoff := 0, minBackoff; ; {
 		list, err := r.api.List(ctx, r.served(), int64(r.opts.PageSize), token)
 		_, tooOld := expired(err)
 		switch {
 		case err == nil:
 			r.patience.answered()
+			if wasAway {
+				r.webhook.answered()
+			}
 			return list, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
@@ -187,7 +193,15 @@ func (r *run) page(ctx context.Context, token string) (*metav1.PartialObjectMeta
 			return nil, err
 		}
 		v := judge(err)
-		if v.answer != busy {
+		switch v.answer {
+		case busy:
+		case away:
+			wasAway = true
+			r.patience.answered()
+			if !r.webhook.lasts(r.opts.Clock.Now()) {
+				return nil, fmt.Errorf("list the objects: %w", err)
+			}
+		default:
 			r.patience.answered()
 			if failed++; failed >= attempts*len(r.target.Versions) {
 				return nil, fmt.Errorf("list the objects: %w", err)
@@ -259,7 +273,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	if err != nil {
 		return err // strings always have a form in JSON
 	}
-	var busySince time.Time
+	var busySince, awaySince time.Time
 	for failed, backoff := 0, minBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
 		v := judge(err)
@@ -270,6 +284,9 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		switch v.answer {
 		case written:
 			r.patience.answered()
+			if !awaySince.IsZero() {
+				r.webhook.answered()
+			}
 			r.took(t.page, Progress{Patched: 1})
 			return nil
 		case unable:
@@ -284,8 +301,21 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 				// Others were taken meanwhile: it is this object.
 				return r.refused(ctx, t, v.reason, err)
 			}
+		case away:
+			// Others may need no webhook: only this object's own success says that it is back.
+			r.patience.answered()
+			now := r.opts.Clock.Now()
+			if awaySince.IsZero() {
+				awaySince = now
+			}
+			if !r.webhook.lasts(now) || now.Sub(awaySince) >= r.opts.WebhookPatience {
+				return r.refused(ctx, t, v.reason, err)
+			}
 		case unsure:
 			r.patience.answered()
+			if v.reason == WebhookFailed {
+				r.webhook.answered()
+			}
 			if failed++; failed >= r.worth() {
 				return r.refused(ctx, t, v.reason, err)
 			}

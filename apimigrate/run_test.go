@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -182,7 +183,7 @@ func TestOvertaken(t *testing.T) {
 // TestFailures: what cannot be migrated is told apart, does not stop the others, and is
 // asked for again only where that may help.
 func TestFailures(t *testing.T) {
-	webhook := `conversion webhook for example.com/v1, Kind=Widget failed: Post "https://x": connection refused`
+	webhook := `conversion webhook for example.com/v1, Kind=Widget failed: it has no spec.size`
 	for _, test := range []struct {
 		why    string
 		err    error
@@ -230,6 +231,63 @@ func TestFailures(t *testing.T) {
 				t.Errorf("left: %v", left)
 			}
 		})
+	}
+}
+
+// TestWebhookAway: no object fails for a conversion webhook that is away for a while, longer
+// than a few attempts take. For one that stays away all fail that need it, together in the
+// time of one, and no others.
+func TestWebhookAway(t *testing.T) {
+	const failed = "conversion webhook for example.com/v1, Kind=Widget failed: "
+	for text, want := range map[string]answer{
+		`Post "https://x/convert?timeout=30s": connect: connection refused`: away,
+		"the server is currently unable to handle the request":              away,
+		"the server could not find the requested resource":                  away,
+		"it has no spec.size": unsure,
+	} {
+		if v := judge(apierrors.NewInternalError(errors.New(failed + text))); v.answer != want || v.reason != WebhookFailed {
+			t.Errorf("%s: %+v", text, v)
+		}
+	}
+	err := apierrors.NewInternalError(errors.New(failed + `Post "https://x": EOF`))
+	const needing, patience = 10, 500 * time.Millisecond
+	s := startServer(t, 300)
+	needs := func(name types.NamespacedName) bool { return strings.HasPrefix(name.Name, "o-000") }
+	lists, patches := 5, needing*(attempts+1)
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		left := &patches
+		switch {
+		case name.Name == "":
+			left = &lists
+		case !needs(name):
+			return nil
+		}
+		if *left--; *left >= 0 {
+			return err
+		}
+		return nil
+	}
+	if result, err := s.run(Options{}); err != nil || result.Patched != 300 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		if r.Method == http.MethodPatch && needs(name) {
+			return err
+		}
+		return nil
+	}
+	began := time.Now()
+	if result, err := s.run(Options{WebhookPatience: patience, MaxParallel: 4}); err != nil || result.Patched != 300-needing || result.Progress.Failed[WebhookFailed] != needing {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if took := time.Since(began); took < patience || took > needing*patience {
+		t.Errorf("it was waited for for %s", took)
+	}
+	s.answer = func(*http.Request, types.NamespacedName) error { return err }
+	if _, err := s.run(Options{WebhookPatience: patience}); err == nil || !strings.Contains(err.Error(), "EOF") {
+		t.Errorf("a list that needs the webhook: %v", err)
 	}
 }
 
@@ -380,7 +438,7 @@ func TestGone(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{MaxParallel: -1}, {PageSize: -1}, {MaxPerSecond: -1}, {MaxNamed: -1}, {Patience: -1}} {
+	for _, o := range []Options{{MaxParallel: -1}, {PageSize: -1}, {MaxPerSecond: -1}, {MaxNamed: -1}, {Patience: -1}, {WebhookPatience: -1}} {
 		if _, err := New(nil).Run(t.Context(), target, o, nil); err == nil {
 			t.Errorf("%+v is accepted", o)
 		}

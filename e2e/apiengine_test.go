@@ -35,7 +35,7 @@ func testAPIEngine(t *testing.T) {
 	before := texts(t, servers[0], "v1")
 
 	writes := c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{widgetsV1}, Pause: 50 * time.Millisecond}, servers...)
-	m := migrateThroughAPI(t, servers[0], widgets)
+	m := migrateThroughAPI(t, servers[0], widgets, "v2")
 	m = waitEnded(t, servers[1], m)
 	if done := migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded); done == nil || m.Status.Progress.Done < stored {
 		t.Errorf("it ended with %+v", m.Status)
@@ -54,7 +54,7 @@ func testAPIEngine(t *testing.T) {
 		}
 	}
 	hook.poison(poisoned...)
-	m = migrateThroughAPI(t, servers[1], convertibles)
+	m = migrateThroughAPI(t, servers[1], convertibles, "v2")
 	m = waitEnded(t, servers[0], m)
 	failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
 	if p := m.Status.Progress; failed == nil || p == nil || int(p.FailedByReason[migrationv1alpha1.FailureConversionWebhook]) != len(poisoned) || int(p.Done) != objects-len(poisoned) {
@@ -84,28 +84,36 @@ func testAPIEngine(t *testing.T) {
 	c.Check()
 }
 
-// migrateThroughAPI changes a custom resource's storage version from v1 to v2 and asks for
-// the migration to go through the API. It is asked for before the change and rests until
-// it can be done, so that no other migration is made.
-func migrateThroughAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource) *migrationv1alpha1.StorageVersionMigration {
+// migrateThroughAPI changes a custom resource's storage version and asks for the migration
+// to go through the API. It is asked for before the change and rests until it can be done,
+// so that no other migration is made.
+func migrateThroughAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource, to string) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
-	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "api-" + gr.Resource}}
-	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: "v2", Resource: gr.Resource}
-	m.Spec.Engine, m.Spec.Paused = migrationv1alpha1.EngineAPI, true
-	if err := s.Objects().Create(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
-	storeIn(t, s, gr, "v2")
-	cluster.Eventually(t, cluster.SettleTimeout, "the migration is for v2", func(ctx context.Context) error {
+	m := askForAPI(t, s, gr, to, func(spec *migrationv1alpha1.StorageVersionMigrationSpec) { spec.Paused = true })
+	storeIn(t, s, gr, to)
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration is for "+to, func(ctx context.Context) error {
 		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 			return err
 		}
-		if to := m.Annotations[migrationv1alpha1.EncodingAnnotation]; to != string(widgetEncoding("v2")) {
-			return fmt.Errorf("it is for %q", to)
+		if encoding := m.Annotations[migrationv1alpha1.EncodingAnnotation]; encoding != string(widgetEncoding(to)) {
+			return fmt.Errorf("it is for %q", encoding)
 		}
 		return nil
 	})
 	pauseMigration(t, s, m, false)
+	return m
+}
+
+// askForAPI makes a migration that is to go through the API.
+func askForAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource, version string, change func(*migrationv1alpha1.StorageVersionMigrationSpec)) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{GenerateName: "api-" + gr.Resource + "-"}}
+	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: version, Resource: gr.Resource}
+	m.Spec.Engine = migrationv1alpha1.EngineAPI
+	change(&m.Spec)
+	if err := s.Objects().Create(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
 	return m
 }
 

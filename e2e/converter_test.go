@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -87,6 +88,8 @@ type converter struct {
 	server *http.Server
 	// poisoned are the names of objects that it refuses to convert.
 	poisoned sets.Set[string]
+	// delay is how long it takes for a call.
+	delay time.Duration
 	// left is how many objects it converts to v2 before it goes down; negative: it stays up.
 	left int
 	// down is closed when it has gone down because nothing was left.
@@ -134,6 +137,13 @@ func (c *converter) poison(names ...string) {
 	c.poisoned = sets.New(names...)
 }
 
+// slow makes every call take so long.
+func (c *converter) slow(delay time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.delay = delay
+}
+
 // goDownAfter makes it go down when it has converted so many more objects.
 func (c *converter) goDownAfter(objects int) {
 	c.mu.Lock()
@@ -148,13 +158,27 @@ func (c *converter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprint("no ConversionReview: ", err), http.StatusBadRequest)
 		return
 	}
-	if !c.allow(len(review.Request.Objects)) {
+	if !c.allow(len(review.Request.Objects)) || !c.work(r.Context()) {
 		panic(http.ErrAbortHandler)
 	}
 	review.Response = c.convert(review.Request)
 	review.Request = nil
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(review)
+}
+
+// work takes as long as a call does, and says whether it was waited for.
+func (c *converter) work(ctx context.Context) bool {
+	c.mu.Lock()
+	timer := time.NewTimer(c.delay)
+	c.mu.Unlock()
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // allow says whether so many objects may still be converted.

@@ -36,6 +36,7 @@ func TestSlow(t *testing.T) {
 		{"Undecodable", testUndecodable},
 		{"ConversionWebhook", testConversionWebhook},
 		{"APIEngine", testAPIEngine},
+		{"APIWebhook", testAPIWebhook},
 		{"PausedAndKilled", testPausedAndKilled},
 		{"BothMigrationAPIs", testBothMigrationAPIs},
 		{"MigrateCommand", testMigrateCommand},
