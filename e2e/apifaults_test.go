@@ -5,11 +5,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,6 +23,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/rewrite"
 )
 
@@ -95,6 +102,109 @@ func testAPIWebhook(t *testing.T) {
 	}
 	wantTexts(t, before, servers...)
 	c.Check()
+}
+
+// Clients update, delete and create objects during the whole of a migration through the
+// API, and the server that does it is killed, twice, in the middle. Another one goes on with
+// it; no object is lost, none is back.
+func testAPIMigratorKilled(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(atRate(150), "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects/2, servers...)
+	live := migrateThroughAPI(t, servers[0], widgets, "v2")
+	for range 2 {
+		claimer := m.claimer()
+		m.awaitRewrites(100 + m.random.IntN(300))
+		m.underWay("v2")
+		claimer.Kill()
+		t.Logf("killed %s after %d rewrites", claimer.Name, m.rewrites())
+		m.claimer()
+		claimer.Start()
+		claimer.WaitReady()
+	}
+	c.WaitReporters(restored, servers...)
+	live = waitEnded(t, servers[1], live)
+	if migrationv1alpha1.True(live, migrationv1alpha1.MigrationSucceeded) == nil {
+		t.Errorf("it ended with %+v", live.Status)
+	}
+	wantAPI(t, live)
+	m.ended("v2")
+	wantStored(t, c, widgets, map[agree.Encoding]int{widgetEncoding("v2"): len(m.churn.Result().Want)})
+}
+
+// Objects that the server refuses as they are, here by a rule that compares them with what
+// they were, are named, and do not stop the others. When the rule is gone only they are left.
+func testAPIRejected(t *testing.T) {
+	const good, bad = 200, 120
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, good)
+	if err := load.Fill(t.Context(), load.Endpoint{Name: "two", Client: servers[1].Dynamic()}, widgetsV1, "bad", bad); err != nil {
+		t.Fatal(err)
+	}
+	c.WaitSettled()
+	v1, v2 := widgetEncoding("v1"), widgetEncoding("v2")
+	ruleWidgets(t, servers, apiextensionsv1.ValidationRule{Rule: "!oldSelf.metadata.name.startsWith('bad-')", Message: "it must not be bad"})
+	m := waitEnded(t, servers[1], migrateThroughAPI(t, servers[0], widgets, "v2"))
+	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureRejected: bad}, good)
+	for _, f := range m.Status.Failures {
+		if !strings.HasPrefix(f.Name, "bad-") || !strings.Contains(f.Message, "it must not be bad") {
+			t.Errorf("a failure is %+v, want what the server says of the object", f)
+		}
+	}
+	wantStored(t, c, widgets, map[agree.Encoding]int{v1: bad, v2: good})
+	if standing := c.Standing(widgets); !slices.Contains(standing.Stored, string(v1)) || !slices.Contains(standing.StoredVersions, "v1") {
+		t.Errorf("the stored set is %v and storedVersions are %v, though objects are in v1", standing.Stored, standing.StoredVersions)
+	}
+	named := 0
+	for _, s := range servers {
+		named += strings.Count(s.Output(), "Object not migrated")
+	}
+	if named != bad {
+		t.Errorf("the logs name %d objects, want %d", named, bad)
+	}
+
+	revisions := revisionsOf(t, c, widgets)
+	ruleWidgets(t, servers)
+	m = waitEnded(t, servers[0], askForAPI(t, servers[1], widgets, "v2", func(*migrationv1alpha1.StorageVersionMigrationSpec) {}))
+	wantSucceeded(t, m, good+bad)
+	t.Logf("settled %v after the rule is gone", c.WaitSettled().Round(time.Millisecond))
+	wantStored(t, c, widgets, map[agree.Encoding]int{v2: good + bad})
+	if again := writtenSince(t, c, widgets, revisions); again != bad {
+		t.Errorf("%d objects were written again, %d were left", again, bad)
+	}
+	c.Check()
+}
+
+// ruleWidgets makes these the rules of all versions of widgets and waits until every server
+// goes by them: they are about objects whose names begin with "bad".
+func ruleWidgets(t *testing.T, servers []*cluster.Server, rules ...apiextensionsv1.ValidationRule) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := servers[0].Objects().Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+			return err
+		}
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Schema.OpenAPIV3Schema.XValidations = rules
+		}
+		return servers[0].Objects().Update(t.Context(), crd)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range servers {
+		cluster.Eventually(t, 30*time.Second, s.Name+" knows the rules", func(ctx context.Context) error {
+			_, err := s.Dynamic().Resource(widgets.WithVersion("v2")).Namespace(metav1.NamespaceDefault).
+				Patch(ctx, "bad-0", types.MergePatchType, []byte(`{"spec":{"text":"bad"}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+			if apierrors.IsInvalid(err) != (len(rules) > 0) || err != nil && len(rules) == 0 {
+				return fmt.Errorf("a change is answered with %w", err)
+			}
+			return nil
+		})
+	}
 }
 
 // wantFailures fails unless a migration through the API has ended with so many objects

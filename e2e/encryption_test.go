@@ -104,6 +104,8 @@ type encrypted struct {
 	c         *cluster.Cluster
 	resources []string
 	servers   []*cluster.Server
+	// also are further arguments of the servers.
+	also string
 }
 
 const reloadInterval = 100 * time.Millisecond
@@ -111,7 +113,13 @@ const reloadInterval = 100 * time.Millisecond
 // newEncrypted starts servers that encrypt with the keys, the first one first.
 func newEncrypted(t *testing.T, resources []string, names []string, keys ...string) *encrypted {
 	t.Helper()
-	e := &encrypted{t: t, c: cluster.New(t), resources: resources}
+	return newEncryptedWith(t, "", resources, names, keys...)
+}
+
+// newEncryptedWith starts them with further arguments.
+func newEncryptedWith(t *testing.T, also string, resources []string, names []string, keys ...string) *encrypted {
+	t.Helper()
+	e := &encrypted{t: t, c: cluster.New(t), resources: resources, also: also}
 	e.c.Audit.With(func(l *audit.Ledger) { l.Open(openValue(t)) })
 	for _, name := range names {
 		e.configure(name, keys...)
@@ -121,8 +129,8 @@ func newEncrypted(t *testing.T, resources []string, names []string, keys ...stri
 }
 
 func (e *encrypted) args(name string) string {
-	return fmt.Sprintf("--encryption-provider-config=%s --encryption-provider-config-automatic-reload --encryption-provider-config-reload-interval=%s --migration-max-added-latency=0",
-		e.file(name), reloadInterval)
+	return fmt.Sprintf("--encryption-provider-config=%s --encryption-provider-config-automatic-reload --encryption-provider-config-reload-interval=%s --migration-max-added-latency=0 %s",
+		e.file(name), reloadInterval, e.also)
 }
 
 func (e *encrypted) file(name string) string { return filepath.Join(e.c.Dir, name+"-encryption.json") }

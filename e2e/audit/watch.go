@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -23,6 +24,13 @@ type Watch struct {
 	moved  chan struct{} // closed and replaced with every batch of events
 	seen   int64         // the sentinel's last revision
 	err    error
+	awaits []await
+}
+
+// await is closed when its condition holds.
+type await struct {
+	condition func(*Ledger) bool
+	met       chan struct{}
 }
 
 // Start follows the whole store from its first revision on, so that it has to be called
@@ -45,6 +53,7 @@ func (w *Watch) run(ctx context.Context) {
 		for _, e := range batch.Events {
 			w.apply(e)
 		}
+		w.meet()
 		close(w.moved)
 		w.moved = make(chan struct{})
 		w.mu.Unlock()
@@ -85,6 +94,28 @@ func (w *Watch) CatchUp(ctx context.Context) error {
 			return fmt.Errorf("audit: the watch is at revision %d, not yet at %d: %w", seen, resp.Header.Revision, ctx.Err())
 		}
 	}
+}
+
+// When returns what is closed as soon as the condition holds, in less time than it takes to
+// ask again and again. The condition must not keep the ledger.
+func (w *Watch) When(condition func(*Ledger) bool) <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	met := make(chan struct{})
+	w.awaits = append(w.awaits, await{condition, met})
+	w.meet()
+	return met
+}
+
+// meet closes what has come true.
+func (w *Watch) meet() {
+	w.awaits = slices.DeleteFunc(w.awaits, func(a await) bool {
+		met := a.condition(w.ledger)
+		if met {
+			close(a.met)
+		}
+		return met
+	})
 }
 
 // With gives f the ledger, which must not be kept.
