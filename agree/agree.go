@@ -57,6 +57,13 @@ func (s Seal) Key() string {
 	return string(s)[:max(i, 0)]
 }
 
+// UnknownKey is the fingerprint in a Seal of which the server does not know yet with which
+// key it is going to encrypt: a KMS plugin tells, and has not been reached. No value has it.
+const UnknownKey = "?"
+
+// Known says whether the Seal tells the key.
+func (s Seal) Known() bool { return !strings.HasSuffix(string(s), ":"+UnknownKey) }
+
 // Unknown is the encoding of objects whose encoding nobody can name (KEP-2343, "API
 // design"). Nobody agrees on it.
 const Unknown Encoding = "Unknown"
@@ -186,10 +193,11 @@ func Of(reports []Report, server ServerID) (Report, bool) {
 }
 
 // Common returns the encoding that all reports name: the agreement. There is none
-// without reports, and none while a silent server is a participant.
+// without reports, none while a silent server is a participant, and none while servers do
+// not know with which key they encrypt, which may be different ones.
 func Common(reports []Report) (Encoding, bool) {
 	encodings := Encodings(reports)
-	if len(encodings) != 1 || encodings[0] == Unknown {
+	if len(encodings) != 1 || encodings[0] == Unknown || !encodings[0].Seal().Known() {
 		return "", false
 	}
 	return encodings[0], true

@@ -49,3 +49,16 @@ func TestKeysAreEncodings(t *testing.T) {
 		t.Errorf("got %s", h)
 	}
 }
+
+// Servers that do not know yet which key they use do not agree on it, though they say the same.
+func TestUnknownKey(t *testing.T) {
+	report := func(seal Seal) []Report {
+		e := Encoding("v1").Sealed(seal)
+		return []Report{{Server: "a", Encoding: e}, {Server: "b", Encoding: e}}
+	}
+	for seal, known := range map[Seal]bool{"": true, "aescbc:v1:key1:0a": true, "kms:v1:p:": true, "kms:v2:p:0a": true, "kms:v2:p:" + UnknownKey: false} {
+		if _, agreed := Common(report(seal)); agreed != known || seal.Known() != known {
+			t.Errorf("%q: agreed %v, known %v", seal, agreed, seal.Known())
+		}
+	}
+}

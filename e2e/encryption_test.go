@@ -59,6 +59,9 @@ func sealOf(t testing.TB, key string) agree.Seal {
 	if key == identity {
 		return ""
 	}
+	if strings.HasPrefix(key, kmsPrefix) {
+		return kmsSeal(key)
+	}
 	seal, err := server.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
 	if err != nil {
 		t.Fatal(err)
@@ -106,6 +109,8 @@ type encrypted struct {
 	servers   []*cluster.Server
 	// also are further arguments of the servers.
 	also string
+	// endpoint is where a server's KMS plugin is.
+	endpoint func(server string) string
 }
 
 const reloadInterval = 100 * time.Millisecond
@@ -145,6 +150,10 @@ func (e *encrypted) configure(name string, keys ...string) {
 			continue
 		}
 		parts := strings.Split(key, ":")
+		if parts[0] == "kms" {
+			providers = append(providers, map[string]any{"kms": map[string]any{"apiVersion": parts[1], "name": parts[2], "endpoint": e.endpoint(name)}})
+			continue
+		}
 		providers = append(providers, map[string]any{parts[0]: map[string]any{
 			"keys": []any{map[string]any{"name": parts[2], "secret": base64.StdEncoding.EncodeToString(secretOf(key))}},
 		}})
@@ -235,8 +244,12 @@ func (e *encrypted) wantRemovable(key string) {
 	if key == identity {
 		seal = identity
 	}
+	name := key // which tells the secret of no key
+	if strings.HasPrefix(key, kmsPrefix) {
+		name = seal // the ID of a plugin's key is not told
+	}
 	cluster.Eventually(e.t, 60*time.Second, key+" is removable", func(ctx context.Context) error {
-		if use := e.keys(key); !use.Removable {
+		if use := e.keys(name); !use.Removable {
 			return fmt.Errorf("%+v", use)
 		}
 		for _, resource := range e.resources {
@@ -250,7 +263,7 @@ func (e *encrypted) wantRemovable(key string) {
 		}
 		return nil
 	})
-	if result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, key); result.Code != 0 {
+	if result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, name); result.Code != 0 {
 		e.t.Errorf("keys %s: exit %d: %s", key, result.Code, result.Stderr)
 	}
 }

@@ -67,6 +67,7 @@ func TestSlow(t *testing.T) {
 		{"RotationKilled", testRotationKilled},
 		{"EncryptAndDecrypt", testEncryptAndDecrypt},
 		{"RotationRolledBack", testRotationRolledBack},
+		{"KMS", testKMS},
 	} {
 		t.Run(test.name, test.run)
 	}

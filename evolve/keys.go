@@ -52,7 +52,7 @@ func removable(h agree.History, stored []agree.Encoding) []string {
 	known := sets.New[string]()
 	encrypted := false
 	for e := range h.Last {
-		if e != Unknown {
+		if e != Unknown && e.Seal().Known() {
 			known.Insert(KeyOf(e))
 			encrypted = encrypted || e.Seal() != ""
 		}

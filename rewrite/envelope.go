@@ -2,6 +2,8 @@ package rewrite
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"strings"
 
@@ -39,7 +41,9 @@ func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 
 // Encryption names what an encrypted value was sealed with, as the API server's
 // providers mark it: "<provider>:<version>:<key or plugin name>", for example
-// "aescbc:v1:key1". It is not ok for a value that is not encrypted or not so marked.
+// "aescbc:v1:key1". A plugin of KMS v2 has many keys, so that the fingerprint of the one
+// that the value needs stands behind its name. It is not ok for a value that is not
+// encrypted or not so marked.
 func Encryption(value []byte) (name string, ok bool) {
 	rest, found := bytes.CutPrefix(value, encryptedPrefix)
 	if !found {
@@ -58,7 +62,40 @@ func Encryption(value []byte) (name string, ok bool) {
 	if strings.IndexFunc(name, func(r rune) bool { return !printable(r) }) >= 0 {
 		return "", false
 	}
+	if fingerprint, ok := kmsFingerprint(rest[end:]); ok && strings.HasPrefix(name, kmsProvider) {
+		name += ":" + fingerprint
+	}
 	return name, true
+}
+
+const (
+	// kmsProvider is how Encryption begins for values of plugins of KMS v2.
+	kmsProvider = "kms:v2:"
+	// kmsKeyID is the field of the KMS's EncryptedObject with the key's ID.
+	kmsKeyID = 2
+	// kmsFingerprintBytes are those of the SHA-256 of the ID.
+	kmsFingerprintBytes = 8
+)
+
+// KMSKey returns the plugin of KMS v2 that has encrypted a value, "kms:v2:<plugin>", and the
+// fingerprint of the key that it needs: the first 16 hexadecimal digits of the SHA-256 of
+// the key's ID. It takes what Encryption returned.
+func KMSKey(name string) (plugin, fingerprint string, ok bool) {
+	rest, kms := strings.CutPrefix(name, kmsProvider)
+	plugin, fingerprint, ok = strings.Cut(rest, ":")
+	if !kms || !ok {
+		return "", "", false
+	}
+	return kmsProvider + plugin, fingerprint, true
+}
+
+func kmsFingerprint(encryptedObject []byte) (string, bool) {
+	id, ok := protobufField(encryptedObject, kmsKeyID)
+	if !ok {
+		return "", false
+	}
+	sum := sha256.Sum256(id)
+	return hex.EncodeToString(sum[:kmsFingerprintBytes]), true
 }
 
 // protobufEnvelope reads field 1 (TypeMeta) of a runtime.Unknown, and of that fields 1

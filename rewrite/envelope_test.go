@@ -71,14 +71,17 @@ func TestEncryption(t *testing.T) {
 	for value, want := range map[string]string{
 		"k8s:enc:aescbc:v1:key1:\x00\x01":  "aescbc:v1:key1",
 		"k8s:enc:kms:v2:my-kms:data:more:": "kms:v2:my-kms",
-		"k8s:enc:secretbox:v1:k:":          "secretbox:v1:k",
-		"k8s:enc:aescbc:v1:":               "",
-		"k8s:enc:aescbc:v1:key":            "",
-		"k8s:enc:::key:":                   "",
-		"k8s:enc:a:b:\x00:":                "",
-		"k8s:enc:":                         "",
-		"k8s\x00":                          "",
-		"":                                 "",
+		// of which the second is a field with the ID of the key
+		"k8s:enc:kms:v2:my-kms:\x0a\x01x\x12\x01k": "kms:v2:my-kms:8254c329a92850f6",
+		"k8s:enc:kms:v1:my-kms:\x0a\x01x\x12\x01k": "kms:v1:my-kms",
+		"k8s:enc:secretbox:v1:k:":                  "secretbox:v1:k",
+		"k8s:enc:aescbc:v1:":                       "",
+		"k8s:enc:aescbc:v1:key":                    "",
+		"k8s:enc:::key:":                           "",
+		"k8s:enc:a:b:\x00:":                        "",
+		"k8s:enc:":                                 "",
+		"k8s\x00":                                  "",
+		"":                                         "",
 	} {
 		if got, ok := Encryption([]byte(value)); got != want || ok != (want != "") {
 			t.Errorf("%q: got %q %v, want %q", value, got, ok, want)

@@ -27,28 +27,35 @@ var (
 
 // judge decides on entries, one judgement for each. A value whose envelope already says
 // the target's encoding is never decoded: a newer release's fields would be lost. If only
-// its encryption is stale, the same plaintext is sealed again.
-func (t *Target) judge(ctx context.Context, entries []Entry) []judgement {
+// its encryption is stale, the same plaintext is sealed again. The error is ErrKeysUnavailable
+// if the transformer could not do its work at present; it says nothing about the entries.
+func (t *Target) judge(ctx context.Context, entries []Entry) ([]judgement, error) {
 	judged := make([]judgement, len(entries))
 	var together []int // the entries that are converted together
 	var plains [][]byte
 	for i, e := range entries {
-		o, failure := t.open(ctx, e)
+		o, failure, err := t.open(ctx, e)
 		switch {
+		case err != nil:
+			return nil, err
 		case failure != nil:
 			judged[i] = judgement{failure: failure}
 		case o.from == t.Encoding && !o.stale:
 		case o.from == t.Encoding:
-			judged[i] = t.seal(ctx, e, o.plain)
+			if judged[i], err = t.seal(ctx, e, o.plain); err != nil {
+				return nil, err
+			}
 		case t.Convert != nil:
 			together, plains = append(together, i), append(plains, o.plain)
 		default:
-			plain, reason, err := t.reencode(o.plain, o.from)
-			judged[i] = t.sealed(ctx, e, Converted{Plain: plain, Reason: reason, Err: err})
+			plain, reason, failed := t.reencode(o.plain, o.from)
+			if judged[i], err = t.sealed(ctx, e, Converted{Plain: plain, Reason: reason, Err: failed}); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if len(together) == 0 {
-		return judged
+		return judged, nil
 	}
 	converted := t.Convert(ctx, plains)
 	for n, i := range together {
@@ -59,9 +66,12 @@ func (t *Target) judge(ctx context.Context, entries []Entry) []judgement {
 		if c.Err == nil {
 			c.Reason, c.Err = t.verify(c.Plain)
 		}
-		judged[i] = t.sealed(ctx, entries[i], c)
+		var err error
+		if judged[i], err = t.sealed(ctx, entries[i], c); err != nil {
+			return nil, err
+		}
 	}
-	return judged
+	return judged, nil
 }
 
 // opened is a value's plaintext, and whether what it is sealed with is stale.
@@ -71,32 +81,38 @@ type opened struct {
 	stale bool
 }
 
-func (t *Target) open(ctx context.Context, e Entry) (opened, *Failure) {
+func (t *Target) open(ctx context.Context, e Entry) (opened, *Failure, error) {
 	plain, stale, err := t.transformer().TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
+	if errors.Is(err, ErrKeysUnavailable) {
+		return opened{}, nil, fmt.Errorf("decrypt %s: %w", e.Key, err)
+	}
 	if err != nil {
-		return opened{}, newFailure(e.Key, Undecryptable, err)
+		return opened{}, newFailure(e.Key, Undecryptable, err), nil
 	}
 	encoding, _, ok := Envelope(plain)
 	if !ok {
 		// A codec would take what it is asked for as the kind, and make an object of nothing.
-		return opened{}, newFailure(e.Key, Undecodable, errNoEnvelope)
+		return opened{}, newFailure(e.Key, Undecodable, errNoEnvelope), nil
 	}
-	return opened{plain: plain, from: encoding, stale: stale}, nil
+	return opened{plain: plain, from: encoding, stale: stale}, nil, nil
 }
 
-func (t *Target) sealed(ctx context.Context, e Entry, c Converted) judgement {
+func (t *Target) sealed(ctx context.Context, e Entry, c Converted) (judgement, error) {
 	if c.Err != nil {
-		return judgement{failure: newFailure(e.Key, c.Reason, c.Err)}
+		return judgement{failure: newFailure(e.Key, c.Reason, c.Err)}, nil
 	}
 	return t.seal(ctx, e, c.Plain)
 }
 
-func (t *Target) seal(ctx context.Context, e Entry, plain []byte) judgement {
+func (t *Target) seal(ctx context.Context, e Entry, plain []byte) (judgement, error) {
 	sealed, err := t.transformer().TransformToStorage(ctx, plain, value.DefaultContext(e.Key))
-	if err != nil {
-		return judgement{failure: newFailure(e.Key, Undecryptable, err)}
+	if errors.Is(err, ErrKeysUnavailable) {
+		return judgement{}, fmt.Errorf("encrypt %s: %w", e.Key, err)
 	}
-	return judgement{put: &Put{Key: e.Key, Value: sealed, ModRevision: e.ModRevision, Lease: e.Lease}}
+	if err != nil {
+		return judgement{failure: newFailure(e.Key, Undecryptable, err)}, nil
+	}
+	return judgement{put: &Put{Key: e.Key, Value: sealed, ModRevision: e.ModRevision, Lease: e.Lease}}, nil
 }
 
 // reencode decodes a plaintext and encodes it in the target's encoding. An error comes

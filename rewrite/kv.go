@@ -19,6 +19,9 @@ var (
 	// ErrUnavailable means that the store does not answer now, for example because it
 	// restarts or has no leader. What a transaction was to write may have been written.
 	ErrUnavailable = errors.New("the store does not answer")
+	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of what encrypts:
+	// nothing is known to be wrong with the value.
+	ErrKeysUnavailable = errors.New("the KMS plugin does not answer")
 	// ErrLeaseLost means that a put names an etcd lease that does not exist: nothing of
 	// the transaction was written.
 	ErrLeaseLost = errors.New("the etcd lease does not exist")

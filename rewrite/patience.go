@@ -17,10 +17,15 @@ const (
 // patiently makes a call of the store again while the store is unavailable, for at most
 // Options.Patience.
 func (r *run) patiently(ctx context.Context, call func(context.Context) error) error {
+	return r.waiting(ctx, func(ctx context.Context) error { return within(ctx, call) })
+}
+
+// waiting calls again while what is called is unavailable, for at most Options.Patience.
+func (r *run) waiting(ctx context.Context, call func(context.Context) error) error {
 	var since time.Time
 	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {
-		err := within(ctx, call)
-		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+		err := call(ctx)
+		if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrKeysUnavailable) || ctx.Err() != nil {
 			return err
 		}
 		now := r.opts.Clock.Now()

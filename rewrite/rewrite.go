@@ -59,7 +59,8 @@ type Target struct {
 	// New makes the empty object to decode into, as the resource's storage does. Without
 	// one a codec takes a custom resource with a top-level field "items" for a list.
 	New func() machinery.Object
-	// Transformer encrypts and decrypts; nil stands for values that are not encrypted.
+	// Transformer encrypts and decrypts; nil stands for values that are not encrypted. Its
+	// errors are the value's, but for those that wrap ErrKeysUnavailable.
 	Transformer value.Transformer
 }
 
@@ -121,7 +122,7 @@ type Options struct {
 	Resume Cursor
 	// Yield says how the run gives way to others. Its zero value never does.
 	Yield Yield
-	// Patience is how long the store may be unavailable before the run fails; less than 20 ms
+	// Patience is how long the store, or what encrypts, may be unavailable before the run fails; less than 20 ms
 	// means that it fails at once. Default: 1 min.
 	Patience time.Duration
 	// Clock defaults to the real one.

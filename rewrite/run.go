@@ -246,9 +246,16 @@ func (r *run) judgeAll(ctx context.Context, c *chunk, entries []Entry) ([]Put, e
 	puts := make([]Put, 0, len(entries))
 	var failures []Failure
 	grown := int64(-size(entries))
-	judgements := r.target.judge(ctx, entries)
-	if err := ctx.Err(); err != nil {
-		return nil, err // whatever failed may have failed for this
+	var judgements []judgement
+	err := r.waiting(ctx, func(ctx context.Context) (err error) {
+		judgements, err = r.target.judge(ctx, entries)
+		return err
+	})
+	if ctx.Err() != nil {
+		return nil, ctx.Err() // whatever failed may have failed for this
+	}
+	if err != nil {
+		return nil, err
 	}
 	for _, j := range judgements {
 		switch {

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	machinery "k8s.io/apimachinery/pkg/runtime"
@@ -354,6 +356,58 @@ func TestStaleEncryptionIsRenewed(t *testing.T) {
 		if name == "stale" && !bytes.Equal(opened, future) {
 			t.Error("a plaintext in the current encoding was changed")
 		}
+	}
+}
+
+// away is a Transformer whose plugin does not answer for the first calls.
+type away struct {
+	value.Transformer
+	left *atomic.Int64
+}
+
+func (a away) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if a.left.Add(-1) >= 0 {
+		return nil, false, fmt.Errorf("%w: no connection", ErrKeysUnavailable)
+	}
+	return a.Transformer.TransformFromStorage(ctx, data, dataCtx)
+}
+
+func (a away) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	if a.left.Add(-1) >= 0 {
+		return nil, fmt.Errorf("%w: no connection", ErrKeysUnavailable)
+	}
+	return a.Transformer.TransformToStorage(ctx, data, dataCtx)
+}
+
+// TestKeysAway: no value fails while what encrypts does not answer. It is waited for; a run
+// for which that takes too long ends, and neither it nor the count afterwards judges a value.
+func TestKeysAway(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	var left atomic.Int64
+	target.Transformer = away{sealing(t, "new", "old"), &left}
+	codecs := newTyped(t)
+	for i := range 50 {
+		key := numbered(policyPrefix)(i)
+		sealed, err := sealing(t, "old").TransformToStorage(t.Context(), codecs.value(t, codecs.old, i), value.DefaultContext(key))
+		must(t, err)
+		put(t, c, key, sealed)
+	}
+	const forEver = 1 << 40
+	left.Store(forEver)
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Patience: 100 * time.Millisecond}, nil)
+	if !errors.Is(err, ErrKeysUnavailable) || result.Failures > 0 || result.Rewritten > 0 {
+		t.Errorf("%v, %+v", err, result.Progress)
+	}
+	if counted, err := CountLeft(t.Context(), NewEtcd(c), &target); !errors.Is(err, ErrKeysUnavailable) || counted.Values > 0 {
+		t.Errorf("%v, %+v", err, counted)
+	}
+	left.Store(20)
+	result, err = New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 2, PageKeys: 20, TxnKeys: 5}, nil)
+	must(t, err)
+	requireSum(t, result)
+	if result.Rewritten != 50 || left.Load() >= 0 {
+		t.Errorf("%+v", result.Progress)
 	}
 }
 

@@ -46,6 +46,8 @@ func CountLeft(ctx context.Context, reader Reader, target *Target) (Left, error)
 		switch encoding, _, ok := Envelope(plain); {
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, ErrKeysUnavailable):
+			return fmt.Errorf("decrypt %s: %w", e.Key, err)
 		case err != nil:
 			failure = newFailure(e.Key, Undecryptable, err)
 		case stale:

@@ -98,13 +98,16 @@ func (s StoredSets) custom(gr schema.GroupResource) bool {
 }
 
 // countKeys counts the values under a prefix by the key that they say they are encrypted
-// with, "" for none. With an error it returns what it counted so far.
+// with, "" for none, all keys of a KMS plugin together: no configuration tells them apart. With an error it returns what it counted so far.
 func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[string]int64, error) {
 	encodings, err := rewrite.CountEncodings(ctx, reader, prefix)
 	counts := map[string]int64{}
 	for encoding, n := range encodings {
 		switch key, encrypted := strings.CutPrefix(encoding, rewrite.EncodingEncrypted); {
 		case encrypted:
+			if plugin, _, ok := rewrite.KMSKey(key); ok {
+				key = plugin
+			}
 			counts[key] += n
 		case encoding != rewrite.EncodingUnknown:
 			counts[""] += n

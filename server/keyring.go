@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/rewrite"
 )
 
 const (
@@ -203,6 +206,7 @@ func (r *keyring) probe(ctx context.Context) bool { return r.keys().probe(ctx) }
 
 func (k *keys) probe(ctx context.Context) (rotated bool) {
 	const text = "which key?"
+	k.ask(ctx)
 	for gr, providers := range k.providers {
 		if providers[0].kms == nil {
 			continue
@@ -216,6 +220,20 @@ func (k *keys) probe(ctx context.Context) (rotated bool) {
 		}
 	}
 	return rotated
+}
+
+// ask has the library ask every KMS plugin for its key, which it does at most every 20 s and
+// by itself only once a minute. What a plugin answers that is not well is for the health
+// checks to tell.
+func (k *keys) ask(ctx context.Context) {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(k.providers)), func(providers []*provider) bool { return providers[0].kms != nil }) {
+		return
+	}
+	for _, check := range k.health {
+		if req, err := http.NewRequestWithContext(ctx, http.MethodGet, "/healthz/"+check.Name(), nil); err == nil {
+			_ = check.Check(req)
+		}
+	}
 }
 
 // TransformerForResource implements value.ResourceTransformers.
@@ -299,7 +317,11 @@ func (r *keyring) pin(gr schema.GroupResource, seal agree.Seal) (value.Transform
 
 // TransformFromStorage implements value.Read.
 func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	return p.keys.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
+	plain, stale, err := p.keys.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
+	if err != nil && away(err) {
+		err = fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err)
+	}
+	return plain, stale, err
 }
 
 // TransformToStorage implements value.Write.
@@ -307,6 +329,9 @@ func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx val
 	out, with, rotated, err := p.keys.seal(ctx, p.gr, data, dataCtx)
 	if rotated {
 		p.ring.changed()
+	}
+	if err != nil && p.keys.of(p.gr)[0].kms != nil {
+		return nil, fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err) // it needs no more than the plugin's answer
 	}
 	if err == nil && with != p.seal {
 		return nil, fmt.Errorf("the key has changed from %s to %s", p.seal, with)

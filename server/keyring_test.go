@@ -9,14 +9,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
+	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
 	"k8s.io/kms/pkg/service"
 
 	"github.com/concord-dev/concord/agree"
@@ -214,6 +217,7 @@ func (k *kms) Decrypt(_ context.Context, _ string, req *service.DecryptRequest) 
 
 // The key that a KMS plugin uses is a part of what a value is sealed with.
 func TestKMSKeys(t *testing.T) {
+	var plugins []*service.GRPCService
 	load := func(key string) *keys {
 		dir, err := os.MkdirTemp("", "kms") // short enough for a socket
 		if err != nil {
@@ -221,6 +225,7 @@ func TestKMSKeys(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		plugin := service.NewGRPCService(filepath.Join(dir, "s"), 5*time.Second, &kms{key: key})
+		plugins = append(plugins, plugin)
 		go func() { _ = plugin.ListenAndServe() }()
 		t.Cleanup(plugin.Shutdown)
 		for deadline := time.Now().Add(30 * time.Second); ; {
@@ -256,6 +261,30 @@ func TestKMSKeys(t *testing.T) {
 	before := one.writes(secretsResource)
 	if seal, rotated := one.of(secretsResource)[0].sealed(sealed[two]); !rotated || seal == before || one.writes(secretsResource) != two.writes(secretsResource) {
 		t.Errorf("a key that was rotated: %q, %v", seal, rotated)
+	}
+
+	// What an error says of a plugin that is away says nothing of the value.
+	sealedByOne := sealed[one]
+	plugins[0].Close()
+	r := &keyring{}
+	for name, k := range map[string]*keys{"gone": two, "never reached": keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", `kms: {apiVersion: v2, name: p, endpoint: "unix:///nowhere/s"}`, 1))} {
+		if name == "gone" {
+			plugins[1].Close()
+		}
+		r.current.Store(k)
+		pin, err := r.pin(secretsResource, k.writes(secretsResource))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := pin.TransformFromStorage(t.Context(), sealedByOne, value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, _, err := pin.TransformFromStorage(t.Context(), []byte("k8s:enc:kms:v2:p:nonsense"), value.DefaultContext("k")); err == nil || errors.Is(err, rewrite.ErrKeysUnavailable) {
+			t.Errorf("%s: a damaged value: %v", name, err)
+		}
+		if known := k.writes(secretsResource).Known(); known != (name == "gone") {
+			t.Errorf("%s: its key is known: %v", name, known)
+		}
 	}
 }
 
@@ -334,6 +363,57 @@ func TestJudgeKeys(t *testing.T) {
 			}
 			if report.Keys[1].Removable {
 				t.Errorf("got %+v", report.Keys[1])
+			}
+		})
+	}
+}
+
+// Of a KMS plugin each of its keys is judged by itself. While a server does not know which
+// one it uses, none is removable.
+func TestJudgeKMSKeys(t *testing.T) {
+	etcd := startStored(t)
+	sealed := func(id string) string {
+		raw, err := proto.Marshal(&kmstypes.EncryptedObject{EncryptedData: []byte("x"), KeyID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return "k8s:enc:kms:v2:p:" + string(raw)
+	}
+	of := func(id string) agree.Encoding {
+		name, _ := rewrite.Encryption([]byte(sealed(id)))
+		return agree.Encoding("v1").Sealed(agree.Seal(name))
+	}
+	old, now, unknown := of("old"), of("now"), agree.Encoding("v1").Sealed("kms:v2:p:"+agree.UnknownKey)
+	history := agree.History{Epoch: 3, Last: map[agree.Encoding]int64{old: 1, now: 3, unknown: 2}}
+	report := func(server agree.ServerID, e agree.Encoding) agree.Report {
+		return agree.Report{Server: server, Encoding: e, Decodable: []string{"v1"}}
+	}
+	const key = "secrets/default/x"
+	for name, test := range map[string]struct {
+		value   string
+		reports []agree.Report
+		want    string
+	}{
+		"no value":       {sealed("now"), []agree.Report{report("a", now), report("b", now)}, ""},
+		"a value":        {sealed("old"), []agree.Report{report("a", now), report("b", now)}, "1 values still use it: 1 of secrets"},
+		"a writer":       {sealed("now"), []agree.Report{report("a", now), report("b", old)}, "no value uses it, and 1 servers write with it"},
+		"no answer":      {sealed("now"), []agree.Report{report("a", now), report("b", unknown)}, "nobody can tell: b has not learned from its KMS plugin with which key it encrypts secrets"},
+		"no answer, all": {sealed("now"), []agree.Report{report("a", unknown), report("b", unknown)}, "nobody can tell: a has not learned from its KMS plugin with which key it encrypts secrets"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := agreed(t)
+			v[versionKey(secretsResource)] = versionOf(t, secretsResource, history, test.reports...)
+			v[key] = test.value
+			report, err := ReadKeys(t.Context(), rewrite.NewEtcd(etcd.Client), etcd.fill(t, v))
+			if err != nil || len(report.Keys) != 2 {
+				t.Fatalf("got %+v, %v", report, err)
+			}
+			i := slices.IndexFunc(report.Keys, func(k KeyUse) bool { return k.Key == string(old.Seal()) })
+			if i < 0 || report.Keys[i].Removable != (test.want == "") || test.want != "" && report.Keys[i].Reason != test.want {
+				t.Errorf("got %+v, want %q", report.Keys, test.want)
+			}
+			if now := report.Keys[1-i]; now.Removable {
+				t.Errorf("got %+v", now)
 			}
 		})
 	}

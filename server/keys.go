@@ -14,7 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -22,9 +23,9 @@ import (
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
-	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/rewrite"
 )
 
 const (
@@ -66,7 +67,7 @@ func (p *provider) writes() agree.Seal {
 	if id := p.kms.Load(); id != nil {
 		return p.seal + agree.Seal(*id)
 	}
-	return p.seal
+	return p.seal + agree.UnknownKey
 }
 
 // reads says whether the provider opens values with this seal.
@@ -96,17 +97,9 @@ func (p *provider) sealed(value []byte) (seal agree.Seal, rotated bool) {
 
 // kmsKey returns the fingerprint of the key that a value of a KMS plugin, version 2, needs.
 func kmsKey(value []byte) (string, bool) {
-	rest, ok := strings.CutPrefix(string(value), sealPrefix+"kms:v2:")
-	if !ok {
-		return "", false
-	}
-	_, rest, ok = strings.Cut(rest, ":")
-	var object kmstypes.EncryptedObject
-	if !ok || proto.Unmarshal([]byte(rest), &object) != nil {
-		return "", false
-	}
-	sum := sha256.Sum256([]byte(object.KeyID))
-	return hex.EncodeToString(sum[:fingerprintBytes]), true
+	name, _ := rewrite.Encryption(value)
+	_, fingerprint, ok := rewrite.KMSKey(name)
+	return fingerprint, ok
 }
 
 // sealOf returns the seal of an encrypted value of the resource, empty if it has none of k's.
@@ -123,6 +116,20 @@ func (k *keys) sealOf(gr schema.GroupResource, value []byte) agree.Seal {
 		return p.seal + agree.Seal(id)
 	}
 	return ""
+}
+
+// notReached is in the library's error for a value of a KMS plugin that has given no answer
+// since the configuration was loaded.
+const notReached = "got unexpected nil transformer"
+
+// away says that an error of opening a value is a KMS plugin's that is not there, and says
+// nothing of the value.
+func away(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return true
+	}
+	return strings.Contains(err.Error(), notReached)
 }
 
 // patternsOf are the names by which a configuration may speak of a resource; the first one

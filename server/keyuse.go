@@ -24,7 +24,8 @@ type KeyReport struct {
 
 // KeyUse is what one key is needed for.
 type KeyUse struct {
-	// Key is "<provider>:<version>:<name>", as values say it, or "identity".
+	// Key is "<provider>:<version>:<name>", as values say it, or "identity". Of a KMS plugin
+	// there is one for every key, with the fingerprint of its ID behind the plugin's name.
 	Key string `json:"key"`
 	// Values counts the stored values that were encrypted with it, Resources by resource.
 	Values    int64            `json:"values"`
@@ -119,11 +120,14 @@ func (s StoredSets) learnKeys(use func(key string) *KeyUse) (encrypted sets.Set[
 		}
 		encrypted.Insert(gr.String())
 		for _, e := range known {
-			if e != evolve.Unknown {
+			if e != evolve.Unknown && e.Seal().Known() {
 				use(keyName(e))
 			}
 		}
 		for _, r := range agree.Made(storageversion.Reports(sv)) {
+			if !r.Encoding.Seal().Known() {
+				continue // doubt tells
+			}
 			u := use(keyName(r.Encoding))
 			u.Writers = append(u.Writers, r.Server)
 		}
@@ -132,10 +136,14 @@ func (s StoredSets) learnKeys(use func(key string) *KeyUse) (encrypted sets.Set[
 }
 
 func keyName(e agree.Encoding) string {
-	if e.Seal() == "" {
+	seal := e.Seal()
+	if _, _, kms := rewrite.KMSKey(string(seal)); kms {
+		return string(seal)
+	}
+	if seal == "" {
 		return evolve.Identity
 	}
-	return e.Seal().Key()
+	return seal.Key()
 }
 
 // doubt is why nobody can tell from the reports what may be written; "" if they tell.
@@ -154,6 +162,11 @@ func (s StoredSets) doubt() string {
 		}
 		if silent := agree.Silent(storageversion.Reports(sv)); len(silent) > 0 {
 			return fmt.Sprintf("%v does not report what it writes", silent[0])
+		}
+		for _, r := range storageversion.Reports(sv) {
+			if !r.Encoding.Seal().Known() {
+				return fmt.Sprintf("%s has not learned from its KMS plugin with which key it encrypts %s", r.Server, gr)
+			}
 		}
 	}
 	return ""

@@ -122,7 +122,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
 	fs.DurationVar(&o.MigrationMaxAddedLatency, "migration-max-added-latency", o.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down. 0 means full speed. A migration's spec.maxAddedLatency goes first.")
 	fs.IntVar(&o.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", o.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
-	fs.DurationVar(&o.EncryptionReloadInterval, "encryption-provider-config-reload-interval", o.EncryptionReloadInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use.")
+	fs.DurationVar(&o.EncryptionReloadInterval, "encryption-provider-config-reload-interval", o.EncryptionReloadInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
 
 	fs.BoolVar(&o.AllowUndecodableStorage, allowUndecodableFlag, o.AllowUndecodableStorage, allowUndecodableUsage)

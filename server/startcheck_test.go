@@ -123,10 +123,11 @@ func stateOf(t *testing.T, gr schema.GroupResource, epoch int64, stored ...agree
 	return string(value)
 }
 
-func versionOf(t *testing.T, gr schema.GroupResource, history agree.History) string {
+func versionOf(t *testing.T, gr schema.GroupResource, history agree.History, reports ...agree.Report) string {
 	t.Helper()
 	sv := &apiserverinternalv1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(gr), UID: uidOf(gr)}}
 	storageversion.SetHistory(sv, history)
+	storageversion.SetReports(sv, reports, metav1.Now())
 	info, ok := runtime.SerializerInfoForMediaType(builtin.Codecs.SupportedMediaTypes(), builtin.MediaType)
 	if !ok {
 		t.Fatal("no protobuf")

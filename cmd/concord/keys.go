@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -40,7 +39,10 @@ encrypts with it: a server cannot write what it does not report. That holds as l
 server is started, or loads a configuration, with that key in the first place.
 
 Keys are named <provider>:<version>:<name>; "identity" stands for values that are not
-encrypted. Of a KMS plugin's own keys the StorageStates tell (status.encryption).
+encrypted. Of a KMS plugin each key that it uses, or used, is listed as
+kms:v2:<plugin>:<fingerprint>, with the first 16 digits of the SHA-256 of the key's ID
+(printf %s ID | sha256sum): one that is safe to remove can be destroyed in the KMS. The
+name kms:v2:<plugin> stands for all of them.
 
 It exits with 0, with 2 if a KEY that was given is not safe to remove, and with 1 if that
 cannot be found out.`,
@@ -91,12 +93,17 @@ func (o *censusOptions) runKeys(ctx context.Context, out io.Writer, asked []stri
 func needed(report server.KeyReport, asked []string) error {
 	var reasons []string
 	for _, name := range asked {
-		i := slices.IndexFunc(report.Keys, func(k server.KeyUse) bool { return k.Key == name })
-		switch {
-		case i < 0:
+		known := false
+		for _, k := range report.Keys {
+			if plugin, _, kms := rewrite.KMSKey(k.Key); k.Key != name && (!kms || plugin != name) {
+				continue
+			}
+			if known = true; !k.Removable {
+				reasons = append(reasons, k.Key+": "+k.Reason)
+			}
+		}
+		if !known {
 			return fmt.Errorf("no stored value and no server knows a key %q: keys are named <provider>:<version>:<name>, such as aescbc:v1:key1", name)
-		case !report.Keys[i].Removable:
-			reasons = append(reasons, name+": "+report.Keys[i].Reason)
 		}
 	}
 	if len(reasons) == 0 {

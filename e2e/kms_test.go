@@ -1,0 +1,311 @@
+package e2e
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	"k8s.io/apiserver/pkg/storage/value"
+	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
+	kmsapi "k8s.io/kms/apis/v2"
+	"k8s.io/kms/pkg/service"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// kmsKey is a key of the tests that is in the vault: of the KMS plugin "p", with this ID.
+func kmsKey(id string) string { return kmsPrefix + id }
+
+const kmsPrefix = "kms:v2:p:"
+
+func kmsSeal(key string) agree.Seal {
+	sum := sha256.Sum256([]byte(strings.TrimPrefix(key, kmsPrefix)))
+	return agree.Seal(kmsPrefix + hex.EncodeToString(sum[:8]))
+}
+
+// vault is the remote KMS behind all plugins. It has a key for every ID it is asked to
+// encrypt with, until that is destroyed.
+type vault struct {
+	mu   sync.Mutex
+	keys map[string]cipher.AEAD
+}
+
+func (v *vault) key(id string, make bool) (cipher.AEAD, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if key := v.keys[id]; key != nil || !make {
+		if key == nil {
+			return nil, fmt.Errorf("there is no key %s", id)
+		}
+		return key, nil
+	}
+	block, err := aes.NewCipher([]byte(rand.Text() + rand.Text())[:32])
+	if err == nil {
+		v.keys[id], err = cipher.NewGCMWithRandomNonce(block)
+	}
+	return v.keys[id], err
+}
+
+func (v *vault) destroy(id string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.keys, id)
+}
+
+// plugin is one server's KMS plugin, version 2: a real gRPC server on a socket, which can go
+// down and come up again.
+type plugin struct {
+	t     *testing.T
+	vault *vault
+	path  string
+
+	mu     sync.Mutex
+	id     string // of the key that it encrypts with
+	server *grpc.Server
+}
+
+// startPlugin starts one whose key has the ID.
+func startPlugin(t *testing.T, v *vault, id string) *plugin {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := &plugin{t: t, vault: v, path: filepath.Join(dir, "s"), id: id}
+	p.start()
+	t.Cleanup(p.stop)
+	return p
+}
+
+func (p *plugin) start() {
+	p.t.Helper()
+	listener, err := net.Listen("unix", p.path)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	kmsapi.RegisterKeyManagementServiceServer(server, service.NewGRPCService(p.path, time.Second, p))
+	p.mu.Lock()
+	p.server = server
+	p.mu.Unlock()
+	go func() { _ = server.Serve(listener) }()
+}
+
+func (p *plugin) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.server.Stop()
+}
+
+// turn has it encrypt with another key.
+func (p *plugin) turn(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.id = id
+}
+
+func (p *plugin) current() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.id
+}
+
+// Status implements service.Service.
+func (p *plugin) Status(context.Context) (*service.StatusResponse, error) {
+	return &service.StatusResponse{Version: "v2", Healthz: "ok", KeyID: p.current()}, nil
+}
+
+// Encrypt implements service.Service.
+func (p *plugin) Encrypt(_ context.Context, _ string, data []byte) (*service.EncryptResponse, error) {
+	id := p.current()
+	key, err := p.vault.key(id, true)
+	if err != nil {
+		return nil, err
+	}
+	return &service.EncryptResponse{Ciphertext: key.Seal(nil, nil, data, nil), KeyID: id}, nil
+}
+
+// Decrypt implements service.Service.
+func (p *plugin) Decrypt(_ context.Context, _ string, request *service.DecryptRequest) ([]byte, error) {
+	key, err := p.vault.key(request.KeyID, false)
+	if err != nil {
+		return nil, err
+	}
+	return key.Open(nil, nil, request.Ciphertext, nil)
+}
+
+// kmsEncrypted is a cluster whose servers encrypt with a KMS plugin each.
+type kmsEncrypted struct {
+	*encrypted
+	vault   *vault
+	plugins map[string]*plugin // by server
+}
+
+func newKMSEncrypted(t *testing.T, also string, resources []string, id string, names ...string) *kmsEncrypted {
+	t.Helper()
+	k := &kmsEncrypted{vault: &vault{keys: map[string]cipher.AEAD{}}, plugins: map[string]*plugin{}}
+	k.encrypted = &encrypted{t: t, c: cluster.New(t), resources: resources, also: also, endpoint: func(name string) string {
+		return "unix://" + k.plugins[name].path
+	}}
+	const auditor = "auditor"
+	for _, name := range append(names, auditor) {
+		k.plugins[name] = startPlugin(t, k.vault, id)
+	}
+	k.configure(auditor, kmsKey(id), identity)
+	config, err := encryptionconfig.LoadEncryptionConfig(t.Context(), k.file(auditor), false, auditor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.c.Audit.With(func(l *audit.Ledger) { l.Open(openWith(config.Transformers)) })
+	for _, name := range names {
+		k.configure(name, kmsKey(id), identity)
+		k.servers = append(k.servers, k.c.Start(cluster.Options{Args: k.args(name)}, name)...)
+	}
+	return k
+}
+
+// openWith opens stored values of KMS plugins.
+func openWith(transformers map[schema.GroupResource]value.Transformer) func(key string, stored []byte) ([]byte, agree.Seal, error) {
+	return func(key string, stored []byte) ([]byte, agree.Seal, error) {
+		if !strings.HasPrefix(string(stored), "k8s:enc:") {
+			return stored, "", nil
+		}
+		plain, _, err := transformers[secrets].TransformFromStorage(context.Background(), stored, value.DefaultContext(key))
+		if err != nil {
+			return nil, "", err
+		}
+		object := &kmstypes.EncryptedObject{}
+		if err := proto.Unmarshal([]byte(strings.TrimPrefix(string(stored), "k8s:enc:"+kmsPrefix)), object); err != nil {
+			return nil, "", err
+		}
+		return plain, kmsSeal(object.KeyID), nil
+	}
+}
+
+// turned waits until a server reports that it encrypts with its plugin's key. Being asked
+// whether it is ready makes it ask the plugin.
+func (k *kmsEncrypted) turned(servers ...*cluster.Server) {
+	k.t.Helper()
+	for _, s := range servers {
+		want := kmsSeal(k.plugins[s.Name].current())
+		took := cluster.Eventually(k.t, cluster.SettleTimeout, s.Name+" encrypts with the plugin's key", func(ctx context.Context) error {
+			id, _ := s.ID()
+			for _, resource := range k.resources {
+				if own, ok := agree.Of(k.c.Reports(schema.ParseGroupResource(resource)), id); !ok || own.Encoding.Seal() != want {
+					return fmt.Errorf("it reports %s of %s", own.Encoding, resource)
+				}
+			}
+			return nil
+		})
+		k.t.Logf("%s reports the key after %v", s.Name, took.Round(time.Millisecond))
+	}
+}
+
+// The key of a KMS plugin is rotated in the KMS, without a change of any configuration:
+// what is stored becomes stale and is encrypted anew once all servers encrypt with the new
+// key, and the old one is called removable when no value needs it. Plugins that are away, in
+// the middle of that and when a server starts, delay it and lose nothing.
+func testKMS(t *testing.T) {
+	const objects = 1500
+	k := newKMSEncrypted(t, "--migration-max-objects-per-second=300", []string{secrets.Resource, widgets.String()}, "first", "one", "two")
+	one, two := k.servers[0], k.servers[1]
+	createWidgets(t, "v1", k.servers...)
+	fill(t, one, loadedSecrets(), objects)
+	fill(t, two, widgetsV1, stored)
+	k.wantKey(kmsKey("first"), stored)
+	writes := k.c.Load(load.Config{Resources: []load.Resource{loadedSecrets(), widgetsV1}, Pause: 50 * time.Millisecond}, k.servers...)
+
+	before := k.rewrites()
+	k.plugins["one"].turn("second")
+	k.turned(one)
+	k.wantNeeded(string(kmsSeal("first")))
+	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, k.servers))
+	if n := k.rewrites() - before; n > 0 {
+		t.Errorf("%d objects were rewritten before all servers had the new key", n)
+	}
+	k.plugins["two"].turn("second")
+	k.turned(two)
+	k.awaitRewrites(before, 200)
+	for _, p := range k.plugins {
+		p.stop()
+	}
+	k.awaitRewrites(before, 400) // with the keys that servers have
+	for _, s := range k.servers {
+		s.Kill()
+	}
+	t.Logf("all servers were killed and all plugins stopped after %d rewrites", k.rewrites()-before)
+	k.wantNeeded(string(kmsSeal("first")))
+	for _, s := range k.servers {
+		s.Start()
+	}
+	for _, s := range k.servers {
+		cluster.Eventually(t, 30*time.Second, s.Name+" is not ready without its plugin", func(ctx context.Context) error {
+			err := s.Ready(ctx)
+			if err == nil {
+				t.Fatalf("%s says that it is ready without its plugin", s.Name)
+			}
+			if !strings.Contains(err.Error(), "[-]kms-providers failed") {
+				return err
+			}
+			return nil
+		})
+	}
+	cluster.Eventually(t, 30*time.Second, "both report that they do not know their key", func(context.Context) error {
+		for _, s := range k.servers {
+			id, _ := s.ID()
+			if own, ok := agree.Of(k.c.Reports(secrets), id); !ok || own.Encoding.Seal().Known() {
+				return fmt.Errorf("%s reports %s", s.Name, own.Encoding)
+			}
+		}
+		return nil
+	})
+	if standing := k.c.Standing(secrets); standing.Common != "" {
+		t.Errorf("they agree on %s", standing.Common)
+	}
+	k.wantNeeded(string(kmsSeal("first")))
+	for _, name := range []string{"auditor", "one", "two"} {
+		k.plugins[name].start()
+	}
+	for _, s := range k.servers {
+		s.WaitReady()
+	}
+	k.turned(k.servers...)
+	k.wantKey(kmsKey("second"), stored)
+	if found := k.c.Encodings(secrets); len(found) != 1 || found[agree.Encoding("v1").Sealed(kmsSeal("second"))] < objects {
+		t.Errorf("secrets are stored as %v", found)
+	}
+	for _, s := range k.servers {
+		if out := s.Output(); strings.Contains(out, "Object not migrated") {
+			t.Errorf("objects failed for a plugin that was away: %s", out[strings.Index(out, "Object not migrated"):][:1000])
+		}
+	}
+	k.wantRemovable(kmsKey("first"))
+	k.c.CheckLoad(writes.Stop(), disturbed)
+
+	k.vault.destroy("first")
+	for _, s := range k.servers {
+		s.Restart(s.Options())
+	}
+	k.wantReadable(stored)
+	k.c.WaitSettled()
+	k.c.Check()
+}
