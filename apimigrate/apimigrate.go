@@ -60,8 +60,8 @@ type Options struct {
 	// Patience is how long the server may be busy or away, for everybody, before the run
 	// fails. Default: 1 min.
 	Patience time.Duration
-	// WebhookPatience is how long a conversion webhook that the server does not reach is
-	// waited for, before objects fail for it. Default: 30 s.
+	// WebhookPatience is how long a conversion webhook, or a KMS plugin, that the server does
+	// not reach is waited for, before objects fail for it. Default: 30 s.
 	WebhookPatience time.Duration
 	// Clock defaults to the real one.
 	Clock clock.WithTicker

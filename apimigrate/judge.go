@@ -21,7 +21,8 @@ const (
 	busy
 	// unsure: the server failed, maybe because of this object and maybe only now.
 	unsure
-	// away: a conversion webhook that this object needs gives the server no answer.
+	// away: a conversion webhook, or a KMS plugin, that this object needs gives the server no
+	// answer.
 	away
 	// refused: it will not do this, however often it is asked.
 	refused
@@ -72,6 +73,9 @@ func judge(err error) verdict {
 		if undecoded(status.Status(), text) {
 			v.reason = DoesNotDecode
 		}
+		if keysUnreached.MatchString(text) {
+			v.answer = away
+		}
 	default:
 		v.answer = refused
 	}
@@ -82,6 +86,10 @@ func judge(err error) verdict {
 // answered 404, 429, 503 or 504; what a webhook refuses an object for stands in the
 // same place.
 var unreached = regexp.MustCompile(`conversion webhook for .* failed: (Post "|the server (could not find the requested resource|has received too many requests|is currently unable to handle the request|was unable to return a response in the time allotted))`)
+
+// keysUnreached matches what it says where a KMS plugin was not reached: for one value, since
+// it started, or for so long that it does not encrypt any more.
+var keysUnreached = regexp.MustCompile(`failed to decrypt DEK, error: rpc error: code = (Unavailable|DeadlineExceeded) |got unexpected nil transformer|encryptedDEKSource with keyID hash .* expired at `)
 
 // undecoded recognises that the server cannot read what it has stored.
 func undecoded(s metav1.Status, text string) bool {

@@ -38,7 +38,7 @@ type run struct {
 	progress *progress.Teller[Report]
 	gate     *gate
 	patience *patience
-	// webhook is the patience with conversion webhooks.
+	// webhook is the patience with conversion webhooks and KMS plugins.
 	webhook *patience
 
 	mu       sync.Mutex // guards what follows

@@ -249,6 +249,11 @@ func TestWebhookAway(t *testing.T) {
 			t.Errorf("%s: %+v", text, v)
 		}
 	}
+	for _, text := range []string{"failed to decrypt DEK, error: rpc error: code = Unavailable desc = connection error", "got unexpected nil transformer"} {
+		if v := judge(apierrors.NewInternalError(errors.New("unable to transform key: " + text))); v.answer != away || v.reason != DoesNotDecode {
+			t.Errorf("%s: %+v", text, v)
+		}
+	}
 	err := apierrors.NewInternalError(errors.New(failed + `Post "https://x": EOF`))
 	const needing, patience = 10, 500 * time.Millisecond
 	s := startServer(t, 300)

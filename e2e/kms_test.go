@@ -299,7 +299,23 @@ func testKMS(t *testing.T) {
 		}
 	}
 	k.wantRemovable(kmsKey("first"))
+	for _, s := range k.servers {
+		raw, err := os.ReadFile(k.file(s.Name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := s.ID()
+		if err := leaseTells(t.Context(), s, id, raw); err != nil {
+			t.Errorf("%s, whose configuration has not changed: %v", s.Name, err)
+		}
+	}
+	if result := cluster.Command(t, "keys", "--etcd-servers", k.c.Endpoint, "kms:v2:p"); result.Code != 2 || !strings.Contains(result.Stderr, string(kmsSeal("second"))) {
+		t.Errorf("keys of the plugin: exit %d: %s", result.Code, result.Stderr)
+	}
 	k.c.CheckLoad(writes.Stop(), disturbed)
+	if use, found := k.keys(string(kmsSeal("second"))), k.c.Encodings(secrets); int(use.Resources[secrets.String()]) != found[agree.Encoding("v1").Sealed(kmsSeal("second"))] {
+		t.Errorf("the keys command counts %+v, and secrets are stored as %v", use, found)
+	}
 
 	k.vault.destroy("first")
 	for _, s := range k.servers {
