@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,26 +12,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 )
 
 // A migration for which the API engine is asked goes through the API, under load, and
-// counts like any other. One whose conversion webhook refuses every tenth object names
-// these; when the webhook takes them, only they are migrated.
+// counts like any other.
 func testAPIEngine(t *testing.T) {
-	const objects = 100
-	hook := startConverter(t)
 	c := cluster.New(t)
-	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
 	servers := c.Start(cluster.Options{}, "one", "two")
 	createWidgets(t, "v1", servers...)
-	createCRD(t, convertibleCRD(hook), servers...)
 	fill(t, servers[0], widgetsV1, stored)
-	fill(t, servers[0], convertiblesV1, objects)
 	c.WaitSettled()
-	before := texts(t, servers[0], "v1")
 
 	writes := c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{widgetsV1}, Pause: 50 * time.Millisecond}, servers...)
 	m := migrateThroughAPI(t, servers[0], widgets, "v2")
@@ -46,41 +37,6 @@ func testAPIEngine(t *testing.T) {
 	t.Logf("settled %v after the widgets' migration", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
 	c.CheckLoad(writes.Stop(), nil)
-
-	var poisoned []string
-	for name := range before {
-		if strings.HasSuffix(name, "7") {
-			poisoned = append(poisoned, name)
-		}
-	}
-	hook.poison(poisoned...)
-	m = migrateThroughAPI(t, servers[1], convertibles, "v2")
-	m = waitEnded(t, servers[0], m)
-	failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
-	if p := m.Status.Progress; failed == nil || p == nil || int(p.FailedByReason[migrationv1alpha1.FailureConversionWebhook]) != len(poisoned) || int(p.Done) != objects-len(poisoned) {
-		t.Errorf("with %d objects refused it ended with %+v", len(poisoned), m.Status)
-	}
-	if m.Status.Engine != migrationv1alpha1.EngineAPI || len(m.Status.Failures) != len(poisoned) || !strings.HasSuffix(m.Status.Failures[0].Name, "7") {
-		t.Errorf("the engine is %q, the failures %+v", m.Status.Engine, m.Status.Failures)
-	}
-	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != len(poisoned) || found[widgetEncoding("v2")] != objects-len(poisoned) {
-		t.Errorf("convertibles are stored as %v", found)
-	}
-	wantWrittenOnce(t, c, convertibles, objects-len(poisoned))
-	revisions := revisionsOf(t, c, convertibles)
-	hook.poison()
-	t.Logf("settled %v after the webhook takes everything", c.WaitSettled().Round(time.Millisecond))
-	wantEncoding(t, c, convertibles, widgetEncoding("v2"), objects)
-	again := 0
-	for key, revision := range revisionsOf(t, c, convertibles) {
-		if revision != revisions[key] {
-			again++
-		}
-	}
-	if again != len(poisoned) {
-		t.Errorf("%d objects were written again, %d were left", again, len(poisoned))
-	}
-	wantTexts(t, before, servers...)
 	c.Check()
 }
 

@@ -32,11 +32,11 @@ import (
 // what fails is named with its reason, what was only away for a while is waited for, and
 // each retry writes only what is left.
 func testAPIWebhook(t *testing.T) {
-	const objects, tenth = 300, 30
+	const objects, tenth = 200, 20
 	hook := startConverter(t)
 	c := cluster.New(t)
 	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
-	servers := c.Start(cluster.Options{}, "one", "two")
+	servers := c.Start(atRate(150), "one", "two")
 	createWidgets(t, "v1", servers...)
 	createCRD(t, convertibleCRD(hook), servers...)
 	fill(t, servers[0], widgetsV1, stored)
@@ -56,6 +56,9 @@ func testAPIWebhook(t *testing.T) {
 	m := migrateThroughAPI(t, servers[0], convertibles, "v2")
 	storeWidgetsIn(t, servers[1], "v2") // which waits for no webhook
 	m = waitEnded(t, servers[1], m)
+	again := askForAPI(t, servers[0], convertibles, "v2", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
+		spec.MaxObjectsPerSecond, spec.Paused = ptr.To[int64](50), true // so that no other one is made
+	})
 	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureConversionWebhook: tenth}, objects-tenth)
 	for _, f := range m.Status.Failures {
 		if !strings.HasSuffix(f.Name, "0") || !strings.Contains(f.Message, f.Name+" is poisoned") {
@@ -63,15 +66,15 @@ func testAPIWebhook(t *testing.T) {
 		}
 	}
 	wantStored(t, c, convertibles, map[agree.Encoding]int{v1: tenth, v2: objects - tenth})
+	wantWrittenOnce(t, c, convertibles, objects-tenth)
 	wantEncoding(t, c, widgets, v2, stored)
 
 	// What is left is migrated, and for a webhook that is away for a while no object fails.
 	hook.slow(0)
 	hook.poison()
 	revisions := revisionsOf(t, c, convertibles)
-	m = askForAPI(t, servers[0], convertibles, "v2", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
-		spec.MaxObjectsPerSecond = ptr.To[int64](50)
-	})
+	m = again
+	pauseMigration(t, servers[0], m, false)
 	awaitStored(t, c, convertibles, v2, objects-tenth+5)
 	hook.stop()
 	awaitLive(t, servers[1], m, 6*time.Second)
@@ -82,8 +85,8 @@ func testAPIWebhook(t *testing.T) {
 	m = waitEnded(t, servers[1], m)
 	wantSucceeded(t, m, objects)
 	wantStored(t, c, convertibles, map[agree.Encoding]int{v2: objects})
-	if again := writtenSince(t, c, convertibles, revisions); again != tenth {
-		t.Errorf("%d objects were written again, %d were left", again, tenth)
+	if written := writtenSince(t, c, convertibles, revisions); written != tenth {
+		t.Errorf("%d objects were written again, %d were left", written, tenth)
 	}
 
 	// One that stays away ends the migration, with its name; what is left follows later.
@@ -97,8 +100,8 @@ func testAPIWebhook(t *testing.T) {
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, v1, objects)
-	if again := writtenSince(t, c, convertibles, revisions); again != objects-done {
-		t.Errorf("%d objects were written again, %d were left", again, objects-done)
+	if written := writtenSince(t, c, convertibles, revisions); written != objects-done {
+		t.Errorf("%d objects were written again, %d were left", written, objects-done)
 	}
 	wantTexts(t, before, servers...)
 	c.Check()
@@ -148,6 +151,9 @@ func testAPIRejected(t *testing.T) {
 	v1, v2 := widgetEncoding("v1"), widgetEncoding("v2")
 	ruleWidgets(t, servers, apiextensionsv1.ValidationRule{Rule: "!oldSelf.metadata.name.startsWith('bad-')", Message: "it must not be bad"})
 	m := waitEnded(t, servers[1], migrateThroughAPI(t, servers[0], widgets, "v2"))
+	again := askForAPI(t, servers[1], widgets, "v2", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
+		spec.Paused = true // so that no other one is made
+	})
 	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureRejected: bad}, good)
 	for _, f := range m.Status.Failures {
 		if !strings.HasPrefix(f.Name, "bad-") || !strings.Contains(f.Message, "it must not be bad") {
@@ -168,12 +174,13 @@ func testAPIRejected(t *testing.T) {
 
 	revisions := revisionsOf(t, c, widgets)
 	ruleWidgets(t, servers)
-	m = waitEnded(t, servers[0], askForAPI(t, servers[1], widgets, "v2", func(*migrationv1alpha1.StorageVersionMigrationSpec) {}))
+	pauseMigration(t, servers[0], again, false)
+	m = waitEnded(t, servers[0], again)
 	wantSucceeded(t, m, good+bad)
 	t.Logf("settled %v after the rule is gone", c.WaitSettled().Round(time.Millisecond))
 	wantStored(t, c, widgets, map[agree.Encoding]int{v2: good + bad})
-	if again := writtenSince(t, c, widgets, revisions); again != bad {
-		t.Errorf("%d objects were written again, %d were left", again, bad)
+	if written := writtenSince(t, c, widgets, revisions); written != bad {
+		t.Errorf("%d objects were written again, %d were left", written, bad)
 	}
 	c.Check()
 }
