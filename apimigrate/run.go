@@ -273,7 +273,8 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	if err != nil {
 		return err // strings always have a form in JSON
 	}
-	var busySince, awaySince time.Time
+	var busySince time.Time
+	alone := &patience{bound: r.opts.WebhookPatience} // with what this object needs
 	for failed, backoff := 0, minBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
 		v := judge(err)
@@ -284,7 +285,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		switch v.answer {
 		case written:
 			r.patience.answered()
-			if !awaySince.IsZero() {
+			if !alone.since.IsZero() {
 				r.webhook.answered()
 			}
 			r.took(t.page, Progress{Patched: 1})
@@ -305,10 +306,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 			// Others may need no webhook: only this object's own success says that it is back.
 			r.patience.answered()
 			now := r.opts.Clock.Now()
-			if awaySince.IsZero() {
-				awaySince = now
-			}
-			if !r.webhook.lasts(now) || now.Sub(awaySince) >= r.opts.WebhookPatience {
+			if lasts := alone.lasts(now); !r.webhook.lasts(now) || !lasts {
 				return r.refused(ctx, t, v.reason, err)
 			}
 		case unsure:

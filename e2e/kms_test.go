@@ -249,42 +249,8 @@ func testKMS(t *testing.T) {
 		p.stop()
 	}
 	k.awaitRewrites(before, 400) // with the keys that servers have
-	for _, s := range k.servers {
-		s.Kill()
-	}
-	t.Logf("all servers were killed and all plugins stopped after %d rewrites", k.rewrites()-before)
-	k.wantNeeded(string(kmsSeal("first")))
-	for _, s := range k.servers {
-		s.Start()
-	}
-	for _, s := range k.servers {
-		cluster.Eventually(t, 30*time.Second, s.Name+" is not ready without its plugin", func(ctx context.Context) error {
-			err := s.Ready(ctx)
-			if err == nil {
-				t.Fatalf("%s says that it is ready without its plugin", s.Name)
-			}
-			if !strings.Contains(err.Error(), "[-]kms-providers failed") {
-				return err
-			}
-			return nil
-		})
-	}
-	cluster.Eventually(t, 30*time.Second, "both report that they do not know their key", func(context.Context) error {
-		for _, s := range k.servers {
-			id, _ := s.ID()
-			if own, ok := agree.Of(k.c.Reports(secrets), id); !ok || own.Encoding.Seal().Known() {
-				return fmt.Errorf("%s reports %s", s.Name, own.Encoding)
-			}
-		}
-		return nil
-	})
-	if standing := k.c.Standing(secrets); standing.Common != "" {
-		t.Errorf("they agree on %s", standing.Common)
-	}
-	k.wantNeeded(string(kmsSeal("first")))
-	for _, name := range []string{"auditor", "one", "two"} {
-		k.plugins[name].start()
-	}
+	t.Logf("all servers are killed after %d rewrites", k.rewrites()-before)
+	k.restartWithoutPlugins("first")
 	for _, s := range k.servers {
 		s.WaitReady()
 	}
@@ -324,4 +290,45 @@ func testKMS(t *testing.T) {
 	k.wantReadable(stored)
 	k.c.WaitSettled()
 	k.c.Check()
+}
+
+// restartWithoutPlugins kills all servers and starts them while no plugin runs: they do not
+// know their keys then, agree on none, and the old one is needed. The plugins follow.
+func (k *kmsEncrypted) restartWithoutPlugins(old string) {
+	k.t.Helper()
+	for _, s := range k.servers {
+		s.Kill()
+	}
+	k.wantNeeded(string(kmsSeal(old)))
+	for _, s := range k.servers {
+		s.Start()
+	}
+	for _, s := range k.servers {
+		cluster.Eventually(k.t, 30*time.Second, s.Name+" is not ready without its plugin", func(ctx context.Context) error {
+			err := s.Ready(ctx)
+			if err == nil {
+				k.t.Fatalf("%s says that it is ready without its plugin", s.Name)
+			}
+			if !strings.Contains(err.Error(), "[-]kms-providers failed") {
+				return err
+			}
+			return nil
+		})
+	}
+	cluster.Eventually(k.t, 30*time.Second, "both report that they do not know their key", func(context.Context) error {
+		for _, s := range k.servers {
+			id, _ := s.ID()
+			if own, ok := agree.Of(k.c.Reports(secrets), id); !ok || own.Encoding.Seal().Known() {
+				return fmt.Errorf("%s reports %s", s.Name, own.Encoding)
+			}
+		}
+		return nil
+	})
+	if standing := k.c.Standing(secrets); standing.Common != "" {
+		k.t.Errorf("they agree on %s", standing.Common)
+	}
+	k.wantNeeded(string(kmsSeal(old)))
+	for _, name := range []string{"auditor", "one", "two"} {
+		k.plugins[name].start()
+	}
 }
