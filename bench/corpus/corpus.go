@@ -28,7 +28,8 @@ import (
 )
 
 const (
-	Rewritten = "rewrittens"
+	Rewritten    = "rewrittens"
+	policiesPath = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies"
 	// batchKeys is how many keys a raw transaction writes.
 	batchKeys = 100
 )
@@ -41,6 +42,8 @@ type Corpus struct {
 	gr   schema.GroupResource
 	// path is where its objects are served, prefix where they are stored.
 	path, prefix string
+	// cached are the paths that have watch caches of their own.
+	cached []string
 	// old and current are the encodings from which and to which they are rewritten, and
 	// version is that of current.
 	old, current agree.Encoding
@@ -56,6 +59,7 @@ var (
 		Name: "custom resources", kind: KindOf(Rewritten),
 		gr:       schema.GroupResource{Group: CustomGroup, Resource: Rewritten},
 		path:     CustomPath(Rewritten, "v2"),
+		cached:   []string{CustomPath(Rewritten, "v1"), CustomPath(Rewritten, "v2")},
 		prefix:   server.DefaultEtcdPrefix + "/" + CustomGroup + "/" + Rewritten + "/",
 		old:      CustomGroup + "/v1",
 		current:  CustomGroup + "/v2",
@@ -66,7 +70,8 @@ var (
 	Policies = Corpus{
 		Name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
 		gr:       schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"},
-		path:     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+		path:     policiesPath,
+		cached:   []string{policiesPath}, // all versions of a built-in resource share one
 		prefix:   server.DefaultEtcdPrefix + "/mutatingadmissionpolicies/",
 		old:      "admissionregistration.k8s.io/v1beta1",
 		current:  "admissionregistration.k8s.io/v1",
@@ -142,6 +147,54 @@ func Open(ctx context.Context, cluster *stage.Cluster, args ...string) (*Servers
 	return s, AwaitBootstrap(ctx, s.Clients[0])
 }
 
+const (
+	// calmSpan is the time over which a server is looked at, calmShare the part of it for
+	// which one that is calm may compute.
+	calmSpan  = 200 * time.Millisecond
+	calmShare = 0.15
+)
+
+// AwaitCalm waits until no server has anything left to do, so that what is timed next does
+// not pay for what was done before.
+func (s *Servers) AwaitCalm(ctx context.Context) error {
+	return Eventually(ctx, "the servers are calm", func(ctx context.Context) error {
+		before, err := s.cpu()
+		if err != nil {
+			return err
+		}
+		pause := time.NewTimer(calmSpan)
+		defer pause.Stop()
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		after, err := s.cpu()
+		if err != nil {
+			return err
+		}
+		for i, used := range after {
+			if used -= before[i]; used.Seconds() > calmShare*calmSpan.Seconds() {
+				return fmt.Errorf("%s computed for %s of %s", s.Cluster.Servers[i].Name(), used, calmSpan)
+			}
+		}
+		return nil
+	})
+}
+
+// cpu is the processor time that each server has used.
+func (s *Servers) cpu() ([]time.Duration, error) {
+	var all []time.Duration
+	for _, server := range s.Cluster.Servers {
+		used, err := server.CPU()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, used)
+	}
+	return all, nil
+}
+
 // Stored are the objects of a corpus in one cluster.
 type Stored struct {
 	Corpus  Corpus
@@ -207,6 +260,9 @@ func (s *Stored) ValueBytes() int { return len(s.puts[0].Value) }
 // the form that a rewrite has: this is the raw limit.
 func (s *Stored) Restore(ctx context.Context, n int) (Span, error) {
 	if err := s.Check(ctx, n); err != nil {
+		return Span{}, err
+	}
+	if err := s.Servers.AwaitCalm(ctx); err != nil {
 		return Span{}, err
 	}
 	return s.write(ctx, n)

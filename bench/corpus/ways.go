@@ -24,6 +24,9 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 	if err != nil {
 		return err
 	}
+	if err := stored.Servers.AwaitCalm(ctx); err != nil {
+		return err
+	}
 	rewrite, err := stored.Migrate(ctx, fmt.Sprint("round-", i))
 	if err != nil {
 		return err
@@ -52,6 +55,9 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 // RoundThroughAPI measures the engine that goes through the API once.
 func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i int) error {
 	if _, err := stored.Restore(ctx, len(stored.puts)); err != nil {
+		return err
+	}
+	if err := stored.Servers.AwaitCalm(ctx); err != nil {
 		return err
 	}
 	api, err := stored.MigrateThroughAPI(ctx, fmt.Sprint("api-", i))
@@ -161,19 +167,21 @@ func Rate(spans []Span, end func(Span) time.Time) (overall float64, each []float
 
 // awaitSeen waits until every server's watch cache has the object as of the revision.
 func (s *Stored) awaitSeen(ctx context.Context, object string, revision int64) error {
-	path := fmt.Sprintf("%s/%s?resourceVersion=%d", s.Corpus.path, object, revision)
-	for _, client := range s.Servers.Clients {
-		// The server waits itself, and answers 504 after some seconds.
-		err := Eventually(ctx, "a watch cache is up to date", func(ctx context.Context) error {
-			_, err := client.Do(ctx, http.MethodGet, path, "", nil)
-			var status *stage.StatusError
-			if errors.As(err, &status) && status.Code != http.StatusGatewayTimeout {
-				return fmt.Errorf("%s: %w", path, err)
+	for _, cached := range s.Corpus.cached {
+		path := fmt.Sprintf("%s/%s?resourceVersion=%d", cached, object, revision)
+		for _, client := range s.Servers.Clients {
+			// The server waits itself, and answers 504 after some seconds.
+			err := Eventually(ctx, "a watch cache is up to date", func(ctx context.Context) error {
+				_, err := client.Do(ctx, http.MethodGet, path, "", nil)
+				var status *stage.StatusError
+				if errors.As(err, &status) && status.Code != http.StatusGatewayTimeout {
+					return fmt.Errorf("%s: %w", path, err)
+				}
+				return err
+			})
+			if err != nil {
+				return err
 			}
-			return err
-		})
-		if err != nil {
-			return err
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ type bench struct {
 	// and during one, and yielding what the migrations took during which they were taken.
 	idle, busy []float64
 	yielding   []corpus.Span
-	scaled     []scaled
+	scaled     []*scaled
 }
 
 func (b *bench) logf(format string, args ...any) {

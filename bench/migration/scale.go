@@ -1,22 +1,28 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
-	"github.com/concord-dev/concord/bench/stage"
 )
 
-// scaled is what a migration of a number of custom resources takes, by a server of its own
+// scaled is what migrations of a number of custom resources take, by a server of its own
 // that keeps none of them in memory: what grows is the migration's.
 type scaled struct {
-	full, noop corpus.Span
-	// extra is how much more memory the server held at most than before, in bytes.
+	full, noop []corpus.Span
+	// extra is how much more memory the server held at most than before the first, in bytes.
 	extra int64
 }
+
+// scaledObjects is how many objects are migrated in all at each size, in at most
+// maxScaledRounds rounds and at least one: a short migration alone says more of its
+// beginning than of its size.
+const scaledObjects, maxScaledRounds = 200_000, 9
 
 // scale migrates each number of objects, smallest first.
 func (b *bench) scale(ctx context.Context) error {
@@ -31,75 +37,101 @@ func (b *bench) scale(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) scaleTo(ctx context.Context, n int) (one scaled, err error) {
+func (b *bench) scaleTo(ctx context.Context, n int) (one *scaled, err error) {
 	cluster, err := b.stage.Cluster(ctx, fmt.Sprint("scale-", n), true, 1)
 	if err != nil {
-		return scaled{}, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, cluster.Close()) }()
 	servers, err := corpus.Open(ctx, cluster)
 	if err != nil {
-		return scaled{}, err
+		return nil, err
 	}
 	if err := corpus.PostCRD(ctx, servers.Clients[0], corpus.Rewritten, "v2"); err != nil {
-		return scaled{}, err
+		return nil, err
 	}
 	stored, err := corpus.CustomResources.FillUnwatched(ctx, servers, n)
 	if err != nil {
-		return scaled{}, err
+		return nil, err
 	}
-	one.full, one.extra, err = measured(ctx, cluster.Servers[0], stored, "full")
+	one, server := &scaled{}, cluster.Servers[0]
+	before, err := server.Resident()
 	if err != nil {
-		return scaled{}, err
+		return nil, err
+	}
+	if err := server.ResetPeak(); err != nil {
+		return nil, err
+	}
+	for i := range max(1, min(maxScaledRounds, scaledObjects/n)) {
+		if i > 0 {
+			if _, err := stored.Restore(ctx, n); err != nil {
+				return nil, err
+			}
+		}
+		if err := one.round(ctx, stored, i); err != nil {
+			return nil, err
+		}
 	}
 	if err := stored.Check(ctx, n); err != nil {
-		return scaled{}, err
+		return nil, err
 	}
-	one.noop, err = stored.Migrate(ctx, "noop")
+	peak, err := server.PeakResident()
+	one.extra = peak - before
 	return one, err
 }
 
-// measured migrates and says how much the server's memory grew meanwhile.
-func measured(ctx context.Context, server *stage.Server, stored *corpus.Stored, name string) (corpus.Span, int64, error) {
-	before, err := server.Resident()
-	if err != nil {
-		return corpus.Span{}, 0, err
+// round migrates everything, and then once more with nothing to do.
+func (s *scaled) round(ctx context.Context, stored *corpus.Stored, i int) error {
+	for _, way := range []struct {
+		name  string
+		spans *[]corpus.Span
+	}{{"full", &s.full}, {"noop", &s.noop}} {
+		if err := stored.Servers.AwaitCalm(ctx); err != nil {
+			return err
+		}
+		span, err := stored.Migrate(ctx, fmt.Sprint(way.name, "-", i))
+		if err != nil {
+			return err
+		}
+		*way.spans = append(*way.spans, span)
 	}
-	if err := server.ResetPeak(); err != nil {
-		return corpus.Span{}, 0, err
-	}
-	span, err := stored.Migrate(ctx, name)
-	if err != nil {
-		return corpus.Span{}, 0, err
-	}
-	peak, err := server.PeakResident()
-	return span, peak - before, err
+	return nil
 }
 
-// addScale adds what was measured at each size, beside the smallest.
-func (d *document) addScale(all []scaled) {
-	if len(all) == 0 {
-		return
-	}
-	perObject := func(s scaled) float64 {
-		return s.full.Written().Sub(s.full.Began()).Seconds() / float64(s.full.Objects()) * 1e3
-	}
-	mib := func(s scaled) float64 { return float64(s.extra) / (1 << 20) }
-	smallest := all[0]
-	for i, s := range all {
-		n := s.full.Objects()
-		full := d.add(fmt.Sprintf("rewrite of %d custom resources that no server keeps in memory", n), []corpus.Span{s.full}, corpus.Span.Written)
-		noop := d.add(fmt.Sprintf("the same %d with nothing to do", n), []corpus.Span{s.noop}, corpus.Span.Written)
-		time := figures.Row{Figure: fmt.Sprintf("time per object, %d objects", n), Unit: "ms", Value: perObject(s)}
-		memory := figures.Row{Figure: fmt.Sprintf("extra resident memory, %d objects", n), Unit: "MiB", Value: mib(s)}.Judged(figures.AtMost(150))
-		if i > 0 {
-			beside := fmt.Sprintf("with %d objects", smallest.full.Objects())
-			time = time.Compare(beside, perObject(smallest)).Judged(figures.RatioAtMost(1.15))
-			memory = memory.Compare(beside, mib(smallest))
-			d.Ratios[fmt.Sprintf("timePerObject%d/%d", n, smallest.full.Objects())] = time.Beside.Ratio
-			d.Ratios[fmt.Sprintf("extraMemory%d/%d", n, smallest.full.Objects())] = memory.Beside.Ratio
-		}
-		d.rows = append(d.rows, time, memory)
+// objects is how many each round migrates.
+func (s *scaled) objects() int { return s.full[0].Objects() }
+
+// perObject is what the median round takes for an object, in milliseconds.
+func (s *scaled) perObject() float64 {
+	_, rates := corpus.Rate(s.full, corpus.Span.Written)
+	return 1e3 / figures.Median(rates)
+}
+
+// mib is the extra memory in MiB.
+func (s *scaled) mib() float64 { return float64(s.extra) / (1 << 20) }
+
+// addScale adds what was measured at each size, and how much the sizes differ.
+func (d *document) addScale(all []*scaled) {
+	for _, s := range all {
+		n := s.objects()
+		full := d.add(fmt.Sprintf("rewrite of %d custom resources that no server keeps in memory", n), s.full, corpus.Span.Written)
+		noop := d.add(fmt.Sprintf("the same %d with nothing to do", n), s.noop, corpus.Span.Written)
+		d.rows = append(d.rows,
+			figures.Row{Figure: fmt.Sprintf("time per object, %d objects", n), Unit: "ms", Value: s.perObject(), Note: fmt.Sprintf("median of %d", len(s.full))},
+			figures.Row{Figure: fmt.Sprintf("extra resident memory, %d objects", n), Unit: "MiB", Value: s.mib()}.Judged(figures.AtMost(150)))
 		d.compare(fmt.Sprintf("noop/full, %d objects", n), "", noop, full, figures.RatioAtLeast(5))
 	}
+	if len(all) > 1 {
+		d.spread("timePerObject", "ms", 1.15, all, (*scaled).perObject)
+		d.spread("extraMemory", "MiB", 1.10, all, (*scaled).mib)
+	}
+}
+
+// spread compares the size at which a figure is highest with that at which it is lowest.
+func (d *document) spread(name, unit string, bound float64, all []*scaled, figure func(*scaled) float64) {
+	order := func(a, b *scaled) int { return cmp.Compare(figure(a), figure(b)) }
+	low, high := slices.MinFunc(all, order), slices.MaxFunc(all, order)
+	row := figures.Row{Figure: name + " highest/lowest", Unit: unit, Value: figure(high), Note: fmt.Sprintf("%d objects", high.objects())}.
+		Compare(fmt.Sprintf("with %d objects", low.objects()), figure(low)).Judged(figures.RatioAtMost(bound))
+	d.rows, d.Ratios[row.Figure] = append(d.rows, row), row.Beside.Ratio
 }
