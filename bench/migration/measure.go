@@ -115,6 +115,9 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 		if _, err := stored.Restore(ctx, objects); err != nil {
 			return err
 		}
+		if err := stored.Servers.AwaitCalm(ctx); err != nil {
+			return err
+		}
 		stop := w.start(ctx)
 		began := time.Now()
 		err := w.await(ctx, b.options.samples/2)
