@@ -37,12 +37,12 @@ func (y Yield) Validate() error {
 const (
 	// tick is how often the rate is decided on, and probeEvery the time between two probes.
 	tick       = 100 * time.Millisecond
-	probeEvery = 10 * time.Millisecond
+	probeEvery = 5 * time.Millisecond
 	// restEvery: of so many ticks while clients are served the first is a rest.
 	restEvery = 12
 	// slice is how long a transaction may be written for at the current rate: short ones
 	// lengthen few requests.
-	slice = 10 * time.Millisecond
+	slice = 5 * time.Millisecond
 	// slowest is the rate, in objects per second, that is kept whatever it adds: a migration
 	// has to end.
 	slowest = 20
@@ -155,6 +155,17 @@ func (p *pacer) reserve(wanted int) (n int, after time.Duration, changed <-chan 
 	return n, after, p.changed
 }
 
+// ahead bounds how many keys are read at a time to what may be written in a tick: a long
+// read lengthens requests, too.
+func (p *pacer) ahead(keys int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if math.IsInf(p.rate, 1) {
+		return keys
+	}
+	return min(keys, max(firstLimit, int(p.rate*tick.Seconds())))
+}
+
 // wrote counts a transaction.
 func (p *pacer) wrote(objects int, revision int64) {
 	p.mu.Lock()
@@ -228,7 +239,8 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 	}
 }
 
-// measure probes for a tick and returns the median of what the probes took.
+// measure probes for a tick and returns what nine of ten probes took at most: the slowest
+// requests are those that clients notice.
 func (p *pacer) measure(ctx context.Context, probe func(context.Context) (int64, error)) time.Duration {
 	var took []time.Duration
 	for end := p.clock.Now().Add(tick); ctx.Err() == nil && p.clock.Now().Before(end); {
@@ -244,7 +256,7 @@ func (p *pacer) measure(ctx context.Context, probe func(context.Context) (int64,
 		return 0
 	}
 	slices.Sort(took)
-	return took[len(took)/2]
+	return took[len(took)*9/10]
 }
 
 // wait waits for d or until ctx ends.

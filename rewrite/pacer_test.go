@@ -60,12 +60,12 @@ func TestReserve(t *testing.T) {
 	p := newPacer(Yield{MaxPerSecond: 1000}, 1, clock)
 	for i := range 3 {
 		n, after, _ := p.reserve(100)
-		if n != 10 || after != time.Duration(i)*10*time.Millisecond {
+		if n != 5 || after != time.Duration(i)*5*time.Millisecond {
 			t.Errorf("%d: %d objects after %s", i, n, after)
 		}
 	}
 	p.set(math.Inf(1))
-	if n, _, _ := p.reserve(100); n != 10 {
+	if n, _, _ := p.reserve(100); n != 5 {
 		t.Errorf("%d objects past the bound", n)
 	}
 	p.set(0)
@@ -82,6 +82,21 @@ func TestReserve(t *testing.T) {
 	free := newPacer(Yield{}, 1, clock)
 	if n, after, _ := free.reserve(100); n != 100 || after != 0 {
 		t.Errorf("without a bound %d objects after %s", n, after)
+	}
+}
+
+func TestAhead(t *testing.T) {
+	p := newPacer(Yield{}, 1, clocktesting.NewFakeClock(time.Unix(0, 0)))
+	for _, test := range []struct {
+		rate float64
+		want int
+	}{{math.Inf(1), 2000}, {100_000, 2000}, {5000, 500}, {20, firstLimit}, {0, firstLimit}} {
+		if p.set(test.rate); p.ahead(2000) != test.want {
+			t.Errorf("at %v/s %d keys are read at a time, want %d", test.rate, p.ahead(2000), test.want)
+		}
+	}
+	if p.ahead(10) != 10 {
+		t.Errorf("%d keys are read of at most 10", p.ahead(10))
 	}
 }
 

@@ -48,6 +48,11 @@ func (p *pager) goOnBehind(key string) {
 	}
 }
 
+// atMost bounds the keys of the next pages.
+func (p *pager) atMost(keys int) {
+	p.maxKeys, p.limit = keys, min(p.limit, keys)
+}
+
 // longRange is how many pages a range may have before it is narrowed.
 const longRange = 16
 

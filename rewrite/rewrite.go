@@ -101,11 +101,10 @@ func (t *Target) transformer() value.Transformer {
 type Options struct {
 	// Workers is how many pieces of pages are decoded, encoded and written at a time, each
 	// with at most one transaction under way. With 1 everything happens in the calling
-	// goroutine and in key order, but for the yielding. Default: twice the CPUs, at least 2
-	// and at most 8.
+	// goroutine and in key order, but for the yielding. Default: DefaultWorkers.
 	Workers int
 	// PageKeys and PageBytes bound a page. Bytes are estimated from the page before, and in
-	// no case more than MaxReply, but for a single value. Defaults: 500 and 2 MiB.
+	// no case more than MaxReply, but for a single value. Defaults: 2000 and 2 MiB.
 	PageKeys, PageBytes int
 	// TxnKeys and TxnBytes bound a transaction; a larger single value goes alone.
 	// Defaults: 100 (etcd allows 128 minus one) and 1 MiB (etcd allows 1.5 MiB).
@@ -129,9 +128,13 @@ type Options struct {
 	Clock clock.Clock
 }
 
+// DefaultWorkers is four times the CPUs, at most 16: most of the time a worker waits for the
+// store, or to be told that it has answered.
+func DefaultWorkers() int { return min(16, 4*runtime.GOMAXPROCS(0)) }
+
 func (o Options) withDefaults() Options {
-	o.Workers = cmp.Or(o.Workers, min(8, max(2, 2*runtime.GOMAXPROCS(0))))
-	o.PageKeys = cmp.Or(o.PageKeys, 500)
+	o.Workers = cmp.Or(o.Workers, DefaultWorkers())
+	o.PageKeys = cmp.Or(o.PageKeys, 2000)
 	o.PageBytes = cmp.Or(o.PageBytes, 2<<20)
 	o.TxnKeys = cmp.Or(o.TxnKeys, 100)
 	o.TxnBytes = cmp.Or(o.TxnBytes, 1<<20)

@@ -88,8 +88,8 @@ func (r *run) pages(ctx context.Context) error {
 		return r.read(ctx, r.rewrite)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	// About a page for each worker waits, so that reading, CPU and store are busy together.
-	chunks := make(chan *chunk, r.opts.Workers*max(1, r.opts.PageKeys/r.opts.TxnKeys))
+	// About two pages wait, so that reading, CPU and store are busy together.
+	chunks := make(chan *chunk, max(r.opts.Workers, 2*r.opts.PageKeys/r.opts.TxnKeys))
 	group.Go(func() error {
 		defer close(chunks)
 		return r.read(ctx, func(ctx context.Context, c *chunk) error {
@@ -123,6 +123,7 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 		if err := r.budget.take(ctx, MaxReply); err != nil {
 			return err
 		}
+		pager.atMost(r.pacer.ahead(r.opts.PageKeys))
 		page, err := pager.pageAcrossCompaction(ctx)
 		if err != nil {
 			return err

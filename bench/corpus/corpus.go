@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"runtime"
 	"strings"
 	"time"
 
@@ -307,7 +306,7 @@ func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 	}
 	done := Span{objects: n, began: time.Now()}
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(min(8, max(2, 2*runtime.GOMAXPROCS(0))))
+	group.SetLimit(rewrite.DefaultWorkers())
 	for from := 0; from < n; from += batchKeys {
 		batch := s.puts[from:min(from+batchKeys, n)]
 		group.Go(func() error {
