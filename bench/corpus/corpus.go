@@ -27,8 +27,7 @@ import (
 )
 
 const (
-	Rewritten    = "rewrittens"
-	policiesPath = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies"
+	Rewritten = "rewrittens"
 	// batchKeys is how many keys a raw transaction writes.
 	batchKeys = 100
 )
@@ -41,8 +40,6 @@ type Corpus struct {
 	gr   schema.GroupResource
 	// path is where its objects are served, prefix where they are stored.
 	path, prefix string
-	// cached are the paths that have watch caches of their own.
-	cached []string
 	// old and current are the encodings from which and to which they are rewritten, and
 	// version is that of current.
 	old, current agree.Encoding
@@ -58,7 +55,6 @@ var (
 		Name: "custom resources", kind: KindOf(Rewritten),
 		gr:       schema.GroupResource{Group: CustomGroup, Resource: Rewritten},
 		path:     CustomPath(Rewritten, "v2"),
-		cached:   []string{CustomPath(Rewritten, "v1"), CustomPath(Rewritten, "v2")},
 		prefix:   server.DefaultEtcdPrefix + "/" + CustomGroup + "/" + Rewritten + "/",
 		old:      CustomGroup + "/v1",
 		current:  CustomGroup + "/v2",
@@ -69,8 +65,7 @@ var (
 	Policies = Corpus{
 		Name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
 		gr:       schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"},
-		path:     policiesPath,
-		cached:   []string{policiesPath}, // all versions of a built-in resource share one
+		path:     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
 		prefix:   server.DefaultEtcdPrefix + "/mutatingadmissionpolicies/",
 		old:      "admissionregistration.k8s.io/v1beta1",
 		current:  "admissionregistration.k8s.io/v1",
