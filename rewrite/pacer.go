@@ -155,15 +155,19 @@ func (p *pacer) reserve(wanted int) (n int, after time.Duration, changed <-chan 
 	return n, after, p.changed
 }
 
+// minAhead is how many keys are read at a time at the least.
+const minAhead = 8
+
 // ahead bounds how many keys are read at a time to what may be written in a tick: a long
-// read lengthens requests, too.
+// read lengthens requests, too, and what all workers have under way would have to be looked
+// at again after a crash.
 func (p *pacer) ahead(keys int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if math.IsInf(p.rate, 1) {
 		return keys
 	}
-	return min(keys, max(firstLimit, int(p.rate*tick.Seconds())))
+	return min(keys, max(minAhead, int(p.rate*tick.Seconds())))
 }
 
 // wrote counts a transaction.

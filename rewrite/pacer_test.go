@@ -90,13 +90,13 @@ func TestAhead(t *testing.T) {
 	for _, test := range []struct {
 		rate float64
 		want int
-	}{{math.Inf(1), 2000}, {100_000, 2000}, {5000, 500}, {20, firstLimit}, {0, firstLimit}} {
+	}{{math.Inf(1), 2000}, {100_000, 2000}, {5000, 500}, {200, 20}, {20, minAhead}, {0, minAhead}} {
 		if p.set(test.rate); p.ahead(2000) != test.want {
 			t.Errorf("at %v/s %d keys are read at a time, want %d", test.rate, p.ahead(2000), test.want)
 		}
 	}
-	if p.ahead(10) != 10 {
-		t.Errorf("%d keys are read of at most 10", p.ahead(10))
+	if p.ahead(5) != 5 {
+		t.Errorf("%d keys are read of at most 5", p.ahead(5))
 	}
 }
 
