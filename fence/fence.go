@@ -47,8 +47,8 @@ const DefaultForwardTimeout = 5 * time.Second
 
 // Config is what New needs.
 type Config struct {
-	// Client is the connection that all stores share. It stays its owner's to close,
-	// after Fence.Close.
+	// Client is the connection that all stores share, and not one to an etcd in this process,
+	// which has none. It stays its owner's to close, after Fence.Close.
 	Client *clientv3.Client
 	// Permits answers for this server's reports.
 	Permits Permits
@@ -74,6 +74,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.Client == nil:
 		return errors.New("fence: Config.Client is missing")
+	case c.Client.ActiveConnection() == nil:
+		return errors.New("fence: Config.Client has no connection")
 	case c.Permits == nil:
 		return errors.New("fence: Config.Permits is missing")
 	case c.CompactionInterval < 0:

@@ -25,11 +25,13 @@ var errWaitedTooLong = errors.New("waited too long")
 // again.
 //
 // Reads and watches stay where they are: any store decodes all versions. So do deletes:
-// they write no value.
+// they write no value. Watches are started so that they miss nothing of a batch.
 type forwarder struct {
 	storage.Interface
-	fence *Fence
-	self  *entry
+	fence   *Fence
+	self    *entry
+	batches *batches
+	feeder  *feeder // what the cache reads; nil without a cache
 }
 
 // Create implements storage.Interface.

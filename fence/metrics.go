@@ -17,6 +17,9 @@ var (
 	forwards = newCounter("forwards_total",
 		"Writes that found their store superseded, by how they ended: success, error (the newer store's), unavailable (no newer store came in time).",
 		"group", "resource", "result")
+	betweenBatches = newCounter("batch_watches_total",
+		"Watches that could not be started at once because the watch cache was in the middle of a transaction of several objects, by where they were started then: cache (between two such transactions), etcd.",
+		"group", "resource", "source")
 )
 
 func newCounter(name, help string, labels ...string) *metrics.CounterVec {
@@ -30,5 +33,5 @@ func newCounter(name, help string, labels ...string) *metrics.CounterVec {
 }
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(mismatches, retries, forwards)
+	legacyregistry.MustRegister(mismatches, retries, forwards, betweenBatches)
 })

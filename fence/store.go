@@ -67,14 +67,17 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 		if err != nil {
 			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
 		}
-		raw, stopRaw, err := f.open(described, config, resourcePrefix, newFunc, newListFunc)
+		seen := &batches{}
+		raw, stopRaw, err := f.open(described, seen, config, resourcePrefix, newFunc, newListFunc)
 		if err != nil {
 			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
 		}
 		top, stopCache := raw, func() {}
+		var feed *feeder
 		if cached && !f.uncached.Has(config.GroupResource) {
-			top, stopCache, err = cachedStore(described, cacher.Config{
-				Storage:             raw,
+			feed = newFeeder(raw, newFunc, seen, newGate(f.clock))
+			top, stopCache, err = cachedStore(described, raw, cacher.Config{
+				Storage:             feed,
 				Versioner:           storage.APIObjectVersioner{},
 				GroupResource:       config.GroupResource,
 				EventsHistoryWindow: config.EventsHistoryWindow,
@@ -101,7 +104,7 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 			stopCache()
 			stopRaw()
 		})
-		return &forwarder{Interface: top, fence: f, self: e}, destroy, nil
+		return &forwarder{Interface: top, fence: f, self: e, batches: seen, feeder: feed}, destroy, nil
 	}
 }
 
@@ -145,13 +148,12 @@ func sameEtcd(wanted, shared []string) error {
 }
 
 // open builds the etcd3 store, without a cache.
-func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
-	client, release := f.storeClient(s)
+func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
+	client, release := f.storeClient(s, seen)
 	transformer := s.Transformer
 	if sealer, ok := transformer.(Sealer); ok && !f.unfenced.Has(s.GroupResource) {
 		transformer = stamping{sealer}
 	}
-	versioner := storage.APIObjectVersioner{}
 	codec := config.Codec
 	if s.ServedVersion != "" {
 		codec = &onceCodec{Codec: codec, written: f.written}
@@ -184,21 +186,17 @@ func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resource
 
 // storeClient returns a view of the shared connection for one store. Its watches have
 // a gRPC stream of their own: progress requests are answered per stream, and on a shared
-// one each of them would have to wait for all resources' watches.
-func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
+// one each of them would have to wait for all resources' watches. What is seen there of
+// batches is noted.
+func (f *Fence) storeClient(s Store, seen *batches) (*kubernetes.Client, func()) {
 	ctx, cancel := context.WithCancel(f.client.Ctx())
 	view := clientv3.NewCtxClient(ctx, clientv3.WithZapLogger(f.client.GetLogger()))
 	view.Cluster, view.Auth, view.Maintenance = f.client.Cluster, f.client.Auth, f.client.Maintenance
-	view.KV, view.Lease, view.Watcher = f.kv, f.client.Lease, f.client.Watcher
-	release := cancel
-	if f.client.ActiveConnection() != nil {
-		watcher := clientv3.NewWatcher(f.client)
-		view.Watcher = watcher
-		release = func() {
-			cancel()
-			// The error is that of a stream which is being torn down.
-			_ = watcher.Close()
-		}
+	view.KV, view.Lease, view.Watcher = f.kv, f.client.Lease, seen.observed(f.client)
+	release := func() {
+		cancel()
+		// The error is that of a stream which is being torn down.
+		_ = view.Watcher.Close()
 	}
 	client := &kubernetes.Client{Client: view}
 	client.Kubernetes = client
@@ -218,25 +216,25 @@ func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 	return client, release
 }
 
-// cachedStore puts the watch cache on top of a store: of a custom resource when it is
-// first read, else at once.
-func cachedStore(s Store, config cacher.Config) (storage.Interface, func(), error) {
+// cachedStore puts the watch cache, which reads from config.Storage, on top of a store: of
+// a custom resource when it is first read, else at once.
+func cachedStore(s Store, raw storage.Interface, config cacher.Config) (storage.Interface, func(), error) {
 	if s.ServedVersion == "" {
-		return withCache(config)
+		return withCache(raw, config)
 	}
-	lazy := &lazyCache{Interface: config.Storage, gr: s.GroupResource, build: func() (storage.Interface, func(), error) {
-		return withCache(config)
+	lazy := &lazyCache{Interface: raw, gr: s.GroupResource, build: func() (storage.Interface, func(), error) {
+		return withCache(raw, config)
 	}}
 	return lazy, lazy.stop, nil
 }
 
 // withCache puts the watch cache on top of a store.
-func withCache(config cacher.Config) (storage.Interface, func(), error) {
+func withCache(raw storage.Interface, config cacher.Config) (storage.Interface, func(), error) {
 	c, err := cacher.NewCacherFromConfig(config)
 	if err != nil {
 		return nil, nil, err
 	}
-	delegator := cacher.NewCacheDelegator(c, config.Storage)
+	delegator := cacher.NewCacheDelegator(c, raw)
 	return delegator, func() {
 		delegator.Stop()
 		c.Stop()
