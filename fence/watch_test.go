@@ -540,10 +540,10 @@ func TestDestroyedWhileHeld(t *testing.T) {
 // in the end each of them has the newest revision of everything.
 func TestClientsUnderBatches(t *testing.T) {
 	const (
-		objects  = 300
+		objects  = 3000
 		inABatch = 100
 		clients  = 12
-		batches  = 200
+		rounds   = 4
 	)
 	b := newBatched(t, objects)
 	b.fence.clock = clock.RealClock{}
@@ -558,9 +558,10 @@ func TestClientsUnderBatches(t *testing.T) {
 		informers[i] = &informer{s: b.store, random: rand.New(rand.NewPCG(1, uint64(i))), mode: i % 3, seen: map[string]uint64{}}
 		running.Go(func() { informers[i].run(ctx) })
 	}
-	for i := range batches {
-		at := i * inABatch % objects
-		b.write(fmt.Sprint(i), b.names[at:at+inABatch]...)
+	for round := range rounds {
+		for names := range slices.Chunk(b.names, inABatch) {
+			b.write(fmt.Sprint(1+round), names...)
+		}
 	}
 	last := b.write("last", marker)
 	for _, c := range informers {
@@ -589,7 +590,7 @@ func TestClientsUnderBatches(t *testing.T) {
 			t.Errorf("client %d has %d of %d objects at an old revision", i, stale, objects)
 		}
 	}
-	t.Logf("%d watches by %d clients during %d batches", starts, clients, batches)
+	t.Logf("%d watches by %d clients during %d batches", starts, clients, rounds*objects/inABatch)
 }
 
 // informer does what a client's cache does: it lists, watches and resumes. It breaks off at
@@ -624,7 +625,7 @@ func (c *informer) run(ctx context.Context) {
 			c.mu.Unlock()
 		}
 		revision = c.watch(ctx, revision)
-		if !c.calm.Load() && c.random.IntN(4) == 0 {
+		if !c.calm.Load() && c.random.IntN(40) == 0 {
 			revision = 0
 		}
 	}
