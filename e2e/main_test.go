@@ -60,6 +60,7 @@ func TestSlow(t *testing.T) {
 		{"EtcdLeaderLost", testEtcdLeaderLost},
 		{"OldServerJoins", testOldServerJoins},
 		{"BusyMigrations", testBusyMigrations},
+		{"Informers", testInformers},
 		{"Compacted", testCompacted},
 		{"InvalidObjects", testInvalidObjects},
 		{"BrokenObjects", testBrokenObjects},

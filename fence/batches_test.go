@@ -95,10 +95,12 @@ func TestGate(t *testing.T) {
 	if g.seq.Load() != 4 {
 		t.Errorf("seq is %d after two batches", g.seq.Load())
 	}
-	// Who has left does not hold the next one.
+	// Having waited that long, the next one does not wait at all.
+	stuck = g.enter(t.Context(), nil)
 	if !g.begin(nil) {
 		t.Fatal("the third batch does not begin")
 	}
+	stuck.leave()
 	timeout := make(chan time.Time, 1)
 	timeout <- time.Time{}
 	if g.enter(t.Context(), timeout) != nil || g.waits() != 0 {

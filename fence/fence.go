@@ -6,6 +6,9 @@
 // report for that encoding was seen. A server that is not in the StorageVersion, or is
 // in it with another encoding, cannot write, however late the request arrives. Deletes
 // write no value and carry no fence.
+//
+// A rewrite writes many objects in one transaction, which the library's watch cache does not
+// know of. The stores see to it that no watch misses a part of that.
 package fence
 
 import (

@@ -27,6 +27,8 @@ type gate struct {
 	closing bool
 	// queue waits for the next window.
 	queue []chan *window
+	// patient is when a batch may wait again: of any time, at most half.
+	patient time.Time
 }
 
 // window is a time between two batches.
@@ -88,13 +90,17 @@ func (w *window) leave() {
 	}
 }
 
-// begin waits for the window to empty, but not for long, and begins a batch. Those who
+// begin waits for the window to empty, but not for long or all the time, and begins a batch. Those who
 // are in the window even then find that seq has changed. It begins none if stop is closed.
 func (g *gate) begin(stop <-chan struct{}) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.window.inside > 0 && !g.emptied(stop) {
-		return false
+	if begun := g.clock.Now(); g.window.inside > 0 && !begun.Before(g.patient) {
+		if !g.emptied(stop) {
+			return false
+		}
+		now := g.clock.Now()
+		g.patient = now.Add(now.Sub(begun))
 	}
 	g.window = &window{gate: g}
 	g.seq.Add(1)

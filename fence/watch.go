@@ -12,7 +12,7 @@ import (
 
 const (
 	// maxStarts is how often a watch is started on the cache before it is given to etcd.
-	maxStarts = 4
+	maxStarts = 10
 	// maxStartWait is how long it waits, in all, for times between two batches.
 	maxStartWait = time.Second
 )

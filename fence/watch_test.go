@@ -16,6 +16,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
@@ -70,7 +71,9 @@ type batched struct {
 	*world
 	store    *forwarder
 	decoding *decoding
-	names    []string
+	// taking is called when a cache takes a widget in.
+	taking atomic.Pointer[func(*unstructured.Unstructured)]
+	names  []string
 	// newest has the revision at which each widget was written last.
 	newest map[string]uint64
 }
@@ -93,9 +96,17 @@ func newBatched(t *testing.T, n int) *batched {
 // serve builds a store, as a server that is started again does.
 func (b *batched) serve(cached bool) *forwarder {
 	b.Helper()
-	s, destroy, err := b.decorate(b.config(widgets, b.decoding), "/example.com/widgets", cached,
+	keyOf := func(obj runtime.Object) (string, error) {
+		u := obj.(*unstructured.Unstructured)
+		if taking := b.taking.Load(); taking != nil {
+			(*taking)(u)
+		}
+		return widgetsKey + u.GetName(), nil
+	}
+	s, destroy, err := b.fence.Decorator(cached)(b.config(widgets, b.decoding), "/example.com/widgets", keyOf,
 		func() runtime.Object { return emptyWidget(widgetsV1) },
-		func() runtime.Object { return newWidgetList(widgetsV1) })
+		func() runtime.Object { return newWidgetList(widgetsV1) },
+		storage.DefaultClusterScopedAttr, nil, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -359,6 +370,27 @@ func TestWatchStartedInABatch(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The batch is over when the cache is done with its last event, and not when it takes it.
+func TestWatchStartedAtTheLastOfABatch(t *testing.T) {
+	b := newBatched(t, 10)
+	seen, _ := b.list("0")
+	taken, release := make(chan struct{}), make(chan struct{})
+	once := sync.OnceFunc(func() { close(taken) })
+	taking := func(u *unstructured.Unstructured) {
+		if size, _, _ := unstructured.NestedString(u.Object, "spec", "size"); size == "1" && u.GetName() == b.names[9] {
+			once()
+			<-release
+		}
+	}
+	b.taking.Store(&taking)
+	b.write("1", b.names...)
+	<-taken
+	watching := b.begin(t.Context(), b.watchOptions("0"))
+	eventually(t, "the watch to wait", func() bool { return b.store.feeder.gate.waits() > 0 || len(watching) > 0 })
+	close(release)
+	b.wantAll(t, watching, seen)
 }
 
 func (g *gate) waits() int {

@@ -1,0 +1,214 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// Clients that are started, break off and resume while objects are migrated, on one server
+// or on another one, have the newest resourceVersion of every object afterwards: what they
+// update next meets no conflict.
+func testInformers(t *testing.T) {
+	const (
+		objects   = 2000
+		informers = 12
+	)
+	random, _ := seeded(t)
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=2000"}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, objects)
+	c.WaitSettled()
+	var clients []dynamic.ResourceInterface
+	for _, s := range servers {
+		clients = append(clients, s.Dynamic().Resource(widgetsV1.GroupVersionResource).Namespace(metav1.NamespaceDefault))
+	}
+
+	var calm atomic.Bool
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var group errgroup.Group
+	all := make([]*restless, informers)
+	for i := range all {
+		all[i] = &restless{
+			random: rand.New(rand.NewPCG(random.Uint64(), 0)),
+			calm:   &calm,
+			// A third of them each stays with one server, or goes to any of them.
+			clients: [][]dynamic.ResourceInterface{clients[:1], clients[1:], clients}[i%3],
+		}
+		group.Go(func() error { return all[i].run(ctx) })
+	}
+	for i, to := range []string{"v2", "v1", "v2"} {
+		calm.Store(false)
+		storeWidgetsIn(t, servers[i%2], to)
+		t.Logf("settled %v after the change to %s", c.WaitSettled().Round(time.Millisecond), to)
+		calm.Store(true)
+		wantEncoding(t, c, widgets, widgetEncoding(to), objects+i)
+		last := fmt.Sprint("after-", to, "-", i)
+		if err := load.Fill(t.Context(), load.Endpoint{Name: "one", Client: servers[0].Dynamic()}, widgetsV1, last, 1); err != nil {
+			t.Fatal(err)
+		}
+		wantNewest(t, all, clients[0], last+"-0")
+	}
+	starts, resumed := 0, 0
+	for _, r := range all {
+		starts, resumed = starts+int(r.starts.Load()), resumed+int(r.resumed.Load())
+	}
+	for _, s := range servers {
+		_, metrics, err := s.Get(t.Context(), "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(metrics) {
+			if strings.HasPrefix(line, "concord_fence_batch_watches_total{") {
+				t.Logf("%s: %s", s.Name, line)
+			}
+		}
+	}
+	t.Logf("%d caches were started and %d watches resumed", starts, resumed)
+	if resumed < informers {
+		t.Error("hardly a watch was resumed: nothing was tested")
+	}
+	stop()
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
+	c.Check()
+}
+
+// wantNewest waits until all caches have the object that was written last, and then wants all
+// objects in them as they are.
+func wantNewest(t *testing.T, all []*restless, client dynamic.ResourceInterface, last string) {
+	t.Helper()
+	newest, err := client.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, cluster.SettleTimeout, "all clients see the last object", func(context.Context) error {
+		for i, r := range all {
+			if _, ok, err := r.get(last); !ok || err != nil {
+				return errors.Join(fmt.Errorf("client %d has not", i), err)
+			}
+		}
+		return nil
+	})
+	for i, r := range all {
+		stale := 0
+		for j := range newest.Items {
+			want := &newest.Items[j]
+			have, ok, err := r.get(want.GetName())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok || have.GetResourceVersion() != want.GetResourceVersion() {
+				stale++
+			}
+		}
+		if stale > 0 {
+			t.Errorf("client %d has %d of %d objects at an old resourceVersion", i, stale, len(newest.Items))
+		}
+	}
+}
+
+// restless is a client's cache, made by client-go, whose watches end soon and which is
+// begun anew at times, as long as it is not calm.
+type restless struct {
+	random  *rand.Rand // of run alone
+	calm    *atomic.Bool
+	clients []dynamic.ResourceInterface
+	store   atomic.Pointer[cache.Store]
+	starts  atomic.Int64
+	resumed atomic.Int64
+}
+
+func (r *restless) get(name string) (*unstructured.Unstructured, bool, error) {
+	store := r.store.Load()
+	if store == nil {
+		return nil, false, nil
+	}
+	object, ok, err := (*store).GetByKey(metav1.NamespaceDefault + "/" + name)
+	if !ok || err != nil {
+		return nil, false, err
+	}
+	return object.(*unstructured.Unstructured), true, nil
+}
+
+func (r *restless) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		life, end := context.WithCancel(ctx)
+		store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+		r.store.Store(&store)
+		r.starts.Add(1)
+		watches := 2 + r.random.IntN(30)
+		client := func() dynamic.ResourceInterface { return r.clients[r.random.IntN(len(r.clients))] }
+		lw := &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+				return client().List(ctx, opts)
+			},
+			WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+				w, err := client().Watch(ctx, opts)
+				if err != nil {
+					return nil, err
+				}
+				list := opts.SendInitialEvents != nil
+				if !list {
+					r.resumed.Add(1)
+				}
+				if watches--; watches == 0 && !r.calm.Load() {
+					end()
+				}
+				return r.cut(w, list, 1+r.random.IntN(150)), nil
+			},
+		}
+		cache.NewReflector(lw, &unstructured.Unstructured{}, store, 0).RunWithContext(life)
+		end()
+	}
+	return nil
+}
+
+// cut ends a watch after some events, unless all is calm then. Those of a list, up to its
+// bookmark, do not count.
+func (r *restless) cut(w watch.Interface, list bool, events int) watch.Interface {
+	result := make(chan watch.Event)
+	proxy := watch.NewProxyWatcher(result)
+	go func() {
+		defer close(result)
+		defer w.Stop()
+		for n := 0; n < events || r.calm.Load(); n++ {
+			select {
+			case event, ok := <-w.ResultChan():
+				if !ok {
+					return
+				}
+				if list {
+					n, list = 0, event.Type != watch.Bookmark
+				}
+				select {
+				case result <- event:
+				case <-proxy.StopChan():
+					return
+				}
+			case <-proxy.StopChan():
+				return
+			}
+		}
+	}()
+	return proxy
+}
