@@ -89,18 +89,28 @@ func TestGate(t *testing.T) {
 	if !<-begun {
 		t.Fatal("no batch begins while somebody stays in the window")
 	}
-	stuck.leave() // too late to matter
 	g.end()
-	g.end()
-	if g.seq.Load() != 4 {
-		t.Errorf("seq is %d after two batches", g.seq.Load())
-	}
 	// Having waited that long, the next one does not wait at all.
-	stuck = g.enter(t.Context(), nil)
+	next := g.enter(t.Context(), nil)
 	if !g.begin(nil) {
-		t.Fatal("the third batch does not begin")
+		t.Fatal("no batch begins after one that waited")
+	}
+	next.leave()
+	g.end()
+	// And who stayed in a window that is over holds nobody.
+	fake.Step(maxHold)
+	if !g.begin(nil) {
+		t.Fatal("no batch begins while somebody stays in an old window")
 	}
 	stuck.leave()
+	g.end()
+	g.end()
+	if g.seq.Load() != 8 {
+		t.Errorf("seq is %d after four batches", g.seq.Load())
+	}
+	if !g.begin(nil) {
+		t.Fatal("no batch begins")
+	}
 	timeout := make(chan time.Time, 1)
 	timeout <- time.Time{}
 	if g.enter(t.Context(), timeout) != nil || g.waits() != 0 {
@@ -175,6 +185,35 @@ func TestGateExcludes(t *testing.T) {
 	<-batches
 	if g.waits() != 0 || g.window.inside != 0 {
 		t.Errorf("%d wait and %d are inside in the end", g.waits(), g.window.inside)
+	}
+}
+
+// A batch of which fewer events come than were seen is over when the next one comes.
+func TestFeederEndsABatchOfFewer(t *testing.T) {
+	source := make(channelWatch, 3)
+	seen := &batches{}
+	seen.note(5, 3)
+	f := newFeeder(watchOf{w: source}, func() kruntime.Object { return &corev1.ConfigMap{} }, seen, newGate(clock.RealClock{}))
+	w, err := f.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for _, revision := range []string{"5", "5", "6"} {
+		source <- watch.Event{Type: watch.Modified, Object: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: revision}}}
+	}
+	for _, want := range []struct {
+		kind     watch.EventType
+		revision uint64
+		over     bool
+	}{{watch.Modified, 5, false}, {watch.Modified, 5, false}, {watch.Bookmark, 5, false}, {watch.Modified, 6, true}} {
+		event := <-w.ResultChan()
+		if _, revision := object(t, event); event.Type != want.kind || revision != want.revision {
+			t.Errorf("got %v of %d, want %v of %d", event.Type, revision, want.kind, want.revision)
+		}
+		if want.over && f.gate.middle() {
+			t.Error("the batch is not over")
+		}
 	}
 }
 

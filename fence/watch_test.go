@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 )
 
@@ -205,18 +206,18 @@ func (b *batched) watchOptions(resourceVersion string) storage.ListOptions {
 	return storage.ListOptions{ResourceVersion: resourceVersion, Predicate: predicate, Recursive: true}
 }
 
-// started is a watch, or will be.
-type started struct {
+// begun is a watch that was started, or could not be.
+type begun struct {
 	w   watch.Interface
 	err error
 }
 
 // begin starts a watch on the side, since it may have to wait.
-func (b *batched) begin(ctx context.Context, opts storage.ListOptions) <-chan started {
-	result := make(chan started, 1)
+func (b *batched) begin(ctx context.Context, opts storage.ListOptions) <-chan begun {
+	result := make(chan begun, 1)
 	go func() {
 		w, err := b.store.Watch(ctx, widgetsKey, opts)
-		result <- started{w, err}
+		result <- begun{w, err}
 	}()
 	return result
 }
@@ -240,9 +241,9 @@ func object(t testing.TB, event watch.Event) (name string, revision uint64) {
 
 // wantAll waits until the watch has told the newest revision of all widgets that were
 // not seen at it before, then of marker, which is written now: nothing can come later.
-func (b *batched) wantAll(t *testing.T, from <-chan started, seen map[string]uint64) (events map[string]int) {
+func (b *batched) wantAll(t *testing.T, from <-chan begun, seen map[string]uint64) (events map[string]int) {
 	t.Helper()
-	var s started
+	var s begun
 	select {
 	case s = <-from:
 	case <-time.After(patience):
@@ -353,6 +354,7 @@ func TestWatchStartedInABatch(t *testing.T) {
 				b := newBatched(t, 10)
 				seen, old := b.list("0")
 				_, release := b.cutOff(t, "1")
+				counted := started(t, source)
 				watching := b.begin(t.Context(), options(b, old))
 				eventually(t, "the watch to wait", func() bool { return b.store.feeder.gate.waits() > 0 })
 				if source == "cache" {
@@ -361,15 +363,27 @@ func TestWatchStartedInABatch(t *testing.T) {
 					// The cache does not go on: the watch is started nevertheless.
 					b.clock.Step(maxStartWait)
 					s := <-watching
-					again := make(chan started, 1)
+					again := make(chan begun, 1)
 					again <- s
 					watching = again
 					release()
 				}
 				b.wantAll(t, watching, seen)
+				if n := started(t, source) - counted; n != 1 {
+					t.Errorf("%v watches were counted as started on %s", n, source)
+				}
 			})
 		}
 	}
+}
+
+func started(t *testing.T, source string) float64 {
+	t.Helper()
+	n, err := testutil.GetCounterMetricValue(betweenBatches.WithLabelValues(widgets.Group, widgets.Resource, source))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // The batch is over when the cache is done with its last event, and not when it takes it.
@@ -459,7 +473,7 @@ func TestWatchFromTheFuture(t *testing.T) {
 			future := b.write("2", b.names[1:1+size]...)
 			watching := b.begin(t.Context(), b.watchOptions(rv(future)))
 			s := <-watching
-			again := make(chan started, 1)
+			again := make(chan begun, 1)
 			again <- s
 			release()
 			seen := maps.Clone(b.newest)
