@@ -506,6 +506,30 @@ func TestCacheBeginsAtABatch(t *testing.T) {
 	b.wantAll(t, b.begin(t.Context(), b.watchOptions(rv(at))), seen)
 }
 
+// The same is known of a list in pages, which a cache reads where it cannot watch one.
+func TestCacheBeginsWithPages(t *testing.T) {
+	b := newBatched(t, 10)
+	for written, names := range map[int][]string{1: b.names[4:5], 2: {b.names[0], b.names[9]}} {
+		at := b.write(fmt.Sprint(written), names...)
+		raw := b.store.self.raw
+		f := newFeeder(raw, func() runtime.Object { return emptyWidget(widgetsV1) }, &batches{}, newGate(b.clock))
+		opts := b.watchOptions("")
+		opts.Predicate.Limit = 3
+		for {
+			page := newWidgetList(widgetsV1)
+			if err := f.GetList(t.Context(), widgetsKey, opts, page); err != nil {
+				t.Fatal(err)
+			}
+			if opts.Predicate.Continue = page.GetContinue(); opts.Predicate.Continue == "" {
+				break
+			}
+		}
+		if f.listed.Load() != at || f.passed.Load() != at || f.batches.has(at) != (written > 1) {
+			t.Errorf("listed at %d, want %d; with %d objects of that revision it is a batch: %v", f.listed.Load(), at, written, f.batches.has(at))
+		}
+	}
+}
+
 // Where the cache may have lost the first events of a batch, another way is found.
 func TestBatchAtTheEdgeOfHistory(t *testing.T) {
 	b := newBatched(t, 10)
