@@ -135,7 +135,8 @@ func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error)
 	}
 	var gap, silent time.Duration
 	if !previous.IsZero() {
-		gap, silent = begun.Sub(previous), begun.Sub(c.answered)
+		gap = begun.Sub(previous)
+		silent = min(gap, begun.Sub(c.answered)) // the clock may have been set back before the answer
 	}
 	if gap < 0 || gap > c.longestGap(beats) {
 		c.liveness.Forget()
