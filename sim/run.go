@@ -19,14 +19,16 @@ type Outcome struct {
 	Simulated time.Duration
 }
 
-// MinEvents and MaxEvents bound how many events a seed's script has.
+// MinEvents and MaxEvents bound how many events the script of a seed has that chooses
+// itself.
 const (
 	MinEvents = 200
 	MaxEvents = 450
 )
 
-// Seed runs the world of a seed. trace may be nil.
-func Seed(seed uint64, trace io.Writer) Outcome {
+// Seed runs the world of a seed, whose script has so many events; 0 means that the seed
+// chooses, too. trace may be nil.
+func Seed(seed uint64, events int, trace io.Writer) Outcome {
 	r := random(seed, 0)
 	config := DefaultConfig()
 	config.Slots = 2 + r.IntN(2)
@@ -41,8 +43,11 @@ func Seed(seed uint64, trace io.Writer) Outcome {
 			run.event(w, e)
 		}
 		c := newChooser(w, r)
-		n := MinEvents + r.IntN(MaxEvents-MinEvents)
-		run.Script = slices.Grow(run.Script, n-run.Steps+1)
+		n := events
+		if n == 0 {
+			n = MinEvents + r.IntN(MaxEvents-MinEvents)
+		}
+		run.Script = slices.Grow(run.Script, max(n-run.Steps, 0)+1)
 		for run.Steps < n && w.violation == nil {
 			run.event(w, c.next())
 		}

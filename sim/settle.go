@@ -74,12 +74,12 @@ func (w *World) until(rest func() reason) {
 		if w.quiet(); w.violation != nil {
 			return
 		}
-		if round >= settleRounds || round%4 == 3 {
+		if round >= settleRounds || round%2 == 1 {
 			if why = rest(); why == nil {
 				return
 			}
 		}
-		step := 2 * time.Second
+		step := 4 * time.Second
 		if round > 2*settleRounds && round%settleRounds == 0 {
 			step = time.Minute
 		}
@@ -89,7 +89,7 @@ func (w *World) until(rest func() reason) {
 }
 
 // settleRounds are enough to bury whoever is dead.
-const settleRounds = 14
+const settleRounds = 7
 
 // calm ends all faults. All servers come to encrypt with the key of the first.
 func (w *World) calm() {

@@ -11,8 +11,8 @@ import (
 func TestSameSeedSameTrace(t *testing.T) {
 	for seed := range uint64(20) {
 		var first, second, replayed bytes.Buffer
-		run := Seed(seed, &first)
-		Seed(seed, &second)
+		run := Seed(seed, 0, &first)
+		Seed(seed, 0, &second)
 		if !bytes.Equal(first.Bytes(), second.Bytes()) {
 			t.Fatalf("seed %d has two traces; they differ at %s", seed, difference(first.String(), second.String()))
 		}
@@ -52,7 +52,7 @@ func difference(a, b string) string {
 // TestSeeds runs some seeds; CI runs many more.
 func TestSeeds(t *testing.T) {
 	for seed := range uint64(200) {
-		run := Seed(seed, nil)
+		run := Seed(seed, 0, nil)
 		if run.Violation != nil {
 			t.Fatalf("seed %d: %s", seed, run)
 		}
@@ -155,7 +155,7 @@ func TestBenchAfterAPanic(t *testing.T) {
 	if run.Violation == nil || run.Violation.Invariant != "panic" {
 		t.Fatalf("the panic was not noticed: %v", run)
 	}
-	Seed(0, nil) // it leaves some that live
+	Seed(0, 0, nil) // it leaves some that live
 	for i, k := range bench.workers {
 		ran := false
 		k.task = &task{body: func() error { ran = true; return nil }}

@@ -28,6 +28,7 @@ const (
 
 type options struct {
 	seeds, from uint64
+	events      int
 	duration    time.Duration
 	parallel    int
 	script      string
@@ -46,6 +47,7 @@ func main() {
 	o := options{}
 	flag.Uint64Var(&o.seeds, "seeds", 1000, "how many seeds to run; 0 means without end")
 	flag.Uint64Var(&o.from, "from", 0, "the first seed")
+	flag.IntVar(&o.events, "events", 0, "how many events a seed's script has; 0 means as the seed chooses, from 200 to 450")
 	flag.DurationVar(&o.duration, "duration", 0, "stop after this time; 0 means not before all seeds are done")
 	flag.IntVar(&o.parallel, "parallel", 1, "how many worlds to run at a time")
 	flag.StringVar(&o.script, "script", "", "replay the script in this file (- is standard input) instead of seeds")
@@ -82,6 +84,8 @@ func (o options) run(out io.Writer) (int, error) {
 		return 0, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	case o.parallel < 1:
 		return 0, errors.New("--parallel must be at least 1")
+	case o.events < 0:
+		return 0, errors.New("--events must not be negative")
 	case o.names != "" && !o.mutants:
 		return 0, errors.New("--only needs --mutants")
 	case o.mutants:
@@ -186,7 +190,7 @@ func (o options) search(out io.Writer) int {
 				if o.trace {
 					trace = out
 				}
-				run := sim.Seed(seed, trace)
+				run := sim.Seed(seed, o.events, trace)
 				done.Add(1)
 				events.Add(uint64(run.Steps))
 				simulated.Add(int64(run.Simulated))
@@ -215,7 +219,7 @@ func (o options) search(out io.Writer) int {
 	}
 	progress()
 	if f := found.Load(); f != nil {
-		f.print(out, o.shrink)
+		o.print(out, f)
 		return exitViolation
 	}
 	fmt.Fprintln(out, "no violation")
@@ -230,11 +234,15 @@ type failure struct {
 // shrinkBudget bounds the replays that a script is shrunk with.
 const shrinkBudget = 5000
 
-func (f *failure) print(out io.Writer, shrink bool) {
+func (o options) print(out io.Writer, f *failure) {
 	v := f.run.Violation
 	fmt.Fprintf(out, "VIOLATION %s: seed %d: %s\n", v.Invariant, f.seed, v.What)
-	fmt.Fprintf(out, "replay: go run ./cmd/concord-sim --seeds 1 --from %d --trace\n", f.seed)
-	if !shrink {
+	length := ""
+	if o.events > 0 {
+		length = fmt.Sprintf(" --events %d", o.events)
+	}
+	fmt.Fprintf(out, "replay: go run ./cmd/concord-sim --seeds 1 --from %d%s --trace\n", f.seed, length)
+	if !o.shrink {
 		return
 	}
 	small := sim.Shrink(f.run.Config, f.run.Script, v.Invariant, shrinkBudget)
