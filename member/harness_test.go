@@ -26,6 +26,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch/replay"
 )
 
 var (
@@ -98,6 +99,7 @@ func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
 
 func (w *world) interceptors() interceptor.Funcs {
 	return interceptor.Funcs{
+		Watch: replay.Watch,
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 			return w.call("get", o, key.Name, func() error { return c.Get(ctx, key, o, opts...) })
 		},

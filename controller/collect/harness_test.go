@@ -22,6 +22,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch/replay"
 )
 
 var errBroken = errors.New("connection refused")
@@ -50,6 +51,7 @@ func newWorld(t *testing.T, edit ...func(*Config)) *world {
 	}
 	w.client = fake.NewClientBuilder().WithScheme(scheme).WithGlobalResourceVersionCounter().
 		WithStatusSubresource(&v1alpha1.StorageVersion{}).WithInterceptorFuncs(interceptor.Funcs{
+		Watch: replay.Watch,
 		List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
 			return w.call("list", o, "", func() error { return c.List(ctx, o, opts...) })
 		},

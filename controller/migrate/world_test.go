@@ -26,6 +26,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/listwatch/replay"
 )
 
 var cronJobs = schema.GroupResource{Group: "batch.example.com", Resource: "cronjobs"}
@@ -124,6 +125,7 @@ func (w *world) call(verb string, obj runtime.Object) error {
 
 func (w *world) interceptors() interceptor.Funcs {
 	return interceptor.Funcs{
+		Watch: replay.Watch,
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			if err := w.call("get", obj); err != nil {
 				return err

@@ -18,8 +18,10 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/listwatch/replay"
 )
 
 type (
@@ -47,7 +49,8 @@ func newWorld(t *testing.T, version string) *world {
 		}
 	}
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}).Build()
+	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}).
+		WithInterceptorFuncs(interceptor.Funcs{Watch: replay.Watch}).Build()
 	var err error
 	w.c, err = New(Config{Client: w.client, Served: served, Instance: "test", Clock: w.clock})
 	w.must(err)
