@@ -56,6 +56,9 @@ func testAPIWebhook(t *testing.T) {
 	m := migrateThroughAPI(t, servers[0], convertibles, "v2")
 	storeWidgetsIn(t, servers[1], "v2") // which waits for no webhook
 	m = waitEnded(t, servers[1], m)
+	if c.Encodings(widgets)[v2] == 0 {
+		t.Error("no widget was rewritten before the webhook was done with")
+	}
 	again := askForAPI(t, servers[0], convertibles, "v2", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
 		spec.MaxObjectsPerSecond, spec.Paused = ptr.To[int64](50), true // so that no other one is made
 	})
@@ -67,7 +70,7 @@ func testAPIWebhook(t *testing.T) {
 	}
 	wantStored(t, c, convertibles, map[agree.Encoding]int{v1: tenth, v2: objects - tenth})
 	wantWrittenOnce(t, c, convertibles, objects-tenth)
-	wantEncoding(t, c, widgets, v2, stored)
+	awaitStored(t, c, widgets, v2, stored)
 
 	// What is left is migrated, and for a webhook that is away for a while no object fails.
 	hook.slow(0)
