@@ -35,8 +35,9 @@ type fencedClient struct {
 	enc      agree.Encoding
 	// stamped says that the values tell what they are encrypted with.
 	stamped bool
-	// gets, if it is not nil, reads what is rewritten.
+	// gets and puts, if they are not nil, read and write what is rewritten.
 	gets *gets
+	puts *puts
 }
 
 // ClientConfig is what NewClient needs.
@@ -68,7 +69,7 @@ func (c *fencedClient) Get(ctx context.Context, key string, opts kubernetes.GetO
 	if c.gets == nil || opts != (kubernetes.GetOptions{}) || !rewriting(ctx) {
 		return c.Interface.Get(ctx, key, opts)
 	}
-	return c.gets.get(ctx, key)
+	return c.gets.call(ctx, key)
 }
 
 // OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is
@@ -93,7 +94,10 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 		if !ok || rev <= 0 {
 			return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, enc)
 		}
-		tried, err := c.try(ctx, key, value, expectedRevision, fenceKey, rev, opts)
+		tried, err := c.try(ctx, put{
+			key: key, revision: expectedRevision, value: value, lease: opts.LeaseID, getOnFailure: opts.GetOnFailure,
+			fenceKey: fenceKey, fenceRevision: rev,
+		})
 		if err != nil {
 			return kubernetes.PutResponse{}, err
 		}
@@ -111,22 +115,12 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 	return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
 }
 
-// try runs one transaction.
-func (c *fencedClient) try(ctx context.Context, key string, value []byte, expectedRevision int64, fenceKey string, rev int64, opts kubernetes.PutOptions) (attempt, error) {
-	reads := []clientv3.Op{clientv3.OpGet(fenceKey)}
-	if opts.GetOnFailure {
-		reads = append(reads, clientv3.OpGet(key))
+// try makes one attempt. The writes of rewrites, which come in numbers, are made together.
+func (c *fencedClient) try(ctx context.Context, p put) (attempt, error) {
+	if c.puts == nil || p.lease != clientv3.NoLease || !rewriting(ctx) {
+		return try(ctx, c.kv, p)
 	}
-	resp, err := c.kv.Txn(ctx).If(
-		clientv3.Compare(clientv3.ModRevision(key), "=", expectedRevision),
-		clientv3.Compare(clientv3.ModRevision(fenceKey), "=", rev),
-	).Then(
-		clientv3.OpPut(key, string(value), clientv3.WithLease(opts.LeaseID)),
-	).Else(reads...).Commit()
-	if err != nil {
-		return attempt{}, err
-	}
-	return readAttempt(resp, len(reads))
+	return c.puts.call(ctx, p)
 }
 
 // moved asks whether the write may be tried again after the StorageVersion changed.

@@ -39,9 +39,9 @@ func TestRewritingMakesUpdatesOnce(t *testing.T) {
 			}
 			update := func() (runs int, revision int64) {
 				out := emptyWidget(widgetsV2)
-				err := s.GuaranteedUpdate(tc.mark(t.Context()), key, out, false, nil, func(in runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+				err := s.GuaranteedUpdate(tc.mark(t.Context()), key, out, false, nil, func(in runtime.Object, meta storage.ResponseMeta) (runtime.Object, *uint64, error) {
 					runs++
-					return in, nil, nil
+					return unchanged(in, meta)
 				}, nil)
 				if err != nil {
 					t.Fatal(err)
@@ -65,6 +65,10 @@ func TestRewritingMakesUpdatesOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+func unchanged(in runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+	return in, nil, nil
 }
 
 // revision is etcd's.
@@ -94,8 +98,16 @@ type heldTxn struct {
 	ctx context.Context
 }
 
+func (h heldTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
+	return heldTxn{Txn: h.Txn.If(cs...), kv: h.kv, ctx: h.ctx}
+}
+
 func (h heldTxn) Then(ops ...clientv3.Op) clientv3.Txn {
 	return heldTxn{Txn: h.Txn.Then(ops...), kv: h.kv, ctx: h.ctx}
+}
+
+func (h heldTxn) Else(ops ...clientv3.Op) clientv3.Txn {
+	return heldTxn{Txn: h.Txn.Else(ops...), kv: h.kv, ctx: h.ctx}
 }
 
 func (h heldTxn) Commit() (*clientv3.TxnResponse, error) {
@@ -121,7 +133,7 @@ func TestGetsAreMadeTogether(t *testing.T) {
 		}
 	}
 	kv := &heldKV{KV: testEtcd.KV, begun: make(chan context.Context), release: make(chan struct{})}
-	g := &gets{kv: kv}
+	g := newGets(kv)
 	type answer struct {
 		i        int
 		response kubernetes.GetResponse
@@ -129,7 +141,7 @@ func TestGetsAreMadeTogether(t *testing.T) {
 	}
 	answers := make(chan answer, n)
 	ask := func(i int) {
-		response, err := g.get(t.Context(), fmt.Sprint(w.prefix, "/", i))
+		response, err := g.call(t.Context(), fmt.Sprint(w.prefix, "/", i))
 		answers <- answer{i, response, err}
 	}
 	go ask(0)
@@ -161,11 +173,11 @@ func TestGetsAreMadeTogether(t *testing.T) {
 func TestGetsGivenUp(t *testing.T) {
 	w := newWorld(t)
 	kv := &heldKV{KV: testEtcd.KV, begun: make(chan context.Context), release: make(chan struct{})}
-	g := &gets{kv: kv}
+	g := newGets(kv)
 	errs := make(chan error, 2)
 	ctx, cancel := context.WithCancel(t.Context())
 	ask := func(ctx context.Context) {
-		_, err := g.get(ctx, w.prefix)
+		_, err := g.call(ctx, w.prefix)
 		errs <- err
 	}
 	go ask(ctx)
@@ -184,8 +196,8 @@ func TestGetsGivenUp(t *testing.T) {
 	}
 }
 
-func (g *gets) waits() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.waiting)
+func (t *together[In, Out]) waits() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.waiting)
 }

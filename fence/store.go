@@ -210,7 +210,8 @@ func (f *Fence) storeClient(s Store, seen *batches) (*kubernetes.Client, func())
 			versions:  f.versions,
 			gr:        s.GroupResource,
 			enc:       s.Encoding,
-			gets:      &gets{kv: f.kv},
+			gets:      newGets(f.kv),
+			puts:      newPuts(f.kv),
 		}
 	}
 	return client, release
