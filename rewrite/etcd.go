@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -19,6 +20,8 @@ import (
 // Etcd is a KV in etcd.
 type Etcd struct {
 	kv clientv3.KV
+	// whole says that etcd has no streams, which are new in 3.7: it answers in one piece.
+	whole atomic.Bool
 }
 
 // NewEtcd returns a KV over an etcd client. Replies are bounded for a *clientv3.Client
@@ -42,20 +45,78 @@ func (b boundedReplies) Range(ctx context.Context, in *etcdserverpb.RangeRequest
 	return b.KVClient.Range(ctx, in, opts...)
 }
 
-// Range implements Reader.
+// RangeStream implements etcdserverpb.KVClient. Its replies come in pieces.
+func (b boundedReplies) RangeStream(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (etcdserverpb.KV_RangeStreamClient, error) {
+	return b.KVClient.RangeStream(ctx, in, append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))...)
+}
+
+// Range implements Reader. Several values are read as a stream, where etcd has them: it reads
+// the next ones while those before are decoded here.
 func (e *Etcd) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
-	resp, err := e.kv.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
+	page := Page{Revision: revision}
+	opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision)}
+	streamed, err := false, error(nil)
+	if limit != 1 && !e.whole.Load() {
+		err = e.stream(ctx, &page, start, opts)
+		streamed = status.Code(err) != codes.Unimplemented
+		e.whole.Store(!streamed)
+	}
+	if !streamed {
+		var resp *clientv3.GetResponse
+		if resp, err = e.kv.Get(ctx, start, opts...); err == nil {
+			page.add((*etcdserverpb.RangeResponse)(resp))
+		}
+	}
 	if err != nil {
 		return Page{}, fmt.Errorf("read from %q at revision %d: %w", start, revision, classify(err))
 	}
-	page := Page{Entries: make([]Entry, len(resp.Kvs)), More: resp.More, Count: resp.Count, Revision: revision}
-	if revision == 0 {
-		page.Revision = resp.Header.GetRevision()
-	}
-	for i, kv := range resp.Kvs {
-		page.Entries[i] = entry(kv)
-	}
 	return page, nil
+}
+
+// stream reads a page that comes in pieces.
+func (e *Etcd) stream(ctx context.Context, page *Page, start string, opts []clientv3.OpOption) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pieces, err := e.kv.GetStream(ctx, start, opts...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		cancel()
+		for range pieces { // who sends them waits until they are taken
+			continue
+		}
+	}()
+	bytes, ended := 0, false
+	for piece := range pieces {
+		if err := piece.Err(); err != nil {
+			return err
+		}
+		for _, kv := range piece.Kvs {
+			bytes += len(kv.Key) + len(kv.Value)
+		}
+		if bytes > MaxReply && len(page.Entries)+len(piece.Kvs) > 1 {
+			return fmt.Errorf("more than %d bytes: %w", MaxReply, ErrTooLarge)
+		}
+		page.add(piece.RangeResponse)
+		ended = piece.Header != nil // which only the last one has
+	}
+	if !ended {
+		return fmt.Errorf("%w: its answer breaks off", ErrUnavailable)
+	}
+	return nil
+}
+
+// add takes in an answer, or a piece of one, of which the last tells the rest.
+func (p *Page) add(resp *etcdserverpb.RangeResponse) {
+	p.Entries = slices.Grow(p.Entries, len(resp.Kvs))
+	for _, kv := range resp.Kvs {
+		p.Entries = append(p.Entries, entry(kv))
+	}
+	p.More, p.Count = resp.More, resp.Count
+	if p.Revision == 0 {
+		p.Revision = resp.Header.GetRevision()
+	}
 }
 
 // Commit implements KV.

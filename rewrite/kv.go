@@ -80,7 +80,7 @@ type Committed struct {
 
 // MaxReply bounds the bytes that a Reader takes at a time, but for a single entry. It is
 // what a read may cost in memory, however wrong the guess of the values' sizes was.
-const MaxReply = 4 << 20
+const MaxReply = 8 << 20
 
 // Reader reads ranges of raw values.
 type Reader interface {

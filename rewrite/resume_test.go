@@ -229,7 +229,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
 		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
 	}
-	const bound = 8 << 20
+	const bound = 2 * MaxReply
 	kv := &counting{KV: NewEtcd(c), out: map[string]int{}}
 	result, err := New(kv).Run(t.Context(), target, Options{Workers: 4, MemoryBytes: bound}, nil)
 	must(t, err)

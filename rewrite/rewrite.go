@@ -104,7 +104,7 @@ type Options struct {
 	// goroutine and in key order, but for the yielding. Default: DefaultWorkers.
 	Workers int
 	// PageKeys and PageBytes bound a page. Bytes are estimated from the page before, and in
-	// no case more than MaxReply, but for a single value. Defaults: 2000 and 2 MiB.
+	// no case more than MaxReply, but for a single value. Defaults: 4000 and 6 MiB.
 	PageKeys, PageBytes int
 	// TxnKeys and TxnBytes bound a transaction; a larger single value goes alone.
 	// Defaults: 100 (etcd allows 128 minus one) and 1 MiB (etcd allows 1.5 MiB).
@@ -134,8 +134,8 @@ func DefaultWorkers() int { return min(16, 4*runtime.GOMAXPROCS(0)) }
 
 func (o Options) withDefaults() Options {
 	o.Workers = cmp.Or(o.Workers, DefaultWorkers())
-	o.PageKeys = cmp.Or(o.PageKeys, 2000)
-	o.PageBytes = cmp.Or(o.PageBytes, 2<<20)
+	o.PageKeys = cmp.Or(o.PageKeys, 4000)
+	o.PageBytes = cmp.Or(o.PageBytes, 6<<20)
 	o.TxnKeys = cmp.Or(o.TxnKeys, 100)
 	o.TxnBytes = cmp.Or(o.TxnBytes, 1<<20)
 	o.MemoryBytes = cmp.Or(o.MemoryBytes, 32<<20)
