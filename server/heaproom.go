@@ -16,7 +16,7 @@ const (
 	// maxHeapRoom is how far the heap may at least grow between two collections while something
 	// runs that makes much garbage, in bytes. A collection marks all that lives, watch caches
 	// and schemas, and on a small heap that is done for very little garbage each time.
-	maxHeapRoom = 1 << 30
+	maxHeapRoom = 2 << 30
 	// heapRoomShare is the part of the memory that is left which it may take, at most, and
 	// blindHeapRoom what it is where nothing tells how much that is.
 	heapRoomShare = 4
