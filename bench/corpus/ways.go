@@ -13,25 +13,37 @@ import (
 
 // Ways are the ways of migrating one resource, with what each took.
 type Ways struct {
-	// Rewrite is Concord's, API its engine that goes through the API, Raw the same bytes by
-	// raw transactions, Update a GET and a PUT per object, Apply an empty apply per object.
-	Rewrite, API, Raw, Update, Apply []Span
+	// Rewrite is Concord's, Noop the same with nothing to do, API its engine that goes through
+	// the API, Raw the same bytes by raw transactions, Update a GET and a PUT per object, Apply
+	// an empty apply per object.
+	Rewrite, Noop, API, Raw, Update, Apply []Span
 }
 
 // Round measures every way once. The raw writes of the old bytes undo the rewrites.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
+	if err := stored.Servers.Rest(ctx); err != nil {
+		return err
+	}
 	raw, err := stored.Restore(ctx, len(stored.puts))
 	if err != nil {
 		return err
 	}
-	if err := stored.Servers.AwaitCalm(ctx); err != nil {
+	if err := stored.Servers.Rest(ctx); err != nil {
 		return err
 	}
 	rewrite, err := stored.Migrate(ctx, fmt.Sprint("round-", i))
 	if err != nil {
 		return err
 	}
-	w.Raw, w.Rewrite = append(w.Raw, raw), append(w.Rewrite, rewrite)
+	// Now and not after the single writes, since it would give way to the client.
+	if err := stored.Servers.Rest(ctx); err != nil {
+		return err
+	}
+	noop, err := stored.Migrate(ctx, fmt.Sprint("noop-", i))
+	if err != nil {
+		return err
+	}
+	w.Raw, w.Rewrite, w.Noop = append(w.Raw, raw), append(w.Rewrite, rewrite), append(w.Noop, noop)
 	single := []struct {
 		spans *[]Span
 		write apiWrite
@@ -41,6 +53,9 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 	}
 	for _, way := range single {
 		if _, err := stored.Restore(ctx, sampled); err != nil {
+			return err
+		}
+		if err := stored.Servers.Rest(ctx); err != nil {
 			return err
 		}
 		done, err := stored.OneByOne(ctx, sampled, way.write)
@@ -57,7 +72,7 @@ func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i int) error
 	if _, err := stored.Restore(ctx, len(stored.puts)); err != nil {
 		return err
 	}
-	if err := stored.Servers.AwaitCalm(ctx); err != nil {
+	if err := stored.Servers.Rest(ctx); err != nil {
 		return err
 	}
 	api, err := stored.MigrateThroughAPI(ctx, fmt.Sprint("api-", i))

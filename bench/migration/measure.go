@@ -19,7 +19,6 @@ type bench struct {
 
 	custom, builtin corpus.Ways
 	valueBytes      [2]int // of a custom resource and of a built-in one, in the old encoding
-	noop            []corpus.Span
 	// idle and busy are the latencies of client writes, in milliseconds, without a migration
 	// and during one, and yielding what the migrations took during which they were taken.
 	idle, busy []float64
@@ -65,11 +64,6 @@ func (b *bench) measure(ctx context.Context) error {
 		if err := b.custom.Round(ctx, custom, i, b.options.sampled); err != nil {
 			return err
 		}
-		again, err := custom.Migrate(ctx, fmt.Sprint("noop-", i))
-		if err != nil {
-			return err
-		}
-		b.noop = append(b.noop, again)
 		if i > 0 && b.options.objects > maxRepeatedly {
 			continue
 		}

@@ -54,7 +54,7 @@ func (b *bench) figures() *document {
 	put := d.add("one GET and PUT per custom resource", b.custom.Update, w)
 	apply := d.add("one empty apply per custom resource", b.custom.Apply, w)
 	api := d.add("API engine, custom resources", b.custom.API, w)
-	noop := d.add("rewrite of custom resources with nothing to do", b.noop, w)
+	noop := d.add("rewrite of custom resources with nothing to do", b.custom.Noop, w)
 	builtin := d.add("rewrite of built-in resources", b.builtin.Rewrite, w)
 	builtinRaw := d.add("raw limit, built-in resources", b.builtin.Raw, w)
 	d.add("one GET and PUT per built-in resource", b.builtin.Update, w)

@@ -9,20 +9,22 @@ import (
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
+	"github.com/concord-dev/concord/bench/stage"
 )
 
 // scaled is what migrations of a number of custom resources take, by a server of its own
 // that keeps none of them in memory: what grows is the migration's.
 type scaled struct {
 	full, noop []corpus.Span
-	// extra is how much more memory the server held at most than before the first, in bytes.
+	// extra is how much more memory the server held at most than it needed before the first,
+	// in bytes.
 	extra int64
 }
 
 // scaledObjects is how many objects are migrated in all at each size, in at most
 // maxScaledRounds rounds and at least one: a short migration alone says more of its
 // beginning than of its size.
-const scaledObjects, maxScaledRounds = 200_000, 9
+const scaledObjects, maxScaledRounds = 200_000, 15
 
 // scale migrates each number of objects, smallest first.
 func (b *bench) scale(ctx context.Context) error {
@@ -54,8 +56,11 @@ func (b *bench) scaleTo(ctx context.Context, n int) (one *scaled, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := servers.Rest(ctx); err != nil {
+		return nil, err
+	}
 	one, server := &scaled{}, cluster.Servers[0]
-	before, err := server.Resident()
+	before, err := resting(ctx, server, servers.Clients[0])
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +83,17 @@ func (b *bench) scaleTo(ctx context.Context, n int) (one *scaled, err error) {
 	peak, err := server.PeakResident()
 	one.extra = peak - before
 	return one, err
+}
+
+// resting is the memory that a server holds and needs. What its start has left behind may
+// have gone back to the system or not.
+func resting(ctx context.Context, server *stage.Server, client *stage.Client) (int64, error) {
+	held, err := server.Resident()
+	if err != nil {
+		return 0, err
+	}
+	spare, err := client.FreeHeap(ctx)
+	return held - spare, err
 }
 
 // round migrates everything, and then once more with nothing to do.
