@@ -376,3 +376,50 @@ func show(op clientv3.Op) string {
 	}
 	return "(" + strings.Join(parts, " ") + ")"
 }
+
+// TestStreams reads in pieces, of which the simulated store makes one, on both sides.
+func TestStreams(t *testing.T) {
+	sides := []side{{kv: realEtcd(t)}, {kv: etcd.New()}}
+	for i := range sides {
+		for n := range 50 {
+			r, err := sides[i].kv.Put(t.Context(), fmt.Sprintf("key-%02d", n), strings.Repeat("x", n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sides[i].base = r.Header.Revision
+		}
+		if _, err := sides[i].kv.Compact(t.Context(), sides[i].base-20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, opts := range map[string]func(base int64) []clientv3.OpOption{
+		"all":                  func(int64) []clientv3.OpOption { return nil },
+		"a few":                func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(3)} },
+		"the first piece":      func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(10)} },
+		"one more":             func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(11)} },
+		"as many":              func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(50)} },
+		"before":               func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base - 10)} },
+		"a compacted revision": func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base - 30)} },
+		"a future revision":    func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base + 1)} },
+		"nothing":              func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRange("key-")} },
+	} {
+		var answers [2]string
+		for i, s := range sides {
+			var got *clientv3.GetResponse
+			pieces, err := s.kv.GetStream(t.Context(), "key-", append([]clientv3.OpOption{clientv3.WithRange("key.")}, opts(s.base)...)...)
+			if err == nil {
+				got, err = clientv3.GetStreamToGetResponse(pieces)
+			}
+			answers[i] = sentinel(err)
+			if err == nil {
+				answers[i] = fmt.Sprintf("%d at %d, %t of %d", len(got.Kvs), got.Header.Revision-s.base, got.More, got.Count)
+				for _, kv := range got.Kvs {
+					answers[i] += fmt.Sprintf(" %s=%s@%d", kv.Key, kv.Value, kv.ModRevision-s.base)
+				}
+			}
+		}
+		if answers[0] != answers[1] {
+			t.Errorf("%s: etcd answers\n%s\nand the simulation\n%s", name, answers[0], answers[1])
+		}
+	}
+}

@@ -40,9 +40,16 @@ func (k KV) Delete(ctx context.Context, key string, opts ...clientv3.OpOption) (
 	return r.Del(), err
 }
 
-// GetStream implements clientv3.KV. Nothing that is simulated uses it.
-func (k KV) GetStream(context.Context, string, ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
-	return nil, errors.New("the simulated etcd has no streams")
+// GetStream implements clientv3.KV. What is asked for comes in one piece.
+func (k KV) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
+	r, err := k.Get(ctx, key, opts...)
+	if err != nil {
+		return nil, err
+	}
+	pieces := make(chan clientv3.RangeStreamResponse, 1)
+	pieces <- clientv3.RangeStreamResponse{RangeResponse: (*etcdserverpb.RangeResponse)(r)}
+	close(pieces)
+	return pieces, nil
 }
 
 // Compact implements clientv3.KV. Compaction belongs to the Store.
@@ -100,7 +107,7 @@ func (s *Store) Delete(ctx context.Context, key string, opts ...clientv3.OpOptio
 	return KV{s}.Delete(ctx, key, opts...)
 }
 
-// GetStream implements clientv3.KV. Nothing that is simulated uses it.
+// GetStream implements clientv3.KV.
 func (s *Store) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
 	return KV{s}.GetStream(ctx, key, opts...)
 }
