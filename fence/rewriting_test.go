@@ -2,6 +2,7 @@ package fence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"testing"
@@ -185,7 +186,7 @@ func TestGetsGivenUp(t *testing.T) {
 	go ask(t.Context())
 	eventually(t, "the other one to wait", func() bool { return g.waits() == 1 })
 	cancel()
-	if err := <-errs; err != context.Canceled {
+	if err := <-errs; !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
 	<-reading.Done()
