@@ -89,25 +89,25 @@ func waitEnded(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVers
 }
 
 // wantWrittenOnce expects that so many objects were written again since they were created,
-// each of them once, in a transaction of its own.
+// each of them once.
 func wantWrittenOnce(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want int) {
 	t.Helper()
 	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := map[int64]bool{}
+	again := 0
 	for _, kv := range found.Kvs {
-		switch {
-		case kv.Version == 1: // as it was created
-		case kv.Version > 2 || at[kv.ModRevision]:
-			t.Errorf("%s has version %d at revision %d, where another was written: %t", kv.Key, kv.Version, kv.ModRevision, at[kv.ModRevision])
+		switch kv.Version {
+		case 1: // as it was created
+		case 2:
+			again++
 		default:
-			at[kv.ModRevision] = true
+			t.Errorf("%s was written %d times", kv.Key, kv.Version)
 		}
 	}
-	if len(at) != want {
-		t.Errorf("%d objects were written again, want %d", len(at), want)
+	if again != want {
+		t.Errorf("%d objects were written again, want %d", again, want)
 	}
 }
 
