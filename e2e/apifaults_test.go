@@ -71,6 +71,7 @@ func testAPIWebhook(t *testing.T) {
 	wantStored(t, c, convertibles, map[agree.Encoding]int{v1: tenth, v2: objects - tenth})
 	wantWrittenOnce(t, c, convertibles, objects-tenth)
 	awaitStored(t, c, widgets, v2, stored)
+	wantEncoding(t, c, widgets, v2, stored)
 
 	// What is left is migrated, and for a webhook that is away for a while no object fails.
 	hook.slow(0)

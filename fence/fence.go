@@ -7,8 +7,9 @@
 // in it with another encoding, cannot write, however late the request arrives. Deletes
 // write no value and carry no fence.
 //
-// A rewrite writes many objects in one transaction, which the library's watch cache does not
-// know of. The stores see to it that no watch misses a part of that.
+// A rewrite writes many objects in one transaction, and so do concurrent updates of a
+// migration through the API. The library's watch cache does not know of such transactions;
+// the stores see to it that no watch misses a part of one.
 package fence
 
 import (

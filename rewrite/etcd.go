@@ -55,22 +55,28 @@ func (b boundedReplies) RangeStream(ctx context.Context, in *etcdserverpb.RangeR
 func (e *Etcd) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
 	page := Page{Revision: revision}
 	opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision)}
-	streamed, err := false, error(nil)
-	if limit != 1 && !e.whole.Load() {
-		err = e.stream(ctx, &page, start, opts)
-		streamed = status.Code(err) != codes.Unimplemented
-		e.whole.Store(!streamed)
+	read := e.stream
+	if limit == 1 || e.whole.Load() {
+		read = e.get
 	}
-	if !streamed {
-		var resp *clientv3.GetResponse
-		if resp, err = e.kv.Get(ctx, start, opts...); err == nil {
-			page.add((*etcdserverpb.RangeResponse)(resp))
-		}
+	err := read(ctx, &page, start, opts)
+	if status.Code(err) == codes.Unimplemented {
+		e.whole.Store(true)
+		err = e.get(ctx, &page, start, opts)
 	}
 	if err != nil {
 		return Page{}, fmt.Errorf("read from %q at revision %d: %w", start, revision, classify(err))
 	}
 	return page, nil
+}
+
+// get reads a page that comes in one piece.
+func (e *Etcd) get(ctx context.Context, page *Page, start string, opts []clientv3.OpOption) error {
+	resp, err := e.kv.Get(ctx, start, opts...)
+	if err == nil {
+		page.add((*etcdserverpb.RangeResponse)(resp))
+	}
+	return err
 }
 
 // stream reads a page that comes in pieces.

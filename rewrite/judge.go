@@ -98,10 +98,10 @@ func (t *Target) open(ctx context.Context, e Entry) (opened, *Failure, error) {
 }
 
 func (t *Target) sealed(ctx context.Context, e Entry, c Converted) (judgement, error) {
-	if c.Err != nil {
-		return judgement{failure: newFailure(e.Key, c.Reason, c.Err)}, nil
+	if c.Err == nil {
+		return t.seal(ctx, e, c.Plain)
 	}
-	return t.seal(ctx, e, c.Plain)
+	return judgement{failure: newFailure(e.Key, c.Reason, c.Err)}, nil
 }
 
 func (t *Target) seal(ctx context.Context, e Entry, plain []byte) (judgement, error) {

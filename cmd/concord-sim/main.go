@@ -47,7 +47,7 @@ func main() {
 	o := options{}
 	flag.Uint64Var(&o.seeds, "seeds", 1000, "how many seeds to run; 0 means without end")
 	flag.Uint64Var(&o.from, "from", 0, "the first seed")
-	flag.IntVar(&o.events, "events", 0, "how many events a seed's script has; 0 means as the seed chooses, from 200 to 450")
+	flag.IntVar(&o.events, "events", 0, fmt.Sprintf("how many events a seed's script has; 0 means as the seed chooses, from %d to %d", sim.MinEvents, sim.MaxEvents))
 	flag.DurationVar(&o.duration, "duration", 0, "stop after this time; 0 means not before all seeds are done")
 	flag.IntVar(&o.parallel, "parallel", 1, "how many worlds to run at a time")
 	flag.StringVar(&o.script, "script", "", "replay the script in this file (- is standard input) instead of seeds")
