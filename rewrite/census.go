@@ -68,6 +68,7 @@ func Count(ctx context.Context, reader Reader, prefix string) (Census, error) {
 func count(ctx context.Context, reader Reader, prefix string) (Census, error) {
 	defaults := Options{}.withDefaults()
 	pager := newPager(reader, prefix, defaults.PageKeys, defaults.PageBytes)
+	defer pager.close()
 	t := newTally()
 	for !pager.done {
 		page, err := pager.page(ctx)

@@ -1,6 +1,7 @@
 package rewrite
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ import (
 // Etcd is a KV in etcd.
 type Etcd struct {
 	kv clientv3.KV
-	// whole says that etcd has no streams, which are new in 3.7: it answers in one piece.
+	// whole says that etcd has no streams, which are new in 3.7.
 	whole atomic.Bool
 }
 
@@ -50,79 +51,27 @@ func (b boundedReplies) RangeStream(ctx context.Context, in *etcdserverpb.RangeR
 	return b.KVClient.RangeStream(ctx, in, append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))...)
 }
 
-// Range implements Reader. Several values are read as a stream, where etcd has them: it reads
-// the next ones while those before are decoded here.
+// Range implements Reader.
 func (e *Etcd) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
-	page := Page{Revision: revision}
-	opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision)}
-	read := e.stream
-	if limit == 1 || e.whole.Load() {
-		read = e.get
-	}
-	err := read(ctx, &page, start, opts)
-	if status.Code(err) == codes.Unimplemented {
-		e.whole.Store(true)
-		err = e.get(ctx, &page, start, opts)
-	}
+	resp, err := e.kv.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
 	if err != nil {
-		return Page{}, fmt.Errorf("read from %q at revision %d: %w", start, revision, classify(err))
+		return Page{}, readError(start, revision, err)
 	}
+	page := pageOf((*etcdserverpb.RangeResponse)(resp))
+	page.Revision = cmp.Or(revision, resp.Header.GetRevision())
 	return page, nil
 }
 
-// get reads a page that comes in one piece.
-func (e *Etcd) get(ctx context.Context, page *Page, start string, opts []clientv3.OpOption) error {
-	resp, err := e.kv.Get(ctx, start, opts...)
-	if err == nil {
-		page.add((*etcdserverpb.RangeResponse)(resp))
-	}
-	return err
+func readError(start string, revision int64, err error) error {
+	return fmt.Errorf("read from %q at revision %d: %w", start, revision, classify(err))
 }
 
-// stream reads a page that comes in pieces.
-func (e *Etcd) stream(ctx context.Context, page *Page, start string, opts []clientv3.OpOption) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	pieces, err := e.kv.GetStream(ctx, start, opts...)
-	if err != nil {
-		return err
+func pageOf(resp *etcdserverpb.RangeResponse) Page {
+	page := Page{Entries: make([]Entry, len(resp.Kvs)), More: resp.More, Count: resp.Count}
+	for i, kv := range resp.Kvs {
+		page.Entries[i] = entry(kv)
 	}
-	defer func() {
-		cancel()
-		for range pieces { // who sends them waits until they are taken
-			continue
-		}
-	}()
-	bytes, ended := 0, false
-	for piece := range pieces {
-		if err := piece.Err(); err != nil {
-			return err
-		}
-		for _, kv := range piece.Kvs {
-			bytes += len(kv.Key) + len(kv.Value)
-		}
-		if bytes > MaxReply && len(page.Entries)+len(piece.Kvs) > 1 {
-			return fmt.Errorf("more than %d bytes: %w", MaxReply, ErrTooLarge)
-		}
-		page.add(piece.RangeResponse)
-		ended = piece.Header != nil // which only the last one has
-	}
-	if !ended {
-		return fmt.Errorf("%w: its answer breaks off", ErrUnavailable)
-	}
-	return nil
-}
-
-// add takes in an answer, or a piece of one, of which the last tells the rest.
-func (p *Page) add(resp *etcdserverpb.RangeResponse) {
-	p.Entries = slices.Grow(p.Entries, len(resp.Kvs))
-	for _, kv := range resp.Kvs {
-		p.Entries = append(p.Entries, entry(kv))
-	}
-	p.More, p.Count = resp.More, resp.Count
-	if p.Revision == 0 {
-		p.Revision = resp.Header.GetRevision()
-	}
+	return page
 }
 
 // Commit implements KV.

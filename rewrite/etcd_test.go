@@ -12,13 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // startEtcd starts an etcd for one test. Its socket is in a directory of its own,
@@ -57,7 +54,9 @@ func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
 	}
 	start()
 	tb.Cleanup(func() { server.Close() })
-	c, err = clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop()})
+	// No more than a mebibyte is sent before it is taken: windows that are set do not grow.
+	window := []grpc.DialOption{grpc.WithInitialWindowSize(1 << 20), grpc.WithInitialConnWindowSize(1 << 20)}
+	c, err = clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop(), DialOptions: window})
 	must(tb, err)
 	tb.Cleanup(func() { _ = c.Close() })
 	return c, func() {
@@ -141,60 +140,33 @@ func numbered(prefix string) func(int) string {
 	return func(i int) string { return fmt.Sprintf("%sobject-%06d", prefix, i) }
 }
 
-// oldEtcd has no streams, as before 3.7.
-type oldEtcd struct {
-	etcdserverpb.KVClient
-	asked int
-}
-
-func (o *oldEtcd) RangeStream(context.Context, *etcdserverpb.RangeRequest, ...grpc.CallOption) (etcdserverpb.KV_RangeStreamClient, error) {
-	o.asked++
-	return unimplemented{}, nil
-}
-
-type unimplemented struct {
-	etcdserverpb.KV_RangeStreamClient
-}
-
-func (unimplemented) Recv() (*etcdserverpb.RangeStreamResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "unknown method RangeStream")
-}
-
-// What is read is the same, in pieces, in one answer and from an etcd that has no streams,
-// which is asked for one once.
-func TestRangeInPieces(t *testing.T) {
+// What is read is what etcd has, at any revision and up to any limit.
+func TestRange(t *testing.T) {
 	c := startEtcd(t)
 	const n = 700
 	key := numbered("/registry/things/")
 	load(t, c, n, key, func(i int) []byte { return fmt.Appendf(nil, "%d %s", i, bytes.Repeat([]byte("x"), 5*i)) })
-	old := &oldEtcd{KVClient: clientv3.RetryKVClient(c)}
-	readers := map[string]*Etcd{"streams": NewEtcd(c), "no streams": NewEtcd(clientv3.NewKVFromKVClient(old, c))}
-	now := readers["streams"]
-	first, err := now.Range(t.Context(), key(0), key(1), 1, 0)
+	reader := NewEtcd(c)
+	first, err := reader.Range(t.Context(), key(0), key(1), 1, 0)
 	must(t, err)
-	for name, reader := range readers {
-		for _, limit := range []int64{1, 2, 10, 11, 500, n, n + 1, 0} {
-			for _, revision := range []int64{0, first.Revision} {
-				page, err := reader.Range(t.Context(), key(3), "/registry/things0", limit, revision)
-				must(t, err)
-				whole, err := c.Get(t.Context(), key(3), clientv3.WithRange("/registry/things0"), clientv3.WithLimit(limit))
-				must(t, err)
-				want := Page{More: whole.More, Count: whole.Count, Revision: first.Revision}
-				for _, kv := range whole.Kvs {
-					want.Entries = append(want.Entries, entry(kv))
-				}
-				if !reflect.DeepEqual(page, want) {
-					t.Errorf("%s: limit %d: %d entries, %t %d %d; want %d, %t %d %d", name, limit,
-						len(page.Entries), page.More, page.Count, page.Revision, len(want.Entries), want.More, want.Count, want.Revision)
-				}
+	for _, limit := range []int64{1, 2, 500, n, n + 1, 0} {
+		for _, revision := range []int64{0, first.Revision} {
+			page, err := reader.Range(t.Context(), key(3), "/registry/things0", limit, revision)
+			must(t, err)
+			whole, err := c.Get(t.Context(), key(3), clientv3.WithRange("/registry/things0"), clientv3.WithLimit(limit))
+			must(t, err)
+			want := Page{More: whole.More, Count: whole.Count, Revision: first.Revision}
+			for _, kv := range whole.Kvs {
+				want.Entries = append(want.Entries, entry(kv))
+			}
+			if !reflect.DeepEqual(page, want) {
+				t.Errorf("limit %d: %d entries, %t %d %d; want %d, %t %d %d", limit,
+					len(page.Entries), page.More, page.Count, page.Revision, len(want.Entries), want.More, want.Count, want.Revision)
 			}
 		}
-		if page, err := reader.Range(t.Context(), "/registry/nothing", "/registry/nothinh", 10, 0); err != nil || len(page.Entries) > 0 || page.More || page.Revision != first.Revision {
-			t.Errorf("%s: of nothing: %+v, %v", name, page, err)
-		}
 	}
-	if old.asked != 1 {
-		t.Errorf("asked %d times for a stream", old.asked)
+	if page, err := reader.Range(t.Context(), "/registry/nothing", "/registry/nothinh", 10, 0); err != nil || len(page.Entries) > 0 || page.More || page.Revision != first.Revision {
+		t.Errorf("of nothing: %+v, %v", page, err)
 	}
 }
 

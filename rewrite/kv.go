@@ -41,7 +41,8 @@ type Page struct {
 	Entries []Entry
 	// More says that the range goes on behind the last entry.
 	More bool
-	// Count is how many keys the range had from its start, those of the page included.
+	// Count is how many keys the range had from its start, those of the page included. Pieces
+	// of a stream do not tell it.
 	Count int64
 	// Revision is the store's revision at which the page was read.
 	Revision int64
@@ -80,7 +81,7 @@ type Committed struct {
 
 // MaxReply bounds the bytes that a Reader takes at a time, but for a single entry. It is
 // what a read may cost in memory, however wrong the guess of the values' sizes was.
-const MaxReply = 8 << 20
+const MaxReply = 4 << 20
 
 // Reader reads ranges of raw values.
 type Reader interface {

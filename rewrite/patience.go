@@ -61,18 +61,3 @@ func (r *run) commit(ctx context.Context, fence Fence, puts []Put) (committed Co
 	})
 	return committed, err
 }
-
-// patientReader is a Reader that waits for the store.
-type patientReader struct {
-	Reader
-	run *run
-}
-
-// Range implements Reader.
-func (p patientReader) Range(ctx context.Context, start, end string, limit, revision int64) (page Page, err error) {
-	err = p.run.patiently(ctx, func(ctx context.Context) (err error) {
-		page, err = p.Reader.Range(ctx, start, end, limit, revision)
-		return err
-	})
-	return page, err
-}

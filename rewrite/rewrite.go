@@ -103,14 +103,16 @@ type Options struct {
 	// with at most one transaction under way. With 1 everything happens in the calling
 	// goroutine and in key order, but for the yielding. Default: DefaultWorkers.
 	Workers int
-	// PageKeys and PageBytes bound a page. Bytes are estimated from the page before, and in
-	// no case more than MaxReply, but for a single value. Defaults: 4000 and 6 MiB.
+	// PageKeys and PageBytes bound a page. Where pages would be long, etcd sends pieces of its
+	// own size instead. Bytes are estimated from the page before, and in no case more than
+	// MaxReply, but for a single value. Defaults: 4000 and 3 MiB.
 	PageKeys, PageBytes int
 	// TxnKeys and TxnBytes bound a transaction; a larger single value goes alone.
 	// Defaults: 100 (etcd allows 128 minus one) and 1 MiB (etcd allows 1.5 MiB).
 	TxnKeys, TxnBytes int
 	// MemoryBytes bounds the values held at a time, each counted twice: as it was read and
-	// as it is written. Less than MaxReply means a page at a time. Default: 32 MiB.
+	// as it is written. Less than MaxReply means a page at a time. What etcd has sent and
+	// nobody has taken in comes on top of it. Default: 6 MiB.
 	MemoryBytes int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
@@ -135,10 +137,10 @@ func DefaultWorkers() int { return min(16, 4*runtime.GOMAXPROCS(0)) }
 func (o Options) withDefaults() Options {
 	o.Workers = cmp.Or(o.Workers, DefaultWorkers())
 	o.PageKeys = cmp.Or(o.PageKeys, 4000)
-	o.PageBytes = cmp.Or(o.PageBytes, 6<<20)
+	o.PageBytes = cmp.Or(o.PageBytes, 3<<20)
 	o.TxnKeys = cmp.Or(o.TxnKeys, 100)
 	o.TxnBytes = cmp.Or(o.TxnBytes, 1<<20)
-	o.MemoryBytes = cmp.Or(o.MemoryBytes, 32<<20)
+	o.MemoryBytes = cmp.Or(o.MemoryBytes, 6<<20)
 	o.MaxNamed = cmp.Or(o.MaxNamed, 1000)
 	o.Patience = cmp.Or(o.Patience, time.Minute)
 	if o.Clock == nil {

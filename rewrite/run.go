@@ -116,15 +116,19 @@ func (r *run) pages(ctx context.Context) error {
 
 // read submits all pages in pieces, in key order.
 func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) error) error {
-	reader := patientReader{Reader: r.kv, run: r}
-	pager := newPager(reader, r.target.Prefix, r.opts.PageKeys, r.opts.PageBytes)
+	pager := newPager(r.kv, r.target.Prefix, r.opts.PageKeys, r.opts.PageBytes)
+	defer pager.close()
 	pager.goOnBehind(r.opts.Resume.After)
 	for !pager.done {
 		if err := r.budget.take(ctx, MaxReply); err != nil {
 			return err
 		}
 		pager.atMost(r.pacer.ahead(r.opts.PageKeys))
-		page, err := pager.pageAcrossCompaction(ctx)
+		var page Page
+		err := r.patiently(ctx, func(ctx context.Context) (err error) {
+			page, err = pager.pageAcrossCompaction(ctx)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -346,7 +350,11 @@ func (r *run) tally(c *chunk, batch []Put, committed Committed) []Entry {
 // leaseLost finds out what became of an entry whose lease had gone when it was written.
 // With its lease an object goes too, unless a client has moved it to another one.
 func (r *run) leaseLost(ctx context.Context, c *chunk, put Put, cause error) ([]Entry, error) {
-	page, err := patientReader{Reader: r.kv, run: r}.Range(ctx, put.Key, put.Key+"\x00", 1, 0)
+	var page Page
+	err := r.patiently(ctx, func(ctx context.Context) (err error) {
+		page, err = r.kv.Range(ctx, put.Key, put.Key+"\x00", 1, 0)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
 	defaults := Options{}.withDefaults()
 	pager := newPager(reader, prefix, defaults.PageKeys, defaults.PageBytes)
+	defer pager.close()
 	for !pager.done {
 		page, err := pager.pageAcrossCompaction(ctx)
 		if err != nil {

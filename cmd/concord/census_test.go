@@ -56,6 +56,9 @@ func requireNoError(t *testing.T, err error) {
 	}
 }
 
+// storedWidgets are more than are read page by page.
+const storedWidgets = 3000
+
 // startData starts an etcd in a data directory short enough for a socket and puts
 // objects into it.
 func startData(t *testing.T) (dataDir string, etcd *server.Etcd, client *clientv3.Client) {
@@ -68,7 +71,7 @@ func startData(t *testing.T) (dataDir string, etcd *server.Etcd, client *clientv
 	client, err = clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
-	putWidgets(t, client, "v1", 30)
+	putWidgets(t, client, "v1", storedWidgets)
 	for i := range 12 {
 		_, err := client.Put(t.Context(), fmt.Sprintf("/registry/secrets/default/bad-%02d", i), "\xff\xfe")
 		requireNoError(t, err)
@@ -80,15 +83,19 @@ func startData(t *testing.T) (dataDir string, etcd *server.Etcd, client *clientv
 
 func putWidgets(t *testing.T, client *clientv3.Client, version string, n int) {
 	t.Helper()
-	for i := range n {
-		_, err := client.Put(t.Context(), fmt.Sprintf("/registry/example.com/widgets/%s-%d", version, i),
-			fmt.Sprintf(`{"apiVersion":"example.com/%s","kind":"Widget","metadata":{"name":"w"}}`, version))
+	for from := 0; from < n; from += 100 {
+		var ops []clientv3.Op
+		for i := from; i < min(n, from+100); i++ {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("/registry/example.com/widgets/%s-%d", version, i),
+				fmt.Sprintf(`{"apiVersion":"example.com/%s","kind":"Widget","metadata":{"name":"w"}}`, version)))
+		}
+		_, err := client.Txn(t.Context()).Then(ops...).Commit()
 		requireNoError(t, err)
 	}
 }
 
 var wantRows = map[string]int64{
-	"widgets.example.com example.com/v1": 30,
+	"widgets.example.com example.com/v1": storedWidgets,
 	"secrets unknown":                    12,
 	"secrets encrypted:aescbc:v1:key1":   1,
 }
@@ -163,7 +170,7 @@ func TestCensusAfterCrash(t *testing.T) {
 	copyTree(t, filepath.Join(dataDir, wal), filepath.Join(crashed, wal))
 
 	_, rows := censusRows(t, "--data-dir", crashed)
-	if rows["widgets.example.com example.com/v2"] != 20 || rows["widgets.example.com example.com/v1"] != 30 {
+	if rows["widgets.example.com example.com/v2"] != 20 || rows["widgets.example.com example.com/v1"] != storedWidgets {
 		t.Fatalf("got %v", rows)
 	}
 }
@@ -182,7 +189,7 @@ func TestCensusTable(t *testing.T) {
 		"RESOURCE              ENCODING                   OBJECTS   BYTES\n",
 		"secrets               encrypted:aescbc:v1:key1   1 ",
 		"secrets               unknown                    12        24\n",
-		"widgets.example.com   example.com/v1             30 ",
+		"widgets.example.com   example.com/v1             3000 ",
 		"\nvalues that cannot be read: 12\n  \"/registry/secrets/default/bad-00\"\n",
 		"  and 2 more, named by -o json\n",
 		"\nrevision ",
