@@ -38,8 +38,10 @@ const (
 	// tick is how often the rate is decided on, and probeEvery the time between two probes.
 	tick       = 100 * time.Millisecond
 	probeEvery = 5 * time.Millisecond
-	// restEvery: of so many ticks while clients are served the first is a rest.
-	restEvery = 12
+	// restEvery: of so many ticks while clients are served the first is a rest, and at the
+	// beginning firstRests are. What the calmest of the last keptRests showed is taken for
+	// the latency without the run: in any of them something else may have disturbed.
+	restEvery, firstRests, keptRests = 12, 2, 3
 	// slice is how long a transaction may be written for at the current rate: short ones
 	// lengthen few requests.
 	slice = 5 * time.Millisecond
@@ -55,21 +57,35 @@ const (
 type pace struct {
 	// rate is in objects per second.
 	rate float64
-	// climbing says that the target was not missed yet: the rate doubles.
-	climbing bool
+	// knee is the rate that was too fast last, or nearly; 0 if none was yet.
+	knee float64
+	// draining says that the rate was lowered in the last tick: what that shows is still
+	// of before. near says that it added more than half of what it may.
+	draining, near bool
 }
 
 // next decides the rate of the next tick. added is the latency that the run added in the
 // last one, in which it wrote achieved objects per second.
 func (p pace) next(added, target time.Duration, achieved float64) pace {
+	reached := min(p.rate, max(achieved, slowest))
 	switch {
+	case p.draining:
+		p.draining = false
 	case added > target:
 		// As fast as it was, and not as it was allowed to be, it was too fast.
-		p.rate, p.climbing = 0.7*min(p.rate, max(achieved, slowest)), false
+		p = pace{rate: 0.7 * reached, knee: max(reached, p.knee/2), draining: true}
+		if added > 2*target {
+			p.rate /= 2
+		}
 	case achieved < p.rate/2:
 		// It does not make use of what it may: more would show nothing.
-	case p.climbing:
-		p.rate *= 2
+	case p.knee == 0 && added > target/2:
+		if p.near { // twice is no chance
+			p.knee = reached
+		}
+		p.near = true
+	case p.rate < p.knee/2 || p.knee == 0:
+		p.rate, p.near = 2*p.rate, false
 	default:
 		p.rate += max(slowest, 0.05*p.rate)
 	}
@@ -208,7 +224,7 @@ func (w *window) add(own, newest int64) int64 {
 func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, error)) {
 	var seen window
 	var current pace
-	var idle time.Duration // a probe without the run
+	var rests []time.Duration // what probes took without the run, oldest first
 	for serving := 0; ctx.Err() == nil; {
 		p.mu.Lock()
 		own, newest, before := p.own, p.newest, p.written
@@ -220,7 +236,10 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 			_ = wait(ctx, p.clock, tick)
 			continue
 		}
-		resting := serving%restEvery == 0
+		if serving == 0 {
+			current, rests = pace{rate: 5 * slowest}, nil
+		}
+		resting := serving < firstRests || serving%restEvery == 0
 		if serving++; resting {
 			p.set(0)
 		} else {
@@ -229,17 +248,14 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 		began := p.clock.Now()
 		latency := p.measure(ctx, probe)
 		seconds := p.clock.Since(began).Seconds()
+		if resting {
+			rests = append(rests[max(0, len(rests)+1-keptRests):], latency)
+			continue
+		}
 		p.mu.Lock()
 		achieved := float64(p.written-before) / max(seconds, tick.Seconds())
 		p.mu.Unlock()
-		switch {
-		case resting && serving == 1:
-			idle, current = latency, pace{rate: 5 * slowest, climbing: true}
-		case resting:
-			idle = (idle + latency) / 2
-		default:
-			current = current.next(latency-idle, p.yield.MaxAddedLatency, achieved)
-		}
+		current = current.next(latency-slices.Min(rests), p.yield.MaxAddedLatency, achieved)
 	}
 }
 

@@ -20,16 +20,23 @@ func TestPace(t *testing.T) {
 		achieved float64
 		want     pace
 	}{
-		{"it climbs while nothing is added", pace{100, true}, 0, 95, pace{200, true}},
-		{"the first excess ends the climb", pace{1000, true}, 6 * time.Millisecond, 1000, pace{700, false}},
-		{"then it grows by little", pace{1000, false}, target, 1000, pace{1050, false}},
-		{"and by something", pace{50, false}, target, 50, pace{70, false}},
-		{"an excess is blamed on what was written", pace{10_000, false}, time.Second, 1000, pace{700, false}},
-		{"what is not used does not grow", pace{10_000, true}, 0, 1000, pace{10_000, true}},
-		{"it never ends", pace{slowest, false}, time.Second, slowest, pace{slowest, false}},
-		{"latency may fall", pace{100, true}, -time.Millisecond, 100, pace{200, true}},
+		{"it climbs while little is added", pace{rate: 100}, target / 2, 95, pace{rate: 200}},
+		{"half of what may be added halts the climb", pace{rate: 1000}, target/2 + 1, 900, pace{rate: 1000, near: true}},
+		{"the second time it ends it", pace{rate: 1000, near: true}, target/2 + 1, 900, pace{rate: 1000, knee: 900, near: true}},
+		{"or it was chance", pace{rate: 1000, near: true}, 0, 900, pace{rate: 2000}},
+		{"then it grows by little", pace{rate: 1000, knee: 1000}, target, 1000, pace{rate: 1050, knee: 1000}},
+		{"and by something", pace{rate: 50, knee: 60}, target, 50, pace{rate: 70, knee: 60}},
+		{"an excess lowers it", pace{rate: 1000}, target + 1, 1000, pace{rate: 700, knee: 1000, draining: true}},
+		{"a large one by much", pace{rate: 1000, knee: 800}, 2*target + 1, 1000, pace{rate: 350, knee: 1000, draining: true}},
+		{"a store that stood still tells little of the knee", pace{rate: 1000, knee: 1000}, time.Second, 0, pace{rate: slowest, knee: 500, draining: true}},
+		{"it is blamed on what was written", pace{rate: 10_000}, target + 1, 1000, pace{rate: 700, knee: 1000, draining: true}},
+		{"what comes right after it is not blamed on anything", pace{rate: 700, knee: 1000, draining: true}, time.Second, 700, pace{rate: 700, knee: 1000}},
+		{"far from the knee it climbs", pace{rate: 400, knee: 1000}, target, 400, pace{rate: 800, knee: 1000}},
+		{"what is not used does not grow", pace{rate: 10_000}, 0, 1000, pace{rate: 10_000}},
+		{"it never ends", pace{rate: slowest}, time.Second, slowest, pace{rate: slowest, knee: slowest, draining: true}},
+		{"latency may fall", pace{rate: 100}, -time.Millisecond, 100, pace{rate: 200}},
 	} {
-		if got := test.now.next(test.added, target, test.achieved); math.Abs(got.rate-test.want.rate) > 1e-6 || got.climbing != test.want.climbing {
+		if got := test.now.next(test.added, target, test.achieved); math.Abs(got.rate-test.want.rate) > 1e-6 || got.knee != test.want.knee || got.draining != test.want.draining || got.near != test.want.near {
 			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
 		}
 	}
@@ -39,7 +46,7 @@ func TestPace(t *testing.T) {
 // comes to where the target is, from above and from below.
 func TestPaceSettles(t *testing.T) {
 	const target = 5 * time.Millisecond
-	for _, start := range []pace{{100, true}, {50_000, false}} {
+	for _, start := range []pace{{rate: 100}, {rate: 50_000}} {
 		p, sum, most := start, 0.0, 0.0
 		for i := range 400 {
 			added := time.Duration(p.rate * 5 * float64(time.Microsecond)) // 1000/s add the target
@@ -52,6 +59,50 @@ func TestPaceSettles(t *testing.T) {
 		if mean := sum / 200; mean < 700 || most > 1100 {
 			t.Errorf("from %+v: %v objects/s on average, %v at most, want nearly 1000", start, mean, most)
 		}
+	}
+}
+
+// TestGovern has the first rest disturbed: the calmer second one is what is compared with.
+func TestGovern(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
+	p := newPacer(Yield{MaxAddedLatency: 2 * time.Millisecond, Busy: func() bool { return true }}, 1, clock)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	began := clock.Now()
+	rate := func() float64 {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.rate
+	}
+	go func() {
+		for ctx.Err() == nil {
+			if clock.HasWaiters() {
+				clock.Step(time.Millisecond)
+			}
+			runtime.Gosched()
+		}
+	}()
+	fastest, written, told := 0.0, 0.0, 0
+	last := began
+	p.govern(ctx, func(context.Context) (int64, error) {
+		at := clock.Since(began)
+		took := time.Millisecond + time.Duration(rate())*time.Microsecond // 2000/s add the target
+		if at < tick {
+			took = 30 * time.Millisecond
+		}
+		if at > 20*time.Second {
+			cancel()
+		}
+		clock.Step(took)
+		written += rate() * clock.Since(last).Seconds()
+		last = clock.Now()
+		p.wrote(int(written)-told, 0)
+		told = int(written)
+		fastest = max(fastest, rate())
+		return 0, nil
+	})
+	if fastest < 1500 || fastest > 2500 {
+		t.Errorf("at most %v objects/s, want about 2000", fastest)
 	}
 }
 
