@@ -59,14 +59,18 @@ func (l *clientLoad) add(n int) {
 // advance takes in the time since it was last called.
 func (l *clientLoad) advance() {
 	now := l.clock.Now()
-	l.now.spent += time.Duration(l.under) * now.Sub(l.last)
+	since := now.Sub(l.last)
+	l.now.spent += time.Duration(l.under) * since
 	l.last = now
 	windows := float64(now.Sub(l.began)) / float64(loadWindow)
-	if windows < 1 {
+	switch {
+	case windows < 1:
 		return
+	case since >= loadWindow: // what was before is long ago, and nothing has begun or ended since
+		l.before = loadOf{spent: time.Duration(l.under) * loadWindow}
+	default: // what is spread over more than a window is brought down to one
+		l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows)}
 	}
-	// What is spread over more than a window is brought down to one.
-	l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows)}
 	l.now, l.began = loadOf{}, now
 }
 
