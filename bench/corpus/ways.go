@@ -19,8 +19,16 @@ type Ways struct {
 	Rewrite, Noop, API, Raw, Update, Apply []Span
 }
 
+// forgotten is how long after a client's requests a migration does not give way to it any more.
+const forgotten = 2 * time.Second
+
 // Round measures every way once. The raw writes of the old bytes undo the rewrites.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
+	select {
+	case <-time.After(forgotten):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if err := stored.Servers.Rest(ctx); err != nil {
 		return err
 	}

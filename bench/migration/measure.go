@@ -97,14 +97,15 @@ const (
 	maxRounds, maxYielding = 8, 5000
 )
 
-// foreground times client writes without a migration and during migrations at the servers'
-// default settings, in turns.
+// foreground times client writes during migrations at the servers' default settings, and
+// without one, in turns. Both take as long, so that a collection of garbage, which lengthens
+// writes whether or not there is a migration, has the same chance to fall into either.
 func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 	w, err := newWriters(ctx, stored.Servers)
 	if err != nil {
 		return err
 	}
-	for i := 0; i < maxRounds && len(b.busy) < b.options.samples; i++ {
+	for i := 0; i < maxRounds && (i < b.options.rounds || len(b.busy) < b.options.samples); i++ {
 		objects := min(stored.Objects(), maxYielding)
 		if _, err := stored.Restore(ctx, objects); err != nil {
 			return err
@@ -113,15 +114,6 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 			return err
 		}
 		stop := w.start(ctx)
-		began := time.Now()
-		err := w.await(ctx, b.options.samples/2)
-		idle, waitErr := stop()
-		if err = errors.Join(err, waitErr); err != nil {
-			return err
-		}
-		b.idle = append(b.idle, idle.between(began, time.Now())...)
-
-		stop = w.start(ctx)
 		pause(ctx, settle)
 		span, err := stored.Migrate(ctx, fmt.Sprint("foreground-", i))
 		busy, stopErr := stop()
@@ -130,7 +122,20 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 		}
 		b.yielding = append(b.yielding, span.Of(objects))
 		b.busy = append(b.busy, busy.between(span.Began(), span.Written())...)
-		b.logf("%d client writes timed during migrations", len(b.busy))
+
+		if err := stored.Servers.AwaitCalm(ctx); err != nil {
+			return err
+		}
+		stop = w.start(ctx)
+		pause(ctx, settle)
+		began := time.Now()
+		pause(ctx, span.Written().Sub(span.Began()))
+		idle, err := stop()
+		if err != nil {
+			return err
+		}
+		b.idle = append(b.idle, idle.between(began, time.Now())...)
+		b.logf("%d client writes timed during migrations, %d without", len(b.busy), len(b.idle))
 	}
 	return nil
 }

@@ -15,74 +15,98 @@ import (
 // scaled is what migrations of a number of custom resources take, by a server of its own
 // that keeps none of them in memory: what grows is the migration's.
 type scaled struct {
+	cluster *stage.Cluster
+	stored  *corpus.Stored
+	// rounds is how many there are to be.
+	rounds     int
 	full, noop []corpus.Span
-	// extra is how much more memory the server held at most than it needed before the first,
-	// in bytes.
-	extra int64
+	// before is the memory that the server needed before the first, and extra how much more
+	// it held at most since, in bytes.
+	before, extra int64
 }
 
 // scaledObjects is how many objects are migrated in all at each size, in at most
-// maxScaledRounds rounds and at least one: a short migration alone says more of its
-// beginning than of its size.
-const scaledObjects, maxScaledRounds = 200_000, 15
+// maxScaledRounds rounds and at least one: of a short migration alone the time says more of
+// its beginning than of its size, and the memory more of when garbage happened to be
+// collected.
+const scaledObjects, maxScaledRounds = 600_000, 40
 
-// scale migrates each number of objects, smallest first.
-func (b *bench) scale(ctx context.Context) error {
+// scale migrates each number of objects, half of the rounds with the sizes going up and half
+// with them going down again: machines have better minutes and worse ones.
+func (b *bench) scale(ctx context.Context) (err error) {
 	for _, n := range b.options.scale {
-		b.logf("migrating %d objects, which no server keeps in memory", n)
-		one, err := b.scaleTo(ctx, n)
-		if err != nil {
-			return fmt.Errorf("%d objects: %w", n, err)
+		one, prepareErr := b.prepareScaled(ctx, n)
+		if one != nil {
+			defer func() { err = errors.Join(err, one.cluster.Close()) }()
+		}
+		if prepareErr != nil {
+			return fmt.Errorf("%d objects: %w", n, prepareErr)
 		}
 		b.scaled = append(b.scaled, one)
+	}
+	for _, one := range b.scaled {
+		if err := b.runScaled(ctx, one, (one.rounds+1)/2); err != nil {
+			return err
+		}
+	}
+	for _, one := range slices.Backward(b.scaled) {
+		if err := b.runScaled(ctx, one, one.rounds/2); err != nil {
+			return err
+		}
+	}
+	for _, one := range b.scaled {
+		if err := one.end(ctx); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func (b *bench) scaleTo(ctx context.Context, n int) (one *scaled, err error) {
+// prepareScaled stores n objects. The cluster is to be closed also if there is an error.
+func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
+	b.logf("storing %d objects, which no server keeps in memory", n)
 	cluster, err := b.stage.Cluster(ctx, fmt.Sprint("scale-", n), true, 1)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, cluster.Close()) }()
+	one := &scaled{cluster: cluster, rounds: max(1, min(maxScaledRounds, scaledObjects/n))}
 	servers, err := corpus.Open(ctx, cluster)
 	if err != nil {
-		return nil, err
+		return one, err
 	}
 	if err := corpus.PostCRD(ctx, servers.Clients[0], corpus.Rewritten, "v2"); err != nil {
-		return nil, err
+		return one, err
 	}
-	stored, err := corpus.CustomResources.FillUnwatched(ctx, servers, n)
-	if err != nil {
-		return nil, err
+	if one.stored, err = corpus.CustomResources.FillUnwatched(ctx, servers, n); err != nil {
+		return one, err
 	}
 	if err := servers.Rest(ctx); err != nil {
-		return nil, err
+		return one, err
 	}
-	one, server := &scaled{}, cluster.Servers[0]
-	before, err := resting(ctx, server, servers.Clients[0])
-	if err != nil {
-		return nil, err
+	if one.before, err = resting(ctx, cluster.Servers[0], servers.Clients[0]); err != nil {
+		return one, err
 	}
-	if err := server.ResetPeak(); err != nil {
-		return nil, err
-	}
-	for i := range max(1, min(maxScaledRounds, scaledObjects/n)) {
-		if i > 0 {
-			if _, err := stored.Restore(ctx, n); err != nil {
-				return nil, err
-			}
-		}
-		if err := one.round(ctx, stored, i); err != nil {
-			return nil, err
+	return one, cluster.Servers[0].ResetPeak()
+}
+
+func (b *bench) runScaled(ctx context.Context, one *scaled, rounds int) error {
+	for range rounds {
+		b.logf("migrating %d objects, round %d of %d", one.stored.Objects(), len(one.full)+1, one.rounds)
+		if err := one.round(ctx); err != nil {
+			return fmt.Errorf("%d objects: %w", one.stored.Objects(), err)
 		}
 	}
-	if err := stored.Check(ctx, n); err != nil {
-		return nil, err
+	return nil
+}
+
+// end takes stock.
+func (s *scaled) end(ctx context.Context) error {
+	if err := s.stored.Check(ctx, s.stored.Objects()); err != nil {
+		return err
 	}
-	peak, err := server.PeakResident()
-	one.extra = peak - before
-	return one, err
+	peak, err := s.cluster.Servers[0].PeakResident()
+	s.extra = peak - s.before
+	return err
 }
 
 // resting is the memory that a server holds and needs. What its start has left behind may
@@ -97,15 +121,21 @@ func resting(ctx context.Context, server *stage.Server, client *stage.Client) (i
 }
 
 // round migrates everything, and then once more with nothing to do.
-func (s *scaled) round(ctx context.Context, stored *corpus.Stored, i int) error {
+func (s *scaled) round(ctx context.Context) error {
+	i := len(s.full)
+	if i > 0 {
+		if _, err := s.stored.Restore(ctx, s.stored.Objects()); err != nil {
+			return err
+		}
+	}
 	for _, way := range []struct {
 		name  string
 		spans *[]corpus.Span
 	}{{"full", &s.full}, {"noop", &s.noop}} {
-		if err := stored.Servers.AwaitCalm(ctx); err != nil {
+		if err := s.stored.Servers.AwaitCalm(ctx); err != nil {
 			return err
 		}
-		span, err := stored.Migrate(ctx, fmt.Sprint(way.name, "-", i))
+		span, err := s.stored.Migrate(ctx, fmt.Sprint(way.name, "-", i))
 		if err != nil {
 			return err
 		}

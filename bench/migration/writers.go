@@ -97,18 +97,6 @@ func (w *writers) write(ctx context.Context, i int) error {
 	return nil
 }
 
-// await waits until the writers have made n writes since they were started.
-func (w *writers) await(ctx context.Context, n int) error {
-	return corpus.Eventually(ctx, fmt.Sprintf("%d client writes are made", n), func(context.Context) error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if made := len(w.samples); made < n {
-			return fmt.Errorf("there are %d", made)
-		}
-		return nil
-	})
-}
-
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
