@@ -87,7 +87,7 @@ func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress fun
 }
 
 func apiProgress(p apimigrate.Progress) migrate.Progress {
-	progress := migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Patched + p.Overtaken + p.Gone, Failed: p.Failed.Sum()}
+	progress := migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Patched + p.Overtaken + p.Gone, Failed: p.Failed.Sum(), Conflicts: p.Overtaken}
 	for reason, n := range p.Failed {
 		if n == 0 {
 			continue

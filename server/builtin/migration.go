@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// migrationStorage stores Kubernetes' own StorageVersionMigrations; no controller of ours
-// acts on them.
+// migrationStorage stores Kubernetes' own StorageVersionMigrations, which package mirror has
+// carried out.
 func migrationStorage(k kind, g generics) (stores, error) {
 	type migration = *storagemigrationv1.StorageVersionMigration
 	s := newStrategy[migration](false)
