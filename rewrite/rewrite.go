@@ -130,9 +130,12 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// DefaultWorkers is four times the CPUs, at most 16: most of the time a worker waits for the
-// store, or to be told that it has answered.
-func DefaultWorkers() int { return min(16, 4*runtime.GOMAXPROCS(0)) }
+// DefaultWorkers is four times the CPUs, since most of the time a worker waits for the store, or
+// to be told that it has answered; but more than 16 only if there are more CPUs.
+func DefaultWorkers() int {
+	cpus := runtime.GOMAXPROCS(0)
+	return max(cpus, min(16, 4*cpus))
+}
 
 func (o Options) withDefaults() Options {
 	o.Workers = cmp.Or(o.Workers, DefaultWorkers())
