@@ -45,13 +45,7 @@ func testAPIWebhook(t *testing.T) {
 	before := texts(t, servers[0], "v1")
 	v1, v2 := widgetEncoding("v1"), widgetEncoding("v2")
 
-	var poisoned []string
-	for name := range before {
-		if strings.HasSuffix(name, "0") {
-			poisoned = append(poisoned, name)
-		}
-	}
-	hook.poison(poisoned...)
+	hook.poison(everyTenth(before)...)
 	hook.slow(30 * time.Millisecond)
 	m := migrateThroughAPI(t, servers[0], convertibles, "v2")
 	storeWidgetsIn(t, servers[1], "v2") // which waits for no webhook

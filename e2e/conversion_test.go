@@ -17,9 +17,10 @@ import (
 	"github.com/concord-dev/concord/e2e/load"
 )
 
-// A custom resource that is converted by a webhook is migrated with the webhook's help.
-// An object that it refuses is named and does not stop the others; a webhook that goes
-// down in the middle stops nothing for good. Clients of both versions see what they saw.
+// A custom resource that is converted by a webhook, which is slow, is migrated with its help.
+// Every tenth object is refused, is named and does not stop the others; a webhook that goes
+// down in the middle, for a minute, stops nothing for good. Clients of both versions see what
+// they saw.
 func testConversionWebhook(t *testing.T) {
 	const objects = 200
 	hook := startConverter(t)
@@ -32,26 +33,35 @@ func testConversionWebhook(t *testing.T) {
 	before := texts(t, servers[0], "v1")
 	writes := c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{convertiblesV1}, Pause: 100 * time.Millisecond}, servers...)
 
-	hook.poison("fill-7")
+	poisoned := everyTenth(before)
+	hook.poison(poisoned...)
+	hook.slow(30 * time.Millisecond)
 	storeIn(t, servers[1], convertibles, "v2")
-	m := waitFailedMigration(t, servers[2], convertibles, func(p migrationv1alpha1.MigrationProgress) bool { return p.Failed == 1 })
-	if f := m.Status.Failures; len(f) != 1 || f[0].Name != "fill-7" || f[0].Namespace != "default" ||
-		f[0].Reason != migrationv1alpha1.FailureConversionWebhook || !strings.Contains(f[0].Message, "fill-7 is poisoned") {
-		t.Errorf("the failures are %+v, want fill-7, and what the webhook says of it", f)
+	m := waitFailedMigration(t, servers[2], convertibles, func(p migrationv1alpha1.MigrationProgress) bool { return p.Failed == int64(len(poisoned)) })
+	if len(m.Status.Failures) != len(poisoned) {
+		t.Errorf("the failures are %+v, want %v", m.Status.Failures, poisoned)
 	}
-	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != 1 || found[widgetEncoding("v2")] < objects-1 {
-		t.Errorf("convertibles are stored as %v, want one in v1", found)
+	for _, f := range m.Status.Failures {
+		if !slices.Contains(poisoned, f.Name) || f.Namespace != "default" ||
+			f.Reason != migrationv1alpha1.FailureConversionWebhook || !strings.Contains(f.Message, f.Name+" is poisoned") {
+			t.Errorf("the failure %+v, want one of %v, and what the webhook says of it", f, poisoned)
+		}
+	}
+	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != len(poisoned) || found[widgetEncoding("v2")] < objects-len(poisoned) {
+		t.Errorf("convertibles are stored as %v, want %d in v1", found, len(poisoned))
 	}
 	if standing := c.Standing(convertibles); !slices.Contains(standing.StoredVersions, "v1") || !slices.Contains(standing.Stored, string(widgetEncoding("v1"))) {
-		t.Errorf("storedVersions are %v and the stored set is %v, though one object is in v1", standing.StoredVersions, standing.Stored)
+		t.Errorf("storedVersions are %v and the stored set is %v, though objects are in v1", standing.StoredVersions, standing.Stored)
 	}
 	hook.poison()
+	hook.slow(0)
 	t.Logf("settled %v after the webhook converts everything", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, widgetEncoding("v2"), objects)
 	c.CheckLoad(writes.Stop(), nil)
 	wantTexts(t, before, servers...)
 
 	hook.goDownAfter(objects / 4)
+	began := time.Now()
 	storeIn(t, servers[2], convertibles, "v1")
 	waitFailedMigration(t, servers[0], convertibles, func(p migrationv1alpha1.MigrationProgress) bool {
 		return p.Failed > 0 && p.FailedByReason[migrationv1alpha1.FailureConversionWebhook] == p.Failed
@@ -65,6 +75,7 @@ func testConversionWebhook(t *testing.T) {
 		t.Errorf("with the webhook down, convertibles are stored as %v", found)
 	}
 	servers[1].Restart(cluster.Options{}) // which needs no webhook
+	<-time.After(time.Until(began.Add(time.Minute)))
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, widgetEncoding("v1"), objects)
@@ -88,6 +99,16 @@ func texts(t *testing.T, s *cluster.Server, version string) map[string]string {
 		}
 	}
 	return found
+}
+
+// everyTenth returns those whose names end in 0.
+func everyTenth(texts map[string]string) (names []string) {
+	for name := range texts {
+		if strings.HasSuffix(name, "0") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func wantTexts(t *testing.T, want map[string]string, servers ...*cluster.Server) {
