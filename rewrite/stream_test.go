@@ -160,6 +160,37 @@ func TestStreamIsForFastRuns(t *testing.T) {
 	}
 }
 
+// What a run holds is bounded, however long the stream; and a compaction breaks into it.
+func TestStreamsOfARun(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, streamed)
+	const bound = 2 * MaxReply
+	reader := &asked{Etcd: NewEtcd(c)}
+	var compacting sync.Once
+	kv := hooked{KV: reader, beforeCommit: func(_ Fence, puts []Put) (err error) {
+		if len(puts) > 0 && puts[0].Key > numbered(policyPrefix)(streamed/4) {
+			compacting.Do(func() {
+				var now *clientv3.GetResponse
+				if now, err = c.Get(t.Context(), policyFence); err == nil {
+					_, err = c.Compact(t.Context(), now.Header.Revision)
+				}
+			})
+		}
+		return err
+	}}
+	result, err := New(streamingKV{kv, reader}).Run(t.Context(), target, Options{Workers: 4, MemoryBytes: bound}, nil)
+	must(t, err)
+	requireSum(t, result)
+	if result.Total != streamed || reader.streams != 2 {
+		t.Errorf("%+v, %d streams", result.Progress, reader.streams)
+	}
+	if result.PeakBytes > bound || result.Bytes < 2*bound {
+		t.Errorf("%d of %d bytes were held", result.PeakBytes, 2*result.Bytes)
+	}
+	requireNew(t, c, contents)
+}
+
 // etcd goes away in the middle of a stream.
 func TestStreamBreaksOff(t *testing.T) {
 	c, restart := startEtcdThatStops(t)
