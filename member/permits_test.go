@@ -242,6 +242,27 @@ func TestLostIsNotForgotten(t *testing.T) {
 	}
 }
 
+// TestLateReportIsNotForgotten: what a former attempt sent has arrived since the read that
+// finds the report as it is to be.
+func TestLateReportIsNotForgotten(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		s := newState(true)
+		s.aim(target{resource: builtin(secrets), known: true})
+		if open && !s.stands("v1", 10) {
+			t.Fatal("not open")
+		}
+		if s.learn("self", 12, []agree.Report{{Server: "self", Encoding: "v1+key"}}) != open || s.open() {
+			t.Errorf("open %v: the late report was not noticed", open)
+		}
+		if s.stands("v1", 10) || s.open() {
+			t.Errorf("open %v: opened by what was read at 10", open)
+		}
+		if !s.stands("v1", 13) || !s.open() {
+			t.Errorf("open %v: not opened again", open)
+		}
+	}
+}
+
 func TestObserveStorageVersions(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)})
 	w.register()

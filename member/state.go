@@ -43,6 +43,9 @@ type state struct {
 	checked bool
 	// lostAt is the latest revision at which this server's report was known to be missing.
 	lostAt int64
+	// heard is the encoding in which the report stood at the latest revision heard of, heardAt.
+	heard   agree.Encoding
+	heardAt int64
 	// past are the encodings that this server has reported before `reported`.
 	past sets.Set[agree.Encoding]
 	// opened is the encoding that was open last.
@@ -136,9 +139,13 @@ func (s *state) close() {
 }
 
 // stands records that the report with this encoding was in the StorageVersion at
-// revision. It returns false if the report is known to have been lost since.
+// revision. It returns false if the report is known to have been lost since, or to say
+// something else.
 func (s *state) stands(enc agree.Encoding, revision int64) bool {
 	if revision <= s.lostAt {
+		return false
+	}
+	if revision < s.heardAt && s.heard != enc {
 		return false
 	}
 	if s.reported != enc {
@@ -155,8 +162,13 @@ func (s *state) stands(enc agree.Encoding, revision int64) bool {
 // learn takes in which reports stood at an etcd revision, 0 if it is not known. It
 // returns true if that withdrew the permission.
 func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Report) bool {
+	own, stands := agree.Of(reports, self)
+	if stands && revision > s.heardAt {
+		// It may say what a former attempt sent, whose answer never came.
+		s.heard, s.heardAt = own.Encoding, revision
+	}
 	if s.revision == 0 {
-		if _, ok := agree.Of(reports, self); !ok {
+		if !stands {
 			s.lostAt = max(s.lostAt, revision)
 		}
 		return false
