@@ -21,8 +21,8 @@ import (
 // Etcd is a KV in etcd.
 type Etcd struct {
 	kv clientv3.KV
-	// whole says that etcd has no streams, which are new in 3.7.
-	whole atomic.Bool
+	// streamless says that etcd has no streams, which are new in 3.7.
+	streamless atomic.Bool
 }
 
 // NewEtcd returns a KV over an etcd client. Replies are bounded for a *clientv3.Client

@@ -36,7 +36,7 @@ type stream struct {
 
 // stream implements streamer.
 func (e *Etcd) stream(ctx context.Context, start, end string, revision int64) (*stream, error) {
-	if e.whole.Load() {
+	if e.streamless.Load() {
 		return nil, errNoStreams
 	}
 	streaming, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -55,7 +55,7 @@ func (e *Etcd) streamError(ctx context.Context, start string, revision int64, er
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case status.Code(err) == codes.Unimplemented:
-		e.whole.Store(true)
+		e.streamless.Store(true)
 		return errNoStreams
 	}
 	return readError(start, revision, err)

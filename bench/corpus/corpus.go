@@ -167,12 +167,8 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		pause := time.NewTimer(calmSpan)
-		defer pause.Stop()
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := Pause(ctx, calmSpan); err != nil {
+			return err
 		}
 		after, err := s.cpu()
 		if err != nil {
@@ -185,6 +181,18 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// Pause waits for d, or fails when ctx ends before.
+func Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // cpu is the processor time that each server has used.

@@ -24,10 +24,8 @@ const forgotten = 2 * time.Second
 
 // Round measures every way once. The raw writes of the old bytes undo the rewrites.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
-	select {
-	case <-time.After(forgotten):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := Pause(ctx, forgotten); err != nil {
+		return err
 	}
 	if err := stored.Servers.Rest(ctx); err != nil {
 		return err

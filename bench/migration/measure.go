@@ -114,10 +114,10 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 			return err
 		}
 		stop := w.start(ctx)
-		pause(ctx, settle)
+		settled := corpus.Pause(ctx, settle)
 		span, err := stored.Migrate(ctx, fmt.Sprint("foreground-", i))
 		busy, stopErr := stop()
-		if err = errors.Join(err, stopErr); err != nil {
+		if err = errors.Join(settled, err, stopErr); err != nil {
 			return err
 		}
 		b.yielding = append(b.yielding, span.Of(objects))
@@ -127,11 +127,11 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 			return err
 		}
 		stop = w.start(ctx)
-		pause(ctx, settle)
+		settled = corpus.Pause(ctx, settle)
 		began := time.Now()
-		pause(ctx, span.Written().Sub(span.Began()))
-		idle, err := stop()
-		if err != nil {
+		err = corpus.Pause(ctx, span.Written().Sub(span.Began()))
+		idle, stopErr := stop()
+		if err = errors.Join(settled, err, stopErr); err != nil {
 			return err
 		}
 		b.idle = append(b.idle, idle.between(began, time.Now())...)

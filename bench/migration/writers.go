@@ -65,7 +65,7 @@ func (w *writers) start(ctx context.Context) (stop func() (samples, error)) {
 	errs := make([]error, writerCount)
 	for i := range writerCount {
 		running.Go(func() {
-			for pause(ctx, writerPause); ctx.Err() == nil; pause(ctx, writerPause) {
+			for corpus.Pause(ctx, writerPause) == nil {
 				if err := w.write(ctx, i); err != nil && ctx.Err() == nil {
 					errs[i] = err
 					return
@@ -95,13 +95,4 @@ func (w *writers) write(ctx context.Context, i int) error {
 	defer w.mu.Unlock()
 	w.samples = append(w.samples, sample{began: began, end: time.Now()})
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
