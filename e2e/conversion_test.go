@@ -61,7 +61,6 @@ func testConversionWebhook(t *testing.T) {
 	wantTexts(t, before, servers...)
 
 	hook.goDownAfter(objects / 4)
-	began := time.Now()
 	storeIn(t, servers[2], convertibles, "v1")
 	waitFailedMigration(t, servers[0], convertibles, func(p migrationv1alpha1.MigrationProgress) bool {
 		return p.Failed > 0 && p.FailedByReason[migrationv1alpha1.FailureConversionWebhook] == p.Failed
@@ -75,7 +74,7 @@ func testConversionWebhook(t *testing.T) {
 		t.Errorf("with the webhook down, convertibles are stored as %v", found)
 	}
 	servers[1].Restart(cluster.Options{}) // which needs no webhook
-	<-time.After(time.Until(began.Add(time.Minute)))
+	<-time.After(time.Until(hook.downSince.Add(time.Minute)))
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, widgetEncoding("v1"), objects)

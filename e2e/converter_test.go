@@ -92,8 +92,9 @@ type converter struct {
 	delay time.Duration
 	// left is how many objects it converts to v2 before it goes down; negative: it stays up.
 	left int
-	// down is closed when it has gone down because nothing was left.
-	down chan struct{}
+	// down is closed when it has gone down because nothing was left, at downSince.
+	down      chan struct{}
+	downSince time.Time
 }
 
 func startConverter(t *testing.T) *converter {
@@ -195,6 +196,7 @@ func (c *converter) allow(objects int) bool {
 	select {
 	case <-c.down:
 	default:
+		c.downSince = time.Now()
 		close(c.down)
 	}
 	_ = c.server.Close()
