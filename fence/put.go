@@ -69,7 +69,7 @@ func (c *fencedClient) Get(ctx context.Context, key string, opts kubernetes.GetO
 	if c.gets == nil || opts != (kubernetes.GetOptions{}) || !rewriting(ctx) {
 		return c.Interface.Get(ctx, key, opts)
 	}
-	return c.gets.call(ctx, key)
+	return c.gets.Do(ctx, key)
 }
 
 // OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is
@@ -120,7 +120,7 @@ func (c *fencedClient) try(ctx context.Context, p put) (attempt, error) {
 	if c.puts == nil || p.lease != clientv3.NoLease || !rewriting(ctx) {
 		return try(ctx, c.kv, p)
 	}
-	return c.puts.call(ctx, p)
+	return c.puts.Do(ctx, p)
 }
 
 // moved asks whether the write may be tried again after the StorageVersion changed.

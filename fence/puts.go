@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/concord-dev/concord/coalesce"
 )
 
 const (
@@ -44,10 +46,10 @@ func (p put) txn() (compares []clientv3.Cmp, then, otherwise []clientv3.Op) {
 
 // puts makes fenced writes, each of them on its own conditions; but those that are made
 // together are made at one revision.
-type puts = together[put, attempt]
+type puts = coalesce.Calls[put, attempt]
 
 func newPuts(kv clientv3.KV) *puts {
-	return &puts{fits: putFits, make: func(ctx context.Context, batch []put) ([]attempt, error) {
+	return &puts{Fits: putFits, Make: func(ctx context.Context, batch []put) ([]attempt, error) {
 		return tryAll(ctx, kv, batch)
 	}}
 }

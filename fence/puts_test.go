@@ -45,19 +45,19 @@ func TestPutsAreMadeTogether(t *testing.T) {
 		}
 		wg.Go(func() {
 			var err error
-			if attempts[i], err = p.call(t.Context(), one); err != nil {
+			if attempts[i], err = p.Do(t.Context(), one); err != nil {
 				t.Errorf("%d: %v", i, err)
 			}
 		})
 		if i == 0 {
 			<-kv.begun
 		} else {
-			eventually(t, "it to wait", func() bool { return p.waits() == i })
+			eventually(t, "it to wait", func() bool { return p.Waiting() == i })
 		}
 	}
 	transactions := 1
 	for kv.release <- struct{}{}; ; kv.release <- struct{}{} {
-		if <-kv.begun; p.waits() == 0 {
+		if <-kv.begun; p.Waiting() == 0 {
 			break
 		}
 		transactions++
@@ -134,23 +134,31 @@ func TestRewritesShareTransactions(t *testing.T) {
 	}
 	s, _ := w.widgetStore(widgetsV2, widgetsV2, true)
 	w.permit(widgets, encV2)
-	seen, err := s.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{
-		ResourceVersion: fmt.Sprint(w.revision()), Predicate: storage.Everything, Recursive: true,
-	})
-	if err != nil {
-		t.Fatal(err)
+	from := fmt.Sprint(w.revision())
+	watches := func() watch.Interface {
+		seen, err := s.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: from, Predicate: storage.Everything, Recursive: true})
+		if err != nil {
+			t.Error(err)
+			return watch.NewEmptyWatch()
+		}
+		return seen
 	}
-	defer seen.Stop()
-	// Read all the time: the watch cache ends watches that fall behind.
+	seen := watches()
 	told := make(chan map[string]bool)
 	go func() {
 		all := map[string]bool{}
-		for range n {
+		for len(all) < n && !t.Failed() {
 			e, ok := <-seen.ResultChan()
-			if o, err := meta.Accessor(e.Object); ok && err == nil && e.Type == watch.Modified {
+			if !ok {
+				// The watch cache ends watches that fall behind. What they have seen comes again.
+				seen = watches()
+				continue
+			}
+			if o, err := meta.Accessor(e.Object); err == nil && e.Type == watch.Modified {
 				all[o.GetName()+" "+o.GetResourceVersion()] = true
 			}
 		}
+		seen.Stop()
 		told <- all
 	}()
 	before := w.revision()

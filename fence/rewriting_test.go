@@ -142,7 +142,7 @@ func TestGetsAreMadeTogether(t *testing.T) {
 	}
 	answers := make(chan answer, n)
 	ask := func(i int) {
-		response, err := g.call(t.Context(), fmt.Sprint(w.prefix, "/", i))
+		response, err := g.Do(t.Context(), fmt.Sprint(w.prefix, "/", i))
 		answers <- answer{i, response, err}
 	}
 	go ask(0)
@@ -150,7 +150,7 @@ func TestGetsAreMadeTogether(t *testing.T) {
 	for i := 1; i < n; i++ {
 		go ask(i)
 	}
-	eventually(t, "the others to wait", func() bool { return g.waits() == n-1 })
+	eventually(t, "the others to wait", func() bool { return g.Waiting() == n-1 })
 	kv.release <- struct{}{}
 	for range 2 { // the two times maxGets that are left
 		<-kv.begun
@@ -178,13 +178,13 @@ func TestGetsGivenUp(t *testing.T) {
 	errs := make(chan error, 2)
 	ctx, cancel := context.WithCancel(t.Context())
 	ask := func(ctx context.Context) {
-		_, err := g.call(ctx, w.prefix)
+		_, err := g.Do(ctx, w.prefix)
 		errs <- err
 	}
 	go ask(ctx)
 	reading := <-kv.begun
 	go ask(t.Context())
-	eventually(t, "the other one to wait", func() bool { return g.waits() == 1 })
+	eventually(t, "the other one to wait", func() bool { return g.Waiting() == 1 })
 	cancel()
 	if err := <-errs; !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
@@ -195,10 +195,4 @@ func TestGetsGivenUp(t *testing.T) {
 	if err := <-errs; err != nil {
 		t.Errorf("the one that waited: %v", err)
 	}
-}
-
-func (t *together[In, Out]) waits() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.waiting)
 }

@@ -159,6 +159,9 @@ func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForRes
 		codec = &onceCodec{Codec: codec, written: f.written}
 	}
 	decoder := etcd3.NewDefaultDecoder(codec, versioner)
+	if s.ServedVersion != "" {
+		decoder = plainDecoder{decoder}
+	}
 	unsafeDeletion := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 	if unsafeDeletion {
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
