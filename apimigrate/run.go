@@ -47,6 +47,8 @@ type run struct {
 	result   Result
 	frontier frontier
 	failing  int // objects in a row that the server failed at
+	// blocked is why nothing behind a place could be listed. What is before it was migrated.
+	blocked error
 }
 
 func newRun(api API, target Target, opts Options, told func(Report)) *run {
@@ -108,12 +110,15 @@ func (r *run) all(ctx context.Context) error {
 	tasks := make(chan task, r.opts.PageSize)
 	group.Go(func() error {
 		defer close(tasks)
-		return r.list(ctx, tasks)
+		return newLister(r, tasks).all(ctx)
 	})
 	for range r.opts.MaxParallel {
 		group.Go(func() error { return r.work(ctx, tasks) })
 	}
-	return group.Wait()
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return r.blocked
 }
 
 // work migrates objects until there are no more. It takes them only when they may be
@@ -136,86 +141,6 @@ func (r *run) work(ctx context.Context, tasks <-chan task) error {
 	}
 }
 
-// list submits the objects of all pages.
-func (r *run) list(ctx context.Context, tasks chan<- task) error {
-	token, resumed := r.opts.Resume.Continue, r.opts.Resume.Continue != ""
-	for begun := 1; ; {
-		list, err := r.page(ctx, token)
-		switch place, tooOld := expired(err); {
-		case tooOld && place != "" && place != token:
-			token = place
-			continue
-		case tooOld && token != "" && begun < beginnings, resumed && apierrors.IsBadRequest(err):
-			// What was written already needs no write now. If this run did it, it is counted again.
-			r.begin(resumed)
-			token, resumed = "", false
-			begun++
-			continue
-		case err != nil:
-			return err
-		}
-		resumed = false
-		p := r.listed(list)
-		for i := range list.Items {
-			m := &list.Items[i]
-			t := task{page: p, object: object{
-				NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, uid: m.UID, resourceVersion: m.ResourceVersion,
-			}}
-			select {
-			case tasks <- t:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		if token = list.Continue; token == "" {
-			return nil
-		}
-	}
-}
-
-// page reads a page. While that fails other versions are tried: a server that cannot bring
-// some object to one version may be able to bring it to another.
-func (r *run) page(ctx context.Context, token string) (*metav1.PartialObjectMetadataList, error) {
-	wasAway := false
-	for failed, backoff := 0, minBackoff; ; {
-		list, err := r.api.List(ctx, r.served(), int64(r.opts.PageSize), token)
-		_, tooOld := expired(err)
-		switch {
-		case err == nil:
-			r.patience.answered()
-			if wasAway {
-				r.webhook.answered()
-			}
-			return list, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case tooOld || apierrors.IsBadRequest(err) || lasting(err):
-			return nil, err
-		}
-		v := judge(err)
-		switch v.answer {
-		case busy:
-		case away:
-			wasAway = true
-			r.patience.answered()
-			if !r.webhook.lasts(r.opts.Clock.Now()) {
-				return nil, fmt.Errorf("list the objects: %w", err)
-			}
-		default:
-			r.patience.answered()
-			if failed++; failed >= attempts*len(r.target.Versions) {
-				return nil, fmt.Errorf("list the objects: %w", err)
-			}
-		}
-		if err := r.wait(ctx, err, max(v.after, backoff)); err != nil {
-			return nil, fmt.Errorf("list the objects: %w", err)
-		}
-		if r.otherVersion() {
-			backoff = min(2*backoff, maxBackoff)
-		}
-	}
-}
-
 // wait waits before the server is asked again, if it is worth it.
 func (r *run) wait(ctx context.Context, cause error, d time.Duration) error {
 	if judge(cause).answer == busy && !r.patience.lasts(r.opts.Clock.Now()) {
@@ -228,43 +153,6 @@ func (r *run) served() schema.GroupVersionResource {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.resource
-}
-
-// otherVersion turns to the next version, and says whether that is the first one again.
-func (r *run) otherVersion() (first bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.version = (r.version + 1) % len(r.target.Versions)
-	r.resource = r.target.WithVersion(r.target.Versions[r.version])
-	return r.version == 0
-}
-
-// begin forgets where the list was, and if nothing was listed yet what was done before.
-func (r *run) begin(first bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if first {
-		r.result.Progress = Progress{}
-	}
-	for _, p := range r.frontier.pending {
-		p.after = "" // they end where nothing goes on
-	}
-	r.frontier = frontier{maxNamed: r.opts.MaxNamed}
-}
-
-func (r *run) listed(list *metav1.PartialObjectMetadataList) *page {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := int64(len(list.Items))
-	p := &page{after: list.Continue, left: len(list.Items), counts: Progress{Total: n}}
-	r.result.Total += n
-	if r.result.Expected == 0 && list.RemainingItemCount != nil {
-		r.result.Expected = r.result.Total + *list.RemainingItemCount
-	}
-	r.frontier.cursor.Progress.Expected = r.result.Expected
-	r.frontier.pending = append(r.frontier.pending, p)
-	r.frontier.advance()
-	return p
 }
 
 // migrate has one object written. The gate was entered for it.
@@ -359,23 +247,29 @@ func (r *run) refused(ctx context.Context, t task, reason Reason, cause error) e
 		r.took(t.page, Progress{Overtaken: 1})
 		return nil
 	}
-	f := Failure{NamespacedName: t.NamespacedName, Reason: reason, Detail: detail(cause)}
-	if r.opts.Failed != nil {
-		r.opts.Failed(f)
-	}
+	r.name(t.page, Failure{NamespacedName: t.NamespacedName, Reason: reason, Detail: detail(cause)})
 	what := Progress{}
 	what.Failed[reason]++
 	r.mu.Lock()
-	if len(r.result.Failed) < r.opts.MaxNamed {
-		r.result.Failed = append(r.result.Failed, f)
-	}
-	t.page.failed = append(t.page.failed, f)
 	if reason == WebhookFailed || reason == DoesNotDecode || judge(cause).answer == unsure {
 		r.failing++
 	}
 	r.mu.Unlock()
 	r.end(t.page, what)
 	return nil
+}
+
+// name tells a failure.
+func (r *run) name(p *page, f Failure) {
+	if r.opts.Failed != nil {
+		r.opts.Failed(f)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.result.Failed) < r.opts.MaxNamed {
+		r.result.Failed = append(r.result.Failed, f)
+	}
+	p.failed = append(p.failed, f)
 }
 
 // look reads an object's metadata, patiently.

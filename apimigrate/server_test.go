@@ -1,16 +1,20 @@
 package apimigrate
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,19 +47,35 @@ type testServer struct {
 	// under and most are the patches under way, now and at most.
 	under, most int
 	asked       map[types.NamespacedName]int
+	// broken objects cannot be read, for these reasons.
+	broken map[types.NamespacedName]error
+	// mended are those that can be read since a revision.
+	mended map[types.NamespacedName]int
+	// ownTokens are not of the API server library's format, and uncounted lists do not say
+	// how much is left.
+	ownTokens, uncounted bool
+	lists                int
 	// answer, if not nil, answers a request instead; nil from it lets it through.
 	answer func(r *http.Request, name types.NamespacedName) error
 }
 
 func startServer(t *testing.T, n int) *testServer {
 	t.Helper()
-	s := &testServer{t: t, objects: map[types.NamespacedName]*stored{}, pages: map[int][]metav1.PartialObjectMetadata{}, asked: map[types.NamespacedName]int{}}
+	s := newTestServer(t)
 	for i := range n {
 		s.create(name(i))
 	}
 	s.http = httptest.NewServer(s)
 	t.Cleanup(s.http.Close)
 	return s
+}
+
+// newTestServer returns one without objects that does not listen.
+func newTestServer(t *testing.T) *testServer {
+	return &testServer{
+		t: t, objects: map[types.NamespacedName]*stored{}, pages: map[int][]metav1.PartialObjectMetadata{}, asked: map[types.NamespacedName]int{},
+		broken: map[types.NamespacedName]error{}, mended: map[types.NamespacedName]int{},
+	}
 }
 
 func name(i int) types.NamespacedName {
@@ -80,7 +100,13 @@ var target = Target{GroupResource: widgets, Versions: []string{"v2", "v1"}}
 
 func (s *testServer) run(o Options) (Result, error) {
 	s.t.Helper()
-	return s.engine().Run(s.t.Context(), target, o, nil)
+	return s.engine().Run(s.t.Context(), target, impatient(o), nil)
+}
+
+// impatient are options of a run that hardly waits for a webhook.
+func impatient(o Options) Options {
+	o.WebhookPatience = cmp.Or(o.WebhookPatience, 10*time.Millisecond)
+	return o
 }
 
 // ServeHTTP implements http.Handler.
@@ -149,6 +175,9 @@ func (s *testServer) serve(r *http.Request, name types.NamespacedName) (any, err
 	if !ok {
 		return nil, apierrors.NewNotFound(widgets, name.Name)
 	}
+	if err := s.broken[name]; err != nil && s.mended[name] == 0 {
+		return nil, err
+	}
 	if r.Method == http.MethodPatch {
 		var patch map[string]map[string]string
 		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.Header.Get("Content-Type") != string(types.MergePatchType) || len(patch) != 1 || len(patch["metadata"]) != 2 {
@@ -170,31 +199,58 @@ func metadataOf(name types.NamespacedName, o *stored) *metav1.PartialObjectMetad
 	return m
 }
 
-// list serves pages. A token is the revision of the list and where it goes on.
+// list serves pages. A token is the revision of the list and the key where it goes on.
 func (s *testServer) list(r *http.Request) (any, error) {
 	limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
 	if err != nil {
 		s.t.Errorf("a list without a limit: %s", r.URL)
 	}
-	revision, from := s.revision, 0
-	if token := r.URL.Query().Get("continue"); token != "" {
-		if _, err := fmt.Sscanf(token, "%d-%d", &revision, &from); err != nil {
-			return nil, apierrors.NewBadRequest("continue key is not valid")
+	from := token{Version: tokenVersion, Revision: int64(s.revision)}
+	if text := r.URL.Query().Get("continue"); text != "" {
+		if from, err = s.readToken(text); err != nil {
+			return nil, err
 		}
 	} else {
-		s.pages[revision] = s.snapshot()
+		s.pages[s.revision] = s.snapshot()
 	}
-	all, ok := s.pages[revision]
-	if !ok { // the token goes on at the newest revision
-		all = s.snapshot()
+	s.lists++
+	revision := int(from.Revision)
+	if s.pages[revision] == nil { // the token goes on at the newest revision
+		if revision = s.revision; s.pages[revision] == nil {
+			s.pages[revision] = s.snapshot()
+		}
 	}
+	all := s.pages[revision]
+	all = all[sort.Search(len(all), func(i int) bool { return keyOf(&all[i]) >= from.Start }):]
 	list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
-	end := min(len(all), from+limit)
-	list.Items = all[from:end]
-	if left := int64(len(all) - end); left > 0 {
-		list.Continue, list.RemainingItemCount = fmt.Sprintf("%d-%d", revision, end), &left
+	list.ResourceVersion = fmt.Sprint(revision)
+	list.Items = all[:min(len(all), limit)]
+	for _, m := range list.Items {
+		n := types.NamespacedName{Namespace: m.Namespace, Name: m.Name}
+		if err := s.broken[n]; err != nil && (s.mended[n] == 0 || revision < s.mended[n]) {
+			return nil, err
+		}
+	}
+	if left := int64(len(all) - limit); left > 0 {
+		from.Revision = int64(revision)
+		list.Continue = from.at(keyOf(&list.Items[limit-1]) + "\x00")
+		if list.RemainingItemCount = &left; s.uncounted {
+			list.RemainingItemCount = nil
+		}
+		if s.ownTokens {
+			list.Continue = "own:" + list.Continue
+		}
 	}
 	return list, nil
+}
+
+func (s *testServer) readToken(text string) (token, error) {
+	own, is := strings.CutPrefix(text, "own:")
+	from, ok := readToken(own)
+	if !ok || is != s.ownTokens || path.Clean("/"+from.Start) != "/"+from.Start {
+		return token{}, apierrors.NewBadRequest("continue key is not valid")
+	}
+	return from, nil
 }
 
 func (s *testServer) snapshot() []metav1.PartialObjectMetadata {
