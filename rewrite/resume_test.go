@@ -245,6 +245,14 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Errorf("the run says that it held %d bytes", result.PeakBytes)
 	}
 	t.Logf("in flight %d, held %d, in a page %d", kv.peak, result.PeakBytes, kv.replies)
+
+	// And back by streams, which etcd alone has.
+	target.Encoding, target.Codec = "example.com/v1", widgets("v1")
+	back, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 4, MemoryBytes: bound}, nil)
+	must(t, err)
+	if back.Rewritten != 700 || back.PeakBytes > bound+2*huge || back.PeakBytes < huge {
+		t.Errorf("back: %+v", back)
+	}
 }
 
 // TestCompactionAllTheTime compacts as fast as it can while several workers rewrite.

@@ -28,8 +28,8 @@ type apiMigrator struct {
 var _ migrate.Rewriter = (*apiMigrator)(nil)
 
 // newAPIMigrator returns one that uses the server which config names, this one, in the
-// process.
-func newAPIMigrator(config *rest.Config, local *inProcess, maxPerSecond int) (*apiMigrator, error) {
+// process. What it writes is noted in migrated.
+func newAPIMigrator(config *rest.Config, local *inProcess, garbage *collector, migrated *underWay, maxPerSecond int) (*apiMigrator, error) {
 	client, err := apimigrate.NewClient(local.config(config))
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func newAPIMigrator(config *rest.Config, local *inProcess, maxPerSecond int) (*a
 	if err != nil {
 		return nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	return &apiMigrator{engine: apimigrate.New(client), services: services, garbage: newCollector(), maxPerSecond: maxPerSecond}, nil
+	return &apiMigrator{engine: apimigrate.New(notedAPI{API: client, underWay: migrated}), services: services, garbage: garbage, maxPerSecond: maxPerSecond}, nil
 }
 
 // elsewhere says which service a resource's version is served by, if it is one.

@@ -13,15 +13,17 @@ import (
 	authorizerunion "k8s.io/apiserver/pkg/authorization/union"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
 )
 
 // openPaths are what everybody may read: health and version.
 var openPaths = []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/*"}
 
 // applyAuth sets client-certificate authentication, by the CA in caFile and those in
-// moreFile, if that is not empty, and the authorizer: members of system:masters may do
-// everything, everybody else may read health and version.
-func applyAuth(c *genericapiserver.Config, caFile, moreFile string) error {
+// moreFile, if that is not empty, that of users whom a front proxy names, if there is one,
+// and the authorizer: members of system:masters may do everything, everybody else may read
+// health and version.
+func applyAuth(c *genericapiserver.Config, caFile, moreFile string, proxy *genericoptions.RequestHeaderAuthenticationOptions) error {
 	ca, err := clientCA(caFile, moreFile)
 	if err != nil {
 		return err
@@ -29,9 +31,20 @@ func applyAuth(c *genericapiserver.Config, caFile, moreFile string) error {
 	if err := c.Authentication.ApplyClientCert(ca, c.SecureServing); err != nil {
 		return err
 	}
+	headers, err := proxy.ToAuthenticationRequestHeaderConfig()
+	if err != nil {
+		return fmt.Errorf("--requestheader-client-ca-file: %w", err)
+	}
+	if headers != nil {
+		c.Authentication.RequestHeaderConfig = headers
+		if err := c.Authentication.ApplyClientCert(headers.CAContentProvider, c.SecureServing); err != nil {
+			return err
+		}
+	}
 	c.Authentication.Authenticator, _, err = authenticatorfactory.DelegatingAuthenticatorConfig{
 		Anonymous:                          &apiserver.AnonymousAuthConfig{Enabled: true},
 		ClientCertificateCAContentProvider: ca,
+		RequestHeaderConfig:                headers,
 	}.New()
 	if err != nil {
 		return err

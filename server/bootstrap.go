@@ -19,14 +19,14 @@ import (
 const bootstrapRetry = 500 * time.Millisecond
 
 // bootstrap makes what users expect to find in a new cluster and what the controllers
-// need: the system namespaces, the CA in caFile and the CRDs. It tries again until it
+// need: the system namespaces, what others trust the servers by, and the CRDs. It tries again until it
 // succeeds or ctx ends, since at first other servers' and its own gates may be closed.
-func bootstrap(ctx context.Context, c client.Client, caFile string, crds []*apiextensionsv1.CustomResourceDefinition) error {
+func bootstrap(ctx context.Context, c client.Client, known trust, crds []*apiextensionsv1.CustomResourceDefinition) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
-		// The CA comes last: it is in a namespace, and warns only once.
+		// The trust comes last: it is in a namespace, and warns only once.
 		if last = errors.Join(ensureNamespaces(ctx, c), ensureCRDs(ctx, c, crds)); last == nil {
-			last = ensureTrust(ctx, c, caFile)
+			last = ensureTrust(ctx, c, known)
 		}
 		if last != nil {
 			klog.FromContext(ctx).V(2).Info("The cluster's own objects cannot be made yet", "err", last)

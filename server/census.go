@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -128,6 +129,20 @@ func encodingOf(ctx context.Context, e rewrite.Entry, transformer value.Transfor
 	return rewrite.EncodingUnknown
 }
 
+// censuses is what the answer that a server has no census of a resource says is not found.
+var censuses = schema.GroupResource{Group: "concord.dev", Resource: "census"}
+
+// IsNotStored tells the error with which CensusPath says that the server has no store of the
+// resource from all others, also from a 404 of a server that takes no censuses.
+func IsNotStored(err error, gr schema.GroupResource) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	d := status.Status().Details
+	return d != nil && d.Group == censuses.Group && d.Kind == censuses.Resource && d.Name == gr.String()
+}
+
 // stored says where a resource's objects are in etcd, and how they are encrypted.
 func (p *protocol) stored(gr schema.GroupResource) (prefix string, transformer value.Transformer, err error) {
 	transformer = identity.NewEncryptCheckTransformer()
@@ -145,7 +160,7 @@ func (p *protocol) stored(gr schema.GroupResource) (prefix string, transformer v
 	}
 	store, ok := p.fence.Newest(gr)
 	if !ok {
-		return "", nil, apierrors.NewNotFound(schema.GroupResource{Group: "concord.dev", Resource: "census"}, gr.String())
+		return "", nil, apierrors.NewNotFound(censuses, gr.String())
 	}
 	if store.Transformer != nil {
 		transformer = store.Transformer

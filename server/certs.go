@@ -31,6 +31,13 @@ import (
 const (
 	caCertName = "ca.crt"
 	caKeyName  = "ca.key"
+	// The CA of the front proxy is another one: whom it vouches for may be anybody.
+	frontProxyCACertName = "front-proxy-ca.crt"
+	frontProxyCAKeyName  = "front-proxy-ca.key"
+	frontProxyCertName   = "front-proxy-client.crt"
+	frontProxyKeyName    = "front-proxy-client.key"
+	// frontProxyUser is who servers are to the aggregated API servers that they ask.
+	frontProxyUser = "front-proxy-client"
 	// AdminKubeconfigName is the administrator's kubeconfig in the certificate directory.
 	AdminKubeconfigName = "admin.kubeconfig"
 
@@ -49,7 +56,12 @@ type certificates struct {
 	keyFile  string
 	// adminKubeconfig is the file that was written for this server.
 	adminKubeconfig string
+	// frontProxy is what it shows to aggregated API servers.
+	frontProxy frontProxy
 }
+
+// frontProxy is the certificate of frontProxyUser, and the CA that signed it.
+type frontProxy struct{ caFile, certFile, keyFile string }
 
 // ensureCertificates makes what is missing in dir: the cluster's CA, this server's
 // serving certificate, unless the operator gave one in the file given, and an
@@ -66,11 +78,14 @@ func ensureCertificates(dir string, bind net.IP, port int, given string) (*certi
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	ca, err := ensureCA(dir)
+	c := &certificates{caFile: filepath.Join(dir, caCertName)}
+	ca, err := ensureCA(c.caFile, filepath.Join(dir, caKeyName), "concord-ca")
 	if err != nil {
 		return nil, err
 	}
-	c := &certificates{caFile: filepath.Join(dir, caCertName)}
+	if c.frontProxy, err = ensureFrontProxy(dir); err != nil {
+		return nil, err
+	}
 	if given == "" {
 		c.certFile = filepath.Join(dir, fmt.Sprintf("server-%d.crt", port))
 		c.keyFile = filepath.Join(dir, fmt.Sprintf("server-%d.key", port))
@@ -90,10 +105,9 @@ type authority struct {
 	pem  []byte
 }
 
-func ensureCA(dir string) (*authority, error) {
-	certFile, keyFile := filepath.Join(dir, caCertName), filepath.Join(dir, caKeyName)
+func ensureCA(certFile, keyFile, name string) (*authority, error) {
 	if _, err := os.Stat(certFile); errors.Is(err, os.ErrNotExist) {
-		if err := makeCA(certFile, keyFile); err != nil {
+		if err := makeCA(certFile, keyFile, name); err != nil {
 			return nil, err
 		}
 	}
@@ -123,7 +137,7 @@ func ensureCA(dir string) (*authority, error) {
 // makeCA makes the certificate of a CA. A key that is there is its own: the start that
 // made it was cut off before it had a certificate, or somebody lost that. What the key has
 // signed stays good.
-func makeCA(certFile, keyFile string) error {
+func makeCA(certFile, keyFile, name string) error {
 	private, err := keyutil.PrivateKeyFromFile(keyFile)
 	if errors.Is(err, os.ErrNotExist) {
 		private, err = makeKey(keyFile)
@@ -135,11 +149,31 @@ func makeCA(certFile, keyFile string) error {
 	if !ok {
 		return fmt.Errorf("the cluster's CA key %s cannot sign: restore it", keyFile)
 	}
-	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "concord-ca"}, key)
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: name}, key)
 	if err != nil {
 		return err
 	}
 	return writeWhole(certFile, encodeCert(cert.Raw), certutil.WriteCert)
+}
+
+// ensureFrontProxy makes what servers show to aggregated API servers, where they are given
+// nothing else for that.
+func ensureFrontProxy(dir string) (frontProxy, error) {
+	f := frontProxy{
+		caFile:   filepath.Join(dir, frontProxyCACertName),
+		certFile: filepath.Join(dir, frontProxyCertName), keyFile: filepath.Join(dir, frontProxyKeyName),
+	}
+	ca, err := ensureCA(f.caFile, filepath.Join(dir, frontProxyCAKeyName), "concord-front-proxy-ca")
+	if err != nil {
+		return f, fmt.Errorf("front proxy: %w", err)
+	}
+	if ca.stillGood(f.certFile, f.keyFile) != nil {
+		return f, nil
+	}
+	return f, ca.issue(f.certFile, f.keyFile, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: frontProxyUser},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
 }
 
 func makeKey(file string) (crypto.Signer, error) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
 )
 
 // TestCertificatesAreShared asserts that servers which start together on one directory
@@ -203,4 +204,58 @@ func halve(t *testing.T, dir, name string) {
 	if err := os.Truncate(file, info.Size()/2); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestFrontProxy asserts that servers on one directory show the same certificate to
+// aggregated API servers, that its CA is not the one of the cluster's clients, and that one
+// which runs out is replaced while the CA stays.
+func TestFrontProxy(t *testing.T) {
+	dir := t.TempDir()
+	made := func() (frontProxy, *x509.Certificate) {
+		t.Helper()
+		c, err := ensureCertificates(dir, nil, 7000, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := tls.LoadX509KeyPair(c.frontProxy.certFile, c.frontProxy.keyFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.frontProxy, pair.Leaf
+	}
+	files, first := made()
+	pool := func(file string) *x509.CertPool {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(raw)
+		return pool
+	}
+	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if _, err := first.Verify(x509.VerifyOptions{Roots: pool(files.caFile), KeyUsages: usages}); err != nil || first.Subject.CommonName != frontProxyUser {
+		t.Errorf("the front proxy is %s: %v", first.Subject, err)
+	}
+	if _, err := first.Verify(x509.VerifyOptions{Roots: pool(filepath.Join(dir, caCertName)), KeyUsages: usages}); err == nil {
+		t.Error("the front proxy's certificate is one of the cluster's clients, too")
+	}
+	if _, again := made(); !again.Equal(first) {
+		t.Error("a second server has another certificate")
+	}
+	if err := os.Remove(files.certFile); err != nil {
+		t.Fatal(err)
+	}
+	if _, next := made(); next.Equal(first) || next.CheckSignatureFrom(loadCert(t, files.caFile)) != nil {
+		t.Error("a lost certificate is not replaced by one of the same CA")
+	}
+}
+
+func loadCert(t *testing.T, file string) *x509.Certificate {
+	t.Helper()
+	certs, err := certutil.CertsFromFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certs[0]
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"net/http"
 
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -41,9 +42,10 @@ type chain struct {
 // decorate replaces the storage of everything that getter configures.
 type decorate func(generic.RESTOptionsGetter) generic.RESTOptionsGetter
 
-// newChain assembles the servers. custom is told how custom resources are stored.
-func newChain(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter)) (*chain, error) {
-	extensions, err := newExtensions(o, base, shared, storage, custom)
+// newChain assembles the servers. custom is told how custom resources are stored; migrated
+// are those whose conversions may be made together.
+func newChain(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter), migrated *underWay) (*chain, error) {
+	extensions, err := newExtensions(o, base, shared, storage, custom, migrated)
 	if err != nil {
 		return nil, fmt.Errorf("custom resources: %w", err)
 	}
@@ -51,7 +53,7 @@ func newChain(o *Options, base *genericapiserver.Config, shared informers.Shared
 	if err != nil {
 		return nil, fmt.Errorf("built-in resources: %w", err)
 	}
-	aggregator, err := newAggregator(o, base, shared, storage, core)
+	aggregator, err := newAggregator(o, base, certs, shared, storage, core)
 	if err != nil {
 		return nil, fmt.Errorf("aggregation: %w", err)
 	}
@@ -85,7 +87,7 @@ func applyEtcd(o *Options, c *genericapiserver.Config, codecs serializer.CodecFa
 	return nil
 }
 
-func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter)) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
+func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter), migrated *underWay) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
 	c := copyConfig(base)
 	if err := applyEtcd(o, &c, apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion, storage); err != nil {
 		return nil, err
@@ -93,6 +95,7 @@ func newExtensions(o *Options, base *genericapiserver.Config, shared informers.S
 	c.MergedResourceConfig = apiextensionsapiserver.DefaultAPIResourceConfigSource()
 	crs := storage(apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker))
 	custom(crs)
+	webhooks := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, noopoteltrace.NewTracerProvider())
 	config := &apiextensionsapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
 		ExtraConfig: apiextensionsapiserver.ExtraConfig{
@@ -100,7 +103,7 @@ func newExtensions(o *Options, base *genericapiserver.Config, shared informers.S
 			// One: Established needs no wait, since no server takes a write before it has reported.
 			MasterCount:         1,
 			ServiceResolver:     webhook.NewDefaultServiceResolver(),
-			AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, noopoteltrace.NewTracerProvider()),
+			AuthResolverWrapper: through(webhooks, func(next http.RoundTripper) http.RoundTripper { return newReviews(next, migrated) }),
 		},
 	}
 	// Until every path is installed this is a 503 and no 404, which clients would believe.
@@ -148,7 +151,7 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 	return server, nil
 }
 
-func newAggregator(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
+func newAggregator(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
 	c := copyConfig(base)
 	// The aggregator serves the merged OpenAPI document itself.
 	c.SkipOpenAPIInstallation = true
@@ -158,12 +161,13 @@ func newAggregator(o *Options, base *genericapiserver.Config, shared informers.S
 	// v1beta1 was removed in 1.22: no release that can be emulated serves it.
 	c.MergedResourceConfig = aggregatorapiserver.DefaultAPIResourceConfigSource()
 	c.MergedResourceConfig.DisableVersions(apiregistrationv1beta1.SchemeGroupVersion)
+	extra, err := o.aggregation(certs, shared)
+	if err != nil {
+		return nil, err
+	}
 	config := &aggregatorapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
-		ExtraConfig: aggregatorapiserver.ExtraConfig{
-			ServiceResolver: webhook.NewDefaultServiceResolver(),
-			DisableRemoteAvailableConditionController: true,
-		},
+		ExtraConfig:   extra,
 	}
 	// The chain's protocol hooks stand on this last server, which runs them all.
 	config.GenericConfig.PostStartHooks = base.PostStartHooks

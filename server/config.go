@@ -48,7 +48,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	if err := o.Audit.ApplyTo(c); err != nil {
 		return nil, nil, fmt.Errorf("audit: %w", err)
 	}
-	if err := applyAuth(c, certs.caFile, o.ClientCAFile); err != nil {
+	if err := applyAuth(c, certs.caFile, o.ClientCAFile, &o.Aggregation.RequestHeader); err != nil {
 		return nil, nil, fmt.Errorf("authentication: %w", err)
 	}
 	return c, certs, nil

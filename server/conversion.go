@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/rewrite"
@@ -291,20 +292,25 @@ func (c *webhookCalls) count(late bool) {
 
 // resolver wraps what resolves webhooks, so that calls go through the transport below.
 func (c *webhookCalls) resolver(wrapper webhook.AuthenticationInfoResolverWrapper) webhook.AuthenticationInfoResolverWrapper {
-	watched := func(config *rest.Config, err error) (*rest.Config, error) {
+	return through(wrapper, func(next http.RoundTripper) http.RoundTripper { return watchedTransport{next: next, calls: c} })
+}
+
+// through has what resolves webhooks reach them through a transport.
+func through(wrapper webhook.AuthenticationInfoResolverWrapper, wrap transport.WrapperFunc) webhook.AuthenticationInfoResolverWrapper {
+	wrapped := func(config *rest.Config, err error) (*rest.Config, error) {
 		if err != nil {
 			return nil, err
 		}
 		config = rest.CopyConfig(config)
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return watchedTransport{next: next, calls: c} })
+		config.Wrap(wrap)
 		return config, nil
 	}
 	return func(resolver webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver {
 		resolver = wrapper(resolver)
 		return &webhook.AuthenticationInfoResolverDelegator{
-			ClientConfigForFunc: func(hostPort string) (*rest.Config, error) { return watched(resolver.ClientConfigFor(hostPort)) },
+			ClientConfigForFunc: func(hostPort string) (*rest.Config, error) { return wrapped(resolver.ClientConfigFor(hostPort)) },
 			ClientConfigForServiceFunc: func(name, namespace string, port int) (*rest.Config, error) {
-				return watched(resolver.ClientConfigForService(name, namespace, port))
+				return wrapped(resolver.ClientConfigForService(name, namespace, port))
 			},
 		}
 	}
@@ -326,12 +332,8 @@ func (t watchedTransport) RoundTrip(request *http.Request) (*http.Response, erro
 		t.calls.count(late(err))
 		return nil, err
 	}
-	switch response.StatusCode {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusNotFound:
-		t.calls.count(false)
-	case http.StatusGatewayTimeout:
-		t.calls.count(true)
-	default: // an answer, if only that the webhook cannot do what it is asked for
+	if noAnswer(response.StatusCode) { // else it says something, if only that it cannot do what it is asked for
+		t.calls.count(response.StatusCode == http.StatusGatewayTimeout)
 	}
 	response.Body = &watchedBody{ReadCloser: response.Body, calls: t.calls, release: func() { release(); cancel() }}
 	return response, nil

@@ -34,6 +34,8 @@ type hook struct {
 	calls []int // the objects of each call
 	// refuse says which objects it does not convert.
 	refuse func(name string) bool
+	// reverse has it answer in the opposite order.
+	reverse bool
 	// answer, if not nil, is asked before every call; an answer that is not 200 is the
 	// status, and 0 none at all.
 	answer func(r *http.Request, names []string) int
@@ -45,6 +47,17 @@ func startHook(t *testing.T) (*hook, *webhookConversion) {
 }
 
 func startHookWithin(t *testing.T, ctx context.Context) (*hook, *webhookConversion) {
+	t.Helper()
+	h, crd := startHookOf(t)
+	convertor, calls, err := newCustomResources(nil, &rest.Config{}).convertor(ctx, crd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, newWebhookConversion(crd, schema.GroupVersion{Group: "example.com", Version: "v2"}, convertor, calls)
+}
+
+// startHookOf returns a webhook and the definition that names it.
+func startHookOf(t *testing.T) (*hook, *apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
 	h := &hook{t: t}
 	server := httptest.NewUnstartedServer(h)
@@ -62,11 +75,7 @@ func startHookWithin(t *testing.T, ctx context.Context) (*hook, *webhookConversi
 		},
 	}
 	crd.Name = "widgets.example.com"
-	convertor, calls, err := newCustomResources(nil, &rest.Config{}).convertor(ctx, crd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h, newWebhookConversion(crd, schema.GroupVersion{Group: "example.com", Version: "v2"}, convertor, calls)
+	return h, crd
 }
 
 // ServeHTTP implements http.Handler.
@@ -106,6 +115,9 @@ func (h *hook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if response.Result.Status != metav1.StatusSuccess {
 		response.ConvertedObjects = nil
+	}
+	if h.reverse {
+		slices.Reverse(response.ConvertedObjects)
 	}
 	review.Request, review.Response = nil, response
 	w.Header().Set("Content-Type", "application/json")

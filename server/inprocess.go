@@ -97,6 +97,14 @@ type wholeAnswer struct {
 // Header implements http.ResponseWriter.
 func (w *wholeAnswer) Header() http.Header { return w.header }
 
+// Flush implements http.Flusher: nothing leaves before all is there. The filters take it that
+// every writer can do this and be asked for CloseNotify, and the proxy to aggregated APIs
+// ends the process where one cannot.
+func (w *wholeAnswer) Flush() {}
+
+// CloseNotify implements http.CloseNotifier. That the asker has gone is in the context.
+func (w *wholeAnswer) CloseNotify() <-chan bool { return nil }
+
 // WriteHeader implements http.ResponseWriter. Only the first one counts, and those that
 // announce another do not.
 func (w *wholeAnswer) WriteHeader(status int) {

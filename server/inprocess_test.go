@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/endpoints/filters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	serverfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/apimigrate"
@@ -160,5 +161,32 @@ func TestInProcessCancelled(t *testing.T) {
 	}
 	if err := p.patch(ctx, t, &rest.Config{}); !errors.Is(err, context.Canceled) { // begun is closed once
 		t.Errorf("cancelled before: %v", err)
+	}
+}
+
+// TestInProcessFlushed asserts that a handler behind the server's filters, as the proxy to
+// aggregated APIs is, can flush an answer that comes in pieces.
+func TestInProcessFlushed(t *testing.T) {
+	flushes := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "first,")
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			t.Error(err)
+		}
+		_, _ = io.WriteString(w, "second")
+	})
+	filtered := serverfilters.WithTimeoutForNonLongRunningRequests(flushes, func(*http.Request, *apirequest.RequestInfo) bool { return false })
+	resolver := &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	local := newInProcess(filters.WithRequestInfo(filters.WithLatencyTrackers(filtered), resolver))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://in-process/apis/example.com/v1/widgets", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := local.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if body, err := io.ReadAll(response.Body); err != nil || string(body) != "first,second" {
+		t.Errorf("the answer is %q, %v", body, err)
 	}
 }

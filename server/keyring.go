@@ -330,7 +330,7 @@ func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx val
 	if rotated {
 		p.ring.changed()
 	}
-	if err != nil && p.keys.of(p.gr)[0].kms != nil {
+	if err != nil && p.keys.of(p.gr)[0].plugin {
 		return nil, fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err) // it needs no more than the plugin's answer
 	}
 	if err == nil && with != p.seal {

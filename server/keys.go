@@ -21,8 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	apiserverfeatures "k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/rewrite"
@@ -53,9 +55,12 @@ type keys struct {
 
 // provider is one key, or one KMS plugin.
 type provider struct {
-	// seal is what values say that it encrypted; of a KMS plugin its beginning.
+	// seal is what values say that it encrypted; of a KMS plugin of v2 its beginning.
 	seal agree.Seal
-	// kms is set for a KMS plugin: the fingerprint of the key it encrypted with last.
+	// plugin says that it is a KMS plugin, which may be away.
+	plugin bool
+	// kms is set for a KMS plugin of v2: the fingerprint of the key it encrypted with last. One
+	// of v1 does not say with which, so that all its keys have one seal.
 	kms *atomic.Pointer[string]
 }
 
@@ -118,9 +123,12 @@ func (k *keys) sealOf(gr schema.GroupResource, value []byte) agree.Seal {
 	return ""
 }
 
-// notReached is in the library's error for a value of a KMS plugin that has given no answer
-// since the configuration was loaded.
-const notReached = "got unexpected nil transformer"
+// notReached and notReachedV1 are in the library's errors for a value of a KMS plugin, of v2 and
+// of v1, that has given no answer since the configuration was loaded.
+const (
+	notReached   = "got unexpected nil transformer"
+	notReachedV1 = "failed get version from remote KMS provider"
+)
 
 // away says that an error of opening a value is a KMS plugin's that is not there, and says
 // nothing of the value.
@@ -129,7 +137,7 @@ func away(err error) bool {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return true
 	}
-	return strings.Contains(err.Error(), notReached)
+	return strings.Contains(err.Error(), notReached) || strings.Contains(err.Error(), notReachedV1)
 }
 
 // patternsOf are the names by which a configuration may speak of a resource; the first one
@@ -176,6 +184,9 @@ func loadKeys(ctx context.Context, path string, reload bool, server string) (*ke
 	if err != nil {
 		return nil, err
 	}
+	if err := refuseKMSv1(raw); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	loaded, err := encryptionconfig.LoadEncryptionConfig(ctx, path, reload, server)
 	if err != nil {
@@ -208,8 +219,7 @@ var encryptionCodecs = func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict)
 }()
 
-// providersOf names the providers of a configuration that the library has found valid.
-func providersOf(raw []byte) (map[schema.GroupResource][]*provider, error) {
+func decodeEncryption(raw []byte) (*apiserver.EncryptionConfiguration, error) {
 	obj, gvk, err := encryptionCodecs.UniversalDecoder().Decode(raw, nil, nil)
 	if err != nil {
 		return nil, err
@@ -218,7 +228,37 @@ func providersOf(raw []byte) (map[schema.GroupResource][]*provider, error) {
 	if !ok {
 		return nil, fmt.Errorf("it holds %s and no EncryptionConfiguration", gvk)
 	}
-	named := map[string]agree.Seal{}
+	return config, nil
+}
+
+// refuseKMSv1 says which plugin of KMS v1 is configured while the feature is off; the library
+// does not name it. What cannot be decoded is for the library to refuse.
+func refuseKMSv1(raw []byte) error {
+	if utilfeature.DefaultFeatureGate.Enabled(apiserverfeatures.KMSv1) {
+		return nil
+	}
+	config, err := decodeEncryption(raw)
+	if err != nil {
+		return nil //nolint:nilerr // the library says it better
+	}
+	for _, entry := range config.Resources {
+		for _, c := range entry.Providers {
+			if c.KMS != nil && c.KMS.APIVersion == "v1" {
+				return fmt.Errorf("the KMS plugin %q is of apiVersion v1, as one without apiVersion is, which is off by default: use a plugin of apiVersion v2; where values are encrypted with this one, set --feature-gates=KMSv1=true until concord keys says that kms:v1:%s is safe to remove",
+					c.KMS.Name, c.KMS.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// providersOf names the providers of a configuration that the library has found valid.
+func providersOf(raw []byte) (map[schema.GroupResource][]*provider, error) {
+	config, err := decodeEncryption(raw)
+	if err != nil {
+		return nil, err
+	}
+	named := map[string]string{}
 	providers := map[schema.GroupResource][]*provider{}
 	for _, entry := range config.Resources {
 		var all []*provider
@@ -238,18 +278,23 @@ func providersOf(raw []byte) (map[schema.GroupResource][]*provider, error) {
 }
 
 // providersIn returns one provider for each key. named are the keys seen so far: values
-// name their key, so that one name has to mean one secret.
-func providersIn(c apiserver.ProviderConfiguration, named map[string]agree.Seal) ([]*provider, error) {
+// name their key, so that one name has to mean one secret, or one plugin.
+func providersIn(c apiserver.ProviderConfiguration, named map[string]string) ([]*provider, error) {
 	var name string
 	var secrets []apiserver.Key
 	switch {
 	case c.Identity != nil:
 		return []*provider{{}}, nil
 	case c.KMS != nil:
-		p := &provider{seal: agree.Seal("kms:" + c.KMS.APIVersion + ":" + c.KMS.Name + ":")}
+		p := &provider{seal: agree.Seal("kms:" + c.KMS.APIVersion + ":" + c.KMS.Name + ":"), plugin: true}
 		if c.KMS.APIVersion == "v2" {
 			p.kms = &atomic.Pointer[string]{}
 		}
+		// The library sees to that only for v2, and where it reloads.
+		if other, ok := named[string(p.seal)]; ok && other != c.KMS.Endpoint {
+			return nil, fmt.Errorf("two KMS plugins have the name %q: give each a name of its own, so that stored values tell which they need", c.KMS.Name)
+		}
+		named[string(p.seal)] = c.KMS.Endpoint
 		return []*provider{p}, nil
 	case c.AESGCM != nil:
 		name, secrets = "aesgcm", c.AESGCM.Keys
@@ -267,10 +312,10 @@ func providersIn(c apiserver.ProviderConfiguration, named map[string]agree.Seal)
 		if err != nil {
 			return nil, fmt.Errorf("the %s key %q: %w", name, key.Name, err)
 		}
-		if other, ok := named[seal.Key()]; ok && other != seal {
+		if other, ok := named[seal.Key()]; ok && other != string(seal) {
 			return nil, fmt.Errorf("two secrets have the name %q of provider %s: give a new key a new name, so that stored values tell which they need", key.Name, name)
 		}
-		named[seal.Key()] = seal
+		named[seal.Key()] = string(seal)
 		providers = append(providers, &provider{seal: seal})
 	}
 	return providers, nil

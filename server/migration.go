@@ -9,13 +9,9 @@ import (
 	"time"
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
@@ -40,7 +36,7 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	}
 	p.trigger, err = trigger.New(trigger.Config{
 		Client:   clients.objects,
-		Kinds:    kinds{plan: p.options.plan, served: trigger.KindsOf(restMapper(clients.kube.Discovery()))},
+		Kinds:    newKinds(p.options.plan, clients.kube.Discovery()),
 		Instance: p.identity,
 		Ended:    counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
@@ -48,11 +44,12 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	if err != nil {
 		return err
 	}
-	api, err := newAPIMigrator(clients.config, &p.inProcess, p.options.MigrationMaxObjectsPerSecond)
+	garbage := newCollector()
+	api, err := newAPIMigrator(clients.config, &p.inProcess, garbage, &p.migrated, p.options.MigrationMaxObjectsPerSecond)
 	if err != nil {
 		return err
 	}
-	store := rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client))}
+	store := rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client)), garbage: garbage}
 	p.migrate, err = migrate.New(migrate.Config{
 		Client:    clients.objects,
 		ID:        p.member.ID,
@@ -84,7 +81,7 @@ func (p *protocol) newMirror(clients *clients, config *rest.Config) error {
 		return err
 	}
 	mirrored, err := mirror.New(mirror.Config{
-		Client: objects, Served: served, Instance: p.identity, Logger: klog.Background().WithName("mirror"),
+		Client: objects, Served: served, Logger: klog.Background().WithName("mirror"),
 	})
 	if err != nil {
 		return err
@@ -97,33 +94,11 @@ func (p *protocol) newMirror(clients *clients, config *rest.Config) error {
 	return nil
 }
 
-// kinds knows the kinds of built-in resources, also of those that only a server of another
-// release serves, and asks discovery for the others.
-type kinds struct {
-	plan   *compat.Plan
-	served trigger.Kinds
-}
-
-// Kind implements trigger.Kinds.
-func (k kinds) Kind(ctx context.Context, gr schema.GroupResource) (string, error) {
-	for _, r := range k.plan.Resources {
-		if r.Group == gr.Group && r.Resource == gr.Resource {
-			return r.Kind, nil
-		}
-	}
-	return k.served.Kind(ctx, gr)
-}
-
-// restMapper answers from discovery, which it reads anew before it says that a resource
-// is not served.
-func restMapper(d discovery.DiscoveryInterface) meta.RESTMapper {
-	return restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d))
-}
-
 // rewriter runs rewrites next to this server's stores.
 type rewriter struct {
-	p      *protocol
-	engine *rewrite.Engine
+	p       *protocol
+	engine  *rewrite.Engine
+	garbage *collector
 }
 
 var _ migrate.Rewriter = rewriter{}
@@ -138,6 +113,7 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	if job.Failed != nil {
 		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
+	defer r.garbage.hold()()
 	began := time.Now()
 	result, err := r.engine.Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
 	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/rewrite"
 )
 
 // immortalNamespaces exist always and cannot be deleted.
@@ -36,10 +41,16 @@ type namespaces struct {
 	metadata  metadata.Interface
 	discovery discovery.DiscoveryInterface
 	informer  coreinformers.NamespaceInformer
+	// etcd has all objects, under prefix.
+	etcd   rewrite.Reader
+	prefix string
 }
 
-func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer) *namespaces {
-	return &namespaces{client: clients.kube, metadata: clients.metadata, discovery: clients.kube.Discovery(), informer: informer}
+func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer, etcd rewrite.Reader, prefix string) *namespaces {
+	return &namespaces{
+		client: clients.kube, metadata: clients.metadata, discovery: clients.kube.Discovery(),
+		informer: informer, etcd: etcd, prefix: prefix,
+	}
 }
 
 // Run works until ctx ends. It may be called again afterwards.
@@ -147,9 +158,11 @@ func (n *namespaces) empty(ctx context.Context, name string) error {
 			remaining = append(remaining, fmt.Sprintf("%d %s", left, gvr.GroupResource()))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
+	foreign, err := n.foreign(ctx, name, resources)
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return err
 	}
+	remaining = append(remaining, foreign...)
 	if len(remaining) > 0 {
 		return fmt.Errorf("%s: %w", strings.Join(remaining, ", "), errContentRemains)
 	}
@@ -175,6 +188,38 @@ func (n *namespaces) deleteAll(ctx context.Context, name string, gvr schema.Grou
 		return 0, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 	}
 	return len(left.Items), nil
+}
+
+// foreign tells what a namespace holds of resources that only other servers serve: those of
+// another release, or with other APIs switched on. It goes when one of them is elected.
+func (n *namespaces) foreign(ctx context.Context, name string, own []schema.GroupVersionResource) ([]string, error) {
+	list, err := n.client.InternalV1alpha1().StorageVersions().List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil // is switched off: nobody tells
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list StorageVersions: %w", err)
+	}
+	var held []string
+	for i := range list.Items {
+		gr, err := storageversion.GroupResource(list.Items[i].Name)
+		if err != nil || slices.ContainsFunc(own, func(gvr schema.GroupVersionResource) bool { return gvr.GroupResource() == gr }) {
+			continue
+		}
+		served := func(r agree.Report) bool { return len(r.Served) > 0 }
+		if !slices.ContainsFunc(storageversion.Reports(&list.Items[i]), served) {
+			continue
+		}
+		start := ResourcePrefix(n.prefix, gr, false) + name + "/"
+		page, err := n.etcd.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
+		if err != nil {
+			return nil, fmt.Errorf("count %s: %w", gr, err)
+		}
+		if page.Count > 0 {
+			held = append(held, fmt.Sprintf("%d %s, which the elected server does not serve", page.Count, gr))
+		}
+	}
+	return held, nil
 }
 
 // deletable lists what discovery knows. With an error the list is incomplete: what is on

@@ -32,6 +32,8 @@ type Options struct {
 	CertDir string
 	// ClientCAFile holds further CAs whose clients' certificates are accepted; empty for none.
 	ClientCAFile string
+	// Aggregation says how APIs are reached that other programs serve.
+	Aggregation AggregationOptions
 	// EmulationVersion is the release whose behaviour is emulated, "1.36"; empty for the binary's.
 	EmulationVersion string
 	// MinCompatibilityVersion is the oldest release that must be able to read what is
@@ -96,6 +98,7 @@ func NewOptions() *Options {
 		Controllers:                true,
 		MigrationMaxAddedLatency:   2 * time.Millisecond,
 		EncryptionReloadInterval:   10 * time.Second,
+		Aggregation:                newAggregationOptions(),
 		RuntimeConfig:              cliflag.ConfigurationMap{},
 		ServerRun:                  genericoptions.NewServerRunOptions(),
 		SecureServing:              genericoptions.NewSecureServingOptions().WithLoopback(),
@@ -116,6 +119,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory of the embedded etcd's data and of generated files.")
 	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory of the cluster's CA, certificates and admin.kubeconfig; made there if it has none. Servers of one cluster share it. (default <data-dir>/pki)")
 	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "File with CAs, beside that of --cert-dir, whose clients' certificates are accepted. A change of the file takes effect without a restart.")
+	o.Aggregation.addFlags(fs)
 	o.AddVersionFlags(fs)
 	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
@@ -232,6 +236,7 @@ func (o *Options) Complete() error {
 	}
 	errs = append(errs, o.ServerRun.Validate()...)
 	errs = append(errs, o.SecureServing.Validate()...)
+	errs = append(errs, o.Aggregation.RequestHeader.Validate()...)
 	errs = append(errs, o.Audit.Validate()...)
 	return utilerrors.NewAggregate(errs)
 }

@@ -85,6 +85,8 @@ type protocol struct {
 	openAPI  customOpenAPI
 	// inProcess carries the requests of migrations through the API.
 	inProcess inProcess
+	// migrated are the objects that they write at the moment.
+	migrated underWay
 	// started are closed when the libraries' parts have begun; see running.letStart.
 	started map[string]<-chan struct{}
 	// abandoned is closed when the server ends without the generic server's consent.

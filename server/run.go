@@ -247,11 +247,11 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 	}
 	defer p.close()
 	addEtcdChecks(base, etcd.health, o.Etcd.StorageConfig)
-	chain, err := newChain(o, base, shared, p.storage, p.storesCustom)
+	chain, err := newChain(o, base, certs, shared, p.storage, p.storesCustom, &p.migrated)
 	if err != nil {
 		return err
 	}
-	if err := addHooks(o, chain, clients, certs.caFile, shared, p); err != nil {
+	if err := addHooks(o, chain, clients, trust{certs.caFile, o.Aggregation.trust(certs.frontProxy)}, shared, p); err != nil {
 		return err
 	}
 	p.serveCensus(chain.aggregator.GenericAPIServer)
@@ -295,7 +295,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 }
 
 // addHooks starts the server's own controllers with it.
-func addHooks(o *Options, c *chain, clients *clients, caFile string, shared informers.SharedInformerFactory, p *protocol) error {
+func addHooks(o *Options, c *chain, clients *clients, known trust, shared informers.SharedInformerFactory, p *protocol) error {
 	server := c.aggregator.GenericAPIServer
 	register, err := newAPIServices(c, servedVersions(o.plan))
 	if err != nil {
@@ -309,7 +309,7 @@ func addHooks(o *Options, c *chain, clients *clients, caFile string, shared info
 		},
 		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
 			go func() {
-				if err := bootstrap(hook, clients.objects, caFile, o.ownCRDs()); err != nil && hook.Err() == nil {
+				if err := bootstrap(hook, clients.objects, known, o.ownCRDs()); err != nil && hook.Err() == nil {
 					utilruntime.HandleErrorWithContext(hook, err, "The cluster's own objects could not be made")
 				}
 			}()
@@ -331,7 +331,7 @@ func addHooks(o *Options, c *chain, clients *clients, caFile string, shared info
 	if err := server.AddPostStartHook("concord-custom-openapi", p.openAPI.start); err != nil {
 		return err
 	}
-	p.namespaces = newNamespaces(clients.controllers, shared.Core().V1().Namespaces())
+	p.namespaces = newNamespaces(clients.controllers, shared.Core().V1().Namespaces(), rewrite.NewEtcd(p.etcd.client), o.Etcd.StorageConfig.Prefix)
 	return p.addHooks(server, crds)
 }
 

@@ -25,6 +25,7 @@ func (o *Options) checkSurroundings() error {
 	for _, file := range []struct{ flag, name string }{
 		{"--etcd-cafile", transport.TrustedCAFile},
 		{"--client-ca-file", o.ClientCAFile},
+		{"--requestheader-client-ca-file", o.Aggregation.RequestHeader.ClientCAFile},
 	} {
 		if file.name == "" {
 			continue
@@ -38,6 +39,9 @@ func (o *Options) checkSurroundings() error {
 		return err
 	}
 	if err := checkPair("--tls-cert-file", serving.CertFile, "--tls-private-key-file", serving.KeyFile); err != nil {
+		return err
+	}
+	if err := checkPair("--proxy-client-cert-file", o.Aggregation.ProxyClientCertFile, "--proxy-client-key-file", o.Aggregation.ProxyClientKeyFile); err != nil {
 		return err
 	}
 	if o.Audit.PolicyFile != "" {

@@ -23,24 +23,40 @@ const (
 	trustKey       = "client-ca-file"
 )
 
-// ensureTrust publishes the CA in caFile as the cluster's. If another one is published,
-// it warns: servers with different CAs do not accept each other's kubeconfigs.
-func ensureTrust(ctx context.Context, c client.Client, caFile string) error {
-	own, err := os.ReadFile(caFile)
+// trust is by what others know the cluster's servers.
+type trust struct {
+	// caFile has the CA of the cluster's certificates.
+	caFile string
+	// proxy is what servers show to aggregated API servers.
+	proxy proxyTrust
+}
+
+// ensureTrust publishes the cluster's CA, and by what aggregated API servers know its
+// servers. If another CA is published, it warns: servers with different CAs do not accept
+// each other's kubeconfigs.
+func ensureTrust(ctx context.Context, c client.Client, t trust) error {
+	own, err := os.ReadFile(t.caFile)
 	if err != nil {
 		return fmt.Errorf("the cluster's CA certificate: %w", err)
+	}
+	proxies, err := t.proxy.read()
+	if err != nil {
+		return fmt.Errorf("the front proxy's CA certificate: %w", err)
 	}
 	published := &corev1.ConfigMap{}
 	published.Namespace, published.Name = trustNamespace, trustName
 	err = c.Get(ctx, client.ObjectKeyFromObject(published), published)
 	if apierrors.IsNotFound(err) {
 		published.Data = map[string]string{trustKey: string(own)}
+		proxies.addTo(published)
 		err = c.Create(ctx, published)
+	} else if err == nil && proxies.addTo(published) {
+		err = c.Update(ctx, published)
 	}
 	if err != nil { // somebody else may have made it: it is looked at again
 		return fmt.Errorf("ConfigMap %s/%s: %w", trustNamespace, trustName, err)
 	}
-	if warning := distrust(own, []byte(published.Data[trustKey]), caFile); warning != "" {
+	if warning := distrust(own, []byte(published.Data[trustKey]), t.caFile); warning != "" {
 		klog.FromContext(ctx).Error(nil, warning)
 	}
 	return nil

@@ -42,7 +42,8 @@ Keys are named <provider>:<version>:<name>; "identity" stands for values that ar
 encrypted. Of a KMS plugin each key that it uses, or used, is listed as
 kms:v2:<plugin>:<fingerprint>, with the first 16 digits of the SHA-256 of the key's ID
 (printf %s ID | sha256sum): one that is safe to remove can be destroyed in the KMS. The
-name kms:v2:<plugin> stands for all of them.
+name kms:v2:<plugin> stands for all of them. A plugin of KMS v1 does not tell its keys,
+and is one key, kms:v1:<plugin>.
 
 It exits with 0, with 2 if a KEY that was given is not safe to remove, and with 1 if that
 cannot be found out.`,

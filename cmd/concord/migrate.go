@@ -50,7 +50,9 @@ With --dry-run nothing is changed: it prints how many objects, and bytes, are st
 which encoding, and how long it should take. For that a server reads every stored
 value of the resources once. The expected time goes by the speed of the last rewrite
 of the server that was asked, and where it has done none, by an assumed one of
-` + fmt.Sprint(assumedPerSecond) + ` objects per second, which the output says.
+` + fmt.Sprint(assumedPerSecond) + ` objects per second, which the output says. Of a resource that this server does
+not store, as that of an aggregated API, only the objects are counted, if it can list
+them: what is not known is a dash in the table and null in JSON.
 
 RESOURCE is a name as kubectl takes it: configmaps, cm, widgets.example.com. When this
 command is interrupted the migrations go on in the servers.
@@ -110,7 +112,7 @@ func (o *migrateOptions) run(ctx context.Context, args []string, out io.Writer) 
 		return fmt.Errorf("the cluster at %s: %w", config.Host, err)
 	}
 	if o.dryRun {
-		return o.estimate(ctx, config, resources, out)
+		return o.estimate(ctx, config, cluster, resources, out)
 	}
 	return o.migrate(ctx, cluster, resources, out)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/server"
 )
@@ -20,21 +23,25 @@ import (
 // server has measured it.
 const assumedPerSecond = 2000
 
-// estimate is what migrating one resource means.
+// estimate is what migrating one resource means. Its numbers are nil where nobody knows.
 type estimate struct {
 	Resource string `json:"resource"`
+	// Elsewhere says how a resource is migrated that the server asked does not store, and
+	// why its objects are not counted if they are not; empty for all that it stores.
+	Elsewhere string `json:"elsewhere,omitempty"`
 	// Encoding is what objects would be rewritten to, empty while servers do not agree.
 	Encoding string `json:"encoding"`
-	Objects  int64  `json:"objects"`
-	Bytes    int64  `json:"bytes"`
+	Objects  *int64 `json:"objects"`
+	Bytes    *int64 `json:"bytes"`
 	// Rewrite is how many of the objects are not in the encoding.
-	Rewrite   int64         `json:"rewrite"`
+	Rewrite   *int64        `json:"rewrite"`
 	Encodings []encodingRow `json:"encodings"`
 	// ExpectedSeconds are for reading all objects and rewriting those. ObjectsPerSecond is
-	// the speed they are computed with, Basis what that is: measured, assumed or limited.
-	ExpectedSeconds  float64 `json:"expectedSeconds"`
-	ObjectsPerSecond float64 `json:"objectsPerSecond"`
-	Basis            string  `json:"basis"`
+	// the speed they are computed with, Basis what that is: measured, assumed, limited or
+	// unknown.
+	ExpectedSeconds  *float64 `json:"expectedSeconds"`
+	ObjectsPerSecond *float64 `json:"objectsPerSecond"`
+	Basis            string   `json:"basis"`
 }
 
 type encodingRow struct {
@@ -44,48 +51,68 @@ type encodingRow struct {
 }
 
 // estimate asks a server for a census of each resource and prints what it means.
-func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, resources []schema.GroupResource, out io.Writer) error {
+func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, cluster client.Client, resources []schema.GroupResource, out io.Writer) error {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
 	estimates := []estimate{}
 	for _, gr := range resources {
-		raw, err := kube.Discovery().RESTClient().Get().AbsPath(server.CensusPath + gr.String()).DoRaw(ctx)
+		var e estimate
+		census, err := censusOf(ctx, kube, gr)
+		switch {
+		case err == nil:
+			e = o.of(*census)
+		case server.IsNotStored(err, gr):
+			e, err = elsewhere(ctx, config, cluster, gr)
+		}
 		if err != nil {
 			return fmt.Errorf("the cluster at %s: census of %s: %w", config.Host, gr, err)
 		}
-		var census server.ResourceCensus
-		if err := json.Unmarshal(raw, &census); err != nil {
-			return fmt.Errorf("the cluster at %s: census of %s: %w", config.Host, gr, err)
-		}
-		estimates = append(estimates, o.of(census))
+		estimates = append(estimates, e)
 	}
 	return printed(out, o.output, estimates, func() string { return estimateTable(estimates) })
 }
 
+func censusOf(ctx context.Context, kube kubernetes.Interface, gr schema.GroupResource) (*server.ResourceCensus, error) {
+	result := kube.Discovery().RESTClient().Get().AbsPath(server.CensusPath + gr.String()).Do(ctx)
+	// Unlike that of Raw, this error says what the server says.
+	if err := result.Error(); err != nil {
+		return nil, err
+	}
+	raw, err := result.Raw()
+	if err != nil {
+		return nil, err
+	}
+	census := &server.ResourceCensus{}
+	return census, json.Unmarshal(raw, census)
+}
+
 // of computes what a census means for a migration with these options.
 func (o *migrateOptions) of(c server.ResourceCensus) estimate {
-	e := estimate{Resource: c.Resource, Encoding: c.Encoding, Encodings: []encodingRow{}, ObjectsPerSecond: c.ObjectsPerSecond, Basis: "measured"}
+	e := estimate{Resource: c.Resource, Encoding: c.Encoding, Encodings: []encodingRow{}, Basis: "measured"}
+	var objects, bytes, rewrite int64
 	for _, row := range c.Rows {
-		e.Objects += row.Objects
-		e.Bytes += row.Bytes
+		objects += row.Objects
+		bytes += row.Bytes
 		if row.Encoding != c.Encoding {
-			e.Rewrite += row.Objects
+			rewrite += row.Objects
 		}
 		e.Encodings = append(e.Encodings, encodingRow{row.Encoding, row.Objects, row.Bytes})
 	}
-	if e.ObjectsPerSecond <= 0 {
-		e.ObjectsPerSecond, e.Basis = assumedPerSecond, "assumed"
+	rate := c.ObjectsPerSecond
+	if rate <= 0 {
+		rate, e.Basis = assumedPerSecond, "assumed"
 	}
 	limit := float64(c.MaxObjectsPerSecond)
 	if o.rateSet {
 		limit = float64(o.maxPerSecond)
 	}
-	if limit > 0 && limit < e.ObjectsPerSecond {
-		e.ObjectsPerSecond, e.Basis = limit, "limited"
+	if limit > 0 && limit < rate {
+		rate, e.Basis = limit, "limited"
 	}
-	e.ExpectedSeconds = c.ReadSeconds + float64(e.Rewrite)/e.ObjectsPerSecond
+	e.Objects, e.Bytes, e.Rewrite = &objects, &bytes, &rewrite
+	e.ObjectsPerSecond, e.ExpectedSeconds = &rate, ptr.To(c.ReadSeconds+float64(rewrite)/rate)
 	return e
 }
 
@@ -95,11 +122,12 @@ func estimateTable(estimates []estimate) string {
 	fmt.Fprintln(w, "RESOURCE\tSTORED AS\tOBJECTS\tBYTES\tTO REWRITE\tENCODING\tEXPECTED")
 	assumed := false
 	for _, e := range estimates {
-		expected := (time.Duration(e.ExpectedSeconds * float64(time.Second))).Round(time.Second)
-		to := e.Encoding
-		if to == "" {
-			to = "not agreed"
+		to := cmp.Or(e.Encoding, "not agreed")
+		if e.Elsewhere != "" {
+			fmt.Fprintf(w, "%s\telsewhere\t%s\t-\t-\t%s\t-\n", e.Resource, orDash(e.Objects), to)
+			continue
 		}
+		expected := time.Duration(*e.ExpectedSeconds * float64(time.Second)).Round(time.Second)
 		rows := e.Encodings
 		if len(rows) == 0 {
 			rows = []encodingRow{{Encoding: "-"}}
@@ -107,15 +135,20 @@ func estimateTable(estimates []estimate) string {
 		for i, row := range rows {
 			rewrite, took := "", ""
 			if i == 0 {
-				rewrite, took = fmt.Sprint(e.Rewrite), max(expected, time.Second).String()
+				rewrite, took = fmt.Sprint(*e.Rewrite), max(expected, time.Second).String()
 			}
 			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\n", e.Resource, row.Encoding, row.Objects, row.Bytes, rewrite, to, took)
 		}
-		assumed = assumed || e.Basis == "assumed" && e.Rewrite > 0
+		assumed = assumed || e.Basis == "assumed" && *e.Rewrite > 0
 	}
 	_ = w.Flush() // a strings.Builder takes everything
 	if assumed {
 		fmt.Fprintf(&text, "\nThe server asked has not rewritten anything yet: %d objects per second are assumed.\n", assumedPerSecond)
+	}
+	for _, e := range estimates {
+		if e.Elsewhere != "" {
+			fmt.Fprintf(&text, "\n%s is stored elsewhere: %s. Its bytes and encodings, and how long it takes, are not known here.\n", e.Resource, e.Elsewhere)
+		}
 	}
 	return text.String()
 }

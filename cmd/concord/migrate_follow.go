@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -131,8 +132,8 @@ func (a *asked) line(bar int) string {
 // migrateView shows migrations: redrawn in a terminal, else one line for each change.
 type migrateView struct {
 	out io.Writer
-	// width returns a terminal's; nil if out is none.
-	width func() int
+	// size returns a terminal's, in columns and rows; nil if out is none.
+	size  func() (width, height int)
 	drawn int // lines on the terminal
 	last  map[*asked]string
 }
@@ -140,11 +141,11 @@ type migrateView struct {
 func newMigrateView(out io.Writer) *migrateView {
 	v := &migrateView{out: out, last: map[*asked]string{}}
 	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
-		v.width = func() int {
-			if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
-				return width
+		v.size = func() (int, int) {
+			if width, height, err := term.GetSize(int(file.Fd())); err == nil && width > 0 && height > 0 {
+				return width, height
 			}
-			return 80
+			return 80, 24
 		}
 	}
 	return v
@@ -156,12 +157,12 @@ const barWidth = 30
 // show shows the migrations as they are. Lines that will not change again stay above.
 func (v *migrateView) show(all []*asked) {
 	var text strings.Builder
-	if v.width != nil && v.drawn > 0 {
+	if v.size != nil && v.drawn > 0 {
 		fmt.Fprintf(&text, "\x1b[%dA\r\x1b[J", v.drawn)
 	}
 	v.drawn = 0
 	for _, a := range all {
-		if v.width != nil && !a.ended() {
+		if v.size != nil && !a.ended() {
 			continue
 		}
 		if line := a.line(0); line != v.last[a] {
@@ -170,21 +171,50 @@ func (v *migrateView) show(all []*asked) {
 			text.WriteString(a.failures())
 		}
 	}
-	if v.width != nil {
-		for _, a := range all {
-			if a.ended() {
-				continue
-			}
-			line := a.line(barWidth)
-			if runes, width := []rune(line), v.width(); len(runes) > width {
-				line = string(runes[:width])
-			}
+	if v.size != nil {
+		width, height := v.size()
+		lines := block(all, width, height)
+		for _, line := range lines {
 			fmt.Fprintln(&text, line)
-			v.drawn++
 		}
+		v.drawn = len(lines)
 	}
 	// What cannot be shown does not hold up the migrations.
 	_, _ = io.WriteString(v.out, text.String())
+}
+
+// block is what a terminal shows of the migrations that have not ended: fewer lines than it
+// has rows, since a line that has left it cannot be drawn again. Where not all have room
+// those that wait come last.
+func block(all []*asked, width, height int) []string {
+	room := max(height-1, 1)
+	left := slices.DeleteFunc(slices.Clone(all), (*asked).ended)
+	more := 0
+	if len(left) > room {
+		slices.SortStableFunc(left, func(a, b *asked) int { return cmp.Compare(a.waits(), b.waits()) })
+		more = len(left) - (room - 1)
+	}
+	var lines []string
+	for _, a := range left[:len(left)-more] {
+		lines = append(lines, a.line(barWidth))
+	}
+	if more > 0 {
+		lines = append(lines, fmt.Sprintf("… and %d more", more))
+	}
+	for i, line := range lines {
+		if runes := []rune(line); len(runes) > width {
+			lines[i] = string(runes[:width])
+		}
+	}
+	return lines
+}
+
+// waits is 1 for a migration that no server has begun, and else 0.
+func (a *asked) waits() int {
+	if migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning) == nil {
+		return 1
+	}
+	return 0
 }
 
 // failures names the first objects that could not be migrated, once the migration has ended.

@@ -37,7 +37,10 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 	}
 	var chosen []schema.GroupResource
 	for _, arg := range args {
-		gr, err := resolve(arg, stored, func(name string) (schema.GroupResource, error) { return discover(config, name) })
+		gr, err := resolve(arg, stored, func(name string) (schema.GroupResource, error) {
+			gvr, err := discover(config, name)
+			return gvr.GroupResource(), err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -84,14 +87,14 @@ func list(resources []schema.GroupResource) string {
 	return strings.Join(names, ", ")
 }
 
-// discover finds the resource of a short, singular or partly qualified name.
-func discover(config *rest.Config, name string) (schema.GroupResource, error) {
+// discover finds the resource of a short, singular or partly qualified name, in the version
+// that the server prefers.
+func discover(config *rest.Config, name string) (schema.GroupVersionResource, error) {
 	served, err := discovery.NewDiscoveryClientForConfig(withTimeout(config))
 	if err != nil {
-		return schema.GroupResource{}, err
+		return schema.GroupVersionResource{}, err
 	}
 	cached := memory.NewMemCacheClient(served)
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
-	gvr, err := mapper.ResourceFor(schema.ParseGroupResource(name).WithVersion(""))
-	return gvr.GroupResource(), err
+	return mapper.ResourceFor(schema.ParseGroupResource(name).WithVersion(""))
 }

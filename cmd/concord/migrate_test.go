@@ -71,11 +71,11 @@ func TestEstimate(t *testing.T) {
 		c, o := census, migrateOptions{}
 		test.change(&c, &o)
 		e := o.of(c)
-		if e.Objects != 1210 || e.Bytes != 5907 || e.Rewrite != 1010 || len(e.Encodings) != 3 {
+		if *e.Objects != 1210 || *e.Bytes != 5907 || *e.Rewrite != 1010 || len(e.Encodings) != 3 {
 			t.Errorf("%s: counts %+v", name, e)
 		}
-		if e.ObjectsPerSecond != test.rate || e.Basis != test.basis || e.ExpectedSeconds < test.seconds-.001 || e.ExpectedSeconds > test.seconds+.001 {
-			t.Errorf("%s: %f s at %f/s, %s; want %f s at %f/s, %s", name, e.ExpectedSeconds, e.ObjectsPerSecond, e.Basis, test.seconds, test.rate, test.basis)
+		if *e.ObjectsPerSecond != test.rate || e.Basis != test.basis || *e.ExpectedSeconds < test.seconds-.001 || *e.ExpectedSeconds > test.seconds+.001 {
+			t.Errorf("%s: %f s at %f/s, %s; want %f s at %f/s, %s", name, *e.ExpectedSeconds, *e.ObjectsPerSecond, e.Basis, test.seconds, test.rate, test.basis)
 		}
 	}
 	o := migrateOptions{}

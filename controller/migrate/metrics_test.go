@@ -77,8 +77,8 @@ func TestMetrics(t *testing.T) {
 		if job.Resume != "half" {
 			t.Errorf("it goes on at %q", job.Resume)
 		}
-		progress(Progress{Total: 10, Done: 4, Failed: 1})
-		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
+		progress(Progress{Total: 10, Done: 4, Failed: 1, Conflicts: 2})
+		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
 			migrationv1alpha1.FailureTooLarge: 1, migrationv1alpha1.FailureRejected: 1,
 		}}}, nil
 	}
@@ -91,7 +91,7 @@ func TestMetrics(t *testing.T) {
 		"storage_migrator_core_migrator_migrations_total" + cronJobs + " status=Failed": 1,
 		"concord_migration_failed_objects_total reason=TooLarge" + cronJobs:             1,
 		"concord_migration_failed_objects_total reason=Rejected" + cronJobs:             1,
-		"concord_migration_conflicts_total" + cronJobs:                                  2,
+		"concord_migration_conflicts_total" + cronJobs:                                  3,
 	})
 }
 

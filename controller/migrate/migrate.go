@@ -126,7 +126,8 @@ type Config struct {
 	// Workers is how many migrations Run does at a time. Default: 2.
 	Workers int
 	// ProgressPeriod is the shortest time between two updates of a migration's progress.
-	// Default: 3 s.
+	// Run makes them at most a third later also while the Rewriter reports nothing. Default:
+	// 3 s.
 	ProgressPeriod time.Duration
 	// Poll is how often a migration that this server does not do is looked at again, to take
 	// it over from a server that is gone. Default: 5 s.

@@ -23,6 +23,9 @@ type token struct {
 	// API says that the position is one of the API engine.
 	API      bool   `json:"api,omitempty"`
 	Position string `json:"position"`
+	// Conflicts are those that were counted until it was written; the token counts whatever
+	// they are.
+	Conflicts int64 `json:"conflicts,omitempty"`
 }
 
 func (t token) String() string {
@@ -50,26 +53,32 @@ func (w *work) token(position string) token {
 	return t
 }
 
-// position is where the status says that a rewrite can go on; the beginning if it was
-// reached for another epoch, encoding or definition.
-func (w *work) position() string {
+// saved is the status' token; none if it was made for another epoch, encoding or definition.
+func (w *work) saved() token {
 	saved, ok := parseToken(w.m.Status.ContinueToken)
-	if !ok || saved != w.token(saved.Position) {
-		return ""
+	valid := w.token(saved.Position)
+	valid.Conflicts = saved.Conflicts
+	if !ok || saved != valid {
+		return token{}
 	}
-	return saved.Position
+	return saved
 }
+
+// position is where the status says that a rewrite can go on; empty for the beginning.
+func (w *work) position() string { return w.saved().Position }
 
 // resume takes over what the status says of the objects before the position.
 func (w *work) resume() {
-	w.failures, w.base = nil, 0
+	w.failures, w.base, w.done = nil, 0, 0
 	w.counted = Progress{FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{}}
-	if w.position() == "" {
+	saved := w.saved()
+	if w.resumed = saved.Position != ""; !w.resumed {
 		return
 	}
+	w.counted.Conflicts = saved.Conflicts
 	w.failures = slices.Clone(w.m.Status.Failures)
 	if p := w.m.Status.Progress; p != nil {
-		w.base = p.Done
+		w.base, w.done = p.Done, p.Done // base at most: what it reports first may be less
 		w.counted.Done = p.Done
 		maps.Copy(w.counted.FailedByReason, p.FailedByReason)
 	}
@@ -83,15 +92,20 @@ func (w *work) advance() {
 	}
 }
 
-// show writes the newest progress into a status.
+// show writes the newest progress into a status. What was shown as done stays so, although
+// a rewrite that goes on begins a little before it.
 func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
 	if w.last == nil {
 		return
 	}
-	m.Status.Progress = w.counts(*w.last)
-	m.Status.ContinueToken = ""
+	p := w.counts(*w.last)
+	w.done = max(p.Done, min(w.done, p.Total-p.Failed))
+	p.Done = w.done
+	m.Status.Progress, m.Status.ContinueToken = p, ""
 	if position := w.last.Checkpoint.Position; position != "" {
-		m.Status.ContinueToken = w.token(position).String()
+		t := w.token(position)
+		t.Conflicts = max(w.counted.Conflicts, w.last.Conflicts)
+		m.Status.ContinueToken = t.String()
 	}
 	m.Status.Failures = w.named(w.last.Checkpoint.Failures)
 }

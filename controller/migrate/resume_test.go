@@ -86,6 +86,71 @@ func TestResumes(t *testing.T) {
 	}
 }
 
+// TestResumesBehindTheCount: some of what was done lies behind the position, and is found so
+// again. The rate counts from where the run begins, and what was shown as done stays so.
+func TestResumesBehindTheCount(t *testing.T) {
+	w := newWorld(t)
+	values := metered(t, w)
+	w.migration(nil)
+	crashHalfway(w) // 4 done
+	shown := func(done, rate int64) {
+		t.Helper()
+		if p := w.read().Status.Progress; p.Done != done || p.ObjectsPerSecond != rate {
+			t.Errorf("progress %+v, want %d done at %d/s", p, done, rate)
+		}
+		if got := values()["concord_migration_objects_per_second resource=batch.example.com/v1, Resource=cronjobs"]; got != float64(rate) {
+			t.Errorf("the metric's rate is %v, want %d", got, rate)
+		}
+	}
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		report := func(p Progress) {
+			p.Total, p.Checkpoint = 10, half.Checkpoint
+			w.clock.Step(4 * time.Second)
+			progress(p)
+		}
+		report(Progress{Done: 1})
+		shown(4, 0)
+		report(Progress{Done: 9})
+		shown(9, 1) // 8 in 8 s
+		return Result{Progress: Progress{Total: 10, Done: 10}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	// Nothing was reported: what the status said is all that is known, and it was too much.
+	w = newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		w.clock.Step(time.Second)
+		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
+	}
+	_, err = step(w)
+	w.must(err)
+	if p := w.read().Status.Progress; p.Done != 2 || p.ObjectsPerSecond != 0 {
+		t.Errorf("progress %+v after the end", p)
+	}
+}
+
+// TestLogsOfAllServers: a server's log names no failures before the position that it began at.
+func TestLogsOfAllServers(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	m := w.read()
+	m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "a server that is gone"
+	w.must(w.client.Update(context.Background(), m))
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		return Result{Progress: Progress{Total: 10, Done: 7, Failed: 3}, Failures: []Failure{{Namespace: "ns", Name: "late", Message: "broken"}}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
+	const want = "3 of 10 objects cannot be migrated; the first is ns/early: broken; the logs of the servers that migrated name all"
+	if got := migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationFailed).Message; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+}
+
 // TestErrorsInARow: a migration that gets on between its errors never has too many of them.
 func TestErrorsInARow(t *testing.T) {
 	w := newWorld(t)
@@ -325,30 +390,61 @@ func TestSpeedIsTheMigrations(t *testing.T) {
 	w.must(err)
 }
 
-// TestEvents: what happens to a migration is told once each: its start, a pause, that
-// another server goes on, and its end.
+// TestEvents: what happens to a migration is told once each: its start, a pause, that it
+// goes on, that another server goes on, and its end. Of a copy, its original has all of it.
 func TestEvents(t *testing.T) {
 	w := newWorld(t)
-	w.migration(nil)
+	original := metav1.OwnerReference{
+		APIVersion: "storagemigration.k8s.io/v1beta1", Kind: migrationv1alpha1.MigrationKind, Name: "original", UID: "original-uid", Controller: ptr.To(true),
+	}
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.OwnerReferences = []metav1.OwnerReference{original}
+	})
+	change := func(change func(*migrationv1alpha1.StorageVersionMigration)) {
+		t.Helper()
+		w.clock.Step(time.Second)
+		m := w.read()
+		change(m)
+		w.must(w.client.Update(context.Background(), m))
+	}
 	crashHalfway(w)
-	w.clock.Step(time.Second)
-	m := w.read()
-	m.Spec.Paused = true
-	w.must(w.client.Update(context.Background(), m))
+	change(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = true })
 	_, err := step(w)
 	w.must(err)
-	w.clock.Step(time.Second)
-	m = w.read()
-	m.Spec.Paused = false
-	w.must(w.client.Update(context.Background(), m))
-	resumed(w)
-	want := []string{"Normal Started", "Normal Paused", "Normal Resumed", "Warning ObjectsFailed"}
-	if got := w.events(); !slices.Equal(got, want) {
-		t.Errorf("events %q, want %q", got, want)
+	change(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = false })
+	ctx, crash := context.WithCancel(context.Background())
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		crash()
+		return Result{}, ctx.Err()
 	}
+	if _, err := w.c.Step(ctx, "m"); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	change(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "a server that is gone"
+	})
+	resumed(w)
+	told := map[corev1.ObjectReference][]string{}
 	var list corev1.EventList
 	w.must(w.client.List(context.Background(), &list))
-	if note := list.Items[2].Message; !strings.Contains(note, "from where it was: 4 of 10 objects are done") {
-		t.Errorf("note %q", note)
+	for _, e := range list.Items {
+		about := e.InvolvedObject
+		about.ResourceVersion = ""
+		told[about] = append(told[about], e.Type+" "+e.Reason)
+		if e.Reason == migrationv1alpha1.EventResumed && !strings.Contains(e.Message, "from where it was: 4 of 10 objects are done") {
+			t.Errorf("note %q", e.Message)
+		}
+	}
+	want := []string{"Normal Started", "Normal Paused", "Normal Resumed", "Normal Resumed", "Warning ObjectsFailed"}
+	for _, about := range []corev1.ObjectReference{
+		{APIVersion: migrationv1alpha1.SchemeGroupVersion.String(), Kind: migrationv1alpha1.MigrationKind, Name: "m", UID: "m-uid"},
+		{APIVersion: original.APIVersion, Kind: original.Kind, Name: original.Name, UID: original.UID},
+	} {
+		if got := told[about]; !slices.Equal(got, want) {
+			t.Errorf("events about %s: %q, want %q", about.Name, got, want)
+		}
+	}
+	if len(told) != 2 {
+		t.Errorf("events %+v", told)
 	}
 }

@@ -2,6 +2,8 @@ package migrate
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,10 +47,28 @@ func (c *Controller) Run(ctx context.Context) {
 		<-ctx.Done()
 		queue.ShutDown()
 	})
+	beats := c.cfg.Clock.NewTicker(max(c.cfg.ProgressPeriod/3, time.Millisecond)) // so much later at most
+	defer beats.Stop()
+	wg.Go(func() { c.beat(ctx, beats.C()) })
 	for range c.cfg.Workers {
 		wg.Go(func() { c.work(ctx, queue, seen) })
 	}
 	wg.Wait()
+}
+
+// beat has the status of every rewrite written for which that is due, until ctx ends: a
+// Rewriter that waits reports nothing.
+func (c *Controller) beat(ctx context.Context, due <-chan time.Time) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-due:
+		}
+		for _, w := range c.works() {
+			w.beat()
+		}
+	}
 }
 
 // worthALook says whether a migration that was so, or nil, and is so now may be one for
@@ -129,6 +149,12 @@ func (c *Controller) interrupt(cause error, which func(*work) bool) {
 			cancel(cause)
 		}
 	}
+}
+
+func (c *Controller) works() []*work {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.running))
 }
 
 func (c *Controller) register(w *work, cancel context.CancelCauseFunc) {

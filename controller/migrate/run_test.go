@@ -137,6 +137,72 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// TestProgressWhileTheRewriterWaits: a person sees that it goes on, and how slowly, also
+// where the Rewriter has nothing to report.
+func TestProgressWhileTheRewriterWaits(t *testing.T) {
+	w := newWorld(t)
+	values := metered(t, w)
+	w.migration(nil)
+	const waited, perSecond = 30, 3000
+	waiting, answer := make(chan struct{}), make(chan struct{})
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.clock.Step(time.Second)
+		progress(Progress{Total: 2 * perSecond, Done: perSecond})
+		close(waiting)
+		<-answer
+		return Result{Progress: Progress{Total: 2 * perSecond, Done: 2 * perSecond}}, nil
+	}
+	runs(t, w)
+	defer close(answer)
+	<-waiting
+	w.uncall()
+	for second := int64(1); second <= waited; second++ {
+		w.clock.Step(time.Second)
+		if second < 10 {
+			continue
+		}
+		eventually(t, func() bool {
+			m := w.read()
+			running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+			// The rate is the mean of all the time, the second before included.
+			p := m.Status.Progress
+			return w.clock.Since(running.LastUpdateTime.Time) <= 5*time.Second && p != nil && p.Done == perSecond && p.ObjectsPerSecond <= perSecond/(second-4)
+		})
+	}
+	writes := slices.DeleteFunc(w.called(), func(c string) bool { return c != "status StorageVersionMigration" })
+	if most := int(waited * time.Second / w.c.cfg.ProgressPeriod); len(writes) > most {
+		t.Errorf("%d writes in %d s, want at most %d", len(writes), waited, most)
+	}
+	rate := values()["concord_migration_objects_per_second resource=batch.example.com/v1, Resource=cronjobs"]
+	if rate <= 0 || rate > perSecond/(waited-4) {
+		t.Errorf("the metric's rate is %v after a wait of %d s", rate, waited)
+	}
+}
+
+// TestPauseWhileTheRewriterWaits: the next beat finds it where no watch does.
+func TestPauseWhileTheRewriterWaits(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	done := make(chan error)
+	waiting := make(chan struct{})
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		close(waiting)
+		return untilInterrupted(ctx)
+	}
+	go func() {
+		_, err := step(w)
+		done <- err
+	}()
+	<-waiting
+	setPaused(w, true)
+	w.clock.Step(time.Minute)
+	for _, work := range w.c.works() {
+		work.beat()
+	}
+	w.must(<-done)
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+}
+
 // TestProgressConflict: what others write on the migration meanwhile is kept.
 func TestProgressConflict(t *testing.T) {
 	w := newWorld(t)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,8 +54,15 @@ type work struct {
 	versions []string
 	// began is when this server began, shown when it last wrote the progress.
 	began, shown time.Time
-	// base is how many objects were done before it began.
-	base int64
+	// base is how many objects were done where it began, and done the most that were shown.
+	base, done int64
+	// resumed says that it went on where another run of the migration was.
+	resumed bool
+	// mu is held by whatever of a rewrite changes the work: it is told of progress, asked for
+	// the permission, or given a beat.
+	mu sync.Mutex
+	// tell writes the progress when it is time to; nil while nothing is rewritten.
+	tell func()
 	// last is the newest progress; nil before there is one.
 	last *Progress
 	// counted is what the metrics have counted of this migration, with what was done before.
@@ -114,10 +122,8 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if w.pin != nil {
 		job.CRD = *w.pin
 	}
-	from := w.m.Status.ContinueToken
-	result, err := w.rewriter().Rewrite(running, job, func(p Progress) {
-		w.last = &p
-		w.c.cfg.Metrics.observe(w, p)
+	from, rewriter := job.Resume, w.rewriter()
+	w.telling(func() {
 		switch err := w.progress(ctx); {
 		case errors.Is(err, errTaken):
 			cancel(errTaken)
@@ -125,11 +131,13 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 			cancel(errPaused)
 		}
 	})
+	result, err := rewriter.Rewrite(running, job, w.reported)
+	w.telling(nil)
 	w.c.cfg.Metrics.observe(w, result.Progress)
 	if err == nil {
 		return result, nil
 	}
-	if w.advance(); w.m.Status.ContinueToken != from {
+	if w.advance(); w.position() != from {
 		w.c.forget(w.uid) // it got on: its errors are not in a row
 	}
 	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) {
@@ -147,7 +155,41 @@ func (w *work) failureLog() func(Failure) {
 	}
 }
 
+// telling sets how progress is written from now on; nil: not at all.
+func (w *work) telling(tell func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tell = tell
+}
+
+// reported is told what a Rewriter reports.
+func (w *work) reported(p Progress) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.base = &p, min(w.base, p.Done)
+	w.c.cfg.Metrics.observe(w, p)
+	w.tell()
+}
+
+// beat shows that a rewrite goes on, and at what rate by now, that has had nothing to report
+// for a while.
+func (w *work) beat() {
+	if !w.mu.TryLock() {
+		return // it has
+	}
+	defer w.mu.Unlock()
+	if w.tell == nil {
+		return
+	}
+	if w.last != nil {
+		w.c.cfg.Metrics.observe(w, *w.last)
+	}
+	w.tell()
+}
+
 func (w *work) refence(ctx context.Context) (int64, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	revision, err := w.permitted(ctx)
 	var end *over
 	if errors.As(err, &end) || errors.Is(err, errNotOurs) {
@@ -203,10 +245,19 @@ func (w *work) succeed(ctx context.Context, r Result) error {
 		first := failures[0]
 		message += fmt.Sprintf("; the first is %s: %s", types.NamespacedName{Namespace: first.Namespace, Name: first.Name}, first.Message)
 		if int64(len(failures)) < r.Failed {
-			message += fmt.Sprintf("; the log of %s names all", w.self)
+			message += "; " + w.logs() + " all"
 		}
 	}
 	return w.finish(ctx, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, message, &r)
+}
+
+// logs says whose logs name every object that failed. Whoever goes on does not meet again
+// those before the position.
+func (w *work) logs() string {
+	if w.resumed {
+		return "the logs of the servers that migrated name"
+	}
+	return fmt.Sprintf("the log of %s names", w.self)
 }
 
 // reasons are the numbers of failed objects, the highest first.
@@ -244,7 +295,8 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 	return nil
 }
 
-// progress writes how far the rewrite is, from time to time.
+// progress writes how far the rewrite is, from time to time; also where that is nothing new:
+// the Running condition's time tells that it goes on.
 func (w *work) progress(ctx context.Context) error {
 	now := w.c.cfg.Clock.Now()
 	if now.Sub(w.shown) < w.c.cfg.ProgressPeriod {
@@ -252,9 +304,7 @@ func (w *work) progress(ctx context.Context) error {
 	}
 	w.shown = now
 	err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
-		if c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); c == nil || c.Reason != migrationv1alpha1.ReasonRewriting {
-			w.setRunning(m)
-		}
+		w.setRunning(m)
 		w.show(m)
 	})
 	if err != nil {
@@ -266,7 +316,7 @@ func (w *work) progress(ctx context.Context) error {
 func (w *work) counts(p Progress) *migrationv1alpha1.MigrationProgress {
 	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason}
 	if elapsed := w.c.cfg.Clock.Since(w.began).Seconds(); elapsed > 0 {
-		counts.ObjectsPerSecond = int64(float64(p.Done-w.base) / elapsed)
+		counts.ObjectsPerSecond = int64(float64(max(0, p.Done-w.base)) / elapsed)
 	}
 	return counts
 }
@@ -318,8 +368,9 @@ func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
 // event tells users, and the log. It is a courtesy: an error is only logged.
 func (w *work) event(ctx context.Context, kind, reason, note string) {
 	w.c.cfg.Logger.Info("Migration", "event", reason, "migration", w.m.Name, "resource", w.gr.String(), "encoding", string(w.target.Encoding), "note", note)
-	event := migrationv1alpha1.NewEvent(w.m, string(w.self), kind, reason, note, w.c.cfg.Clock.Now())
-	if err := w.c.cfg.Client.Create(ctx, event); err != nil {
-		w.c.cfg.Logger.V(1).Info("An event was not written", "migration", w.m.Name, "reason", err.Error())
+	for _, event := range migrationv1alpha1.NewEvents(w.m, string(w.self), kind, reason, note, w.c.cfg.Clock.Now()) {
+		if err := w.c.cfg.Client.Create(ctx, event); err != nil {
+			w.c.cfg.Logger.V(1).Info("An event was not written", "migration", w.m.Name, "reason", err.Error())
+		}
 	}
 }

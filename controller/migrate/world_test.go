@@ -56,9 +56,9 @@ type world struct {
 	// api is what the API engine does, elsewhere who serves what this server does not.
 	api       rewriter
 	elsewhere string
-	log       strings.Builder
 
 	mu     sync.Mutex // guards what follows
+	log    strings.Builder
 	calls  []string
 	before func(call string)
 	broken map[string]error // what calls are answered with, instead of being made
@@ -96,7 +96,7 @@ func newWorld(t *testing.T) *world {
 		}),
 		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) { return w.elsewhere, nil },
 		Clock:     w.clock,
-		Logger:    funcr.New(func(_, args string) { w.log.WriteString(args + "\n") }, funcr.Options{}),
+		Logger:    funcr.New(w.logged, funcr.Options{}),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -106,6 +106,12 @@ func newWorld(t *testing.T) *world {
 	w.lease(other, "1.36")
 	w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
 	return w
+}
+
+func (w *world) logged(_, args string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log.WriteString(args + "\n")
 }
 
 func (w *world) call(verb string, obj runtime.Object) error {

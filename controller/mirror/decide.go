@@ -21,9 +21,6 @@ type plan struct {
 	create *migrationv1alpha1.StorageVersionMigration
 	// status is the original's new status, nil if it is as it should be.
 	status *storagemigrationv1.StorageVersionMigrationStatus
-	// note is what to tell about it in an event, with its reason; nothing if that is "".
-	note, reason string
-	warning      bool
 }
 
 // decide compares the original, nil if it is gone, with its copies. gv is the version in
@@ -32,7 +29,7 @@ func decide(gv schema.GroupVersion, original *storagemigrationv1.StorageVersionM
 	var p plan
 	var own *migrationv1alpha1.StorageVersionMigration
 	for _, c := range copies {
-		owner := owner(c)
+		owner := migrationv1alpha1.Original(c)
 		switch {
 		case original == nil || owner.UID != original.UID:
 			p.remove = append(p.remove, c)
@@ -58,19 +55,6 @@ func is(conditions []metav1.Condition, t storagemigrationv1.MigrationConditionTy
 	return meta.IsStatusConditionTrue(conditions, string(t))
 }
 
-// owner returns the migration of storagemigration.k8s.io that this one is a copy of; nil
-// if it is none.
-func owner(m *migrationv1alpha1.StorageVersionMigration) *metav1.OwnerReference {
-	ref := metav1.GetControllerOf(m)
-	if ref == nil || ref.Kind != kind {
-		return nil
-	}
-	if gv, err := schema.ParseGroupVersion(ref.APIVersion); err != nil || gv.Group != storagemigrationv1.GroupName {
-		return nil
-	}
-	return ref
-}
-
 // maxName is how long the name of an object may be.
 const maxName = 253
 
@@ -86,7 +70,7 @@ func newCopy(gv schema.GroupVersion, m *storagemigrationv1.StorageVersionMigrati
 		Resource: migrationv1alpha1.GroupVersionResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource},
 	}}
 	c.Name = copyName(m)
-	c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(m, gv.WithKind(kind))}
+	c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(m, gv.WithKind(migrationv1alpha1.MigrationKind))}
 	return c
 }
 
@@ -115,9 +99,6 @@ func (p *plan) follow(original *storagemigrationv1.StorageVersionMigration, own 
 			Type: before.Type, Status: metav1.ConditionFalse, ObservedGeneration: original.Generation, LastTransitionTime: now,
 			Reason: "Pending", Message: "no server has begun",
 		})
-	}
-	if now := truth(status.Conditions); now != nil {
-		p.note, p.reason, p.warning = tell(before, now)
 	}
 	if !same(status, &original.Status) {
 		p.status = status
@@ -148,22 +129,4 @@ func truth(conditions []metav1.Condition) *metav1.Condition {
 		}
 	}
 	return nil
-}
-
-// tell says what to tell of a step from one condition to the next.
-func tell(before, now *metav1.Condition) (note, reason string, warning bool) {
-	running := now.Type == string(migrationv1alpha1.MigrationRunning)
-	switch {
-	case before != nil && before.Type == now.Type && before.Reason == now.Reason:
-		return "", "", false
-	case !running:
-		return now.Message, now.Reason, now.Type == string(migrationv1alpha1.MigrationFailed)
-	case now.Reason == migrationv1alpha1.ReasonPaused:
-		return now.Message, now.Reason, false
-	case before == nil:
-		return now.Message, migrationv1alpha1.EventStarted, false
-	case before.Reason == migrationv1alpha1.ReasonPaused:
-		return now.Message, migrationv1alpha1.EventResumed, false
-	}
-	return "", "", false // it is tried again, or one more time
 }

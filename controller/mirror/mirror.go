@@ -11,7 +11,6 @@ import (
 	"fmt"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,19 +22,14 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// kind is that of migrations, in both APIs.
-const kind = "StorageVersionMigration"
-
 // Config is what a Controller needs.
 type Config struct {
-	// Client reads and writes API objects, uncached. Its scheme must hold Events, the
+	// Client reads and writes API objects, uncached. Its scheme must hold the
 	// migrations of migration.k8s.io, and storagemigration/v1's types under the version of
 	// storagemigration.k8s.io that is served: all its versions have one form.
 	Client client.WithWatch
 	// Served is that version.
 	Served schema.GroupVersion
-	// Instance names this process in events.
-	Instance string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Logger defaults to none.
@@ -108,9 +102,6 @@ func (c *Controller) Step(ctx context.Context, name string) error {
 	if err := c.cfg.Client.Status().Update(ctx, original); err != nil {
 		return fmt.Errorf("write the status of %s: %w", name, err)
 	}
-	if p.reason != "" {
-		c.tell(ctx, original, p)
-	}
 	return nil
 }
 
@@ -122,23 +113,9 @@ func (c *Controller) list(ctx context.Context, name string) ([]*migrationv1alpha
 	}
 	var copies []*migrationv1alpha1.StorageVersionMigration
 	for i := range all.Items {
-		if ref := owner(&all.Items[i]); ref != nil && ref.Name == name {
+		if ref := migrationv1alpha1.Original(&all.Items[i]); ref != nil && ref.Name == name {
 			copies = append(copies, &all.Items[i])
 		}
 	}
 	return copies, nil
-}
-
-// tell writes an event about the original. It is a courtesy: an error is only logged.
-func (c *Controller) tell(ctx context.Context, original *storagemigrationv1.StorageVersionMigration, p plan) {
-	event := corev1.EventTypeNormal
-	if p.warning {
-		event = corev1.EventTypeWarning
-	}
-	about := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: original.ObjectMeta}
-	e := migrationv1alpha1.NewEvent(about, c.cfg.Instance, event, p.reason, p.note, c.cfg.Clock.Now())
-	e.InvolvedObject.APIVersion = c.cfg.Served.String()
-	if err := c.cfg.Client.Create(ctx, e); err != nil {
-		c.cfg.Logger.V(1).Info("An event was not written", "migration", original.Name, "reason", err.Error())
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,16 +42,14 @@ func newWorld(t *testing.T, version string) *world {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(served, &original{}, &storagemigrationv1.StorageVersionMigrationList{})
 	metav1.AddToGroupVersion(scheme, served)
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, migrationv1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+	if err := migrationv1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
 	}
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
 	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}).
 		WithInterceptorFuncs(interceptor.Funcs{Watch: replay.Watch}).Build()
 	var err error
-	w.c, err = New(Config{Client: w.client, Served: served, Instance: "test", Clock: w.clock})
+	w.c, err = New(Config{Client: w.client, Served: served, Clock: w.clock})
 	w.must(err)
 	return w
 }
@@ -123,19 +120,6 @@ func (w *world) expectTrue(t storagemigrationv1.MigrationConditionType, reason s
 	}
 }
 
-func (w *world) events() (told []string) {
-	w.t.Helper()
-	var list corev1.EventList
-	w.must(w.client.List(context.Background(), &list))
-	for _, e := range list.Items {
-		if e.InvolvedObject.APIVersion != w.c.cfg.Served.String() || e.InvolvedObject.UID != "one-uid" {
-			w.t.Errorf("an event about %+v", e.InvolvedObject)
-		}
-		told = append(told, e.Type+" "+e.Reason)
-	}
-	return told
-}
-
 // TestLife: the original says what its copy says, in each version of its API.
 func TestLife(t *testing.T) {
 	for _, version := range []string{"v1", "v1beta1"} {
@@ -178,10 +162,6 @@ func TestLife(t *testing.T) {
 			if now := w.read().Status.ResourceVersion; now != began {
 				t.Errorf("resourceVersion %s, was %s", now, began)
 			}
-			want := []string{"Normal Started", "Normal Paused", "Normal Resumed", "Normal Succeeded"}
-			if got := w.events(); !slices.Equal(got, want) {
-				t.Errorf("events %q, want %q", got, want)
-			}
 			w.must(w.client.DeleteAllOf(context.Background(), &copied{}))
 			w.step()
 			if got := w.copies(); len(got) > 0 {
@@ -191,7 +171,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// TestFails: why a copy failed is why the original did, and a warning.
+// TestFails: why a copy failed is why the original did.
 func TestFails(t *testing.T) {
 	w := newWorld(t, "v1")
 	w.make("one-uid")
@@ -199,9 +179,6 @@ func TestFails(t *testing.T) {
 	w.says(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound, nil)
 	w.step()
 	w.expectTrue(storagemigrationv1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound, "because")
-	if got := w.events(); !slices.Equal(got, []string{"Warning ResourceNotFound"}) {
-		t.Errorf("events %q", got)
-	}
 	before := w.read().ResourceVersion
 	w.step()
 	if after := w.read().ResourceVersion; after != before {

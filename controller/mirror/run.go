@@ -34,8 +34,8 @@ func (c *Controller) Run(ctx context.Context) {
 		queue.Add(obj.GetName())
 	})
 	store, copies := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, func(obj client.Object) {
-		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && owner(m) != nil {
-			queue.Add(owner(m).Name)
+		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && migrationv1alpha1.Original(m) != nil {
+			queue.Add(migrationv1alpha1.Original(m).Name)
 		}
 	})
 	var wg sync.WaitGroup
@@ -102,8 +102,8 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 			},
 		},
 		Indexers: cache.Indexers{byOwner: func(obj any) ([]string, error) {
-			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && owner(m) != nil {
-				return []string{owner(m).Name}, nil
+			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && migrationv1alpha1.Original(m) != nil {
+				return []string{migrationv1alpha1.Original(m).Name}, nil
 			}
 			return nil, nil
 		}},

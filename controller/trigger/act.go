@@ -179,8 +179,9 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 
 // event tells users about the end of a migration. It is a courtesy: an error is only logged.
 func (c *Controller) event(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, reason, note string) {
-	event := migrationv1alpha1.NewEvent(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now())
-	if err := c.cfg.Client.Create(ctx, event); err != nil {
-		c.cfg.Logger.V(1).Info("An event was not written", "migration", m.Name, "reason", err.Error())
+	for _, event := range migrationv1alpha1.NewEvents(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now()) {
+		if err := c.cfg.Client.Create(ctx, event); err != nil {
+			c.cfg.Logger.V(1).Info("An event was not written", "migration", m.Name, "reason", err.Error())
+		}
 	}
 }

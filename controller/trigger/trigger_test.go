@@ -9,8 +9,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -434,6 +436,9 @@ func TestMissingResource(t *testing.T) {
 		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
 	}}
 	typo.Name = "typo"
+	original := &storagemigrationv1.StorageVersionMigration{}
+	original.Name, original.UID = "original", "original-uid"
+	typo.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(original, storagemigrationv1.SchemeGroupVersion.WithKind(migrationv1alpha1.MigrationKind))}
 	w.must(w.client.Create(context.Background(), typo))
 	result, err := c.Step(context.Background(), cronJobs)
 	w.must(err)
@@ -448,6 +453,9 @@ func TestMissingResource(t *testing.T) {
 		t.Errorf("conditions %+v", got.Status.Conditions)
 	}
 	w.wantEnded("typo Failed")
+	for _, name := range []string{"typo", "original"} {
+		w.wantEvent(name, migrationv1alpha1.ReasonResourceNotFound)
+	}
 }
 
 func TestWaitsForStartingServers(t *testing.T) {

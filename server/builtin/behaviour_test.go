@@ -400,6 +400,8 @@ var tables = map[string]string{
 	"mutatingadmissionpolicybindings":   "Name=sample PolicyName=sample ParamRef=<unset> Age",
 	"clustertrustbundles":               "Name=example.com:signer:sample SignerName=example.com/signer Age",
 	"ipaddresses":                       "Name=192.168.1.1 ParentRef=things.apps/space/t Age",
+	"services":                          "Name=sample Type=ClusterIP Cluster-IP=<none> External-IP=<none> Port(s)=443/TCP Age",
+	"endpointslices":                    "Name=sample AddressType=IPv4 Ports=8443 Endpoints=10.0.0.1 Age",
 	"servicecidrs":                      "Name=sample CIDRs=10.0.0.0/24,2001:db8::/64 Age",
 	"storageversionmigrations":          "Name=sample Resource=things.apps Status=Pending Age",
 }
@@ -475,7 +477,7 @@ func TestNames(t *testing.T) {
 			}
 		}
 	}
-	want := map[string]string{"cm": "configmaps", "ns": "namespaces", "sa": "serviceaccounts", "ev": "events", "ip": "ipaddresses"}
+	want := map[string]string{"cm": "configmaps", "ns": "namespaces", "sa": "serviceaccounts", "ev": "events", "ip": "ipaddresses", "svc": "services"}
 	if !maps.Equal(short, want) {
 		t.Errorf("short names %v, want %v", short, want)
 	}

@@ -14,6 +14,7 @@ import (
 	coordinationv1alpha2 "k8s.io/api/coordination/v1alpha2"
 	coordinationv1beta1 "k8s.io/api/coordination/v1beta1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	networkingv1beta1 "k8s.io/api/networking/v1beta1"
@@ -33,6 +34,7 @@ const (
 	authorizationGroup    = authorizationv1.GroupName
 	certificatesGroup     = certificatesv1.GroupName
 	coordinationGroup     = coordinationv1.GroupName
+	discoveryGroup        = discoveryv1.GroupName
 	networkingGroup       = networkingv1.GroupName
 	storagemigrationGroup = storagemigrationv1.GroupName
 )
@@ -99,6 +101,10 @@ func kinds() []kind {
 			types{"v1", &corev1.Secret{}, &corev1.SecretList{}}),
 		of(coreGroup, "serviceaccounts", "ServiceAccount", serviceAccountStorage,
 			types{"v1", &corev1.ServiceAccount{}, &corev1.ServiceAccountList{}}),
+		of(coreGroup, "services", "Service", serviceStorage,
+			types{"v1", &corev1.Service{}, &corev1.ServiceList{}}),
+		of(discoveryGroup, "endpointslices", "EndpointSlice", endpointSliceStorage,
+			types{"v1", &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{}}),
 		of(coreGroup, "events", "Event", eventStorage,
 			types{"v1", &corev1.Event{}, &corev1.EventList{}}),
 		events,

@@ -39,6 +39,8 @@ storagemigration.k8s.io/v1beta1 storageversionmigrations 1.35 1.40
 storagemigration.k8s.io/v1 storageversionmigrations 1.37 -
 internal.apiserver.k8s.io/v1alpha1 storageversions 1.20 -
 events.k8s.io/v1 events 1.19 -
+discovery.k8s.io/v1 endpointslices 1.21 -
+v1 services 1.0 -
 v1 configmaps 1.2 -
 `
 

@@ -134,6 +134,8 @@ func addDefaults(scheme *runtime.Scheme) {
 var defaulters = map[schema.GroupResource]func(version string, obj runtime.Object){
 	{Group: coreGroup, Resource: "namespaces"}:                           defaulter(defaultNamespace),
 	{Group: coreGroup, Resource: "secrets"}:                              defaulter(defaultSecret),
+	{Group: coreGroup, Resource: "services"}:                             defaulter(defaultService),
+	{Group: discoveryGroup, Resource: "endpointslices"}:                  defaulter(defaultEndpointSlice),
 	{Group: admissionGroup, Resource: "validatingwebhookconfigurations"}: defaulter(defaultValidatingWebhooks),
 	{Group: admissionGroup, Resource: "mutatingwebhookconfigurations"}:   defaulter(defaultMutatingWebhooks),
 	{Group: admissionGroup, Resource: "validatingadmissionpolicies"}:     defaulter(defaultValidatingPolicy),

@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,30 +12,40 @@ import (
 // maxNote is how long the message of an event may be.
 const maxNote = 1024
 
-// NewEvent returns an event about a migration. Its name depends on the migration, the
-// reporting instance and the time only. kind is corev1.EventTypeNormal or -Warning.
-func NewEvent(m *StorageVersionMigration, instance, kind, reason, note string, now time.Time) *corev1.Event {
+// NewEvents returns an event about a migration and, if that is a copy of one of
+// storagemigration.k8s.io, the same about its original. Their names depend on the migration
+// and the time only. kind is corev1.EventTypeNormal or -Warning.
+func NewEvents(m *StorageVersionMigration, instance, kind, reason, note string, now time.Time) []*corev1.Event {
+	about := []corev1.ObjectReference{{
+		APIVersion: SchemeGroupVersion.String(), Kind: MigrationKind, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+	}}
+	if original := Original(m); original != nil {
+		about = append(about, corev1.ObjectReference{APIVersion: original.APIVersion, Kind: original.Kind, Name: original.Name, UID: original.UID})
+	}
+	events := make([]*corev1.Event, len(about))
+	for i, ref := range about {
+		events[i] = newEvent(ref, instance, kind, reason, note, now)
+	}
+	return events
+}
+
+func newEvent(about corev1.ObjectReference, instance, kind, reason, note string, now time.Time) *corev1.Event {
 	if len(note) > maxNote {
 		note = note[:maxNote]
 	}
-	// Events about cluster-scoped objects live in the default namespace. The name's suffix
-	// may not make it too long.
-	name := m.Name
+	// The name's suffix may not make it too long, and those of a copy and its original, which
+	// may begin alike, have to differ.
+	name := about.Name
 	if len(name) > 200 {
-		name = name[:200]
+		name = strings.TrimRight(name[:160], ".-") + "-" + string(about.UID)
 	}
 	return &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{
+			// Events about cluster-scoped objects live in the default namespace.
 			Namespace: metav1.NamespaceDefault,
 			Name:      fmt.Sprintf("%s.%x", name, now.UnixNano()),
 		},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion:      SchemeGroupVersion.String(),
-			Kind:            "StorageVersionMigration",
-			Name:            m.Name,
-			UID:             m.UID,
-			ResourceVersion: m.ResourceVersion,
-		},
+		InvolvedObject:      about,
 		Type:                kind,
 		Reason:              reason,
 		Message:             note,

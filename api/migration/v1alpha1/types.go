@@ -213,6 +213,8 @@ const (
 type MigrationCondition struct {
 	Type   MigrationConditionType `json:"type"`
 	Status corev1.ConditionStatus `json:"status"`
+	// LastUpdateTime is when the condition was last written. Running is written anew with
+	// every progress, and so while a migration is being done.
 	// +optional
 	LastUpdateTime metav1.Time `json:"lastUpdateTime,omitempty"`
 	// +optional

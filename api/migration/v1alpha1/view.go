@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -201,4 +202,20 @@ func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, 
 		return
 	}
 	m.Status.Conditions[i] = c
+}
+
+// MigrationKind is that of migrations, in both APIs.
+const MigrationKind = "StorageVersionMigration"
+
+// Original returns the migration of storagemigration.k8s.io that this one is a copy of; nil
+// if it is none.
+func Original(m *StorageVersionMigration) *metav1.OwnerReference {
+	ref := metav1.GetControllerOf(m)
+	if ref == nil || ref.Kind != MigrationKind {
+		return nil
+	}
+	if gv, err := schema.ParseGroupVersion(ref.APIVersion); err != nil || gv.Group != storagemigrationv1.GroupName {
+		return nil
+	}
+	return ref
 }

@@ -3,11 +3,14 @@ package v1alpha1
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/endpoints/discovery"
 
 	"github.com/concord-dev/concord/agree"
@@ -124,5 +127,27 @@ func TestSetCondition(t *testing.T) {
 	SetCondition(m, MigrationFailed, ReasonObjectsFailed, "again", second)
 	if len(m.Status.Conditions) != 2 {
 		t.Errorf("%d conditions, want one of each type", len(m.Status.Conditions))
+	}
+}
+
+// Events about a migration and its original never have one name, however long theirs are.
+func TestNewEvents(t *testing.T) {
+	original := &storagemigrationv1.StorageVersionMigration{}
+	original.Name, original.UID = strings.Repeat("a.", 126)+"a", "628f6922-a9cb-4514-b076-12d3c178967c"
+	m := &StorageVersionMigration{}
+	m.Name, m.UID = original.Name[:215]+"-"+string(original.UID), "0a1b2c3d-a9cb-4514-b076-12d3c178967c"
+	m.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(original, storagemigrationv1.SchemeGroupVersion.WithKind(MigrationKind))}
+	events := NewEvents(m, "one", "Normal", EventResumed, strings.Repeat("long ", 1000), time.Unix(1e9, 0))
+	if len(events) != 2 || events[0].Name == events[1].Name || events[1].InvolvedObject.UID != original.UID {
+		t.Fatalf("events %+v", events)
+	}
+	for _, e := range events {
+		if problems := validation.IsDNS1123Subdomain(e.Name); len(problems) > 0 || len(e.Message) > maxNote {
+			t.Errorf("event %s, %d characters: %v", e.Name, len(e.Message), problems)
+		}
+	}
+	m.OwnerReferences[0].APIVersion = "example.com/v1"
+	if events := NewEvents(m, "one", "Normal", EventResumed, "", time.Unix(1e9, 0)); len(events) != 1 {
+		t.Errorf("events %+v", events)
 	}
 }

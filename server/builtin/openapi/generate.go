@@ -29,8 +29,12 @@ const (
 	module = "k8s.io/kube-openapi"
 )
 
-// whole are packages that are kept entirely: requests and responses of every group use them.
-var whole = []string{"k8s.io/apimachinery/pkg/apis/meta/v1", "k8s.io/apimachinery/pkg/runtime", "k8s.io/apimachinery/pkg/version"}
+// whole are packages that are kept entirely: requests, responses and fields of several groups
+// use them.
+var whole = []string{
+	"k8s.io/apimachinery/pkg/apis/meta/v1", "k8s.io/apimachinery/pkg/runtime",
+	"k8s.io/apimachinery/pkg/util/intstr", "k8s.io/apimachinery/pkg/version",
+}
 
 func main() {
 	log.SetFlags(0)

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// terminal keeps what is written to it. Lines that have left its rows cannot be changed.
+type terminal struct {
+	t             *testing.T
+	width, height int
+	lines         []string // all of them, the cursor stands behind the last
+	gone          int      // how many have left
+}
+
+var upAndErase = regexp.MustCompile("^\x1b\\[([0-9]+)A\r\x1b\\[J")
+
+// Write implements io.Writer.
+func (s *terminal) Write(p []byte) (int, error) {
+	text := string(p)
+	if up := upAndErase.FindStringSubmatch(text); up != nil {
+		n, err := strconv.Atoi(up[1])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.lines = s.lines[:max(s.gone, len(s.lines)-n)]
+		text = text[len(up[0]):]
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		for runes := []rune(line); len(runes) > s.width; runes = []rune(line) {
+			s.lines, line = append(s.lines, string(runes[:s.width])), string(runes[s.width:])
+		}
+		s.lines = append(s.lines, line)
+	}
+	s.gone = max(s.gone, len(s.lines)+1-s.height)
+	return len(p), nil
+}
+
+// TestMigrateViewOnTerminal: however many migrations there are, and however small the
+// terminal, each ended one leaves one line, and below them stands the present only.
+func TestMigrateViewOnTerminal(t *testing.T) {
+	for _, size := range []struct{ width, height int }{{80, 24}, {80, 40}, {44, 5}, {44, 2}} {
+		screen := &terminal{t: t, width: size.width, height: size.height}
+		view := newMigrateView(screen)
+		view.size = func() (int, int) { return size.width, size.height }
+		var all []*asked
+		for i := range 30 {
+			a := &asked{resource: schema.GroupResource{Resource: fmt.Sprintf("r%02d", i)}, migration: &migrationv1alpha1.StorageVersionMigration{}}
+			all = append(all, a)
+		}
+		now := metav1.NewTime(time.Now())
+		var ended []string
+		view.show(all)
+		for _, a := range slices.Backward(all) {
+			migrationv1alpha1.SetCondition(a.migration, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", now)
+			a.migration.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 5, ObjectsPerSecond: 1}
+			view.show(all)
+			running := a.resource.String() + ": [###############.................."
+			if below := screen.lines[len(ended):]; size.height > 2 && !slices.ContainsFunc(below, func(line string) bool { return strings.HasPrefix(line, running[:18]) }) {
+				t.Errorf("%v: %s, which runs, is not among\n%s", size, a.resource, strings.Join(below, "\n"))
+			}
+			a.deleted = true
+			a.migration.Name = "m"
+			ended = append(ended, fmt.Sprintf("%s: cancelled: the migration m was deleted", a.resource))
+			view.show(all)
+			wantOnTerminal(t, screen, ended, len(all)-len(ended))
+		}
+	}
+}
+
+// wantOnTerminal expects the lines of those that ended, and of those that did not as many as
+// have room, with the number of the others.
+func wantOnTerminal(t *testing.T, screen *terminal, ended []string, left int) {
+	t.Helper()
+	n := min(len(ended), len(screen.lines))
+	if !slices.Equal(screen.lines[:n], ended) {
+		t.Fatalf("%d columns, %d rows: ended are\n%s\nand shown is\n%s", screen.width, screen.height, strings.Join(ended, "\n"), strings.Join(screen.lines, "\n"))
+	}
+	below := screen.lines[n:]
+	told := 0
+	for i, line := range below {
+		more, found := strings.CutPrefix(line, "… and ")
+		switch {
+		case found && i == len(below)-1:
+			hidden, err := strconv.Atoi(strings.TrimSuffix(more, " more"))
+			if err != nil || hidden < 2 {
+				t.Errorf("the last line is %q", line)
+			}
+			told += hidden
+		case strings.HasPrefix(line, "r"):
+			told++
+		default:
+			t.Errorf("below the ended ones is %q", line)
+		}
+	}
+	if told != left || len(below) > screen.height-1 {
+		t.Errorf("%d columns, %d rows: %d have not ended, and below the others is\n%s", screen.width, screen.height, left, strings.Join(below, "\n"))
+	}
+}

@@ -1,0 +1,190 @@
+package server
+
+import (
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"testing"
+	"testing/fstest"
+	"time"
+)
+
+const room = 256 << 20
+
+func TestHeapRoom(t *testing.T) {
+	const much = "MemTotal: 99999999 kB\nMemAvailable:   8388608 kB\n"
+	for name, tc := range map[string]struct {
+		limit, memory string
+		want          uint64
+	}{
+		"a large host":             {memory: much, want: maxHeapRoom},
+		"no limit":                 {limit: "max\n", memory: much, want: maxHeapRoom},
+		"a container of 512 MiB":   {limit: "536870912\n", memory: much, want: 128 << 20},
+		"little memory is left":    {limit: "max\n", memory: "MemAvailable: 262144 kB\n", want: 64 << 20},
+		"nothing tells":            {want: blindHeapRoom},
+		"nothing tells that is so": {limit: "much", memory: "MemAvailable: all\n", want: blindHeapRoom},
+	} {
+		root := fstest.MapFS{}
+		if tc.limit != "" {
+			root["sys/fs/cgroup/memory.max"] = &fstest.MapFile{Data: []byte(tc.limit)}
+		}
+		if tc.memory != "" {
+			root["proc/meminfo"] = &fstest.MapFile{Data: []byte(tc.memory)}
+		}
+		if got := heapRoom(root); got != tc.want {
+			t.Errorf("%s: %d MiB, want %d MiB", name, got>>20, tc.want>>20)
+		}
+	}
+}
+
+func TestSparingPercent(t *testing.T) {
+	for _, tc := range []struct {
+		live  uint64
+		usual int
+		want  int
+	}{
+		{live: 0, usual: 100, want: 100}, // nothing was collected yet
+		{live: room / 4, usual: 100, want: 400},
+		{live: room * 2 / 5, usual: 100, want: 250},
+		{live: room, usual: 100, want: 100},
+		{live: 10 * room, usual: 100, want: 100}, // a large heap is left as it is
+		{live: 1, usual: 100, want: 1000},
+		{live: room, usual: 300, want: 300},
+		{live: room / 4, usual: -1, want: -1}, // nothing is collected
+	} {
+		if got := sparingPercent(tc.live, room, tc.usual); got != tc.want {
+			t.Errorf("%d bytes at %d: %d, want %d", tc.live, tc.usual, got, tc.want)
+		}
+	}
+}
+
+// A heap is as large as it would be if only the least that lived lately did.
+func TestSteadyPercent(t *testing.T) {
+	const mib = 1 << 20
+	for _, tc := range []struct {
+		live, others, least uint64
+		usual, want         int
+	}{
+		{live: 0, usual: 100, want: 100}, // nothing was collected yet
+		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133},
+		{live: 64 * mib, least: 48 * mib, usual: 100, want: 75},
+		{live: 64 * mib, others: 16 * mib, least: 48 * mib, usual: 100, want: 60},
+		{live: 90 * mib, least: 48 * mib, usual: 100, want: 50},   // no less than half
+		{live: 100 * mib, least: 48 * mib, usual: 100, want: 100}, // no longer a small one
+		{live: 96 * mib, least: 64 * mib, usual: 100, want: 100},
+		{live: 40 * mib, least: 40 * mib, usual: 10, want: 160},
+		{live: 1, least: 1, usual: 100, want: 1000},
+		{live: 48 * mib, least: 48 * mib, usual: -1, want: -1}, // nothing is collected
+	} {
+		h := heap{live: tc.live, scanned: tc.live + tc.others}
+		if got := steadyPercent(h, tc.least, tc.usual); got != tc.want {
+			t.Errorf("%d MiB live, %d MiB at the least, at %d: %d, want %d", tc.live/mib, tc.least/mib, tc.usual, got, tc.want)
+		}
+	}
+}
+
+// madeUp is a heap that the test says.
+type madeUp struct {
+	heap
+	sets    []int
+	limits  []int64 // in MiB
+	collect func()  // nil when nobody looks
+}
+
+func (m *madeUp) collector() *collector {
+	return &collector{
+		read:  func() heap { return m.heap },
+		set:   func(p int) { m.percent, m.sets = p, append(m.sets, p) },
+		limit: func(l int64) { m.heap.limit, m.limits = l, append(m.limits, l>>20) },
+		each:  func(f func()) func() { m.collect = f; return func() { m.collect = nil } },
+		room:  room,
+	}
+}
+
+// The percentage is raised with the first work, and as it was after the last.
+func TestCollectorSpares(t *testing.T) {
+	m := madeUp{heap: heap{live: room / 4, scanned: room / 4, percent: 150, limit: noLimit}}
+	c := m.collector()
+	one, two := c.spare(), c.spare()
+	one()
+	one()
+	if !slices.Equal(m.sets, []int{400}) {
+		t.Errorf("set %v while one still runs", m.sets)
+	}
+	two()
+	if !slices.Equal(m.sets, []int{400, 150}) || m.collect != nil {
+		t.Errorf("set %v, is called after collections: %t", m.sets, m.collect != nil)
+	}
+}
+
+// Each collection is followed by a percentage for what it found, as long as there is work.
+func TestCollectorHolds(t *testing.T) {
+	m := madeUp{heap: heap{percent: 100, others: 20 << 20, limit: noLimit}}
+	c := m.collector()
+	found := func(mib uint64) {
+		m.live, m.scanned = mib<<20, mib<<20
+		if m.collect != nil {
+			m.collect()
+		}
+	}
+	found(32)
+	done := c.hold()
+	found(48)
+	found(48)
+	spared := c.spare()
+	found(16)
+	spared()
+	found(32)
+	done()
+	found(8)
+	if want := []int{200, 100, 525, 1000, 400, 150, 100}; !slices.Equal(m.sets, want) {
+		t.Errorf("set %v, want %v", m.sets, want)
+	}
+	// What lives and what does not, 64 MiB, 20 and 24; none while there is room to spare.
+	if want := []int64{140, noLimit >> 20, 124, noLimit >> 20}; !slices.Equal(m.limits, want) {
+		t.Errorf("limits %v, want %v", m.limits, want)
+	}
+}
+
+// A limit that somebody else has set stays.
+func TestCollectorKeepsLimit(t *testing.T) {
+	m := madeUp{heap: heap{live: 32 << 20, scanned: 32 << 20, percent: 100, limit: 500 << 20}}
+	m.collector().hold()()
+	if len(m.limits) > 0 || !slices.Equal(m.sets, []int{200, 100}) {
+		t.Errorf("limits %v, set %v", m.limits, m.sets)
+	}
+}
+
+func TestEachCollection(t *testing.T) {
+	collections := make(chan struct{}, 10)
+	stop := eachCollection(func() { collections <- struct{}{} })
+	defer stop()
+	for range 3 {
+		runtime.GC()
+		select {
+		case <-collections:
+		case <-time.After(30 * time.Second):
+			t.Fatal("a collection was not noticed")
+		}
+	}
+}
+
+// The heap's own figures are understood, and an operator's GOGC is not touched.
+func TestCollectorReads(t *testing.T) {
+	runtime.GC()
+	before := debug.SetGCPercent(130)
+	defer debug.SetGCPercent(before)
+	h := readHeap()
+	if h.percent != 130 || h.live == 0 || h.live > 1<<40 || h.scanned <= h.live {
+		t.Errorf("read %+v", h)
+	}
+	debug.SetGCPercent(-1)
+	if off := readHeap(); off.percent != -1 {
+		t.Errorf("off is %d", off.percent)
+	}
+	t.Setenv("GOGC", "130")
+	newCollector().spare()()
+	if c := newCollector(); c != nil {
+		t.Error("GOGC is overruled")
+	}
+}
