@@ -50,10 +50,15 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 		return err
 	}
 	w.Raw, w.Rewrite, w.Noop = append(w.Raw, raw), append(w.Rewrite, rewrite), append(w.Noop, noop)
+	return w.oneByOne(ctx, stored, i, sampled)
+}
+
+// oneByOne measures the single writes once.
+func (w *Ways) oneByOne(ctx context.Context, stored *Stored, i, sampled int) error {
 	single := []struct {
 		spans *[]Span
 		write apiWrite
-	}{{&w.Update, GetAndPut}, {&w.Apply, ApplyNothing}}
+	}{{&w.Update, PutListed}, {&w.Apply, ApplyNothing}}
 	if i%2 == 1 {
 		slices.Reverse(single)
 	}
@@ -73,8 +78,9 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 	return nil
 }
 
-// RoundThroughAPI measures the engine that goes through the API once.
-func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i int) error {
+// RoundThroughAPI measures the engine that goes through the API once, and the single writes
+// right after it, since machines have better minutes and worse ones.
+func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i, sampled int) error {
 	if _, err := stored.Restore(ctx, len(stored.puts)); err != nil {
 		return err
 	}
@@ -86,40 +92,43 @@ func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i int) error
 		return err
 	}
 	w.API = append(w.API, api)
-	return stored.Check(ctx, len(stored.puts))
-}
-
-// apiWrite migrates one object by one write. listed is what a list has told of it.
-type apiWrite func(ctx context.Context, c *stage.Client, path string, listed []byte) error
-
-// GetAndPut is how kube-storage-version-migrator migrates an object.
-func GetAndPut(ctx context.Context, c *stage.Client, path string, _ []byte) error {
-	body, err := c.Do(ctx, http.MethodGet, path, "", nil)
-	if err != nil {
+	if err := stored.Check(ctx, len(stored.puts)); err != nil {
 		return err
 	}
-	_, err = c.Do(ctx, http.MethodPut, path, JSONType, body)
+	return w.oneByOne(ctx, stored, i+1, sampled)
+}
+
+// apiWrite migrates one object by one write, with what a list has told of it.
+type apiWrite func(ctx context.Context, c *stage.Client, path string, o listed) error
+
+// listed is an object as a list shows it, and what an empty apply needs of that.
+type listed struct{ whole, identity []byte }
+
+// PutListed is how kube-storage-version-migrator migrates an object: it reads it again only
+// after a conflict.
+func PutListed(ctx context.Context, c *stage.Client, path string, o listed) error {
+	_, err := c.Do(ctx, http.MethodPut, path, JSONType, o.whole)
 	return err
 }
 
 // ApplyNothing is how kube-controller-manager's migrator does it, with what it knows of
 // an object from a list.
-func ApplyNothing(ctx context.Context, c *stage.Client, path string, listed []byte) error {
-	_, err := c.Do(ctx, http.MethodPatch, path+"?fieldManager=storage-version-migrator-controller", "application/apply-patch+yaml", listed)
+func ApplyNothing(ctx context.Context, c *stage.Client, path string, o listed) error {
+	_, err := c.Do(ctx, http.MethodPatch, path+"?fieldManager=storage-version-migrator-controller", "application/apply-patch+yaml", o.identity)
 	return err
 }
 
 // OneByOne migrates the first n objects by API writes through one server.
 func (s *Stored) OneByOne(ctx context.Context, n int, write apiWrite) (Span, error) {
-	listed, err := s.list(ctx, n)
+	objects, err := s.list(ctx, n)
 	if err != nil {
 		return Span{}, err
 	}
 	client := s.Servers.Clients[0]
 	began := time.Now()
-	for i, metadata := range listed {
+	for i, o := range objects {
 		path := s.Corpus.path + "/" + s.Corpus.object(i)
-		if err := write(ctx, client, path, metadata); err != nil {
+		if err := write(ctx, client, path, o); err != nil {
 			return Span{}, fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -130,9 +139,9 @@ func (s *Stored) OneByOne(ctx context.Context, n int, write apiWrite) (Span, err
 	return Span{objects: n, began: began, end: end, seen: end}, nil
 }
 
-// list returns what an empty apply needs of the first n objects, in order.
-func (s *Stored) list(ctx context.Context, n int) ([][]byte, error) {
-	listed := make([][]byte, n)
+// list returns the first n objects, in order. The migrators read them by pages.
+func (s *Stored) list(ctx context.Context, n int) ([]listed, error) {
+	objects := make([]listed, n)
 	for i := range n {
 		body, err := s.Servers.Clients[0].Do(ctx, http.MethodGet, s.Corpus.path+"/"+s.Corpus.object(i), "", nil)
 		if err != nil {
@@ -142,12 +151,12 @@ func (s *Stored) list(ctx context.Context, n int) ([][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		listed[i] = Marshal(Fields{
+		objects[i] = listed{whole: body, identity: Marshal(Fields{
 			"apiVersion": string(s.Corpus.current), "kind": s.Corpus.kind,
 			"metadata": Fields{"name": id.Metadata.Name, "uid": id.Metadata.UID, "resourceVersion": id.Metadata.ResourceVersion},
-		})
+		})}
 	}
-	return listed, nil
+	return objects, nil
 }
 
 // Span is how long it took to write objects: until the last one is written, and until

@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,17 +28,29 @@ func TestSmallestRun(t *testing.T) {
 	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-scale", "200,300", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
-	var d document
+	// By its keys, as who reads it does.
+	var d struct {
+		Results []map[string]any
+		Ratios  map[string]float64
+	}
 	if err := json.Unmarshal(stdout.Bytes(), &d); err != nil {
 		t.Fatalf("%v in %s", err, stdout.String())
 	}
-	for _, name := range []string{"rewriteCR/raw", "rewriteBuiltin/raw", "rewriteCR/put", "rewriteCR/apply", "rewriteCRCaughtUp/put", "api/bestSequential", "noop/full", "p99Busy/p99Idle", "timePerObject highest/lowest", "noop/full, 300 objects"} {
-		if d.Ratios[name] <= 0 {
-			t.Errorf("ratio %s is %v", name, d.Ratios[name])
+	names := []string{"rewriteCR/raw", "rewriteBuiltin/raw", "rewriteCR/put", "rewriteCR/apply", "rewriteCRCaughtUp/put", "api/bestSequential", "noop/full", "p99Busy/p99Idle"}
+	scaled := []string{"noop/full, 200 objects", "noop/full, 300 objects", "timePerObject highest/lowest", "extraMemory highest/lowest"}
+	if got, want := slices.Sorted(maps.Keys(d.Ratios)), slices.Sorted(slices.Values(append(names, scaled...))); !slices.Equal(got, want) {
+		t.Errorf("ratios %q, want %q", got, want)
+	}
+	for name, ratio := range d.Ratios {
+		if ratio <= 0 && name != "extraMemory highest/lowest" { // so few objects may take none
+			t.Errorf("ratio %s is %v", name, ratio)
 		}
 	}
 	for _, r := range d.Results {
-		if r.Objects < 200 || r.Seconds <= 0 || r.ObjectsPerSecond <= 0 {
+		if keys := slices.Sorted(maps.Keys(r)); !slices.Equal(keys, []string{"name", "objects", "objectsPerSecond", "seconds"}) {
+			t.Fatalf("a result has %q", keys)
+		}
+		if r["objects"].(float64) < 200 || r["seconds"].(float64) <= 0 || r["objectsPerSecond"].(float64) <= 0 {
 			t.Errorf("result %+v", r)
 		}
 	}

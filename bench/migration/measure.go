@@ -67,10 +67,10 @@ func (b *bench) measure(ctx context.Context) error {
 		if i > 0 && b.options.objects > maxRepeatedly {
 			continue
 		}
-		if err := b.builtin.RoundThroughAPI(ctx, policies, i); err != nil {
+		if err := b.builtin.RoundThroughAPI(ctx, policies, i, b.options.sampled); err != nil {
 			return err
 		}
-		if err := b.custom.RoundThroughAPI(ctx, custom, i); err != nil {
+		if err := b.custom.RoundThroughAPI(ctx, custom, i, b.options.sampled); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ const (
 	settle = 500 * time.Millisecond
 	// maxRounds bounds how many migrations the writers' samples may take, and maxYielding
 	// how many objects each of them writes: it gives way and takes its time.
-	maxRounds, maxYielding = 8, 5000
+	maxRounds, maxYielding = 40, 5000
 )
 
 // foreground times client writes during migrations at the servers' default settings, and

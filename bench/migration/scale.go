@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
@@ -26,7 +27,7 @@ type scaled struct {
 }
 
 // scaledObjects is how many objects are migrated in all at each size, in at most
-// maxScaledRounds rounds and at least one: of a short migration alone the time says more of
+// maxScaledRounds rounds and at least two: of a short migration alone the time says more of
 // its beginning than of its size, and the memory more of when garbage happened to be
 // collected.
 const scaledObjects, maxScaledRounds = 600_000, 40
@@ -43,6 +44,11 @@ func (b *bench) scale(ctx context.Context) (err error) {
 			return fmt.Errorf("%d objects: %w", n, prepareErr)
 		}
 		b.scaled = append(b.scaled, one)
+	}
+	for _, one := range b.scaled {
+		if err := one.rest(ctx); err != nil {
+			return err
+		}
 	}
 	for _, one := range b.scaled {
 		if err := b.runScaled(ctx, one, (one.rounds+1)/2); err != nil {
@@ -69,7 +75,7 @@ func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	if err != nil {
 		return nil, err
 	}
-	one := &scaled{cluster: cluster, rounds: max(1, min(maxScaledRounds, scaledObjects/n))}
+	one := &scaled{cluster: cluster, rounds: max(2, min(maxScaledRounds, scaledObjects/n))}
 	servers, err := corpus.Open(ctx, cluster)
 	if err != nil {
 		return one, err
@@ -77,16 +83,8 @@ func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	if err := corpus.PostCRD(ctx, servers.Clients[0], corpus.Rewritten, "v2"); err != nil {
 		return one, err
 	}
-	if one.stored, err = corpus.CustomResources.FillUnwatched(ctx, servers, n); err != nil {
-		return one, err
-	}
-	if err := servers.Rest(ctx); err != nil {
-		return one, err
-	}
-	if one.before, err = resting(ctx, cluster.Servers[0], servers.Clients[0]); err != nil {
-		return one, err
-	}
-	return one, cluster.Servers[0].ResetPeak()
+	one.stored, err = corpus.CustomResources.FillUnwatched(ctx, servers, n)
+	return one, err
 }
 
 func (b *bench) runScaled(ctx context.Context, one *scaled, rounds int) error {
@@ -109,8 +107,32 @@ func (s *scaled) end(ctx context.Context) error {
 	return err
 }
 
-// resting is the memory that a server holds and needs. What its start has left behind may
-// have gone back to the system or not.
+// settling is the time between two looks at a server's memory, and settledWithin how much
+// it may change in between, in bytes, to be called settled.
+const settling, settledWithin = time.Second, 1 << 20
+
+// rest measures what the server needs before the first migration. That is less and less for
+// some seconds: what its start leaves behind outlives more than one collection of garbage.
+func (s *scaled) rest(ctx context.Context) error {
+	server := s.cluster.Servers[0]
+	err := corpus.Eventually(ctx, "the server's memory has settled", func(ctx context.Context) (err error) {
+		before := s.before
+		if err := s.stored.Servers.Rest(ctx); err != nil {
+			return err
+		}
+		if s.before, err = resting(ctx, server, s.stored.Servers.Clients[0]); err != nil {
+			return err
+		}
+		if change := s.before - before; change > settledWithin || change < -settledWithin {
+			return errors.Join(fmt.Errorf("it changed by %d KiB", change>>10), corpus.Pause(ctx, settling))
+		}
+		return nil
+	})
+	return errors.Join(err, server.ResetPeak())
+}
+
+// resting is the memory that a server holds and needs: what its collector has free may have
+// gone back to the system or not.
 func resting(ctx context.Context, server *stage.Server, client *stage.Client) (int64, error) {
 	held, err := server.Resident()
 	if err != nil {
