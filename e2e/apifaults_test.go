@@ -28,9 +28,9 @@ import (
 )
 
 // A migration through the API whose conversion webhook is slow, refuses every tenth object,
-// is away for seconds, and for longer than anybody waits for it. It never stops the others:
-// what fails is named with its reason, what was only away for a while is waited for, and
-// each retry writes only what is left.
+// is away for seconds, and for a minute, which is longer than anybody waits for it. It never
+// stops the others: what fails is named with its reason, what was only away for a while is
+// waited for, and each retry writes only what is left.
 func testAPIWebhook(t *testing.T) {
 	const objects, tenth = 200, 20
 	hook := startConverter(t)
@@ -95,6 +95,7 @@ func testAPIWebhook(t *testing.T) {
 	done := c.Encodings(convertibles)[v1]
 	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureConversionWebhook: objects - done}, done)
 	revisions = revisionsOf(t, c, convertibles)
+	hook.awaitDown(time.Minute)
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, v1, objects)
@@ -107,20 +108,21 @@ func testAPIWebhook(t *testing.T) {
 
 // Clients update, delete and create objects during the whole of a migration through the
 // API, and the server that does it is killed, twice, in the middle. Another one goes on with
-// it; no object is lost, none is back.
+// it, from where it was; no object is lost, none is back, and none is written again.
 func testAPIMigratorKilled(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(atRate(150), "one", "two", "three")
 	createWidgets(t, "v1", servers...)
-	m := newMigrating(t, c, widgetsV1, engineObjects/2, servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects*2/3, servers...)
 	live := migrateThroughAPI(t, servers[0], widgets, "v2")
 	for range 2 {
 		claimer := m.claimer()
-		m.awaitRewrites(100 + m.random.IntN(300))
+		live = waitSaved(t, servers[0], live, claimer)
+		m.awaitRewrites(1 + m.random.IntN(100))
 		m.underWay("v2")
 		claimer.Kill()
 		t.Logf("killed %s after %d rewrites", claimer.Name, m.rewrites())
-		m.claimer()
+		wantResumed(t, m.claimer(), live)
 		claimer.Start()
 		claimer.WaitReady()
 	}
@@ -132,6 +134,33 @@ func testAPIMigratorKilled(t *testing.T) {
 	wantAPI(t, live)
 	m.ended("v2")
 	wantStored(t, c, widgets, map[agree.Encoding]int{widgetEncoding("v2"): len(m.churn.Result().Want)})
+	c.Ledger(func(l *audit.Ledger) {
+		if n := l.NeedlessRewrites(); n > 0 {
+			t.Errorf("%d objects that were done were written again", n)
+		}
+	})
+}
+
+// waitSaved waits until the claimer has saved that the migration has got further than it had.
+func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, claimer *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	before := int64(0)
+	if p := m.Status.Progress; p != nil {
+		before = p.Done
+	}
+	now := &migrationv1alpha1.StorageVersionMigration{}
+	cluster.Eventually(t, cluster.SettleTimeout, claimer.Name+" saves how far it is", func(ctx context.Context) error {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), now); err != nil {
+			return err
+		}
+		id, _ := claimer.ID()
+		by, p := now.Annotations[migrationv1alpha1.ClaimedByAnnotation], now.Status.Progress
+		if by != string(id) || now.Status.ContinueToken == "" || p == nil || p.Done <= before {
+			return fmt.Errorf("it is claimed by %q and at %+v", by, p)
+		}
+		return nil
+	})
+	return now
 }
 
 // Objects that the server refuses as they are, here by a rule that compares them with what
@@ -179,6 +208,53 @@ func testAPIRejected(t *testing.T) {
 	wantStored(t, c, widgets, map[agree.Encoding]int{v2: good + bad})
 	if written := writtenSince(t, c, widgets, revisions); written != bad {
 		t.Errorf("%d objects were written again, %d were left", written, bad)
+	}
+	c.Check()
+}
+
+// Values that do not decode, at the beginning, in the middle, beside each other and at the
+// end of the list, stop no migration through the API: it goes around them, and names them. When
+// they are gone nothing is left to write.
+func testAPIUndecodable(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	broken := map[string]string{}
+	for _, name := range []string{"a-first", "fill-100x", "fill-100y", "zz-last"} {
+		broken["/registry/e2e.concord.dev/widgets/default/"+name] = `{"apiVersion":"e2e.concord.dev/v1","kind":"Widget","metadata":{"name":"` + name
+	}
+	for key, value := range broken {
+		c.Audit.With(func(l *audit.Ledger) { l.Ignore(key) })
+		if _, err := c.Raw.Put(t.Context(), key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v2 := widgetEncoding("v2")
+	m := waitEnded(t, servers[1], migrateThroughAPI(t, servers[0], widgets, "v2"))
+	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureDoesNotDecode: len(broken)}, stored)
+	for _, f := range m.Status.Failures {
+		if _, ok := broken["/registry/e2e.concord.dev/widgets/"+f.Namespace+"/"+f.Name]; !ok || f.Message == "" {
+			t.Errorf("a failure is %+v", f)
+		}
+	}
+	if found := c.Encodings(widgets)[v2]; found != stored {
+		t.Errorf("%d objects are in %s, want %d", found, v2, stored)
+	}
+	if standing := c.Standing(widgets); slices.Equal(standing.Stored, []string{string(v2)}) || !slices.Contains(standing.StoredVersions, "v1") {
+		t.Errorf("the stored set is %v and storedVersions are %v, though objects were not migrated", standing.Stored, standing.StoredVersions)
+	}
+	revisions := revisionsOf(t, c, widgets)
+	for key := range broken {
+		if _, err := c.Raw.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
+	wantStored(t, c, widgets, map[agree.Encoding]int{v2: stored})
+	if written := writtenSince(t, c, widgets, revisions); written != 0 {
+		t.Errorf("%d objects were written again", written)
 	}
 	c.Check()
 }

@@ -69,7 +69,7 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 	return key
 }
 
-// issue returns a certificate for 127.0.0.1, for clients and servers, and its key.
+// issue returns a certificate for 127.0.0.1 and the name, for clients and servers, and its key.
 func (a *authority) issue(name string, groups ...string) (certPEM, keyPEM []byte) {
 	a.t.Helper()
 	key := newKey(a.t)
@@ -79,6 +79,7 @@ func (a *authority) issue(name string, groups ...string) (certPEM, keyPEM []byte
 		NotBefore:    time.Now().Add(-time.Minute),
 		NotAfter:     time.Now().Add(time.Hour),
 		IPAddresses:  []net.IP{net.ParseIP("127.0.0.1")},
+		DNSNames:     []string{name},
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ import (
 )
 
 //go:embed testdata/upstream-migrations.yaml
-var upstreamMigrations []byte
+var upstreamMigrations string
 
 var (
 	cronTabs   = schema.GroupResource{Group: "example.com", Resource: "crontabs"}
@@ -35,42 +36,47 @@ var (
 )
 
 // Manifests of either migration API work unchanged, and the same engine does both: they
-// run, succeed and fail with the conditions of their API, also when the server that mirrors
-// the one API into the other is killed. Deleting one cancels it.
+// run, succeed and fail with the conditions and Events of their API, also when the server is
+// killed that migrates and mirrors the one API into the other. Deleting one cancels it.
 func testBothMigrationAPIs(t *testing.T) {
 	c := cluster.New(t)
-	servers := c.Start(cluster.Options{Args: betas + " --migration-max-objects-per-second=20"}, "one", "two")
+	slowly := cluster.Options{Args: betas + " --migration-max-objects-per-second=10"}
+	one := c.Start(slowly, "one")[0]
 	crd := widgetCRD("v1")
 	crd.Name, crd.Spec.Group = cronTabs.String(), cronTabs.Group
 	crd.Spec.Names.Plural, crd.Spec.Names.Singular, crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "crontabs", "crontab", "CronTab", "CronTabList"
-	createCRD(t, crd, servers...)
-	fill(t, servers[0], cronTabsV1, stored)
+	createCRD(t, crd, one)
+	fill(t, one, cronTabsV1, stored)
 	c.WaitSettled()
-	storeIn(t, servers[0], cronTabs, "v2")
+	storeIn(t, one, cronTabs, "v2")
 	waitCommon(t, c, cronTabs, "example.com/v2")
 
-	cancelled := createFrom(t, servers[0], `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: cancelled}, spec: {resource: {group: example.com, resource: crontabs}}}`)
-	runs := waitMigrated(t, servers[0], cancelled[0], "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+	cancelled := createFrom(t, one, `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: cancelled}, spec: {resource: {group: example.com, resource: crontabs}}}`)
+	runs := waitMigrated(t, one, cancelled[0], "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 	if runs.Status.ResourceVersion == "" {
 		t.Error("it runs without a resourceVersion")
 	}
-	if copies := copiesOf(t, servers[1], "cancelled"); len(copies) != 1 || copies[0].Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+	if copies := copiesOf(t, one, "cancelled"); len(copies) != 1 || copies[0].Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
 		t.Errorf("it runs with the copies %+v", copies)
 	}
-	if err := resource(servers[0], cancelled[0]).Delete(t.Context(), "cancelled", metav1.DeleteOptions{}); err != nil {
+	if err := resource(one, cancelled[0]).Delete(t.Context(), "cancelled", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Eventually(t, 30*time.Second, "the copy goes with its original", func(context.Context) error {
-		if copies := copiesOf(t, servers[1], "cancelled"); len(copies) > 0 {
+		if copies := copiesOf(t, one, "cancelled"); len(copies) > 0 {
 			return fmt.Errorf("there are %+v", copies)
 		}
 		return nil
 	})
 
-	made := createFrom(t, servers[1], string(upstreamMigrations))
-	cronTabsMigration := manifest(t, made, "crontabs-migration")
-	waitMigrated(t, servers[1], cronTabsMigration, "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
-	survivor := killMirror(t, servers)
+	manifests := strings.Split(upstreamMigrations, "---\n")
+	first := slices.IndexFunc(manifests, func(m string) bool { return strings.Contains(m, "name: crontabs-migration") })
+	cronTabsMigration := createFrom(t, one, manifests[first])[0]
+	waitMigrated(t, one, cronTabsMigration, "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+	survivor := c.Start(slowly, "two")[0]
+	made := createFrom(t, survivor, strings.Join(slices.Delete(manifests, first, first+1), "---\n"))
+	waitMigrated(t, survivor, cronTabsMigration, "still runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+	one.Kill()
 	ended := waitMigrated(t, survivor, cronTabsMigration, "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	if want := fmt.Sprintf("%d objects are in example.com/v2", stored); meta.FindStatusCondition(ended.Status.Conditions, "Succeeded").Message != want {
 		t.Errorf("conditions %+v, want the message %q", ended.Status.Conditions, want)
@@ -81,6 +87,9 @@ func testBothMigrationAPIs(t *testing.T) {
 	wantEncoding(t, c, cronTabs, "example.com/v2", stored)
 	waitMigrated(t, survivor, manifest(t, made, "secrets-migration"), "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	waitMigrated(t, survivor, manifest(t, made, "flowschemas-migration"), "fails", storagemigrationv1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
+	waitTold(t, survivor, cronTabsMigration, "Started", "Resumed", "Succeeded")
+	waitTold(t, survivor, manifest(t, made, "secrets-migration"), "Started", "Succeeded")
+	waitTold(t, survivor, manifest(t, made, "flowschemas-migration"), "ResourceNotFound")
 	waitPredecessor(t, survivor, "migrate-crontabs-v1", migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	waitPredecessor(t, survivor, "flowcontrol-flowschema-storage-version-migration", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
 	c.WaitSettled()
@@ -100,10 +109,11 @@ func createFrom(t *testing.T, s *cluster.Server, manifests string) (made []*unst
 		case err != nil:
 			t.Fatal(err)
 		}
-		if _, err := resource(s, u).Create(t.Context(), u, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
+		stored, err := resource(s, u).Create(t.Context(), u, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
+		if err != nil {
 			t.Fatalf("create %s %s: %v", u.GetAPIVersion(), u.GetName(), err)
 		}
-		made = append(made, u)
+		made = append(made, stored)
 	}
 }
 
@@ -190,19 +200,26 @@ func waitCommon(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encod
 	})
 }
 
-// killMirror kills the server that mirrors migrations and returns the other one.
-func killMirror(t *testing.T, servers []*cluster.Server) *cluster.Server {
+// waitTold waits until Events tell each of these about a migration of storagemigration.k8s.io.
+func waitTold(t *testing.T, s *cluster.Server, u *unstructured.Unstructured, reasons ...string) {
 	t.Helper()
-	lock, err := servers[0].Kube().CoordinationV1().Leases("kube-system").Get(t.Context(), "concord-controllers-storagemigration", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, s := range servers {
-		if holder := lock.Spec.HolderIdentity; holder != nil && strings.Contains(*holder, fmt.Sprintf(":%d_", s.Port)) {
-			s.Kill()
-			return servers[1-i]
+	cluster.Eventually(t, cluster.SettleTimeout, fmt.Sprintf("events tell %v of %s", reasons, u.GetName()), func(ctx context.Context) error {
+		events, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
 		}
-	}
-	t.Fatalf("no server holds %+v", lock.Spec)
-	return nil
+		var told []string
+		for _, e := range events.Items {
+			about := e.InvolvedObject
+			if strings.HasPrefix(about.APIVersion, storagemigrationv1.GroupName+"/") && about.Kind == u.GetKind() && about.UID == u.GetUID() {
+				told = append(told, e.Reason)
+			}
+		}
+		for _, reason := range reasons {
+			if !slices.Contains(told, reason) {
+				return fmt.Errorf("they tell %v", told)
+			}
+		}
+		return nil
+	})
 }

@@ -74,7 +74,7 @@ func testConversionWebhook(t *testing.T) {
 		t.Errorf("with the webhook down, convertibles are stored as %v", found)
 	}
 	servers[1].Restart(cluster.Options{}) // which needs no webhook
-	<-time.After(time.Until(hook.downSince.Add(time.Minute)))
+	hook.awaitDown(time.Minute)
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, widgetEncoding("v1"), objects)

@@ -92,14 +92,18 @@ type converter struct {
 	delay time.Duration
 	// left is how many objects it converts to v2 before it goes down; negative: it stays up.
 	left int
-	// down is closed when it has gone down because nothing was left, at downSince.
-	down      chan struct{}
+	// several counts the answered calls that had more than one object, and converted all
+	// objects in them, by the version that they were converted to; single all other calls.
+	several, converted, single map[string]int
+	// down is closed when it has gone down because nothing was left.
+	down chan struct{}
+	// downSince is when it last went down.
 	downSince time.Time
 }
 
 func startConverter(t *testing.T) *converter {
 	t.Helper()
-	c := &converter{t: t, ca: newAuthority(t, "conversion-ca"), poisoned: sets.New[string](), left: -1, down: make(chan struct{})}
+	c := &converter{t: t, ca: newAuthority(t, "conversion-ca"), poisoned: sets.New[string](), left: -1, down: make(chan struct{}), several: map[string]int{}, converted: map[string]int{}, single: map[string]int{}}
 	cert, key := c.ca.issue("converter")
 	var err error
 	if c.tls, err = tls.X509KeyPair(cert, key); err != nil {
@@ -129,6 +133,15 @@ func (c *converter) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.server.Close()
+	c.downSince = time.Now()
+}
+
+// awaitDown waits until it has been down for so long.
+func (c *converter) awaitDown(duration time.Duration) {
+	c.mu.Lock()
+	since := c.downSince
+	c.mu.Unlock()
+	<-time.After(time.Until(since.Add(duration)))
 }
 
 // poison refuses these objects, and no others, from now on.
@@ -143,6 +156,17 @@ func (c *converter) slow(delay time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.delay = delay
+}
+
+func (c *converter) count(request *apiextensionsv1.ConversionRequest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(request.Objects); n > 1 {
+		c.several[request.DesiredAPIVersion]++
+		c.converted[request.DesiredAPIVersion] += n
+	} else {
+		c.single[request.DesiredAPIVersion]++
+	}
 }
 
 // goDownAfter makes it go down when it has converted so many more objects.
@@ -163,6 +187,7 @@ func (c *converter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	review.Response = c.convert(review.Request)
+	c.count(review.Request)
 	review.Request = nil
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(review)

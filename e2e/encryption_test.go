@@ -59,8 +59,11 @@ func sealOf(t testing.TB, key string) agree.Seal {
 	if key == identity {
 		return ""
 	}
-	if strings.HasPrefix(key, kmsPrefix) {
+	switch {
+	case strings.HasPrefix(key, kmsPrefix):
 		return kmsSeal(key)
+	case key == keyV1:
+		return keyV1 + ":" // it tells nothing of the plugin's keys
 	}
 	seal, err := server.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
 	if err != nil {
@@ -209,7 +212,8 @@ func (e *encrypted) wantKey(key string, atLeast int) {
 	}
 }
 
-// keys is what the command says of a key.
+// keys is what the command says of a key. It must not call one removable, at the revision that
+// it has counted, while a value uses it.
 func (e *encrypted) keys(key string) server.KeyUse {
 	e.t.Helper()
 	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, "-o", "json")
@@ -221,11 +225,27 @@ func (e *encrypted) keys(key string) server.KeyUse {
 	if i < 0 {
 		e.t.Fatalf("nothing is said of %s: %s", key, result.Stdout)
 	}
-	return report.Keys[i]
+	use := report.Keys[i]
+	e.c.Ledger(func(l *audit.Ledger) {
+		for _, resource := range e.resources {
+			for encoding := range l.StoredSince(schema.ParseGroupResource(resource), report.Revision) {
+				if use.Removable && usesKey(encoding, key) {
+					e.t.Errorf("%s is called removable at revision %d, when %s was still in %s: %+v", key, report.Revision, resource, encoding, use)
+				}
+			}
+		}
+	})
+	return use
 }
 
-// wantNeeded fails if a key is called removable, by the command or a StorageState that
-// stands for the present epoch.
+// usesKey says whether the command means this key, by the name it goes by, in the encoding.
+func usesKey(encoding agree.Encoding, key string) bool {
+	seal := encoding.Seal()
+	return string(seal) == key || seal.Key() == key || seal == "" && key == identity
+}
+
+// wantNeeded fails if the command calls a key removable. That no StorageState does so too early
+// is the audit's.
 func (e *encrypted) wantNeeded(key string) {
 	e.t.Helper()
 	if use := e.keys(key); use.Removable {

@@ -34,7 +34,8 @@ func widgetsMigrating(t *testing.T, c *cluster.Cluster, perSecond int, names ...
 }
 
 // The server that migrates is killed at ten random points: before it has written
-// anything, in the middle of pages, and after it has saved where it is.
+// anything, in the middle of pages, and after it has saved where it is. Then it is killed in
+// the midst of a stream.
 func testMigratorKilled(t *testing.T) {
 	const kills = 10
 	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two", "three")
@@ -53,6 +54,7 @@ func testMigratorKilled(t *testing.T) {
 	}
 	m.c.WaitReporters(restored, m.servers...)
 	m.ended("v2")
+	migratorKilledMidStream(m.atFullSpeed())
 }
 
 // The server that migrates is paused for longer than its claim lasts; another one takes
@@ -140,6 +142,7 @@ func testEtcdKilledMigrating(t *testing.T) {
 			t.Errorf("%s had to register again: it was %v and is %v", name, before[name], ids)
 		}
 	}
+	etcdKilledMidStream(m.atFullSpeed())
 }
 
 // An etcd of three members loses its leader while objects are rewritten: it hands over, is
@@ -170,17 +173,7 @@ func testEtcdLeaderLost(t *testing.T) {
 			leader.Resume()
 			leader.WaitReady()
 		}},
-		{"all members were killed", func() {
-			for _, e := range c.Members {
-				e.Kill()
-			}
-			for _, e := range c.Members {
-				e.Start()
-			}
-			for _, e := range c.Members {
-				e.WaitReady()
-			}
-		}},
+		{"all members were killed", m.killMembers},
 		{"the leader handed over again", c.MoveLeader},
 	} {
 		m.awaitRewrites(1 + m.random.IntN(200))
@@ -192,6 +185,21 @@ func testEtcdLeaderLost(t *testing.T) {
 		s.WaitReady()
 	}
 	m.ended("v2")
+	membersLostMidStream(m.atFullSpeed())
+}
+
+// killMembers kills all members of the etcd and starts them again.
+func (m *migrating) killMembers() {
+	m.t.Helper()
+	for _, e := range m.c.Members {
+		e.Kill()
+	}
+	for _, e := range m.c.Members {
+		e.Start()
+	}
+	for _, e := range m.c.Members {
+		e.WaitReady()
+	}
 }
 
 // A server of an older release joins while a built-in resource is migrated. That is given
@@ -243,7 +251,7 @@ func testOldServerJoins(t *testing.T) {
 }
 
 // Objects are updated, deleted and created as fast as clients can while all of them are
-// migrated, to and fro, at full speed.
+// migrated, to and fro, at full speed. One turn comes in the midst of a stream.
 func testBusyMigrations(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-added-latency=0"}, "one", "two")
@@ -255,6 +263,7 @@ func testBusyMigrations(t *testing.T) {
 		c.WaitSettled()
 	}
 	m.ended("v2")
+	turnedMidStream(m.atFullSpeed())
 }
 
 // The store is compacted every second, to its newest revision, while objects are rewritten.
@@ -290,6 +299,7 @@ func testCompacted(t *testing.T) {
 		t.Error("there were too few compactions to test anything")
 	}
 	m.ended("v2")
+	compactedMidStream(m.atFullSpeed())
 }
 
 // compact compacts the store to the newest revision, but for what the audit has not seen.

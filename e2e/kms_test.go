@@ -70,20 +70,32 @@ func (v *vault) destroy(id string) {
 	delete(v.keys, id)
 }
 
-// plugin is one server's KMS plugin, version 2: a real gRPC server on a socket, which can go
-// down and come up again.
+// plugin is one server's KMS plugin: a real gRPC server on a socket, which can go down and come
+// up again.
 type plugin struct {
 	t     *testing.T
 	vault *vault
 	path  string
+	// serve has the gRPC server speak version 1 or 2.
+	serve func(*grpc.Server)
 
 	mu     sync.Mutex
 	id     string // of the key that it encrypts with
 	server *grpc.Server
 }
 
-// startPlugin starts one whose key has the ID.
+// startPlugin starts one of version 2 whose key has the ID.
 func startPlugin(t *testing.T, v *vault, id string) *plugin {
+	t.Helper()
+	p := newPlugin(t, v, id)
+	p.serve = func(s *grpc.Server) {
+		kmsapi.RegisterKeyManagementServiceServer(s, service.NewGRPCService(p.path, time.Second, p))
+	}
+	p.start()
+	return p
+}
+
+func newPlugin(t *testing.T, v *vault, id string) *plugin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
 	if err != nil {
@@ -91,8 +103,7 @@ func startPlugin(t *testing.T, v *vault, id string) *plugin {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &plugin{t: t, vault: v, path: filepath.Join(dir, "s"), id: id}
-	p.start()
-	t.Cleanup(p.stop)
+	t.Cleanup(func() { p.stop() })
 	return p
 }
 
@@ -103,7 +114,7 @@ func (p *plugin) start() {
 		p.t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	kmsapi.RegisterKeyManagementServiceServer(server, service.NewGRPCService(p.path, time.Second, p))
+	p.serve(server)
 	p.mu.Lock()
 	p.server = server
 	p.mu.Unlock()
@@ -260,8 +271,8 @@ func testKMS(t *testing.T) {
 		t.Errorf("secrets are stored as %v", found)
 	}
 	for _, s := range k.servers {
-		if out := s.Output(); strings.Contains(out, "Object not migrated") {
-			t.Errorf("objects failed for a plugin that was away: %s", out[strings.Index(out, "Object not migrated"):][:1000])
+		if _, lost, failed := strings.Cut(s.Output(), "Object not migrated"); failed {
+			t.Errorf("objects failed for a plugin that was away: %.1000s", lost)
 		}
 	}
 	k.wantRemovable(kmsKey("first"))

@@ -14,16 +14,16 @@ func TestMain(m *testing.M) {
 	cluster.Main(m)
 }
 
-// TestSlow holds the tests that wait for Leases to expire and servers to be rolled.
-func TestSlow(t *testing.T) {
-	if !*slow {
-		t.Log("not run: they take minutes; run them with -slow")
-		return
-	}
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
+// slowTest is a test of TestSlow.
+type slowTest struct {
+	name string
+	run  func(*testing.T)
+}
+
+// busy ones need the machine for themselves, waiting ones wait for Leases to expire and
+// for what is away to come back.
+var (
+	busy = []slowTest{
 		{"RollingUpgrade", testRollingUpgrade},
 		{"MixedReleases", testMixedReleases},
 		{"Kill", testKill},
@@ -33,24 +33,9 @@ func TestSlow(t *testing.T) {
 		{"StorageVersionFlips", testStorageVersionFlips},
 		{"HastyFlips", testHastyFlips},
 		{"UserMigrations", testUserMigrations},
-		{"Undecodable", testUndecodable},
-		{"ConversionWebhook", testConversionWebhook},
 		{"APIEngine", testAPIEngine},
-		{"APIWebhook", testAPIWebhook},
 		{"APIMigratorKilled", testAPIMigratorKilled},
-		{"APIRejected", testAPIRejected},
-		{"PausedAndKilled", testPausedAndKilled},
-		{"BothMigrationAPIs", testBothMigrationAPIs},
-		{"MigrateCommand", testMigrateCommand},
-		{"NamespaceDeletion", testNamespaceDeletion},
-		{"CautiousUpgrade", testCautiousUpgrade},
-		{"EmulationRollback", testEmulationRollback},
-		{"GreenField", testGreenField},
 		{"WholeRestart", testWholeRestart},
-		{"Skew", testSkew},
-		{"GateOffAndOn", testGateOffAndOn},
-		{"OneServerOff", testOneServerOff},
-		{"OffServerPaused", testOffServerPaused},
 		{"UpDownUp", testUpDownUp},
 		{"RandomFaults", testRandomFaults},
 		{"MigratorKilled", testMigratorKilled},
@@ -62,6 +47,25 @@ func TestSlow(t *testing.T) {
 		{"BusyMigrations", testBusyMigrations},
 		{"Informers", testInformers},
 		{"Compacted", testCompacted},
+	}
+	waiting = []slowTest{
+		{"Undecodable", testUndecodable},
+		{"ConversionWebhook", testConversionWebhook},
+		{"APIWebhook", testAPIWebhook},
+		{"APIReviews", testAPIReviews},
+		{"APIRejected", testAPIRejected},
+		{"APIUndecodable", testAPIUndecodable},
+		{"PausedAndKilled", testPausedAndKilled},
+		{"BothMigrationAPIs", testBothMigrationAPIs},
+		{"MigrateCommand", testMigrateCommand},
+		{"NamespaceDeletion", testNamespaceDeletion},
+		{"CautiousUpgrade", testCautiousUpgrade},
+		{"EmulationRollback", testEmulationRollback},
+		{"GreenField", testGreenField},
+		{"Skew", testSkew},
+		{"GateOffAndOn", testGateOffAndOn},
+		{"OneServerOff", testOneServerOff},
+		{"OffServerPaused", testOffServerPaused},
 		{"InvalidObjects", testInvalidObjects},
 		{"BrokenObjects", testBrokenObjects},
 		{"KilledBeforeProof", testKilledBeforeProof},
@@ -69,7 +73,24 @@ func TestSlow(t *testing.T) {
 		{"EncryptAndDecrypt", testEncryptAndDecrypt},
 		{"RotationRolledBack", testRotationRolledBack},
 		{"KMS", testKMS},
-	} {
+		{"KMSv1", testKMSv1},
+	}
+)
+
+// TestSlow holds the tests that wait for Leases to expire and servers to be rolled. Waiting
+// ones run together, as many as -parallel says.
+func TestSlow(t *testing.T) {
+	if !*slow {
+		t.Log("not run: they take minutes; run them with -slow")
+		return
+	}
+	for _, test := range busy {
 		t.Run(test.name, test.run)
+	}
+	for _, test := range waiting {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t)
+		})
 	}
 }

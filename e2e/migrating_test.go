@@ -49,16 +49,22 @@ func newMigrating(t *testing.T, c *cluster.Cluster, resource load.Resource, obje
 	m.random, start = seeded(t)
 	fill(t, servers[0], resource, objects)
 	c.WaitSettled()
-	config := load.ChurnConfig{Resource: resource, Seed: start}
-	for _, s := range servers {
+	m.loose(load.ChurnConfig{Seed: start})
+	return m
+}
+
+// loose lets clients loose on the objects.
+func (m *migrating) loose(config load.ChurnConfig) {
+	m.t.Helper()
+	config.Resource = m.resource
+	for _, s := range m.servers {
 		config.Endpoints = append(config.Endpoints, load.Endpoint{Name: s.Name, Client: s.Dynamic()})
 	}
 	var err error
-	if m.churn, err = load.StartChurn(t.Context(), config); err != nil {
-		t.Fatal(err)
+	if m.churn, err = load.StartChurn(m.t.Context(), config); err != nil {
+		m.t.Fatal(err)
 	}
-	t.Cleanup(func() { m.churn.Stop() })
-	return m
+	m.t.Cleanup(func() { m.churn.Stop() })
 }
 
 // rewrites counts the rewrites that have reached etcd.

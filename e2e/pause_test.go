@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"testing"
 	"time"
 
@@ -11,11 +12,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/server"
 )
 
-// A migration that is held to a rate is paused and rests, goes on, loses its server to
-// SIGKILL, and is ended by another server from where it was.
+// A migration that is held to a rate is paused and rests, in which nothing is written, goes on
+// from where it was, loses its server to SIGKILL, and is ended by another server from where it
+// was then.
 func testPausedAndKilled(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one", "two")
@@ -25,7 +30,7 @@ func testPausedAndKilled(t *testing.T) {
 	storeWidgetsIn(t, servers[0], "v2")
 
 	started := waitMigration(t, servers[0], "has got somewhere", func(m *migrationv1alpha1.StorageVersionMigration) bool {
-		return m.Status.ContinueToken != ""
+		return m.Status.ContinueToken != "" && m.Status.Progress.Done > 0
 	})
 	pauseMigration(t, servers[0], started, true)
 	resting := waitMigration(t, servers[0], "rests", func(m *migrationv1alpha1.StorageVersionMigration) bool {
@@ -37,9 +42,11 @@ func testPausedAndKilled(t *testing.T) {
 		t.Errorf("it rests with %d objects to go and %+v", left, resting.Status.Progress)
 	}
 
+	wantAtRest(t, c, resting, servers)
+
 	pauseMigration(t, servers[0], resting, false)
 	again := waitMigration(t, servers[0], "goes on", func(m *migrationv1alpha1.StorageVersionMigration) bool {
-		return m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" && m.Status.Progress.Done > resting.Status.Progress.Done
+		return m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" && m.Status.ContinueToken != "" && m.Status.Progress.Done > resting.Status.Progress.Done
 	})
 	if now := c.Encodings(widgets)[widgetEncoding("v2")]; now <= converted {
 		t.Errorf("%d objects are converted after the pause, %d were before", now, converted)
@@ -49,6 +56,7 @@ func testPausedAndKilled(t *testing.T) {
 	for i, s := range servers {
 		if id, ok := s.ID(); ok && string(id) == claimer {
 			s.Kill()
+			wantResumed(t, s, resting)
 			other = servers[1-i]
 		}
 	}
@@ -58,6 +66,7 @@ func testPausedAndKilled(t *testing.T) {
 	if by := ended.Annotations[migrationv1alpha1.ClaimedByAnnotation]; by == claimer {
 		t.Errorf("it was ended by %s, which was killed", by)
 	}
+	wantResumed(t, other, again)
 	// What was done before it went on is counted, once.
 	if p := ended.Status.Progress; p == nil || p.Done != stored || p.Total != stored {
 		t.Errorf("it ended with %+v", p)
@@ -65,6 +74,73 @@ func testPausedAndKilled(t *testing.T) {
 	t.Logf("settled after %v", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
 	c.Check()
+}
+
+// wantAtRest fails if an object is written while the migration rests and the servers work on:
+// they take writes, and renew their Leases for longer than they take to look at it again.
+func wantAtRest(t *testing.T, c *cluster.Cluster, resting *migrationv1alpha1.StorageVersionMigration, servers []*cluster.Server) {
+	t.Helper()
+	writes := c.Load(load.Config{Resources: []load.Resource{load.ConfigMaps("default")}}, servers...)
+	awaitRenewals(t, c, 2, servers) // what was under way has had its end
+	revisions := revisionsOf(t, c, widgets)
+	cluster.Eventually(t, 60*time.Second, "the servers take writes", acked(writes, servers))
+	awaitRenewals(t, c, 8, servers)
+	if n := writtenSince(t, c, widgets, revisions); n > 0 {
+		t.Errorf("%d objects were written while the migration rested", n)
+	}
+	c.CheckLoad(writes.Stop(), nil)
+	now := waitMigration(t, servers[0], "is there", func(*migrationv1alpha1.StorageVersionMigration) bool { return true })
+	if now.UID != resting.UID || now.Status.ContinueToken != resting.Status.ContinueToken || now.Status.Progress.Done != resting.Status.Progress.Done {
+		t.Errorf("it rested and has become %+v, from %+v", now, resting)
+	}
+}
+
+// awaitRenewals waits until each server has renewed its identity Lease so often.
+func awaitRenewals(t *testing.T, c *cluster.Cluster, more int64, servers []*cluster.Server) {
+	t.Helper()
+	for _, s := range servers {
+		id, _ := s.ID()
+		began := int64(0)
+		cluster.Eventually(t, 60*time.Second, s.Name+" renews its Lease", func(ctx context.Context) error {
+			found, err := c.Raw.Get(ctx, server.DefaultEtcdPrefix+"/leases/"+storageversion.IdentityNamespace+"/"+string(id))
+			if err != nil {
+				return err
+			}
+			if len(found.Kvs) == 0 {
+				return fmt.Errorf("there is no Lease of %s", id)
+			}
+			version := found.Kvs[0].Version
+			if began == 0 {
+				began = version
+			}
+			if n := version - began; n < more {
+				return fmt.Errorf("%d times", n)
+			}
+			return nil
+		})
+	}
+}
+
+// wantResumed fails unless the server has gone on with the migration from where it was, which
+// is no less far than was saved.
+func wantResumed(t *testing.T, s *cluster.Server, saved *migrationv1alpha1.StorageVersionMigration) {
+	t.Helper()
+	id, _ := s.ID()
+	told := regexp.MustCompile(`event="Resumed" migration="` + regexp.QuoteMeta(saved.Name) + `" .*note="` + regexp.QuoteMeta(string(id)) + ` rewrites [^"]*, from ([^"]*)"`)
+	var from string
+	cluster.Eventually(t, 30*time.Second, s.Name+" tells that it goes on", func(context.Context) error {
+		match := told.FindStringSubmatch(s.Output())
+		if match == nil {
+			return errors.New("it does not")
+		}
+		from = match[1]
+		return nil
+	})
+	t.Logf("%s goes on from %s", s.Name, from)
+	done := int64(-1)
+	if _, err := fmt.Sscanf(from, "where it was: %d of", &done); err != nil || done <= 0 || done < saved.Status.Progress.Done {
+		t.Errorf("%s went on from %s, though %d objects were done", s.Name, from, saved.Status.Progress.Done)
+	}
 }
 
 // waitMigration waits for the migration of widgets to v2 to be so, and returns it.

@@ -21,6 +21,7 @@ var (
 	bundles        = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
 	candidates     = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leasecandidates"}
 	migrations     = schema.GroupResource{Group: "storagemigration.k8s.io", Resource: "storageversionmigrations"}
+	apiServices    = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 )
 
 // A story is a cluster of three servers with objects of every resource.
@@ -43,15 +44,18 @@ func newStory(t *testing.T, o cluster.Options) *story {
 	s := &story{t: t, c: cluster.New(t)}
 	s.servers = s.c.Start(o, "one", "two", "three")
 	createWidgets(t, "v1", s.servers...)
-	s.c.Audit.With(func(l *audit.Ledger) { l.Normalize(migrations, withoutStatus) })
+	s.c.Audit.With(func(l *audit.Ledger) {
+		l.Normalize(migrations, withoutStatus)
+		l.Normalize(apiServices.GroupResource(), withoutStatus)
+	})
 	s.made = createSamples(t, s.servers[0])
-	s.awaitSample()
+	s.awaitSamples()
 	s.resources = []load.Resource{load.Policies(), load.Bundles(certificate(t)), widgetsV1}
 	s.fill("first", s.servers[0])
 	return s
 }
 
-// withoutStatus takes away what Concord itself writes on a migration.
+// withoutStatus takes away what servers themselves write on a migration or an APIService.
 func withoutStatus(fields map[string]any) {
 	delete(fields, "status")
 	if metadata, ok := fields["metadata"].(map[string]any); ok {
@@ -59,21 +63,23 @@ func withoutStatus(fields map[string]any) {
 	}
 }
 
-// awaitSample waits until the sample of a migration, which is one of nothing, has ended and
-// changes no more. What it was changed by was no rewrite.
-func (s *story) awaitSample() {
+// awaitSamples waits until the samples of a migration, which is one of nothing, and of an
+// APIService, whose Service does not exist, have been judged and change no more. What they
+// were changed by was no rewrite.
+func (s *story) awaitSamples() {
 	s.t.Helper()
-	resource := s.servers[0].Dynamic().Resource(migrations.WithVersion("v1beta1"))
-	cluster.Eventually(s.t, cluster.SettleTimeout, "the sample of a migration ends", func(ctx context.Context) error {
-		sample, err := resource.Get(ctx, "sample", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if conditions, _, _ := unstructured.NestedSlice(sample.Object, "status", "conditions"); len(conditions) == 0 {
-			return errors.New("it has no condition")
-		}
-		return nil
-	})
+	for resource, name := range map[schema.GroupVersionResource]string{migrations.WithVersion("v1beta1"): "sample", apiServices: "v1.remote.example.com"} {
+		cluster.Eventually(s.t, cluster.SettleTimeout, "a sample of "+resource.Resource+" has a condition", func(ctx context.Context) error {
+			sample, err := s.servers[0].Dynamic().Resource(resource).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if conditions, _, _ := unstructured.NestedSlice(sample.Object, "status", "conditions"); len(conditions) == 0 {
+				return errors.New("it has none")
+			}
+			return nil
+		})
+	}
 	s.c.Ledger(func(l *audit.Ledger) { s.rewritten = l.Rewrites() })
 }
 

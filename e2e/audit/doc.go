@@ -11,6 +11,8 @@
 //   - I5: a rewrite changes nothing but the encoding, and brings back no older write and no
 //     deleted object.
 //   - 3.6: a rewrite is in the encoding that all servers agree on.
+//   - Keys: while a StorageState that is computed for the StorageVersion's (uid, epoch) calls a
+//     key removable, no object of its resource is encrypted with it.
 //   - I8: a custom resource's encoding is in its CRD's storedVersions.
 //
 // Ledger is pure: events in, violations out. Watch feeds it from etcd.

@@ -29,6 +29,9 @@ func (l *Ledger) Revision() int64 { return l.revision }
 // Rewrites counts the puts of marked objects that no client made.
 func (l *Ledger) Rewrites() int { return l.rewrites }
 
+// NeedlessRewrites counts those of them that left the encoding as it was.
+func (l *Ledger) NeedlessRewrites() int { return l.needless }
+
 // Writes returns the marked writes in the order of their revisions.
 func (l *Ledger) Writes() []Write {
 	return slices.SortedFunc(maps.Values(l.writes), func(a, b Write) int { return cmp.Compare(a.Revision, b.Revision) })
@@ -61,6 +64,19 @@ func (l *Ledger) Strangers(ids map[string][]agree.ServerID) []string {
 // Encodings returns how many objects of the resource are stored in each encoding.
 func (l *Ledger) Encodings(gr schema.GroupResource) map[agree.Encoding]int {
 	return maps.Clone(l.of(gr).counts)
+}
+
+// StoredSince returns the encodings that objects of the resource are in, or were at the
+// revision or after it.
+func (l *Ledger) StoredSince(gr schema.GroupResource, revision int64) sets.Set[agree.Encoding] {
+	r := l.of(gr)
+	found := sets.KeySet(r.counts)
+	for encoding, last := range r.last {
+		if last >= revision {
+			found.Insert(encoding)
+		}
+	}
+	return found
 }
 
 // Hashes returns the hash of the content of every stored object of the resource, by
@@ -118,9 +134,8 @@ func (l *Ledger) Standing(gr schema.GroupResource) Standing {
 		s.UID, s.Epoch, s.Common = r.version.uid, r.version.epoch, r.version.common
 	}
 	if r.state != nil {
-		status := r.state.Status
-		s.Stored = slices.Clone(status.PersistedEncodings)
-		s.StoredCurrent = r.version != nil && status.StorageVersionUID == r.version.uid && status.Epoch == r.version.epoch
+		s.Stored = slices.Clone(r.state.Status.PersistedEncodings)
+		s.StoredCurrent = r.stands()
 	}
 	if r.crd != nil {
 		s.StoredVersions = slices.Clone(r.crd.Status.StoredVersions)

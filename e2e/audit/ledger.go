@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -66,6 +67,8 @@ type Ledger struct {
 	silent   sets.Set[agree.ServerID]
 	revision int64
 	rewrites int
+	// needless are those of the rewrites that left the encoding as it was.
+	needless int
 
 	violations []string
 	dropped    int
@@ -77,7 +80,9 @@ type resource struct {
 	state   *migrationv1alpha1.StorageState
 	crd     *apiextensionsv1.CustomResourceDefinition
 	counts  map[agree.Encoding]int
-	// told are the violations of I1 and I8 that stand, so that each is told once.
+	// last is, for each encoding that no object is in any more, the last revision at which one was.
+	last map[agree.Encoding]int64
+	// told are the violations of what is stored that stand, so that each is told once.
 	told sets.Set[string]
 }
 
@@ -143,7 +148,7 @@ func (l *Ledger) Apply(e Event) {
 func (l *Ledger) of(gr schema.GroupResource) *resource {
 	r := l.resources[gr]
 	if r == nil {
-		r = &resource{counts: map[agree.Encoding]int{}, told: sets.New[string]()}
+		r = &resource{counts: map[agree.Encoding]int{}, last: map[agree.Encoding]int64{}, told: sets.New[string]()}
 		l.resources[gr] = r
 	}
 	return r
@@ -206,7 +211,7 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 	r, old := l.of(gr), l.objects[e.Key]
 	now := &object{resource: gr, encoding: encoding, content: c, written: sets.New[string]()}
 	if old != nil {
-		r.forget(old)
+		r.forget(old, e.Revision)
 		if old.content.uid == c.uid {
 			now.written = old.written
 		}
@@ -231,6 +236,9 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 		l.violate(e, "I5: write %s was undone: the object is back at %s", old.content.write, c.write)
 	default:
 		l.rewrites++
+		if encoding == old.encoding {
+			l.needless++
+		}
 		diff := old.content.diff(c)
 		if diff != "" {
 			l.violate(e, "I5: the content of write %s changed without a client's write: %s", c.write, diff)
@@ -241,30 +249,36 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 	}
 }
 
-func (r *resource) forget(o *object) {
+// forget takes an object out of account that is not stored any more at the revision.
+func (r *resource) forget(o *object, revision int64) {
 	if r.counts[o.encoding]--; r.counts[o.encoding] == 0 {
 		delete(r.counts, o.encoding)
+		r.last[o.encoding] = revision - 1
 	}
 }
 
 func (l *Ledger) remove(e Event, path string) {
 	if old := l.objects[e.Key]; old != nil {
-		l.of(old.resource).forget(old)
+		l.of(old.resource).forget(old, e.Revision)
 		delete(l.objects, e.Key)
 	}
 	l.unlearn(path)
 }
 
-// checkStored is I1, and with it I4, and I8. What has been told and still stands is not
-// told again.
+// checkStored is I1, and with it I4, and I8, and what follows from them for keys. What has
+// been told and still stands is not told again.
 func (l *Ledger) checkStored(e Event, gr schema.GroupResource) {
 	r := l.of(gr)
 	now := sets.New[string]()
 	stored, current := r.storedSet()
+	removable := r.removable()
 	for _, encoding := range slices.Sorted(maps.Keys(r.counts)) {
 		if current && !stored.Has(string(encoding)) {
 			l.tell(e, r, now, fmt.Sprintf("I1: objects of %s are in %s, which is not in the stored set %v at epoch %d",
 				gr, encoding, sets.List(stored), r.version.epoch))
+		}
+		if key := keyOf(encoding); removable.Has(key) {
+			l.tell(e, r, now, fmt.Sprintf("keys: objects of %s are in %s, but %s is called removable at epoch %d", gr, encoding, key, r.version.epoch))
 		}
 		_, version, _ := strings.Cut(string(encoding.Plain()), "/")
 		if r.crd != nil && r.crd.DeletionTimestamp.IsZero() && !slices.Contains(r.crd.Status.StoredVersions, version) {
@@ -284,15 +298,30 @@ func (l *Ledger) tell(e Event, r *resource, now sets.Set[string], violation stri
 // storedSet returns the stored set, and whether it binds: it is not computed for another
 // (uid, epoch) and does not contain Unknown.
 func (r *resource) storedSet() (stored sets.Set[string], current bool) {
-	if r.state == nil || r.version == nil {
+	if !r.stands() {
 		return nil, false
 	}
-	status := r.state.Status
-	stored = sets.New(status.PersistedEncodings...)
-	if stored.Has(migrationv1alpha1.Unknown) || len(stored) == 0 {
-		return stored, false
+	stored = sets.New(r.state.Status.PersistedEncodings...)
+	return stored, len(stored) > 0 && !stored.Has(migrationv1alpha1.Unknown)
+}
+
+// keyOf is what a StorageState calls the key of objects in the encoding.
+func keyOf(encoding agree.Encoding) string {
+	return cmp.Or(string(encoding.Seal()), "identity")
+}
+
+// removable are the keys that the StorageState says no object of the resource needs.
+func (r *resource) removable() sets.Set[string] {
+	if !r.stands() || r.state.Status.Encryption == nil {
+		return nil
 	}
-	return stored, status.StorageVersionUID == r.version.uid && status.Epoch == r.version.epoch
+	return sets.New(r.state.Status.Encryption.RemovableKeys...)
+}
+
+// stands says whether the StorageState is not computed for another (uid, epoch).
+func (r *resource) stands() bool {
+	return r.state != nil && r.version != nil &&
+		r.state.Status.StorageVersionUID == r.version.uid && r.state.Status.Epoch == r.version.epoch
 }
 
 func (l *Ledger) violate(e Event, format string, args ...any) {

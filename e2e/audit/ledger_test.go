@@ -87,11 +87,19 @@ func (s *store) report(gr schema.GroupResource, uid types.UID, epoch int64, pair
 }
 
 func (s *store) state(gr schema.GroupResource, uid types.UID, epoch int64, stored ...string) {
+	s.stateOfKeys(gr, uid, epoch, nil, stored...)
+}
+
+// stateOfKeys writes a StorageState that calls keys removable.
+func (s *store) stateOfKeys(gr schema.GroupResource, uid types.UID, epoch int64, removable []string, stored ...string) {
 	state := &migrationv1alpha1.StorageState{TypeMeta: metav1.TypeMeta{APIVersion: "migration.k8s.io/v1alpha1", Kind: "StorageState"}}
 	state.Name = gr.String()
 	state.Spec.Resource = migrationv1alpha1.GroupResource{Group: gr.Group, Resource: gr.Resource}
 	state.Status.PersistedEncodings = stored
 	state.Status.StorageVersionUID, state.Status.Epoch = uid, epoch
+	if removable != nil {
+		state.Status.Encryption = &migrationv1alpha1.StorageEncryption{RemovableKeys: removable}
+	}
 	s.putJSON("/registry/migration.k8s.io/storagestates/"+state.Name, state)
 }
 
@@ -220,6 +228,12 @@ func TestRewriteKeepsContentAndOrder(t *testing.T) {
 	if n := s.ledger.Rewrites(); n != 1 {
 		t.Errorf("%d rewrites, want 1", n)
 	}
+	for range 2 {
+		s.widget(widgetKey, "v2", "one/1", "x")
+	}
+	if n, needless := s.ledger.Rewrites(), s.ledger.NeedlessRewrites(); n != 3 || needless != 2 {
+		t.Errorf("%d rewrites, %d of them needless, want 3 and 2", n, needless)
+	}
 	s.widget(widgetKey, "v2", "one/1", "changed")
 	s.want("I5: the content of write one/1 changed without a client's write: .spec.text: x became changed")
 	s.widget(widgetKey, "v2", "one/2", "y")
@@ -333,6 +347,47 @@ func TestStoredSet(t *testing.T) {
 	s.want()
 	s.state(widgets, "u", 2, group+"/v2")
 	s.want("I1: objects of widgets.e2e.concord.dev are in " + group + "/v1")
+}
+
+// A key is not to be called removable while an object of the resource is encrypted with it,
+// whatever the stored set says, by a state that stands for the present epoch.
+func TestRemovableKeys(t *testing.T) {
+	const sealA, sealB = "aescbc:v1:a:0a", "aescbc:v1:b:0b"
+	v1, a, b := group+"/v1", group+"/v1+"+sealA, group+"/v1+"+sealB
+	s := newStore(t)
+	seal := sealA
+	s.ledger.Open(func(key string, value []byte) ([]byte, agree.Seal, error) {
+		if strings.HasPrefix(key, "/registry/"+group) {
+			return value, agree.Seal(seal), nil
+		}
+		return value, "", nil
+	})
+	s.report(widgets, "u", 1, "apiserver-1", a, "apiserver-2", b, "apiserver-3", v1)
+	s.widget(widgetKey, "v1", "one/1", "x") // in a
+	seal = sealB
+	s.widget(widgetKey+"b", "v1", "two/2", "x")
+	s.stateOfKeys(widgets, "u", 1, []string{"identity"}, v1, a, b)
+	s.stateOfKeys(policies, "u", 1, []string{sealA}, a) // another resource's
+	s.stateOfKeys(widgets, "other", 1, []string{sealA}, b)
+	s.stateOfKeys(widgets, "u", 0, []string{sealA}, b)
+	s.want()
+	early := "keys: objects of widgets.e2e.concord.dev are in " + a + ", but " + sealA + " is called removable at epoch 1"
+	s.stateOfKeys(widgets, "u", 1, []string{sealA}, a, b)
+	s.want(early)
+	s.stateOfKeys(widgets, "u", 1, nil, a, b)
+	before := s.at
+	s.widget(widgetKey, "v1", "two/3", "x") // in b
+	s.stateOfKeys(widgets, "u", 1, []string{sealA}, b)
+	s.want(early)
+	for revision, want := range map[int64]bool{before: true, before + 1: false} {
+		if since := s.ledger.StoredSince(widgets, revision); since.Has(agree.Encoding(a)) != want || !since.Has(agree.Encoding(b)) {
+			t.Errorf("since revision %d objects are in %v, the old key's among them: %v", revision, since, want)
+		}
+	}
+	seal = ""
+	s.stateOfKeys(widgets, "u", 1, []string{"identity"}, b, v1)
+	s.widget(widgetKey, "v1", "three/4", "x") // brought back by a write
+	s.want(early, "keys: objects of widgets.e2e.concord.dev are in "+v1+", but identity is called removable")
 }
 
 func TestStoredVersions(t *testing.T) {

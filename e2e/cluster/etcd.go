@@ -1,10 +1,16 @@
 package cluster
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,4 +103,41 @@ func (e *Etcd) WaitReady() {
 		_, err := e.Raw.Get(ctx, "health")
 		return err
 	})
+}
+
+// Streams counts the ranges that the etcd is sending as streams now, by its own metrics.
+func (e *Etcd) Streams(ctx context.Context) (int, error) {
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(e.Endpoint, "unix://"))
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://etcd/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	streams := 0
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		name, number, _ := strings.Cut(lines.Text(), " ")
+		if !strings.Contains(name, `"RangeStream"`) {
+			continue
+		}
+		n, err := strconv.Atoi(number)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", lines.Text(), err)
+		}
+		switch {
+		case strings.HasPrefix(name, "grpc_server_started_total{"):
+			streams += n
+		case strings.HasPrefix(name, "grpc_server_handled_total{"):
+			streams -= n
+		}
+	}
+	return streams, nil
 }

@@ -25,6 +25,9 @@ type ChurnConfig struct {
 	// Endpoints are written through in turns.
 	Endpoints []Endpoint
 	Resource  Resource
+	// Every says to change only every so manieth object; 1 by default. The others are only
+	// known.
+	Every int
 	// Workers is how many write at a time; 4 by default.
 	Workers int
 	// Pause is between two writes of a worker; 20 ms by default.
@@ -36,6 +39,7 @@ type ChurnConfig struct {
 }
 
 func (c ChurnConfig) withDefaults() ChurnConfig {
+	c.Every = cmp.Or(c.Every, 1)
 	c.Workers = cmp.Or(c.Workers, 4)
 	c.Pause = cmp.Or(c.Pause, 20*time.Millisecond)
 	c.Timeout = cmp.Or(c.Timeout, 5*time.Second)
@@ -86,7 +90,10 @@ func StartChurn(ctx context.Context, c ChurnConfig) (*Churn, error) {
 	for i := range list.Items {
 		object := &list.Items[i]
 		churn.result.Want[nameOf(object)] = audit.Hash(object.Object)
-		w := workers[i%len(workers)]
+		if i%churn.config.Every > 0 {
+			continue
+		}
+		w := workers[i/churn.config.Every%len(workers)]
 		w.objects = append(w.objects, &churned{name: object.GetName(), now: object})
 	}
 	running, cancel := context.WithCancel(context.Background())
@@ -236,7 +243,7 @@ func (c *Churn) id(e Endpoint) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.serial++
-	return fmt.Sprintf("%s/churn-%d", e.Name, c.serial)
+	return fmt.Sprintf("%s/churn-%s-%d", e.Name, c.config.Resource.Resource, c.serial)
 }
 
 // ended takes in how a write ended.

@@ -1,0 +1,405 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/controller/collect"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/member"
+)
+
+// The Service by which the aggregated API server is found.
+const (
+	extensionNamespace = "apis"
+	extensionService   = "extension"
+)
+
+// extension is an aggregated API server, here another Concord with an etcd of its own, and
+// the cluster that it belongs to.
+type extension struct {
+	t      *testing.T
+	main   *cluster.Server
+	server *cluster.Server
+	own    *cluster.Cluster
+	ca     []byte
+}
+
+// aggregate starts an aggregated API server of widgets, which believes what the main
+// server says of its users, and registers it there. Its own trigger does not run, so that
+// what it stores is migrated by nobody but the main server.
+func aggregate(t *testing.T, server *cluster.Server, storage string) *extension {
+	t.Helper()
+	pki := newAuthority(t, "extension-ca")
+	files := pki.files(extensionService + "." + extensionNamespace + ".svc")
+	proxyCA, proxyName := publishedProxy(t, server)
+	x := &extension{t: t, main: server, own: cluster.New(t), ca: encodePEM(pki.cert.Raw)}
+	x.server = x.own.Start(cluster.Options{Args: strings.Join([]string{
+		"--controllers=false", "--tls-cert-file", files.cert, "--tls-private-key-file", files.key,
+		"--requestheader-client-ca-file", proxyCA, "--requestheader-allowed-names", proxyName,
+	}, " ")}, "extension")[0]
+	createWidgets(t, storage, x.server)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: extensionNamespace}}
+	if _, err := server.Kube().CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	x.locate(func(spec *corev1.ServiceSpec) {
+		spec.Type, spec.ExternalName = corev1.ServiceTypeExternalName, "localhost"
+	})
+	for _, version := range []string{"v1", "v2"} {
+		service := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + widgetGroup}}
+		service.Spec = apiregistrationv1.APIServiceSpec{
+			Group: widgetGroup, Version: version, GroupPriorityMinimum: 1000, VersionPriority: 100, CABundle: x.ca,
+			Service: &apiregistrationv1.ServiceReference{Namespace: extensionNamespace, Name: extensionService, Port: ptr.To(int32(x.server.Port))},
+		}
+		if _, err := x.services().Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.waitAvailable(apiregistrationv1.ConditionTrue, "Passed")
+	return x
+}
+
+// publishedProxy reads where aggregated API servers do whose word they may take for who a
+// user is: a file with a CA, and the name of a certificate.
+func publishedProxy(t *testing.T, s *cluster.Server) (file, name string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "front-proxy-ca.crt")
+	cluster.Eventually(t, 30*time.Second, "the front proxy's CA is published", func(ctx context.Context) error {
+		published, err := s.Kube().CoreV1().ConfigMaps("kube-system").Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var names []string
+		if err := json.Unmarshal([]byte(published.Data["requestheader-allowed-names"]), &names); err != nil || len(names) != 1 {
+			return fmt.Errorf("published is %v: %w", published.Data, err)
+		}
+		name = names[0]
+		return os.WriteFile(file, []byte(published.Data["requestheader-client-ca-file"]), 0o600)
+	})
+	return file, name
+}
+
+// locate makes the Service.
+func (x *extension) locate(by func(*corev1.ServiceSpec)) {
+	x.t.Helper()
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: extensionService}}
+	service.Spec.Ports = []corev1.ServicePort{{Port: int32(x.server.Port)}}
+	by(&service.Spec)
+	if _, err := x.main.Kube().CoreV1().Services(extensionNamespace).Create(x.t.Context(), service, metav1.CreateOptions{}); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// listen says at which address the server behind the Service is.
+func (x *extension) listen() {
+	x.t.Helper()
+	slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
+	slice.Name, slice.Labels = extensionService, map[string]string{discoveryv1.LabelServiceName: extensionService}
+	slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}}
+	slice.Ports = []discoveryv1.EndpointPort{{Port: ptr.To(int32(x.server.Port))}}
+	if _, err := x.main.Kube().DiscoveryV1().EndpointSlices(extensionNamespace).Create(x.t.Context(), slice, metav1.CreateOptions{}); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *extension) services() apiregistrationclient.APIServiceInterface {
+	x.t.Helper()
+	client, err := apiregistrationclient.NewForConfig(x.main.Config())
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return client.APIServices()
+}
+
+func (x *extension) waitAvailable(status apiregistrationv1.ConditionStatus, reason string) {
+	x.t.Helper()
+	cluster.Eventually(x.t, 30*time.Second, "the APIServices' availability is "+string(status), func(ctx context.Context) error {
+		for _, version := range []string{"v1", "v2"} {
+			service, err := x.services().Get(ctx, version+"."+widgetGroup, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(service.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool {
+				return c.Type == apiregistrationv1.Available && c.Status == status && c.Reason == reason
+			}) {
+				return fmt.Errorf("%s has %+v", service.Name, service.Status.Conditions)
+			}
+		}
+		return nil
+	})
+}
+
+// report has the aggregated API server report to the main one what it encodes, as KEP-2339
+// asks of it: with package member, whose loops run in the test.
+func (x *extension) report(version string) *member.Member {
+	x.t.Helper()
+	client := x.main.Objects()
+	collector, err := collect.New(collect.Config{Client: client})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	m, err := member.New(member.Config{
+		Client: client, Bury: collector.Bury,
+		Versions:      member.Versions{Binary: "1.37", Emulation: "1.37", MinCompatibility: "1.36"},
+		LeaseDuration: cluster.LeaseDuration, RenewInterval: cluster.RenewInterval,
+	})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	both := []string{string(widgetEncoding("v2")), string(widgetEncoding("v1"))}
+	if err := m.SetBuiltins([]member.Resource{{GroupResource: widgets, Encoding: widgetEncoding(version), Decodable: both, Served: both}}); err != nil {
+		x.t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); m.Run(ctx) }()
+	x.t.Cleanup(func() { stop(); <-ended })
+	cluster.Eventually(x.t, 30*time.Second, "the widgets are reported in "+version, func(context.Context) error { return m.Ready() })
+	return m
+}
+
+// hashes are those of the widgets' contents, which no migration changes.
+func (x *extension) hashes() (found map[string]string) {
+	x.t.Helper()
+	x.own.Ledger(func(l *audit.Ledger) { found = l.Hashes(widgets) })
+	return found
+}
+
+// What an aggregated API server stores is migrated through the API, by itself when that
+// server reports, and for users of both APIs; the status says so.
+func TestAggregatedAPI(t *testing.T) {
+	t.Parallel()
+	const objects = 150
+	c := cluster.New(t)
+	main := c.Start(cluster.Options{}, "main")[0]
+	x := aggregate(t, main, "v1")
+	wantDiscovered(t, main)
+	wantTrustOfProxyOnly(t, x)
+	if err := load.Fill(t.Context(), load.Endpoint{Name: x.server.Name, Client: main.Dynamic()}, widgetsV1, "fill", objects); err != nil {
+		t.Fatal(err)
+	}
+	wantEncoding(t, x.own, widgets, widgetEncoding("v1"), objects)
+	before := x.hashes()
+
+	first := x.report("v1")
+	c.WaitSettled()
+	wantThroughAPI(t, main, widgetEncoding("v1"), objects)
+	if err := first.Depart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	storeWidgetsIn(t, x.server, "v2")
+	waitCommon(t, x.own, widgets, widgetEncoding("v2"))
+	x.report("v2")
+	waitCommon(t, c, widgets, widgetEncoding("v2"))
+	t.Logf("settled %v after the agreement on v2", c.WaitSettled().Round(time.Millisecond))
+	wantThroughAPI(t, main, widgetEncoding("v2"), objects)
+	wantEncoding(t, x.own, widgets, widgetEncoding("v2"), objects)
+	wantDryRun(t, main, ptr.To[int64](objects), "it is migrated through the API")
+
+	wantByAPI(t, waitEnded(t, main, migrate(t, main, "by-hand")), objects)
+	createFrom(t, main, `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: upstream}, spec: {resource: {group: e2e.concord.dev, resource: widgets}}}`)
+	var copied *migrationv1alpha1.StorageVersionMigration
+	cluster.Eventually(t, 30*time.Second, "the migration of storagemigration.k8s.io is copied", func(context.Context) error {
+		copies := copiesOf(t, main, "upstream")
+		if len(copies) != 1 {
+			return fmt.Errorf("copies are %+v", copies)
+		}
+		copied = &copies[0]
+		return nil
+	})
+	wantByAPI(t, waitEnded(t, main, copied), objects)
+
+	if after := x.hashes(); len(after) != objects || !maps.Equal(before, after) {
+		t.Errorf("of %d objects before there are %d, or they differ", len(before), len(after))
+	}
+	wantOutageOutlived(t, x, objects)
+	c.Check()
+	x.own.Check()
+}
+
+// migrate makes a user's migration of the widgets that says nothing of the engine.
+func migrate(t *testing.T, s *cluster.Server, name string) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgetGroup, Version: "v1", Resource: widgets.Resource}
+	if err := s.Objects().Create(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// wantThroughAPI expects the trigger's migration to the encoding, done through the API.
+func wantThroughAPI(t *testing.T, s *cluster.Server, encoding agree.Encoding, objects int64) {
+	t.Helper()
+	var list migrationv1alpha1.StorageVersionMigrationList
+	if err := s.Objects().List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		m := &list.Items[i]
+		if m.Spec.Resource.Resource == widgets.Resource && m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger && m.Annotations[migrationv1alpha1.EncodingAnnotation] == string(encoding) {
+			wantByAPI(t, m, objects)
+			return
+		}
+	}
+	t.Errorf("nobody made a migration of the widgets to %s", encoding)
+}
+
+// wantByAPI expects a success of the API engine, for the reason that there is no store.
+func wantByAPI(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, objects int64) {
+	t.Helper()
+	if migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) == nil || m.Status.Progress == nil || m.Status.Progress.Done < objects {
+		t.Errorf("%s has the status %+v", m.Name, m.Status)
+	}
+	want := "is served by service " + extensionNamespace + "/" + extensionService
+	if m.Spec.Engine != "" || m.Status.Engine != migrationv1alpha1.EngineAPI || !strings.Contains(m.Status.EngineReason, want) {
+		t.Errorf("%s asks for the engine %q and got %q because %q, want API because the resource %s", m.Name, m.Spec.Engine, m.Status.Engine, m.Status.EngineReason, want)
+	}
+}
+
+// wantDryRun expects a dry run of all resources to tell of the widgets what can be known
+// without their store, and all of everything else.
+func wantDryRun(t *testing.T, s *cluster.Server, objects *int64, how string) {
+	t.Helper()
+	args := []string{"migrate", "--all", "--dry-run", "--kubeconfig", s.Kubeconfig(), "-o"}
+	rows := dryRun(t, cluster.Command(t, append(args, "json")...))
+	found := false
+	for _, row := range rows {
+		if row.Resource != widgets.String() {
+			if row.Elsewhere != "" || row.Objects == nil || row.Bytes == nil || row.Rewrite == nil || row.ExpectedSeconds == nil {
+				t.Errorf("of what is stored here the dry run says %+v", row)
+			}
+			continue
+		}
+		found = true
+		if row.Elsewhere != how || row.Encoding != string(widgetEncoding("v2")) || !ptr.Equal(row.Objects, objects) ||
+			row.Bytes != nil || row.Rewrite != nil || row.ExpectedSeconds != nil || row.Basis != "unknown" {
+			t.Errorf("of the widgets the dry run says %+v and counts %v", row, ptr.Deref(row.Objects, -1))
+		}
+	}
+	if !found || len(rows) < 20 {
+		t.Errorf("the dry run has %d rows, the widgets among them: %v", len(rows), found)
+	}
+	if table := cluster.Command(t, append(args, "table")...); table.Code != 0 || !strings.Contains(table.Stdout, widgets.String()+" is stored elsewhere: "+how+".") {
+		t.Errorf("the dry run ends with %+v", table)
+	}
+}
+
+// wantDiscovered expects the main server to tell of the widgets that another one serves.
+func wantDiscovered(t *testing.T, s *cluster.Server) {
+	t.Helper()
+	cluster.Eventually(t, 30*time.Second, "the widgets are discovered", func(context.Context) error {
+		found := discovered(t, s)
+		for _, version := range []string{"v1", "v2"} {
+			if !found[widgetGroup+"/"+version+"/widgets"] {
+				return fmt.Errorf("aggregated discovery has no current widgets in %s", version)
+			}
+		}
+		return nil
+	})
+}
+
+// wantTrustOfProxyOnly expects that nobody else can say to the aggregated API server who a
+// user is.
+func wantTrustOfProxyOnly(t *testing.T, x *extension) {
+	t.Helper()
+	config := rest.AnonymousClientConfig(x.main.Config())
+	config.Host, config.CAData = x.server.URL(), x.ca
+	config.CertData, config.KeyData = loadAuthority(t, filepath.Dir(x.main.Kubeconfig())).issue("front-proxy-client")
+	config.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return withHeaders{next, map[string]string{"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}}
+	}
+	if status, body := request(t, config, "/apis/"+widgetGroup+"/v1/widgets", ""); status != http.StatusForbidden && status != http.StatusUnauthorized {
+		t.Errorf("a client of the main cluster's CA passes for the front proxy: %d: %s", status, body)
+	}
+}
+
+type withHeaders struct {
+	http.RoundTripper
+	headers map[string]string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (w withHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	for name, value := range w.headers {
+		r.Header.Set(name, value)
+	}
+	return w.RoundTripper.RoundTrip(r)
+}
+
+// wantOutageOutlived expects that a namespace is emptied while an aggregated API cannot be
+// reached, and stays, since nobody knows what that holds, until it is back; and that a
+// migration which is asked for meanwhile is made then.
+func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
+	t.Helper()
+	const namespace = "emptied"
+	kube := x.main.Kube().CoreV1()
+	if _, err := kube.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kube.ConfigMaps(namespace).Create(t.Context(), configMap("a", "b"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := kube.Services(extensionNamespace).Delete(t.Context(), extensionService, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	x.waitAvailable(apiregistrationv1.ConditionFalse, "ServiceNotFound")
+	if status, body := request(t, x.main.Config(), "/apis/"+widgetGroup+"/v1/widgets", ""); status != http.StatusServiceUnavailable {
+		t.Errorf("what cannot be reached answers %d: %s", status, body)
+	}
+	wantDryRun(t, x.main, nil, "the server asked does not serve it now")
+	if err := kube.Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, 30*time.Second, "the namespace is emptied", func(ctx context.Context) error {
+		left, err := kube.ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		ns, err := kube.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if len(left.Items) > 0 || len(ns.Status.Conditions) == 0 || !strings.Contains(ns.Status.Conditions[0].Message, widgetGroup) {
+			return fmt.Errorf("it has %d ConfigMaps and the conditions %+v", len(left.Items), ns.Status.Conditions)
+		}
+		return nil
+	})
+	waiting := migrate(t, x.main, "while-away")
+	x.locate(func(*corev1.ServiceSpec) {})
+	x.waitAvailable(apiregistrationv1.ConditionFalse, "EndpointsNotFound")
+	x.listen()
+	x.waitAvailable(apiregistrationv1.ConditionTrue, "Passed")
+	wantByAPI(t, waitEnded(t, x.main, waiting), objects)
+	cluster.Eventually(t, 30*time.Second, "the namespace goes", func(ctx context.Context) error {
+		_, err := kube.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is read with %w", err)
+	})
+}

@@ -1,0 +1,268 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server"
+)
+
+// fullSpeedObjects is how many objects a migration at full speed has. A rewrite reads the first
+// thousand or so page by page and the rest as a stream. It holds 6 MiB, which are 8,000 objects of
+// 400 bytes in two forms, and 4 MiB more may be under way: when half of all are written, the
+// stream has not come to its end.
+const fullSpeedObjects = 40_000
+
+var (
+	parcels   = schema.GroupResource{Group: widgetGroup, Resource: "parcels"}
+	parcelsV1 = load.Resource{
+		GroupVersionResource: parcels.WithVersion("v1"), Kind: "Parcel", Namespace: metav1.NamespaceDefault,
+		Fill:   func(fields map[string]any, text string) { fields["spec"] = map[string]any{"text": text} },
+		Update: func(text string) map[string]any { return map[string]any{"spec": map[string]any{"text": text}} },
+	}
+)
+
+// atFullSpeed is the same cluster with parcels, of which there are many. Its servers migrate
+// them as fast as they can, which is so fast that they are sent as streams.
+func (m *migrating) atFullSpeed() *migrating {
+	m.t.Helper()
+	for _, s := range m.servers {
+		s.Restart(cluster.Options{Args: "--migration-max-added-latency=0"})
+	}
+	m.c.WaitReporters(restored, m.servers...)
+	crd := widgetCRD("v1")
+	crd.Name, crd.Spec.Names.Plural, crd.Spec.Names.Singular = parcels.String(), "parcels", "parcel"
+	crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "Parcel", "ParcelList"
+	createCRD(m.t, crd, m.servers...)
+	m.c.WaitSettled()
+	full := &migrating{t: m.t, c: m.c, servers: m.servers, resource: parcelsV1, random: m.random}
+	began := time.Now()
+	full.store(fullSpeedObjects)
+	full.loose(load.ChurnConfig{Seed: m.random.Uint64(), Every: fullSpeedObjects / 100})
+	m.t.Logf("stored %d parcels in %v", fullSpeedObjects, time.Since(began).Round(time.Millisecond))
+	return full
+}
+
+// prefix is that of the objects' keys.
+func (m *migrating) prefix() string {
+	return fmt.Sprintf("%s/%s/%s/%s/", server.DefaultEtcdPrefix, m.resource.Group, m.resource.Resource, m.resource.Namespace)
+}
+
+// store puts n objects into etcd, many at a time, as the first server would write them.
+func (m *migrating) store(n int) {
+	m.t.Helper()
+	const together = 100
+	group, ctx := errgroup.WithContext(m.t.Context())
+	group.SetLimit(8)
+	for from := 0; from < n; from += together {
+		group.Go(func() error {
+			var puts []clientv3.Op
+			for i := from; i < min(from+together, n); i++ {
+				name := fmt.Sprintf("stored-%06d", i)
+				value, err := json.Marshal(map[string]any{
+					"apiVersion": m.resource.GroupVersion().String(), "kind": m.resource.Kind,
+					"metadata": map[string]any{
+						"name": name, "namespace": m.resource.Namespace, "uid": uuid.NewUUID(), "generation": 1, "creationTimestamp": "2026-01-02T03:04:05Z",
+						"annotations": map[string]any{audit.WriteAnnotation: m.servers[0].Name + "/" + name},
+					},
+					"spec": map[string]any{"text": "stored", "padding": strings.Repeat("x", 100)},
+				})
+				if err != nil {
+					return err
+				}
+				puts = append(puts, clientv3.OpPut(m.prefix()+name, string(value)))
+			}
+			_, err := m.c.Raw.Txn(ctx).Then(puts...).Commit()
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// midStream has the objects stored in another version and runs the fault in the midst of the
+// stream of those that are to be rewritten. It is given a member of the etcd that sends streams:
+// that one, or one to a server's watch cache. There has to be something left to rewrite after it.
+func (m *migrating) midStream(to, what string, fault func(sender *cluster.Etcd)) {
+	m.t.Helper()
+	idle := m.streams()
+	storeIn(m.t, m.servers[0], parcels, to)
+	sender := m.awaitStream(to, idle)
+	before := m.left(to)
+	fault(sender)
+	after := m.left(to)
+	m.t.Logf("%s: %d objects were left to bring to %s before, and %d after", what, before, to, after)
+	if before > fullSpeedObjects*19/20 || before < fullSpeedObjects/2 || after == 0 {
+		m.t.Error("that was not in the midst of a stream: nothing was tested")
+	}
+	m.t.Logf("settled after %v", m.c.WaitSettled().Round(time.Millisecond))
+}
+
+// streams counts what each member of the etcd is sending.
+func (m *migrating) streams() map[*cluster.Etcd]int {
+	m.t.Helper()
+	members := m.c.Members
+	if m.c.Etcd != nil {
+		members = []*cluster.Etcd{m.c.Etcd}
+	}
+	sending := map[*cluster.Etcd]int{}
+	for _, e := range members {
+		n, err := e.Streams(m.t.Context())
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		sending[e] = n
+	}
+	return sending
+}
+
+// awaitStream waits until objects have been rewritten and a member sends more than before.
+func (m *migrating) awaitStream(to string, before map[*cluster.Etcd]int) (sender *cluster.Etcd) {
+	m.t.Helper()
+	cluster.Eventually(m.t, cluster.SettleTimeout, "objects are rewritten from a stream", func(context.Context) error {
+		var found map[agree.Encoding]int
+		m.c.Audit.With(func(l *audit.Ledger) { found = l.Encodings(parcels) })
+		if found[m.encoding(to)] < fullSpeedObjects/20 {
+			return fmt.Errorf("objects are stored as %v", found)
+		}
+		for e, n := range m.streams() {
+			if n > before[e] {
+				m.t.Logf("objects are stored as %v, and %s is sending %d streams, %d more than before", found, e.Name, n, n-before[e])
+				sender = e
+				return nil
+			}
+		}
+		return errors.New("no stream is under way")
+	})
+	return sender
+}
+
+// left counts the objects that are not in the version, straight from etcd.
+func (m *migrating) left(to string) (n int) {
+	m.t.Helper()
+	all, err := m.c.Raw.Get(m.t.Context(), m.prefix(), clientv3.WithPrefix())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, kv := range all.Kvs {
+		if encoding, _, _ := rewrite.Envelope(kv.Value); encoding != m.encoding(to) {
+			n++
+		}
+	}
+	return n
+}
+
+// migratorKilledMidStream kills the server that migrates, and starts it again when another one has
+// brought the migration to its end.
+func migratorKilledMidStream(m *migrating) {
+	m.t.Helper()
+	for _, to := range []string{"v2", "v1"} {
+		var killed *cluster.Server
+		m.midStream(to, "the migrating server was killed", func(*cluster.Etcd) {
+			killed = m.claimer()
+			killed.Kill()
+		})
+		m.endedByAnother(to, killed)
+		killed.Start()
+		killed.WaitReady()
+	}
+	m.c.WaitReporters(restored, m.servers...)
+	m.ended("v1")
+}
+
+// endedByAnother fails unless the migration to the version has succeeded, and is not the server's.
+func (m *migrating) endedByAnother(to string, but *cluster.Server) {
+	m.t.Helper()
+	id, _ := but.ID()
+	epoch := m.c.Standing(m.resource.GroupResource()).Epoch
+	i := slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return s != but })
+	cluster.Eventually(m.t, cluster.SettleTimeout, "the migration is another server's, and has succeeded", func(ctx context.Context) error {
+		var list migrationv1alpha1.StorageVersionMigrationList
+		if err := m.servers[i].Objects().List(ctx, &list); err != nil {
+			return err
+		}
+		for _, item := range list.Items {
+			target := migrationv1alpha1.TargetOf(&item)
+			if migrationv1alpha1.Resource(&item) != m.resource.GroupResource() || target.Encoding != m.encoding(to) || target.Epoch != epoch ||
+				migrationv1alpha1.True(&item, migrationv1alpha1.MigrationSucceeded) == nil {
+				continue
+			}
+			by := item.Annotations[migrationv1alpha1.ClaimedByAnnotation]
+			if by == string(id) {
+				m.t.Errorf("migration %s was ended by %s, which was killed", item.Name, but.Name)
+			}
+			m.t.Logf("migration %s was ended by %s: %+v", item.Name, by, item.Status.Progress)
+			return nil
+		}
+		return errors.New("it has not")
+	})
+}
+
+// turnedMidStream takes the agreement away while objects are sent: the definition goes back to the
+// version before. What has been rewritten by then is brought back, and the audit tells of every
+// object that is rewritten to what nobody agrees on any more.
+func turnedMidStream(m *migrating) {
+	m.t.Helper()
+	m.midStream("v2", "the definition was changed back", func(*cluster.Etcd) { storeIn(m.t, m.servers[1], parcels, "v1") })
+	m.ended("v1")
+}
+
+// etcdKilledMidStream kills the etcd while it sends.
+func etcdKilledMidStream(m *migrating) {
+	m.t.Helper()
+	for _, to := range []string{"v2", "v1"} {
+		m.midStream(to, "etcd was killed", func(etcd *cluster.Etcd) {
+			etcd.Kill()
+			etcd.Start()
+			etcd.WaitReady()
+		})
+	}
+	m.ended("v1")
+}
+
+// membersLostMidStream takes members away from a replicated etcd while one of them sends.
+func membersLostMidStream(m *migrating) {
+	m.t.Helper()
+	m.midStream("v2", "the leader handed over", func(*cluster.Etcd) { m.c.MoveLeader() })
+	m.midStream("v1", "a member that sent was killed", func(sender *cluster.Etcd) {
+		sender.Kill()
+		m.c.Leader()
+		sender.Start()
+		sender.WaitReady()
+	})
+	m.midStream("v2", "all members were killed", func(*cluster.Etcd) { m.killMembers() })
+	m.ended("v2")
+}
+
+// compactedMidStream compacts the store again and again while objects are sent.
+func compactedMidStream(m *migrating) {
+	m.t.Helper()
+	for _, to := range []string{"v2", "v1"} {
+		m.midStream(to, "the store was compacted three times", func(*cluster.Etcd) {
+			for range 3 {
+				if err := compact(m.c); err != nil {
+					m.t.Fatalf("compact: %v", err)
+				}
+			}
+		})
+	}
+	m.ended("v1")
+}
