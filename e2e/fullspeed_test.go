@@ -52,7 +52,7 @@ func (m *migrating) atFullSpeed() *migrating {
 	crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "Parcel", "ParcelList"
 	createCRD(m.t, crd, m.servers...)
 	m.c.WaitSettled()
-	full := &migrating{t: m.t, c: m.c, servers: m.servers, resource: parcelsV1, random: m.random}
+	full := &migrating{t: m.t, c: m.c, servers: m.servers, resource: parcelsV1, random: m.random, version: "v1"}
 	began := time.Now()
 	full.store(fullSpeedObjects)
 	full.loose(load.ChurnConfig{Seed: m.random.Uint64(), Every: fullSpeedObjects / 100})
@@ -98,57 +98,94 @@ func (m *migrating) store(n int) {
 	}
 }
 
-// midStream has the objects stored in another version and runs the fault in the midst of the
-// stream of those that are to be rewritten. It is given a member of the etcd that sends streams:
-// that one, or one to a server's watch cache. There has to be something left to rewrite after it.
-func (m *migrating) midStream(to, what string, fault func(sender *cluster.Etcd)) {
+// fullSpeedAttempts is how often a fault is tried until it comes in the midst of a stream. A
+// stream takes a second or two, in which a busy machine may not get to anything else.
+const fullSpeedAttempts = 5
+
+// midStream has the objects stored in the other version and strikes in the midst of the stream of
+// those that are to be rewritten; strike is given a member of the etcd that sends streams: that
+// one, or one to a server's watch cache. There has to be something left to rewrite after it, or
+// all is done again. What is to be mended after a strike is mended before the cluster has to
+// settle, and is told whether the strike hit. The version returned is the one that the objects
+// were being brought to.
+func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), mend func(to string, hit bool)) string {
 	m.t.Helper()
-	idle := m.streams()
-	storeIn(m.t, m.servers[0], parcels, to)
-	sender := m.awaitStream(to, idle)
-	before := m.left(to)
-	fault(sender)
-	after := m.left(to)
-	m.t.Logf("%s: %d objects were left to bring to %s before, and %d after", what, before, to, after)
-	if before > fullSpeedObjects*19/20 || before < fullSpeedObjects/2 || after == 0 {
-		m.t.Error("that was not in the midst of a stream: nothing was tested")
+	for range fullSpeedAttempts {
+		to := map[string]string{"v1": "v2", "v2": "v1"}[m.version]
+		var idle map[*cluster.Etcd]int
+		cluster.Eventually(m.t, cluster.SettleTimeout, "the members of the etcd say what they send", func(ctx context.Context) (err error) {
+			idle, err = m.streams(ctx)
+			return err
+		})
+		m.storeIn(m.servers[0], to)
+		sender := m.awaitStream(to, idle)
+		before := m.left(to)
+		if sender != nil {
+			strike(sender)
+		}
+		after := m.left(to)
+		m.t.Logf("%s: %d objects were left to bring to %s before, and %d after", what, before, to, after)
+		hit := sender != nil && before <= fullSpeedObjects*19/20 && before >= fullSpeedObjects/2 && after > 0
+		if mend != nil && sender != nil {
+			mend(to, hit)
+		}
+		m.t.Logf("settled after %v", m.c.WaitSettled().Round(time.Millisecond))
+		if hit {
+			return to
+		}
+		m.t.Log("that was not in the midst of a stream, and is tried again")
 	}
-	m.t.Logf("settled after %v", m.c.WaitSettled().Round(time.Millisecond))
+	m.t.Fatalf("%s: of %d attempts none was in the midst of a stream, and nothing was tested", what, fullSpeedAttempts)
+	return ""
+}
+
+// storeIn has the objects stored in the version.
+func (m *migrating) storeIn(s *cluster.Server, version string) {
+	m.t.Helper()
+	storeIn(m.t, s, parcels, version)
+	m.version = version
 }
 
 // streams counts what each member of the etcd is sending.
-func (m *migrating) streams() map[*cluster.Etcd]int {
-	m.t.Helper()
+func (m *migrating) streams(ctx context.Context) (map[*cluster.Etcd]int, error) {
 	members := m.c.Members
 	if m.c.Etcd != nil {
 		members = []*cluster.Etcd{m.c.Etcd}
 	}
 	sending := map[*cluster.Etcd]int{}
 	for _, e := range members {
-		n, err := e.Streams(m.t.Context())
+		n, err := e.Streams(ctx)
 		if err != nil {
-			m.t.Fatal(err)
+			return nil, fmt.Errorf("%s: %w", e.Name, err)
 		}
 		sending[e] = n
 	}
-	return sending
+	return sending, nil
 }
 
-// awaitStream waits until objects have been rewritten and a member sends more than before.
+// awaitStream waits until objects have been rewritten and a member sends more than before, or
+// until all objects are and none was seen to, and returns it or nil.
 func (m *migrating) awaitStream(to string, before map[*cluster.Etcd]int) (sender *cluster.Etcd) {
 	m.t.Helper()
-	cluster.Eventually(m.t, cluster.SettleTimeout, "objects are rewritten from a stream", func(context.Context) error {
+	cluster.Eventually(m.t, cluster.SettleTimeout, "objects are rewritten from a stream", func(ctx context.Context) error {
 		var found map[agree.Encoding]int
 		m.c.Audit.With(func(l *audit.Ledger) { found = l.Encodings(parcels) })
 		if found[m.encoding(to)] < fullSpeedObjects/20 {
 			return fmt.Errorf("objects are stored as %v", found)
 		}
-		for e, n := range m.streams() {
+		sending, err := m.streams(ctx)
+		if err != nil {
+			return err
+		}
+		for e, n := range sending {
 			if n > before[e] {
 				m.t.Logf("objects are stored as %v, and %s is sending %d streams, %d more than before", found, e.Name, n, n-before[e])
 				sender = e
 				return nil
 			}
+		}
+		if len(found) == 1 {
+			return nil
 		}
 		return errors.New("no stream is under way")
 	})
@@ -158,10 +195,11 @@ func (m *migrating) awaitStream(to string, before map[*cluster.Etcd]int) (sender
 // left counts the objects that are not in the version, straight from etcd.
 func (m *migrating) left(to string) (n int) {
 	m.t.Helper()
-	all, err := m.c.Raw.Get(m.t.Context(), m.prefix(), clientv3.WithPrefix())
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	var all *clientv3.GetResponse
+	cluster.Eventually(m.t, cluster.SettleTimeout, "etcd lists the objects", func(ctx context.Context) (err error) {
+		all, err = m.c.Raw.Get(ctx, m.prefix(), clientv3.WithPrefix())
+		return err
+	})
 	for _, kv := range all.Kvs {
 		if encoding, _, _ := rewrite.Envelope(kv.Value); encoding != m.encoding(to) {
 			n++
@@ -174,18 +212,32 @@ func (m *migrating) left(to string) (n int) {
 // brought the migration to its end.
 func migratorKilledMidStream(m *migrating) {
 	m.t.Helper()
-	for _, to := range []string{"v2", "v1"} {
+	for range 2 {
 		var killed *cluster.Server
-		m.midStream(to, "the migrating server was killed", func(*cluster.Etcd) {
-			killed = m.claimer()
-			killed.Kill()
+		m.midStream("the migrating server was killed", func(*cluster.Etcd) {
+			killed = nil
+			if migrates, err := m.findClaimer(m.t.Context()); err != nil {
+				m.t.Logf("nobody is killed: %v", err)
+			} else {
+				killed = migrates
+				killed.Kill()
+			}
+		}, func(to string, hit bool) {
+			if killed == nil {
+				return
+			}
+			if hit {
+				m.endedByAnother(to, killed)
+			}
+			killed.Start()
+			killed.WaitReady()
 		})
-		m.endedByAnother(to, killed)
-		killed.Start()
-		killed.WaitReady()
+		if killed == nil {
+			m.t.Error("no server was killed: nothing was tested")
+		}
 	}
 	m.c.WaitReporters(restored, m.servers...)
-	m.ended("v1")
+	m.ended(m.version)
 }
 
 // endedByAnother fails unless the migration to the version has succeeded, and is not the server's.
@@ -221,48 +273,51 @@ func (m *migrating) endedByAnother(to string, but *cluster.Server) {
 // object that is rewritten to what nobody agrees on any more.
 func turnedMidStream(m *migrating) {
 	m.t.Helper()
-	m.midStream("v2", "the definition was changed back", func(*cluster.Etcd) { storeIn(m.t, m.servers[1], parcels, "v1") })
+	m.midStream("the definition was changed back", func(*cluster.Etcd) { m.storeIn(m.servers[1], "v1") }, nil)
 	m.ended("v1")
 }
 
 // etcdKilledMidStream kills the etcd while it sends.
 func etcdKilledMidStream(m *migrating) {
 	m.t.Helper()
-	for _, to := range []string{"v2", "v1"} {
-		m.midStream(to, "etcd was killed", func(etcd *cluster.Etcd) {
+	for range 2 {
+		m.midStream("etcd was killed", func(etcd *cluster.Etcd) {
 			etcd.Kill()
 			etcd.Start()
 			etcd.WaitReady()
-		})
+		}, nil)
 	}
-	m.ended("v1")
+	m.ended(m.version)
 }
 
 // membersLostMidStream takes members away from a replicated etcd while one of them sends.
 func membersLostMidStream(m *migrating) {
 	m.t.Helper()
-	m.midStream("v2", "the leader handed over", func(*cluster.Etcd) { m.c.MoveLeader() })
-	m.midStream("v1", "a member that sent was killed", func(sender *cluster.Etcd) {
-		sender.Kill()
+	m.midStream("the leader handed over", func(*cluster.Etcd) { m.c.MoveLeader() }, nil)
+	var killed *cluster.Etcd
+	m.midStream("a member that sent was killed", func(sender *cluster.Etcd) {
+		killed = sender
+		killed.Kill()
+	}, func(string, bool) {
 		m.c.Leader()
-		sender.Start()
-		sender.WaitReady()
+		killed.Start()
+		killed.WaitReady()
 	})
-	m.midStream("v2", "all members were killed", func(*cluster.Etcd) { m.killMembers() })
-	m.ended("v2")
+	m.midStream("all members were killed", func(*cluster.Etcd) { m.killMembers() }, nil)
+	m.ended(m.version)
 }
 
 // compactedMidStream compacts the store again and again while objects are sent.
 func compactedMidStream(m *migrating) {
 	m.t.Helper()
-	for _, to := range []string{"v2", "v1"} {
-		m.midStream(to, "the store was compacted three times", func(*cluster.Etcd) {
+	for range 2 {
+		m.midStream("the store was compacted three times", func(*cluster.Etcd) {
 			for range 3 {
 				if err := compact(m.c); err != nil {
 					m.t.Fatalf("compact: %v", err)
 				}
 			}
-		})
+		}, nil)
 	}
-	m.ended("v1")
+	m.ended(m.version)
 }

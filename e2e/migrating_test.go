@@ -27,6 +27,8 @@ type migrating struct {
 	resource load.Resource
 	churn    *load.Churn
 	random   *rand.Rand
+	// version is the one that parcels are stored in; others set it nowhere.
+	version string
 }
 
 // seeded returns the test's random numbers and says how to have the same again.
@@ -111,35 +113,40 @@ func (m *migrating) underWay(to string) {
 // resource, and returns it.
 func (m *migrating) claimer(but ...*cluster.Server) (claimer *cluster.Server) {
 	m.t.Helper()
-	cluster.Eventually(m.t, cluster.SettleTimeout, "a server claims the migration", func(ctx context.Context) error {
-		asked := errors.New("no server runs that can be asked")
-		for _, s := range m.servers {
-			if s.Ended() || slices.Contains(but, s) {
-				continue
-			}
-			var list migrationv1alpha1.StorageVersionMigrationList
-			if asked = s.Objects().List(ctx, &list); asked != nil {
-				continue
-			}
-			for i := range list.Items {
-				live := &list.Items[i]
-				if live.Spec.Resource.Resource != m.resource.Resource || migrationv1alpha1.Final(live) {
-					continue
-				}
-				by := live.Annotations[migrationv1alpha1.ClaimedByAnnotation]
-				for _, candidate := range m.servers {
-					if id, ok := candidate.ID(); ok && string(id) == by && !candidate.Ended() && !slices.Contains(but, candidate) {
-						claimer = candidate
-						return nil
-					}
-				}
-				return fmt.Errorf("%s is claimed by %q", live.Name, by)
-			}
-			return errors.New("there is no live migration")
-		}
-		return asked
+	cluster.Eventually(m.t, cluster.SettleTimeout, "a server claims the migration", func(ctx context.Context) (err error) {
+		claimer, err = m.findClaimer(ctx, but...)
+		return err
 	})
 	return claimer
+}
+
+// findClaimer returns the running server that has claimed the live migration of the resource.
+func (m *migrating) findClaimer(ctx context.Context, but ...*cluster.Server) (*cluster.Server, error) {
+	asked := errors.New("no server runs that can be asked")
+	for _, s := range m.servers {
+		if s.Ended() || slices.Contains(but, s) {
+			continue
+		}
+		var list migrationv1alpha1.StorageVersionMigrationList
+		if asked = s.Objects().List(ctx, &list); asked != nil {
+			continue
+		}
+		for i := range list.Items {
+			live := &list.Items[i]
+			if live.Spec.Resource.Resource != m.resource.Resource || migrationv1alpha1.Final(live) {
+				continue
+			}
+			by := live.Annotations[migrationv1alpha1.ClaimedByAnnotation]
+			for _, candidate := range m.servers {
+				if id, ok := candidate.ID(); ok && string(id) == by && !candidate.Ended() && !slices.Contains(but, candidate) {
+					return candidate, nil
+				}
+			}
+			return nil, fmt.Errorf("%s is claimed by %q", live.Name, by)
+		}
+		return nil, errors.New("there is no live migration")
+	}
+	return nil, asked
 }
 
 // ended waits until all is over, ends the clients, and judges everything: all objects are

@@ -14,7 +14,7 @@ import (
 // Ways are the ways of migrating one resource, with what each took.
 type Ways struct {
 	// Rewrite is Concord's, Noop the same with nothing to do, API its engine that goes through
-	// the API, Raw the same bytes by raw transactions, Update a GET and a PUT per object, Apply
+	// the API, Raw the same bytes by raw transactions, Update a PUT per object, Apply
 	// an empty apply per object.
 	Rewrite, Noop, API, Raw, Update, Apply []Span
 }
