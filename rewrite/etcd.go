@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,6 +22,8 @@ import (
 // Etcd is a KV in etcd.
 type Etcd struct {
 	kv clientv3.KV
+	// commit sends a transaction whose reply is expected to have at most so many bytes.
+	commit func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error)
 	// streamless says that etcd has no streams, which are new in 3.7.
 	streamless atomic.Bool
 }
@@ -28,10 +31,57 @@ type Etcd struct {
 // NewEtcd returns a KV over an etcd client. Replies are bounded for a *clientv3.Client
 // with a connection; one to an etcd in the same process has none.
 func NewEtcd(kv clientv3.KV) *Etcd {
-	if client, ok := kv.(*clientv3.Client); ok && client.ActiveConnection() != nil {
-		kv = clientv3.NewKVFromKVClient(boundedReplies{clientv3.RetryKVClient(client)}, client)
+	client, ok := kv.(*clientv3.Client)
+	if !ok || client.ActiveConnection() == nil {
+		return &Etcd{kv: kv, commit: unconnected{kv}.commit}
 	}
-	return &Etcd{kv: kv}
+	remote := clientv3.RetryKVClient(client)
+	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{remote}, client), commit: connected{remote}.commit}
+}
+
+// connected sends transactions as they are: clientv3 would copy every value twice.
+type connected struct{ etcdserverpb.KVClient }
+
+func (c connected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error) {
+	// As clientv3 does: who waits for an etcd that restarts is bounded by ctx. What is too large
+	// is for etcd to say, which has a setting for it.
+	resp, err := c.Txn(ctx, txn, grpc.WaitForReady(true), grpc.MaxCallSendMsgSize(math.MaxInt32), grpc.MaxCallRecvMsgSize(maxReply))
+	if err != nil {
+		return nil, clientv3.ContextError(ctx, err)
+	}
+	return resp, nil
+}
+
+// unconnected carries transactions out by a KV that has no connection.
+type unconnected struct{ clientv3.KV }
+
+func (u unconnected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, _ int) (*etcdserverpb.TxnResponse, error) {
+	cmps, then, _ := transactionOf(txn)
+	resp, err := u.Txn(ctx).If(cmps...).Then(then...).Commit()
+	return (*etcdserverpb.TxnResponse)(resp), err
+}
+
+// transactionOf says in clientv3's words what is in a transaction of Commit.
+func transactionOf(txn *etcdserverpb.TxnRequest) (cmps []clientv3.Cmp, then, otherwise []clientv3.Op) {
+	for _, c := range txn.Compare {
+		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(string(c.Key)), "=", c.GetModRevision()))
+	}
+	return cmps, operationsOf(txn.Success), operationsOf(txn.Failure)
+}
+
+func operationsOf(requests []*etcdserverpb.RequestOp) (ops []clientv3.Op) {
+	for _, r := range requests {
+		switch r := r.Request.(type) {
+		case *etcdserverpb.RequestOp_RequestTxn:
+			ops = append(ops, clientv3.OpTxn(transactionOf(r.RequestTxn)))
+		case *etcdserverpb.RequestOp_RequestPut:
+			lease := clientv3.WithLease(clientv3.LeaseID(r.RequestPut.Lease))
+			ops = append(ops, clientv3.OpPut(string(r.RequestPut.Key), string(r.RequestPut.Value), lease))
+		case *etcdserverpb.RequestOp_RequestRange:
+			ops = append(ops, clientv3.OpGet(string(r.RequestRange.Key)))
+		}
+	}
+	return ops
 }
 
 // boundedReplies refuses replies of several values that are larger than MaxReply, by
@@ -76,10 +126,14 @@ func pageOf(resp *etcdserverpb.RangeResponse) Page {
 
 // Commit implements KV.
 func (e *Etcd) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
-	resp, err := e.kv.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(fence.Key), "=", fence.Revision)).
-		Then(operations(puts)...).
-		Commit()
+	maxReply := MaxReply // keys that have changed come with the values they have now
+	if len(puts) == 1 {
+		maxReply = math.MaxInt32
+	}
+	resp, err := e.commit(ctx, &etcdserverpb.TxnRequest{
+		Compare: []*etcdserverpb.Compare{unchanged([]byte(fence.Key), fence.Revision)},
+		Success: operations(puts),
+	}, maxReply)
 	if err != nil {
 		return Committed{}, fmt.Errorf("write %d objects: %w", len(puts), classify(err))
 	}
@@ -96,13 +150,25 @@ func (e *Etcd) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, 
 	return result, nil
 }
 
+// unchanged holds if the key is at the revision.
+func unchanged(key []byte, revision int64) *etcdserverpb.Compare {
+	return &etcdserverpb.Compare{
+		Key: key, Target: etcdserverpb.Compare_MOD, Result: etcdserverpb.Compare_EQUAL,
+		TargetUnion: &etcdserverpb.Compare_ModRevision{ModRevision: revision},
+	}
+}
+
 // operations nests a transaction for each put, so that every key has a result of its own.
-func operations(puts []Put) []clientv3.Op {
-	ops := make([]clientv3.Op, len(puts))
+func operations(puts []Put) []*etcdserverpb.RequestOp {
+	ops := make([]*etcdserverpb.RequestOp, len(puts))
 	for i, p := range puts {
-		unchanged := clientv3.Compare(clientv3.ModRevision(p.Key), "=", p.ModRevision)
-		put := clientv3.OpPut(p.Key, string(p.Value), clientv3.WithLease(clientv3.LeaseID(p.Lease)))
-		ops[i] = clientv3.OpTxn([]clientv3.Cmp{unchanged}, []clientv3.Op{put}, []clientv3.Op{clientv3.OpGet(p.Key)})
+		key := []byte(p.Key)
+		put := &etcdserverpb.PutRequest{Key: key, Value: p.Value, Lease: p.Lease}
+		ops[i] = &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestTxn{RequestTxn: &etcdserverpb.TxnRequest{
+			Compare: []*etcdserverpb.Compare{unchanged(key, p.ModRevision)},
+			Success: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: put}}},
+			Failure: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestRange{RequestRange: &etcdserverpb.RangeRequest{Key: key}}}},
+		}}}
 	}
 	return ops
 }

@@ -1,6 +1,7 @@
 package rewrite
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -131,12 +132,22 @@ func (t *Target) reencode(plain []byte, from agree.Encoding) ([]byte, Reason, er
 	if err := (storage.APIObjectVersioner{}).PrepareObjectForStorage(obj); err != nil {
 		return nil, Undecodable, err
 	}
-	out, err := machinery.Encode(t.Codec, obj)
+	out, err := encode(t.Codec, obj, len(plain))
 	if err != nil {
 		return nil, Unencodable, err
 	}
 	reason, err := t.verify(out)
 	return out, reason, err
+}
+
+// slack is how much longer than before an encoded object may be and not be copied.
+const slack = 128
+
+// encode encodes an object that had size bytes before.
+func encode(codec machinery.Encoder, obj machinery.Object, size int) ([]byte, error) {
+	out := bytes.NewBuffer(make([]byte, 0, size+slack))
+	err := codec.Encode(obj, out)
+	return out.Bytes(), err
 }
 
 // verify refuses an output that is not in the target's encoding.

@@ -13,8 +13,8 @@ var (
 	// ErrCompacted means that the revision to read at is not kept any more.
 	ErrCompacted = errors.New("the revision to read at has been compacted")
 	// ErrTooLarge means that the store takes no transaction of that many bytes or
-	// operations: nothing of it was written; or that a reply would be larger than the
-	// reader takes.
+	// operations, of which nothing was written; or that a reply is larger than is taken at
+	// a time, and then the transaction may have been written.
 	ErrTooLarge = errors.New("too large")
 	// ErrUnavailable means that the store does not answer now, for example because it
 	// restarts or has no leader. What a transaction was to write may have been written.
@@ -98,6 +98,8 @@ type KV interface {
 	// Commit does all puts in one transaction, each only if its key is unchanged, and
 	// none unless the fence holds (ErrFenced). A lost reply shows as another error; the
 	// same transaction may then be tried again, since its own puts change the keys.
-	// Without puts it only proves the fence.
+	// Without puts it only proves the fence. It fails with ErrTooLarge if the puts are too
+	// many or too large for one transaction, or if the values that other keys have instead
+	// have more than MaxReply bytes, those of a single put excepted.
 	Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error)
 }

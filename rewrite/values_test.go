@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -200,10 +201,10 @@ func TestEtcdsRefusalsAreRecognised(t *testing.T) {
 		puts []Put
 		want error
 	}{
-		"etcd's limit on requests":    {one(Put{Value: make([]byte, 1700<<10)}), ErrTooLarge},
-		"the client's limit on sends": {one(Put{Value: make([]byte, 3<<20)}), ErrTooLarge},
-		"etcd's limit on operations":  {slices.Repeat(one(Put{}), 129), ErrTooLarge},
-		"lease":                       {one(Put{Lease: 4711}), ErrLeaseLost},
+		"etcd's limit on requests":   {one(Put{Value: make([]byte, 1700<<10)}), ErrTooLarge},
+		"etcd's limit on messages":   {one(Put{Value: make([]byte, 3<<20)}), ErrTooLarge},
+		"etcd's limit on operations": {slices.Repeat(one(Put{}), 129), ErrTooLarge},
+		"lease":                      {one(Put{Lease: 4711}), ErrLeaseLost},
 	} {
 		if _, err := kv.Commit(t.Context(), fence, test.puts); !errors.Is(err, test.want) {
 			t.Errorf("%s: got %v", name, err)
@@ -235,6 +236,45 @@ func TestLargeValues(t *testing.T) {
 	must(t, err)
 	if result.Rewritten != 12 || largest != 1 {
 		t.Fatalf("%+v, up to %d values in a transaction", result.Progress, largest)
+	}
+}
+
+// Clients may replace small objects by large ones before they are rewritten. These come back with
+// the answer, which is not taken if it is too long.
+func TestGrownMeanwhile(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	widget := func(i, size int) []byte {
+		return []byte(fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":%q}`, i, strings.Repeat("x", size)))
+	}
+	const objects = MaxReply>>20 + 4
+	var stale []Put
+	for i := range objects {
+		stale = append(stale, Put{Key: numbered(prefix)(i), Value: []byte("{}"), ModRevision: put(t, c, numbered(prefix)(i), widget(i, 10))})
+	}
+	target := Target{
+		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
+		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
+	}
+	grow := sync.OnceFunc(func() {
+		for i := range objects {
+			put(t, c, numbered(prefix)(i), widget(i, 1<<20))
+		}
+	})
+	kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error { grow(); return nil }}
+	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1}, nil)
+	must(t, err)
+	if result.Rewritten != objects || result.Changed != objects || result.Failures > 0 {
+		t.Errorf("%+v", result.Progress)
+	}
+	fence := Fence{Key: target.FenceKey, Revision: target.FenceRevision}
+	if _, err := kv.Commit(t.Context(), fence, stale); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("an answer of %d MiB: %v", objects, err)
+	}
+	one, err := kv.Commit(t.Context(), fence, stale[:1])
+	must(t, err)
+	if got := one.Outcomes[0].Current; got == nil || len(got.Value) <= 1<<20 {
+		t.Errorf("the answer for one is %+v", got)
 	}
 }
 

@@ -29,6 +29,10 @@ const (
 	underWayAtATime = 32 << 20
 	// unusedRoom is what a held heap may have of memory that is too scattered to be used.
 	unusedRoom = 24 << 20
+	// moreRoom is how much more than usual a heap that is not held may grow between two
+	// collections while a rewrite runs. What it reads and writes is garbage at once, and each
+	// collection marks all that the watch caches hold.
+	moreRoom = 256 << 20
 	noLimit    = math.MaxInt64
 )
 
@@ -124,7 +128,7 @@ func (c *collector) adjust() {
 	}
 	wanted, limit := c.usual, int64(noLimit)
 	if c.steady > 0 {
-		wanted = steadyPercent(h, c.least, c.usual)
+		wanted = steadyPercent(h, c.least, c.room, c.usual)
 	}
 	if c.sparing > 0 {
 		wanted = max(wanted, sparingPercent(h.live, c.room, c.usual))
@@ -145,9 +149,13 @@ func sparingPercent(live, room uint64, usual int) int {
 	if usual < 0 || live == 0 {
 		return usual
 	}
-	// In steps, since every change stops the world for a moment.
+	return max(usual, inSteps(room*100/live))
+}
+
+// inSteps rounds a percentage down, since every change of it stops the world for a moment.
+func inSteps(percent uint64) int {
 	const step = 25
-	return max(usual, int(min(room*100/live, 1000))/step*step)
+	return int(min(percent, 1000)) / step * step
 }
 
 // steadySize is how large the heap may be: as large as it would be if no more than least
@@ -159,11 +167,15 @@ func steadySize(h heap, least uint64, usual int) (size uint64, ok bool) {
 	return least + steadyRoom, usual >= 0 && h.live > 0 && least < steadyRoom
 }
 
-// steadyPercent is by how much the heap may grow to have its size.
-func steadyPercent(h heap, least uint64, usual int) int {
+// steadyPercent is by how much the heap may grow to have its size, and by how much one that is
+// not held may if there is so much room.
+func steadyPercent(h heap, least, room uint64, usual int) int {
+	if usual < 0 || h.live == 0 {
+		return usual
+	}
 	size, ok := steadySize(h, least, usual)
 	if !ok {
-		return usual
+		return usual + inSteps(min(room, moreRoom)*100/h.live)
 	}
 	percent := usual / 2
 	if size > h.live {

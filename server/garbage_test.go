@@ -47,7 +47,7 @@ func TestSparingPercent(t *testing.T) {
 		{live: room / 4, usual: 100, want: 400},
 		{live: room * 2 / 5, usual: 100, want: 250},
 		{live: room, usual: 100, want: 100},
-		{live: 10 * room, usual: 100, want: 100}, // a large heap is left as it is
+		{live: 10 * room, usual: 100, want: 100}, // a large heap grows by more anyway
 		{live: 1, usual: 100, want: 1000},
 		{live: room, usual: 300, want: 300},
 		{live: room / 4, usual: -1, want: -1}, // nothing is collected
@@ -58,12 +58,14 @@ func TestSparingPercent(t *testing.T) {
 	}
 }
 
-// A heap is as large as it would be if only the least that lived lately did.
+// A small heap is as large as it would be if only the least that lived lately did. A large one
+// may grow by more than usual, if there is room.
 func TestSteadyPercent(t *testing.T) {
 	const mib = 1 << 20
 	for _, tc := range []struct {
 		live, others, least uint64
 		usual, want         int
+		room                uint64
 	}{
 		{live: 0, usual: 100, want: 100}, // nothing was collected yet
 		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133},
@@ -72,12 +74,18 @@ func TestSteadyPercent(t *testing.T) {
 		{live: 90 * mib, least: 48 * mib, usual: 100, want: 50},   // no less than half
 		{live: 100 * mib, least: 48 * mib, usual: 100, want: 100}, // no longer a small one
 		{live: 96 * mib, least: 64 * mib, usual: 100, want: 100},
+		{live: 100 * mib, least: 100 * mib, usual: 100, want: 200, room: 100 * mib},
+		{live: 100 * mib, least: 100 * mib, usual: 100, want: 350, room: 2000 * mib},
+		{live: 1000 * mib, least: 900 * mib, usual: 150, want: 175, room: 2000 * mib},
+		{live: 2000 * mib, least: 2000 * mib, usual: 100, want: 100, room: 2000 * mib}, // as good as nothing
+		{live: 100 * mib, least: 100 * mib, usual: -1, want: -1, room: 100 * mib},
+		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133, room: 2000 * mib},
 		{live: 40 * mib, least: 40 * mib, usual: 10, want: 160},
 		{live: 1, least: 1, usual: 100, want: 1000},
 		{live: 48 * mib, least: 48 * mib, usual: -1, want: -1}, // nothing is collected
 	} {
 		h := heap{live: tc.live, scanned: tc.live + tc.others}
-		if got := steadyPercent(h, tc.least, tc.usual); got != tc.want {
+		if got := steadyPercent(h, tc.least, tc.room, tc.usual); got != tc.want {
 			t.Errorf("%d MiB live, %d MiB at the least, at %d: %d, want %d", tc.live/mib, tc.least/mib, tc.usual, got, tc.want)
 		}
 	}

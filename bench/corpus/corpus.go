@@ -163,6 +163,9 @@ func (s *Servers) Rest(ctx context.Context) error {
 // not pay for what was done before.
 func (s *Servers) AwaitCalm(ctx context.Context) error {
 	return Eventually(ctx, "the servers are calm", func(ctx context.Context) error {
+		if err := s.migrated(ctx); err != nil {
+			return err
+		}
 		before, err := s.cpu()
 		if err != nil {
 			return err
