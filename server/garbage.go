@@ -33,7 +33,7 @@ const (
 	// collections while a rewrite runs. What it reads and writes is garbage at once, and each
 	// collection marks all that the watch caches hold.
 	moreRoom = 256 << 20
-	noLimit    = math.MaxInt64
+	noLimit  = math.MaxInt64
 )
 
 // heap is what the last collection found, in bytes: what lives of the heap, and with it all
