@@ -51,6 +51,7 @@ var (
 	waiting = []slowTest{
 		{"Undecodable", testUndecodable},
 		{"ConversionWebhook", testConversionWebhook},
+		{"Outgrown", testOutgrown},
 		{"APIWebhook", testAPIWebhook},
 		{"APIReviews", testAPIReviews},
 		{"APIRejected", testAPIRejected},

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,9 +19,10 @@ import (
 	"github.com/concord-dev/concord/server"
 )
 
-// A migration that is held to a rate is paused and rests, in which nothing is written, goes on
-// from where it was, loses its server to SIGKILL, and is ended by another server from where it
-// was then.
+// A migration that is held to a rate is paused and rests, in which nothing is written. Another
+// one, by hand, is cancelled, and nothing is written after it either. The first goes on from
+// where it was, loses its server to SIGKILL, and is ended by another server from where it was
+// then.
 func testPausedAndKilled(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one", "two")
@@ -42,7 +44,10 @@ func testPausedAndKilled(t *testing.T) {
 		t.Errorf("it rests with %d objects to go and %+v", left, resting.Status.Progress)
 	}
 
-	wantAtRest(t, c, resting, servers)
+	writes := c.Load(load.Config{Resources: []load.Resource{load.ConfigMaps("default")}}, servers...)
+	wantAtRest(t, c, resting, writes, servers)
+	cancelByHand(t, c, writes, servers)
+	c.CheckLoad(writes.Stop(), nil)
 
 	pauseMigration(t, servers[0], resting, false)
 	again := waitMigration(t, servers[0], "goes on", func(m *migrationv1alpha1.StorageVersionMigration) bool {
@@ -76,22 +81,51 @@ func testPausedAndKilled(t *testing.T) {
 	c.Check()
 }
 
-// wantAtRest fails if an object is written while the migration rests and the servers work on:
-// they take writes, and renew their Leases for longer than they take to look at it again.
-func wantAtRest(t *testing.T, c *cluster.Cluster, resting *migrationv1alpha1.StorageVersionMigration, servers []*cluster.Server) {
+// wantAtRest fails if an object is written while the migration rests and the servers work on.
+func wantAtRest(t *testing.T, c *cluster.Cluster, resting *migrationv1alpha1.StorageVersionMigration, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
-	writes := c.Load(load.Config{Resources: []load.Resource{load.ConfigMaps("default")}}, servers...)
+	wantSilence(t, c, "paused", writes, servers)
+	now := waitMigration(t, servers[0], "is there", func(*migrationv1alpha1.StorageVersionMigration) bool { return true })
+	if now.UID != resting.UID || now.Status.ContinueToken != resting.Status.ContinueToken || now.Status.Progress.Done != resting.Status.Progress.Done {
+		t.Errorf("it rested and has become %+v, from %+v", now, resting)
+	}
+}
+
+// cancelByHand makes a migration of widgets, deletes it when it has written something, and
+// fails if it writes on.
+func cancelByHand(t *testing.T, c *cluster.Cluster, writes *load.Load, servers []*cluster.Server) {
+	t.Helper()
+	before := revisionsOf(t, c, widgets)
+	byHand := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
+	byHand.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Version: "v2", Resource: widgets.Resource}
+	if err := servers[1].Objects().Create(t.Context(), byHand); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, 60*time.Second, "it has written something", func(context.Context) error {
+		if writtenSince(t, c, widgets, before) == 0 {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	if err := servers[0].Objects().Delete(t.Context(), byHand); err != nil {
+		t.Fatal(err)
+	}
+	wantSilence(t, c, "cancelled", writes, servers)
+	if left := c.Encodings(widgets)[widgetEncoding("v1")]; left == 0 {
+		t.Error("it had ended before it was cancelled: nothing was tested")
+	}
+}
+
+// wantSilence fails if a widget is written while servers work on: they take writes, and renew
+// their Leases for longer than they take to look at a migration again.
+func wantSilence(t *testing.T, c *cluster.Cluster, migration string, writes *load.Load, servers []*cluster.Server) {
+	t.Helper()
 	awaitRenewals(t, c, 2, servers) // what was under way has had its end
 	revisions := revisionsOf(t, c, widgets)
 	cluster.Eventually(t, 60*time.Second, "the servers take writes", acked(writes, servers))
 	awaitRenewals(t, c, 8, servers)
 	if n := writtenSince(t, c, widgets, revisions); n > 0 {
-		t.Errorf("%d objects were written while the migration rested", n)
-	}
-	c.CheckLoad(writes.Stop(), nil)
-	now := waitMigration(t, servers[0], "is there", func(*migrationv1alpha1.StorageVersionMigration) bool { return true })
-	if now.UID != resting.UID || now.Status.ContinueToken != resting.Status.ContinueToken || now.Status.Progress.Done != resting.Status.Progress.Done {
-		t.Errorf("it rested and has become %+v, from %+v", now, resting)
+		t.Errorf("%d objects were written after the migration was %s", n, migration)
 	}
 }
 
