@@ -230,7 +230,7 @@ func (s *search) place(key string, left int64) place {
 
 // lost ends objects before a place that were found, and so many that were not.
 func (s *search) lost(ctx context.Context, next place, found []lost, hidden int64, counted bool, cause *unreadable) error {
-	s.passed, s.begun = true, true
+	s.passed, s.submitted = true, true
 	to, _ := readToken(next.token)
 	where := fmt.Sprintf("between %q and %q", strings.TrimSuffix(s.token.Start, "\x00"), strings.TrimSuffix(to.Start, "\x00"))
 	if s.blind++; len(found) > 0 {

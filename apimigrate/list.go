@@ -19,8 +19,8 @@ type lister struct {
 	size int
 	// passed says that an object that cannot be read was gone around.
 	passed bool
-	// begun says that something was submitted.
-	begun bool
+	// submitted says that something was.
+	submitted bool
 	// stuck is the key at which the list did not go on, and returns how often in a row.
 	stuck   string
 	returns int
@@ -69,7 +69,7 @@ func (l *lister) all(ctx context.Context) error {
 	from := place{token: l.opts.Resume.Continue, left: uncounted}
 	for begun, moved := 1, 0; ; {
 		next, err := l.step(ctx, from)
-		resumed := l.opts.Resume.Continue != "" && begun == 1 && !l.begun
+		resumed := l.opts.Resume.Continue != "" && begun == 1 && !l.submitted
 		switch goOn, tooOld := expired(err); {
 		case tooOld && goOn != "" && goOn != from.token && moved < beginnings:
 			from = place{token: goOn, left: uncounted}
@@ -123,7 +123,7 @@ func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 }
 
 func (l *lister) submit(ctx context.Context, list *metav1.PartialObjectMetadataList) (next place, err error) {
-	l.begun = true
+	l.submitted = true
 	next = place{end: list.Continue == "", token: list.Continue, left: behind(list)}
 	if len(list.Items) > 0 {
 		l.blind = 0
