@@ -55,7 +55,9 @@ func TestCachesOfCustomResourcesAreBuiltWhenRead(t *testing.T) {
 	if cached, ok := seen.(runtime.CacheableObject); ok {
 		seen = cached.GetObject()
 	}
-	if size, _, _ := unstructured.NestedString(seen.(*unstructured.Unstructured).Object, "spec", "size"); size != "3" {
+	if u, ok := seen.(*unstructured.Unstructured); !ok {
+		t.Fatalf("saw %s %+v", event.Type, seen)
+	} else if size, _, _ := unstructured.NestedString(u.Object, "spec", "size"); size != "3" {
 		t.Errorf("saw %v", event)
 	}
 	if n := streams.open.Load(); n != 1 {

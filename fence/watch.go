@@ -107,10 +107,12 @@ func (s *forwarder) start(ctx context.Context, key string, opts storage.ListOpti
 	gate := s.feeder.gate
 	seq, p := gate.seq.Load(), s.plan(requested)
 	w, err = s.carryOut(ctx, key, opts, requested, p)
-	if err != nil || seq%2 == 0 && gate.seq.Load() == seq && s.plan(requested) == p {
+	// The plan is another one, too, when the cache was built only now.
+	planned := s.plan(requested) == p
+	if err != nil || planned && seq%2 == 0 && gate.seq.Load() == seq {
 		return w, true, err
 	}
-	if first, failed := peek(w); failed {
+	if first, failed := peek(w); failed && planned {
 		return trim(w, first, nil), true, nil
 	}
 	w.Stop()
