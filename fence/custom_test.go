@@ -60,7 +60,12 @@ func (renaming) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string
 // widgetStore builds the store of one served version; destroy may be called early.
 func (w *world) widgetStore(served, stored schema.GroupVersion, cached bool) (s storage.Interface, destroy func()) {
 	w.Helper()
-	s, destroy, err := w.decorate(w.config(widgets, widgetCodec(served, stored)), "/example.com/widgets", cached,
+	return w.widgetStoreWith(widgetCodec(served, stored), served, cached)
+}
+
+func (w *world) widgetStoreWith(codec runtime.Codec, served schema.GroupVersion, cached bool) (s storage.Interface, destroy func()) {
+	w.Helper()
+	s, destroy, err := w.decorate(w.config(widgets, codec), "/example.com/widgets", cached,
 		func() runtime.Object {
 			u := &unstructured.Unstructured{}
 			u.SetGroupVersionKind(served.WithKind("Widget"))

@@ -61,6 +61,9 @@ type Config struct {
 	Unfenced sets.Set[schema.GroupResource]
 	// Uncached names the resources that never get a watch cache, like events upstream.
 	Uncached sets.Set[schema.GroupResource]
+	// Renames says that a custom resource's versions differ by name only, so that an object's
+	// form in one of them depends on nothing but what is stored. Nil means that it is not known.
+	Renames func(schema.GroupResource) bool
 	// CompactionInterval is how often old revisions are compacted; 0 means never.
 	CompactionInterval time.Duration
 	// ForwardTimeout bounds how long a call on a superseded store waits for the newer
@@ -108,6 +111,7 @@ type Fence struct {
 	permits        Permits
 	unfenced       sets.Set[schema.GroupResource]
 	uncached       sets.Set[schema.GroupResource]
+	renames        func(schema.GroupResource) bool
 	forwardTimeout time.Duration
 	clock          clock.WithTicker
 	versions       *storageVersions
@@ -129,6 +133,9 @@ func New(cfg Config) (*Fence, error) {
 		cfg.Unfenced = Unfenced()
 	}
 	cfg.ForwardTimeout = cmp.Or(cfg.ForwardTimeout, DefaultForwardTimeout)
+	if cfg.Renames == nil {
+		cfg.Renames = func(schema.GroupResource) bool { return false }
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -146,6 +153,7 @@ func New(cfg Config) (*Fence, error) {
 		permits:        cfg.Permits,
 		unfenced:       cfg.Unfenced,
 		uncached:       cfg.Uncached,
+		renames:        cfg.Renames,
 		forwardTimeout: cfg.ForwardTimeout,
 		clock:          cfg.Clock,
 		versions:       &storageVersions{decoder: cfg.Decoder},

@@ -46,11 +46,11 @@ func (s *forwarder) Create(ctx context.Context, key string, obj, out runtime.Obj
 // it starts from what etcd holds: neither the object that the caller suggests nor any cache
 // is asked.
 func (s *forwarder) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cachedExistingObject runtime.Object) error {
-	first := s.Interface
+	first, firstly := s.Interface, ctx
 	if rewriting(ctx) {
-		first, cachedExistingObject = s.self.raw, nil
+		first, firstly, cachedExistingObject = s.self.raw, s.withHeld(ctx, key), nil
 	}
-	err := first.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
+	err := first.GuaranteedUpdate(firstly, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
 	return s.forward(ctx, err, func(newer storage.Interface) error {
 		return newer.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, nil)
 	})

@@ -91,21 +91,23 @@ func newWritten() *written {
 	return &written{seed: maphash.MakeSeed(), by: map[encoded]*writtenValue{}}
 }
 
-func (w *written) add(c *onceCodec, data []byte) {
+// add returns what is remembered of the value, nil if nothing is.
+func (w *written) add(c *onceCodec, data []byte) *writtenValue {
 	if len(data) > maxWrittenBytes {
-		return
+		return nil
 	}
 	v := &writtenValue{encoded: encoded{codec: c, sum: maphash.Bytes(w.seed, data)}, data: data}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, ok := w.by[v.encoded]; ok {
-		return
+	if known, ok := w.by[v.encoded]; ok {
+		return known
 	}
 	if oldest := w.last[w.next]; oldest != nil {
 		w.drop(oldest)
 	}
 	w.last[w.next], w.by[v.encoded] = v, v
 	w.next = (w.next + 1) % maxWritten
+	return v
 }
 
 // take finds a value, and returns the copy that is kept of it, which is the caller's then.

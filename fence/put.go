@@ -38,6 +38,8 @@ type fencedClient struct {
 	// gets and puts, if they are not nil, read and write what is rewritten.
 	gets *gets
 	puts *puts
+	// once is the codec of a custom resource's store, nil for others.
+	once *onceCodec
 }
 
 // ClientConfig is what NewClient needs.
@@ -69,7 +71,11 @@ func (c *fencedClient) Get(ctx context.Context, key string, opts kubernetes.GetO
 	if c.gets == nil || opts != (kubernetes.GetOptions{}) || !rewriting(ctx) {
 		return c.Interface.Get(ctx, key, opts)
 	}
-	return c.gets.Do(ctx, key)
+	resp, err := c.gets.Do(ctx, key)
+	if err == nil && resp.KV != nil && c.once != nil && !c.stamped {
+		c.once.hold(ctx, resp.KV.Value, resp.KV.ModRevision)
+	}
+	return resp, err
 }
 
 // OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is

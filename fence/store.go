@@ -149,14 +149,16 @@ func sameEtcd(wanted, shared []string) error {
 
 // open builds the etcd3 store, without a cache.
 func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
-	client, release := f.storeClient(s, seen)
+	codec := config.Codec
+	var once *onceCodec
+	if s.ServedVersion != "" {
+		once = &onceCodec{Codec: codec, written: f.written}
+		codec = once
+	}
+	client, release := f.storeClient(s, seen, once)
 	transformer := s.Transformer
 	if sealer, ok := transformer.(Sealer); ok && !f.unfenced.Has(s.GroupResource) {
 		transformer = stamping{sealer}
-	}
-	codec := config.Codec
-	if s.ServedVersion != "" {
-		codec = &onceCodec{Codec: codec, written: f.written}
 	}
 	decoder := etcd3.NewDefaultDecoder(codec, versioner)
 	if s.ServedVersion != "" {
@@ -191,7 +193,7 @@ func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForRes
 // a gRPC stream of their own: progress requests are answered per stream, and on a shared
 // one each of them would have to wait for all resources' watches. What is seen there of
 // batches is noted.
-func (f *Fence) storeClient(s Store, seen *batches) (*kubernetes.Client, func()) {
+func (f *Fence) storeClient(s Store, seen *batches, once *onceCodec) (*kubernetes.Client, func()) {
 	ctx, cancel := context.WithCancel(f.client.Ctx())
 	view := clientv3.NewCtxClient(ctx, clientv3.WithZapLogger(f.client.GetLogger()))
 	view.Cluster, view.Auth, view.Maintenance = f.client.Cluster, f.client.Auth, f.client.Maintenance
@@ -214,6 +216,7 @@ func (f *Fence) storeClient(s Store, seen *batches) (*kubernetes.Client, func())
 			gr:        s.GroupResource,
 			enc:       s.Encoding,
 			gets:      newGets(f.kv),
+			once:      once,
 			puts:      newPuts(f.kv),
 		}
 	}

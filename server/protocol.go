@@ -197,6 +197,7 @@ func (p *protocol) newFence() error {
 			schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"},
 			storageversion.Resource,
 		),
+		Renames:            p.renames,
 		CompactionInterval: p.options.Etcd.StorageConfig.CompactionInterval,
 	})
 	return err
@@ -275,6 +276,16 @@ func (p *protocol) rebuild(ctx context.Context, crd string, gr schema.GroupResou
 
 // rebuildBackoff lists for about five seconds at most.
 var rebuildBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10, Cap: time.Second}
+
+// renames says whether the versions of a custom resource differ by name only.
+func (p *protocol) renames(gr schema.GroupResource) bool {
+	if p.crds == nil {
+		return false
+	}
+	obj, exists, err := p.crds.GetIndexer().GetByKey(gr.String())
+	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
+	return err == nil && exists && ok && crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.NoneConverter
+}
 
 // isBuilt says whether the newest store of the resource writes what its definition says,
 // or there is no definition any more.
