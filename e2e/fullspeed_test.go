@@ -106,9 +106,8 @@ const fullSpeedAttempts = 5
 // those that are to be rewritten; strike is given a member of the etcd that sends streams: that
 // one, or one to a server's watch cache. There has to be something left to rewrite after it, or
 // all is done again. What is to be mended after a strike is mended before the cluster has to
-// settle, and is told whether the strike hit. The version returned is the one that the objects
-// were being brought to.
-func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), mend func(to string, hit bool)) string {
+// settle, and is told whether the strike hit.
+func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), mend func(hit bool)) {
 	m.t.Helper()
 	for range fullSpeedAttempts {
 		to := map[string]string{"v1": "v2", "v2": "v1"}[m.version]
@@ -127,16 +126,15 @@ func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), me
 		m.t.Logf("%s: %d objects were left to bring to %s before, and %d after", what, before, to, after)
 		hit := sender != nil && before <= fullSpeedObjects*19/20 && before >= fullSpeedObjects/2 && after > 0
 		if mend != nil && sender != nil {
-			mend(to, hit)
+			mend(hit)
 		}
 		m.t.Logf("settled after %v", m.c.WaitSettled().Round(time.Millisecond))
 		if hit {
-			return to
+			return
 		}
 		m.t.Log("that was not in the midst of a stream, and is tried again")
 	}
 	m.t.Fatalf("%s: of %d attempts none was in the midst of a stream, and nothing was tested", what, fullSpeedAttempts)
-	return ""
 }
 
 // storeIn has the objects stored in the version.
@@ -222,12 +220,12 @@ func migratorKilledMidStream(m *migrating) {
 				killed = migrates
 				killed.Kill()
 			}
-		}, func(to string, hit bool) {
+		}, func(hit bool) {
 			if killed == nil {
 				return
 			}
 			if hit {
-				m.endedByAnother(to, killed)
+				m.endedByAnother(m.version, killed)
 			}
 			killed.Start()
 			killed.WaitReady()
@@ -298,7 +296,7 @@ func membersLostMidStream(m *migrating) {
 	m.midStream("a member that sent was killed", func(sender *cluster.Etcd) {
 		killed = sender
 		killed.Kill()
-	}, func(string, bool) {
+	}, func(bool) {
 		m.c.Leader()
 		killed.Start()
 		killed.WaitReady()
