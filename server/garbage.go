@@ -59,9 +59,9 @@ type collector struct {
 
 	mu              sync.Mutex
 	sparing, steady int
-	usual           int  // the percentage when nothing runs
-	limited         bool // by the environment
-	stop            func()
+	usual           int    // the percentage when nothing runs
+	limited         bool   // by the environment
+	stop            func() // nil while the percentage is the usual one and nothing runs
 	// least is the least that lived after a collection since something ran first.
 	least uint64
 }
@@ -94,7 +94,7 @@ func (c *collector) during(count func(*collector) *int) (done func()) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sparing+c.steady == 0 {
+	if c.stop == nil {
 		h := c.read()
 		c.usual, c.limited = h.percent, h.limit != noLimit
 		c.stop = c.each(c.collected)
@@ -105,18 +105,26 @@ func (c *collector) during(count func(*collector) *int) (done func()) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		*count(c)--
-		if c.sparing+c.steady == 0 {
-			c.stop()
-		}
 		c.adjust()
 	})
 }
 
+// collected is called after every collection. The first one when nothing runs any more brings
+// the usual percentage back: a heap that has grown beyond that would be collected at once, when
+// the last thing that work does is to say that it is done.
 func (c *collector) collected() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sparing+c.steady > 0 {
-		c.adjust()
+	if c.stop == nil {
+		return
+	}
+	c.adjust()
+	if c.sparing+c.steady == 0 {
+		c.stop()
+		c.stop = nil
+		if c.read().percent != c.usual {
+			c.set(c.usual)
+		}
 	}
 }
 
@@ -127,6 +135,9 @@ func (c *collector) adjust() {
 		c.least = h.live
 	}
 	wanted, limit := c.usual, int64(noLimit)
+	if c.sparing+c.steady == 0 {
+		wanted = h.percent // until the next collection
+	}
 	if c.steady > 0 {
 		wanted = steadyPercent(h, c.least, c.room, c.usual)
 	}

@@ -109,7 +109,8 @@ func (m *madeUp) collector() *collector {
 	}
 }
 
-// The percentage is raised with the first work, and as it was after the last.
+// The percentage is raised with the first work, and as it was after the first collection that
+// nothing runs at any more: not before, since that could be what begins one.
 func TestCollectorSpares(t *testing.T) {
 	m := madeUp{heap: heap{live: room / 4, scanned: room / 4, percent: 150, limit: noLimit}}
 	c := m.collector()
@@ -120,8 +121,20 @@ func TestCollectorSpares(t *testing.T) {
 		t.Errorf("set %v while one still runs", m.sets)
 	}
 	two()
+	three := c.spare()
+	m.collect()
+	three()
+	if !slices.Equal(m.sets, []int{400}) || m.collect == nil {
+		t.Errorf("set %v when nothing runs any more, is called after collections: %t", m.sets, m.collect != nil)
+	}
+	m.collect()
 	if !slices.Equal(m.sets, []int{400, 150}) || m.collect != nil {
-		t.Errorf("set %v, is called after collections: %t", m.sets, m.collect != nil)
+		t.Errorf("set %v after a collection, is called after others: %t", m.sets, m.collect != nil)
+	}
+	c.spare()()
+	m.collect()
+	if !slices.Equal(m.sets, []int{400, 150, 400, 150}) || m.collect != nil {
+		t.Errorf("set %v when something runs again, is called after collections: %t", m.sets, m.collect != nil)
 	}
 }
 
@@ -158,6 +171,7 @@ func TestCollectorHolds(t *testing.T) {
 func TestCollectorKeepsLimit(t *testing.T) {
 	m := madeUp{heap: heap{live: 32 << 20, scanned: 32 << 20, percent: 100, limit: 500 << 20}}
 	m.collector().hold()()
+	m.collect()
 	if len(m.limits) > 0 || !slices.Equal(m.sets, []int{200, 100}) {
 		t.Errorf("limits %v, set %v", m.limits, m.sets)
 	}
