@@ -28,7 +28,7 @@ const (
 	steadyRoom      = 64 << 20
 	underWayAtATime = 32 << 20
 	// unusedRoom is what a held heap may have of memory that is too scattered to be used.
-	unusedRoom = 24 << 20
+	unusedRoom = 12 << 20
 	// moreRoom is how much more than usual a heap that is not held may grow between two
 	// collections while a rewrite runs. What it reads and writes is garbage at once, and each
 	// collection marks all that the watch caches hold.

@@ -161,8 +161,8 @@ func TestCollectorHolds(t *testing.T) {
 	if want := []int{200, 100, 525, 1000, 400, 150, 100}; !slices.Equal(m.sets, want) {
 		t.Errorf("set %v, want %v", m.sets, want)
 	}
-	// What lives and what does not, 64 MiB, 20 and 24; none while there is room to spare.
-	if want := []int64{140, noLimit >> 20, 124, noLimit >> 20}; !slices.Equal(m.limits, want) {
+	// What lives and what does not, 64 MiB, 20 and 12; none while there is room to spare.
+	if want := []int64{128, noLimit >> 20, 112, noLimit >> 20}; !slices.Equal(m.limits, want) {
 		t.Errorf("limits %v, want %v", m.limits, want)
 	}
 }

@@ -87,3 +87,14 @@ func TestRowsAreJSON(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestMedian(t *testing.T) {
+	for want, samples := range map[float64][]float64{3: {3}, 4: {3, 5}, 5: {9, 5, 1}, 6: {9, 1, 7, 5}} {
+		if got := Median(samples); got != want {
+			t.Errorf("of %v: %v, want %v", samples, got, want)
+		}
+	}
+	if got := Median(nil); !math.IsNaN(got) {
+		t.Errorf("of nothing: %v", got)
+	}
+}

@@ -17,8 +17,14 @@ func Quantile(samples []float64, q float64) float64 {
 	return sorted[min(max(rank, 0), len(sorted)-1)]
 }
 
-// Median is the 0.5 quantile.
-func Median(samples []float64) float64 { return Quantile(samples, 0.5) }
+// Median is the sample in the middle, or the mean of the two there; NaN without samples.
+func Median(samples []float64) float64 {
+	low := Quantile(samples, 0.5)
+	if len(samples)%2 == 1 || len(samples) == 0 {
+		return low
+	}
+	return (low + slices.Sorted(slices.Values(samples))[len(samples)/2]) / 2
+}
 
 // Max returns the largest sample; NaN without samples.
 func Max(samples []float64) float64 { return Quantile(samples, 1) }

@@ -93,9 +93,13 @@ func (d *document) add(name string, spans []corpus.Span, end func(corpus.Span) t
 	return r
 }
 
+// compare adds a row of two ways, which a target judges unless it is nil.
 func (d *document) compare(name, note string, one, other result, target *figures.Target) {
 	row := figures.Row{Figure: name, Unit: "objects/s", Value: one.ObjectsPerSecond, Note: note}.
-		Compare(other.Name, other.ObjectsPerSecond).Judged(target)
+		Compare(other.Name, other.ObjectsPerSecond)
+	if target != nil {
+		row = row.Judged(target)
+	}
 	d.rows, d.Ratios[name] = append(d.rows, row), row.Beside.Ratio
 }
 
