@@ -73,8 +73,11 @@ func judge(err error) verdict {
 		if undecoded(status.Status(), text) {
 			v.reason = DoesNotDecode
 		}
-		if keysUnreached.MatchString(text) {
+		switch {
+		case keysUnreached.MatchString(text):
 			v.answer = away
+		case etcdUnreached.MatchString(text):
+			v.answer = busy
 		}
 	default:
 		v.answer = refused
@@ -90,6 +93,10 @@ var unreached = regexp.MustCompile(`conversion webhook for .* failed: (Post "|th
 // keysUnreached matches what it says where a KMS plugin was not reached: for one value, since
 // it started, or for so long that it does not encrypt any more.
 var keysUnreached = regexp.MustCompile(`failed to decrypt DEK, error: rpc error: code = (Unavailable|DeadlineExceeded) |got unexpected nil transformer|encryptedDEKSource with keyID hash .* expired at `)
+
+// etcdUnreached matches what it says, with code 500, where etcd did not answer or takes nothing:
+// the errors of an etcd that restarts, has lost its leader, or is full, in their own words.
+var etcdUnreached = regexp.MustCompile(`rpc error: code = (Unavailable|DeadlineExceeded|Canceled) |etcdserver: (request timed out|no leader|not leader|leader changed|server stopped|too many requests|unhealthy cluster|mvcc: database space exceeded)`)
 
 // undecoded recognises that the server cannot read what it has stored.
 func undecoded(s metav1.Status, text string) bool {

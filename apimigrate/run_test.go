@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/clock"
 )
 
 // TestEveryObject: each object is patched once, several at a time, and progress ends where
@@ -310,6 +311,12 @@ func TestWebhookAway(t *testing.T) {
 func TestServerAway(t *testing.T) {
 	s := startServer(t, 300)
 	away := map[string]error{"no answer": errors.New("away"), "503": apierrors.NewServiceUnavailable("starting")}
+	for _, text := range []string{
+		"etcdserver: request timed out, possibly due to previous leader failure", "etcdserver: leader changed", "etcdserver: no leader",
+		"rpc error: code = Unavailable desc = error reading from server: EOF", "etcdserver: mvcc: database space exceeded",
+	} {
+		away[text] = apierrors.NewInternalError(errors.New(text))
+	}
 	for kind, err := range away {
 		failing := 20
 		lists := 2
@@ -351,6 +358,53 @@ func TestServerAway(t *testing.T) {
 	done := int(first.Cursor.Progress.Patched)
 	if second.Total != 300 || second.Patched+second.Overtaken != 300 || len(s.asked) != 300-done {
 		t.Errorf("%d were done; then %d were asked for: %+v", done, len(s.asked), second)
+	}
+}
+
+// pausing is a clock that notes how long it was asked to wait, and does not wait so long.
+type pausing struct {
+	clock.WithTicker
+	mu     sync.Mutex
+	pauses []time.Duration
+}
+
+// NewTimer implements clock.Clock.
+func (p *pausing) NewTimer(d time.Duration) clock.Timer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pauses = append(p.pauses, d)
+	return p.WithTicker.NewTimer(d / 50)
+}
+
+// TestBackoff: each time that the server cannot take an object it is left alone for longer, up
+// to a bound, whether it fails or is away.
+func TestBackoff(t *testing.T) {
+	for kind, err := range map[string]error{"away": errors.New("away"), "failing": apierrors.NewInternalError(errors.New("runtime error"))} {
+		s := startServer(t, 1)
+		failing := 10
+		if kind == "failing" {
+			failing = attempts - 1
+		}
+		left := failing
+		s.answer = func(r *http.Request, _ types.NamespacedName) error {
+			if r.Method == http.MethodPatch {
+				if left--; left >= 0 {
+					return err
+				}
+			}
+			return nil
+		}
+		waited := &pausing{WithTicker: clock.RealClock{}}
+		if result, err := s.run(Options{MaxParallel: 1, Clock: waited}); err != nil || result.Patched != 1 {
+			t.Fatalf("%s: %+v, %v", kind, result, err)
+		}
+		var want []time.Duration
+		for d := minBackoff; len(want) < failing; d = min(2*d, maxBackoff) {
+			want = append(want, d)
+		}
+		if !slices.Equal(waited.pauses, want) {
+			t.Errorf("%s: waited %v, want %v", kind, waited.pauses, want)
+		}
 	}
 }
 

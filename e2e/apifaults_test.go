@@ -141,6 +141,28 @@ func testAPIMigratorKilled(t *testing.T) {
 	})
 }
 
+// An etcd of three members loses its leader, and all of its members, and is compacted every
+// second, while objects are migrated through the API. No object fails for it.
+func testAPIEtcdFaults(t *testing.T) {
+	c := cluster.NewReplicated(t, 3)
+	servers := c.Start(atRate(100), "one", "two")
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
+	live := migrateThroughAPI(t, servers[0], widgets, "v2")
+	m.awaitRewrites(1)
+	compacted := m.compactEverySecond()
+	m.loseLeaders()
+	live = waitEnded(t, servers[1], live)
+	if n := compacted(); n < 5 {
+		t.Errorf("%d compactions are too few to test anything", n)
+	}
+	if migrationv1alpha1.True(live, migrationv1alpha1.MigrationSucceeded) == nil || live.Status.Progress.Failed > 0 {
+		t.Errorf("it ended with %+v", live.Status)
+	}
+	wantAPI(t, live)
+	m.ended("v2")
+}
+
 // waitSaved waits until the claimer has saved that the migration has got further than it had.
 func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, claimer *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()

@@ -35,6 +35,7 @@ var (
 		{"UserMigrations", testUserMigrations},
 		{"APIEngine", testAPIEngine},
 		{"APIMigratorKilled", testAPIMigratorKilled},
+		{"APIEtcdFaults", testAPIEtcdFaults},
 		{"WholeRestart", testWholeRestart},
 		{"UpDownUp", testUpDownUp},
 		{"RandomFaults", testRandomFaults},

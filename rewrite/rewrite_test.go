@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -428,4 +431,55 @@ func TestTargetsAndOptionsAreChecked(t *testing.T) {
 	if _, err := New(nil).Run(t.Context(), good, Options{Workers: -1}, nil); err == nil {
 		t.Error("negative workers: accepted")
 	}
+}
+
+// As many transactions as there are workers are under way at once, and pages are read
+// meanwhile: none of them is answered until all of that was seen.
+func TestSeveralAtATime(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, 2500)
+	const pages = 3
+	workers := DefaultWorkers()
+	if cpus := runtime.GOMAXPROCS(0); workers < cpus || cpus > 1 && workers < 2 {
+		t.Fatalf("%d workers on %d CPUs", workers, cpus)
+	}
+	var mu sync.Mutex
+	read, under := 0, 0
+	together := make(chan struct{})
+	note := func(n *int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if *n++; read >= pages && under == min(workers, len(contents)/100) {
+			select {
+			case <-together:
+			default:
+				close(together)
+			}
+		}
+	}
+	kv := hooked{KV: NewEtcd(c),
+		beforeRange: func(start string, _ int64) error {
+			if strings.HasPrefix(start, policyPrefix) {
+				note(&read)
+			}
+			return nil
+		},
+		beforeCommit: func(_ Fence, puts []Put) error {
+			if len(puts) == 0 {
+				return nil
+			}
+			note(&under)
+			select {
+			case <-together:
+				return nil
+			case <-time.After(time.Minute):
+				return errors.New("they come one after the other")
+			}
+		},
+	}
+	result, err := New(kv).Run(t.Context(), target, Options{PageKeys: 300}, nil)
+	must(t, err)
+	requireSum(t, result)
+	requireNew(t, c, contents)
 }

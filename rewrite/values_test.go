@@ -70,10 +70,21 @@ func TestFailuresAreAllCountedAndSomeNamed(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
 	load(t, c, 250, numbered(policyPrefix), func(int) []byte { return []byte("no object") })
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{MaxNamed: 7}, nil)
+	var mu sync.Mutex
+	told := map[string]Reason{}
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{MaxNamed: 7, Failed: func(f Failure) {
+		mu.Lock()
+		defer mu.Unlock()
+		told[f.Key] = f.Reason
+	}}, nil)
 	must(t, err)
 	if result.Failures != 250 || len(result.Failed) != 7 {
 		t.Fatalf("%d counted, %d named", result.Failures, len(result.Failed))
+	}
+	for i := range 250 {
+		if key := numbered(policyPrefix)(i); told[key] != Undecodable {
+			t.Fatalf("%s is told to be %q, and %d keys are told", key, told[key], len(told))
+		}
 	}
 }
 

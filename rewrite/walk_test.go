@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apiserver/pkg/storage/value"
 )
 
 func TestCountEncodings(t *testing.T) {
@@ -59,6 +60,47 @@ func TestWalkGoesOnAcrossCompaction(t *testing.T) {
 	}))
 	if visited != 100 {
 		t.Errorf("visited %d of 100", visited)
+	}
+}
+
+// What is left is what is in another encoding, or sealed with another key, or not to be opened.
+func TestCountLeft(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	sealed := func(by value.Transformer, version string) func(int) []byte {
+		return func(i int) []byte {
+			out, err := by.TransformToStorage(t.Context(), widget(t, version, i), value.DefaultContext(numbered(prefix)(i)))
+			must(t, err)
+			return out
+		}
+	}
+	target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix, Transformer: sealing(t, "new", "old")}
+	load(t, c, 700, numbered(prefix), sealed(target.Transformer, "v2"))
+	put(t, c, "/registry/example.com/widgetsets/a", widget(t, "v1", 1))
+	if left, err := CountLeft(t.Context(), NewEtcd(c), &target); err != nil || left.Values != 0 {
+		t.Fatalf("of none: %+v, %v", left, err)
+	}
+	for i, wrong := range map[int]struct {
+		value  []byte
+		reason Reason
+	}{
+		699: {sealed(target.Transformer, "v1")(699), WrongEncoding},
+		650: {sealed(sealing(t, "old"), "v2")(650), Undecryptable},
+		300: {sealed(sealing(t, "other"), "v2")(300), Undecryptable},
+		5:   {widget(t, "v2", 5), Undecryptable}, // not sealed at all
+	} {
+		key := numbered(prefix)(i)
+		right := stored(t, c, prefix)[key].Value
+		put(t, c, key, wrong.value)
+		left, err := CountLeft(t.Context(), NewEtcd(c), &target)
+		if err != nil || left.Values != 1 || left.First.Key != key || left.First.Reason != wrong.reason {
+			t.Errorf("%d: %+v, %v, want one that is %s", i, left, err, wrong.reason)
+		}
+		put(t, c, key, right)
+	}
+	load(t, c, 3, numbered(prefix), sealed(target.Transformer, "v1"))
+	if left, err := CountLeft(t.Context(), NewEtcd(c), &target); err != nil || left.Values != 3 || left.First.Key != numbered(prefix)(0) {
+		t.Errorf("of three: %+v, %v", left, err)
 	}
 }
 

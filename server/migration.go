@@ -49,7 +49,7 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	if err != nil {
 		return err
 	}
-	store := rewriter{p: p, engine: rewrite.New(rewrite.NewEtcd(p.etcd.client)), garbage: garbage}
+	store := rewriter{p: p, kv: rewrite.NewEtcd(p.etcd.client), garbage: garbage}
 	p.migrate, err = migrate.New(migrate.Config{
 		Client:    clients.objects,
 		ID:        p.member.ID,
@@ -97,7 +97,7 @@ func (p *protocol) newMirror(clients *clients, config *rest.Config) error {
 // rewriter runs rewrites next to this server's stores.
 type rewriter struct {
 	p       *protocol
-	engine  *rewrite.Engine
+	kv      rewrite.KV
 	garbage *collector
 }
 
@@ -115,10 +115,10 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	}
 	defer r.garbage.hold()()
 	began := time.Now()
-	result, err := r.engine.Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
+	result, err := rewrite.New(r.kv).Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
 	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
 	if err == nil && result.Failures == 0 {
-		err = r.prove(ctx, target)
+		err = prove(ctx, r.kv, target)
 	}
 	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
@@ -197,7 +197,7 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 	}
 	target, err := a.store.target(ctx, job)
 	if err == nil {
-		err = a.store.prove(ctx, target)
+		err = prove(ctx, a.store.kv, target)
 	}
 	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
@@ -205,11 +205,11 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 // prove counts, after a rewrite, the values that it should have encrypted anew: a key is
 // not to be called removable because nobody met a value that needs it. Whether the
 // agreement stood until then is asked by whoever counts the rewrite as a success.
-func (r rewriter) prove(ctx context.Context, target *rewrite.Target) error {
+func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target) error {
 	if target.Transformer == nil {
 		return nil
 	}
-	left, err := rewrite.CountLeft(ctx, rewrite.NewEtcd(r.p.etcd.client), target)
+	left, err := rewrite.CountLeft(ctx, reader, target)
 	if err != nil {
 		return fmt.Errorf("census after the rewrite: %w", err)
 	}

@@ -137,7 +137,8 @@ type StorageVersionMigrationSpec struct {
 	// MaxAddedLatency is by how much the migration may lengthen what clients do while they
 	// are being served: it slows down where a small read of etcd takes longer than without
 	// it by more than this. 0 means full speed. Default: the server's
-	// --migration-max-added-latency.
+	// --migration-max-added-latency. A migration through the API has no use for it: it makes
+	// fewer requests at a time when the server says that it is busy.
 	// +optional
 	MaxAddedLatency *metav1.Duration `json:"maxAddedLatency,omitempty"`
 	// MaxObjectsPerSecond bounds the objects written per second; 0 means no bound. Default:
