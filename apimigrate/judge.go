@@ -53,7 +53,8 @@ func judge(err error) verdict {
 	v := verdict{reason: Rejected, after: time.Duration(seconds) * time.Second}
 	text := err.Error()
 	switch code := status.Status().Code; {
-	case strings.Contains(text, "request is too large") || code == http.StatusRequestEntityTooLarge:
+	case strings.Contains(text, "request is too large") || strings.Contains(text, "message larger than max") || code == http.StatusRequestEntityTooLarge:
+		// The second words are those of the API server's etcd client.
 		v.answer, v.reason = refused, TooLarge
 	case strings.Contains(text, "conversion webhook for"):
 		// The API server's own words for what a conversion webhook did; it has no code for it.

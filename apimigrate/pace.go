@@ -81,6 +81,22 @@ func (g *gate) enter(ctx context.Context) (begun time.Time, err error) {
 	}
 }
 
+// open waits for one that has entered until the server wants patches, and says when that was.
+func (g *gate) open(ctx context.Context) (begun time.Time, err error) {
+	for {
+		g.mu.Lock()
+		now := g.clock.Now()
+		closed := g.closed.Sub(now)
+		g.mu.Unlock()
+		if closed <= 0 {
+			return now, ctx.Err()
+		}
+		if err := waitOr(ctx, g.clock, closed, nil); err != nil {
+			return time.Time{}, err
+		}
+	}
+}
+
 // leave ends a patch.
 func (g *gate) leave(begun time.Time, v verdict) {
 	g.mu.Lock()
@@ -120,9 +136,13 @@ func waitOr(ctx context.Context, c clock.WithTicker, d time.Duration, or <-chan 
 // patience ends when the server has given nobody an answer for too long.
 type patience struct {
 	bound time.Duration
+	// forget is after how long without a failure what it waits for counts as back; never if 0.
+	// Who has waited longest asks again each maxBackoff.
+	forget time.Duration
 
 	mu    sync.Mutex
 	since time.Time // zero: it answers
+	last  time.Time // that there was no answer
 }
 
 func (p *patience) answered() {
@@ -135,8 +155,9 @@ func (p *patience) answered() {
 func (p *patience) lasts(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.since.IsZero() {
+	if p.since.IsZero() || p.forget > 0 && now.Sub(p.last) > p.forget {
 		p.since = now
 	}
+	p.last = now
 	return now.Sub(p.since) < p.bound
 }

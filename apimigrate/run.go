@@ -54,7 +54,7 @@ type run struct {
 func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
 		api: api, target: target, opts: opts, gate: newGate(opts),
-		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience},
+		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{maxNamed: opts.MaxNamed, cursor: Cursor{Continue: opts.Resume.Continue, Progress: opts.Resume.Progress}},
@@ -133,6 +133,10 @@ func (r *run) work(ctx context.Context, tasks <-chan task) error {
 		if !ok {
 			r.gate.leave(begun, verdict{answer: unable})
 			return nil
+		}
+		// It may have waited for the list meanwhile.
+		if begun, err = r.gate.open(ctx); err != nil {
+			return err
 		}
 		if err := r.migrate(ctx, t, begun); err != nil {
 			return err

@@ -198,6 +198,7 @@ func TestFailures(t *testing.T) {
 		{"conflict", apierrors.NewConflict(widgets, "x", errors.New("says a policy")), Conflict, 1},
 		{"size of the request", apierrors.NewRequestEntityTooLargeError("limit is 3 MiB"), TooLarge, 1},
 		{"size in etcd", apierrors.NewInternalError(errors.New("etcdserver: request is too large")), TooLarge, 1},
+		{"size of what etcd is sent", apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097200 vs. 2097152)")), TooLarge, 1},
 		{"webhook", apierrors.NewInternalError(errors.New(webhook)), WebhookFailed, attempts},
 		{"damaged", apierrors.NewInternalError(errors.New("couldn't get version/kind; json parse error")), DoesNotDecode, attempts},
 		{"a panic", apierrors.NewInternalError(errors.New("runtime error")), Rejected, attempts},
@@ -496,6 +497,72 @@ func TestWindow(t *testing.T) {
 	}
 	if w = w.taken(); w.limit != 2 {
 		t.Errorf("it grew to %v", w.limit)
+	}
+}
+
+// TestPatience: what does not answer is given up when it has not for so long. What was away for
+// a while, and nobody has missed since, is waited for as if it were the first time.
+func TestPatience(t *testing.T) {
+	const bound = 30 * time.Second
+	for _, forget := range []time.Duration{0, 3 * maxBackoff} {
+		p := &patience{bound: bound, forget: forget}
+		now := time.Unix(1000, 0)
+		for asked := range 20 {
+			if lasts, want := p.lasts(now), time.Duration(asked)*maxBackoff < bound; lasts != want {
+				t.Errorf("forget %v: asked %d times it lasts %t, want %t", forget, asked, lasts, want)
+			}
+			now = now.Add(maxBackoff)
+		}
+		if lasts := p.lasts(now.Add(time.Hour)); lasts != (forget > 0) {
+			t.Errorf("forget %v: it lasts %t an hour later", forget, lasts)
+		}
+		p.answered()
+		if !p.lasts(now.Add(2 * time.Hour)) {
+			t.Errorf("forget %v: it does not last after an answer", forget)
+		}
+	}
+}
+
+// TestWaitingForTheList: a worker that has waited for an object looks again whether the server
+// wants to be left alone.
+func TestWaitingForTheList(t *testing.T) {
+	s := startServer(t, 40)
+	var mu sync.Mutex
+	var closed time.Time
+	early, lists := 0, 0
+	throttled := make(chan struct{})
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if name.Name == "" {
+			if lists++; lists == 2 { // the workers that have nothing to do wait for this page
+				mu.Unlock()
+				select {
+				case <-throttled:
+				case <-time.After(time.Minute):
+				}
+				mu.Lock()
+			}
+			return nil
+		}
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		if closed.IsZero() {
+			closed = time.Now().Add(900 * time.Millisecond)
+			close(throttled)
+			return apierrors.NewTooManyRequests("later", 1)
+		}
+		if time.Now().Before(closed) {
+			early++
+		}
+		return nil
+	}
+	if result, err := s.run(Options{PageSize: 1}); err != nil || result.Patched != 40 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if early > 0 {
+		t.Errorf("%d patches came early", early)
 	}
 }
 

@@ -79,6 +79,7 @@ func (c *Calls[In, Out]) next() (batch []*call[In, Out], ins []In) {
 		}
 		taken++
 	}
+	clear(c.waiting[:taken]) // what is behind a slice lives on, and with it all that it holds
 	c.waiting = c.waiting[taken:]
 	c.busy = len(batch) > 0
 	return batch, ins

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"weak"
 )
 
 // calls are Calls whose Make tells what it was asked and answers when the test says so.
@@ -140,4 +142,36 @@ func TestGivingUp(t *testing.T) {
 	if err := <-c.gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("given up for %v", err)
 	}
+}
+
+// What was asked, and the answer, are let go when the caller has it.
+func TestNothingIsKept(t *testing.T) {
+	type large struct{ bytes [1 << 10]byte }
+	kept := Calls[*large, *large]{
+		Fits: func([]*large, *large) bool { return true },
+		Make: func(_ context.Context, batch []*large) ([]*large, error) { return batch, nil },
+	}
+	var all []weak.Pointer[large]
+	for range 10 {
+		in := &large{}
+		all = append(all, weak.Make(in))
+		if _, err := kept.Do(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alive := func() (n int) {
+		runtime.GC()
+		for _, p := range all {
+			if p.Value() != nil {
+				n++
+			}
+		}
+		return n
+	}
+	for deadline := time.Now().Add(30 * time.Second); alive() > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of 10 are kept", alive())
+		}
+	}
+	runtime.KeepAlive(&kept)
 }

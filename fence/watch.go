@@ -156,9 +156,9 @@ func (s *forwarder) watchRaw(ctx context.Context, key string, opts storage.ListO
 }
 
 // watchUncached watches etcd where there is no cache. The server knows only of batches which
-// its watches have seen, so any revision may be one. Nothing rewrites unfenced resources.
+// its watches have seen, so any revision may be one.
 func (s *forwarder) watchUncached(ctx context.Context, key string, opts storage.ListOptions, requested uint64) (watch.Interface, error) {
-	if requested <= 1 || s.fence.unfenced.Has(s.self.GroupResource) {
+	if requested <= 1 {
 		return s.Interface.Watch(ctx, key, opts)
 	}
 	w, err := s.Interface.Watch(ctx, key, since(opts, requested-1))

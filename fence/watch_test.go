@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/component-base/metrics/testutil"
@@ -453,12 +454,17 @@ func TestWatchRepeatsOnlyBatches(t *testing.T) {
 	if n := repeated(cached, many); n != 2 {
 		t.Errorf("%d objects from the revision of a batch, want its two", n)
 	}
-	uncached := b.serve(false)
-	if n := repeated(uncached, single); n != 2 {
-		t.Errorf("uncached: %d objects from the revision of one, want the two of the batch after it", n)
-	}
-	if n := repeated(uncached, many); n != 2 {
-		t.Errorf("uncached: %d objects from the revision of a batch, want its two", n)
+	for _, kind := range []string{"uncached", "uncached and unfenced, as Leases are"} {
+		if kind != "uncached" {
+			b.fence.unfenced = sets.New(widgets)
+		}
+		uncached := b.serve(false)
+		if n := repeated(uncached, single); n != 2 {
+			t.Errorf("%s: %d objects from the revision of one, want the two of the batch after it", kind, n)
+		}
+		if n := repeated(uncached, many); n != 2 {
+			t.Errorf("%s: %d objects from the revision of a batch, want its two", kind, n)
+		}
 	}
 }
 

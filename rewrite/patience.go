@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"k8s.io/utils/clock"
 )
 
 // How long one call of the store may take, and how long to wait before one that failed is
@@ -14,28 +16,33 @@ const (
 	maxBackoff  = time.Second
 )
 
-// patiently makes a call of the store again while the store is unavailable, for at most
-// Options.Patience.
-func (r *run) patiently(ctx context.Context, call func(context.Context) error) error {
-	return r.waiting(ctx, func(ctx context.Context) error { return within(ctx, call) })
+// patience is how long to wait for what is unavailable.
+type patience struct {
+	clock clock.Clock
+	bound time.Duration
 }
 
-// waiting calls again while what is called is unavailable, for at most Options.Patience.
-func (r *run) waiting(ctx context.Context, call func(context.Context) error) error {
+// patiently makes a call of the store again while the store is unavailable.
+func (p patience) patiently(ctx context.Context, call func(context.Context) error) error {
+	return p.waiting(ctx, func(ctx context.Context) error { return within(ctx, call) })
+}
+
+// waiting calls again while what is called is unavailable.
+func (p patience) waiting(ctx context.Context, call func(context.Context) error) error {
 	var since time.Time
 	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		err := call(ctx)
 		if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrKeysUnavailable) || ctx.Err() != nil {
 			return err
 		}
-		now := r.opts.Clock.Now()
+		now := p.clock.Now()
 		if since.IsZero() {
 			since = now
 		}
-		if now.Add(backoff).Sub(since) > r.opts.Patience {
+		if now.Add(backoff).Sub(since) > p.bound {
 			return err
 		}
-		if waitErr := wait(ctx, r.opts.Clock, backoff); waitErr != nil {
+		if waitErr := wait(ctx, p.clock, backoff); waitErr != nil {
 			return errors.Join(waitErr, err)
 		}
 	}

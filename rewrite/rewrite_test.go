@@ -335,6 +335,23 @@ func TestRefenceGoesOnWhenPermissionStands(t *testing.T) {
 	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) || !errors.Is(err, gone) {
 		t.Fatalf("got %v", err)
 	}
+	// Whether it is allowed cannot be found out for a while, and then for good.
+	target.Refence = func(context.Context) (int64, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if asked++; asked < 5 {
+			return 0, errors.New("the server has no leader")
+		}
+		return moved, nil
+	}
+	asked, moved = 0, put(t, c, policyFence, []byte("another server left"))
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); err != nil || asked != 5 {
+		t.Fatalf("asked %d times: %v", asked, err)
+	}
+	asked = -1 << 30
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Patience: 100 * time.Millisecond}, nil); err == nil || errors.Is(err, ErrFenced) || !strings.Contains(err.Error(), "no leader") {
+		t.Fatalf("got %v", err)
+	}
 	target.Refence = func(context.Context) (int64, error) { return 1, nil }
 	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) {
 		t.Fatalf("a fence that is said not to have moved: got %v", err)

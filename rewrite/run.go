@@ -13,6 +13,7 @@ import (
 
 // run is one call of Engine.Run.
 type run struct {
+	patience
 	kv       KV
 	target   Target
 	opts     Options
@@ -33,12 +34,13 @@ type run struct {
 
 func newRun(kv KV, target Target, opts Options, told func(Report)) *run {
 	r := &run{
-		kv:     kv,
-		target: target,
-		opts:   opts,
-		budget: newBudget(opts.MemoryBytes),
-		pacer:  newPacer(opts.Yield, opts.Workers, opts.Clock),
-		result: Result{Progress: opts.Resume.Progress},
+		patience: patience{opts.Clock, opts.Patience},
+		kv:       kv,
+		target:   target,
+		opts:     opts,
+		budget:   newBudget(opts.MemoryBytes),
+		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock),
+		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{
 			cursor:   Cursor{After: opts.Resume.After, Progress: opts.Resume.Progress},
 			maxNamed: opts.MaxNamed,
@@ -397,7 +399,13 @@ func (r *run) refence(ctx context.Context, moved Fence) error {
 	if replaced {
 		return nil
 	}
-	revision, err := r.target.Refence(ctx)
+	var revision int64
+	err := r.waiting(ctx, func(ctx context.Context) (err error) {
+		if revision, err = r.target.Refence(ctx); err != nil && !errors.Is(err, ErrFenced) {
+			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("ask whether the rewrite is still allowed: %w", err)
 	}

@@ -4,19 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/utils/clock"
 )
 
 // Walk visits the entries under a prefix in key order, a page at a time, until visit
 // fails. It begins with a linearizable read and stays at that revision; where that is
 // compacted meanwhile it goes on at the newest.
 func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
+	return patience{clock: clock.RealClock{}}.walk(ctx, reader, prefix, visit)
+}
+
+func (p patience) walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
 	defaults := Options{}.withDefaults()
 	pager := newPager(reader, prefix, defaults.PageKeys, defaults.PageBytes)
 	defer pager.close()
 	for !pager.done {
-		page, err := pager.pageAcrossCompaction(ctx)
+		var page Page
+		err := p.waiting(ctx, func(ctx context.Context) (err error) {
+			page, err = pager.pageAcrossCompaction(ctx)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -38,11 +48,19 @@ type Left struct {
 
 // CountLeft reads every value of a target and counts those that are in another encoding or
 // encrypted with another key than the target's, or cannot be opened. It begins with a
-// linearizable read; what it says holds from then on as long as the fence does.
-func CountLeft(ctx context.Context, reader Reader, target *Target) (Left, error) {
+// linearizable read; what it says holds from then on as long as the fence does. wait is how
+// long it waits for a store, or for what decrypts, that is unavailable, as Options.Patience.
+func CountLeft(ctx context.Context, reader Reader, target *Target, wait time.Duration) (Left, error) {
 	var left Left
-	err := Walk(ctx, reader, target.Prefix, func(e Entry) error {
-		plain, stale, err := target.transformer().TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
+	defaults := Options{Patience: wait}.withDefaults()
+	p := patience{defaults.Clock, defaults.Patience}
+	err := p.walk(ctx, reader, target.Prefix, func(e Entry) error {
+		var plain []byte
+		var stale bool
+		err := p.waiting(ctx, func(ctx context.Context) (err error) {
+			plain, stale, err = target.transformer().TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
+			return err
+		})
 		var failure *Failure
 		switch encoding, _, ok := Envelope(plain); {
 		case ctx.Err() != nil:

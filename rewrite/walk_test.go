@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -77,7 +78,7 @@ func TestCountLeft(t *testing.T) {
 	target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix, Transformer: sealing(t, "new", "old")}
 	load(t, c, 700, numbered(prefix), sealed(target.Transformer, "v2"))
 	put(t, c, "/registry/example.com/widgetsets/a", widget(t, "v1", 1))
-	if left, err := CountLeft(t.Context(), NewEtcd(c), &target); err != nil || left.Values != 0 {
+	if left, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond); err != nil || left.Values != 0 {
 		t.Fatalf("of none: %+v, %v", left, err)
 	}
 	for i, wrong := range map[int]struct {
@@ -92,14 +93,14 @@ func TestCountLeft(t *testing.T) {
 		key := numbered(prefix)(i)
 		right := stored(t, c, prefix)[key].Value
 		put(t, c, key, wrong.value)
-		left, err := CountLeft(t.Context(), NewEtcd(c), &target)
+		left, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond)
 		if err != nil || left.Values != 1 || left.First.Key != key || left.First.Reason != wrong.reason {
 			t.Errorf("%d: %+v, %v, want one that is %s", i, left, err, wrong.reason)
 		}
 		put(t, c, key, right)
 	}
 	load(t, c, 3, numbered(prefix), sealed(target.Transformer, "v1"))
-	if left, err := CountLeft(t.Context(), NewEtcd(c), &target); err != nil || left.Values != 3 || left.First.Key != numbered(prefix)(0) {
+	if left, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond); err != nil || left.Values != 3 || left.First.Key != numbered(prefix)(0) {
 		t.Errorf("of three: %+v, %v", left, err)
 	}
 }

@@ -62,7 +62,7 @@ func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionReso
 func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
 	// Every object is taken apart and put together several times.
 	defer a.garbage.spare()()
-	options := apimigrate.Options{MaxPerSecond: a.maxPerSecond}
+	options := apimigrate.Options{MaxPerSecond: a.maxPerSecond, MaxNamed: migrationv1alpha1.MaxFailures}
 	if job.MaxPerSecond != nil {
 		options.MaxPerSecond = int(*job.MaxPerSecond)
 	}

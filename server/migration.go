@@ -109,7 +109,7 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.yield(job)}
+	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.yield(job), MaxNamed: migrationv1alpha1.MaxFailures}
 	if job.Failed != nil {
 		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
@@ -209,7 +209,7 @@ func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target) e
 	if target.Transformer == nil {
 		return nil
 	}
-	left, err := rewrite.CountLeft(ctx, reader, target)
+	left, err := rewrite.CountLeft(ctx, reader, target, 0)
 	if err != nil {
 		return fmt.Errorf("census after the rewrite: %w", err)
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -110,11 +112,19 @@ func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
 	m.Status.Failures = w.named(w.last.Checkpoint.Failures)
 }
 
-// named are the first failures of the migration, of which this server met some.
+// named are the first failures of the migration, of which this server met some. One that had
+// to begin again may meet those once more that are named already.
 func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
 	failures := slices.Clone(w.failures)
+	known := sets.New[types.NamespacedName]()
+	for _, f := range failures {
+		known.Insert(types.NamespacedName{Namespace: f.Namespace, Name: f.Name})
+	}
 	for _, f := range met {
-		failures = append(failures, migrationv1alpha1.MigrationFailure(f))
+		// What is at no one's name is something else each time.
+		if name := (types.NamespacedName{Namespace: f.Namespace, Name: f.Name}); name.Name == "" || !known.Has(name) {
+			failures = append(failures, migrationv1alpha1.MigrationFailure(f))
+		}
 	}
 	return failures[:min(len(failures), migrationv1alpha1.MaxFailures)]
 }

@@ -151,6 +151,21 @@ func TestLogsOfAllServers(t *testing.T) {
 	}
 }
 
+// TestBegunAnew: a rewrite that had to begin anew meets objects again that are named already.
+func TestBegunAnew(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2}, Failures: []Failure{{Namespace: "ns", Name: "early", Message: "broken"}, {Namespace: "ns", Name: "late", Message: "broken"}}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	if f := w.read().Status.Failures; len(f) != 2 || f[0].Name != "early" || f[1].Name != "late" {
+		t.Errorf("the failures are %+v", f)
+	}
+}
+
 // TestErrorsInARow: a migration that gets on between its errors never has too many of them.
 func TestErrorsInARow(t *testing.T) {
 	w := newWorld(t)
