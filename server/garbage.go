@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 const (
@@ -30,10 +31,15 @@ const (
 	// unusedRoom is what a held heap may have of memory that is too scattered to be used.
 	unusedRoom = 12 << 20
 	// moreRoom is how much more than usual a heap that is not held may grow between two
-	// collections while a rewrite runs. What it reads and writes is garbage at once, and each
-	// collection marks all that the watch caches hold.
-	moreRoom = 256 << 20
-	noLimit  = math.MaxInt64
+	// collections while a rewrite runs, in bytes, if that is at most half of the room that there
+	// is, and morePercent in percent of what lives. What a rewrite reads and writes is garbage
+	// at once; each collection marks all that the watch caches hold, which takes half a second
+	// for 700 MiB, in which clients wait longer.
+	moreRoom    = 1 << 30
+	morePercent = 200
+	noLimit     = math.MaxInt64
+	// endsWithin is the time in which work says that it is done.
+	endsWithin = 200 * time.Millisecond
 )
 
 // heap is what the last collection found, in bytes: what lives of the heap, and with it all
@@ -55,7 +61,9 @@ type collector struct {
 	limit func(bytes int64)
 	// each calls a function after every collection, until stop is called.
 	each func(f func()) (stop func())
-	room uint64
+	// later calls a function some time after work has ended.
+	later func(f func())
+	room  uint64
 
 	mu              sync.Mutex
 	sparing, steady int
@@ -72,7 +80,7 @@ func newCollector() *collector {
 	}
 	return &collector{
 		read: readHeap, set: func(percent int) { debug.SetGCPercent(percent) }, limit: func(bytes int64) { debug.SetMemoryLimit(bytes) },
-		each: eachCollection, room: heapRoom(os.DirFS("/")),
+		each: eachCollection, later: func(f func()) { time.AfterFunc(endsWithin, f) }, room: heapRoom(os.DirFS("/")),
 	}
 }
 
@@ -106,25 +114,33 @@ func (c *collector) during(count func(*collector) *int) (done func()) {
 		defer c.mu.Unlock()
 		*count(c)--
 		c.adjust()
+		if c.sparing+c.steady == 0 {
+			c.later(c.end)
+		}
 	})
 }
 
-// collected is called after every collection. The first one when nothing runs any more brings
-// the usual percentage back: a heap that has grown beyond that would be collected at once, when
-// the last thing that work does is to say that it is done.
+// end brings the usual percentage back, if still nothing runs. A heap that has grown beyond
+// that is collected then, which is not to be when all that is left of work is to say that it
+// is done.
+func (c *collector) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sparing+c.steady > 0 || c.stop == nil {
+		return
+	}
+	c.stop()
+	c.stop = nil
+	if c.read().percent != c.usual {
+		c.set(c.usual)
+	}
+}
+
 func (c *collector) collected() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stop == nil {
-		return
-	}
-	c.adjust()
-	if c.sparing+c.steady == 0 {
-		c.stop()
-		c.stop = nil
-		if c.read().percent != c.usual {
-			c.set(c.usual)
-		}
+	if c.sparing+c.steady > 0 {
+		c.adjust()
 	}
 }
 
@@ -136,7 +152,7 @@ func (c *collector) adjust() {
 	}
 	wanted, limit := c.usual, int64(noLimit)
 	if c.sparing+c.steady == 0 {
-		wanted = h.percent // until the next collection
+		wanted = h.percent // until end
 	}
 	if c.steady > 0 {
 		wanted = steadyPercent(h, c.least, c.room, c.usual)
@@ -186,7 +202,7 @@ func steadyPercent(h heap, least, room uint64, usual int) int {
 	}
 	size, ok := steadySize(h, least, usual)
 	if !ok {
-		return usual + inSteps(min(room, moreRoom)*100/h.live)
+		return usual + min(morePercent, inSteps(min(room/2, moreRoom)*100/h.live))
 	}
 	percent := usual / 2
 	if size > h.live {

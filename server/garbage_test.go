@@ -74,10 +74,10 @@ func TestSteadyPercent(t *testing.T) {
 		{live: 90 * mib, least: 48 * mib, usual: 100, want: 50},   // no less than half
 		{live: 100 * mib, least: 48 * mib, usual: 100, want: 100}, // no longer a small one
 		{live: 96 * mib, least: 64 * mib, usual: 100, want: 100},
-		{live: 100 * mib, least: 100 * mib, usual: 100, want: 200, room: 100 * mib},
-		{live: 100 * mib, least: 100 * mib, usual: 100, want: 350, room: 2000 * mib},
-		{live: 1000 * mib, least: 900 * mib, usual: 150, want: 175, room: 2000 * mib},
-		{live: 2000 * mib, least: 2000 * mib, usual: 100, want: 100, room: 2000 * mib}, // as good as nothing
+		{live: 100 * mib, least: 100 * mib, usual: 100, want: 150, room: 100 * mib},
+		{live: 100 * mib, least: 100 * mib, usual: 100, want: 300, room: 2000 * mib},   // by twice what lives
+		{live: 1000 * mib, least: 900 * mib, usual: 150, want: 250, room: 2000 * mib},  // by 1 GiB
+		{live: 8000 * mib, least: 8000 * mib, usual: 100, want: 100, room: 2000 * mib}, // as good as nothing
 		{live: 100 * mib, least: 100 * mib, usual: -1, want: -1, room: 100 * mib},
 		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133, room: 2000 * mib},
 		{live: 40 * mib, least: 40 * mib, usual: 10, want: 160},
@@ -97,6 +97,15 @@ type madeUp struct {
 	sets    []int
 	limits  []int64 // in MiB
 	collect func()  // nil when nobody looks
+	later   []func()
+}
+
+// passed is called when work has ended some time ago.
+func (m *madeUp) passed() {
+	for _, f := range m.later {
+		f()
+	}
+	m.later = nil
 }
 
 func (m *madeUp) collector() *collector {
@@ -105,12 +114,12 @@ func (m *madeUp) collector() *collector {
 		set:   func(p int) { m.percent, m.sets = p, append(m.sets, p) },
 		limit: func(l int64) { m.heap.limit, m.limits = l, append(m.limits, l>>20) },
 		each:  func(f func()) func() { m.collect = f; return func() { m.collect = nil } },
+		later: func(f func()) { m.later = append(m.later, f) },
 		room:  room,
 	}
 }
 
-// The percentage is raised with the first work, and as it was after the first collection that
-// nothing runs at any more: not before, since that could be what begins one.
+// The percentage is raised with the first work, and as it was some time after the last.
 func TestCollectorSpares(t *testing.T) {
 	m := madeUp{heap: heap{live: room / 4, scanned: room / 4, percent: 150, limit: noLimit}}
 	c := m.collector()
@@ -121,18 +130,19 @@ func TestCollectorSpares(t *testing.T) {
 		t.Errorf("set %v while one still runs", m.sets)
 	}
 	two()
-	three := c.spare()
 	m.collect()
+	three := c.spare()
+	m.passed()
 	three()
 	if !slices.Equal(m.sets, []int{400}) || m.collect == nil {
-		t.Errorf("set %v when nothing runs any more, is called after collections: %t", m.sets, m.collect != nil)
+		t.Errorf("set %v when the last has just ended, is called after collections: %t", m.sets, m.collect != nil)
 	}
-	m.collect()
+	m.passed()
 	if !slices.Equal(m.sets, []int{400, 150}) || m.collect != nil {
-		t.Errorf("set %v after a collection, is called after others: %t", m.sets, m.collect != nil)
+		t.Errorf("set %v some time after, is called after collections: %t", m.sets, m.collect != nil)
 	}
 	c.spare()()
-	m.collect()
+	m.passed()
 	if !slices.Equal(m.sets, []int{400, 150, 400, 150}) || m.collect != nil {
 		t.Errorf("set %v when something runs again, is called after collections: %t", m.sets, m.collect != nil)
 	}
@@ -158,6 +168,7 @@ func TestCollectorHolds(t *testing.T) {
 	found(32)
 	done()
 	found(8)
+	m.passed()
 	if want := []int{200, 100, 525, 1000, 400, 150, 100}; !slices.Equal(m.sets, want) {
 		t.Errorf("set %v, want %v", m.sets, want)
 	}
@@ -171,7 +182,7 @@ func TestCollectorHolds(t *testing.T) {
 func TestCollectorKeepsLimit(t *testing.T) {
 	m := madeUp{heap: heap{live: 32 << 20, scanned: 32 << 20, percent: 100, limit: 500 << 20}}
 	m.collector().hold()()
-	m.collect()
+	m.passed()
 	if len(m.limits) > 0 || !slices.Equal(m.sets, []int{200, 100}) {
 		t.Errorf("limits %v, set %v", m.limits, m.sets)
 	}

@@ -93,8 +93,9 @@ const (
 	// settle is how long the writers write before a migration begins.
 	settle = 500 * time.Millisecond
 	// maxRounds bounds how many migrations the writers' samples may take, and maxYielding
-	// how many objects each of them writes: it gives way and takes its time.
-	maxRounds, maxYielding = 40, 5000
+	// how many objects each of them writes: it gives way and takes its time, so long that
+	// garbage is collected now and then, as without a migration.
+	maxRounds, maxYielding = 40, 10_000
 )
 
 // foreground times client writes during migrations at the servers' default settings, and
