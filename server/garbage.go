@@ -35,8 +35,8 @@ const (
 	// is, and morePercent in percent of what lives. What a rewrite reads and writes is garbage
 	// at once; each collection marks all that the watch caches hold, which takes half a second
 	// for 700 MiB, in which clients wait longer.
-	moreRoom    = 1 << 30
-	morePercent = 200
+	moreRoom    = 512 << 20
+	morePercent = 100
 	noLimit     = math.MaxInt64
 	// endsWithin is the time in which work says that it is done.
 	endsWithin = 200 * time.Millisecond

@@ -75,8 +75,8 @@ func TestSteadyPercent(t *testing.T) {
 		{live: 100 * mib, least: 48 * mib, usual: 100, want: 100}, // no longer a small one
 		{live: 96 * mib, least: 64 * mib, usual: 100, want: 100},
 		{live: 100 * mib, least: 100 * mib, usual: 100, want: 150, room: 100 * mib},
-		{live: 100 * mib, least: 100 * mib, usual: 100, want: 300, room: 2000 * mib},   // by twice what lives
-		{live: 1000 * mib, least: 900 * mib, usual: 150, want: 250, room: 2000 * mib},  // by 1 GiB
+		{live: 100 * mib, least: 100 * mib, usual: 100, want: 200, room: 2000 * mib},   // by as much as lives
+		{live: 1000 * mib, least: 900 * mib, usual: 150, want: 200, room: 2000 * mib},  // by 512 MiB
 		{live: 8000 * mib, least: 8000 * mib, usual: 100, want: 100, room: 2000 * mib}, // as good as nothing
 		{live: 100 * mib, least: 100 * mib, usual: -1, want: -1, room: 100 * mib},
 		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133, room: 2000 * mib},
