@@ -150,7 +150,7 @@ func testAPIEtcdFaults(t *testing.T) {
 	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
 	live := migrateThroughAPI(t, servers[0], widgets, "v2")
 	m.awaitRewrites(1)
-	compacted := m.compactEverySecond()
+	compacted := m.compactEverySecond(t.Logf) // an etcd that is killed is compacted later
 	m.loseLeaders()
 	live = waitEnded(t, servers[1], live)
 	if n := compacted(); n < 5 {

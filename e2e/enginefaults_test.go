@@ -278,7 +278,7 @@ func testBusyMigrations(t *testing.T) {
 func testCompacted(t *testing.T) {
 	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two")
 	m.awaitRewrites(1)
-	compacted := m.compactEverySecond()
+	compacted := m.compactEverySecond(t.Errorf)
 	m.awaitRewrites(engineObjects / 2)
 	m.underWay("v2")
 	m.c.WaitSettled()
@@ -289,8 +289,9 @@ func testCompacted(t *testing.T) {
 	compactedMidStream(m.atFullSpeed())
 }
 
-// compactEverySecond compacts the store until stop is called, which says how often it has.
-func (m *migrating) compactEverySecond() (stop func() int) {
+// compactEverySecond compacts the store until stop is called, which says how often it has. It
+// tells of each attempt that fails.
+func (m *migrating) compactEverySecond(failed func(format string, args ...any)) (stop func() int) {
 	compactions := 0
 	stopped := make(chan struct{})
 	var compacting sync.WaitGroup
@@ -304,7 +305,7 @@ func (m *migrating) compactEverySecond() (stop func() int) {
 				return
 			}
 			if err := compact(m.c); err != nil {
-				m.t.Logf("compact: %v", err) // a test may have killed the etcd
+				failed("compact: %v", err)
 				continue
 			}
 			compactions++
