@@ -1,10 +1,14 @@
 package fence
 
 import (
+	"bytes"
 	"context"
+	"maps"
+	"reflect"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 )
 
@@ -53,7 +57,7 @@ func (l *lazyCache) peek(ctx context.Context, key string) *unstructured.Unstruct
 }
 
 // hold has the next one who decodes the value be given a copy of what the watch cache decoded
-// it to, if ctx says so and that was at this revision.
+// it to, if ctx says so and that was at this revision. An update begins with it.
 func (c *onceCodec) hold(ctx context.Context, data []byte, revision int64) {
 	h, ok := ctx.Value(heldKey{}).(held)
 	if !ok || h.revision != revision {
@@ -62,6 +66,82 @@ func (c *onceCodec) hold(ctx context.Context, data []byte, revision int64) {
 	copied := h.object.DeepCopy()
 	copied.SetResourceVersion("") // which no value has in etcd
 	if v := c.written.add(c, data); v != nil {
-		c.written.keep(v, copied, copied.GroupVersionKind())
+		c.written.keep(v, copied, copied.GroupVersionKind(), 1)
+		c.written.begin(c, h.object)
 	}
+}
+
+// unchanged sees to it that a value is not decoded at all, neither for the caller nor for the
+// watch cache, if it is of the object that its update began with, which was decoded before:
+// most updates of a rewrite change nothing. What decoding does to it, it has done already.
+// It is decoded by the version that it is stored in, so that has to be the object's.
+func (c *onceCodec) unchanged(obj runtime.Object, v *writtenValue) {
+	now, ok := obj.(*unstructured.Unstructured)
+	if !ok {
+		return
+	}
+	began := c.written.end(c, now)
+	if began == nil || !bytes.HasPrefix(v.data, []byte(`{"apiVersion":"`+now.GetAPIVersion()+`"`)) || !sameContent(now.Object, began.Object) {
+		return
+	}
+	copied := began.DeepCopy()
+	copied.SetResourceVersion("")
+	const readers = 2
+	c.written.keep(v, copied, copied.GroupVersionKind(), readers)
+}
+
+// sameContent says whether two objects differ in their resourceVersions only.
+func sameContent(a, b map[string]any) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for name, of := range a {
+		inB, ok := b[name]
+		if !ok {
+			return false
+		}
+		if name == "metadata" {
+			of, inB = withoutRevision(of), withoutRevision(inB)
+		}
+		if !reflect.DeepEqual(of, inB) {
+			return false
+		}
+	}
+	return true
+}
+
+func withoutRevision(metadata any) any {
+	m, ok := metadata.(map[string]any)
+	if !ok {
+		return metadata
+	}
+	m = maps.Clone(m)
+	delete(m, "resourceVersion")
+	return m
+}
+
+// beginning identifies an update.
+type beginning struct {
+	codec           *onceCodec
+	namespace, name string
+}
+
+// begin notes what an update begins with, which is not to be changed.
+func (w *written) begin(c *onceCodec, object *unstructured.Unstructured) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.begun) >= maxWritten { // most of them were given up
+		clear(w.begun)
+	}
+	w.begun[beginning{c, object.GetNamespace(), object.GetName()}] = object
+}
+
+// end returns what an update of the object began with, nil if that is not known.
+func (w *written) end(c *onceCodec, object *unstructured.Unstructured) *unstructured.Unstructured {
+	id := beginning{c, object.GetNamespace(), object.GetName()}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	began := w.begun[id]
+	delete(w.begun, id)
+	return began
 }

@@ -3,6 +3,7 @@ package fence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"testing"
 
@@ -129,5 +130,77 @@ func TestHeldOfAnotherRevision(t *testing.T) {
 	}
 	if size, _, _ := unstructured.NestedString(out.Object, "spec", "size"); size != "now" || counting.decoded.Load() != 1 {
 		t.Errorf("size %q after %d decodings", size, counting.decoded.Load())
+	}
+}
+
+// A value whose object its update has not changed is decoded by nobody, and both readers of it
+// have objects of their own, as the codec would make them. What differs, or is stored in
+// another version, is decoded.
+func TestUnchanged(t *testing.T) {
+	for name, tc := range map[string]struct {
+		stored    schema.GroupVersion
+		begun     bool
+		change    func(*unstructured.Unstructured)
+		decodings int64
+	}{
+		"the same":                  {stored: widgetsV2, begun: true, decodings: 0},
+		"nothing known of it":       {stored: widgetsV2, decodings: 1},
+		"stored in another version": {stored: widgetsV1, begun: true, decodings: 1},
+		"other content":             {stored: widgetsV2, begun: true, change: func(u *unstructured.Unstructured) { u.Object["spec"] = map[string]any{"size": "t"} }, decodings: 1},
+		"other metadata":            {stored: widgetsV2, begun: true, change: func(u *unstructured.Unstructured) { u.SetLabels(map[string]string{"a": "b"}) }, decodings: 1},
+		"a field more":              {stored: widgetsV2, begun: true, change: func(u *unstructured.Unstructured) { u.Object["more"] = "x" }, decodings: 1},
+		"a field less":              {stored: widgetsV2, begun: true, change: func(u *unstructured.Unstructured) { delete(u.Object, "spec") }, decodings: 1},
+		"another field":             {stored: widgetsV2, begun: true, change: func(u *unstructured.Unstructured) { delete(u.Object, "spec"); u.Object["more"] = "x" }, decodings: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			codec, counting := newOnce(widgetsV2, tc.stored)
+			cached := widget(widgetsV2, "w", "s")
+			cached.SetResourceVersion("7")
+			kept := cached.DeepCopy()
+			if tc.begun {
+				codec.written.begin(codec, cached)
+			}
+			obj := widget(widgetsV2, "w", "s")
+			if tc.change != nil {
+				tc.change(obj)
+			}
+			data, err := runtime.Encode(codec, obj)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, kind, err := counting.Codec.Decode(data, nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for reader := range 2 {
+				got, gotKind, err := codec.Decode(data, nil, nil)
+				if err != nil || !reflect.DeepEqual(got, want) || *gotKind != *kind {
+					t.Fatalf("reader %d has %v (%v), want %v (%v): %v", reader, got, gotKind, want, kind, err)
+				}
+				got.(*unstructured.Unstructured).Object["spec"] = "changed"
+				unstructured.RemoveNestedField(got.(*unstructured.Unstructured).Object, "metadata", "name")
+			}
+			if n := counting.decoded.Load(); n != tc.decodings {
+				t.Errorf("decoded %d times, want %d", n, tc.decodings)
+			}
+			if _, _, err := codec.Decode(data, nil, nil); err != nil || counting.decoded.Load() != tc.decodings+1 {
+				t.Errorf("a third reader is given a copy as well: %v", err)
+			}
+			if !reflect.DeepEqual(cached, kept) || len(codec.written.begun) != 0 {
+				t.Errorf("the cache's object is %v now, and %d updates are under way", cached, len(codec.written.begun))
+			}
+		})
+	}
+}
+
+// Updates that were given up are forgotten.
+func TestBeginningsForgotten(t *testing.T) {
+	codec, _ := newOnce(widgetsV2, widgetsV2)
+	for i := range 3 * maxWritten {
+		codec.written.begin(codec, widget(widgetsV2, fmt.Sprint("w-", i), "s"))
+	}
+	last := widget(widgetsV2, fmt.Sprint("w-", 3*maxWritten-1), "s")
+	if n := len(codec.written.begun); n > maxWritten || codec.written.end(codec, last) == nil {
+		t.Errorf("%d updates are under way, the last one among them: %v", n, codec.written.end(codec, last) != nil)
 	}
 }

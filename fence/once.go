@@ -37,7 +37,9 @@ func (c *onceCodec) Encode(obj runtime.Object, w io.Writer) error {
 	if err := c.Codec.Encode(obj, w); err != nil {
 		return err
 	}
-	c.written.add(c, buffer.Bytes()[start:])
+	if v := c.written.add(c, buffer.Bytes()[start:]); v != nil {
+		c.unchanged(obj, v)
+	}
 	return nil
 }
 
@@ -57,7 +59,7 @@ func (c *onceCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into 
 	}
 	obj, kind, err := c.Codec.Decode(data, defaults, into)
 	if u, ok := obj.(*unstructured.Unstructured); ok && err == nil && found != nil && kind != nil {
-		c.written.keep(found, u.DeepCopy(), *kind)
+		c.written.keep(found, u.DeepCopy(), *kind, 1)
 	}
 	return obj, kind, err
 }
@@ -71,6 +73,9 @@ type written struct {
 	last [maxWritten]*writtenValue
 	next int
 	by   map[encoded]*writtenValue
+	// begun is what updates began with that are under way, or were given up, at most
+	// maxWritten.
+	begun map[beginning]*unstructured.Unstructured
 }
 
 // encoded identifies a value, but for what a hash leaves open.
@@ -79,16 +84,18 @@ type encoded struct {
 	sum   uint64
 }
 
-// writtenValue is one, with a copy of what it was decoded to the first time.
+// writtenValue is one, with a copy of what it is decoded to.
 type writtenValue struct {
 	encoded
 	data   []byte
 	copied *unstructured.Unstructured
-	kind   schema.GroupVersionKind
+	// readers is how many are to be given a copy, the last of them this one.
+	readers int
+	kind    schema.GroupVersionKind
 }
 
 func newWritten() *written {
-	return &written{seed: maphash.MakeSeed(), by: map[encoded]*writtenValue{}}
+	return &written{seed: maphash.MakeSeed(), by: map[encoded]*writtenValue{}, begun: map[beginning]*unstructured.Unstructured{}}
 }
 
 // add returns what is remembered of the value, nil if nothing is.
@@ -125,16 +132,19 @@ func (w *written) take(c *onceCodec, data []byte) (*writtenValue, *unstructured.
 	if v.copied == nil {
 		return v, nil
 	}
+	if v.readers--; v.readers > 0 {
+		return v, v.copied.DeepCopy()
+	}
 	w.drop(v)
 	return v, v.copied
 }
 
-// keep keeps a copy for the next one who wants to decode the value.
-func (w *written) keep(v *writtenValue, copied *unstructured.Unstructured, kind schema.GroupVersionKind) {
+// keep keeps a copy for the next ones who want to decode the value.
+func (w *written) keep(v *writtenValue, copied *unstructured.Unstructured, kind schema.GroupVersionKind, readers int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.by[v.encoded] == v && v.copied == nil {
-		v.copied, v.kind = copied, kind
+		v.copied, v.kind, v.readers = copied, kind, readers
 	}
 }
 
