@@ -61,9 +61,12 @@ type Config struct {
 	Unfenced sets.Set[schema.GroupResource]
 	// Uncached names the resources that never get a watch cache, like events upstream.
 	Uncached sets.Set[schema.GroupResource]
-	// Renames says that a custom resource's versions differ by name only, so that an object's
-	// form in one of them depends on nothing but what is stored. Nil means that it is not known.
+	// Renames says that a custom resource is converted by name only, so that an object's form
+	// in one version depends on nothing but what is stored. Nil means that it is not known.
 	Renames func(schema.GroupResource) bool
+	// SameSchema says that all its versions have the same schema, so that what one of them
+	// has made of an object no other one changes. Nil means that it is not known.
+	SameSchema func(schema.GroupResource) bool
 	// CompactionInterval is how often old revisions are compacted; 0 means never.
 	CompactionInterval time.Duration
 	// ForwardTimeout bounds how long a call on a superseded store waits for the newer
@@ -112,6 +115,7 @@ type Fence struct {
 	unfenced       sets.Set[schema.GroupResource]
 	uncached       sets.Set[schema.GroupResource]
 	renames        func(schema.GroupResource) bool
+	sameSchema     func(schema.GroupResource) bool
 	forwardTimeout time.Duration
 	clock          clock.WithTicker
 	versions       *storageVersions
@@ -136,6 +140,9 @@ func New(cfg Config) (*Fence, error) {
 	if cfg.Renames == nil {
 		cfg.Renames = func(schema.GroupResource) bool { return false }
 	}
+	if cfg.SameSchema == nil {
+		cfg.SameSchema = func(schema.GroupResource) bool { return false }
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -154,6 +161,7 @@ func New(cfg Config) (*Fence, error) {
 		unfenced:       cfg.Unfenced,
 		uncached:       cfg.Uncached,
 		renames:        cfg.Renames,
+		sameSchema:     cfg.SameSchema,
 		forwardTimeout: cfg.ForwardTimeout,
 		clock:          cfg.Clock,
 		versions:       &storageVersions{decoder: cfg.Decoder},

@@ -19,6 +19,8 @@ type heldKey struct{}
 type held struct {
 	object   *unstructured.Unstructured
 	revision int64
+	// sameSchema says that it is what it is in whatever version it is stored.
+	sameSchema bool
 }
 
 // withHeld tells the store below the cache what the cache has of the object. An update in a
@@ -39,7 +41,7 @@ func (s *forwarder) withHeld(ctx context.Context, key string) context.Context {
 	if err != nil {
 		return ctx
 	}
-	return context.WithValue(ctx, heldKey{}, held{object: object, revision: revision})
+	return context.WithValue(ctx, heldKey{}, held{object: object, revision: revision, sameSchema: s.fence.sameSchema(s.self.GroupResource)})
 }
 
 // peek returns what the cache has of an object, if there is a cache and it has it.
@@ -66,15 +68,18 @@ func (c *onceCodec) hold(ctx context.Context, data []byte, revision int64) {
 	copied := h.object.DeepCopy()
 	copied.SetResourceVersion("") // which no value has in etcd
 	if v := c.written.add(c, data); v != nil {
-		c.written.keep(v, copied, copied.GroupVersionKind(), 1)
-		c.written.begin(c, h.object)
+		c.written.keep(v, copied.GroupVersionKind(), copied)
+		if h.sameSchema {
+			c.written.begin(c, h.object)
+		}
 	}
 }
 
 // unchanged sees to it that a value is not decoded at all, neither for the caller nor for the
 // watch cache, if it is of the object that its update began with, which was decoded before:
-// most updates of a rewrite change nothing. What decoding does to it, it has done already.
-// It is decoded by the version that it is stored in, so that has to be the object's.
+// most updates of a rewrite change nothing. What decoding does to it, by the schema of the
+// version that it is stored in, it has done already: all versions have the same. That version
+// has to be the object's, whose name decoding would change.
 func (c *onceCodec) unchanged(obj runtime.Object, v *writtenValue) {
 	now, ok := obj.(*unstructured.Unstructured)
 	if !ok {
@@ -86,8 +91,7 @@ func (c *onceCodec) unchanged(obj runtime.Object, v *writtenValue) {
 	}
 	copied := began.DeepCopy()
 	copied.SetResourceVersion("")
-	const readers = 2
-	c.written.keep(v, copied, copied.GroupVersionKind(), readers)
+	c.written.keep(v, copied.GroupVersionKind(), copied, copied.DeepCopy())
 }
 
 // sameContent says whether two objects differ in their resourceVersions only.

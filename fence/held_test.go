@@ -22,10 +22,11 @@ type counted struct {
 	key   string
 }
 
-func newCounted(t *testing.T, renames bool) *counted {
+func newCounted(t *testing.T, renames, sameSchema bool) *counted {
 	t.Helper()
 	w := newWorld(t)
 	w.fence.renames = func(gr schema.GroupResource) bool { return renames && gr == widgets }
+	w.fence.sameSchema = func(gr schema.GroupResource) bool { return sameSchema && gr == widgets }
 	old, _ := w.widgetStore(widgetsV1, widgetsV1, false)
 	w.permit(widgets, encV1)
 	c := &counted{world: w, codec: &countingCodec{Codec: widgetCodec(widgetsV2, widgetsV2)}, key: "/example.com/widgets/w"}
@@ -61,15 +62,17 @@ func (c *counted) cached() *unstructured.Unstructured {
 // same object, which is its own.
 func TestRewritingDecodesWhatIsNotCached(t *testing.T) {
 	for name, tc := range map[string]struct {
-		renames, filled bool
-		decodings       int64
+		renames, sameSchema, filled bool
+		// decodings are those before an update, and written those after it, at least.
+		decodings, written int64
 	}{
-		"of a cached object":                {renames: true, filled: true, decodings: 0},
-		"of one that a webhook may convert": {filled: true, decodings: 1},
-		"without a cache":                   {renames: true, decodings: 1},
+		"of a cached object":                        {renames: true, sameSchema: true, filled: true},
+		"of one whose version defaults differently": {renames: true, filled: true, written: 1},
+		"of one that a webhook may convert":         {sameSchema: true, filled: true, decodings: 1, written: 1},
+		"without a cache":                           {renames: true, sameSchema: true, decodings: 1, written: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := newCounted(t, tc.renames)
+			c := newCounted(t, tc.renames, tc.sameSchema)
 			if tc.filled {
 				c.fill()
 			}
@@ -100,12 +103,16 @@ func TestRewritingDecodesWhatIsNotCached(t *testing.T) {
 			if tc.filled && !reflect.DeepEqual(c.cached(), want) {
 				t.Errorf("the cache has %v, want %v", c.cached(), want)
 			}
+			before = c.codec.decoded.Load() + tc.decodings
 			out, err := update(unchanged)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tc.filled {
 				eventually(t, "the cache to see it", func() bool { return reflect.DeepEqual(c.cached(), out) })
+			}
+			if n := c.codec.decoded.Load() - before; n < tc.written || tc.written == 0 && n > 0 {
+				t.Errorf("what was written was decoded %d times, want %d", n, tc.written)
 			}
 			if version, size := c.storedAs("w"); version != string(encV2) || size != "s" {
 				t.Errorf("stored as %q with size %q", version, size)
@@ -121,7 +128,7 @@ func TestHeldOfAnotherRevision(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx := context.WithValue(t.Context(), heldKey{}, held{object: widget(widgetsV2, "w", "before"), revision: 7})
+	ctx := context.WithValue(t.Context(), heldKey{}, held{object: widget(widgetsV2, "w", "before"), revision: 7, sameSchema: true})
 	codec.hold(ctx, data, 8)
 	codec.hold(t.Context(), data, 7)
 	out := emptyWidget(widgetsV2)

@@ -59,7 +59,7 @@ func (c *onceCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into 
 	}
 	obj, kind, err := c.Codec.Decode(data, defaults, into)
 	if u, ok := obj.(*unstructured.Unstructured); ok && err == nil && found != nil && kind != nil {
-		c.written.keep(found, u.DeepCopy(), *kind, 1)
+		c.written.keep(found, *kind, u.DeepCopy())
 	}
 	return obj, kind, err
 }
@@ -84,21 +84,20 @@ type encoded struct {
 	sum   uint64
 }
 
-// writtenValue is one, with a copy of what it is decoded to.
+// writtenValue is one, with copies of what it is decoded to for those who ask next.
 type writtenValue struct {
 	encoded
 	data   []byte
-	copied *unstructured.Unstructured
-	// readers is how many are to be given a copy, the last of them this one.
-	readers int
-	kind    schema.GroupVersionKind
+	copies []*unstructured.Unstructured
+	kind   schema.GroupVersionKind
 }
 
 func newWritten() *written {
 	return &written{seed: maphash.MakeSeed(), by: map[encoded]*writtenValue{}, begun: map[beginning]*unstructured.Unstructured{}}
 }
 
-// add returns what is remembered of the value, nil if nothing is.
+// add returns what is remembered of the value, nil if nothing is, as of one whose hash is
+// another's.
 func (w *written) add(c *onceCodec, data []byte) *writtenValue {
 	if len(data) > maxWrittenBytes {
 		return nil
@@ -107,6 +106,9 @@ func (w *written) add(c *onceCodec, data []byte) *writtenValue {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if known, ok := w.by[v.encoded]; ok {
+		if !bytes.Equal(known.data, data) {
+			return nil
+		}
 		return known
 	}
 	if oldest := w.last[w.next]; oldest != nil {
@@ -129,22 +131,23 @@ func (w *written) take(c *onceCodec, data []byte) (*writtenValue, *unstructured.
 	if !ok || !bytes.Equal(v.data, data) {
 		return nil, nil
 	}
-	if v.copied == nil {
+	last := len(v.copies) - 1
+	if last < 0 {
 		return v, nil
 	}
-	if v.readers--; v.readers > 0 {
-		return v, v.copied.DeepCopy()
+	copied := v.copies[last]
+	if v.copies = v.copies[:last]; last == 0 {
+		w.drop(v)
 	}
-	w.drop(v)
-	return v, v.copied
+	return v, copied
 }
 
-// keep keeps a copy for the next ones who want to decode the value.
-func (w *written) keep(v *writtenValue, copied *unstructured.Unstructured, kind schema.GroupVersionKind, readers int) {
+// keep keeps copies for the next ones who want to decode the value, one for each.
+func (w *written) keep(v *writtenValue, kind schema.GroupVersionKind, copies ...*unstructured.Unstructured) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.by[v.encoded] == v && v.copied == nil {
-		v.copied, v.kind, v.readers = copied, kind, readers
+	if w.by[v.encoded] == v && len(v.copies) == 0 {
+		v.copies, v.kind = copies, kind
 	}
 }
 

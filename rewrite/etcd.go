@@ -24,6 +24,9 @@ type Etcd struct {
 	kv clientv3.KV
 	// commit sends a transaction whose reply is expected to have at most so many bytes.
 	commit func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error)
+	// conflicting is how many of the next transactions are expected to meet keys that have
+	// changed.
+	conflicting atomic.Int32
 	// streamless says that etcd has no streams, which are new in 3.7.
 	streamless atomic.Bool
 }
@@ -124,8 +127,49 @@ func pageOf(resp *etcdserverpb.RangeResponse) Page {
 	return page
 }
 
-// Commit implements KV.
+// afterConflict is how many transactions after one in which a key had changed are taken to
+// have changed keys as well: clients are at work.
+const afterConflict = 8
+
+// Commit implements KV. Where no key has changed, which is the rule, one compare and one put
+// for each is all that etcd has to be told. Only where one has is it asked for each by itself.
 func (e *Etcd) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
+	if len(puts) <= 1 || e.conflicting.Load() > 0 && e.conflicting.Add(-1) >= 0 {
+		return e.commitEach(ctx, fence, puts)
+	}
+	committed, ok, err := e.commitAll(ctx, fence, puts)
+	if ok || err != nil {
+		return committed, err
+	}
+	e.conflicting.Store(afterConflict)
+	return e.commitEach(ctx, fence, puts)
+}
+
+// commitAll writes all or, where a key has changed or the fence has, nothing.
+func (e *Etcd) commitAll(ctx context.Context, fence Fence, puts []Put) (_ Committed, ok bool, err error) {
+	txn := &etcdserverpb.TxnRequest{
+		Compare: make([]*etcdserverpb.Compare, 0, 1+len(puts)), Success: make([]*etcdserverpb.RequestOp, 0, len(puts)),
+	}
+	txn.Compare = append(txn.Compare, unchanged([]byte(fence.Key), fence.Revision))
+	for _, p := range puts {
+		key := []byte(p.Key)
+		txn.Compare, txn.Success = append(txn.Compare, unchanged(key, p.ModRevision)), append(txn.Success, putOf(key, p))
+	}
+	resp, err := e.commit(ctx, txn, MaxReply)
+	if err != nil {
+		return Committed{}, false, fmt.Errorf("write %d objects: %w", len(puts), classify(err))
+	}
+	if !resp.Succeeded {
+		return Committed{}, false, nil
+	}
+	if len(resp.Responses) != len(puts) {
+		return Committed{}, false, fmt.Errorf("etcd answered %d of %d operations", len(resp.Responses), len(puts))
+	}
+	return Committed{Revision: resp.Header.GetRevision(), Outcomes: slices.Repeat([]Outcome{{Written: true}}, len(puts))}, true, nil
+}
+
+// commitEach writes those whose keys have not changed, if the fence has not.
+func (e *Etcd) commitEach(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
 	maxReply := MaxReply // keys that have changed come with the values they have now
 	if len(puts) == 1 {
 		maxReply = math.MaxInt32
@@ -163,14 +207,18 @@ func operations(puts []Put) []*etcdserverpb.RequestOp {
 	ops := make([]*etcdserverpb.RequestOp, len(puts))
 	for i, p := range puts {
 		key := []byte(p.Key)
-		put := &etcdserverpb.PutRequest{Key: key, Value: p.Value, Lease: p.Lease}
 		ops[i] = &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestTxn{RequestTxn: &etcdserverpb.TxnRequest{
 			Compare: []*etcdserverpb.Compare{unchanged(key, p.ModRevision)},
-			Success: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: put}}},
+			Success: []*etcdserverpb.RequestOp{putOf(key, p)},
 			Failure: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestRange{RequestRange: &etcdserverpb.RangeRequest{Key: key}}}},
 		}}}
 	}
 	return ops
+}
+
+func putOf(key []byte, p Put) *etcdserverpb.RequestOp {
+	put := &etcdserverpb.PutRequest{Key: key, Value: p.Value, Lease: p.Lease}
+	return &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: put}}
 }
 
 func outcome(txn *etcdserverpb.TxnResponse) Outcome {

@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -197,5 +199,109 @@ func TestRangeRefuses(t *testing.T) {
 	cancel()
 	if _, err := reader.Range(ctx, key(0), key(6), 6, 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
+	}
+}
+
+// Objects that nobody has touched take one transaction without one for each of them. Where one
+// was touched, only that one is not written, and comes back as it is.
+func TestCommit(t *testing.T) {
+	for name, test := range map[string]struct {
+		objects          int
+		changed, deleted []int
+		moved            bool
+		transactions     int
+	}{
+		"untouched":        {objects: 5, transactions: 1},
+		"one changed":      {objects: 5, changed: []int{2}, transactions: 2},
+		"one deleted":      {objects: 5, deleted: []int{4}, transactions: 2},
+		"both":             {objects: 5, changed: []int{0}, deleted: []int{1}, transactions: 2},
+		"all changed":      {objects: 2, changed: []int{0, 1}, transactions: 2},
+		"a single one":     {objects: 1, transactions: 1},
+		"one that changed": {objects: 1, changed: []int{0}, transactions: 1},
+		"the fence moved":  {objects: 5, moved: true, transactions: 2},
+		"nothing to write": {transactions: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startEtcd(t)
+			kv, transactions := NewEtcd(c), 0
+			commit := kv.commit
+			kv.commit = func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error) {
+				transactions++
+				return commit(ctx, txn, maxReply)
+			}
+			key := numbered("/k/")
+			fence := Fence{Key: policyFence, Revision: put(t, c, policyFence, nil)}
+			lease, err := c.Grant(t.Context(), 3600)
+			must(t, err)
+			var puts []Put
+			want := map[string]Entry{}
+			for i := range test.objects {
+				revision := put(t, c, key(i), []byte("old"), clientv3.WithLease(lease.ID))
+				puts = append(puts, Put{Key: key(i), Value: []byte("new"), ModRevision: revision, Lease: int64(lease.ID)})
+				want[key(i)] = Entry{Key: key(i), Value: []byte("new"), Lease: int64(lease.ID)}
+			}
+			for _, i := range test.changed {
+				revision := put(t, c, key(i), []byte("a client's"))
+				want[key(i)] = Entry{Key: key(i), Value: []byte("a client's"), ModRevision: revision}
+			}
+			for _, i := range test.deleted {
+				_, err := c.Delete(t.Context(), key(i))
+				must(t, err)
+				delete(want, key(i))
+			}
+			if test.moved {
+				put(t, c, policyFence, nil)
+				before := stored(t, c, "/k/")
+				if _, err := kv.Commit(t.Context(), fence, puts); !errors.Is(err, ErrFenced) || !reflect.DeepEqual(stored(t, c, "/k/"), before) || transactions != test.transactions {
+					t.Errorf("after %d transactions: %v", transactions, err)
+				}
+				return
+			}
+			got, err := kv.Commit(t.Context(), fence, puts)
+			must(t, err)
+			if len(got.Outcomes) != len(puts) || transactions != test.transactions {
+				t.Fatalf("%d transactions have %d outcomes", transactions, len(got.Outcomes))
+			}
+			now := stored(t, c, "/k/")
+			for i, o := range got.Outcomes {
+				entry, there := want[key(i)]
+				switch touched := slices.Contains(test.changed, i); {
+				case !there && (o.Written || o.Current != nil), touched && (o.Written || !reflect.DeepEqual(*o.Current, entry)), there && !touched && (!o.Written || o.Current != nil):
+					t.Errorf("object %d: %+v", i, o)
+				}
+				if there && entry.ModRevision == 0 {
+					entry.ModRevision = got.Revision
+					want[key(i)] = entry
+				}
+			}
+			if !reflect.DeepEqual(now, want) {
+				t.Errorf("stored is %+v, want %+v", now, want)
+			}
+		})
+	}
+}
+
+// After a key had changed, transactions are made for each key for a while: clients are at work.
+func TestAfterConflict(t *testing.T) {
+	c := startEtcd(t)
+	kv, transactions := NewEtcd(c), 0
+	commit := kv.commit
+	kv.commit = func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error) {
+		transactions++
+		return commit(ctx, txn, maxReply)
+	}
+	fence := Fence{Key: policyFence, Revision: put(t, c, policyFence, nil)}
+	key := numbered("/k/")
+	for i := range 3 * afterConflict {
+		puts := []Put{{Key: key(2 * i), ModRevision: put(t, c, key(2*i), nil)}, {Key: key(2*i + 1), ModRevision: put(t, c, key(2*i+1), nil)}}
+		put(t, c, key(2*i), nil)
+		got, err := kv.Commit(t.Context(), fence, puts)
+		must(t, err)
+		if got.Outcomes[0].Written || got.Outcomes[0].Current == nil || !got.Outcomes[1].Written {
+			t.Fatalf("%+v", got)
+		}
+	}
+	if most := 3*afterConflict + 3; transactions > most {
+		t.Errorf("%d transactions, want %d at most", transactions, most)
 	}
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
@@ -73,8 +76,10 @@ type protocol struct {
 	// namespaces is not part of the protocol but runs where its controllers do.
 	namespaces *namespaces
 	crds       cache.SharedIndexInformer
-	drain      *drain
-	kube       kubernetes.Interface
+	// schemas is what sameSchema has compared, by resource.
+	schemas sync.Map
+	drain   *drain
+	kube    kubernetes.Interface
 	// election is nil without the protocol.
 	election *election
 	// mirror is nil where storagemigration.k8s.io is not served.
@@ -198,6 +203,7 @@ func (p *protocol) newFence() error {
 			storageversion.Resource,
 		),
 		Renames:            p.renames,
+		SameSchema:         p.sameSchema,
 		CompactionInterval: p.options.Etcd.StorageConfig.CompactionInterval,
 	})
 	return err
@@ -277,14 +283,51 @@ func (p *protocol) rebuild(ctx context.Context, crd string, gr schema.GroupResou
 // rebuildBackoff lists for about five seconds at most.
 var rebuildBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10, Cap: time.Second}
 
-// renames says whether the versions of a custom resource differ by name only.
+// renames says whether a custom resource is converted by name only.
 func (p *protocol) renames(gr schema.GroupResource) bool {
+	crd := p.crd(gr)
+	return crd != nil && crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.NoneConverter
+}
+
+// crd is a custom resource's definition, as this server knows it; nil if it knows none.
+func (p *protocol) crd(gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
 	if p.crds == nil {
-		return false
+		return nil
 	}
 	obj, exists, err := p.crds.GetIndexer().GetByKey(gr.String())
 	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
-	return err == nil && exists && ok && crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.NoneConverter
+	if err != nil || !exists || !ok {
+		return nil
+	}
+	return crd
+}
+
+// compared is what was found of a definition.
+type compared struct {
+	crd  *apiextensionsv1.CustomResourceDefinition
+	same bool
+}
+
+// sameSchema says whether all versions of a custom resource have the same schema. It is asked
+// for every object that is migrated.
+func (p *protocol) sameSchema(gr schema.GroupResource) bool {
+	crd := p.crd(gr)
+	if crd == nil {
+		return false
+	}
+	if known, ok := p.schemas.Load(gr); ok && known.(compared).crd == crd {
+		return known.(compared).same
+	}
+	same := oneSchema(crd)
+	p.schemas.Store(gr, compared{crd, same})
+	return same
+}
+
+func oneSchema(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	versions := crd.Spec.Versions
+	return !slices.ContainsFunc(versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
+		return !apiequality.Semantic.DeepEqual(v.Schema, versions[0].Schema)
+	})
 }
 
 // isBuilt says whether the newest store of the resource writes what its definition says,

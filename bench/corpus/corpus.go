@@ -284,32 +284,44 @@ func (s *Stored) Restore(ctx context.Context, n int) (Span, error) {
 	return s.write(ctx, n)
 }
 
+// checkedKeys is how many objects are read at a time. An etcd counts the keys of a range to
+// its end, however few are asked for.
+const checkedKeys = 1000
+
 // Check reads the revisions of all objects and makes sure that the first n are in the
 // current encoding.
 func (s *Stored) Check(ctx context.Context, n int) error {
-	next := 0
-	for start := s.Corpus.prefix; next < len(s.puts); {
-		page, err := s.kv.Range(ctx, start, s.Corpus.prefix+"\xff", 1000, 0)
-		if err != nil {
+	start := s.Corpus.prefix
+	for from := 0; from < len(s.puts); from += checkedKeys {
+		puts, end := s.puts[from:], s.Corpus.prefix+"\xff"
+		if len(puts) > checkedKeys {
+			puts, end = puts[:checkedKeys], puts[checkedKeys].Key
+		}
+		if err := s.check(ctx, start, end, puts, n-from); err != nil {
 			return err
 		}
-		for _, e := range page.Entries {
-			if next == len(s.puts) || e.Key != s.puts[next].Key {
-				return fmt.Errorf("%s is stored and was not written", e.Key)
-			}
-			if encoding, _, _ := rewrite.Envelope(e.Value); next < n && encoding != s.Corpus.current {
-				return fmt.Errorf("%s is in %q and not in %s", e.Key, encoding, s.Corpus.current)
-			}
-			s.puts[next].ModRevision = e.ModRevision
-			next++
-			start = e.Key + "\x00"
-		}
-		if !page.More {
-			break
-		}
+		start = end
 	}
-	if next != len(s.puts) {
-		return fmt.Errorf("%d objects are stored and %d were written", next, len(s.puts))
+	return nil
+}
+
+// check is Check for the objects of a range, which are to be these.
+func (s *Stored) check(ctx context.Context, start, end string, puts []rewrite.Put, n int) error {
+	page, err := s.kv.Range(ctx, start, end, 0, 0)
+	if err != nil {
+		return err
+	}
+	for i, e := range page.Entries {
+		if i == len(puts) || e.Key != puts[i].Key {
+			return fmt.Errorf("%s is stored and was not written", e.Key)
+		}
+		if encoding, _, _ := rewrite.Envelope(e.Value); i < n && encoding != s.Corpus.current {
+			return fmt.Errorf("%s is in %q and not in %s", e.Key, encoding, s.Corpus.current)
+		}
+		puts[i].ModRevision = e.ModRevision
+	}
+	if len(page.Entries) != len(puts) {
+		return fmt.Errorf("%d objects from %s on are stored and %d were written", len(page.Entries), start, len(puts))
 	}
 	return nil
 }
