@@ -3,12 +3,16 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -156,4 +160,65 @@ func revisionsOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[
 		revisions[string(kv.Key)] = kv.ModRevision
 	}
 	return revisions
+}
+
+// The versions of a custom resource may have defaults of their own, though they are converted by
+// name only. What the watch cache has after a migration through the API is what is stored,
+// with those of the version that it is stored in.
+func testAPIDefaults(t *testing.T) {
+	c := cluster.New(t)
+	server := c.Start(cluster.Options{}, "one")[0]
+	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
+	crd := widgetCRD("v1")
+	for i := range crd.Spec.Versions {
+		v := &crd.Spec.Versions[i]
+		v.Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
+		status := map[string]apiextensionsv1.JSONSchemaProps{"seen": text}
+		if v.Name == "v2" {
+			status["phase"] = apiextensionsv1.JSONSchemaProps{Type: "string", Default: &apiextensionsv1.JSON{Raw: []byte(`"Pending"`)}}
+		}
+		v.Schema.OpenAPIV3Schema.Properties["status"] = apiextensionsv1.JSONSchemaProps{Type: "object", Properties: status}
+	}
+	createCRD(t, crd, server)
+	fill(t, server, widgetsV1, 1)
+	of := func(version string) dynamic.ResourceInterface {
+		return server.Dynamic().Resource(widgets.WithVersion(version)).Namespace(metav1.NamespaceDefault)
+	}
+	list, err := of("v1").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("there are %+v: %v", list, err)
+	}
+	object := &list.Items[0]
+	// The audit does not know the writes of statuses, and is not asked.
+	object.Object["status"] = map[string]any{"seen": "yes"}
+	if _, err := of("v1").UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.WaitSettled()
+	get := func(revision string) *unstructured.Unstructured {
+		t.Helper()
+		found, err := of("v2").Get(t.Context(), object.GetName(), metav1.GetOptions{ResourceVersion: revision})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	// The cache of v2 has it from now on.
+	if _, err := of("v2").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil {
+		t.Fatal(err)
+	}
+	if phase, _, _ := unstructured.NestedString(get("0").Object, "status", "phase"); phase != "" {
+		t.Errorf("what is stored in v1 has v2's default %q", phase)
+	}
+	wantSucceeded(t, waitEnded(t, server, migrateThroughAPI(t, server, widgets, "v2")), 1)
+	stored := get("")
+	if phase, _, _ := unstructured.NestedString(stored.Object, "status", "phase"); phase != "Pending" {
+		t.Errorf("what is stored in v2 has the phase %q", phase)
+	}
+	cluster.Eventually(t, 30*time.Second, "the cache has what is stored", func(context.Context) error {
+		if cached := get("0"); !reflect.DeepEqual(cached, stored) {
+			return fmt.Errorf("it has %v, and stored is %v", cached, stored)
+		}
+		return nil
+	})
 }

@@ -55,6 +55,7 @@ var (
 		{"Outgrown", testOutgrown},
 		{"APIWebhook", testAPIWebhook},
 		{"APIReviews", testAPIReviews},
+		{"APIDefaults", testAPIDefaults},
 		{"APIRejected", testAPIRejected},
 		{"APIUndecodable", testAPIUndecodable},
 		{"PausedAndKilled", testPausedAndKilled},
