@@ -550,7 +550,8 @@ func TestWaitingForTheList(t *testing.T) {
 		}
 		if closed.IsZero() {
 			closed = time.Now().Add(900 * time.Millisecond)
-			close(throttled)
+			// The page comes when this answer has long been there.
+			time.AfterFunc(300*time.Millisecond, func() { close(throttled) })
 			return apierrors.NewTooManyRequests("later", 1)
 		}
 		if time.Now().Before(closed) {

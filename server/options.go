@@ -96,7 +96,7 @@ func NewOptions() *Options {
 		IdentityLeaseRenewInterval: 5 * time.Second,
 		ControllerLeaseDuration:    6 * time.Second,
 		Controllers:                true,
-		MigrationMaxAddedLatency:   time.Millisecond,
+		MigrationMaxAddedLatency:   2 * time.Millisecond,
 		EncryptionReloadInterval:   10 * time.Second,
 		Aggregation:                newAggregationOptions(),
 		RuntimeConfig:              cliflag.ConfigurationMap{},
