@@ -523,6 +523,19 @@ func TestPatience(t *testing.T) {
 	}
 }
 
+// watchedClock tells of timers that are for longer than pauses between attempts are at first.
+type watchedClock struct {
+	clock.RealClock
+	longTimer func()
+}
+
+func (c watchedClock) NewTimer(d time.Duration) clock.Timer {
+	if d > 10*minBackoff {
+		c.longTimer()
+	}
+	return c.RealClock.NewTimer(d)
+}
+
 // TestWaitingForTheList: a worker that has waited for an object looks again whether the server
 // wants to be left alone.
 func TestWaitingForTheList(t *testing.T) {
@@ -550,8 +563,6 @@ func TestWaitingForTheList(t *testing.T) {
 		}
 		if closed.IsZero() {
 			closed = time.Now().Add(900 * time.Millisecond)
-			// The page comes when this answer has long been there.
-			time.AfterFunc(300*time.Millisecond, func() { close(throttled) })
 			return apierrors.NewTooManyRequests("later", 1)
 		}
 		if time.Now().Before(closed) {
@@ -559,7 +570,9 @@ func TestWaitingForTheList(t *testing.T) {
 		}
 		return nil
 	}
-	if result, err := s.run(Options{PageSize: 1}); err != nil || result.Patched != 40 {
+	// The page comes when somebody waits since the server asked for it.
+	waits := watchedClock{longTimer: sync.OnceFunc(func() { close(throttled) })}
+	if result, err := s.run(Options{PageSize: 1, Clock: waits}); err != nil || result.Patched != 40 {
 		t.Fatalf("%+v, %v", result, err)
 	}
 	if early > 0 {

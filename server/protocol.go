@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
@@ -273,7 +273,7 @@ func (p *protocol) rebuild(ctx context.Context, crd string, gr schema.GroupResou
 	last := errors.New("not listed yet")
 	err = wait.ExponentialBackoffWithContext(ctx, rebuildBackoff, func(ctx context.Context) (bool, error) {
 		last = p.raw.Get().AbsPath("/apis", gv.Group, gv.Version, gr.Resource).Param("limit", "1").Do(ctx).Error()
-		return last == nil && p.isBuilt(crd, gr), nil
+		return last == nil && p.isBuilt(gr), nil
 	})
 	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(1).Info("A custom resource's handler is built with its next request instead", "crd", crd, "err", errors.Join(err, last))
@@ -326,16 +326,15 @@ func (p *protocol) sameSchema(gr schema.GroupResource) bool {
 func oneSchema(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	versions := crd.Spec.Versions
 	return !slices.ContainsFunc(versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
-		return !apiequality.Semantic.DeepEqual(v.Schema, versions[0].Schema)
+		return !equality.Semantic.DeepEqual(v.Schema, versions[0].Schema)
 	})
 }
 
 // isBuilt says whether the newest store of the resource writes what its definition says,
 // or there is no definition any more.
-func (p *protocol) isBuilt(name string, gr schema.GroupResource) bool {
-	obj, exists, err := p.crds.GetIndexer().GetByKey(name)
-	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
-	if err != nil || !exists || !ok {
+func (p *protocol) isBuilt(gr schema.GroupResource) bool {
+	crd := p.crd(gr)
+	if crd == nil {
 		return true
 	}
 	store, built := p.fence.Newest(gr)
