@@ -15,8 +15,9 @@ import (
 type Yield struct {
 	// MaxAddedLatency is by how much the run may lengthen a small linearizable read of the
 	// store while clients are being served: the measure of what it adds to their requests.
-	// The latency without it is measured in between, while it rests. 0: the run does not
-	// look at clients and goes as fast as it can.
+	// The latency without it is measured in between, while it rests. Whatever it adds, 200
+	// objects per second are written, or 4 MiB of larger ones, or 20 objects. 0: the run does
+	// not look at clients and goes as fast as it can.
 	MaxAddedLatency time.Duration
 	// Busy says whether clients are being served now. The run also finds that they are by
 	// the store's revision: transactions other than its own. Nil: by that only.
@@ -45,9 +46,14 @@ const (
 	// slice is how long a transaction may be written for at the current rate: short ones
 	// lengthen few requests.
 	slice = 5 * time.Millisecond
+	// caughtUp is how many objects may be in a transaction although that is longer, if they were
+	// to go before it could begin: where transactions take long, there are not many of them.
+	caughtUp = 8
 	// slowest is the rate, in objects per second, that is kept whatever it adds: a migration
-	// has to end.
-	slowest = 20
+	// has to end, also on a machine where latencies are high for other reasons, and a million
+	// objects within two hours. Objects that are so large that this were more than slowestBytes
+	// per second may be rewritten at fewer, down to step, by which a rate grows at the least.
+	slowest, slowestBytes, step = 200, 4 << 20, 20
 	// othersPerSecond is how many transactions of others mean that clients are served.
 	// Servers that idle renew Leases, each of them less than once a second.
 	othersPerSecond = 10
@@ -64,10 +70,10 @@ type pace struct {
 	draining, near bool
 }
 
-// next decides the rate of the next tick. added is the latency that the run added in the
-// last one, in which it wrote achieved objects per second.
-func (p pace) next(added, target time.Duration, achieved float64) pace {
-	reached := min(p.rate, max(achieved, slowest))
+// next decides the rate of the next tick, which is least or more. added is the latency that the
+// run added in the last one, in which it wrote achieved objects per second.
+func (p pace) next(added, target time.Duration, achieved, least float64) pace {
+	reached := min(p.rate, max(achieved, least))
 	switch {
 	case p.draining:
 		p.draining = false
@@ -87,9 +93,9 @@ func (p pace) next(added, target time.Duration, achieved float64) pace {
 	case p.rate < p.knee/2 || p.knee == 0:
 		p.rate, p.near = 2*p.rate, false
 	default:
-		p.rate += max(slowest, 0.05*p.rate)
+		p.rate += max(step, 0.05*p.rate)
 	}
-	p.rate = max(p.rate, slowest)
+	p.rate = max(p.rate, least)
 	return p
 }
 
@@ -105,8 +111,9 @@ type pacer struct {
 	changed chan struct{} // closed and replaced whenever rate changes
 	// next is when the next object may go.
 	next time.Time
-	// written counts objects and own transactions, newest is the store's revision.
-	written, own, newest int64
+	// written counts objects, bytes their values' sizes, and own transactions; newest is the
+	// store's revision.
+	written, bytes, own, newest int64
 }
 
 func newPacer(y Yield, workers int, c clock.Clock) *pacer {
@@ -161,13 +168,17 @@ func (p *pacer) reserve(wanted int) (n int, after time.Duration, changed <-chan 
 	case p.rate == 0:
 		return 0, time.Hour, p.changed
 	}
-	n = max(1, min(wanted, int(p.rate*slice.Seconds())))
 	now := p.clock.Now()
+	if p.next.IsZero() {
+		p.next = now
+	}
+	missed := min(caughtUp, int(p.rate*now.Sub(p.next).Seconds()))
+	n = max(1, min(wanted, max(missed, int(p.rate*slice.Seconds()))))
+	after = max(0, p.next.Sub(now))
+	p.next = p.next.Add(time.Duration(float64(n) / p.rate * float64(time.Second)))
 	if p.next.Before(now) {
 		p.next = now
 	}
-	after = p.next.Sub(now)
-	p.next = p.next.Add(time.Duration(float64(n) / p.rate * float64(time.Second)))
 	return n, after, p.changed
 }
 
@@ -186,11 +197,22 @@ func (p *pacer) ahead(keys int) int {
 	return min(keys, max(minAhead, int(p.rate*tick.Seconds())))
 }
 
+// least is the rate that is kept for objects as large as those that have been written.
+func (p *pacer) least() float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bytes == 0 {
+		return step
+	}
+	return min(slowest, max(step, slowestBytes*float64(p.written)/float64(p.bytes)))
+}
+
 // wrote counts a transaction.
-func (p *pacer) wrote(objects int, revision int64) {
+func (p *pacer) wrote(objects, bytes int, revision int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.written += int64(objects)
+	p.bytes += int64(bytes)
 	p.own++
 	p.newest = max(p.newest, revision)
 }
@@ -237,7 +259,7 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 			continue
 		}
 		if serving == 0 {
-			current, rests = pace{rate: 5 * slowest}, nil
+			current, rests = pace{rate: 5 * step}, nil
 		}
 		resting := serving < firstRests || serving%restEvery == 0
 		if serving++; resting {
@@ -255,7 +277,7 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 		p.mu.Lock()
 		achieved := float64(p.written-before) / max(seconds, tick.Seconds())
 		p.mu.Unlock()
-		current = current.next(latency-slices.Min(rests), p.yield.MaxAddedLatency, achieved)
+		current = current.next(latency-slices.Min(rests), p.yield.MaxAddedLatency, achieved, p.least())
 	}
 }
 

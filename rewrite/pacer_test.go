@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,15 +29,15 @@ func TestPace(t *testing.T) {
 		{"and by something", pace{rate: 50, knee: 60}, target, 50, pace{rate: 70, knee: 60}},
 		{"an excess lowers it", pace{rate: 1000}, target + 1, 1000, pace{rate: 700, knee: 1000, draining: true}},
 		{"a large one by much", pace{rate: 1000, knee: 800}, 2*target + 1, 1000, pace{rate: 350, knee: 1000, draining: true}},
-		{"a store that stood still tells little of the knee", pace{rate: 1000, knee: 1000}, time.Second, 0, pace{rate: slowest, knee: 500, draining: true}},
+		{"a store that stood still tells little of the knee", pace{rate: 1000, knee: 1000}, time.Second, 0, pace{rate: step, knee: 500, draining: true}},
 		{"it is blamed on what was written", pace{rate: 10_000}, target + 1, 1000, pace{rate: 700, knee: 1000, draining: true}},
 		{"what comes right after it is not blamed on anything", pace{rate: 700, knee: 1000, draining: true}, time.Second, 700, pace{rate: 700, knee: 1000}},
 		{"far from the knee it climbs", pace{rate: 400, knee: 1000}, target, 400, pace{rate: 800, knee: 1000}},
 		{"what is not used does not grow", pace{rate: 10_000}, 0, 1000, pace{rate: 10_000}},
-		{"it never ends", pace{rate: slowest}, time.Second, slowest, pace{rate: slowest, knee: slowest, draining: true}},
+		{"it never ends", pace{rate: step}, time.Second, step, pace{rate: step, knee: step, draining: true}},
 		{"latency may fall", pace{rate: 100}, -time.Millisecond, 100, pace{rate: 200}},
 	} {
-		if got := test.now.next(test.added, target, test.achieved); math.Abs(got.rate-test.want.rate) > 1e-6 || got.knee != test.want.knee || got.draining != test.want.draining || got.near != test.want.near {
+		if got := test.now.next(test.added, target, test.achieved, step); math.Abs(got.rate-test.want.rate) > 1e-6 || got.knee != test.want.knee || got.draining != test.want.draining || got.near != test.want.near {
 			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
 		}
 	}
@@ -50,7 +51,7 @@ func TestPaceSettles(t *testing.T) {
 		p, sum, most := start, 0.0, 0.0
 		for i := range 400 {
 			added := time.Duration(p.rate * 5 * float64(time.Microsecond)) // 1000/s add the target
-			p = p.next(added, target, p.rate)
+			p = p.next(added, target, p.rate, step)
 			if i >= 200 {
 				sum += p.rate
 				most = max(most, p.rate)
@@ -64,6 +65,40 @@ func TestPaceSettles(t *testing.T) {
 
 // TestGovern has the first rest disturbed: the calmer second one is what is compared with.
 func TestGovern(t *testing.T) {
+	fastest, _ := governed(t, 1000, func(at time.Duration, rate float64) time.Duration {
+		if at < tick {
+			return 30 * time.Millisecond
+		}
+		return time.Millisecond + time.Duration(rate)*time.Microsecond // 2000/s add the target
+	})
+	if fastest < 1500 || fastest > 2500 {
+		t.Errorf("at most %v objects/s, want about 2000", fastest)
+	}
+}
+
+// TestGovernInNoise has something else make latencies high now and then, whatever the rate is.
+func TestGovernInNoise(t *testing.T) {
+	for _, test := range []struct {
+		bytes int
+		least float64
+	}{{1000, slowest}, {1 << 20, step}} {
+		probes := 0
+		_, mean := governed(t, test.bytes, func(time.Duration, float64) time.Duration {
+			probes++
+			return time.Millisecond + time.Duration(probes%97)*time.Millisecond/2
+		})
+		if most := 5 * test.least; mean < 0.8*test.least || mean > most {
+			t.Errorf("%v objects/s of %d bytes on average, want at least %v and at most %v", mean, test.bytes, test.least, most)
+		}
+	}
+}
+
+// governed lets a pacer with a target of 2 ms decide for 20 s in which it writes as fast as it
+// may, objects of so many bytes, and a probe takes what latency says. It returns the highest
+// rate and what was written per second.
+func governed(t *testing.T, bytes int, latency func(at time.Duration, rate float64) time.Duration) (fastest, mean float64) {
+	t.Helper()
+	const lasts = 20 * time.Second
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
 	p := newPacer(Yield{MaxAddedLatency: 2 * time.Millisecond, Busy: func() bool { return true }}, 1, clock)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -74,36 +109,36 @@ func TestGovern(t *testing.T) {
 		defer p.mu.Unlock()
 		return p.rate
 	}
-	go func() {
+	var stepping sync.WaitGroup
+	stepping.Go(func() {
 		for ctx.Err() == nil {
 			if clock.HasWaiters() {
 				clock.Step(time.Millisecond)
 			}
 			runtime.Gosched()
 		}
-	}()
-	fastest, written, told := 0.0, 0.0, 0
+	})
+	defer stepping.Wait()
+	defer cancel()
+	written, told := 0.0, 0
 	last := began
 	p.govern(ctx, func(context.Context) (int64, error) {
 		at := clock.Since(began)
-		took := time.Millisecond + time.Duration(rate())*time.Microsecond // 2000/s add the target
-		if at < tick {
-			took = 30 * time.Millisecond
-		}
-		if at > 20*time.Second {
+		took := latency(at, rate())
+		if at > lasts {
 			cancel()
 		}
 		clock.Step(took)
-		written += rate() * clock.Since(last).Seconds()
+		if now := rate(); !math.IsInf(now, 1) {
+			written += now * clock.Since(last).Seconds()
+			fastest = max(fastest, now)
+		}
 		last = clock.Now()
-		p.wrote(int(written)-told, 0)
+		p.wrote(int(written)-told, (int(written)-told)*bytes, 0)
 		told = int(written)
-		fastest = max(fastest, rate())
 		return 0, nil
 	})
-	if fastest < 1500 || fastest > 2500 {
-		t.Errorf("at most %v objects/s, want about 2000", fastest)
-	}
+	return fastest, written / clock.Since(began).Seconds()
 }
 
 func TestReserve(t *testing.T) {
@@ -129,6 +164,15 @@ func TestReserve(t *testing.T) {
 	}
 	if n, after, _ := p.reserve(100); n != 1 || after != 20*time.Millisecond {
 		t.Errorf("%d objects after %s", n, after)
+	}
+	clock.Step(220 * time.Millisecond) // 20 ms of it go to the second object, and the rest is missed
+	for i, want := range []int{8, 1} {
+		if n, after, _ := p.reserve(100); n != want || after != 0 {
+			t.Errorf("%d: %d objects after %s, want %d at once", i, n, after, want)
+		}
+	}
+	if n, after, _ := p.reserve(100); n != 1 || after != 20*time.Millisecond {
+		t.Errorf("what was missed is caught up twice: %d objects after %s", n, after)
 	}
 	free := newPacer(Yield{}, 1, clock)
 	if n, after, _ := free.reserve(100); n != 100 || after != 0 {

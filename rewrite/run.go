@@ -307,7 +307,11 @@ func (r *run) write(ctx context.Context, c *chunk, batch []Put) ([]Entry, error)
 	committed, err := r.fenced(ctx, batch)
 	switch {
 	case err == nil:
-		r.pacer.wrote(len(batch), committed.Revision)
+		bytes := 0
+		for _, p := range batch {
+			bytes += len(p.Value)
+		}
+		r.pacer.wrote(len(batch), bytes, committed.Revision)
 		return r.tally(c, batch, committed), nil
 	case !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrLeaseLost):
 		return nil, err

@@ -96,7 +96,7 @@ func NewOptions() *Options {
 		IdentityLeaseRenewInterval: 5 * time.Second,
 		ControllerLeaseDuration:    6 * time.Second,
 		Controllers:                true,
-		MigrationMaxAddedLatency:   2 * time.Millisecond,
+		MigrationMaxAddedLatency:   time.Millisecond,
 		EncryptionReloadInterval:   10 * time.Second,
 		Aggregation:                newAggregationOptions(),
 		RuntimeConfig:              cliflag.ConfigurationMap{},
@@ -124,7 +124,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.IdentityLeaseDuration, "identity-lease-duration", o.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&o.IdentityLeaseRenewInterval, "identity-lease-renew-interval", o.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
 	fs.DurationVar(&o.ControllerLeaseDuration, "controller-lease-duration", o.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
-	fs.DurationVar(&o.MigrationMaxAddedLatency, "migration-max-added-latency", o.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down. 0 means full speed. A migration's spec.maxAddedLatency goes first.")
+	fs.DurationVar(&o.MigrationMaxAddedLatency, "migration-max-added-latency", o.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down, to no less than 200 objects per second (20 of large ones). 0 means full speed. A migration's spec.maxAddedLatency goes first.")
 	fs.IntVar(&o.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", o.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
 	fs.DurationVar(&o.EncryptionReloadInterval, "encryption-provider-config-reload-interval", o.EncryptionReloadInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")

@@ -136,7 +136,8 @@ type StorageVersionMigrationSpec struct {
 	Paused bool `json:"paused,omitempty"`
 	// MaxAddedLatency is by how much the migration may lengthen what clients do while they
 	// are being served: it slows down where a small read of etcd takes longer than without
-	// it by more than this. 0 means full speed. Default: the server's
+	// it by more than this, to no less than 200 objects per second, or 20 large ones, which
+	// maxObjectsPerSecond may lower. 0 means full speed. Default: the server's
 	// --migration-max-added-latency. A migration through the API has no use for it: it makes
 	// fewer requests at a time when the server says that it is busy.
 	// +optional
