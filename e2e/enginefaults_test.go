@@ -279,7 +279,7 @@ func testCompacted(t *testing.T) {
 	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two")
 	m.awaitRewrites(1)
 	compacted := m.compactEverySecond(t.Errorf)
-	m.awaitRewrites(engineObjects / 2)
+	m.awaitRewrites(engineObjects / 4)
 	m.underWay("v2")
 	m.c.WaitSettled()
 	if n := compacted(); n < 5 {
