@@ -15,9 +15,9 @@ import (
 type Yield struct {
 	// MaxAddedLatency is by how much the run may lengthen a small linearizable read of the
 	// store while clients are being served: the measure of what it adds to their requests.
-	// The latency without it is measured in between, while it rests. Whatever it adds, 200
-	// objects per second are written, or 4 MiB of larger ones, or 20 objects. 0: the run does
-	// not look at clients and goes as fast as it can.
+	// The latency without it is measured in between, while it rests. Whatever it adds, about
+	// 200 objects per second are written, or 4 MiB of larger ones, or 20 objects, if
+	// MaxPerSecond is no less. 0: the run does not look at clients and goes as fast as it can.
 	MaxAddedLatency time.Duration
 	// Busy says whether clients are being served now. The run also finds that they are by
 	// the store's revision: transactions other than its own. Nil: by that only.
@@ -53,7 +53,8 @@ const (
 	// has to end, also on a machine where latencies are high for other reasons, and a million
 	// objects within two hours. Objects that are so large that this were more than slowestBytes
 	// per second may be rewritten at fewer, down to step, by which a rate grows at the least.
-	slowest, slowestBytes, step = 200, 4 << 20, 20
+	// How large they are the last written say, of which there are about sizesOf.
+	slowest, slowestBytes, step, sizesOf = 200, 4 << 20, 20, 100
 	// othersPerSecond is how many transactions of others mean that clients are served.
 	// Servers that idle renew Leases, each of them less than once a second.
 	othersPerSecond = 10
@@ -111,9 +112,11 @@ type pacer struct {
 	changed chan struct{} // closed and replaced whenever rate changes
 	// next is when the next object may go.
 	next time.Time
-	// written counts objects, bytes their values' sizes, and own transactions; newest is the
-	// store's revision.
-	written, bytes, own, newest int64
+	// written counts objects and own transactions, newest is the store's revision.
+	written, own, newest int64
+	// lately are the objects that were written last, most of them the last sizesOf, and
+	// latelyBytes their values' sizes together.
+	lately, latelyBytes float64
 }
 
 func newPacer(y Yield, workers int, c clock.Clock) *pacer {
@@ -172,7 +175,7 @@ func (p *pacer) reserve(wanted int) (n int, after time.Duration, changed <-chan 
 	if p.next.IsZero() {
 		p.next = now
 	}
-	missed := min(caughtUp, int(p.rate*now.Sub(p.next).Seconds()))
+	missed := min(caughtUp, int(p.rate*min(now.Sub(p.next), time.Second).Seconds()))
 	n = max(1, min(wanted, max(missed, int(p.rate*slice.Seconds()))))
 	after = max(0, p.next.Sub(now))
 	p.next = p.next.Add(time.Duration(float64(n) / p.rate * float64(time.Second)))
@@ -197,14 +200,14 @@ func (p *pacer) ahead(keys int) int {
 	return min(keys, max(minAhead, int(p.rate*tick.Seconds())))
 }
 
-// least is the rate that is kept for objects as large as those that have been written.
+// least is the rate that is kept for objects as large as those that were written last.
 func (p *pacer) least() float64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bytes == 0 {
+	if p.latelyBytes == 0 {
 		return step
 	}
-	return min(slowest, max(step, slowestBytes*float64(p.written)/float64(p.bytes)))
+	return min(slowest, max(step, slowestBytes*p.lately/p.latelyBytes))
 }
 
 // wrote counts a transaction.
@@ -212,7 +215,11 @@ func (p *pacer) wrote(objects, bytes int, revision int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.written += int64(objects)
-	p.bytes += int64(bytes)
+	if p.lately >= sizesOf { // the older half as much
+		p.lately, p.latelyBytes = p.lately/2, p.latelyBytes/2
+	}
+	p.lately += float64(objects)
+	p.latelyBytes += float64(bytes)
 	p.own++
 	p.newest = max(p.newest, revision)
 }
@@ -259,7 +266,7 @@ func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, 
 			continue
 		}
 		if serving == 0 {
-			current, rests = pace{rate: 5 * step}, nil
+			current, rests = pace{rate: max(5*step, p.least())}, nil
 		}
 		resting := serving < firstRests || serving%restEvery == 0
 		if serving++; resting {

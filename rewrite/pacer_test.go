@@ -65,7 +65,7 @@ func TestPaceSettles(t *testing.T) {
 
 // TestGovern has the first rest disturbed: the calmer second one is what is compared with.
 func TestGovern(t *testing.T) {
-	fastest, _ := governed(t, 1000, func(at time.Duration, rate float64) time.Duration {
+	fastest, _ := governed(t, Yield{}, 1000, func(at time.Duration, rate float64) time.Duration {
 		if at < tick {
 			return 30 * time.Millisecond
 		}
@@ -83,7 +83,7 @@ func TestGovernInNoise(t *testing.T) {
 		least float64
 	}{{1000, slowest}, {1 << 20, step}} {
 		probes := 0
-		_, mean := governed(t, test.bytes, func(time.Duration, float64) time.Duration {
+		_, mean := governed(t, Yield{}, test.bytes, func(time.Duration, float64) time.Duration {
 			probes++
 			return time.Millisecond + time.Duration(probes%97)*time.Millisecond/2
 		})
@@ -93,14 +93,42 @@ func TestGovernInNoise(t *testing.T) {
 	}
 }
 
+// TestGovernBounded: a bound holds, be it below the rate that is kept in any case.
+func TestGovernBounded(t *testing.T) {
+	slow := func(time.Duration, float64) time.Duration { return 30 * time.Millisecond }
+	if fastest, _ := governed(t, Yield{MaxPerSecond: 50}, 1000, slow); fastest != 50 {
+		t.Errorf("%v objects/s, want 50", fastest)
+	}
+}
+
+// TestLeast follows the sizes of what was written last.
+func TestLeast(t *testing.T) {
+	p := newPacer(Yield{}, 1, clocktesting.NewFakeClock(time.Unix(0, 0)))
+	if p.least() != step {
+		t.Errorf("%v before anything was written", p.least())
+	}
+	for _, size := range []struct {
+		bytes int
+		want  float64
+	}{{1000, slowest}, {1 << 20, step}, {1000, slowest}, {50 << 10, 80}} {
+		for range 2000 {
+			p.wrote(1, size.bytes, 0)
+		}
+		if got := p.least(); got < 0.9*size.want || got > 1.1*size.want {
+			t.Errorf("%v after objects of %d bytes, want about %v", got, size.bytes, size.want)
+		}
+	}
+}
+
 // governed lets a pacer with a target of 2 ms decide for 20 s in which it writes as fast as it
-// may, objects of so many bytes, and a probe takes what latency says. It returns the highest
-// rate and what was written per second.
-func governed(t *testing.T, bytes int, latency func(at time.Duration, rate float64) time.Duration) (fastest, mean float64) {
+// may, objects of a size, and a probe takes what latency says. It returns the highest rate and
+// what was written per second.
+func governed(t *testing.T, yield Yield, bytes int, latency func(at time.Duration, rate float64) time.Duration) (fastest, mean float64) {
 	t.Helper()
 	const lasts = 20 * time.Second
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
-	p := newPacer(Yield{MaxAddedLatency: 2 * time.Millisecond, Busy: func() bool { return true }}, 1, clock)
+	yield.MaxAddedLatency, yield.Busy = 2*time.Millisecond, func() bool { return true }
+	p := newPacer(yield, 1, clock)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	began := clock.Now()
@@ -173,6 +201,14 @@ func TestReserve(t *testing.T) {
 	}
 	if n, after, _ := p.reserve(100); n != 1 || after != 20*time.Millisecond {
 		t.Errorf("what was missed is caught up twice: %d objects after %s", n, after)
+	}
+	p.set(1)
+	if n, after, _ := p.reserve(100); n != 1 || after != 0 {
+		t.Errorf("%d objects after %s", n, after)
+	}
+	clock.Step(10 * time.Second)
+	if n, after, _ := p.reserve(100); n != 1 || after != 0 {
+		t.Errorf("%d objects after %s at one per second, although it was not used for 9 s", n, after)
 	}
 	free := newPacer(Yield{}, 1, clock)
 	if n, after, _ := free.reserve(100); n != 100 || after != 0 {
