@@ -78,6 +78,7 @@ func count(ctx context.Context, reader Reader, prefix string) (Census, error) {
 		for _, e := range page.Entries {
 			t.add(strings.TrimPrefix(e.Key, prefix), e)
 		}
+		page.free()
 	}
 	return t.census(pager.revision), nil
 }

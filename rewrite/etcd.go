@@ -24,6 +24,8 @@ type Etcd struct {
 	kv clientv3.KV
 	// commit sends a transaction whose reply is expected to have at most so many bytes.
 	commit func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error)
+	// open begins to read a range as a stream.
+	open func(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error)
 	// conflicting is how many of the next transactions are expected to meet keys that have
 	// changed.
 	conflicting atomic.Int32
@@ -36,13 +38,13 @@ type Etcd struct {
 func NewEtcd(kv clientv3.KV) *Etcd {
 	client, ok := kv.(*clientv3.Client)
 	if !ok || client.ActiveConnection() == nil {
-		return &Etcd{kv: kv, commit: unconnected{kv}.commit}
+		return &Etcd{kv: kv, commit: unconnected{kv}.commit, open: unconnected{kv}.open}
 	}
 	remote := clientv3.RetryKVClient(client)
-	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{remote}, client), commit: connected{remote}.commit}
+	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{remote}, client), commit: connected{remote}.commit, open: connected{remote}.open}
 }
 
-// connected sends transactions as they are: clientv3 would copy every value twice.
+// connected sends transactions and receives streams as they are: clientv3 would copy every value.
 type connected struct{ etcdserverpb.KVClient }
 
 func (c connected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error) {
@@ -55,7 +57,7 @@ func (c connected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, max
 	return resp, nil
 }
 
-// unconnected carries transactions out by a KV that has no connection.
+// unconnected does the same by a KV that has no connection.
 type unconnected struct{ clientv3.KV }
 
 func (u unconnected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, _ int) (*etcdserverpb.TxnResponse, error) {
@@ -97,11 +99,6 @@ func (b boundedReplies) Range(ctx context.Context, in *etcdserverpb.RangeRequest
 		opts = append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))
 	}
 	return b.KVClient.Range(ctx, in, opts...)
-}
-
-// RangeStream implements etcdserverpb.KVClient. Its replies come in pieces.
-func (b boundedReplies) RangeStream(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (etcdserverpb.KV_RangeStreamClient, error) {
-	return b.KVClient.RangeStream(ctx, in, append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))...)
 }
 
 // Range implements Reader.

@@ -23,6 +23,8 @@ type chunk struct {
 	done bool
 	// held is how much of the budget it takes.
 	held int64
+	// settled is called when its values are not needed any more.
+	settled func()
 	// counts and failed are what became of the entries.
 	counts Progress
 	failed []Failure

@@ -141,7 +141,10 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 				result.Expected = page.Count + result.Total
 			}
 		})
-		for _, c := range r.split(page.Entries) {
+		chunks := r.split(page.Entries)
+		settled := page.inParts(len(chunks))
+		for _, c := range chunks {
+			c.settled = settled
 			r.mu.Lock()
 			r.frontier.begin(c)
 			r.mu.Unlock()
@@ -245,6 +248,7 @@ func (r *run) settle(ctx context.Context, c *chunk) error {
 		}
 	}
 	r.note(func(*Result) { r.frontier.end(c) })
+	c.settled()
 	return nil
 }
 

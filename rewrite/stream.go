@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -30,8 +33,9 @@ type stream struct {
 	etcd     *Etcd
 	start    string
 	revision int64
-	pieces   clientv3.GetStreamChan
-	cancel   context.CancelFunc
+	// receive waits for a piece. It fails when cancel is called.
+	receive func() (Page, error)
+	cancel  context.CancelFunc
 }
 
 // stream implements streamer.
@@ -41,12 +45,12 @@ func (e *Etcd) stream(ctx context.Context, start, end string, revision int64) (*
 	}
 	streaming, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, cancel)()
-	pieces, err := e.kv.GetStream(streaming, start, clientv3.WithRange(end), clientv3.WithRev(revision))
+	receive, err := e.open(streaming, start, end, revision)
 	if err != nil {
 		cancel()
 		return nil, e.streamError(ctx, start, revision, err)
 	}
-	return &stream{etcd: e, start: start, revision: revision, pieces: pieces, cancel: cancel}, nil
+	return &stream{etcd: e, start: start, revision: revision, receive: receive, cancel: cancel}, nil
 }
 
 // streamError is what a stream's error means. Whoever gave up is told that and nothing else.
@@ -64,29 +68,59 @@ func (e *Etcd) streamError(ctx context.Context, start string, revision int64, er
 // next waits for a piece. No stream goes on after an error, or after a piece that has no more
 // behind it.
 func (s *stream) next(ctx context.Context) (Page, error) {
-	var err error
-	select {
-	case piece, ok := <-s.pieces:
-		if !ok {
-			err = errBrokenOff
-			break
-		}
-		if err = piece.Err(); err == nil {
-			page := pageOf(piece.RangeResponse)
-			// Only the last piece has a header.
-			page.More, page.Revision = piece.Header == nil, s.revision
-			return page, nil
-		}
-	case <-ctx.Done():
+	stop := context.AfterFunc(ctx, s.cancel)
+	page, err := s.receive()
+	if !stop() && err == nil {
 		err = ctx.Err()
 	}
-	return Page{}, s.etcd.streamError(ctx, s.start, s.revision, err)
+	if err != nil {
+		return Page{}, s.etcd.streamError(ctx, s.start, s.revision, err)
+	}
+	page.Revision = s.revision
+	return page, nil
 }
 
 // close gives up what has not come yet.
 func (s *stream) close() {
 	s.cancel()
-	for range s.pieces { // who sends them waits until they are taken
-		continue
+	for { // who sends waits until it is taken
+		if _, err := s.receive(); err != nil {
+			return
+		}
 	}
+}
+
+// open begins a stream of a KV that has no connection.
+func (u unconnected) open(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error) {
+	pieces, err := u.GetStream(ctx, start, clientv3.WithRange(end), clientv3.WithRev(revision))
+	return func() (Page, error) {
+		piece, ok := <-pieces
+		switch err := piece.Err(); {
+		case !ok:
+			return Page{}, errBrokenOff
+		case err != nil:
+			return Page{}, err
+		}
+		page := pageOf(piece.RangeResponse)
+		page.More = piece.Header == nil // which only the last piece has
+		return page, nil
+	}, err
+}
+
+// open begins a stream whose values stay in the messages that they came in, which are used
+// again: else each value is copied once more, and collecting them as garbage takes longer than
+// all the rest of reading them.
+func (c connected) open(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error) {
+	request := &etcdserverpb.RangeRequest{Key: []byte(start), RangeEnd: []byte(end), Revision: revision}
+	pieces, err := c.RangeStream(ctx, request, grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(MaxReply), grpc.ForceCodecV2(whole))
+	return func() (Page, error) {
+		var m message
+		switch err := pieces.RecvMsg(&m); {
+		case errors.Is(err, io.EOF):
+			return Page{}, errBrokenOff
+		case err != nil:
+			return Page{}, clientv3.ContextError(ctx, err)
+		}
+		return m.page()
+	}, clientv3.ContextError(ctx, err)
 }

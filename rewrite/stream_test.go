@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"testing"
 
@@ -258,6 +259,36 @@ func TestOldEtcdHasNoStreams(t *testing.T) {
 		if old.asked != 1 {
 			t.Errorf("at once %v: asked %d times for a stream", atOnce, old.asked)
 		}
+	}
+}
+
+// proxy is an etcd before 3.7: it does not know of streams.
+type proxy struct {
+	etcdserverpb.UnimplementedKVServer
+	etcd etcdserverpb.KVClient
+}
+
+func (p proxy) Range(ctx context.Context, in *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	return p.etcd.Range(ctx, in)
+}
+
+// The same by a connection.
+func TestOldServerHasNoStreams(t *testing.T) {
+	c := startEtcd(t)
+	prefix, key := loadStreamed(t, c, kibibyte)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	server := grpc.NewServer()
+	etcdserverpb.RegisterKVServer(server, proxy{etcd: etcdserverpb.NewKVClient(c.ActiveConnection())})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	old, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + listener.Addr().String()}})
+	must(t, err)
+	t.Cleanup(func() { _ = old.Close() })
+	reader := &asked{Etcd: NewEtcd(old)}
+	requireWalked(t, reader, prefix, key, nil)
+	if reader.streams != 1 || !reader.streamless.Load() {
+		t.Errorf("asked %d times for a stream", reader.streams)
 	}
 }
 

@@ -1,0 +1,66 @@
+package rewrite
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+)
+
+// poisoned spoils what is put back, so that whoever still needs it finds out.
+type poisoned struct{ mem.BufferPool }
+
+func (p poisoned) Put(b *[]byte) {
+	copy(*b, bytes.Repeat([]byte{0xdb}, len(*b)))
+	p.BufferPool.Put(b)
+}
+
+func TestMain(m *testing.M) {
+	messages = poisoned{messages}
+	os.Exit(m.Run())
+}
+
+func received(t *testing.T, content []byte) (Page, error) {
+	t.Helper()
+	var m message
+	must(t, whole.Unmarshal(mem.BufferSlice{mem.SliceBuffer(content)}, &m))
+	return m.page()
+}
+
+func TestMessage(t *testing.T) {
+	kvs := []*mvccpb.KeyValue{
+		{Key: []byte("/a/1"), Value: []byte("one"), CreateRevision: 3, ModRevision: 300, Version: 2},
+		{Key: []byte("/a/2"), ModRevision: 1 << 40, Lease: 1 << 62},
+		{Key: []byte("/a/3"), Value: bytes.Repeat([]byte("x"), 5000), ModRevision: 7},
+	}
+	for name, c := range map[string]struct {
+		response *etcdserverpb.RangeResponse
+		more     bool
+	}{
+		"inner": {&etcdserverpb.RangeResponse{Kvs: kvs}, true},
+		"last":  {&etcdserverpb.RangeResponse{Kvs: kvs, Header: &etcdserverpb.ResponseHeader{Revision: 9}, Count: 3}, false},
+		"empty": {&etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{}}, false},
+	} {
+		content, err := proto.Marshal(&etcdserverpb.RangeStreamResponse{RangeResponse: c.response})
+		must(t, err)
+		page, err := received(t, content)
+		must(t, err)
+		want := pageOf(c.response).Entries
+		if page.More != c.more || !slices.EqualFunc(page.Entries, want, func(a, b Entry) bool {
+			return a.Key == b.Key && bytes.Equal(a.Value, b.Value) && a.ModRevision == b.ModRevision && a.Lease == b.Lease
+		}) {
+			t.Errorf("%s: got %+v", name, page)
+		}
+		page.free()
+		for n := 1; n < len(content); n++ {
+			if _, err := received(t, content[:n]); err == nil {
+				t.Fatalf("%s: %d of %d bytes are taken for all", name, n, len(content))
+			}
+		}
+	}
+}
