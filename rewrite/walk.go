@@ -12,7 +12,7 @@ import (
 
 // Walk visits the entries under a prefix in key order, a page at a time, until visit
 // fails. It begins with a linearizable read and stays at that revision; where that is
-// compacted meanwhile it goes on at the newest. visit must not keep an entry.s value.
+// compacted meanwhile it goes on at the newest. visit must not keep an entry's value.
 func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
 	return patience{clock: clock.RealClock{}}.walk(ctx, reader, prefix, visit)
 }
