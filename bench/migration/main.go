@@ -6,10 +6,10 @@
 // With -scale 10000,100000,1000000 it also measures, in some minutes, what a migration
 // takes of time and memory at each of these numbers of objects.
 //
-// What is compared is measured in turns: ratios are what counts. The table and a chart
-// are written to files, migration.md and migration.svg, and the table to stdout as well;
-// with -o json stdout is one JSON document. It exits with 1 when a measurement fails, not
-// when a figure misses its target.
+// What is compared is measured in turns, and of each way the median round counts: ratios are
+// what tells. The table and a chart are written to files, migration.md and migration.svg, and
+// the table to stdout as well; with -o json stdout is one JSON document. It exits with 1 when a
+// measurement fails, not when a figure misses its target.
 package main
 
 import (

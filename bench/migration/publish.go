@@ -15,7 +15,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// result is one way of migrating, or the clients beside it.
+// result is the median round of one way of migrating.
 type result struct {
 	Name             string  `json:"name"`
 	Objects          int     `json:"objects"`
@@ -81,14 +81,15 @@ func (b *bench) figures() *document {
 	return d
 }
 
-// add notes a way and returns it.
+// add notes a way and returns it: its median round, since machines have better minutes and
+// worse ones. All rounds of a way migrate as many objects.
 func (d *document) add(name string, spans []corpus.Span, end func(corpus.Span) time.Time) result {
-	r := result{Name: name}
+	var seconds []float64
 	for _, s := range spans {
-		r.Objects += s.Objects()
-		r.Seconds += end(s).Sub(s.Began()).Seconds()
+		seconds = append(seconds, end(s).Sub(s.Began()).Seconds())
 	}
-	r.ObjectsPerSecond, _ = corpus.Rate(spans, end)
+	r := result{Name: name, Objects: spans[0].Objects(), Seconds: figures.Median(seconds)}
+	r.ObjectsPerSecond = float64(r.Objects) / r.Seconds
 	d.Results = append(d.Results, r)
 	return r
 }
