@@ -1,14 +1,13 @@
 package rewrite
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"google.golang.org/grpc/encoding"
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // message is an etcdserverpb.RangeStreamResponse as it was sent.
@@ -42,93 +41,77 @@ const (
 	kvLease       = 6
 )
 
+var errNoRange = errors.New("a piece of a stream that has no range, or not all of it")
+
 // page reads a piece of a stream. Its values are parts of the message, whose buffer is used
 // again when the page is released.
 func (m *message) page() (Page, error) {
+	response, ok := protobufField(m.buffer.ReadOnlyData(), streamedRange)
+	if !ok {
+		return Page{}, errNoRange
+	}
 	page := Page{More: true, release: m.buffer.Free}
-	err := eachField(m.buffer.ReadOnlyData(), func(number protowire.Number, content []byte, _ uint64) error {
-		if number != streamedRange {
-			return nil
-		}
-		return page.read(content)
-	})
-	if err != nil {
+	if err := page.read(response); err != nil {
 		return Page{}, fmt.Errorf("a piece of a stream: %w", err)
 	}
 	return page, nil
 }
 
-// read adds what a RangeResponse has. Only the last one of a stream has a header.
+// read takes in what a RangeResponse has. Only the last one of a stream has a header.
 func (p *Page) read(response []byte) error {
 	n := 0
-	err := eachField(response, func(number protowire.Number, _ []byte, _ uint64) error {
-		if number == rangeKvs {
+	for rest := response; len(rest) > 0; {
+		f, err := nextField(&rest)
+		if err != nil {
+			return err
+		}
+		if f.number == rangeKvs {
 			n++
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
-	p.Entries = slices.Grow(p.Entries, n)
-	return eachField(response, func(number protowire.Number, content []byte, _ uint64) error {
-		switch number {
+	p.Entries = make([]Entry, 0, n)
+	for rest := response; len(rest) > 0; {
+		f, err := nextField(&rest)
+		if err != nil {
+			return err
+		}
+		switch f.number {
 		case rangeHeader:
 			p.More = false
 		case rangeKvs:
-			p.Entries = append(p.Entries, Entry{})
-			return p.Entries[len(p.Entries)-1].read(content)
+			e, err := entryOf(f.content)
+			if err != nil {
+				return err
+			}
+			p.Entries = append(p.Entries, e)
 		}
-		return nil
-	})
-}
-
-func (e *Entry) read(kv []byte) error {
-	return eachField(kv, func(number protowire.Number, content []byte, n uint64) error {
-		switch number {
-		case kvKey:
-			e.Key = string(content)
-		case kvModRevision:
-			e.ModRevision = int64(n)
-		case kvValue:
-			e.Value = content
-		case kvLease:
-			e.Lease = int64(n)
-		}
-		return nil
-	})
-}
-
-// eachField goes through a protobuf message: content is what a field has that is no number.
-func eachField(message []byte, visit func(number protowire.Number, content []byte, n uint64) error) error {
-	for len(message) > 0 {
-		number, kind, length := protowire.ConsumeTag(message)
-		if length < 0 {
-			return protowire.ParseError(length)
-		}
-		message = message[length:]
-		var content []byte
-		var n uint64
-		switch kind {
-		case protowire.BytesType:
-			content, length = protowire.ConsumeBytes(message)
-		case protowire.VarintType:
-			n, length = protowire.ConsumeVarint(message)
-		default:
-			length = protowire.ConsumeFieldValue(number, kind, message)
-		}
-		if length < 0 {
-			return protowire.ParseError(length)
-		}
-		if err := visit(number, content, n); err != nil {
-			return err
-		}
-		message = message[length:]
 	}
 	return nil
 }
 
-// messages has the buffers of messages, which are about as long as each other.
+// entryOf reads a KeyValue.
+func entryOf(kv []byte) (e Entry, err error) {
+	for len(kv) > 0 {
+		f, err := nextField(&kv)
+		if err != nil {
+			return Entry{}, err
+		}
+		switch f.number {
+		case kvKey:
+			e.Key = string(f.content)
+		case kvModRevision:
+			e.ModRevision = int64(f.varint)
+		case kvValue:
+			e.Value = f.content
+		case kvLease:
+			e.Lease = int64(f.varint)
+		}
+	}
+	return e, nil
+}
+
+// messages has the buffers of messages, which are about as long as each other. gRPC's own pool
+// clears what it gives.
 var messages mem.BufferPool = &bufferPool{}
 
 type bufferPool struct{ pool sync.Pool }

@@ -2,6 +2,7 @@ package rewrite
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -62,5 +63,22 @@ func TestMessage(t *testing.T) {
 				t.Fatalf("%s: %d of %d bytes are taken for all", name, n, len(content))
 			}
 		}
+	}
+}
+
+// A message without a range is no piece.
+func TestMessageWithoutRange(t *testing.T) {
+	for _, content := range [][]byte{{}, {0x10, 0x01}} {
+		if page, err := received(t, content); err == nil {
+			t.Errorf("%x: got %+v", content, page)
+		}
+	}
+}
+
+// A piece that is not the last and has no keys is not taken for the end of its stream.
+func TestPieceWithoutKeys(t *testing.T) {
+	s := stream{etcd: &Etcd{}, receive: func() (Page, error) { return Page{More: true}, nil }, cancel: func() {}}
+	if page, err := s.next(t.Context()); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("got %+v, %v", page, err)
 	}
 }

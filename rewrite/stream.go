@@ -70,8 +70,11 @@ func (e *Etcd) streamError(ctx context.Context, start string, revision int64, er
 func (s *stream) next(ctx context.Context) (Page, error) {
 	stop := context.AfterFunc(ctx, s.cancel)
 	page, err := s.receive()
-	if !stop() && err == nil {
+	switch {
+	case !stop() && err == nil:
 		err = ctx.Err()
+	case err == nil && page.More && len(page.Entries) == 0:
+		err = errBrokenOff // it would be taken for the end
 	}
 	if err != nil {
 		return Page{}, s.etcd.streamError(ctx, s.start, s.revision, err)

@@ -84,14 +84,19 @@ func (b *bench) figures() *document {
 // add notes a way and returns it: its median round, since machines have better minutes and
 // worse ones. All rounds of a way migrate as many objects.
 func (d *document) add(name string, spans []corpus.Span, end func(corpus.Span) time.Time) result {
+	r := result{Name: name, Objects: spans[0].Objects(), Seconds: medianSeconds(spans, end)}
+	r.ObjectsPerSecond = float64(r.Objects) / r.Seconds
+	d.Results = append(d.Results, r)
+	return r
+}
+
+// medianSeconds is how long the median round takes.
+func medianSeconds(spans []corpus.Span, end func(corpus.Span) time.Time) float64 {
 	var seconds []float64
 	for _, s := range spans {
 		seconds = append(seconds, end(s).Sub(s.Began()).Seconds())
 	}
-	r := result{Name: name, Objects: spans[0].Objects(), Seconds: figures.Median(seconds)}
-	r.ObjectsPerSecond = float64(r.Objects) / r.Seconds
-	d.Results = append(d.Results, r)
-	return r
+	return figures.Median(seconds)
 }
 
 // compare adds a row of two ways, which a target judges unless it is nil.

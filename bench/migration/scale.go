@@ -198,12 +198,11 @@ func (s *scaled) objects() int { return s.full[0].Objects() }
 
 // perObject is what the median round takes for an object, in milliseconds, and rawPerObject
 // the same of raw transactions.
-func (s *scaled) perObject() float64    { return median(s.full) }
-func (s *scaled) rawPerObject() float64 { return median(s.raw) }
+func (s *scaled) perObject() float64    { return perObject(s.full) }
+func (s *scaled) rawPerObject() float64 { return perObject(s.raw) }
 
-func median(spans []corpus.Span) float64 {
-	_, rates := corpus.Rate(spans, corpus.Span.Written)
-	return 1e3 / figures.Median(rates)
+func perObject(spans []corpus.Span) float64 {
+	return 1e3 * medianSeconds(spans, corpus.Span.Written) / float64(spans[0].Objects())
 }
 
 // mib is the extra memory in MiB.
