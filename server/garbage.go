@@ -23,10 +23,13 @@ const (
 	// blindHeapRoom what it is where nothing tells how much that is.
 	heapRoomShare = 4
 	blindHeapRoom = 128 << 20
-	// steadyRoom is how far a heap may grow between two collections while its size is held, and
-	// underWayAtATime what a rewrite may have under way when one runs: values, read, decoded and
-	// encoded, and messages.
-	steadyRoom      = 64 << 20
+	// heldBelow is of how many bytes less have to live in a heap whose size is held, steadyRoom
+	// how far that may grow between two collections if there is so much room, and
+	// underWayAtATime what a rewrite may have under way when one runs: values, read, decoded
+	// and encoded, and messages. With less room it would be more by chance how close the heap
+	// comes to its size.
+	heldBelow       = 64 << 20
+	steadyRoom      = 144 << 20
 	underWayAtATime = 32 << 20
 	// unusedRoom is what a held heap may have of memory that is too scattered to be used.
 	unusedRoom = 12 << 20
@@ -70,6 +73,7 @@ type collector struct {
 	usual           int    // the percentage when nothing runs
 	limited         bool   // by the environment
 	stop            func() // nil while the percentage is the usual one and nothing runs
+	ended           bool   // some time ago, but the heap's size is held until the next collection
 	// least is the least that lived after a collection since something ran first.
 	least uint64
 }
@@ -107,41 +111,54 @@ func (c *collector) during(count func(*collector) *int) (done func()) {
 		c.usual, c.limited = h.percent, h.limit != noLimit
 		c.stop = c.each(c.collected)
 	}
+	c.ended = false
 	*count(c)++
 	c.adjust()
 	return sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		*count(c)--
-		c.adjust()
-		if c.sparing+c.steady == 0 {
+		if c.sparing+c.steady > 0 {
+			c.adjust()
+		} else {
 			c.later(c.end)
 		}
 	})
 }
 
-// end brings the usual percentage back, if still nothing runs. A heap that has grown beyond
-// that is collected then, which is not to be when all that is left of work is to say that it
-// is done.
+// end brings back what is usual, if still nothing runs. A heap that has grown beyond that is
+// collected then, which is not to be when all that is left of work is to say that it is done.
+// One whose size is held keeps it until the next collection: the last one may have found what
+// was under way, and by the usual percentage the heap would grow by that once more.
 func (c *collector) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sparing+c.steady > 0 || c.stop == nil {
 		return
 	}
-	c.stop()
-	c.stop = nil
-	if c.read().percent != c.usual {
-		c.set(c.usual)
+	if !c.limited && c.read().limit != noLimit {
+		c.ended = true
+		return
 	}
+	c.rest()
 }
 
 func (c *collector) collected() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sparing+c.steady > 0 {
+	switch {
+	case c.sparing+c.steady > 0:
 		c.adjust()
+	case c.ended:
+		c.rest()
 	}
+}
+
+// rest is called with mu.
+func (c *collector) rest() {
+	c.stop()
+	c.stop, c.ended = nil, false
+	c.apply(c.read(), c.usual, noLimit)
 }
 
 // adjust is called with mu.
@@ -151,19 +168,20 @@ func (c *collector) adjust() {
 		c.least = h.live
 	}
 	wanted, limit := c.usual, int64(noLimit)
-	if c.sparing+c.steady == 0 {
-		wanted = h.percent // until end
-	}
 	if c.steady > 0 {
 		wanted = steadyPercent(h, c.least, c.room, c.usual)
 	}
 	if c.sparing > 0 {
 		wanted = max(wanted, sparingPercent(h.live, c.room, c.usual))
 	} else if c.steady > 0 {
-		limit = steadyLimit(h, c.least, c.usual)
+		limit = steadyLimit(h, c.least, c.room, c.usual)
 	}
-	if wanted != h.percent {
-		c.set(wanted)
+	c.apply(h, wanted, limit)
+}
+
+func (c *collector) apply(h heap, percent int, limit int64) {
+	if percent != h.percent {
+		c.set(percent)
 	}
 	if limit != h.limit && !c.limited {
 		c.limit(limit)
@@ -187,11 +205,11 @@ func inSteps(percent uint64) int {
 
 // steadySize is how large the heap may be: as large as it would be if no more than least
 // lived. What lives beyond that and more than a rewrite has under way lives for some other
-// reason, and is not counted against it. ok is false for a heap that grows by more than
-// steadyRoom anyway and is left to: what a rewrite has under way makes little difference to it.
-func steadySize(h heap, least uint64, usual int) (size uint64, ok bool) {
+// reason, and is not counted against it. ok is false for a large heap, which is left to grow:
+// what a rewrite has under way makes little difference to it.
+func steadySize(h heap, least, room uint64, usual int) (size uint64, ok bool) {
 	least = max(least, h.live-min(h.live, underWayAtATime))
-	return least + steadyRoom, usual >= 0 && h.live > 0 && least < steadyRoom
+	return least + min(steadyRoom, max(room, underWayAtATime)), usual >= 0 && h.live > 0 && least < heldBelow
 }
 
 // steadyPercent is by how much the heap may grow to have its size, and by how much one that is
@@ -200,7 +218,7 @@ func steadyPercent(h heap, least, room uint64, usual int) int {
 	if usual < 0 || h.live == 0 {
 		return usual
 	}
-	size, ok := steadySize(h, least, usual)
+	size, ok := steadySize(h, least, room, usual)
 	if !ok {
 		return usual + min(morePercent, inSteps(min(room/2, moreRoom)*100/h.live))
 	}
@@ -214,13 +232,13 @@ func steadyPercent(h heap, least, room uint64, usual int) int {
 // steadyLimit is the limit of all memory for a heap of its size. Without one it grows the
 // more the longer a rewrite takes: now and then more is under way, and what is free is
 // scattered. After every collection there is some room below it.
-func steadyLimit(h heap, least uint64, usual int) int64 {
-	size, ok := steadySize(h, least, usual)
+func steadyLimit(h heap, least, room uint64, usual int) int64 {
+	size, ok := steadySize(h, least, room, usual)
 	if !ok {
 		return noLimit
 	}
 	// In steps, since every change stops the world for a moment.
-	const step = 4 << 20
+	const step = 1 << 20
 	return int64((size + h.others + unusedRoom) / step * step)
 }
 

@@ -61,28 +61,29 @@ func TestSparingPercent(t *testing.T) {
 // A small heap is as large as it would be if only the least that lived lately did. A large one
 // may grow by more than usual, if there is room.
 func TestSteadyPercent(t *testing.T) {
-	const mib = 1 << 20
+	const mib, roomy = 1 << 20, 2000 << 20
 	for _, tc := range []struct {
 		live, others, least uint64
 		usual, want         int
 		room                uint64
 	}{
-		{live: 0, usual: 100, want: 100}, // nothing was collected yet
-		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133},
-		{live: 64 * mib, least: 48 * mib, usual: 100, want: 75},
-		{live: 64 * mib, others: 16 * mib, least: 48 * mib, usual: 100, want: 60},
-		{live: 90 * mib, least: 48 * mib, usual: 100, want: 50},   // no less than half
-		{live: 100 * mib, least: 48 * mib, usual: 100, want: 100}, // no longer a small one
+		{live: 0, room: roomy, usual: 100, want: 100}, // nothing was collected yet
+		{live: 48 * mib, least: 48 * mib, room: roomy, usual: 100, want: 300},
+		{live: 64 * mib, least: 48 * mib, room: roomy, usual: 100, want: 200},
+		{live: 64 * mib, others: 16 * mib, least: 48 * mib, room: roomy, usual: 100, want: 160},
+		{live: 40 * mib, least: 40 * mib, room: roomy, usual: 10, want: 360},
+		{live: 1, least: 1, room: roomy, usual: 100, want: 1000},
+		{live: 48 * mib, least: 48 * mib, room: 96 * mib, usual: 100, want: 200},   // no more than there is
+		{live: 48 * mib, least: 40 * mib, room: 1 * mib, usual: 100, want: 50},     // for what is under way
+		{live: 64 * mib, least: 40 * mib, room: 1 * mib, usual: 150, want: 75},     // no less than half
+		{live: 100 * mib, least: 48 * mib, room: 100 * mib, usual: 100, want: 150}, // no longer a small one
 		{live: 96 * mib, least: 64 * mib, usual: 100, want: 100},
-		{live: 100 * mib, least: 100 * mib, usual: 100, want: 150, room: 100 * mib},
-		{live: 100 * mib, least: 100 * mib, usual: 100, want: 200, room: 2000 * mib},   // by as much as lives
-		{live: 1000 * mib, least: 900 * mib, usual: 150, want: 200, room: 2000 * mib},  // by 512 MiB
-		{live: 8000 * mib, least: 8000 * mib, usual: 100, want: 100, room: 2000 * mib}, // as good as nothing
-		{live: 100 * mib, least: 100 * mib, usual: -1, want: -1, room: 100 * mib},
-		{live: 48 * mib, least: 48 * mib, usual: 100, want: 133, room: 2000 * mib},
-		{live: 40 * mib, least: 40 * mib, usual: 10, want: 160},
-		{live: 1, least: 1, usual: 100, want: 1000},
-		{live: 48 * mib, least: 48 * mib, usual: -1, want: -1}, // nothing is collected
+		{live: 100 * mib, least: 100 * mib, room: 100 * mib, usual: 100, want: 150},
+		{live: 100 * mib, least: 100 * mib, room: roomy, usual: 100, want: 200},   // by as much as lives
+		{live: 1000 * mib, least: 900 * mib, room: roomy, usual: 150, want: 200},  // by 512 MiB
+		{live: 8000 * mib, least: 8000 * mib, room: roomy, usual: 100, want: 100}, // as good as nothing
+		{live: 100 * mib, least: 100 * mib, room: 100 * mib, usual: -1, want: -1},
+		{live: 48 * mib, least: 48 * mib, room: roomy, usual: -1, want: -1}, // nothing is collected
 	} {
 		h := heap{live: tc.live, scanned: tc.live + tc.others}
 		if got := steadyPercent(h, tc.least, tc.room, tc.usual); got != tc.want {
@@ -149,6 +150,7 @@ func TestCollectorSpares(t *testing.T) {
 }
 
 // Each collection is followed by a percentage for what it found, as long as there is work.
+// What holds the heap's size stays until one has found what lives without.
 func TestCollectorHolds(t *testing.T) {
 	m := madeUp{heap: heap{percent: 100, others: 20 << 20, limit: noLimit}}
 	c := m.collector()
@@ -165,15 +167,24 @@ func TestCollectorHolds(t *testing.T) {
 	spared := c.spare()
 	found(16)
 	spared()
-	found(32)
+	found(48)
 	done()
-	found(8)
+	found(48) // with the work
 	m.passed()
-	if want := []int{200, 100, 525, 1000, 400, 150, 100}; !slices.Equal(m.sets, want) {
-		t.Errorf("set %v, want %v", m.sets, want)
+	if want := []int{450, 266, 525, 1000, 900, 233}; !slices.Equal(m.sets, want) || m.collect == nil {
+		t.Errorf("set %v, want %v; is called after collections: %t", m.sets, want, m.collect != nil)
 	}
-	// What lives and what does not, 64 MiB, 20 and 12; none while there is room to spare.
-	if want := []int64{128, noLimit >> 20, 112, noLimit >> 20}; !slices.Equal(m.limits, want) {
+	again := c.hold()
+	m.passed()
+	again()
+	found(64)
+	m.passed()
+	found(24)
+	if want := []int{450, 266, 525, 1000, 900, 233, 100}; !slices.Equal(m.sets, want) || m.collect != nil {
+		t.Errorf("set %v, want %v; is called after collections: %t", m.sets, want, m.collect != nil)
+	}
+	// What lives and what does not, 144 MiB, 20 and 12; none while there is room to spare.
+	if want := []int64{208, noLimit >> 20, 192, noLimit >> 20}; !slices.Equal(m.limits, want) {
 		t.Errorf("limits %v, want %v", m.limits, want)
 	}
 }
@@ -183,7 +194,7 @@ func TestCollectorKeepsLimit(t *testing.T) {
 	m := madeUp{heap: heap{live: 32 << 20, scanned: 32 << 20, percent: 100, limit: 500 << 20}}
 	m.collector().hold()()
 	m.passed()
-	if len(m.limits) > 0 || !slices.Equal(m.sets, []int{200, 100}) {
+	if len(m.limits) > 0 || !slices.Equal(m.sets, []int{450, 100}) {
 		t.Errorf("limits %v, set %v", m.limits, m.sets)
 	}
 }

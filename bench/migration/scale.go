@@ -36,7 +36,7 @@ const (
 	// maxLegRounds rounds and at least one: of a short migration alone the time says more of
 	// its beginning than of its size, and the memory more of when garbage happened to be
 	// collected.
-	legObjects, maxLegRounds = 200_000, 10
+	legObjects, maxLegRounds = 200_000, 20
 )
 
 // scale migrates each number of objects.
