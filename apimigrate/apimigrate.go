@@ -47,8 +47,11 @@ type Target struct {
 // Options bound what a run asks of the server. The zero value of a field means its default.
 type Options struct {
 	// MaxParallel bounds the patches under way. Fewer are where the server says that they are
-	// too many. Default: 32.
+	// too many, or Busy that clients are served. Default: 128.
 	MaxParallel int
+	// Busy, if not nil, says whether clients are being served now. It is called by several
+	// goroutines at once.
+	Busy func() bool
 	// PageSize is how many objects are listed at a time. Default: 500.
 	PageSize int
 	// MaxPerSecond bounds the objects patched per second; 0 means no bound.
@@ -72,7 +75,7 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.MaxParallel = cmp.Or(o.MaxParallel, 32)
+	o.MaxParallel = cmp.Or(o.MaxParallel, 128)
 	o.PageSize = cmp.Or(o.PageSize, 500)
 	o.MaxNamed = cmp.Or(o.MaxNamed, 1000)
 	o.Patience = cmp.Or(o.Patience, time.Minute)

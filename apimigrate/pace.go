@@ -9,11 +9,17 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// firstParallel is how many patches are under way at the beginning.
-const firstParallel = 8
+const (
+	// firstParallel is how many patches are under way at the beginning.
+	firstParallel = 8
+	// besideClients is how many are at most while clients are served, whose requests wait for
+	// processors that work on patches.
+	besideClients = 16
+)
 
-// window is how many patches may be under way: one more after as many as there may be were
-// taken, half of them after one was not (additive increase, multiplicative decrease).
+// window is how many patches may be under way: one more after each that the server took, and
+// half of them after one was not; from then on one more only after as many as there may be
+// were taken (slow start, additive increase, multiplicative decrease).
 // Invariant: 1 <= limit <= most.
 type window struct {
 	limit, most float64
@@ -23,7 +29,11 @@ type window struct {
 
 // taken is the window after a patch that the server took.
 func (w window) taken() window {
-	w.limit = min(w.most, w.limit+1/w.limit)
+	step := 1.0
+	if !w.cut.IsZero() {
+		step = 1 / w.limit
+	}
+	w.limit = min(w.most, w.limit+step)
 	return w
 }
 
@@ -40,13 +50,15 @@ func (w window) throttled(begun, now time.Time) window {
 type gate struct {
 	clock clock.WithTicker
 	rate  *rate.Limiter
+	busy  func() bool // nil: nobody looks
+	// free has something in it when a patch may be able to begin. Who takes it looks.
+	free chan struct{}
 
 	mu     sync.Mutex
 	window window
 	under  int // patches under way
 	// closed is until when the server wants none.
-	closed  time.Time
-	changed chan struct{} // closed and replaced whenever a patch ends
+	closed time.Time
 }
 
 func newGate(o Options) *gate {
@@ -55,7 +67,7 @@ func newGate(o Options) *gate {
 		limit = rate.Limit(o.MaxPerSecond)
 	}
 	return &gate{
-		clock: o.Clock, rate: rate.NewLimiter(limit, 1), changed: make(chan struct{}),
+		clock: o.Clock, rate: rate.NewLimiter(limit, 1), busy: o.Busy, free: make(chan struct{}, 1),
 		window: window{limit: float64(min(firstParallel, o.MaxParallel)), most: float64(o.MaxParallel)},
 	}
 }
@@ -66,18 +78,45 @@ func (g *gate) enter(ctx context.Context) (begun time.Time, err error) {
 		return time.Time{}, err
 	}
 	for {
-		g.mu.Lock()
-		now, changed := g.clock.Now(), g.changed
-		closed := g.closed.Sub(now)
-		if closed <= 0 && g.under < int(g.window.limit) {
-			g.under++
-			g.mu.Unlock()
-			return now, ctx.Err()
+		begun, closed, ok := g.begin()
+		if ok {
+			return begun, ctx.Err()
 		}
-		g.mu.Unlock()
-		if err := waitOr(ctx, g.clock, closed, changed); err != nil {
+		if err := waitOr(ctx, g.clock, closed, g.free); err != nil {
 			return time.Time{}, err
 		}
+	}
+}
+
+// begin counts one more patch if it may begin, and else says for how long the server wants none,
+// if it has said so.
+func (g *gate) begin() (begun time.Time, closed time.Duration, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.clock.Now()
+	if closed = g.closed.Sub(now); closed > 0 || g.under >= g.room() {
+		return time.Time{}, closed, false
+	}
+	if g.under++; g.under < g.room() {
+		g.nudge()
+	}
+	return now, 0, true
+}
+
+// room is how many patches may be under way. It is called with mu.
+func (g *gate) room() int {
+	room := int(g.window.limit)
+	if room > besideClients && g.busy != nil && g.busy() {
+		room = besideClients
+	}
+	return room
+}
+
+// nudge has one look who waits.
+func (g *gate) nudge() {
+	select {
+	case g.free <- struct{}{}:
+	default: // one will
 	}
 }
 
@@ -112,11 +151,10 @@ func (g *gate) leave(begun time.Time, v verdict) {
 	if until := now.Add(v.after); until.After(g.closed) {
 		g.closed = until
 	}
-	close(g.changed)
-	g.changed = make(chan struct{})
+	g.nudge()
 }
 
-// waitOr waits until a time has passed, if it is positive, or or is closed.
+// waitOr waits until a time has passed, if it is positive, or or has something.
 func waitOr(ctx context.Context, c clock.WithTicker, d time.Duration, or <-chan struct{}) error {
 	var passed <-chan time.Time
 	if d > 0 {

@@ -61,7 +61,7 @@ func TestEveryObject(t *testing.T) {
 	if left := s.unwritten(); len(left) > 0 {
 		t.Errorf("not written: %v", left)
 	}
-	if s.most < 2 || s.most > 32 {
+	if s.most < 2 || s.most > 128 {
 		t.Errorf("%d patches were under way", s.most)
 	}
 }
@@ -475,6 +475,9 @@ func TestRate(t *testing.T) {
 func TestWindow(t *testing.T) {
 	start := time.Unix(1000, 0)
 	w := window{limit: 8, most: 10}
+	if one := w.taken(); one.limit != 9 {
+		t.Errorf("it grew to %v", one.limit)
+	}
 	for range 100 {
 		w = w.taken()
 	}
@@ -489,6 +492,9 @@ func TestWindow(t *testing.T) {
 	if w.limit != 5 {
 		t.Errorf("it fell to %v", w.limit)
 	}
+	if one := w.taken(); one.limit != 5.2 {
+		t.Errorf("it grew to %v", one.limit)
+	}
 	for range 20 {
 		w = w.throttled(start.Add(time.Minute), start.Add(time.Minute))
 	}
@@ -498,6 +504,45 @@ func TestWindow(t *testing.T) {
 	if w = w.taken(); w.limit != 2 {
 		t.Errorf("it grew to %v", w.limit)
 	}
+}
+
+// TestBesideClients: while clients are served only some of the patches are under way that may
+// be without. When they have gone, all who wait for a place are let in, though only one of
+// those under way has ended.
+func TestBesideClients(t *testing.T) {
+	const most = 40
+	var busy atomic.Bool
+	busy.Store(true)
+	g := newGate(Options{MaxParallel: most, Busy: busy.Load}.withDefaults())
+	g.window.limit = most
+	entered := make(chan time.Time)
+	for range most + 2 {
+		go func() {
+			if begun, err := g.enter(t.Context()); err == nil {
+				entered <- begun
+			}
+		}()
+	}
+	await := func(n int) {
+		t.Helper()
+		deadline := time.After(30 * time.Second)
+		for i := range n {
+			select {
+			case <-entered:
+			case <-deadline:
+				t.Fatalf("%d of %d were let in", i, n)
+			}
+		}
+		if _, _, more := g.begin(); more {
+			t.Fatalf("more than %d were let in", n)
+		}
+	}
+	await(besideClients)
+	g.leave(time.Now(), verdict{answer: written})
+	await(1)
+	busy.Store(false)
+	g.leave(time.Now(), verdict{answer: written})
+	await(most - besideClients + 1)
 }
 
 // TestPatience: what does not answer is given up when it has not for so long. What was away for

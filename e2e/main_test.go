@@ -59,6 +59,7 @@ var (
 		{"APIRejected", testAPIRejected},
 		{"APIUndecodable", testAPIUndecodable},
 		{"PausedAndKilled", testPausedAndKilled},
+		{"APIPausedAndCancelled", testAPIPausedAndCancelled},
 		{"BothMigrationAPIs", testBothMigrationAPIs},
 		{"MigrateCommand", testMigrateCommand},
 		{"NamespaceDeletion", testNamespaceDeletion},

@@ -35,10 +35,8 @@ func testPausedAndKilled(t *testing.T) {
 		return m.Status.ContinueToken != "" && m.Status.Progress.Done > 0
 	})
 	pauseMigration(t, servers[0], started, true)
-	resting := waitMigration(t, servers[0], "rests", func(m *migrationv1alpha1.StorageVersionMigration) bool {
-		running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
-		return running != nil && running.Reason == migrationv1alpha1.ReasonPaused && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == ""
-	})
+	resting := started.DeepCopy()
+	waitResting(t, servers[0], resting)
 	converted := c.Encodings(widgets)[widgetEncoding("v2")]
 	if left := c.Encodings(widgets)[widgetEncoding("v1")]; left == 0 || resting.Status.Progress == nil || resting.Status.Progress.Done == 0 {
 		t.Errorf("it rests with %d objects to go and %+v", left, resting.Status.Progress)
@@ -101,19 +99,85 @@ func cancelByHand(t *testing.T, c *cluster.Cluster, writes *load.Load, servers [
 	if err := servers[1].Objects().Create(t.Context(), byHand); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, 60*time.Second, "it has written something", func(context.Context) error {
+	waitWritten(t, c, before)
+	wantCancelled(t, c, byHand, writes, servers)
+}
+
+// waitWritten waits until a widget is written that was at one of the revisions.
+func waitWritten(t *testing.T, c *cluster.Cluster, before map[string]int64) {
+	t.Helper()
+	cluster.Eventually(t, 60*time.Second, "something is written", func(context.Context) error {
 		if writtenSince(t, c, widgets, before) == 0 {
-			return errors.New("it has not")
+			return errors.New("nothing is")
 		}
 		return nil
 	})
-	if err := servers[0].Objects().Delete(t.Context(), byHand); err != nil {
+}
+
+// wantCancelled deletes a migration, and fails if it writes on.
+func wantCancelled(t *testing.T, c *cluster.Cluster, m *migrationv1alpha1.StorageVersionMigration, writes *load.Load, servers []*cluster.Server) {
+	t.Helper()
+	if err := servers[0].Objects().Delete(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	wantSilence(t, c, "cancelled", writes, servers)
 	if left := c.Encodings(widgets)[widgetEncoding("v1")]; left == 0 {
 		t.Error("it had ended before it was cancelled: nothing was tested")
 	}
+}
+
+// A migration through the API is paused while it runs, and rests, in which nothing is written.
+// It goes on, and is cancelled, after which nothing is written either. What it left to do is
+// done by the migration that the servers had made by themselves and that was paused meanwhile,
+// and no object is written twice.
+func testAPIPausedAndCancelled(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	storeWidgetsIn(t, servers[0], "v2")
+	own := waitMigration(t, servers[0], "is there", func(*migrationv1alpha1.StorageVersionMigration) bool { return true })
+	pauseMigration(t, servers[0], own, true)
+	waitResting(t, servers[0], own)
+	writes := c.Load(load.Config{Resources: []load.Resource{load.ConfigMaps("default")}}, servers...)
+
+	before := revisionsOf(t, c, widgets)
+	m := askForAPI(t, servers[1], widgets, "v2", func(*migrationv1alpha1.StorageVersionMigrationSpec) {})
+	waitWritten(t, c, before)
+	pauseMigration(t, servers[0], m, true)
+	waitResting(t, servers[0], m)
+	if m.Status.Engine != migrationv1alpha1.EngineAPI {
+		t.Errorf("the engine is %q, because %q", m.Status.Engine, m.Status.EngineReason)
+	}
+	wantSilence(t, c, "paused", writes, servers)
+
+	before = revisionsOf(t, c, widgets)
+	pauseMigration(t, servers[0], m, false)
+	waitWritten(t, c, before)
+	wantCancelled(t, c, m, writes, servers)
+	c.CheckLoad(writes.Stop(), nil)
+
+	pauseMigration(t, servers[0], own, false)
+	t.Logf("settled after %v", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
+	wantWrittenOnce(t, c, widgets, stored)
+	c.Check()
+}
+
+// waitResting waits until nobody works on a paused migration, which it reads.
+func waitResting(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration) {
+	t.Helper()
+	cluster.Eventually(t, 90*time.Second, m.Name+" rests", func(ctx context.Context) error {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+			return err
+		}
+		running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+		if running == nil || running.Reason != migrationv1alpha1.ReasonPaused || m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" {
+			return fmt.Errorf("it is %+v", m.Status)
+		}
+		return nil
+	})
 }
 
 // wantSilence fails if a widget is written while servers work on: they take writes, and renew

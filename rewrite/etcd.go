@@ -152,15 +152,9 @@ func (e *Etcd) commitAll(ctx context.Context, fence Fence, puts []Put) (_ Commit
 		key := []byte(p.Key)
 		txn.Compare, txn.Success = append(txn.Compare, unchanged(key, p.ModRevision)), append(txn.Success, putOf(key, p))
 	}
-	resp, err := e.commit(ctx, txn, MaxReply)
-	if err != nil {
-		return Committed{}, false, fmt.Errorf("write %d objects: %w", len(puts), classify(err))
-	}
-	if !resp.Succeeded {
-		return Committed{}, false, nil
-	}
-	if len(resp.Responses) != len(puts) {
-		return Committed{}, false, fmt.Errorf("etcd answered %d of %d operations", len(resp.Responses), len(puts))
+	resp, err := e.transact(ctx, txn, len(puts), MaxReply)
+	if err != nil || !resp.Succeeded {
+		return Committed{}, false, err
 	}
 	return Committed{Revision: resp.Header.GetRevision(), Outcomes: slices.Repeat([]Outcome{{Written: true}}, len(puts))}, true, nil
 }
@@ -171,24 +165,33 @@ func (e *Etcd) commitEach(ctx context.Context, fence Fence, puts []Put) (Committ
 	if len(puts) == 1 {
 		maxReply = math.MaxInt32
 	}
-	resp, err := e.commit(ctx, &etcdserverpb.TxnRequest{
+	resp, err := e.transact(ctx, &etcdserverpb.TxnRequest{
 		Compare: []*etcdserverpb.Compare{unchanged([]byte(fence.Key), fence.Revision)},
 		Success: operations(puts),
-	}, maxReply)
+	}, len(puts), maxReply)
 	if err != nil {
-		return Committed{}, fmt.Errorf("write %d objects: %w", len(puts), classify(err))
+		return Committed{}, err
 	}
 	if !resp.Succeeded {
 		return Committed{}, fmt.Errorf("%q is not at revision %d: %w", fence.Key, fence.Revision, ErrFenced)
-	}
-	if len(resp.Responses) != len(puts) {
-		return Committed{}, fmt.Errorf("etcd answered %d of %d operations", len(resp.Responses), len(puts))
 	}
 	result := Committed{Revision: resp.Header.GetRevision(), Outcomes: make([]Outcome, len(puts))}
 	for i, r := range resp.Responses {
 		result.Outcomes[i] = outcome(r.GetResponseTxn())
 	}
 	return result, nil
+}
+
+// transact sends a transaction of one operation for each of n objects, if its compares hold.
+func (e *Etcd) transact(ctx context.Context, txn *etcdserverpb.TxnRequest, n, maxReply int) (*etcdserverpb.TxnResponse, error) {
+	resp, err := e.commit(ctx, txn, maxReply)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("write %d objects: %w", n, classify(err))
+	case resp.Succeeded && len(resp.Responses) != n:
+		return nil, fmt.Errorf("etcd answered %d of %d operations", len(resp.Responses), n)
+	}
+	return resp, nil
 }
 
 // unchanged holds if the key is at the revision.

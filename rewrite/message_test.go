@@ -2,6 +2,7 @@ package rewrite
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 )
@@ -79,6 +81,24 @@ func TestMessageWithoutRange(t *testing.T) {
 func TestPieceWithoutKeys(t *testing.T) {
 	s := stream{etcd: &Etcd{}, receive: func() (Page, error) { return Page{More: true}, nil }, cancel: func() {}}
 	if page, err := s.next(t.Context()); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("got %+v, %v", page, err)
+	}
+}
+
+// nothing sends one piece that has nothing.
+type nothing struct{ clientv3.KV }
+
+func (nothing) GetStream(context.Context, string, ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
+	pieces := make(chan clientv3.RangeStreamResponse, 1)
+	pieces <- clientv3.RangeStreamResponse{}
+	return pieces, nil
+}
+
+// Nor is one from an etcd in the same process.
+func TestPieceWithNothing(t *testing.T) {
+	receive, err := unconnected{nothing{}}.open(t.Context(), "a", "b", 1)
+	must(t, err)
+	if page, err := receive(); !errors.Is(err, errNoRange) {
 		t.Errorf("got %+v, %v", page, err)
 	}
 }

@@ -103,6 +103,8 @@ func (u unconnected) open(ctx context.Context, start, end string, revision int64
 			return Page{}, errBrokenOff
 		case err != nil:
 			return Page{}, err
+		case piece.RangeResponse == nil:
+			return Page{}, errNoRange
 		}
 		page := pageOf(piece.RangeResponse)
 		page.More = piece.Header == nil // which only the last piece has

@@ -14,6 +14,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/apimigrate"
 	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/rewrite"
 )
 
 // apiMigrator migrates through this server's API what is not to be rewritten in its store.
@@ -21,15 +22,15 @@ type apiMigrator struct {
 	engine   *apimigrate.Engine
 	services apiregistrationclient.APIServicesGetter
 	garbage  *collector
-	// maxPerSecond bounds migrations that do not say it themselves.
-	maxPerSecond int
+	// yield says how a job gives way.
+	yield func(migrate.Job) rewrite.Yield
 }
 
 var _ migrate.Rewriter = (*apiMigrator)(nil)
 
 // newAPIMigrator returns one that uses the server which config names, this one, in the
 // process. What it writes is noted in migrated.
-func newAPIMigrator(config *rest.Config, local *inProcess, garbage *collector, migrated *underWay, maxPerSecond int) (*apiMigrator, error) {
+func newAPIMigrator(config *rest.Config, local *inProcess, garbage *collector, migrated *underWay, yield func(migrate.Job) rewrite.Yield) (*apiMigrator, error) {
 	client, err := apimigrate.NewClient(local.config(config))
 	if err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func newAPIMigrator(config *rest.Config, local *inProcess, garbage *collector, m
 	if err != nil {
 		return nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	return &apiMigrator{engine: apimigrate.New(notedAPI{API: client, underWay: migrated}), services: services, garbage: garbage, maxPerSecond: maxPerSecond}, nil
+	return &apiMigrator{engine: apimigrate.New(notedAPI{API: client, underWay: migrated}), services: services, garbage: garbage, yield: yield}, nil
 }
 
 // elsewhere says which service a resource's version is served by, if it is one.
@@ -62,9 +63,10 @@ func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionReso
 func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
 	// Every object is taken apart and put together several times.
 	defer a.garbage.spare()()
-	options := apimigrate.Options{MaxPerSecond: a.maxPerSecond, MaxNamed: migrationv1alpha1.MaxFailures}
-	if job.MaxPerSecond != nil {
-		options.MaxPerSecond = int(*job.MaxPerSecond)
+	yield := a.yield(job)
+	options := apimigrate.Options{MaxPerSecond: yield.MaxPerSecond, MaxNamed: migrationv1alpha1.MaxFailures}
+	if yield.MaxAddedLatency > 0 {
+		options.Busy = yield.Busy
 	}
 	// What cannot be read is the beginning.
 	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {

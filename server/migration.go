@@ -45,7 +45,7 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 		return err
 	}
 	garbage := newCollector()
-	api, err := newAPIMigrator(clients.config, &p.inProcess, garbage, &p.migrated, p.options.MigrationMaxObjectsPerSecond)
+	api, err := newAPIMigrator(clients.config, &p.inProcess, garbage, &p.migrated, p.yield)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.yield(job), MaxNamed: migrationv1alpha1.MaxFailures}
+	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.p.yield(job), MaxNamed: migrationv1alpha1.MaxFailures}
 	if job.Failed != nil {
 		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
@@ -124,11 +124,11 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 }
 
 // yield says how a job gives way: as its migration says, and else as the server's flags do.
-func (r rewriter) yield(job migrate.Job) rewrite.Yield {
+func (p *protocol) yield(job migrate.Job) rewrite.Yield {
 	y := rewrite.Yield{
-		MaxAddedLatency: r.p.options.MigrationMaxAddedLatency,
-		MaxPerSecond:    r.p.options.MigrationMaxObjectsPerSecond,
-		Busy:            r.p.clientLoad.busy,
+		MaxAddedLatency: p.options.MigrationMaxAddedLatency,
+		MaxPerSecond:    p.options.MigrationMaxObjectsPerSecond,
+		Busy:            p.clientLoad.busy,
 	}
 	if job.MaxAddedLatency != nil {
 		y.MaxAddedLatency = *job.MaxAddedLatency

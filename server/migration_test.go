@@ -34,7 +34,7 @@ func TestYield(t *testing.T) {
 		{migrate.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, 0, 0}, // without a bound
 		{migrate.Job{MaxPerSecond: ptr.To[int64](3)}, 5 * time.Millisecond, 3},
 	} {
-		y := r.yield(test.job)
+		y := r.p.yield(test.job)
 		if y.MaxAddedLatency != test.latency || y.MaxPerSecond != test.maxPerSecond {
 			t.Errorf("%+v gives way by %v and %d objects/s, want %v and %d", test.job, y.MaxAddedLatency, y.MaxPerSecond, test.latency, test.maxPerSecond)
 		}
