@@ -22,11 +22,25 @@ type Ways struct {
 // forgotten is how long after a client's requests a migration does not give way to it any more.
 const forgotten = 2 * time.Second
 
-// Round measures every way once. The raw writes of the old bytes undo the rewrites.
+// perRound is how often a round measures what takes a fraction of a second.
+const perRound = 3
+
+// Round measures every way, the single writes once.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
 	if err := Pause(ctx, forgotten); err != nil {
 		return err
 	}
+	for j := range perRound {
+		if err := w.together(ctx, stored, i*perRound+j); err != nil {
+			return err
+		}
+	}
+	return w.oneByOne(ctx, stored, i, sampled)
+}
+
+// together measures once what writes many objects in one transaction. The raw writes of the
+// old bytes undo the rewrites.
+func (w *Ways) together(ctx context.Context, stored *Stored, i int) error {
 	if err := stored.Servers.Rest(ctx); err != nil {
 		return err
 	}
@@ -50,7 +64,7 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 		return err
 	}
 	w.Raw, w.Rewrite, w.Noop = append(w.Raw, raw), append(w.Rewrite, rewrite), append(w.Noop, noop)
-	return w.oneByOne(ctx, stored, i, sampled)
+	return nil
 }
 
 // oneByOne measures the single writes once.
