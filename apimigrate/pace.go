@@ -120,31 +120,17 @@ func (g *gate) nudge() {
 	}
 }
 
-// open waits for one that has entered until the server wants patches, and says when that was.
-func (g *gate) open(ctx context.Context) (begun time.Time, err error) {
-	for {
-		g.mu.Lock()
-		now := g.clock.Now()
-		closed := g.closed.Sub(now)
-		g.mu.Unlock()
-		if closed <= 0 {
-			return now, ctx.Err()
-		}
-		if err := waitOr(ctx, g.clock, closed, nil); err != nil {
-			return time.Time{}, err
-		}
-	}
-}
-
 // leave ends a patch.
 func (g *gate) leave(begun time.Time, v verdict) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := g.clock.Now()
+	now, bounding := g.clock.Now(), 2*g.under >= int(g.window.limit)
 	g.under--
 	switch v.answer {
 	case written, refused:
-		g.window = g.window.taken()
+		if bounding { // else it says nothing of what more the server would take
+			g.window = g.window.taken()
+		}
 	case busy:
 		g.window = g.window.throttled(begun, now)
 	}

@@ -40,6 +40,7 @@ type run struct {
 	patience *patience
 	// webhook is the patience with conversion webhooks and KMS plugins.
 	webhook *patience
+	turn    chan struct{} // full while an object is taken
 
 	mu       sync.Mutex // guards what follows
 	resource schema.GroupVersionResource
@@ -53,7 +54,7 @@ type run struct {
 
 func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
-		api: api, target: target, opts: opts, gate: newGate(opts),
+		api: api, target: target, opts: opts, gate: newGate(opts), turn: make(chan struct{}, 1),
 		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
@@ -121,21 +122,11 @@ func (r *run) all(ctx context.Context) error {
 	return r.blocked
 }
 
-// work migrates objects until there are no more. It takes them only when they may be
-// patched, so that they are in the order of the list.
+// work migrates objects until there are no more.
 func (r *run) work(ctx context.Context, tasks <-chan task) error {
 	for {
-		begun, err := r.gate.enter(ctx)
-		if err != nil {
-			return err
-		}
-		t, ok := <-tasks
-		if !ok {
-			r.gate.leave(begun, verdict{answer: unable})
-			return nil
-		}
-		// It may have waited for the list meanwhile.
-		if begun, err = r.gate.open(ctx); err != nil {
+		t, begun, err := r.next(ctx, tasks)
+		if err != nil || t.page == nil {
 			return err
 		}
 		if err := r.migrate(ctx, t, begun); err != nil {
@@ -143,6 +134,19 @@ func (r *run) work(ctx context.Context, tasks <-chan task) error {
 		}
 		r.progress.Tell()
 	}
+}
+
+// next takes an object, if there is one more, and waits until it may be patched: one after
+// the other, so that patches begin in the order of the list.
+func (r *run) next(ctx context.Context, tasks <-chan task) (t task, begun time.Time, err error) {
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
+	t, ok := <-tasks
+	if !ok {
+		return task{}, time.Time{}, nil
+	}
+	begun, err = r.gate.enter(ctx)
+	return t, begun, err
 }
 
 // wait waits before the server is asked again, if it is worth it.

@@ -61,7 +61,7 @@ func TestEveryObject(t *testing.T) {
 	if left := s.unwritten(); len(left) > 0 {
 		t.Errorf("not written: %v", left)
 	}
-	if s.most < 2 || s.most > 128 {
+	if s.most < 2 {
 		t.Errorf("%d patches were under way", s.most)
 	}
 }
@@ -460,15 +460,18 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
-// TestRate: a migration that is held to a rate keeps to it.
+// TestRate: a migration that is held to a rate keeps to it, and ends when all is done: whoever
+// has nothing to do takes no part of it.
 func TestRate(t *testing.T) {
-	s := startServer(t, 30)
+	const objects, perSecond = 20, 10
+	s := startServer(t, objects)
 	began := time.Now()
-	if result, err := s.run(Options{MaxPerSecond: 50}); err != nil || result.Patched != 30 {
+	if result, err := s.run(Options{MaxPerSecond: perSecond}); err != nil || result.Patched != objects {
 		t.Errorf("%+v, %v", result, err)
 	}
-	if took := time.Since(began); took < 29*20*time.Millisecond {
-		t.Errorf("30 objects took %s", took)
+	least := (objects - 1) * time.Second / perSecond
+	if took := time.Since(began); took < least || took > 5*least {
+		t.Errorf("%d objects took %s", objects, took)
 	}
 }
 

@@ -65,8 +65,6 @@ func startServer(t *testing.T, n int) *testServer {
 	for i := range n {
 		s.create(name(i))
 	}
-	s.http = httptest.NewServer(s)
-	t.Cleanup(s.http.Close)
 	return s
 }
 
@@ -89,6 +87,8 @@ func (s *testServer) create(name types.NamespacedName) {
 
 func (s *testServer) engine() *Engine {
 	s.t.Helper()
+	s.http = httptest.NewServer(s)
+	s.t.Cleanup(s.http.Close)
 	client, err := NewClient(&rest.Config{Host: s.http.URL})
 	if err != nil {
 		s.t.Fatal(err)
@@ -98,9 +98,12 @@ func (s *testServer) engine() *Engine {
 
 var target = Target{GroupResource: widgets, Versions: []string{"v2", "v1"}}
 
+// run returns when no request is being served any more: one may be that nobody waits for.
 func (s *testServer) run(o Options) (Result, error) {
 	s.t.Helper()
-	return s.engine().Run(s.t.Context(), target, impatient(o), nil)
+	result, err := s.engine().Run(s.t.Context(), target, impatient(o), nil)
+	s.http.Close()
+	return result, err
 }
 
 // impatient are options of a run that hardly waits for a webhook.

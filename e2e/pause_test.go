@@ -137,7 +137,9 @@ func testAPIPausedAndCancelled(t *testing.T) {
 	fill(t, servers[0], widgetsV1, stored)
 	c.WaitSettled()
 	storeWidgetsIn(t, servers[0], "v2")
-	own := waitMigration(t, servers[0], "is there", func(*migrationv1alpha1.StorageVersionMigration) bool { return true })
+	own := waitMigration(t, servers[0], "is begun", func(m *migrationv1alpha1.StorageVersionMigration) bool {
+		return m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != ""
+	})
 	pauseMigration(t, servers[0], own, true)
 	waitResting(t, servers[0], own)
 	writes := c.Load(load.Config{Resources: []load.Resource{load.ConfigMaps("default")}}, servers...)

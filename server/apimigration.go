@@ -63,11 +63,8 @@ func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionReso
 func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
 	// Every object is taken apart and put together several times.
 	defer a.garbage.spare()()
-	yield := a.yield(job)
-	options := apimigrate.Options{MaxPerSecond: yield.MaxPerSecond, MaxNamed: migrationv1alpha1.MaxFailures}
-	if yield.MaxAddedLatency > 0 {
-		options.Busy = yield.Busy
-	}
+	options := giving(a.yield(job))
+	options.MaxNamed = migrationv1alpha1.MaxFailures
 	// What cannot be read is the beginning.
 	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
 		options.Resume = apimigrate.Cursor{}
@@ -86,6 +83,16 @@ func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress fun
 	answer := migrate.Result{Progress: apiProgress(result.Progress), Failures: apiFailures(result.Failed)}
 	answer.Total = result.Total
 	return answer, err
+}
+
+// giving has a migration through the API give way: it does not look at clients where it may
+// add any latency.
+func giving(way rewrite.Yield) apimigrate.Options {
+	options := apimigrate.Options{MaxPerSecond: way.MaxPerSecond}
+	if way.MaxAddedLatency > 0 {
+		options.Busy = way.Busy
+	}
+	return options
 }
 
 func apiProgress(p apimigrate.Progress) migrate.Progress {

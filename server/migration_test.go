@@ -44,6 +44,10 @@ func TestYield(t *testing.T) {
 		if served := y.Busy(); idle || !served {
 			t.Errorf("clients are served: %t with none, %t with one", idle, served)
 		}
+		api := giving(y)
+		if looks := api.Busy != nil && api.Busy(); looks != (test.latency > 0) || api.MaxPerSecond != test.maxPerSecond {
+			t.Errorf("%+v gives way to clients through the API: %t, and by %d objects/s", test.job, looks, api.MaxPerSecond)
+		}
 		r.p.clientLoad.add(-1)
 		clock.Step(2 * loadWindow)
 	}

@@ -25,7 +25,7 @@ const forgotten = 2 * time.Second
 // perRound is how often a round measures what takes a fraction of a second.
 const perRound = 3
 
-// Round measures every way, the single writes once.
+// Round measures every way but the one through the API, the single writes once.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
 	if err := Pause(ctx, forgotten); err != nil {
 		return err

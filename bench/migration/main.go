@@ -45,7 +45,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	o := options{}
 	flags.IntVar(&o.objects, "objects", 10_000, "objects of each resource")
 	flags.IntVar(&o.servers, "servers", 1, "API servers that run and watch")
-	flags.IntVar(&o.rounds, "rounds", 3, "how often each way is measured")
+	flags.IntVar(&o.rounds, "rounds", 3, "how often each way is measured, what takes a fraction of a second three times as often")
 	flags.IntVar(&o.samples, "samples", 10_000, "client writes that are timed with a migration, and without")
 	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
 	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)

@@ -138,8 +138,9 @@ type StorageVersionMigrationSpec struct {
 	// are being served: it slows down where a small read of etcd takes longer than without
 	// it by more than this, to no less than 200 objects per second, or 20 large ones, which
 	// maxObjectsPerSecond may lower. 0 means full speed. Default: the server's
-	// --migration-max-added-latency. A migration through the API has no use for it: it makes
-	// fewer requests at a time when the server says that it is busy.
+	// --migration-max-added-latency. A migration through the API measures no latency: it makes
+	// fewer requests at a time when the server says that it is busy and, unless this is 0,
+	// while clients are being served.
 	// +optional
 	MaxAddedLatency *metav1.Duration `json:"maxAddedLatency,omitempty"`
 	// MaxObjectsPerSecond bounds the objects written per second; 0 means no bound. Default:
