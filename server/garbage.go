@@ -23,11 +23,10 @@ const (
 	// blindHeapRoom what it is where nothing tells how much that is.
 	heapRoomShare = 4
 	blindHeapRoom = 128 << 20
-	// heldBelow is of how many bytes less have to live in a heap whose size is held, steadyRoom
-	// how far that may grow between two collections if there is so much room, and
-	// underWayAtATime what a rewrite may have under way when one runs: values, read, decoded
-	// and encoded, and messages. With less room it would be more by chance how close the heap
-	// comes to its size.
+	// A heap's size is held if less than heldBelow lives in it. It may grow by steadyRoom
+	// between two collections then, if there is so much room: with less it is more by chance
+	// how close it comes to its size. underWayAtATime is what a rewrite may have under way when
+	// a collection runs: values, read, decoded and encoded, and messages.
 	heldBelow       = 64 << 20
 	steadyRoom      = 144 << 20
 	underWayAtATime = 32 << 20
@@ -56,7 +55,7 @@ type heap struct {
 	limit int64
 }
 
-// collector sets the percentage for the migrations that run. Whatever the environment says
+// collector sets the percentage and the limit for the migrations that run. Whatever the environment says
 // by GOGC is left as it is; the limit of GOMEMLIMIT holds in any case.
 type collector struct {
 	read  func() heap
@@ -209,7 +208,7 @@ func inSteps(percent uint64) int {
 // what a rewrite has under way makes little difference to it.
 func steadySize(h heap, least, room uint64, usual int) (size uint64, ok bool) {
 	least = max(least, h.live-min(h.live, underWayAtATime))
-	return least + min(steadyRoom, max(room, underWayAtATime)), usual >= 0 && h.live > 0 && least < heldBelow
+	return least + min(steadyRoom, max(room, 2*underWayAtATime)), usual >= 0 && h.live > 0 && least < heldBelow
 }
 
 // steadyPercent is by how much the heap may grow to have its size, and by how much one that is

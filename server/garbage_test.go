@@ -74,7 +74,7 @@ func TestSteadyPercent(t *testing.T) {
 		{live: 40 * mib, least: 40 * mib, room: roomy, usual: 10, want: 360},
 		{live: 1, least: 1, room: roomy, usual: 100, want: 1000},
 		{live: 48 * mib, least: 48 * mib, room: 96 * mib, usual: 100, want: 200},   // no more than there is
-		{live: 48 * mib, least: 40 * mib, room: 1 * mib, usual: 100, want: 50},     // for what is under way
+		{live: 48 * mib, least: 40 * mib, room: 1 * mib, usual: 100, want: 116},    // but twice what is under way
 		{live: 64 * mib, least: 40 * mib, room: 1 * mib, usual: 150, want: 75},     // no less than half
 		{live: 100 * mib, least: 48 * mib, room: 100 * mib, usual: 100, want: 150}, // no longer a small one
 		{live: 96 * mib, least: 64 * mib, usual: 100, want: 100},
@@ -88,6 +88,16 @@ func TestSteadyPercent(t *testing.T) {
 		h := heap{live: tc.live, scanned: tc.live + tc.others}
 		if got := steadyPercent(h, tc.least, tc.room, tc.usual); got != tc.want {
 			t.Errorf("%d MiB live, %d MiB at the least, at %d: %d, want %d", tc.live/mib, tc.least/mib, tc.usual, got, tc.want)
+		}
+	}
+}
+
+// Below its limit a heap has room for what is under way, however little memory there is.
+func TestSteadyLimit(t *testing.T) {
+	const mib = 1 << 20
+	for room, want := range map[uint64]int64{1 * mib: 48 + 64 + 20 + 12, 96 * mib: 48 + 96 + 20 + 12, 500 * mib: 48 + 144 + 20 + 12} {
+		if got := steadyLimit(heap{live: 80 * mib, others: 20 * mib}, 40*mib, room, 100) / mib; got != want {
+			t.Errorf("with room for %d MiB: %d MiB, want %d", room/mib, got, want)
 		}
 	}
 }
@@ -169,22 +179,24 @@ func TestCollectorHolds(t *testing.T) {
 	spared()
 	found(48)
 	done()
-	found(48) // with the work
-	m.passed()
-	if want := []int{450, 266, 525, 1000, 900, 233}; !slices.Equal(m.sets, want) || m.collect == nil {
-		t.Errorf("set %v, want %v; is called after collections: %t", m.sets, want, m.collect != nil)
-	}
 	again := c.hold()
 	m.passed()
 	again()
-	found(64)
+	found(64) // with the work
+	m.passed()
+	third := c.hold()
+	third()
+	found(40)
+	if want := []int{450, 266, 525, 1000, 900, 233, 175}; !slices.Equal(m.sets, want) || m.collect == nil {
+		t.Errorf("set %v, want %v; is called after collections: %t", m.sets, want, m.collect != nil)
+	}
 	m.passed()
 	found(24)
-	if want := []int{450, 266, 525, 1000, 900, 233, 100}; !slices.Equal(m.sets, want) || m.collect != nil {
+	if want := []int{450, 266, 525, 1000, 900, 233, 175, 100}; !slices.Equal(m.sets, want) || m.collect != nil {
 		t.Errorf("set %v, want %v; is called after collections: %t", m.sets, want, m.collect != nil)
 	}
 	// What lives and what does not, 144 MiB, 20 and 12; none while there is room to spare.
-	if want := []int64{208, noLimit >> 20, 192, noLimit >> 20}; !slices.Equal(m.limits, want) {
+	if want := []int64{208, noLimit >> 20, 192, 208, noLimit >> 20}; !slices.Equal(m.limits, want) {
 		t.Errorf("limits %v, want %v", m.limits, want)
 	}
 }
