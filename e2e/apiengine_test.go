@@ -55,7 +55,7 @@ func testAPIReviews(t *testing.T) {
 	c := cluster.New(t)
 	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
 	servers := c.Start(cluster.Options{}, "one", "two")
-	createCRD(t, convertibleCRD(hook), servers...)
+	createCRD(t, hook.behindService(servers[0], convertibleCRD(hook)), servers...)
 	fill(t, servers[0], convertiblesV1, objects)
 	c.WaitSettled()
 

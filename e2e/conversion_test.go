@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/e2e/load"
 )
 
-// A custom resource that is converted by a webhook, which is slow, is migrated with its help.
+// A custom resource that is converted by a webhook behind a Service, which is slow, is migrated with its help.
 // Every tenth object is refused, is named and does not stop the others; a webhook that goes
 // down in the middle, for a minute, stops nothing for good. Clients of both versions see what
 // they saw.
@@ -28,7 +28,7 @@ func testConversionWebhook(t *testing.T) {
 	c := cluster.New(t)
 	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
 	servers := c.Start(cluster.Options{}, "one", "two", "three")
-	createCRD(t, convertibleCRD(hook), servers...)
+	createCRD(t, hook.behindService(servers[0], convertibleCRD(hook)), servers...)
 	fill(t, servers[0], convertiblesV1, objects)
 	c.WaitSettled()
 	before := texts(t, servers[0], "v1")

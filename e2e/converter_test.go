@@ -15,12 +15,14 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
@@ -32,6 +34,9 @@ var (
 	convertibles   = schema.GroupResource{Group: widgetGroup, Resource: "convertibles"}
 	convertiblesV1 = load.Custom(convertibles.WithVersion("v1"), "Convertible", metav1.NamespaceDefault)
 )
+
+// converterService is the Service by which the webhook may be named.
+const converterService = "converter"
 
 // convertibleCRD returns a CRD that stores v1.
 func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinition {
@@ -55,6 +60,28 @@ func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinit
 			ConversionReviewVersions: []string{"v1"},
 		},
 	}
+	return crd
+}
+
+// behindService has a CRD name the webhook by a Service, as who runs it in a cluster does.
+func (c *converter) behindService(s *cluster.Server, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+	c.t.Helper()
+	_, text, err := net.SplitHostPort(c.address)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	port, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: converterService}}
+	service.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: int32(port)}}}
+	if _, err := s.Kube().CoreV1().Services(metav1.NamespaceDefault).Create(c.t.Context(), service, metav1.CreateOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
+	by := crd.Spec.Conversion.Webhook.ClientConfig
+	by.URL = nil
+	by.Service = &apiextensionsv1.ServiceReference{Namespace: metav1.NamespaceDefault, Name: converterService, Path: ptr.To("/convert"), Port: ptr.To(int32(port))}
 	return crd
 }
 
@@ -106,7 +133,7 @@ type converter struct {
 func startConverter(t *testing.T) *converter {
 	t.Helper()
 	c := &converter{t: t, ca: newAuthority(t, "conversion-ca"), poisoned: sets.New[string](), left: -1, down: make(chan struct{}), several: map[string]int{}, converted: map[string]int{}, single: map[string]int{}}
-	cert, key := c.ca.issue("converter")
+	cert, key := c.ca.issue(converterService + "." + metav1.NamespaceDefault + ".svc")
 	var err error
 	if c.tls, err = tls.X509KeyPair(cert, key); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -122,6 +124,19 @@ func tightenWidgets(t *testing.T, s *cluster.Server, storage string) {
 	}
 }
 
+// loggedFailures are the names of a resource's objects that the servers' logs name as not
+// migrated.
+func loggedFailures(servers []*cluster.Server, gr schema.GroupResource) sets.Set[string] {
+	line := regexp.MustCompile(`"Object not migrated".* resource="` + regexp.QuoteMeta(gr.String()) + `".* name="([^"]*)"`)
+	names := sets.New[string]()
+	for _, s := range servers {
+		for _, found := range line.FindAllStringSubmatch(s.Output(), -1) {
+			names.Insert(found[1])
+		}
+	}
+	return names
+}
+
 // Values that are no objects are counted, the first hundred named, and all others are
 // migrated, built-in and custom ones, also when the server that does it is killed in the
 // middle. What has met them goes on when they are gone.
@@ -174,6 +189,9 @@ func testBrokenObjects(t *testing.T) {
 			if !strings.HasSuffix(f.Name, "-broken") || f.Message == "" {
 				t.Errorf("a failure is %+v", f)
 			}
+		}
+		if logged := loggedFailures(servers, gr); logged.Len() != n {
+			t.Errorf("the logs name %d of %d broken objects of %s: %v", logged.Len(), n, gr, sets.List(logged))
 		}
 	}
 	wantEncoding(t, c, widgets, widgetEncoding("v2"), engineObjects)

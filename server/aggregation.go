@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/util/proxy"
+	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
@@ -37,11 +38,11 @@ func newAggregationOptions() AggregationOptions {
 func (o *AggregationOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ProxyClientCertFile, "proxy-client-cert-file", o.ProxyClientCertFile, "Certificate that this server shows to aggregated API servers, with --proxy-client-key-file; a change takes effect without a restart. (default <cert-dir>/"+frontProxyCertName+", signed by "+frontProxyCACertName+", both made there)")
 	fs.StringVar(&o.ProxyClientKeyFile, "proxy-client-key-file", o.ProxyClientKeyFile, "Key of --proxy-client-cert-file.")
-	fs.BoolVar(&o.EndpointRouting, "enable-aggregator-routing", o.EndpointRouting, "Reach aggregated API servers at the endpoints of their Services, not at cluster IPs. Services without a cluster IP are reached at their endpoints in any case, and those of type ExternalName by that name.")
+	fs.BoolVar(&o.EndpointRouting, "enable-aggregator-routing", o.EndpointRouting, "Reach aggregated API servers and conversion webhooks at the endpoints of their Services, not at cluster IPs. Services without a cluster IP are reached at their endpoints in any case, and those of type ExternalName by that name.")
 	o.RequestHeader.AddFlags(fs)
 }
 
-// The resources by which aggregated API servers are found.
+// The resources by which aggregated API servers and conversion webhooks are found.
 var (
 	services       = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	endpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
@@ -53,24 +54,33 @@ func (o *Options) aggregates() bool {
 	return o.plan.Served(services) && o.plan.Served(endpointSlices)
 }
 
-// aggregation is how the aggregator reaches other servers.
-func (o *Options) aggregation(certs *certificates, shared informers.SharedInformerFactory) (aggregatorapiserver.ExtraConfig, error) {
+// servicesOf is how the aggregator finds Services, and how conversion webhooks are found:
+// where this server serves none, in the DNS.
+func (o *Options) servicesOf(shared informers.SharedInformerFactory) (aggregated aggregatorapiserver.ServiceResolver, webhooks webhook.ServiceResolver, err error) {
 	if !o.aggregates() {
-		return aggregatorapiserver.ExtraConfig{ServiceResolver: nowhere{}, DisableRemoteAvailableConditionController: true}, nil
+		return nowhere{}, webhook.NewDefaultServiceResolver(), nil
 	}
 	resolver, err := newServiceResolver(shared, o.Aggregation.EndpointRouting)
 	if err != nil {
-		return aggregatorapiserver.ExtraConfig{}, fmt.Errorf("services: %w", err)
+		return nil, nil, fmt.Errorf("services: %w", err)
+	}
+	return resolver, resolver, nil
+}
+
+// aggregation is how the aggregator reaches other servers.
+func (o *Options) aggregation(certs *certificates, services aggregatorapiserver.ServiceResolver) aggregatorapiserver.ExtraConfig {
+	if !o.aggregates() {
+		return aggregatorapiserver.ExtraConfig{ServiceResolver: services, DisableRemoteAvailableConditionController: true}
 	}
 	cert, key := certs.frontProxy.certFile, certs.frontProxy.keyFile
 	if o.Aggregation.ProxyClientCertFile != "" {
 		cert, key = o.Aggregation.ProxyClientCertFile, o.Aggregation.ProxyClientKeyFile
 	}
 	return aggregatorapiserver.ExtraConfig{
-		ServiceResolver: resolver, ProxyClientCertFile: cert, ProxyClientKeyFile: key,
+		ServiceResolver: services, ProxyClientCertFile: cert, ProxyClientKeyFile: key,
 		// As kube-apiserver by default: an aggregated API server does not send clients elsewhere.
 		RejectForwardingRedirects: true,
-	}, nil
+	}
 }
 
 // serviceResolver finds Services as kube-apiserver does, and those that have no cluster IP

@@ -42,10 +42,14 @@ type chain struct {
 // decorate replaces the storage of everything that getter configures.
 type decorate func(generic.RESTOptionsGetter) generic.RESTOptionsGetter
 
-// newChain assembles the servers. custom is told how custom resources are stored; migrated
-// are those whose conversions may be made together.
-func newChain(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter), migrated *underWay) (*chain, error) {
-	extensions, err := newExtensions(o, base, shared, storage, custom, migrated)
+// newChain assembles the servers. custom is told how custom resources are stored, and how their
+// conversion webhooks are found; migrated are those whose conversions may be made together.
+func newChain(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter, webhook.ServiceResolver), migrated *underWay) (*chain, error) {
+	aggregated, webhooks, err := o.servicesOf(shared)
+	if err != nil {
+		return nil, err
+	}
+	extensions, err := newExtensions(o, base, shared, storage, custom, webhooks, migrated)
 	if err != nil {
 		return nil, fmt.Errorf("custom resources: %w", err)
 	}
@@ -53,7 +57,7 @@ func newChain(o *Options, base *genericapiserver.Config, certs *certificates, sh
 	if err != nil {
 		return nil, fmt.Errorf("built-in resources: %w", err)
 	}
-	aggregator, err := newAggregator(o, base, certs, shared, storage, core)
+	aggregator, err := newAggregator(o, base, certs, shared, storage, aggregated, core)
 	if err != nil {
 		return nil, fmt.Errorf("aggregation: %w", err)
 	}
@@ -87,14 +91,14 @@ func applyEtcd(o *Options, c *genericapiserver.Config, codecs serializer.CodecFa
 	return nil
 }
 
-func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter), migrated *underWay) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
+func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter, webhook.ServiceResolver), services webhook.ServiceResolver, migrated *underWay) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
 	c := copyConfig(base)
 	if err := applyEtcd(o, &c, apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion, storage); err != nil {
 		return nil, err
 	}
 	c.MergedResourceConfig = apiextensionsapiserver.DefaultAPIResourceConfigSource()
 	crs := storage(apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker))
-	custom(crs)
+	custom(crs, services)
 	webhooks := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, noopoteltrace.NewTracerProvider())
 	config := &apiextensionsapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
@@ -102,7 +106,7 @@ func newExtensions(o *Options, base *genericapiserver.Config, shared informers.S
 			CRDRESTOptionsGetter: crs,
 			// One: Established needs no wait, since no server takes a write before it has reported.
 			MasterCount:         1,
-			ServiceResolver:     webhook.NewDefaultServiceResolver(),
+			ServiceResolver:     services,
 			AuthResolverWrapper: through(webhooks, func(next http.RoundTripper) http.RoundTripper { return newReviews(next, migrated) }),
 		},
 	}
@@ -151,7 +155,7 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 	return server, nil
 }
 
-func newAggregator(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
+func newAggregator(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, services aggregatorapiserver.ServiceResolver, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
 	c := copyConfig(base)
 	// The aggregator serves the merged OpenAPI document itself.
 	c.SkipOpenAPIInstallation = true
@@ -161,13 +165,9 @@ func newAggregator(o *Options, base *genericapiserver.Config, certs *certificate
 	// v1beta1 was removed in 1.22: no release that can be emulated serves it.
 	c.MergedResourceConfig = aggregatorapiserver.DefaultAPIResourceConfigSource()
 	c.MergedResourceConfig.DisableVersions(apiregistrationv1beta1.SchemeGroupVersion)
-	extra, err := o.aggregation(certs, shared)
-	if err != nil {
-		return nil, err
-	}
 	config := &aggregatorapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
-		ExtraConfig:   extra,
+		ExtraConfig:   o.aggregation(certs, services),
 	}
 	// The chain's protocol hooks stand on this last server, which runs them all.
 	config.GenericConfig.PostStartHooks = base.PostStartHooks

@@ -30,19 +30,20 @@ import (
 type customResources struct {
 	client   client.Client
 	storage  generic.RESTOptionsGetter
+	services webhook.ServiceResolver
 	resolver webhook.AuthenticationInfoResolverWrapper
 }
 
 func newCustomResources(c client.Client, loopback *rest.Config) *customResources {
 	resolver := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, loopback, noopoteltrace.NewTracerProvider())
-	return &customResources{client: c, resolver: resolver}
+	return &customResources{client: c, services: webhook.NewDefaultServiceResolver(), resolver: resolver}
 }
 
 // convertor converts between the definition's versions, and calls its webhook while ctx
 // lasts. It may change its argument.
 func (r *customResources) convertor(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (runtime.ObjectConvertor, *webhookCalls, error) {
 	calls := &webhookCalls{ctx: ctx, timeout: webhookTimeout}
-	converters, err := conversion.NewCRConverterFactory(webhook.NewDefaultServiceResolver(), calls.resolver(r.resolver))
+	converters, err := conversion.NewCRConverterFactory(r.services, calls.resolver(r.resolver))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -23,6 +23,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -238,10 +239,10 @@ func (p *protocol) storage(getter generic.RESTOptionsGetter) generic.RESTOptions
 	return f
 }
 
-// storesCustom takes down how custom resources are stored.
-func (p *protocol) storesCustom(getter generic.RESTOptionsGetter) {
+// storesCustom takes down how custom resources are stored, and how their webhooks are found.
+func (p *protocol) storesCustom(getter generic.RESTOptionsGetter, services webhook.ServiceResolver) {
 	if p.custom != nil {
-		p.custom.storage = getter
+		p.custom.storage, p.custom.services = getter, services
 	}
 }
 
