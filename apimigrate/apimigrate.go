@@ -49,7 +49,8 @@ type Options struct {
 	// MaxParallel bounds the patches under way. Fewer are where the server says that they are
 	// too many, or Busy that clients are served. Default: 128.
 	MaxParallel int
-	// Busy, if not nil, says whether clients are being served now, at once: patches wait for it.
+	// Busy, if not nil, says whether clients are being served now. It may not block: no patch
+	// begins or ends meanwhile.
 	Busy func() bool
 	// PageSize is how many objects are listed at a time. Default: 500.
 	PageSize int

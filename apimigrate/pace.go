@@ -17,8 +17,8 @@ const (
 	besideClients = 16
 )
 
-// window is how many patches may be under way: one more after each that the server took, and
-// half of them after one was not; from then on one more only after as many as there may be
+// window is how many patches may be under way: one more after each that the server took, if
+// half of them were, and half of them after one was not; from then on one more only after as many as there may be
 // were taken (slow start, additive increase, multiplicative decrease).
 // Invariant: 1 <= limit <= most.
 type window struct {

@@ -548,6 +548,35 @@ func TestBesideClients(t *testing.T) {
 	await(most - besideClients + 1)
 }
 
+// TestWindowUnused: how many patches may be under way grows only while as many as half of them
+// are: what takes one after the other says nothing of what more would do.
+func TestWindowUnused(t *testing.T) {
+	g := newGate(Options{MaxParallel: 100}.withDefaults())
+	patch := func(together int) float64 {
+		t.Helper()
+		for range together {
+			if _, _, ok := g.begin(); !ok {
+				t.Fatalf("of %d patches one was not let in", together)
+			}
+		}
+		before := g.window.limit
+		g.leave(time.Now(), verdict{answer: written})
+		grown := g.window.limit - before
+		for range together - 1 {
+			g.leave(time.Now(), verdict{answer: unable})
+		}
+		return grown
+	}
+	for together, grows := range map[int]float64{1: 0, firstParallel/2 - 1: 0} {
+		if got := patch(together); got != grows {
+			t.Errorf("with %d of %d under way the window grew by %v", together, firstParallel, got)
+		}
+	}
+	if got := patch(firstParallel / 2); got != 1 {
+		t.Errorf("with half of them under way the window grew by %v", got)
+	}
+}
+
 // TestPatience: what does not answer is given up when it has not for so long. What was away for
 // a while, and nobody has missed since, is waited for as if it were the first time.
 func TestPatience(t *testing.T) {

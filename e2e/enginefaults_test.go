@@ -10,7 +10,13 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 )
@@ -222,7 +228,7 @@ func testOldServerJoins(t *testing.T) {
 		s.Restart(atRate(40))
 	}
 	joiner := c.NewServer("joiner", old)
-	for _, leave := range []struct {
+	for i, leave := range []struct {
 		name string
 		do   func()
 	}{{"left", joiner.Terminate}, {"was killed", joiner.Kill}} {
@@ -248,6 +254,7 @@ func testOldServerJoins(t *testing.T) {
 			t.Errorf("%d objects were rewritten while an old server took part", now-rewritten)
 		}
 		m.underWay("v1")
+		awaitAborted(t, servers[0], policies, i+1)
 		leave.do()
 		t.Logf("the old server %s after %d rewrites", leave.name, m.rewrites())
 	}
@@ -256,6 +263,28 @@ func testOldServerJoins(t *testing.T) {
 		s.Restart(atRate(0)) // the rest need not take long
 	}
 	m.ended("v1")
+}
+
+// awaitAborted waits until as many migrations of a resource as are wanted are told to have been
+// given up.
+func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want int) {
+	t.Helper()
+	cluster.Eventually(t, 30*time.Second, "the migration is told to be given up", func(ctx context.Context) error {
+		events, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		told := sets.New[types.UID]()
+		for _, e := range events.Items {
+			if e.Reason == migrationv1alpha1.EventAborted && strings.HasPrefix(e.InvolvedObject.Name, gr.String()) {
+				told.Insert(e.InvolvedObject.UID)
+			}
+		}
+		if told.Len() < want {
+			return fmt.Errorf("%d of %d are", told.Len(), want)
+		}
+		return nil
+	})
 }
 
 // Objects are updated, deleted and created as fast as clients can while all of them are

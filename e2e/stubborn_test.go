@@ -207,5 +207,7 @@ func testBrokenObjects(t *testing.T) {
 		}
 	}
 	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
+	// Neither the server that went on nor whoever tried again did anything a second time.
+	wantWrittenOnce(t, c, widgets, engineObjects)
 	c.Check()
 }

@@ -54,8 +54,8 @@ func (o *Options) aggregates() bool {
 	return o.plan.Served(services) && o.plan.Served(endpointSlices)
 }
 
-// servicesOf is how the aggregator finds Services, and how conversion webhooks are found:
-// where this server serves none, in the DNS.
+// servicesOf is how the aggregator finds Services, and how conversion webhooks are found: where
+// this server does not serve what tells where they are, in the DNS.
 func (o *Options) servicesOf(shared informers.SharedInformerFactory) (aggregated aggregatorapiserver.ServiceResolver, webhooks webhook.ServiceResolver, err error) {
 	if !o.aggregates() {
 		return nowhere{}, webhook.NewDefaultServiceResolver(), nil

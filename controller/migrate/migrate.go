@@ -195,13 +195,9 @@ func (c *Controller) Step(ctx context.Context, name string) (time.Duration, erro
 	if target == (evolve.Target{}) {
 		return 0, nil
 	}
-	// While it is paused, nobody claims it and nothing has to be looked at again.
-	if claimer := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]; m.Spec.Paused && (claimer == "" || claimer != string(c.cfg.ID())) {
-		return 0, nil
-	}
 	w := &work{c: c, m: m, uid: m.UID, gr: migrationv1alpha1.Resource(m), target: target, self: c.cfg.ID()}
 	if m.Spec.Paused {
-		return 0, w.pause(ctx)
+		return w.rest(ctx)
 	}
 	why, err := w.refused(ctx)
 	if err != nil {

@@ -34,17 +34,15 @@ func (w *work) refused(ctx context.Context) (string, error) {
 	if w.self == "" {
 		return "this server is not registered", nil
 	}
-	var leases coordinationv1.LeaseList
-	err := w.c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	leases, err := w.leases(ctx)
 	if err != nil {
-		return "", fmt.Errorf("list identity Leases: %w", err)
+		return "", err
 	}
 	claimer := agree.ServerID(w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation])
-	if claimer != "" && claimer != w.self && leaseOf(leases.Items, claimer) != nil {
+	if claimer != "" && claimer != w.self && leaseOf(leases, claimer) != nil {
 		return fmt.Sprintf("%s has claimed it", claimer), nil
 	}
-	if why := tooOld(leases.Items, w.self); why != "" {
+	if why := tooOld(leases, w.self); why != "" {
 		return why, nil
 	}
 	// The fence sees to it that this permits the rewrite as well: where the StorageVersion
@@ -58,6 +56,17 @@ func (w *work) refused(ctx context.Context) (string, error) {
 		return err.Error(), nil
 	}
 	return "", err
+}
+
+// leases are the identity Leases of all servers.
+func (w *work) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
+	var leases coordinationv1.LeaseList
+	err := w.c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	if err != nil {
+		return nil, fmt.Errorf("list identity Leases: %w", err)
+	}
+	return leases.Items, nil
 }
 
 func leaseOf(leases []coordinationv1.Lease, id agree.ServerID) *coordinationv1.Lease {

@@ -308,6 +308,108 @@ func TestPause(t *testing.T) {
 	}
 }
 
+// TestRest: a paused migration that began says that it rests, by any server where its own is
+// gone or has let go of it; one that did not begin, or has another server, is left alone.
+func TestRest(t *testing.T) {
+	for name, tc := range map[string]struct {
+		claimer   agree.ServerID
+		began     bool
+		rests     bool
+		lookAgain bool
+	}{
+		"its server is gone":               {claimer: "apiserver-gone", began: true, rests: true},
+		"its server is gone, at the start": {claimer: "apiserver-gone", rests: true},
+		"its server has let go of it":      {began: true, rests: true},
+		"its server is there":              {claimer: other, began: true, lookAgain: true},
+		"it did not begin":                 {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+				m.Spec.Paused = true
+				if tc.claimer != "" {
+					m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(tc.claimer)
+				}
+			})
+			m := w.read()
+			if tc.began {
+				migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", metav1.NewTime(w.clock.Now()))
+				w.must(w.client.Status().Update(context.Background(), m))
+			}
+			before := w.read()
+			after, err := step(w)
+			w.must(err)
+			if (after > 0) != tc.lookAgain {
+				t.Errorf("to look again after %v", after)
+			}
+			m = w.read()
+			if !tc.rests {
+				if m.ResourceVersion != before.ResourceVersion {
+					t.Errorf("it was written: %+v", m)
+				}
+				return
+			}
+			w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+			if told := w.events(); w.claimedBy() != "" || !slices.Equal(told, []string{"Normal Paused"}) {
+				t.Errorf("it is claimed by %q, events %q", w.claimedBy(), told)
+			}
+			before = m
+			after, err = step(w)
+			w.must(err)
+			if after != 0 || w.read().ResourceVersion != before.ResourceVersion {
+				t.Error("once it rests it was not left alone")
+			}
+		})
+	}
+}
+
+// TestSpeedChanges: a rewrite goes on at another speed where it was, whether the watch tells
+// or the next write of the progress; and rests if that is what was asked for meanwhile.
+func TestSpeedChanges(t *testing.T) {
+	for _, watch := range []bool{true, false} {
+		for _, pauses := range []bool{false, true} {
+			t.Run(fmt.Sprintf("watch %t, paused %t", watch, pauses), func(t *testing.T) {
+				w := newWorld(t)
+				w.migration(nil)
+				var jobs []Job
+				w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+					if jobs = append(jobs, job); len(jobs) > 1 {
+						return Result{Progress: Progress{Total: 10, Done: 10}}, nil
+					}
+					progress(half)
+					m := w.read()
+					m.Spec.MaxObjectsPerSecond, m.Spec.MaxAddedLatency = ptr.To[int64](7), &metav1.Duration{}
+					w.must(w.client.Update(context.Background(), m))
+					if watch {
+						w.c.ObserveMigration(m, false)
+					}
+					if pauses {
+						setPaused(w, true)
+					}
+					if !watch {
+						w.clock.Step(time.Minute)
+						progress(half)
+					}
+					return untilInterrupted(ctx)
+				}
+				_, err := step(w)
+				w.must(err)
+				if pauses {
+					w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+					if len(jobs) != 1 {
+						t.Errorf("jobs %+v", jobs)
+					}
+					return
+				}
+				w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+				if len(jobs) != 2 || jobs[0].MaxPerSecond != nil || *jobs[1].MaxPerSecond != 7 || *jobs[1].MaxAddedLatency != 0 || jobs[1].Resume != "half" {
+					t.Errorf("jobs %+v", jobs)
+				}
+			})
+		}
+	}
+}
+
 // TestPauseIsSeenWithoutAWatch: the next write of the progress finds it.
 func TestPauseIsSeenWithoutAWatch(t *testing.T) {
 	w := newWorld(t)

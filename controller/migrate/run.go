@@ -128,13 +128,14 @@ func (c *Controller) ObserveStorageVersion(sv *apiserverinternalv1alpha1.Storage
 	c.interrupt(errMoved, func(w *work) bool { return w.gr == gr && (gone || judge(sv, w.target) != nil) })
 }
 
-// ObserveMigration interrupts the rewrite of a migration that is gone, has been ended or is
-// to rest.
+// ObserveMigration interrupts the rewrite of a migration that is gone, has been ended, is to
+// rest, or to go on at another speed.
 func (c *Controller) ObserveMigration(m *migrationv1alpha1.StorageVersionMigration, gone bool) {
 	if !gone && !migrationv1alpha1.Final(m) {
 		if m.Spec.Paused {
 			c.interrupt(errPaused, func(w *work) bool { return w.uid == m.UID })
 		}
+		c.interrupt(errSpeed, func(w *work) bool { return w.uid == m.UID && w.speed != speedOf(m) })
 		return
 	}
 	c.interrupt(errTaken, func(w *work) bool { return w.uid == m.UID })
@@ -160,7 +161,7 @@ func (c *Controller) works() []*work {
 func (c *Controller) register(w *work, cancel context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.running[w] = cancel
+	c.running[w], w.speed = cancel, speedOf(w.m)
 }
 
 func (c *Controller) unregister(w *work) {

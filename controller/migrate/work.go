@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -30,6 +31,8 @@ var (
 	errMoved = errors.New("the StorageVersion was seen to change")
 	// errTaken ends the work on a migration that is gone, ended, or somebody else's.
 	errTaken = errors.New("the migration is not this server's any more")
+	// errSpeed interrupts a rewrite to go on at another speed.
+	errSpeed = errors.New("the migration is to go on at another speed")
 	// errPaused ends it until the migration is not paused any more.
 	errPaused = errors.New("the migration is paused")
 )
@@ -58,6 +61,8 @@ type work struct {
 	base, done int64
 	// resumed says that it went on where another run of the migration was.
 	resumed bool
+	// speed is that of the rewrite, guarded by the Controller.
+	speed speed
 	// mu is held by whatever of a rewrite changes the work: it is told of progress, asked for
 	// the permission, or given a beat.
 	mu sync.Mutex
@@ -88,6 +93,9 @@ func (w *work) do(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err() // whoever comes next continues
 		}
+		if errors.Is(err, errSpeed) {
+			err = w.turn(ctx)
+		}
 		moved := errors.Is(err, errMoved) || errors.Is(err, ErrFenced)
 		if err != nil && !moved {
 			return w.stop(ctx, err)
@@ -107,6 +115,18 @@ func (w *work) do(ctx context.Context) error {
 	}
 }
 
+// turn reads at what speed the migration is to go on; the error says whether it goes on: it
+// is errMoved then.
+func (w *work) turn(ctx context.Context) error {
+	if err := w.reread(ctx); err != nil {
+		return err
+	}
+	if w.m.Spec.Paused {
+		return errPaused
+	}
+	return errMoved
+}
+
 // rewrite runs the Rewriter until it ends or is interrupted; then the error is why.
 func (w *work) rewrite(ctx context.Context) (Result, error) {
 	running, cancel := context.WithCancelCause(ctx)
@@ -122,13 +142,15 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if w.pin != nil {
 		job.CRD = *w.pin
 	}
-	from, rewriter := job.Resume, w.rewriter()
+	from, rewriter, speed := job.Resume, w.rewriter(), speedOf(w.m)
 	w.telling(func() {
 		switch err := w.progress(ctx); {
 		case errors.Is(err, errTaken):
 			cancel(errTaken)
 		case w.m.Spec.Paused:
 			cancel(errPaused)
+		case speedOf(w.m) != speed:
+			cancel(errSpeed)
 		}
 	})
 	result, err := rewriter.Rewrite(running, job, w.reported)
@@ -140,7 +162,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if w.advance(); w.position() != from {
 		w.c.forget(w.uid) // it got on: its errors are not in a row
 	}
-	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) {
+	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) || errors.Is(cause, errSpeed) {
 		return result, cause
 	}
 	return result, err
@@ -335,17 +357,40 @@ func (w *work) update(ctx context.Context, change func(*migrationv1alpha1.Storag
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("write the status: %w", err)
 		}
-		fresh, getErr := w.c.get(ctx, w.m.Name)
-		if getErr != nil {
-			return getErr
+		if err := w.reread(ctx); err != nil {
+			return err
 		}
-		if !w.ours(fresh) {
-			return errTaken
-		}
-		fresh.Status = w.m.Status // nobody else writes it
-		w.m = fresh
 	}
 	return fmt.Errorf("write the status: %w", err)
+}
+
+// reread reads the migration anew, but for its status, which nobody else writes. The error is
+// errTaken if it is not this server's any more.
+func (w *work) reread(ctx context.Context) error {
+	fresh, err := w.c.get(ctx, w.m.Name)
+	if err != nil {
+		return err
+	}
+	if !w.ours(fresh) {
+		return errTaken
+	}
+	fresh.Status = w.m.Status
+	w.m = fresh
+	return nil
+}
+
+// speed is at what speed a migration is to be done; negative: as the server's flags say.
+type speed struct {
+	perSecond int64
+	latency   time.Duration
+}
+
+func speedOf(m *migrationv1alpha1.StorageVersionMigration) speed {
+	s := speed{perSecond: ptr.Deref(m.Spec.MaxObjectsPerSecond, -1), latency: -1}
+	if latency := m.Spec.MaxAddedLatency; latency != nil {
+		s.latency = latency.Duration
+	}
+	return s
 }
 
 // ours says whether a newer reading of the migration still is this work.

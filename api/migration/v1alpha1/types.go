@@ -144,8 +144,8 @@ type StorageVersionMigrationSpec struct {
 	// +optional
 	MaxAddedLatency *metav1.Duration `json:"maxAddedLatency,omitempty"`
 	// MaxObjectsPerSecond bounds the objects written per second; 0 means no bound. Default:
-	// the server's --migration-max-objects-per-second. This field and the last one are read
-	// when a server begins with the migration or goes on with it.
+	// the server's --migration-max-objects-per-second. A change of this field or of the last
+	// one interrupts the migration, which goes on with it where it was.
 	// +optional
 	MaxObjectsPerSecond *int64 `json:"maxObjectsPerSecond,omitempty"`
 	// Engine asks for an engine; EngineAPI is the only one that can be asked for. Empty, it
