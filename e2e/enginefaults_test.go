@@ -266,7 +266,7 @@ func testOldServerJoins(t *testing.T) {
 }
 
 // awaitAborted waits until as many migrations of a resource as are wanted are told to have been
-// given up.
+// given up: by the server that did them, or by whoever deleted them before it noticed.
 func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want int) {
 	t.Helper()
 	cluster.Eventually(t, 30*time.Second, "the migration is told to be given up", func(ctx context.Context) error {
@@ -276,7 +276,8 @@ func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want
 		}
 		told := sets.New[types.UID]()
 		for _, e := range events.Items {
-			if e.Reason == migrationv1alpha1.EventAborted && strings.HasPrefix(e.InvolvedObject.Name, gr.String()) {
+			givenUp := e.Reason == migrationv1alpha1.EventAborted || e.Reason == migrationv1alpha1.ReasonAgreementLost
+			if givenUp && strings.HasPrefix(e.InvolvedObject.Name, gr.String()) {
 				told.Insert(e.InvolvedObject.UID)
 			}
 		}
