@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -151,6 +152,45 @@ func TestResourceIsImmutable(t *testing.T) {
 	changed.Spec.Resource.Resource = "jobs"
 	if problem := validate(t, "StorageVersionMigration", changed, old); !strings.Contains(problem, "spec.resource is immutable") {
 		t.Errorf("another resource: %q", problem)
+	}
+}
+
+// TestSchemaTakesWhatDecodes: one object that is stored and does not decode would keep every
+// server from listing any.
+func TestSchemaTakesWhatDecodes(t *testing.T) {
+	for _, test := range []struct {
+		path  string
+		value any
+		taken bool
+	}{
+		{"spec.maxAddedLatency", "5ms", true},
+		{"spec.maxAddedLatency", "1.5h", true},
+		{"spec.maxAddedLatency", "24h", true},
+		{"spec.maxAddedLatency", "24h1ns", false},
+		{"spec.maxAddedLatency", "9999999h", false},
+		{"spec.maxAddedLatency", "99999999999999999999ns", false},
+		{"spec.maxAddedLatency", "-5ms", false},
+		{"spec.maxAddedLatency", "5", false},
+		{"spec.maxObjectsPerSecond", int64(1 << 40), true},
+		{"spec.maxObjectsPerSecond", 1e30, false},
+		{"spec.maxObjectsPerSecond", 1.5, false},
+		{"spec.paused", "yes", false},
+	} {
+		object := map[string]any{"spec": map[string]any{"resource": map[string]any{"resource": "secrets"}}}
+		if err := unstructured.SetNestedField(object, test.value, strings.Split(test.path, ".")...); err != nil {
+			t.Fatal(err)
+		}
+		problem := validate(t, "StorageVersionMigration", &unstructured.Unstructured{Object: object}, nil)
+		if (problem == "") != test.taken {
+			t.Errorf("%s %v: %q", test.path, test.value, problem)
+		}
+		text, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, &StorageVersionMigration{}); err != nil && test.taken {
+			t.Errorf("%s %v is taken, and does not decode: %v", test.path, test.value, err)
+		}
 	}
 }
 
