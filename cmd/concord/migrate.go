@@ -125,6 +125,7 @@ func clusterConfig(kubeconfig string) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig or $KUBECONFIG: %w", err)
 	}
+	config.QPS = -1 // a request or two for every migration, which the servers' own flow control bounds
 	return config, nil
 }
 

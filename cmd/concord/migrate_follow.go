@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"golang.org/x/term"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 const (
@@ -63,7 +63,7 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 		m := &migrationv1alpha1.StorageVersionMigration{}
 		err := cluster.Get(ctx, client.ObjectKeyFromObject(a.migration), m)
 		switch {
-		case apierrors.IsNotFound(err):
+		case storageversion.IsGone(err):
 			a.deleted = true
 			continue
 		case err != nil:
