@@ -42,8 +42,8 @@ func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 // Encryption names what an encrypted value was sealed with, as the API server's
 // providers mark it: "<provider>:<version>:<key or plugin name>", for example
 // "aescbc:v1:key1". A plugin of KMS v2 has many keys, so that the fingerprint of the one
-// that the value needs stands behind its name. It is not ok for a value that is not
-// encrypted or not so marked.
+// that the value needs stands behind its name. One that is encrypted, and does not tell with
+// what, has Unnamed. It is not ok for a value that is not encrypted.
 func Encryption(value []byte) (name string, ok bool) {
 	rest, found := bytes.CutPrefix(value, encryptedPrefix)
 	if !found {
@@ -53,14 +53,14 @@ func Encryption(value []byte) (name string, ok bool) {
 	for range 3 {
 		i := bytes.IndexByte(rest[end:], ':')
 		if i < 1 {
-			return "", false
+			return Unnamed, true
 		}
 		end += i + 1
 	}
 	name = string(rest[:end-1])
 	printable := func(r rune) bool { return r > ' ' && r < 0x7f }
 	if strings.IndexFunc(name, func(r rune) bool { return !printable(r) }) >= 0 {
-		return "", false
+		return Unnamed, true
 	}
 	if fingerprint, ok := kmsFingerprint(rest[end:]); ok && strings.HasPrefix(name, kmsProvider) {
 		name += ":" + fingerprint
@@ -69,6 +69,8 @@ func Encryption(value []byte) (name string, ok bool) {
 }
 
 const (
+	// Unnamed is what Encryption says of a value that is encrypted with nobody knows what.
+	Unnamed = "?"
 	// kmsProvider is how Encryption begins for values of plugins of KMS v2.
 	kmsProvider = "kms:v2:"
 	// kmsKeyID is the field of the KMS's EncryptedObject with the key's ID.

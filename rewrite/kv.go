@@ -22,7 +22,7 @@ var (
 	ErrUnavailable = errors.New("the store does not answer")
 	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of what encrypts:
 	// nothing is known to be wrong with the value.
-	ErrKeysUnavailable = errors.New("the KMS plugin does not answer")
+	ErrKeysUnavailable = errors.New("the encryption key is not at hand")
 	// ErrLeaseLost means that a put names an etcd lease that does not exist: nothing of
 	// the transaction was written.
 	ErrLeaseLost = errors.New("the etcd lease does not exist")

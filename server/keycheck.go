@@ -22,13 +22,17 @@ import (
 // refuseUnreadable says why a server with these keys could not open what is stored. The
 // error is one line that names resources and keys. Raw values are counted only of the
 // resources, remembered or known, whose stored set has, or may have, a key that is not
-// among them.
-func (s StoredSets) refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k *keys) error {
+// among them. With present keys, whose place these are to take, what these cannot open
+// either counts for nothing, and values that cannot all be read in time refuse them.
+func (s StoredSets) refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k, present *keys) error {
 	all := append(s.Resources(), known...)
 	slices.SortFunc(all, compareResources)
 	var unreadable []string
 	for _, gr := range slices.Compact(all) {
-		needs, err := s.unreadable(ctx, reader, prefix, gr, k)
+		if exempt(gr) || present != nil && k.readsAll(gr, present) {
+			continue
+		}
+		needs, err := s.unreadable(ctx, reader, prefix, gr, k, present)
 		if err != nil {
 			return err
 		}
@@ -42,10 +46,7 @@ func (s StoredSets) refuseUnreadable(ctx context.Context, reader rewrite.Reader,
 }
 
 // unreadable names the keys of the resource's values that k has not, with their numbers.
-func (s StoredSets) unreadable(ctx context.Context, reader rewrite.Reader, prefix string, gr schema.GroupResource, k *keys) ([]string, error) {
-	if exempt(gr) {
-		return nil, nil
-	}
+func (s StoredSets) unreadable(ctx context.Context, reader rewrite.Reader, prefix string, gr schema.GroupResource, k, present *keys) ([]string, error) {
 	state, _ := s.state(gr)
 	version, _ := s.version(gr)
 	missing := map[string]bool{} // by what values say of their key
@@ -66,11 +67,14 @@ func (s StoredSets) unreadable(ctx context.Context, reader rewrite.Reader, prefi
 		return nil, fmt.Errorf("values of %s may be %s, which the encryption configuration cannot read, and they could not all be read to find out: %w",
 			gr, strings.Join(describeKeys(slices.Sorted(maps.Keys(missing))), " and "), err)
 	}
-	if err != nil && ctx.Err() == nil {
-		return nil, fmt.Errorf("values of %s cannot be read: %w", gr, err)
+	if err != nil && (ctx.Err() == nil || present != nil) {
+		return nil, fmt.Errorf("values of %s, any of which may need a key that it does not have, could not all be read: %w", gr, err)
 	}
 	var needs []string
 	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		if present != nil && !present.readsKey(gr, key) {
+			continue // nor can it be read now
+		}
 		if missing[key] || !k.readsKey(gr, key) {
 			needs = append(needs, fmt.Sprintf("%d of %s %s", counts[key], gr, describeKeys([]string{key})[0]))
 		}
@@ -141,7 +145,7 @@ func checkReload(ctx context.Context, etcd rewrite.Reader, prefix string, known 
 			}
 		}
 	}
-	err = sets.refuseUnreadable(ctx, reader, prefix, known, next)
+	err = sets.refuseUnreadable(ctx, reader, prefix, known, next, present)
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}

@@ -31,6 +31,10 @@ const (
 	// healthTimeout bounds how long the KMS plugins of a new configuration may take to answer.
 	healthTimeout = 10 * time.Second
 	healthPoll    = 100 * time.Millisecond
+	// A file whose check took so long, and refused it, is checked again after checkRest times as
+	// long, if it has not changed: the check may read all that is stored.
+	longCheck = time.Second
+	checkRest = 20
 )
 
 // keyring is what this server encrypts stored values with (--encryption-provider-config).
@@ -40,10 +44,14 @@ type keyring struct {
 	path   string
 	reload bool
 	server string // in metrics
+	now    func() time.Time
 	// check says why a configuration may not take the place of the present one.
 	check func(ctx context.Context, next, present *keys) error
 
 	current atomic.Pointer[keys]
+	// refused is the hash of a file that is not looked at before a time. Only follow uses it.
+	refused string
+	before  time.Time
 
 	mu sync.Mutex // guards tell, and what it tells against being overtaken
 	// tell is called with what is encrypted with from now on.
@@ -57,7 +65,7 @@ func newKeyring(ctx context.Context, o *Options) (*keyring, error) {
 	if path == "" {
 		return nil, nil
 	}
-	r := &keyring{path: path, reload: o.Etcd.EncryptionProviderConfigAutomaticReload, server: fmt.Sprintf("%s:%d", o.SecureServing.BindAddress, o.SecureServing.BindPort)}
+	r := &keyring{path: path, reload: o.Etcd.EncryptionProviderConfigAutomaticReload, server: fmt.Sprintf("%s:%d", o.SecureServing.BindAddress, o.SecureServing.BindPort), now: time.Now}
 	k, err := loadKeys(ctx, path, r.reload, r.server)
 	if err != nil {
 		return nil, fmt.Errorf("--%s %s: %w", encryptionFlag, path, err)
@@ -160,7 +168,7 @@ func (r *keyring) run(ctx context.Context, every time.Duration) {
 func (r *keyring) follow(ctx context.Context) (changed bool, err error) {
 	present := r.keys()
 	hash, err := encryptionconfig.GetEncryptionConfigHash(r.path)
-	if err != nil || hash == present.hash {
+	if err != nil || hash == present.hash || hash == r.refused && r.now().Before(r.before) {
 		return false, err
 	}
 	next, err := loadKeys(ctx, r.path, true, r.server)
@@ -168,7 +176,11 @@ func (r *keyring) follow(ctx context.Context) (changed bool, err error) {
 		return false, err
 	}
 	if err = healthy(ctx, next); err == nil && r.check != nil {
+		began := r.now()
 		err = r.check(ctx, next, present)
+		if took := r.now().Sub(began); took >= longCheck {
+			r.refused, r.before = next.hash, r.now().Add(checkRest*took)
+		}
 	}
 	if err != nil {
 		next.close()
@@ -291,10 +303,10 @@ func (k *keys) writes(gr schema.GroupResource) agree.Seal {
 	return ""
 }
 
-// pinned encrypts with one key and no other, for a rewrite.
+// pinned encrypts with one key and no other, for a rewrite. Configurations that are loaded
+// meanwhile count, since the ones before are closed: each can read what is stored.
 type pinned struct {
 	ring *keyring
-	keys *keys
 	gr   schema.GroupResource
 	seal agree.Seal
 }
@@ -312,29 +324,33 @@ func (r *keyring) pin(gr schema.GroupResource, seal agree.Seal) (value.Transform
 	if len(k.of(gr)) == 0 {
 		return nil, nil
 	}
-	return pinned{ring: r, keys: k, gr: gr, seal: seal}, nil
+	return pinned{ring: r, gr: gr, seal: seal}, nil
 }
 
-// TransformFromStorage implements value.Read.
+// TransformFromStorage implements value.Read. Stale is what is not encrypted with the key,
+// whatever the providers encrypt with now.
 func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	plain, stale, err := p.keys.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
+	k := p.ring.keys()
+	plain, stale, err := k.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
 	if err != nil && away(err) {
 		err = fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err)
 	}
-	return plain, stale, err
+	return plain, stale || k.sealOf(p.gr, data) != p.seal, err
 }
 
 // TransformToStorage implements value.Write.
 func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
-	out, with, rotated, err := p.keys.seal(ctx, p.gr, data, dataCtx)
+	k := p.ring.keys()
+	out, with, rotated, err := k.seal(ctx, p.gr, data, dataCtx)
 	if rotated {
 		p.ring.changed()
 	}
-	if err != nil && p.keys.of(p.gr)[0].plugin {
+	if providers := k.of(p.gr); err != nil && len(providers) > 0 && providers[0].plugin {
 		return nil, fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err) // it needs no more than the plugin's answer
 	}
 	if err == nil && with != p.seal {
-		return nil, fmt.Errorf("the key has changed from %s to %s", p.seal, with)
+		// Soon the report says so, and ends the agreement; it is no fault of the value's.
+		return nil, fmt.Errorf("%w: the key has changed from %s to %s", rewrite.ErrKeysUnavailable, p.seal, with)
 	}
 	return out, err
 }

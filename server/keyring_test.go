@@ -195,6 +195,77 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// A rewrite that began before a configuration was loaded goes on with that, since what the one
+// before runs is ended.
+func TestPinAcrossReload(t *testing.T) {
+	r := &keyring{}
+	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
+	pin, err := r.pin(secretsResource, r.keys().writes(secretsResource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.keys().transformers = nil // whoever asks it panics
+	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a", "configmaps: aescbc a")))
+	sealed, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plain, stale, err := pin.TransformFromStorage(t.Context(), sealed, value.DefaultContext("k")); err != nil || stale || string(plain) != "text" {
+		t.Errorf("got %q, stale %v, %v", plain, stale, err)
+	}
+	r.current.Store(keysFrom(t, encryptionYAML("secrets: identity, secretbox b")))
+	if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		t.Errorf("another key writes: %v", err)
+	}
+}
+
+// A refusal for which much was read is not looked at again at once, but a changed file is.
+func TestLongCheck(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
+	o := NewOptions()
+	o.Etcd.EncryptionProviderConfigFilepath, o.Etcd.EncryptionProviderConfigAutomaticReload = path, true
+	r, err := newKeyring(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, checks := time.Now(), 0
+	r.now = func() time.Time { return now }
+	r.check = func(context.Context, *keys, *keys) error {
+		checks++
+		now = now.Add(longCheck)
+		return errors.New("refused")
+	}
+	for i, step := range []struct {
+		text    string
+		after   time.Duration
+		checked bool
+	}{
+		{"secrets: secretbox b", 0, true},
+		{"secrets: secretbox b", (checkRest - 1) * longCheck, false},
+		{"secrets: identity", 0, true},
+		{"secrets: identity", checkRest * longCheck, true},
+	} {
+		now = now.Add(step.after)
+		writeFile(t, path, encryptionYAML(step.text))
+		before := checks
+		if changed, err := r.follow(t.Context()); changed || (err != nil) != step.checked || (checks > before) != step.checked {
+			t.Errorf("look %d: changed %v, %v, %d checks", i, changed, err, checks-before)
+		}
+	}
+}
+
+// A plugin's name has to be one that stored values can be told by.
+func TestKMSNames(t *testing.T) {
+	for name, ok := range map[string]bool{"my-kms": true, "my kms": false, "schlüssel": false} {
+		path := filepath.Join(t.TempDir(), "encryption.yaml")
+		writeFile(t, path, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", fmt.Sprintf(`kms: {apiVersion: v2, name: %q, endpoint: "unix:///nowhere/s"}`, name), 1))
+		if _, err := loadKeys(t.Context(), path, false, "test"); (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "the KMS plugin") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func before(t *testing.T, provider string) agree.Seal {
 	t.Helper()
 	return keysFrom(t, encryptionYAML("secrets: "+provider)).writes(secretsResource)
@@ -263,10 +334,24 @@ func TestKMSKeys(t *testing.T) {
 		t.Errorf("a key that was rotated: %q, %v", seal, rotated)
 	}
 
+	// A plugin that has turned back to its first key, which only the library has noticed: no value
+	// of that key is what a rewrite to the second one makes, and none is at fault.
+	r := &keyring{}
+	r.current.Store(one)
+	second, err := r.pin(secretsResource, two.writes(secretsResource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, stale, err := second.TransformFromStorage(t.Context(), sealed[one], value.DefaultContext("k")); err != nil || !stale {
+		t.Errorf("a value of the other key: stale %v, %v", stale, err)
+	}
+	if _, err := second.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		t.Errorf("with the other key: %v", err)
+	}
+
 	// What an error says of a plugin that is away says nothing of the value.
 	sealedByOne := sealed[one]
 	plugins[0].Close()
-	r := &keyring{}
 	for name, k := range map[string]*keys{"gone": two, "never reached": keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", `kms: {apiVersion: v2, name: p, endpoint: "unix:///nowhere/s"}`, 1))} {
 		if name == "gone" {
 			plugins[1].Close()
@@ -314,6 +399,7 @@ func TestUnreadableStorage(t *testing.T) {
 		"plain and no identity":     {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a", "1 of secrets not encrypted"},
 		"plain and identity":        {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a, identity", ""},
 		"unknown":                   {[]agree.Encoding{evolve.Unknown}, sealedA, "secrets: identity", "1 of secrets encrypted with aescbc:v1:a"},
+		"an unnamed key":            {[]agree.Encoding{evolve.Unknown}, "k8s:enc:kms:v1:my kms:xxxx", "secrets: identity", "1 of secrets encrypted with ?"},
 		"a secret of its name":      {[]agree.Encoding{agree.Encoding("v1").Sealed(old + "0")}, sealedA, "secrets: aescbc a", "1 of secrets encrypted with aescbc:v1:a"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -333,6 +419,62 @@ func TestUnreadableStorage(t *testing.T) {
 	}
 }
 
+// A configuration that opens all that the present one opens takes its place whatever is stored;
+// another one only if all values could be read to find out that none needs what it lacks.
+func TestCheckReload(t *testing.T) {
+	etcd := startStored(t)
+	reader := rewrite.NewEtcd(etcd.Client)
+	present := keysFrom(t, encryptionYAML("secrets: aescbc a, identity"))
+	const sealedA, sealedLost = "k8s:enc:aescbc:v1:a:xxxx", "k8s:enc:aescbc:v1:lost:xxxx"
+	for name, test := range map[string]struct {
+		value, config, refused string
+		slow                   bool
+	}{
+		"it has a key more":               {sealedA, "secrets: aescbc a, secretbox b, identity", "", false},
+		"it has a key more, slowly":       {sealedA, "secrets: aescbc a, secretbox b, identity", "", true},
+		"it lacks one that is needed":     {sealedLost + " " + sealedA, "secrets: identity, secretbox b", "a", false},
+		"it lacks what nothing needs":     {sealedA, "secrets: aescbc a", "", false},
+		"it lacks something, slowly":      {sealedA, "secrets: aescbc a", "could not all be read", true},
+		"what is lost already stays lost": {sealedLost, "secrets: aescbc a", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := agreed(t)
+			v[stateKey(secretsResource)] = stateOf(t, secretsResource, 1, evolve.Unknown)
+			v[versionKey(secretsResource)] = versionOf(t, secretsResource, agree.History{Epoch: 1, Last: map[agree.Encoding]int64{evolve.Unknown: 1}})
+			for i, text := range strings.Fields(test.value) {
+				v[fmt.Sprint("secrets/default/", i)] = text
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			prefix := etcd.fill(t, v)
+			var r rewrite.Reader = reader
+			if test.slow {
+				r = endless{Reader: reader, under: ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
+			}
+			err := checkReload(ctx, r, prefix, testPlan(t).Target().Resources(), keysFrom(t, encryptionYAML(test.config)), present)
+			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+				t.Errorf("got %v, want %q", err, test.refused)
+			}
+		})
+	}
+}
+
+// endless gives no values under a prefix for as long as anybody waits.
+type endless struct {
+	rewrite.Reader
+	under  string
+	cancel context.CancelFunc
+}
+
+// Range implements rewrite.Reader.
+func (r endless) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	if strings.HasPrefix(start, r.under) {
+		r.cancel()
+		return rewrite.Page{}, context.Cause(ctx)
+	}
+	return r.Reader.Range(ctx, start, end, limit, revision)
+}
+
 // A key is removable only if no value has it, nobody reports it and everybody reports.
 func TestJudgeKeys(t *testing.T) {
 	etcd := startStored(t)
@@ -345,6 +487,7 @@ func TestJudgeKeys(t *testing.T) {
 		"no value":       {nil, ""},
 		"a value":        {map[string]string{"secrets/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 values still use it: 1 of secrets"},
 		"another's":      {map[string]string{"configmaps/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 values still use it: 1 of configmaps"},
+		"an unnamed key": {map[string]string{"configmaps/default/x": "k8s:enc:kms:v1:my kms:xx"}, "nobody can tell: 1 of configmaps are encrypted and do not tell with what"},
 		"damaged report": {map[string]string{versionKey(widgetsResource): "nonsense"}, "nobody can tell: the StorageVersion of widgets.example.com cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -355,6 +498,7 @@ func TestJudgeKeys(t *testing.T) {
 				v[key] = text
 			}
 			report, err := ReadKeys(t.Context(), rewrite.NewEtcd(etcd.Client), etcd.fill(t, v))
+			report.Keys = slices.DeleteFunc(report.Keys, func(u KeyUse) bool { return u.Key == rewrite.Unnamed && !u.Removable })
 			if err != nil || len(report.Keys) != 2 {
 				t.Fatalf("got %+v, %v", report, err)
 			}

@@ -167,6 +167,17 @@ func (k *keys) reads(gr schema.GroupResource, seal agree.Seal) bool {
 	return len(providers) == 0 && seal == ""
 }
 
+// readsAll says whether all values of the resource that other keys open can be opened.
+func (k *keys) readsAll(gr schema.GroupResource, other *keys) bool {
+	providers := other.of(gr)
+	for _, p := range providers {
+		if !k.reads(gr, p.writes()) {
+			return false
+		}
+	}
+	return len(providers) > 0 || k.reads(gr, "")
+}
+
 // readsKey is reads for what a value says of its seal: it does not tell the secret.
 func (k *keys) readsKey(gr schema.GroupResource, key string) bool {
 	providers := k.of(gr)
@@ -286,6 +297,9 @@ func providersIn(c apiserver.ProviderConfiguration, named map[string]string) ([]
 	case c.Identity != nil:
 		return []*provider{{}}, nil
 	case c.KMS != nil:
+		if !nameable(c.KMS.Name) {
+			return nil, fmt.Errorf("the KMS plugin %q %s", c.KMS.Name, wantsName)
+		}
 		p := &provider{seal: agree.Seal("kms:" + c.KMS.APIVersion + ":" + c.KMS.Name + ":"), plugin: true}
 		if c.KMS.APIVersion == "v2" {
 			p.kms = &atomic.Pointer[string]{}
@@ -305,8 +319,8 @@ func providersIn(c apiserver.ProviderConfiguration, named map[string]string) ([]
 	}
 	providers := make([]*provider, 0, len(secrets))
 	for _, key := range secrets {
-		if strings.IndexFunc(key.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' || r == ',' }) >= 0 {
-			return nil, fmt.Errorf("the %s key %q needs a name of visible ASCII characters other than ':' and ','", name, key.Name)
+		if !nameable(key.Name) {
+			return nil, fmt.Errorf("the %s key %q %s", name, key.Name, wantsName)
 		}
 		seal, err := SealOf(name+":v1:"+key.Name, key.Secret)
 		if err != nil {
@@ -319,6 +333,13 @@ func providersIn(c apiserver.ProviderConfiguration, named map[string]string) ([]
 		providers = append(providers, &provider{seal: seal})
 	}
 	return providers, nil
+}
+
+const wantsName = "needs a name of visible ASCII characters other than ':' and ',', so that stored values tell which they need"
+
+// nameable says whether values tell by a key's or plugin's name that they need it.
+func nameable(name string) bool {
+	return strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' || r == ',' }) < 0
 }
 
 // SealOf adds the fingerprint of a secret, in base64, to the name of its key,

@@ -25,7 +25,8 @@ type KeyReport struct {
 // KeyUse is what one key is needed for.
 type KeyUse struct {
 	// Key is "<provider>:<version>:<name>", as values say it, or "identity". Of a KMS plugin
-	// there is one for every key, with the fingerprint of its ID behind the plugin's name.
+	// there is one for every key, with the fingerprint of its ID behind the plugin's name. Of
+	// values that do not tell their key it is rewrite.Unnamed; then no key is removable.
 	Key string `json:"key"`
 	// Values counts the stored values that were encrypted with it, Resources by resource.
 	Values    int64            `json:"values"`
@@ -91,6 +92,9 @@ func judgeKeys(census rewrite.Census, stored StoredSets) []KeyUse {
 		u.Resources[row.Resource] += row.Objects
 	}
 	doubt := stored.doubt()
+	if u := uses[rewrite.Unnamed]; u != nil && doubt == "" {
+		doubt = fmt.Sprintf("%s are encrypted and do not tell with what", u.by())
+	}
 	all := make([]KeyUse, 0, len(uses))
 	for _, key := range slices.Sorted(maps.Keys(uses)) {
 		u := uses[key]
@@ -175,11 +179,7 @@ func (s StoredSets) doubt() string {
 func (u *KeyUse) judge(doubt string) {
 	switch {
 	case u.Values > 0:
-		var by []string
-		for _, resource := range slices.Sorted(maps.Keys(u.Resources)) {
-			by = append(by, fmt.Sprintf("%d of %s", u.Resources[resource], resource))
-		}
-		u.Reason = fmt.Sprintf("%d values still use it: %s", u.Values, strings.Join(by, ", "))
+		u.Reason = fmt.Sprintf("%d values still use it: %s", u.Values, u.by())
 	case len(u.Writers) > 0:
 		u.Reason = fmt.Sprintf("no value uses it, and %d servers write with it", len(u.Writers))
 	case doubt != "":
@@ -187,4 +187,13 @@ func (u *KeyUse) judge(doubt string) {
 	default:
 		u.Removable, u.Reason = true, "no value uses it, and no server writes with it"
 	}
+}
+
+// by says of which resources the values are.
+func (u *KeyUse) by() string {
+	var by []string
+	for _, resource := range slices.Sorted(maps.Keys(u.Resources)) {
+		by = append(by, fmt.Sprintf("%d of %s", u.Resources[resource], resource))
+	}
+	return strings.Join(by, ", ")
 }

@@ -62,7 +62,7 @@ func refuseStored(ctx context.Context, reader rewrite.Reader, prefix string, tar
 	if err := sets.refuseUndecodable(ctx, reader, prefix, target); err != nil {
 		return err
 	}
-	return sets.refuseUnreadable(ctx, reader, prefix, target.Resources(), k)
+	return sets.refuseUnreadable(ctx, reader, prefix, target.Resources(), k, nil)
 }
 
 // refuseUndecodable says why the target could not decode what is stored.
