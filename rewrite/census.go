@@ -129,7 +129,7 @@ func (t *tally) add(path string, e Entry) {
 		switch {
 		case c.place.resource == ResourceOther && c.encoding == EncodingUnknown:
 			c.encoding = EncodingNone
-		case c.encoding == EncodingUnknown:
+		case c.encoding == EncodingUnknown, c.encoding == EncodingEncrypted+Unnamed:
 			t.unknown = append(t.unknown, e.Key)
 		}
 	} else if !strings.HasPrefix(path, c.place.group+"/") {

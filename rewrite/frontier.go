@@ -40,6 +40,19 @@ type frontier struct {
 
 func (f *frontier) begin(c *chunk) { f.pending = append(f.pending, c) }
 
+// name adds to a chunk's failures. Only those are kept that may become the cursor's: many
+// chunks may wait for one before them.
+func (f *frontier) name(c *chunk, failures []Failure) {
+	c.failed = append(c.failed, failures...)
+	room := f.maxNamed - len(f.cursor.Failed)
+	for _, p := range f.pending {
+		if p.failed = p.failed[:min(room, len(p.failed))]; len(p.failed) == 0 {
+			p.failed = nil
+		}
+		room -= len(p.failed)
+	}
+}
+
 func (f *frontier) end(c *chunk) {
 	clear(c.entries) // else the values live as long as any other piece of their page
 	c.done, c.entries = true, nil
@@ -48,7 +61,6 @@ func (f *frontier) end(c *chunk) {
 		f.pending = f.pending[1:]
 		f.cursor.After = first.last
 		f.cursor.Progress = f.cursor.Progress.plus(first.counts)
-		room := f.maxNamed - len(f.cursor.Failed)
-		f.cursor.Failed = append(f.cursor.Failed, first.failed[:max(0, min(room, len(first.failed)))]...)
+		f.cursor.Failed = append(f.cursor.Failed, first.failed...)
 	}
 }

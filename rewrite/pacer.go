@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -100,27 +101,35 @@ func (p pace) next(added, target time.Duration, achieved, least float64) pace {
 	return p
 }
 
+// crowd are the runs of an Engine that yield: what one of them writes is no client's to another.
+type crowd struct {
+	// written are their transactions, workers who may have one under way.
+	written, workers atomic.Int64
+}
+
 // pacer lets objects through at a rate.
 type pacer struct {
 	yield   Yield
 	workers int
 	clock   clock.Clock
+	crowd   *crowd
 
 	mu sync.Mutex
 	// rate is in objects per second: 0 while resting, +Inf when nothing bounds it.
 	rate    float64
 	changed chan struct{} // closed and replaced whenever rate changes
-	// next is when the next object may go.
-	next time.Time
-	// written counts objects and own transactions, newest is the store's revision.
-	written, own, newest int64
+	// next is when the next object may go, last when so many went.
+	next, last time.Time
+	went       int
+	// written counts objects, newest is the store's revision.
+	written, newest int64
 	// lately are the objects that were written last, most of them the last sizesOf, and
 	// latelyBytes their values' sizes together.
 	lately, latelyBytes float64
 }
 
-func newPacer(y Yield, workers int, c clock.Clock) *pacer {
-	p := &pacer{yield: y, workers: workers, clock: c, changed: make(chan struct{})}
+func newPacer(y Yield, workers int, c clock.Clock, among *crowd) *pacer {
+	p := &pacer{yield: y, workers: workers, clock: c, crowd: among, changed: make(chan struct{})}
 	p.rate = p.bounded(math.Inf(1))
 	return p
 }
@@ -139,9 +148,18 @@ func (p *pacer) set(rate float64) {
 	if rate = p.bounded(rate); rate == p.rate {
 		return
 	}
-	p.rate, p.next = rate, time.Time{}
+	p.rate, p.next = rate, p.due(rate)
 	close(p.changed)
 	p.changed = make(chan struct{})
+}
+
+// due is when the next object may go at a new rate, after those that went last.
+func (p *pacer) due(rate float64) time.Time {
+	if p.last.IsZero() || rate == 0 || math.IsInf(rate, 1) {
+		return time.Time{}
+	}
+	went := min(float64(p.went), max(1, rate*slice.Seconds()))
+	return p.last.Add(time.Duration(went / rate * float64(time.Second)))
 }
 
 // admit waits until objects may be written, and says how many of the wanted.
@@ -149,6 +167,7 @@ func (p *pacer) admit(ctx context.Context, wanted int) (int, error) {
 	for {
 		n, after, changed := p.reserve(wanted)
 		if n > 0 && after <= 0 {
+			p.leave(n)
 			return n, ctx.Err()
 		}
 		moved, err := waitOr(ctx, p.clock, after, changed)
@@ -156,9 +175,17 @@ func (p *pacer) admit(ctx context.Context, wanted int) (int, error) {
 			return 0, err
 		}
 		if n > 0 && !moved {
+			p.leave(n)
 			return n, nil
 		}
 	}
+}
+
+// leave notes that so many objects go now.
+func (p *pacer) leave(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last, p.went = p.clock.Now(), n
 }
 
 // reserve returns how many objects may go, and how long from now; none while resting.
@@ -220,7 +247,7 @@ func (p *pacer) wrote(objects, bytes int, revision int64) {
 	}
 	p.lately += float64(objects)
 	p.latelyBytes += float64(bytes)
-	p.own++
+	p.crowd.written.Add(1)
 	p.newest = max(p.newest, revision)
 }
 
@@ -231,13 +258,13 @@ func (p *pacer) saw(revision int64) {
 }
 
 // window remembers, by tick, what the transactions of others in the last second are found
-// by: the own ones, and the store's revision, which every transaction raises by one.
+// by: those of the engine, and the store's revision, which every transaction raises by one.
 type window struct {
 	ticks []struct{ own, newest int64 }
 }
 
 // add takes in a tick, and returns how many transactions of others there were. It may be
-// wrong by those of the run that are under way.
+// wrong by those of the engine that are under way.
 func (w *window) add(own, newest int64) int64 {
 	if newest == 0 {
 		return 0
@@ -251,15 +278,17 @@ func (w *window) add(own, newest int64) int64 {
 
 // govern decides the rate, tick by tick, until ctx ends.
 func (p *pacer) govern(ctx context.Context, probe func(context.Context) (int64, error)) {
+	p.crowd.workers.Add(int64(p.workers))
+	defer p.crowd.workers.Add(-int64(p.workers))
 	var seen window
 	var current pace
 	var rests []time.Duration // what probes took without the run, oldest first
 	for serving := 0; ctx.Err() == nil; {
 		p.mu.Lock()
-		own, newest, before := p.own, p.newest, p.written
+		own, newest, before := p.crowd.written.Load(), p.newest, p.written
 		p.mu.Unlock()
 		others := seen.add(own, newest)
-		if others < othersPerSecond+int64(p.workers) && (p.yield.Busy == nil || !p.yield.Busy()) {
+		if others < othersPerSecond+p.crowd.workers.Load() && (p.yield.Busy == nil || !p.yield.Busy()) {
 			serving = 0
 			p.set(math.Inf(1))
 			_ = wait(ctx, p.clock, tick)

@@ -6,9 +6,12 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -103,7 +106,7 @@ func TestGovernBounded(t *testing.T) {
 
 // TestLeast follows the sizes of what was written last.
 func TestLeast(t *testing.T) {
-	p := newPacer(Yield{}, 1, clocktesting.NewFakeClock(time.Unix(0, 0)))
+	p := newPacer(Yield{}, 1, clocktesting.NewFakeClock(time.Unix(0, 0)), &crowd{})
 	if p.least() != step {
 		t.Errorf("%v before anything was written", p.least())
 	}
@@ -128,7 +131,7 @@ func governed(t *testing.T, yield Yield, bytes int, latency func(at time.Duratio
 	const lasts = 20 * time.Second
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
 	yield.MaxAddedLatency, yield.Busy = 2*time.Millisecond, func() bool { return true }
-	p := newPacer(yield, 1, clock)
+	p := newPacer(yield, 1, clock, &crowd{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	began := clock.Now()
@@ -171,7 +174,7 @@ func governed(t *testing.T, yield Yield, bytes int, latency func(at time.Duratio
 
 func TestReserve(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
-	p := newPacer(Yield{MaxPerSecond: 1000}, 1, clock)
+	p := newPacer(Yield{MaxPerSecond: 1000}, 1, clock, &crowd{})
 	for i := range 3 {
 		n, after, _ := p.reserve(100)
 		if n != 5 || after != time.Duration(i)*5*time.Millisecond {
@@ -210,14 +213,14 @@ func TestReserve(t *testing.T) {
 	if n, after, _ := p.reserve(100); n != 1 || after != 0 {
 		t.Errorf("%d objects after %s at one per second, although it was not used for 9 s", n, after)
 	}
-	free := newPacer(Yield{}, 1, clock)
+	free := newPacer(Yield{}, 1, clock, &crowd{})
 	if n, after, _ := free.reserve(100); n != 100 || after != 0 {
 		t.Errorf("without a bound %d objects after %s", n, after)
 	}
 }
 
 func TestAhead(t *testing.T) {
-	p := newPacer(Yield{}, 1, clocktesting.NewFakeClock(time.Unix(0, 0)))
+	p := newPacer(Yield{}, 1, clocktesting.NewFakeClock(time.Unix(0, 0)), &crowd{})
 	for _, test := range []struct {
 		rate float64
 		want int
@@ -234,7 +237,7 @@ func TestAhead(t *testing.T) {
 // TestAdmitFollowsTheRate: who waits for a turn at an old rate gets one at the new.
 func TestAdmitFollowsTheRate(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
-	p := newPacer(Yield{}, 1, clock)
+	p := newPacer(Yield{}, 1, clock, &crowd{})
 	p.set(0)
 	admitted := make(chan int, 1)
 	go func() {
@@ -282,6 +285,82 @@ func TestWindow(t *testing.T) {
 	}
 	if got != 0 {
 		t.Errorf("%d a second after the last one", got)
+	}
+}
+
+// TestLowRate: however often a run rests, it writes no more than it may.
+func TestLowRate(t *testing.T) {
+	for _, most := range []int{1, 2, 7} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPacer(Yield{MaxAddedLatency: time.Millisecond, MaxPerSecond: most, Busy: func() bool { return true }}, 1, clock.RealClock{}, &crowd{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var governing sync.WaitGroup
+			governing.Go(func() { p.govern(ctx, func(context.Context) (int64, error) { return 0, nil }) })
+			written := 0
+			for {
+				n, err := p.admit(ctx, 100)
+				if err != nil {
+					break
+				}
+				written += n
+				p.wrote(n, n*1000, 0)
+			}
+			governing.Wait()
+			if written > 60*most+1 || written < 60*most*8/10 {
+				t.Errorf("%d in a minute at %d per second", written, most)
+			}
+		})
+	}
+}
+
+// TestOthers: a run gives way to what others write, and not to other runs of its engine.
+func TestOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		perSecond int64
+		ofEngine  bool
+		slower    bool
+	}{
+		"nobody":               {0, false, false},
+		"servers that idle":    {5, false, false},
+		"clients":              {50, false, true},
+		"runs of the engine":   {200, true, false},
+		"runs, and few others": {204, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var runs crowd
+				yield := Yield{MaxAddedLatency: time.Millisecond}
+				p, another := newPacer(yield, 8, clock.RealClock{}, &runs), newPacer(yield, 8, clock.RealClock{}, &runs)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				var all sync.WaitGroup
+				defer all.Wait()
+				all.Go(func() { p.govern(ctx, func(context.Context) (int64, error) { return 0, nil }) })
+				var revision atomic.Int64
+				revision.Store(1000)
+				every := func(perSecond int64, do func(revision int64)) {
+					for perSecond > 0 && wait(ctx, clock.RealClock{}, time.Second/time.Duration(perSecond)) == nil {
+						do(revision.Add(1))
+					}
+				}
+				all.Go(func() { every(100, func(r int64) { p.wrote(100, 100_000, r) }) })
+				if test.ofEngine {
+					all.Go(func() { every(200, func(r int64) { another.wrote(100, 100_000, r) }) })
+					test.perSecond -= 200
+				}
+				all.Go(func() { every(test.perSecond, func(int64) {}) })
+				slower := false
+				for wait(ctx, clock.RealClock{}, tick) == nil {
+					p.mu.Lock()
+					slower = slower || !math.IsInf(p.rate, 1)
+					p.mu.Unlock()
+				}
+				if slower != test.slower {
+					t.Errorf("it gives way: %v", slower)
+				}
+			})
+		})
 	}
 }
 

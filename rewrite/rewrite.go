@@ -260,9 +260,10 @@ type Result struct {
 	Revision int64
 }
 
-// Engine rewrites stored values. It has no state of its own; runs may overlap.
+// Engine rewrites stored values. Runs may overlap; they do not take each other for clients.
 type Engine struct {
-	kv KV
+	kv    KV
+	crowd crowd
 }
 
 // New returns an engine over kv.
@@ -283,7 +284,7 @@ func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress 
 	if after := opts.Resume.After; after != "" && !strings.HasPrefix(after, target.Prefix) {
 		return Result{}, fmt.Errorf("the rewrite of %s cannot go on behind %q", target.GroupResource, after)
 	}
-	r := newRun(e.kv, target, opts.withDefaults(), progress)
+	r := newRun(e, target, opts.withDefaults(), progress)
 	err := r.all(ctx)
 	r.result.Cursor, r.result.PeakBytes = r.frontier.cursor, r.budget.highest()
 	slices.SortFunc(r.result.Failed, func(a, b Failure) int { return strings.Compare(a.Key, b.Key) })

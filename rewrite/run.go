@@ -32,14 +32,14 @@ type run struct {
 	refencing sync.Mutex // held while Refence is asked, so that it is asked once per change
 }
 
-func newRun(kv KV, target Target, opts Options, told func(Report)) *run {
+func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 	r := &run{
 		patience: patience{opts.Clock, opts.Patience},
-		kv:       kv,
+		kv:       e.kv,
 		target:   target,
 		opts:     opts,
 		budget:   newBudget(opts.MemoryBytes),
-		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock),
+		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock, &e.crowd),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{
 			cursor:   Cursor{After: opts.Resume.After, Progress: opts.Resume.Progress},
@@ -247,8 +247,10 @@ func (r *run) settle(ctx context.Context, c *chunk) error {
 			}
 		}
 	}
+	settled := c.settled
+	c.settled = nil // it has the page, and the piece may wait for others before it
 	r.note(func(*Result) { r.frontier.end(c) })
-	c.settled()
+	settled()
 	return nil
 }
 
@@ -301,7 +303,7 @@ func (r *run) fail(c *chunk, failures ...Failure) {
 	r.note(func(result *Result) {
 		room := r.opts.MaxNamed - len(result.Failed)
 		result.Failed = append(result.Failed, failures[:max(0, min(room, len(failures)))]...)
-		c.failed = append(c.failed, failures...)
+		r.frontier.name(c, failures)
 	})
 }
 

@@ -49,12 +49,13 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 	if err != nil {
 		return err
 	}
-	store := rewriter{p: p, kv: rewrite.NewEtcd(p.etcd.client), garbage: garbage}
+	kv := rewrite.NewEtcd(p.etcd.client)
+	store := rewriter{p: p, kv: kv, engine: rewrite.New(kv), garbage: garbage}
 	p.migrate, err = migrate.New(migrate.Config{
 		Client:    clients.objects,
 		ID:        p.member.ID,
 		Rewriter:  store,
-		API:       provenAPI{Rewriter: api, store: store},
+		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere},
 		Elsewhere: api.elsewhere,
 		Metrics:   counts,
 		Logger:    klog.Background().WithName("migrate"),
@@ -98,6 +99,7 @@ func (p *protocol) newMirror(clients *clients, config *rest.Config) error {
 type rewriter struct {
 	p       *protocol
 	kv      rewrite.KV
+	engine  *rewrite.Engine
 	garbage *collector
 }
 
@@ -114,13 +116,19 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
 	defer r.garbage.hold()()
+	result, err := r.run(ctx, target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
+	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+}
+
+// run rewrites, and proves it.
+func (r rewriter) run(ctx context.Context, target *rewrite.Target, options rewrite.Options, told func(rewrite.Report)) (rewrite.Result, error) {
 	began := time.Now()
-	result, err := rewrite.New(r.kv).Run(ctx, *target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
+	result, err := r.engine.Run(ctx, *target, options, told)
 	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
 	if err == nil && result.Failures == 0 {
 		err = prove(ctx, r.kv, target)
 	}
-	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+	return result, err
 }
 
 // yield says how a job gives way: as its migration says, and else as the server's flags do.
@@ -182,22 +190,30 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 	return target, nil
 }
 
+// targetHere is target, and nil for a resource that this server does not store.
+func (r rewriter) targetHere(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+	if _, stored := r.p.fence.Newest(job.GroupResource); !stored && job.CRD.UID == "" {
+		return nil, nil
+	}
+	return r.target(ctx, job)
+}
+
 // provenAPI migrates through the API, and proves it in the store where this server has that.
 type provenAPI struct {
 	migrate.Rewriter
-	store rewriter
+	kv     rewrite.Reader
+	target func(context.Context, migrate.Job) (*rewrite.Target, error)
 }
 
 // Rewrite implements migrate.Rewriter.
 func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
 	result, err := a.Rewriter.Rewrite(ctx, job, progress)
-	_, stored := a.store.p.fence.Newest(job.GroupResource)
-	if err != nil || result.Failed > 0 || !stored && job.CRD.UID == "" {
+	if err != nil || result.Failed > 0 {
 		return result, err
 	}
-	target, err := a.store.target(ctx, job)
-	if err == nil {
-		err = prove(ctx, a.store.kv, target)
+	target, err := a.target(ctx, job)
+	if err == nil && target != nil {
+		err = prove(ctx, a.kv, target)
 	}
 	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
