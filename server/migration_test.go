@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -80,6 +82,89 @@ func TestProve(t *testing.T) {
 	}
 	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}); err != nil {
 		t.Errorf("of a resource that is never encrypted: %v", err)
+	}
+}
+
+// hiding is a store that does not show a key for as long as the engine reads.
+type hiding struct {
+	rewrite.KV
+	key string
+}
+
+// Range implements rewrite.Reader.
+func (h hiding) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	page, err := h.KV.Range(ctx, start, end, limit, revision)
+	page.Entries = slices.DeleteFunc(page.Entries, func(e rewrite.Entry) bool { return e.Key == h.key })
+	return page, err
+}
+
+// idle is an engine that finds nothing to do.
+type idle struct{}
+
+// Rewrite implements migrate.Rewriter.
+func (idle) Rewrite(context.Context, migrate.Job, func(migrate.Progress)) (migrate.Result, error) {
+	return migrate.Result{}, nil
+}
+
+// Neither engine's word is taken for it that no value needs the old key: one value that it did
+// not meet, and there is no success.
+func TestProvenByACensus(t *testing.T) {
+	etcd := startStored(t)
+	const secret = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x","namespace":"default"}}`
+	prefix := etcd.fill(t, map[string]string{versionKey(secretsResource): "{}"})
+	fence := prefix + "/" + versionKey(secretsResource)
+	under := ResourcePrefix(prefix, secretsResource, false)
+	kv := rewrite.NewEtcd(etcd.Client)
+	fenced, err := kv.Range(t.Context(), fence, fence+"\x00", 1, 0)
+	if err != nil || len(fenced.Entries) != 1 {
+		t.Fatal(err)
+	}
+
+	ring := &keyring{}
+	ring.current.Store(keysFrom(t, encryptionYAML("secrets: aescbc a")))
+	store := func(name string) string {
+		key := under + "default/" + name
+		sealed, err := ring.TransformerForResource(secretsResource).TransformToStorage(t.Context(), []byte(secret), value.DefaultContext(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := etcd.Put(t.Context(), key, string(sealed)); err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	store("seen")
+	unseen := store("unseen")
+	ring.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
+	target := &rewrite.Target{
+		GroupResource: secretsResource, Encoding: "v1", Prefix: under, FenceKey: fence, FenceRevision: fenced.Entries[0].ModRevision,
+		Convert: func(context.Context, [][]byte) []rewrite.Converted { return nil },
+	}
+	if target.Transformer, err = ring.pin(secretsResource, ring.keys().writes(secretsResource)); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(err error) bool {
+		return err != nil && strings.Contains(err.Error(), "a census after the rewrite found") && strings.Contains(err.Error(), unseen)
+	}
+
+	r := rewriter{p: &protocol{}, kv: kv, engine: rewrite.New(hiding{kv, unseen})}
+	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); !refused(err) || result.Rewritten != 1 {
+		t.Errorf("the rewrite of all but one: %+v, %v", result.Progress, err)
+	}
+	api := provenAPI{Rewriter: idle{}, kv: kv, target: func(context.Context, migrate.Job) (*rewrite.Target, error) { return target, nil }}
+	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); !refused(err) {
+		t.Errorf("through the API: %v", err)
+	}
+	r.engine = rewrite.New(kv)
+	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); err != nil || result.Rewritten != 1 || result.AlreadyCurrent != 1 {
+		t.Errorf("the rewrite of all: %+v, %v", result.Progress, err)
+	}
+	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); err != nil {
+		t.Errorf("through the API: %v", err)
+	}
+	api.target = func(context.Context, migrate.Job) (*rewrite.Target, error) { return nil, nil }
+	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); err != nil {
+		t.Errorf("stored elsewhere: %v", err)
 	}
 }
 
