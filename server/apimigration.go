@@ -81,7 +81,7 @@ func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress fun
 		progress(now)
 	})
 	answer := migrate.Result{Progress: apiProgress(result.Progress), Failures: apiFailures(result.Failed)}
-	answer.Total = result.Total
+	answer.Total = result.Total - result.Gone
 	return answer, err
 }
 
@@ -96,7 +96,7 @@ func giving(way rewrite.Yield) apimigrate.Options {
 }
 
 func apiProgress(p apimigrate.Progress) migrate.Progress {
-	progress := migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Patched + p.Overtaken + p.Gone, Failed: p.Failed.Sum(), Conflicts: p.Overtaken}
+	progress := migrate.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Patched + p.Overtaken, Failed: p.Failed.Sum(), Conflicts: p.Overtaken}
 	for reason, n := range p.Failed {
 		if n == 0 {
 			continue

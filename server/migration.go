@@ -244,7 +244,7 @@ func translate(err, from, to error) error {
 }
 
 func progressOf(p rewrite.Progress) migrate.Progress {
-	progress := migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures, Conflicts: p.Changed}
+	progress := migrate.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Failed: p.Failures, Conflicts: p.Changed}
 	for reason, n := range p.ByReason.All() {
 		if progress.FailedByReason == nil {
 			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
@@ -265,7 +265,7 @@ func reportOf(r rewrite.Report, prefix string) migrate.Progress {
 
 func resultOf(r rewrite.Result, prefix string) migrate.Result {
 	result := migrate.Result{Progress: progressOf(r.Progress), Failures: failuresOf(r.Failed, prefix)}
-	result.Total = r.Total
+	result.Total = r.Total - r.Gone
 	return result
 }
 

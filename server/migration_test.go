@@ -174,7 +174,7 @@ func TestProgress(t *testing.T) {
 	for i := range p.ByReason {
 		p.ByReason[i] = 1
 	}
-	want := migrate.Progress{Total: 21, Done: 14, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
+	want := migrate.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
 		migrationv1alpha1.FailureDoesNotDecode:     2, // as does what cannot be decrypted
 		migrationv1alpha1.FailureConversionWebhook: 1,
 		migrationv1alpha1.FailureTooLarge:          1,

@@ -258,7 +258,8 @@ const MaxFailures = 100
 // MigrationProgress counts the objects of one migration.
 // Invariant: Done and Failed do not overlap.
 type MigrationProgress struct {
-	// Total is how many objects were stored when the rewrite began.
+	// Total is how many objects were stored when the rewrite began, but for those that were
+	// found deleted since.
 	Total int64 `json:"total"`
 	// Done counts objects that are known to be in the encoding, rewritten or found so.
 	Done int64 `json:"done"`
