@@ -36,6 +36,9 @@ func (y Yield) Validate() error {
 	return nil
 }
 
+// gives says whether clients are being served that a run looks at.
+func (y Yield) gives() bool { return y.MaxAddedLatency > 0 && y.Busy != nil && y.Busy() }
+
 const (
 	// tick is how often the rate is decided on, and probeEvery the time between two probes.
 	tick       = 100 * time.Millisecond

@@ -450,12 +450,12 @@ func TestKeysAway(t *testing.T) {
 	if !errors.Is(err, ErrKeysUnavailable) || result.Failures > 0 || result.Rewritten > 0 {
 		t.Errorf("%v, %+v", err, result.Progress)
 	}
-	if counted, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond); !errors.Is(err, ErrKeysUnavailable) || counted.Values > 0 {
+	if counted, err := CountLeft(t.Context(), NewEtcd(c), &target, Options{Patience: 100 * time.Millisecond}); !errors.Is(err, ErrKeysUnavailable) || counted.Values > 0 {
 		t.Errorf("%v, %+v", err, counted)
 	}
 	left.Store(20)
 	// The values are sealed with the old key still, and no object counts as such for its plugin.
-	if counted, err := CountLeft(t.Context(), NewEtcd(c), &target, time.Minute); err != nil || counted.Values != 50 || left.Load() >= 0 {
+	if counted, err := CountLeft(t.Context(), NewEtcd(c), &target, Options{Patience: time.Minute}); err != nil || counted.Values != 50 || left.Load() >= 0 {
 		t.Errorf("%v, %+v", err, counted)
 	}
 	left.Store(20)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/utils/clock"
@@ -14,14 +13,22 @@ import (
 // fails. It begins with a linearizable read and stays at that revision; where that is
 // compacted meanwhile it goes on at the newest. visit must not keep an entry's value.
 func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
-	return patience{clock: clock.RealClock{}}.walk(ctx, reader, prefix, visit)
+	return patience{clock: clock.RealClock{}}.walk(ctx, reader, prefix, Options{}.withDefaults(), visit)
 }
 
-func (p patience) walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
-	defaults := Options{}.withDefaults()
-	pager := newPager(reader, prefix, defaults.PageKeys, defaults.PageBytes)
+// besideClients is how many keys are read at a time while clients are served.
+const besideClients = 200
+
+func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts Options, visit func(Entry) error) error {
+	pager := newPager(reader, prefix, opts.PageKeys, opts.PageBytes)
 	defer pager.close()
 	for !pager.done {
+		gives, began := opts.Yield.gives(), p.clock.Now()
+		if gives {
+			pager.atMost(min(besideClients, opts.PageKeys))
+		} else {
+			pager.atMost(opts.PageKeys)
+		}
 		var page Page
 		err := p.waiting(ctx, func(ctx context.Context) (err error) {
 			page, err = pager.pageAcrossCompaction(ctx)
@@ -36,6 +43,11 @@ func (p patience) walk(ctx context.Context, reader Reader, prefix string, visit 
 			}
 		}
 		page.free()
+		if gives && !pager.done {
+			if err := wait(ctx, p.clock, p.clock.Since(began)); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -49,13 +61,14 @@ type Left struct {
 
 // CountLeft reads every value of a target and counts those that are in another encoding or
 // encrypted with another key than the target's, or cannot be opened. It begins with a
-// linearizable read; what it says holds from then on as long as the fence does. wait is how
-// long it waits for a store, or for what decrypts, that is unavailable, as Options.Patience.
-func CountLeft(ctx context.Context, reader Reader, target *Target, wait time.Duration) (Left, error) {
+// linearizable read; what it says holds from then on as long as the fence does. Of the options
+// those for reading count, Patience, Clock and Yield: while that says that clients are served,
+// it rests as long as it works.
+func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options) (Left, error) {
 	var left Left
-	defaults := Options{Patience: wait}.withDefaults()
-	p := patience{defaults.Clock, defaults.Patience}
-	err := p.walk(ctx, reader, target.Prefix, func(e Entry) error {
+	opts = opts.withDefaults()
+	p := patience{opts.Clock, opts.Patience}
+	err := p.walk(ctx, reader, target.Prefix, opts, func(e Entry) error {
 		var plain []byte
 		var stale bool
 		err := p.waiting(ctx, func(ctx context.Context) (err error) {

@@ -9,6 +9,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/utils/clock"
 )
 
 func TestCountEncodings(t *testing.T) {
@@ -78,7 +79,7 @@ func TestCountLeft(t *testing.T) {
 	target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix, Transformer: sealing(t, "new", "old")}
 	load(t, c, 700, numbered(prefix), sealed(target.Transformer, "v2"))
 	put(t, c, "/registry/example.com/widgetsets/a", widget(t, "v1", 1))
-	if left, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond); err != nil || left.Values != 0 {
+	if left, err := CountLeft(t.Context(), NewEtcd(c), &target, Options{Patience: 100 * time.Millisecond}); err != nil || left.Values != 0 {
 		t.Fatalf("of none: %+v, %v", left, err)
 	}
 	for i, wrong := range map[int]struct {
@@ -93,16 +94,59 @@ func TestCountLeft(t *testing.T) {
 		key := numbered(prefix)(i)
 		right := stored(t, c, prefix)[key].Value
 		put(t, c, key, wrong.value)
-		left, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond)
+		left, err := CountLeft(t.Context(), NewEtcd(c), &target, Options{Patience: 100 * time.Millisecond})
 		if err != nil || left.Values != 1 || left.First.Key != key || left.First.Reason != wrong.reason {
 			t.Errorf("%d: %+v, %v, want one that is %s", i, left, err, wrong.reason)
 		}
 		put(t, c, key, right)
 	}
 	load(t, c, 3, numbered(prefix), sealed(target.Transformer, "v1"))
-	if left, err := CountLeft(t.Context(), NewEtcd(c), &target, 100*time.Millisecond); err != nil || left.Values != 3 || left.First.Key != numbered(prefix)(0) {
+	if left, err := CountLeft(t.Context(), NewEtcd(c), &target, Options{Patience: 100 * time.Millisecond}); err != nil || left.Values != 3 || left.First.Key != numbered(prefix)(0) {
 		t.Errorf("of three: %+v, %v", left, err)
 	}
+}
+
+// TestCountGivesWay: beside clients a census reads less at a time, and rests.
+func TestCountGivesWay(t *testing.T) {
+	c := startEtcd(t)
+	prefix := "/registry/example.com/widgets/"
+	load(t, c, 5*besideClients, numbered(prefix), func(i int) []byte { return widget(t, "v2", i) })
+	target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix}
+	for _, yield := range []Yield{{}, {MaxAddedLatency: time.Millisecond}, {MaxAddedLatency: time.Millisecond, Busy: func() bool { return false }}, {MaxAddedLatency: time.Millisecond, Busy: func() bool { return true }}, {Busy: func() bool { return true }}} {
+		largest, timers := 0, &timers{}
+		left, err := CountLeft(t.Context(), ranged{NewEtcd(c), func(p Page) { largest = max(largest, len(p.Entries)) }}, &target, Options{Yield: yield, Clock: timers})
+		if err != nil || left.Values != 0 {
+			t.Fatalf("%+v, %v", left, err)
+		}
+		if gives := yield.MaxAddedLatency > 0 && yield.Busy != nil && yield.Busy(); gives != (largest <= besideClients) || gives != (timers.made > 0) {
+			t.Errorf("%+v: up to %d keys at a time, %d rests", yield, largest, timers.made)
+		}
+	}
+}
+
+// timers counts who waits.
+type timers struct {
+	clock.RealClock
+	made int
+}
+
+// NewTimer implements clock.Clock.
+func (t *timers) NewTimer(d time.Duration) clock.Timer {
+	t.made++
+	return t.RealClock.NewTimer(d)
+}
+
+// ranged tells every page that is read.
+type ranged struct {
+	Reader
+	read func(Page)
+}
+
+// Range implements Reader.
+func (r ranged) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
+	page, err := r.Reader.Range(ctx, start, end, limit, revision)
+	r.read(page)
+	return page, err
 }
 
 func TestWalkStops(t *testing.T) {

@@ -55,7 +55,7 @@ func (p *protocol) newMigration(base *genericapiserver.Config, clients *clients)
 		Client:    clients.objects,
 		ID:        p.member.ID,
 		Rewriter:  store,
-		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere},
+		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere, yield: p.yield},
 		Elsewhere: api.elsewhere,
 		Metrics:   counts,
 		Logger:    klog.Background().WithName("migrate"),
@@ -126,7 +126,7 @@ func (r rewriter) run(ctx context.Context, target *rewrite.Target, options rewri
 	result, err := r.engine.Run(ctx, *target, options, told)
 	r.p.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
 	if err == nil && result.Failures == 0 {
-		err = prove(ctx, r.kv, target)
+		err = prove(ctx, r.kv, target, options.Yield)
 	}
 	return result, err
 }
@@ -203,6 +203,7 @@ type provenAPI struct {
 	migrate.Rewriter
 	kv     rewrite.Reader
 	target func(context.Context, migrate.Job) (*rewrite.Target, error)
+	yield  func(migrate.Job) rewrite.Yield
 }
 
 // Rewrite implements migrate.Rewriter.
@@ -213,7 +214,7 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 	}
 	target, err := a.target(ctx, job)
 	if err == nil && target != nil {
-		err = prove(ctx, a.kv, target)
+		err = prove(ctx, a.kv, target, a.yield(job))
 	}
 	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
@@ -221,11 +222,11 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 // prove counts, after a rewrite, the values that it should have encrypted anew: a key is
 // not to be called removable because nobody met a value that needs it. Whether the
 // agreement stood until then is asked by whoever counts the rewrite as a success.
-func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target) error {
+func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target, yield rewrite.Yield) error {
 	if target.Transformer == nil {
 		return nil
 	}
-	left, err := rewrite.CountLeft(ctx, reader, target, 0)
+	left, err := rewrite.CountLeft(ctx, reader, target, rewrite.Options{Yield: yield})
 	if err != nil {
 		return fmt.Errorf("census after the rewrite: %w", err)
 	}

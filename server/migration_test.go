@@ -71,16 +71,16 @@ func (v values) Range(context.Context, string, string, int64, int64) (rewrite.Pa
 func TestProve(t *testing.T) {
 	const old, current = `{"apiVersion":"example.com/v1","kind":"Widget"}`, `{"apiVersion":"example.com/v2","kind":"Widget"}`
 	target := &rewrite.Target{GroupResource: widgetsResource, Encoding: "example.com/v2", Prefix: "/widgets/", Transformer: identity.NewEncryptCheckTransformer()}
-	if err := prove(t.Context(), values{current, current}, target); err != nil {
+	if err := prove(t.Context(), values{current, current}, target, rewrite.Yield{}); err != nil {
 		t.Error(err)
 	}
 	for _, wrong := range []string{old, "k8s:enc:aescbc:v1:a:", "noise"} {
-		err := prove(t.Context(), values{current, wrong, current, wrong}, target)
+		err := prove(t.Context(), values{current, wrong, current, wrong}, target, rewrite.Yield{})
 		if err == nil || !strings.Contains(err.Error(), "found 2 values") || !strings.Contains(err.Error(), "/widgets/1") {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}
-	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}); err != nil {
+	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}, rewrite.Yield{}); err != nil {
 		t.Errorf("of a resource that is never encrypted: %v", err)
 	}
 }
@@ -151,7 +151,10 @@ func TestProvenByACensus(t *testing.T) {
 	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); !refused(err) || result.Rewritten != 1 {
 		t.Errorf("the rewrite of all but one: %+v, %v", result.Progress, err)
 	}
-	api := provenAPI{Rewriter: idle{}, kv: kv, target: func(context.Context, migrate.Job) (*rewrite.Target, error) { return target, nil }}
+	api := provenAPI{
+		Rewriter: idle{}, kv: kv, target: func(context.Context, migrate.Job) (*rewrite.Target, error) { return target, nil },
+		yield: func(migrate.Job) rewrite.Yield { return rewrite.Yield{} },
+	}
 	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); !refused(err) {
 		t.Errorf("through the API: %v", err)
 	}
