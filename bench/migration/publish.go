@@ -60,7 +60,7 @@ func (b *bench) figures() *document {
 	d.add("one PUT per built-in resource", b.builtin.Update, w)
 	d.add("one empty apply per built-in resource", b.builtin.Apply, w)
 	d.add("API engine, built-in resources", b.builtin.API, w)
-	d.add("rewrite of custom resources while clients write", b.yielding, w)
+	yielding := d.add("rewrite of custom resources while clients write", b.yielding, w)
 
 	size := fmt.Sprintf("%d objects of %d bytes", b.options.objects, b.valueBytes[0])
 	d.compare("rewriteCR/raw", size, cr, crRaw, figures.RatioAtLeast(0.6))
@@ -77,6 +77,8 @@ func (b *bench) figures() *document {
 	p99 := figures.Row{Figure: "p99Busy/p99Idle", Unit: "ms", Value: d.ClientWrites["p99Busy"], Note: fmt.Sprintf("%d writes during migrations, %d without", len(b.busy), len(b.idle))}.
 		Compare("without a migration", d.ClientWrites["p99Idle"]).Judged(figures.RatioAtMost(2))
 	d.rows, d.Ratios[p99.Figure] = append(d.rows, p99), p99.Beside.Ratio
+	d.rows = append(d.rows, figures.Row{Figure: "rewriteCR while clients write", Unit: "objects/s", Value: yielding.ObjectsPerSecond}.
+		Compare(cr.Name, cr.ObjectsPerSecond))
 	d.addScale(b.scaled)
 	return d
 }

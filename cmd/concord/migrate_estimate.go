@@ -120,7 +120,7 @@ func estimateTable(estimates []estimate) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "RESOURCE\tSTORED AS\tOBJECTS\tBYTES\tTO REWRITE\tENCODING\tEXPECTED")
-	assumed := false
+	assumed, rewrites := false, false
 	for _, e := range estimates {
 		to := cmp.Or(e.Encoding, "not agreed")
 		if e.Elsewhere != "" {
@@ -139,11 +139,15 @@ func estimateTable(estimates []estimate) string {
 			}
 			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\n", e.Resource, row.Encoding, row.Objects, row.Bytes, rewrite, to, took)
 		}
+		rewrites = rewrites || *e.Rewrite > 0
 		assumed = assumed || e.Basis == "assumed" && *e.Rewrite > 0
 	}
 	_ = w.Flush() // a strings.Builder takes everything
 	if assumed {
 		fmt.Fprintf(&text, "\nThe server asked has not rewritten anything yet: %d objects per second are assumed.\n", assumedPerSecond)
+	}
+	if rewrites {
+		fmt.Fprint(&text, "\nWhile clients are served a migration gives way to them, and takes longer.\n")
 	}
 	for _, e := range estimates {
 		if e.Elsewhere != "" {

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -9,8 +12,13 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -45,6 +53,48 @@ func (s *terminal) Write(p []byte) (int, error) {
 	}
 	s.gone = max(s.gone, len(s.lines)+1-s.height)
 	return len(p), nil
+}
+
+// TestLook: only an answer that names the migration says that it was deleted; a server that starts
+// answers 404 for the path.
+func TestLook(t *testing.T) {
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1"}}
+	named := apierrors.NewNotFound(migrationv1alpha1.StorageVersionMigrations, "m")
+	path := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", migrationv1alpha1.StorageVersionMigrations, "m", "404 page not found", 0, true)
+	for name, test := range map[string]struct {
+		answer  error
+		deleted bool
+		fails   bool
+	}{
+		"there":                 {nil, false, false},
+		"deleted":               {named, true, false},
+		"a server that starts":  {path, false, true},
+		"a server that is away": {errors.New("connection refused"), false, true},
+	} {
+		cluster, err := newFake(interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, found client.Object, _ ...client.GetOption) error {
+			if test.answer == nil {
+				if got, ok := found.(*migrationv1alpha1.StorageVersionMigration); ok {
+					*got = *m.DeepCopy()
+				}
+			}
+			return test.answer
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
+		if err := look(t.Context(), cluster, []*asked{a}); (err != nil) != test.fails || a.deleted != test.deleted {
+			t.Errorf("%s: deleted %v, %v", name, a.deleted, err)
+		}
+	}
+}
+
+func newFake(funcs interceptor.Funcs) (client.Client, error) {
+	scheme := runtime.NewScheme()
+	if err := migrationv1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(funcs).Build(), nil
 }
 
 // TestMigrateViewOnTerminal: however many migrations there are, and however small the
