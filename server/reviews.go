@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,8 +101,8 @@ func (a notedAPI) Patch(ctx context.Context, resource schema.GroupVersionResourc
 // reviews is the transport to one conversion webhook. Conversions of single objects that
 // migrations through the API need, and that come while one of them is under way, are made by
 // one review, and only once if they are the same; all others pass. An object that is refused
-// fails no other: a review of several that is not answered as it should be is divided, and
-// one that takes long is given up for one of each.
+// fails no other: a review of several that is not answered, or not as it should be, is divided
+// until the webhook turns out to be away, and one that takes long is given up for one of each.
 type reviews struct {
 	next     http.RoundTripper
 	underWay *underWay
@@ -285,41 +286,79 @@ func (r *reviews) convert(ctx context.Context, batch []conversionCall) ([]conver
 	return answers, err
 }
 
-// divide makes one review, and two halves if it is answered, but not as it should be.
+// divide makes one review, and reviews of its halves if it is not answered as it should be,
+// and so on. The webhook may give no answer for one of the objects, or because they are many;
+// it counts as away if it gives none for two single ones either, which are those furthest
+// from each other, since what it fails at may be side by side.
 func (r *reviews) divide(ctx context.Context, batch []conversionCall) ([]conversionAnswer, error) {
-	first := batch[0]
-	all := conversionReview{TypeMeta: first.review.TypeMeta, Request: &conversionRequest{UID: uuid.NewUUID(), DesiredAPIVersion: first.review.Request.DesiredAPIVersion}}
-	for _, c := range batch {
+	answers := make([]conversionAnswer, len(batch))
+	answered, alone := false, 0 // any of the reviews; reviews of one object that were not
+	for parts := []stretch{{0, len(batch)}}; len(parts) > 0; {
+		at := 0
+		if alone > 0 && !answered {
+			at = len(parts) - 1
+		}
+		p := parts[at]
+		all, answer, err := r.review(ctx, batch[p.from:p.to])
+		if err != nil {
+			return nil, err
+		}
+		unanswered := answer.late || answer.unanswered()
+		answered = answered || !unanswered
+		if unanswered && p.size() == 1 {
+			alone++
+		}
+		switch {
+		case answer.late || errors.Is(ctx.Err(), context.Canceled) || !answered && alone == 2:
+			for _, p := range parts {
+				p.fill(answers, answer)
+			}
+			return answers, nil
+		case p.size() == 1:
+			p.fill(answers, answer)
+		case unanswered || !answer.split(all, batch[p.from:p.to], answers[p.from:p.to]):
+			parts = slices.Insert(parts, at+1, p.halves()...)
+		}
+		parts = slices.Delete(parts, at, at+1)
+	}
+	return answers, nil
+}
+
+// stretch is those of a batch from one on and before another.
+type stretch struct{ from, to int }
+
+func (s stretch) size() int { return s.to - s.from }
+
+func (s stretch) halves() []stretch {
+	middle := s.from + s.size()/2
+	return []stretch{{s.from, middle}, {middle, s.to}}
+}
+
+// fill makes one answer that of all in it.
+func (s stretch) fill(answers []conversionAnswer, answer conversionAnswer) {
+	for i := s.from; i < s.to; i++ {
+		answers[i] = answer
+	}
+}
+
+// review asks for objects together, or for one as it was asked for.
+func (r *reviews) review(ctx context.Context, calls []conversionCall) (all conversionReview, answer conversionAnswer, err error) {
+	first := calls[0]
+	all = conversionReview{TypeMeta: first.review.TypeMeta, Request: &conversionRequest{UID: uuid.NewUUID(), DesiredAPIVersion: first.review.Request.DesiredAPIVersion}}
+	for _, c := range calls {
 		all.Request.Objects = append(all.Request.Objects, c.review.Request.Objects...)
 	}
-	body, err := json.Marshal(all)
-	if err != nil {
-		return nil, err
+	body := first.body
+	if len(calls) > 1 {
+		if body, err = json.Marshal(all); err != nil {
+			return all, answer, err
+		}
 	}
-	if len(batch) == 1 {
-		body = first.body
-	}
-	answer := r.send(ctx, first.request, body)
+	answer = r.send(ctx, first.request, body)
 	if answer.late = errors.Is(ctx.Err(), context.DeadlineExceeded); answer.late {
 		answer.err = nil
 	}
-	answers := make([]conversionAnswer, len(batch))
-	switch {
-	case len(batch) == 1 || answer.late || answer.unanswered():
-		for i := range answers {
-			answers[i] = answer
-		}
-		return answers, nil
-	case answer.split(all, batch, answers):
-		return answers, nil
-	}
-	half := len(batch) / 2
-	left, err := r.divide(ctx, batch[:half])
-	if err != nil {
-		return nil, err
-	}
-	right, err := r.divide(ctx, batch[half:])
-	return append(left, right...), err
+	return all, answer, nil
 }
 
 // send makes one request.

@@ -2,7 +2,9 @@ package server
 
 import (
 	"fmt"
+	"math/bits"
 	"net/http"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -75,22 +77,31 @@ func (w *reviewed) atOnce(n int) []error {
 	}
 	errs := make([]error, n)
 	var group sync.WaitGroup
+	deadline := time.Now().Add(time.Minute)
 	for i := range n {
 		group.Go(func() { errs[i] = w.convert(i) })
 		if i == 0 {
 			<-begun
 		}
-	}
-	deadline := time.Now().Add(time.Minute)
-	for w.waiting() < n-1 {
-		if time.Now().After(deadline) {
-			w.t.Fatalf("%d of %d conversions wait", w.waiting(), n-1)
+		for w.waiting() < i { // so that they wait in this order
+			if time.Now().After(deadline) {
+				w.t.Fatalf("%d of %d conversions wait", w.waiting(), n-1)
+			}
+			goruntime.Gosched()
 		}
-		<-time.After(time.Millisecond)
 	}
 	close(release)
 	group.Wait()
 	return errs
+}
+
+// migratedAtOnce is atOnce while a migration writes all of them.
+func (w *reviewed) migratedAtOnce(n int) []error {
+	w.t.Helper()
+	for i := range n {
+		defer w.migrated.begin(types.UID(fmt.Sprint("uid-", i)))()
+	}
+	return w.atOnce(n)
 }
 
 func (w *reviewed) waiting() (n int) {
@@ -154,26 +165,65 @@ func TestReviewsRefused(t *testing.T) {
 	}
 }
 
-// TestReviewsUnanswered: where a webhook is away every object is told so after one call.
+// TestReviewsUnanswered: where a webhook answers for no several objects they are asked for one
+// by one.
 func TestReviewsUnanswered(t *testing.T) {
 	w := startReviewed(t)
-	const n = 21
-	for i := range n {
-		defer w.migrated.begin(types.UID(fmt.Sprint("uid-", i)))()
-	}
 	w.hook.answer = func(_ *http.Request, names []string) int {
 		if len(names) > 1 {
 			return http.StatusServiceUnavailable
 		}
 		return http.StatusOK
 	}
-	for i, err := range w.atOnce(n) {
-		if (i > 0) != (err != nil) || err != nil && !strings.Contains(err.Error(), "currently unable to handle the request") {
+	for i, err := range w.migratedAtOnce(21) {
+		if err != nil {
 			t.Errorf("o-%d: %v", i, err)
 		}
 	}
-	if len(w.hook.calls) != 2 {
-		t.Errorf("calls %v", w.hook.calls)
+}
+
+// TestReviewsPoison: an object that the webhook gives no answer for, nor for others beside it,
+// fails alone, wherever it is; so do two beside each other.
+func TestReviewsPoison(t *testing.T) {
+	const n = 41
+	for _, poison := range [][]int{{1}, {17}, {n - 1}, {1, 2}, {17, 18}, {n - 2, n - 1}} {
+		t.Run(fmt.Sprint(poison), func(t *testing.T) {
+			w := startReviewed(t)
+			w.hook.answer = func(_ *http.Request, names []string) int {
+				for _, i := range poison {
+					if slices.Contains(names, fmt.Sprint("o-", i)) {
+						return 0
+					}
+				}
+				return http.StatusOK
+			}
+			for i, err := range w.migratedAtOnce(n) {
+				if failed := slices.Contains(poison, i); failed != (err != nil) || failed && !strings.Contains(err.Error(), "EOF") {
+					t.Errorf("o-%d: %v", i, err)
+				}
+			}
+			if len(w.hook.calls) > 25 {
+				t.Errorf("calls %v", w.hook.calls)
+			}
+		})
+	}
+}
+
+// TestReviewsAway: of a webhook that is away every object is told so after a few calls, however
+// many they are.
+func TestReviewsAway(t *testing.T) {
+	for _, code := range []int{0, http.StatusServiceUnavailable} {
+		w := startReviewed(t)
+		w.hook.answer = func(*http.Request, []string) int { return code }
+		for i, err := range w.migratedAtOnce(1 + maxReview) {
+			if err == nil {
+				t.Errorf("%d: o-%d is converted", code, i)
+			}
+		}
+		// One alone, then twice the halves of a hundred down to one.
+		if most := 1 + 2*bits.Len(maxReview); len(w.hook.calls) > most {
+			t.Errorf("%d: calls %v, want at most %d", code, w.hook.calls, most)
+		}
 	}
 }
 
