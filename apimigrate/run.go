@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/concord-dev/concord/progress"
 )
@@ -21,6 +22,9 @@ const (
 	// minBackoff and maxBackoff bound the time between two attempts at the same thing.
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 5 * time.Second
+	// jitter is the part of the time between two attempts at an object that is added to it at
+	// random: objects that failed together do not come back together.
+	jitter = 0.5
 	// attempts is how often the server may fail at one object. Once so many objects in a row
 	// have failed for it, the next ones are tried once only, until one does not fail.
 	attempts = 4
@@ -217,7 +221,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 			r.patience.answered()
 			return r.refused(ctx, t, v.reason, err)
 		}
-		if err := r.wait(ctx, err, max(v.after, backoff)); err != nil {
+		if err := r.wait(ctx, err, max(v.after, wait.Jitter(backoff, jitter))); err != nil {
 			return err
 		}
 		if begun, err = r.gate.enter(ctx); err != nil {

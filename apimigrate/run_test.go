@@ -399,12 +399,47 @@ func TestBackoff(t *testing.T) {
 		if result, err := s.run(Options{MaxParallel: 1, Clock: waited}); err != nil || result.Patched != 1 {
 			t.Fatalf("%s: %+v, %v", kind, result, err)
 		}
-		var want []time.Duration
-		for d := minBackoff; len(want) < failing; d = min(2*d, maxBackoff) {
-			want = append(want, d)
+		backoff := minBackoff
+		for i, pause := range waited.pauses {
+			if most := backoff + time.Duration(jitter*float64(backoff)); pause < backoff || pause > most {
+				t.Errorf("%s: waited %s, the %d. time, want %s to %s", kind, pause, i+1, backoff, most)
+			}
+			backoff = min(2*backoff, maxBackoff)
 		}
-		if !slices.Equal(waited.pauses, want) {
-			t.Errorf("%s: waited %v, want %v", kind, waited.pauses, want)
+		if len(waited.pauses) != failing {
+			t.Errorf("%s: waited %v, want %d times", kind, waited.pauses, failing)
+		}
+	}
+}
+
+// TestBackoffApart: objects that failed together do not come back together, and none before the
+// server wants it.
+func TestBackoffApart(t *testing.T) {
+	const parallel = firstParallel
+	for _, after := range []int{0, 1} {
+		s := startServer(t, parallel)
+		var together sync.WaitGroup
+		together.Add(parallel)
+		s.answer = func(r *http.Request, name types.NamespacedName) error {
+			s.mu.Lock()
+			first := r.Method == http.MethodPatch && s.asked[name] == 1
+			s.mu.Unlock()
+			if !first {
+				return nil
+			}
+			together.Done()
+			together.Wait()
+			return apierrors.NewTooManyRequests("too many", after)
+		}
+		waited := &pausing{WithTicker: clock.RealClock{}}
+		if result, err := s.run(Options{MaxParallel: parallel, Clock: waited}); err != nil || result.Patched != parallel {
+			t.Fatalf("%+v, %v", result, err)
+		}
+		if pauses := slices.Compact(slices.Sorted(slices.Values(waited.pauses))); after == 0 && len(pauses) < 2 {
+			t.Errorf("waited %v", waited.pauses)
+		}
+		if after > 0 && waited.pauses[0] != time.Second {
+			t.Errorf("waited %v, want a second", waited.pauses)
 		}
 	}
 }
