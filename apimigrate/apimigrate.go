@@ -64,7 +64,8 @@ type Options struct {
 	// Resume is where to go on; the zero Cursor is the beginning.
 	Resume Cursor
 	// Patience is how long the server may be busy or away, for everybody, before the run
-	// fails. Default: 1 min.
+	// fails. If it was so only for some objects, while others were written, these fail instead:
+	// then, or after twice as long while others still are. Default: 1 min.
 	Patience time.Duration
 	// WebhookPatience is how long a conversion webhook, or a KMS plugin, that the server does
 	// not reach is waited for, before objects fail for it; and objects that no list can read,

@@ -37,6 +37,9 @@ type verdict struct {
 	reason Reason
 	// after is when the server wants to be asked again at the earliest.
 	after time.Duration
+	// everybody says of a busy server that it says so of itself: that it takes fewer, or that
+	// its etcd does not answer.
+	everybody bool
 }
 
 // judge reads the answer to a patch. An error without a status is the network's: the
@@ -47,7 +50,7 @@ func judge(err error) verdict {
 	}
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		return verdict{answer: busy}
+		return verdict{answer: busy, reason: Rejected}
 	}
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	v := verdict{reason: Rejected, after: time.Duration(seconds) * time.Second}
@@ -64,7 +67,7 @@ func judge(err error) verdict {
 		}
 	case code == http.StatusTooManyRequests, code == http.StatusServiceUnavailable, code == http.StatusGatewayTimeout,
 		code == http.StatusBadGateway, status.Status().Reason == metav1.StatusReasonServerTimeout:
-		v.answer = busy
+		v.answer, v.everybody = busy, code == http.StatusTooManyRequests || etcdUnreached.MatchString(text)
 	case code == http.StatusConflict:
 		v.answer, v.reason = refused, Conflict
 	case code == http.StatusMethodNotAllowed, code == http.StatusUnsupportedMediaType, code == http.StatusUnauthorized, code == http.StatusNotAcceptable:
@@ -78,7 +81,7 @@ func judge(err error) verdict {
 		case keysUnreached.MatchString(text):
 			v.answer = away
 		case etcdUnreached.MatchString(text):
-			v.answer = busy
+			v.answer, v.everybody = busy, true
 		}
 	default:
 		v.answer = refused

@@ -44,6 +44,7 @@ type run struct {
 	patience *patience
 	// webhook is the patience with conversion webhooks and KMS plugins.
 	webhook *patience
+	stuck   stuck
 	turn    chan struct{} // full while an object is taken
 
 	mu       sync.Mutex // guards what follows
@@ -60,6 +61,7 @@ func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
 		api: api, target: target, opts: opts, gate: newGate(opts), turn: make(chan struct{}, 1),
 		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
+		stuck:    stuck{patience: opts.Patience, objects: map[*passedOver]struct{}{}},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: frontier{maxNamed: opts.MaxNamed, cursor: Cursor{Continue: opts.Resume.Continue, Progress: opts.Resume.Progress}},
@@ -173,9 +175,11 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	if err != nil {
 		return err // strings always have a form in JSON
 	}
-	var busySince time.Time
+	var over *passedOver
+	defer func() { r.stuck.end(over) }()
 	alone := &patience{bound: r.opts.WebhookPatience} // with what this object needs
 	for failed, backoff := 0, minBackoff; ; backoff = min(2*backoff, maxBackoff) {
+		over = r.stuck.begin(over)
 		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
 		v := judge(err)
 		r.gate.leave(begun, v)
@@ -185,6 +189,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		switch v.answer {
 		case written:
 			r.patience.answered()
+			r.stuck.written(over, r.opts.Clock.Now())
 			if !alone.since.IsZero() {
 				r.webhook.answered()
 			}
@@ -195,11 +200,8 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		case busy:
 			r.note(t.page, Progress{Throttled: 1})
 			now := r.opts.Clock.Now()
-			if busySince.IsZero() {
-				busySince = now
-			}
-			if now.Sub(busySince) >= 2*r.opts.Patience {
-				// Others were taken meanwhile: it is this object.
+			r.stuck.refused(over, now, v.everybody)
+			if r.stuck.itself(over, now, r.patience.lasts(now)) {
 				return r.refused(ctx, t, v.reason, err)
 			}
 		case away:
