@@ -15,8 +15,12 @@ type lister struct {
 	*run
 	tasks chan<- task
 	// size is how many objects are asked for: half of it after a page that could not be
-	// read, since it may be for one of its objects, twice of it after one that could.
-	size int
+	// read, since it may be for one of its objects, twice of it after one that could. most
+	// bounds it to half of what took the server too long.
+	// Invariant: 1 <= size <= most.
+	size, most int
+	// slow counts the times that even one object took it too long, and most was given up.
+	slow int
 	// passed says that an object that cannot be read was gone around.
 	passed bool
 	// submitted says that something was.
@@ -35,11 +39,12 @@ type lister struct {
 	guessed int
 }
 
-// maxOutages bounds the outages in a run that are waited for.
+// maxOutages bounds the outages in a run that are waited for, and those that are taken for the
+// reason why lists took too long.
 const maxOutages = 10
 
 func newLister(r *run, tasks chan<- task) *lister {
-	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience}}
+	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience}}
 }
 
 // place is where a list goes on.
@@ -55,7 +60,7 @@ type place struct {
 const uncounted int64 = -1
 
 // unreadable says that a page cannot be read in any version, for what is in it or for the
-// server's own reasons, however often it is asked for.
+// server's own reasons, however often it is asked for, or takes the server too long.
 type unreadable struct {
 	reason Reason
 	err    error
@@ -114,7 +119,7 @@ func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 	case err != nil:
 		return place{}, err
 	}
-	if l.size = min(2*l.size, l.opts.PageSize); l.size == l.opts.PageSize && l.waited && l.outages < maxOutages {
+	if l.size = min(2*l.size, l.most); l.size == l.most && l.waited && l.outages < maxOutages {
 		l.outage.answered()
 		l.waited = false
 		l.outages++
@@ -165,7 +170,8 @@ func behind(list *metav1.PartialObjectMetadataList) int64 {
 
 // page reads a page. While that fails other versions are tried: a server that cannot bring
 // some object to one version may be able to bring it to another. The version that did is
-// used from then on. The error is an unreadable if each of them failed so many times.
+// used from then on. The error is an unreadable if each of them failed so many times, or several
+// objects took too long.
 func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
 	wasAway := false
 	version := l.versionInUse()
@@ -189,6 +195,9 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 		pause := max(v.after, backoff)
 		switch v.answer {
 		case busy:
+			if apierrors.IsTimeout(err) && l.tooMany(limit) {
+				return nil, &unreadable{reason: v.reason, err: err}
+			}
 		case away:
 			wasAway = true
 			l.patience.answered()
@@ -213,6 +222,22 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 			backoff = min(2*backoff, maxBackoff)
 		}
 	}
+}
+
+// tooMany takes in that a list of so many objects took the server too long, and says whether it
+// may be that they are too many. Then no more than half of them are asked for from now on:
+// each list that takes too long may take it a minute. If one object takes too long, too, it was
+// not for how many they were.
+func (l *lister) tooMany(limit int) bool {
+	if limit > 1 {
+		l.most = limit / 2
+		return true
+	}
+	if l.most < l.opts.PageSize && l.slow < maxOutages {
+		l.slow++
+		l.most = l.opts.PageSize
+	}
+	return false
 }
 
 func (r *run) versionInUse() int {
