@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -13,11 +14,13 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/rewrite"
 )
 
 // concord migrate tells beforehand what there is to do, has it done, and is right: what it,
 // the migration's status and concord census count afterwards is the same. Where objects
-// cannot be migrated it names them, does the others, and ends with 2.
+// cannot be migrated it names them, does the others, and ends with 2. At last it migrates
+// every resource that there is.
 func testMigrateCommand(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=20"}, "one", "two")
@@ -90,7 +93,66 @@ func testMigrateCommand(t *testing.T) {
 		t.Errorf("without the broken object it ends with %+v", result)
 	}
 	t.Logf("settled after %v", c.WaitSettled().Round(time.Millisecond))
+	migrateAll(t, c, servers[0], migrate)
 	c.Check()
+}
+
+// migrateAll has the command migrate all resources, of which widgets are to be stored in another
+// version by then.
+func migrateAll(t *testing.T, c *cluster.Cluster, s *cluster.Server, migrate func(args ...string) cluster.Result) {
+	t.Helper()
+	v1 := widgetEncoding("v1")
+	storeWidgetsIn(t, s, "v1")
+	waitCommon(t, c, widgets, v1)
+	counted := dryRun(t, migrate("--all", "--dry-run", "-o", "json"))
+	result := migrate("--all", "--max-objects-per-second", "0")
+	if result.Code != 0 {
+		t.Errorf("of all resources it ends with %d: %s\n%s", result.Code, result.Stderr, result.Stdout)
+	}
+	agreed := map[string]string{}
+	for _, row := range counted {
+		agreed[row.Resource] = row.Encoding
+		if row.Elsewhere != "" {
+			t.Errorf("%s is said to be elsewhere: %s", row.Resource, row.Elsewhere)
+		}
+		if row.Resource == widgets.String() && (row.Encoding != string(v1) || *row.Rewrite == 0) {
+			t.Errorf("of widgets the dry run counts %+v: nothing was tested", row)
+		}
+		ended := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(row.Resource) + `: succeeded: (\d+) objects are in ` + regexp.QuoteMeta(row.Encoding) + `$`).FindStringSubmatch(result.Stdout)
+		if ended == nil {
+			t.Errorf("nothing is said of the success of %s, in %s: %s", row.Resource, row.Encoding, result.Stdout)
+		} else if row.Resource == widgets.String() && ended[1] != fmt.Sprint(stored) {
+			t.Errorf("it says %q, there are %d", ended[0], stored)
+		}
+	}
+	t.Logf("%d resources were migrated, and all settled %v later", len(counted), c.WaitSettled().Round(time.Millisecond))
+
+	var census rewrite.Census
+	raw := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
+	if err := json.Unmarshal([]byte(raw.Stdout), &census); err != nil || raw.Code != 0 || len(census.Unknown) > 0 {
+		t.Fatalf("census: %v: %+v", err, raw)
+	}
+	seen := 0
+	for _, row := range census.Rows {
+		if row.Resource == rewrite.ResourceOther {
+			continue
+		}
+		seen++
+		if encoding, ok := agreed[row.Resource]; !ok || encoding != row.Encoding {
+			t.Errorf("census counts %d of %s in %s, the dry run of all resources said %q", row.Objects, row.Resource, row.Encoding, encoding)
+		}
+		if row.Resource == widgets.String() && row.Objects != stored {
+			t.Errorf("census counts %d of widgets, there are %d", row.Objects, stored)
+		}
+	}
+	if seen < 5 {
+		t.Errorf("census counts %d resources: %+v", seen, census.Rows)
+	}
+	for _, row := range dryRun(t, migrate("--all", "--dry-run", "-o", "json")) {
+		if row.Rewrite == nil || *row.Rewrite != 0 || row.Encoding != agreed[row.Resource] {
+			t.Errorf("afterwards the dry run says %+v", row)
+		}
+	}
 }
 
 // interruptMigrate interrupts the command once its migration is there, which goes on and is
