@@ -76,6 +76,7 @@ var (
 		{"RotationKilled", testRotationKilled},
 		{"EncryptAndDecrypt", testEncryptAndDecrypt},
 		{"RotationRolledBack", testRotationRolledBack},
+		{"APIRotation", testAPIRotation},
 		{"KMS", testKMS},
 		{"KMSv1", testKMSv1},
 	}

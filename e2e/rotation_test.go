@@ -207,3 +207,75 @@ func testRotationRolledBack(t *testing.T) {
 	e.wantReadable(objects)
 	e.c.Check()
 }
+
+// A rotation is done through the API: the migration was asked for, and rests, before the key is
+// turned, so that no other one is made. Each patch is to encrypt what it does not change.
+func testAPIRotation(t *testing.T) {
+	const objects = 1000
+	e := newEncrypted(t, []string{secrets.Resource}, []string{"one", "two"}, keyA, identity)
+	sealed := func(key string) agree.Encoding { return agree.Encoding("v1").Sealed(sealOf(t, key)) }
+	fill(t, e.servers[0], loadedSecrets(), objects)
+	e.wantKey(keyA, objects)
+	writes := e.c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{loadedSecrets()}, Pause: 20 * time.Millisecond}, e.servers...)
+	for _, s := range e.servers {
+		e.load(s, keyA, keyB, identity)
+	}
+	m := askForAPI(t, e.servers[0], secrets, "v1", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) { spec.Paused = true })
+	for _, s := range e.servers {
+		e.load(s, keyB, keyA, identity)
+	}
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration is for "+keyB, func(ctx context.Context) error {
+		if err := e.servers[1].Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+			return err
+		}
+		if encoding := m.Annotations[migrationv1alpha1.EncodingAnnotation]; encoding != string(sealed(keyB)) {
+			return fmt.Errorf("it is for %q", encoding)
+		}
+		return nil
+	})
+	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	if left := e.c.Encodings(secrets)[sealed(keyA)]; left < objects {
+		t.Errorf("%d objects are encrypted with the old key before the migration begins, want %d", left, objects)
+	}
+	e.wantNeeded(keyA)
+
+	before := e.rewrites()
+	pauseMigration(t, e.servers[0], m, false)
+	m = waitEnded(t, e.servers[1], m)
+	wantAPI(t, m)
+	if p := m.Status.Progress; migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) == nil || p.Done < objects || p.Failed > 0 {
+		t.Errorf("it ended with %+v", m.Status)
+	}
+	e.wantKey(keyB, objects)
+	e.wantOnly(m)
+	if n := e.rewrites() - before; n < objects {
+		t.Errorf("%d objects were rewritten, there are %d that no client writes", n, objects)
+	}
+	e.wantRemovable(keyA)
+	for _, s := range e.servers {
+		e.load(s, keyB)
+	}
+	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	report := writes.Stop()
+	e.c.CheckLoad(report, nil)
+	for _, f := range report.Failures {
+		t.Errorf("a write failed: %v", f)
+	}
+	e.wantReadable(objects)
+	e.c.Check()
+}
+
+// wantOnly fails if another migration of secrets than this one was for the same encoding.
+func (e *encrypted) wantOnly(m *migrationv1alpha1.StorageVersionMigration) {
+	e.t.Helper()
+	var list migrationv1alpha1.StorageVersionMigrationList
+	if err := e.servers[0].Objects().List(e.t.Context(), &list); err != nil {
+		e.t.Fatal(err)
+	}
+	for i := range list.Items {
+		other := &list.Items[i]
+		if other.UID != m.UID && migrationv1alpha1.Resource(other) == secrets && migrationv1alpha1.TargetOf(other) == migrationv1alpha1.TargetOf(m) {
+			e.t.Errorf("%s was made as well, and is %+v", other.Name, other.Status)
+		}
+	}
+}
