@@ -10,13 +10,16 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 )
@@ -39,28 +42,97 @@ func widgetsMigrating(t *testing.T, c *cluster.Cluster, perSecond int, names ...
 	return m
 }
 
-// The server that migrates is killed at ten random points: before it has written
-// anything, in the middle of pages, and after it has saved where it is. Then it is killed in
-// the midst of a stream.
+// The server that migrates is killed at ten random points: before it has written anything, in
+// the middle of pages, and, every other time, after it has saved where it is. The next one goes
+// on from what was saved last, whoever saved it. Then it is killed in the midst of a stream.
 func testMigratorKilled(t *testing.T) {
 	const kills = 10
-	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two", "three")
-	for range kills {
-		claimer := m.claimer()
-		if more := m.random.IntN(engineObjects / kills / 2); more%3 > 0 { // else at once
+	c := cluster.New(t)
+	// A server saves where it is after some seconds, in which it is to do no more than a tenth
+	// of all, and clients change a fifth of the objects only: they would soon have changed all.
+	servers := c.Start(atRate(60), "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	m := newMigratingUnder(t, c, widgetsV1, engineObjects, load.ChurnConfig{Every: 5}, servers...)
+	storeWidgetsIn(t, servers[0], "v2")
+	var untouched *bystander
+	claimer := m.claimer()
+	there := func(*migrationv1alpha1.StorageVersionMigration) bool { return true }
+	for i := range kills {
+		live := waitMigration(t, claimer, "is there", there)
+		saves := i%2 > 0
+		if saves {
+			live = waitSaved(t, claimer, live, claimer)
+			m.awaitRewrites(1 + m.random.IntN(1+m.left("v2")/(kills-i+1)))
+		} else if more := m.random.IntN(120); more%3 > 0 { // else at once
 			m.awaitRewrites(more)
 		}
+		if saves && untouched == nil {
+			untouched = m.standBy()
+		}
 		m.underWay("v2")
-		claimer.Kill()
-		t.Logf("killed %s after %d rewrites", claimer.Name, m.rewrites())
-		claimer.Start()
+		killed := claimer
+		killed.Kill()
+		t.Logf("killed %s after %d rewrites, with %v left to do and %d saved as done, by itself: %v",
+			killed.Name, m.rewrites(), m.left("v2"), saved(live), saves)
+		// It is found before the killed one starts, which goes by its old identity for a while.
+		claimer = m.claimer()
+		if saves {
+			wantResumed(t, claimer, live)
+		}
+		killed.Start()
 	}
+	waitSaved(t, claimer, waitMigration(t, claimer, "is there", there), claimer)
+	m.underWay("v2")
+	untouched.gone()
 	for _, s := range m.servers {
 		s.WaitReady()
 	}
 	m.c.WaitReporters(restored, m.servers...)
 	m.ended("v2")
 	migratorKilledMidStream(m.atFullSpeed())
+}
+
+// saved is how many objects the migration's status says are done.
+func saved(live *migrationv1alpha1.StorageVersionMigration) int64 {
+	if live.Status.Progress == nil {
+		return 0
+	}
+	return live.Status.Progress.Done
+}
+
+// A bystander is an object in v1 that the test itself has put before all others. A migration
+// that goes on behind it does not meet it; one that began anew would write it first of all.
+type bystander struct {
+	m        *migrating
+	key      string
+	revision int64
+}
+
+// standBy puts a bystander into etcd. The audit leaves it out of account.
+func (m *migrating) standBy() *bystander {
+	m.t.Helper()
+	b := &bystander{m: m, key: m.prefix() + "bystander"}
+	m.c.Audit.With(func(l *audit.Ledger) { l.Ignore(b.key) })
+	value := fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"bystander","namespace":"%s","uid":"%s","generation":1,"creationTimestamp":"2026-01-02T03:04:05Z"},"spec":{"text":"bystander"}}`,
+		m.resource.Group, m.resource.Namespace, uuid.NewUUID())
+	put, err := m.c.Raw.Put(m.t.Context(), b.key, value)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	b.revision = put.Header.Revision
+	return b
+}
+
+// gone takes the bystander away, and fails unless nobody has written it.
+func (b *bystander) gone() {
+	b.m.t.Helper()
+	deleted, err := b.m.c.Raw.Delete(b.m.t.Context(), b.key, clientv3.WithPrevKV())
+	if err != nil {
+		b.m.t.Fatal(err)
+	}
+	if len(deleted.PrevKvs) != 1 || deleted.PrevKvs[0].ModRevision != b.revision {
+		b.m.t.Errorf("what was put behind the migration's back at revision %d is %v: the migration was begun anew", b.revision, deleted.PrevKvs)
+	}
 }
 
 // The server that migrates is paused for longer than its claim lasts; another one takes

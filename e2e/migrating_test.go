@@ -46,12 +46,17 @@ func seeded(t *testing.T) (*rand.Rand, uint64) {
 // servers run, and widgets are known where they are the resource.
 func newMigrating(t *testing.T, c *cluster.Cluster, resource load.Resource, objects int, servers ...*cluster.Server) *migrating {
 	t.Helper()
+	return newMigratingUnder(t, c, resource, objects, load.ChurnConfig{}, servers...)
+}
+
+// newMigratingUnder does so with clients that change no more than they are told to.
+func newMigratingUnder(t *testing.T, c *cluster.Cluster, resource load.Resource, objects int, clients load.ChurnConfig, servers ...*cluster.Server) *migrating {
+	t.Helper()
 	m := &migrating{t: t, c: c, servers: servers, resource: resource}
-	var start uint64
-	m.random, start = seeded(t)
+	m.random, clients.Seed = seeded(t)
 	fill(t, servers[0], resource, objects)
 	c.WaitSettled()
-	m.loose(load.ChurnConfig{Seed: start})
+	m.loose(clients)
 	return m
 }
 
