@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -16,9 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
@@ -135,12 +138,31 @@ func (b *bystander) gone() {
 	}
 }
 
+// pausedAttempts is how often a server is paused until it is seen to act, when it goes on, as if
+// nothing had happened. What it does first then is a matter of chance.
+const pausedAttempts = 6
+
+// talkative servers migrate at a rate, and log also what comes to nothing.
+func talkative(perSecond int) cluster.Options {
+	o := atRate(perSecond)
+	o.Args += " --v=2"
+	return o
+}
+
 // The server that migrates is paused for longer than its claim lasts; another one takes
-// over. When the first goes on, both believe that the migration is theirs. So does, in
-// another round, the server that starts migrations, which is replaced in the same way.
+// over. When the first goes on, both believe that the migration is theirs, and the first is
+// refused what it tries to write.
 func testMigratorPaused(t *testing.T) {
-	m := widgetsMigrating(t, cluster.New(t), 100, "one", "two", "three")
-	for round := range 3 {
+	c := cluster.New(t)
+	servers := c.Start(talkative(100), "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
+	storeWidgetsIn(t, servers[0], "v2")
+	acted := false
+	for round := 0; round < 3 || !acted; round++ {
+		if round == pausedAttempts {
+			t.Fatalf("none of %d servers that were paused was seen to go on with the migration that was another one's: nothing was tested", round)
+		}
 		first := m.claimer()
 		m.awaitRewrites(1 + m.random.IntN(100))
 		first.Pause()
@@ -148,50 +170,142 @@ func testMigratorPaused(t *testing.T) {
 		second := m.claimer(first)
 		m.awaitRewrites(50)
 		m.underWay("v2")
+		before := len(first.Output())
 		first.Resume()
 		t.Logf("resumed %s while %s migrates, after %d rewrites", first.Name, second.Name, m.rewrites())
 		m.awaitRewrites(20)
 		first.WaitReady()
-		if round == 2 {
-			continue
+		if refused := awaitLetGo(t, first, before); len(refused) > 0 {
+			t.Logf("%s was refused: %s", first.Name, strings.Join(refused, "; "))
+			acted = true
 		}
 		m.c.WaitReporters(graceful, m.servers...)
 	}
-	m.c.WaitReporters(graceful, m.servers...)
 	m.ended("v2")
 }
 
+// awaitLetGo waits until a server that was resumed has let go of the migration of widgets that it
+// had claimed, and returns what it tells, in the log from there on, of writes that it tried before.
+func awaitLetGo(t *testing.T, s *cluster.Server, from int) (refused []string) {
+	t.Helper()
+	var log string
+	cluster.Eventually(t, 30*time.Second, s.Name+" leaves the migration to another server", func(context.Context) error {
+		log = s.Output()[from:]
+		if !strings.Contains(log, `"Not migrating" logger="migrate" migration="`+widgets.String()) {
+			return errors.New("it does not say so")
+		}
+		return nil
+	})
+	for line := range strings.Lines(log) {
+		switch {
+		// The status was not as it had been read.
+		case strings.Contains(line, `"Progress was not written"`) && strings.Contains(line, "the migration is not this server's any more"),
+			// Nor was the claim, which it gives back when it finds that it reports nothing any more.
+			strings.Contains(line, `"Looking at a migration again"`) && strings.Contains(line, ": this server cannot do it") && strings.Contains(line, "the object has been modified"):
+			refused = append(refused, strings.TrimSpace(line))
+		}
+	}
+	return refused
+}
+
 // Two servers believe that they are the elected one that starts migrations and judges
-// their success, while the definition changes to and fro.
+// their success, while the definition changes to and fro: the one that was elected before is
+// paused in the midst of a migration, and goes on in the midst of another one. It is seen to act
+// on what it believes, before it finds out.
 func testSecondLeader(t *testing.T) {
 	c := cluster.New(t)
-	leader := c.Start(atRate(1000), "one")[0]
-	waitLeader(t, leader)
-	servers := append([]*cluster.Server{leader}, c.Start(atRate(1000), "two", "three")...)
+	servers := c.Start(talkative(1000), "one", "two", "three")
 	createWidgets(t, "v1", servers...)
 	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
-	others := servers[1:]
-	storeWidgetsIn(t, others[0], "v2")
+	for attempt := 1; !m.twoLead(); attempt++ {
+		if attempt == pausedAttempts {
+			t.Fatalf("in %d attempts no server acted while another one had been elected: nothing was tested", attempt)
+		}
+		storeWidgetsIn(t, servers[0], "v1")
+		c.WaitSettled()
+	}
+	storeWidgetsIn(t, servers[0], "v2")
+	m.ended("v2")
+}
+
+// twoLead has a second server elected while widgets, which are stored in v1, are migrated. It
+// says whether the first one acted after that.
+func (m *migrating) twoLead() (acted bool) {
+	m.t.Helper()
+	first := m.elected()
+	others := slices.DeleteFunc(slices.Clone(m.servers), func(s *cluster.Server) bool { return s == first })
+	storeWidgetsIn(m.t, others[0], "v2")
 	m.awaitRewrites(100)
-	leader.Pause()
-	cluster.Eventually(t, cluster.SettleTimeout, "another server is elected", func(context.Context) error {
-		for _, s := range others {
-			if strings.Contains(s.Output(), `"Successfully acquired lease" lock="kube-system/concord-controllers"`) {
+	m.underWay("v2")
+	first.Pause()
+	second := m.elected(first)
+	m.c.WaitReporters(restored, others...)
+	storeWidgetsIn(m.t, others[1], "v1")
+	m.c.WaitSettled()
+	storeWidgetsIn(m.t, others[0], "v2")
+	m.awaitRewrites(100)
+	before := len(first.Output())
+	first.Resume()
+	resumed := time.Now()
+	m.underWay("v2") // while the first believes that it is still elected
+
+	// As long as it believes that, there is always something for both to do.
+	to, term := "v1", ""
+	storeWidgetsIn(m.t, others[0], to)
+	changes := 1
+	cluster.Eventually(m.t, 30*time.Second, first.Name+" finds out that it leads no more", func(context.Context) error {
+		var over bool
+		if term, _, over = strings.Cut(first.Output()[before:], `"Failed to renew lease" lock="kube-system/concord-controllers"`); over {
+			return nil
+		}
+		if m.c.Standing(widgets).Common == widgetEncoding(to) {
+			to = map[string]string{"v1": "v2", "v2": "v1"}[to]
+			storeWidgetsIn(m.t, others[changes%2], to)
+			changes++
+		}
+		return errors.New("it does not")
+	})
+	acts := triggered(term)
+	m.t.Logf("%s believed for %v that it was elected, as %s was, while the definition changed %d times, and did of widgets: %q",
+		first.Name, time.Since(resumed).Round(time.Millisecond), second.Name, changes, acts)
+	first.WaitReady()
+	m.c.WaitReporters(graceful, m.servers...)
+	return len(acts) > 0
+}
+
+// elected waits until a server, and none of these, has the Lease of the controllers that start
+// migrations, and returns it.
+func (m *migrating) elected(but ...*cluster.Server) (elected *cluster.Server) {
+	m.t.Helper()
+	asked := m.servers[slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return !slices.Contains(but, s) })]
+	cluster.Eventually(m.t, cluster.SettleTimeout, "a server is elected", func(ctx context.Context) error {
+		lease, err := asked.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, "concord-controllers", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+		for _, s := range m.servers {
+			if strings.Contains(holder, fmt.Sprintf(":%d_", s.Port)) && !slices.Contains(but, s) {
+				elected = s
 				return nil
 			}
 		}
-		return errors.New("none is")
+		return fmt.Errorf("it is %q", holder)
 	})
-	c.WaitReporters(restored, others...)
-	storeWidgetsIn(t, others[1], "v1")
-	c.WaitSettled()
-	storeWidgetsIn(t, others[0], "v2")
-	m.awaitRewrites(100)
-	leader.Resume()
-	m.underWay("v2") // while the first believes that it is still elected
-	leader.WaitReady()
-	c.WaitReporters(graceful, servers...)
-	m.ended("v2")
+	return elected
+}
+
+// triggered is what a log tells of the writes of the elected controller for widgets, those that
+// came too late among them.
+func triggered(log string) (acts []string) {
+	told := regexp.MustCompile(`"(Done|Looking again)" logger="trigger" resource="` + regexp.QuoteMeta(widgets.String()) + `" (?:action|reason)="(.*)"`)
+	for _, match := range told.FindAllStringSubmatch(log, -1) {
+		// It is nothing to wait, or to have failed to read.
+		if act := match[2]; !strings.HasPrefix(act, "wait ") && !strings.HasPrefix(act, "look at ") {
+			acts = append(acts, match[1]+": "+act)
+		}
+	}
+	return acts
 }
 
 // The etcd is killed again and again while objects are rewritten.
