@@ -231,7 +231,7 @@ func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target, y
 		return fmt.Errorf("census after the rewrite: %w", err)
 	}
 	if left.Values > 0 {
-		return fmt.Errorf("a census after the rewrite found %d values that are not as they should be, the first is %s: %s", left.Values, left.First.Key, left.First.Detail)
+		return fmt.Errorf("%w: %d values, the first is %s: %s", migrate.ErrUnproven, left.Values, left.First.Key, left.First.Detail)
 	}
 	return nil
 }

@@ -29,9 +29,9 @@ type Rewriter interface {
 	// Rewrite returns when every object is in the encoding, but for those that the result
 	// names, or with an error. It may be called again after an error and then passes over
 	// what is done. An error for which errors.Is(err, ErrFenced) holds says that the
-	// StorageVersion has moved and that nothing was written since. progress is called from
-	// time to time, one call at a time and none after the return. Counts include what is
-	// before Job.Resume.
+	// StorageVersion has moved and that nothing was written since, and one that wraps
+	// ErrUnproven that no position counts. progress is called from time to time, one call at
+	// a time and none after the return. Counts include what is before Job.Resume.
 	Rewrite(ctx context.Context, job Job, progress func(Progress)) (Result, error)
 }
 
@@ -104,6 +104,10 @@ type Result struct {
 
 // ErrFenced says that the StorageVersion does not permit the rewrite as it was begun.
 var ErrFenced = errors.New("the StorageVersion has moved")
+
+// ErrUnproven says that a rewrite came to its end, and objects were found that are not as they
+// should be.
+var ErrUnproven = errors.New("a census after the rewrite found what is not as it should be")
 
 // Config is what a Controller needs.
 type Config struct {

@@ -190,6 +190,27 @@ func TestErrorsInARow(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
 }
 
+// TestUnproven: a rewrite after which objects are not as they should be begins anew, and not for
+// ever: that it came further each time is no use.
+func TestUnproven(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	for i := range w.c.cfg.Attempts {
+		w.expectTrue(migrationv1alpha1.MigrationRunning, map[bool]string{false: migrationv1alpha1.ReasonRetrying, true: migrationv1alpha1.ReasonRewriting}[i == 0])
+		w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
+			if (job.Resume == "") != (i > 0) {
+				t.Errorf("attempt %d goes on at %q", i, job.Resume)
+			}
+			w.clock.Step(time.Minute)
+			progress(Progress{Total: 10, Done: 10, Checkpoint: Checkpoint{Position: fmt.Sprint("at ", i)}})
+			return Result{}, fmt.Errorf("census: %w", ErrUnproven)
+		}
+		_, _ = step(w)
+	}
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
+}
+
 // TestVoidTokens: where anything has changed that could leave objects behind in another
 // encoding, or converted by another definition, everything is done again.
 func TestVoidTokens(t *testing.T) {

@@ -159,6 +159,10 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if err == nil {
 		return result, nil
 	}
+	if errors.Is(err, ErrUnproven) {
+		w.last, w.m.Status.ContinueToken = nil, "" // what it went over it is to go over again
+		return result, err
+	}
 	if w.advance(); w.position() != from {
 		w.c.forget(w.uid) // it got on: its errors are not in a row
 	}
