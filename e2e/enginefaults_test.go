@@ -65,7 +65,7 @@ func testMigratorKilled(t *testing.T) {
 		saves := i%5 == 1 || i%5 == 3
 		if saves {
 			live = waitSaved(t, claimer, live, claimer)
-			m.awaitRewrites(1 + m.random.IntN(1+m.left("v2")/(kills-i+1)))
+			m.awaitRewrites(1 + m.random.IntN(1+m.left("v2")/(kills-i+1)/2))
 		} else if more := m.random.IntN(120); more%3 > 0 { // else at once
 			m.awaitRewrites(more)
 		}
