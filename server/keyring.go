@@ -178,7 +178,7 @@ func (r *keyring) follow(ctx context.Context) (changed bool, err error) {
 	if err = healthy(ctx, next); err == nil && r.check != nil {
 		began := r.now()
 		err = r.check(ctx, next, present)
-		if took := r.now().Sub(began); took >= longCheck {
+		if took := r.now().Sub(began); err != nil && took >= longCheck {
 			r.refused, r.before = next.hash, r.now().Add(checkRest*took)
 		}
 	}

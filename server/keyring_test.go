@@ -131,8 +131,9 @@ func TestBadEncryptionConfig(t *testing.T) {
 	}
 }
 
-// A changed file is loaded and told; one that is wrong, or refused, leaves all as it was.
-func TestReload(t *testing.T) {
+// reloading is a keyring with key a for secrets, the file that it follows, and its options.
+func reloading(t *testing.T) (*keyring, string, *Options) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
 	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
 	o := NewOptions()
@@ -141,6 +142,12 @@ func TestReload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r, path, o
+}
+
+// A changed file is loaded and told; one that is wrong, or refused, leaves all as it was.
+func TestReload(t *testing.T) {
+	r, path, _ := reloading(t)
 	var told []string
 	r.listen(func(e member.Encryption) {
 		for gr := range unfenced {
@@ -219,16 +226,10 @@ func TestPinAcrossReload(t *testing.T) {
 	}
 }
 
-// A refusal for which much was read is not looked at again at once, but a changed file is.
+// A refusal for which much was read is not looked at again at once, but a changed file is, and
+// so is one that was not refused.
 func TestLongCheck(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "encryption.yaml")
-	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
-	o := NewOptions()
-	o.Etcd.EncryptionProviderConfigFilepath, o.Etcd.EncryptionProviderConfigAutomaticReload = path, true
-	r, err := newKeyring(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, path, _ := reloading(t)
 	now, checks := time.Now(), 0
 	r.now = func() time.Time { return now }
 	r.check = func(context.Context, *keys, *keys) error {
@@ -251,6 +252,17 @@ func TestLongCheck(t *testing.T) {
 		before := checks
 		if changed, err := r.follow(t.Context()); changed || (err != nil) != step.checked || (checks > before) != step.checked {
 			t.Errorf("look %d: changed %v, %v, %d checks", i, changed, err, checks-before)
+		}
+	}
+	took := longCheck // the first time
+	r.check = func(context.Context, *keys, *keys) error {
+		now, took = now.Add(took), 0
+		return nil
+	}
+	for _, text := range []string{"secrets: secretbox b, aescbc a", "secrets: aescbc a, secretbox b", "secrets: secretbox b, aescbc a"} {
+		writeFile(t, path, encryptionYAML(text))
+		if changed, err := r.follow(t.Context()); !changed || err != nil {
+			t.Errorf("%s: changed %v, %v", text, changed, err)
 		}
 	}
 }

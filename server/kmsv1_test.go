@@ -118,14 +118,7 @@ func TestKMSv1Names(t *testing.T) {
 // Without the feature a plugin of KMS v1 is refused by its name, at a start and at a reload.
 func TestKMSv1Off(t *testing.T) {
 	plugin := kmsV1YAML("/nowhere/s")
-	path := filepath.Join(t.TempDir(), "encryption.yaml")
-	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
-	o := NewOptions()
-	o.Etcd.EncryptionProviderConfigFilepath, o.Etcd.EncryptionProviderConfigAutomaticReload = path, true
-	running, err := newKeyring(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	running, path, o := reloading(t)
 	before := running.keys()
 	for name, text := range map[string]string{
 		"first":         plugin,
