@@ -42,11 +42,7 @@ func testStorageVersionFlips(t *testing.T) {
 			t.Errorf("storedVersions are %v, want %s alone", standing.StoredVersions, to)
 		}
 	}
-	report := writes.Stop()
-	c.CheckLoad(report, nil)
-	for _, f := range report.Failures {
-		t.Errorf("a write failed: %v", f)
-	}
+	wantNoFailures(t, c, writes)
 	c.Check()
 }
 
@@ -201,4 +197,14 @@ func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResourc
 	})
 	t.Logf("the migration had ended with failures after %v: %s", took.Round(time.Millisecond), found.Status.Failures[0].Message)
 	return found
+}
+
+// wantNoFailures stops clients, and fails if they lost a write, or one was refused.
+func wantNoFailures(t *testing.T, c *cluster.Cluster, writes *load.Load) {
+	t.Helper()
+	report := writes.Stop()
+	c.CheckLoad(report, nil)
+	for _, f := range report.Failures {
+		t.Errorf("a write failed: %v", f)
+	}
 }

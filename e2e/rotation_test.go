@@ -146,11 +146,7 @@ func testEncryptAndDecrypt(t *testing.T) {
 	}
 	e.wantKey(keyC, stored)
 	e.wantRemovable(identity)
-	report := writes.Stop()
-	e.c.CheckLoad(report, nil)
-	for _, f := range report.Failures {
-		t.Errorf("a write failed: %v", f)
-	}
+	wantNoFailures(t, e.c, writes)
 	for _, s := range e.servers {
 		s.Kill()
 	}
@@ -199,13 +195,7 @@ func testRotationRolledBack(t *testing.T) {
 	}
 	e.wantKey(keyA, objects)
 	e.wantRemovable(keyB)
-	report := writes.Stop()
-	e.c.CheckLoad(report, nil)
-	for _, f := range report.Failures {
-		t.Errorf("a write failed: %v", f)
-	}
-	e.wantReadable(objects)
-	e.c.Check()
+	e.wantNoneLost(writes, objects)
 }
 
 // A rotation is done through the API: the migration was asked for, and rests, before the key is
@@ -256,13 +246,7 @@ func testAPIRotation(t *testing.T) {
 		e.load(s, keyB)
 	}
 	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
-	report := writes.Stop()
-	e.c.CheckLoad(report, nil)
-	for _, f := range report.Failures {
-		t.Errorf("a write failed: %v", f)
-	}
-	e.wantReadable(objects)
-	e.c.Check()
+	e.wantNoneLost(writes, objects)
 }
 
 // wantOnly fails if another migration of secrets than this one was for the same encoding.
