@@ -2,7 +2,6 @@ package fence
 
 import (
 	"context"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	machinery "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -49,6 +49,7 @@ func (r *rotating) TransformFromStorage(_ context.Context, data []byte, _ value.
 // is made again, and what is written has the new key.
 func TestSealedWithTheKeyReported(t *testing.T) {
 	w := newWorld(t)
+	w.fence.clock, w.fence.forwardTimeout = clock.RealClock{}, patience
 	sealer := &rotating{}
 	sealer.rotate("a")
 	config := w.config(configMaps, builtinCodec(corev1.SchemeGroupVersion))
@@ -82,19 +83,6 @@ func TestSealedWithTheKeyReported(t *testing.T) {
 			}
 		}
 	}
-	done := make(chan struct{})
-	defer close(done)
-	go func() { // the forwarder's rechecks
-		for {
-			select {
-			case <-done:
-				return
-			default:
-				w.clock.Step(minRecheck)
-				runtime.Gosched()
-			}
-		}
-	}()
 	sealer.sealed = turn("b", inB)
 	if err := create("two"); err != nil || keyOf("two") != "b" {
 		t.Fatalf("got %v", err)
