@@ -225,7 +225,7 @@ func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress 
 	}
 	r := newRun(e.api, target, opts.withDefaults(), progress)
 	err := r.all(ctx)
-	r.result.Cursor = r.frontier.cursor
+	r.result.Cursor = r.cursor()
 	slices.SortFunc(r.result.Failed, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})

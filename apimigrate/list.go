@@ -259,23 +259,19 @@ func (r *run) begin(first bool) {
 	if first {
 		r.result.Progress = Progress{}
 	}
-	for _, p := range r.frontier.pending {
-		p.after = "" // they end where nothing goes on
-	}
-	r.frontier = frontier{maxNamed: r.opts.MaxNamed}
+	r.frontier = newFrontier("", Progress{}, Progress.plus, r.opts.MaxNamed)
 }
 
 // listed begins a page of so many objects, with so many behind it, if that is known.
 func (r *run) listed(objects int, after string, behind int64) *page {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := &page{after: after, left: objects, counts: Progress{Total: int64(objects)}}
+	p := &page{Piece: r.frontier.Begin(after), left: objects, last: after == ""}
+	r.frontier.Count(p.Piece, Progress{Total: int64(objects)})
 	r.result.Total += int64(objects)
 	if r.result.Expected == 0 && after != "" && behind >= 0 {
 		r.result.Expected = r.result.Total + behind
 	}
-	r.frontier.cursor.Progress.Expected = r.result.Expected
-	r.frontier.pending = append(r.frontier.pending, p)
-	r.frontier.advance()
+	r.pass(p)
 	return p
 }

@@ -51,7 +51,7 @@ type run struct {
 	resource schema.GroupVersionResource
 	version  int // of the target's versions, the one that is used
 	result   Result
-	frontier frontier
+	frontier *frontier
 	failing  int // objects in a row that the server failed at
 	// blocked is why nothing behind a place could be listed. What is before it was migrated.
 	blocked error
@@ -64,7 +64,7 @@ func newRun(api API, target Target, opts Options, told func(Report)) *run {
 		stuck:    stuck{patience: opts.Patience, objects: map[*passedOver]struct{}{}},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
-		frontier: frontier{maxNamed: opts.MaxNamed, cursor: Cursor{Continue: opts.Resume.Continue, Progress: opts.Resume.Progress}},
+		frontier: newFrontier(opts.Resume.Continue, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
 	}
 	r.progress = progress.NewTeller(r.report, told)
 	return r
@@ -77,33 +77,17 @@ type object struct {
 	resourceVersion string
 }
 
+// frontier is up to which page, by the token of the next one, everything is done.
+type frontier = progress.Frontier[string, Progress, Failure]
+
+var newFrontier = progress.NewFrontier[string, Progress, Failure]
+
 // page is a listed page whose objects are being migrated.
 type page struct {
-	// after is the token of the page behind it.
-	after  string
-	left   int
-	counts Progress
-	failed []Failure
-}
-
-// frontier is how far the pages of a run, which end in any order, are all done.
-type frontier struct {
-	cursor   Cursor
-	pending  []*page
-	maxNamed int
-}
-
-// advance moves the cursor behind the pages that are done. The last page has none behind
-// it, and leaves the cursor where it is.
-func (f *frontier) advance() {
-	for len(f.pending) > 0 && f.pending[0].left == 0 && f.pending[0].after != "" {
-		first := f.pending[0]
-		f.pending = f.pending[1:]
-		f.cursor.Continue = first.after
-		f.cursor.Progress = f.cursor.Progress.plus(first.counts)
-		room := f.maxNamed - len(f.cursor.Failed)
-		f.cursor.Failed = append(f.cursor.Failed, first.failed[:max(0, min(room, len(first.failed)))]...)
-	}
+	*progress.Piece[string, Progress, Failure]
+	left int
+	// last says that nothing goes on behind it: the frontier stays before it.
+	last bool
 }
 
 // task is an object of a page.
@@ -283,7 +267,7 @@ func (r *run) name(p *page, f Failure) {
 	if len(r.result.Failed) < r.opts.MaxNamed {
 		r.result.Failed = append(r.result.Failed, f)
 	}
-	p.failed = append(p.failed, f)
+	r.frontier.Name(p.Piece, f)
 }
 
 // look reads an object's metadata, patiently.
@@ -320,19 +304,33 @@ func (r *run) end(p *page, what Progress) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.left--
-	r.frontier.advance()
+	r.pass(p)
+}
+
+// pass has the frontier pass a page that is done.
+func (r *run) pass(p *page) {
+	if p.left == 0 && !p.last {
+		r.frontier.End(p.Piece)
+	}
 }
 
 func (r *run) note(p *page, what Progress) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.result.Progress = r.result.plus(what)
-	p.counts = p.counts.plus(what)
+	r.frontier.Count(p.Piece, what)
 }
 
 // report is how far the run is.
 func (r *run) report() Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Report{Progress: r.result.Progress, Cursor: r.frontier.cursor}
+	return Report{Progress: r.result.Progress, Cursor: r.cursor()}
+}
+
+// cursor is how far everything is done.
+func (r *run) cursor() (c Cursor) {
+	c.Continue, c.Progress, c.Failed = r.frontier.Now()
+	c.Progress.Expected = r.result.Expected
+	return c
 }

@@ -1,4 +1,4 @@
-// Package progress tells one listener how far several workers are together.
+// Package progress says how far several workers are together, and tells one listener.
 package progress
 
 import "sync"

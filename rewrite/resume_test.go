@@ -124,49 +124,6 @@ func TestResumeMustBeInTheRange(t *testing.T) {
 	}
 }
 
-// TestFrontier: the cursor is behind the longest done beginning, whatever ends first. No more
-// failures are kept than it may ever name.
-func TestFrontier(t *testing.T) {
-	random := rand.New(rand.NewSource(1))
-	for range 200 {
-		f := frontier{maxNamed: 5}
-		chunks := make([]*chunk, 1+random.Intn(20))
-		for i := range chunks {
-			chunks[i] = &chunk{last: fmt.Sprintf("%03d", i), counts: Progress{Total: 1}}
-			f.begin(chunks[i])
-		}
-		done := map[int]bool{}
-		for _, i := range random.Perm(len(chunks)) {
-			f.name(chunks[i], []Failure{{Key: fmt.Sprint(i)}})
-			f.end(chunks[i])
-			done[i] = true
-			kept := len(f.cursor.Failed)
-			for _, c := range f.pending {
-				kept += len(c.failed)
-			}
-			if kept > f.maxNamed {
-				t.Fatalf("%d failures are kept", kept)
-			}
-			first := 0
-			for done[first] {
-				first++
-			}
-			want := ""
-			if first > 0 {
-				want = chunks[first-1].last
-			}
-			if f.cursor.After != want || f.cursor.Progress.Total != int64(first) || len(f.cursor.Failed) != min(5, first) {
-				t.Fatalf("%v are done, the cursor is %+v", done, f.cursor)
-			}
-			for i, failure := range f.cursor.Failed {
-				if failure.Key != fmt.Sprint(i) {
-					t.Fatalf("%v are done, the cursor names %v", done, f.cursor.Failed)
-				}
-			}
-		}
-	}
-}
-
 // TestTheFenceHoldsTheCursorBack: the StorageVersion that is the fence is written last, so
 // that no cursor is behind it before.
 func TestTheFenceHoldsTheCursorBack(t *testing.T) {

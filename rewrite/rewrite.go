@@ -286,7 +286,7 @@ func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress 
 	}
 	r := newRun(e, target, opts.withDefaults(), progress)
 	err := r.all(ctx)
-	r.result.Cursor, r.result.PeakBytes = r.frontier.cursor, r.budget.highest()
+	r.result.Cursor, r.result.PeakBytes = r.cursor(), r.budget.highest()
 	slices.SortFunc(r.result.Failed, func(a, b Failure) int { return strings.Compare(a.Key, b.Key) })
 	if err != nil {
 		return r.result, fmt.Errorf("rewrite %s to %s: %w", target.GroupResource, target.Encoding, err)

@@ -23,7 +23,7 @@ type run struct {
 
 	mu       sync.Mutex // guards what follows
 	result   Result
-	frontier frontier
+	frontier *progress.Frontier[string, Progress, Failure]
 	fence    Fence
 	// ownFence is set when the StorageVersion itself is among the values to rewrite.
 	// Writing it moves the fence, so it is written when everything else is done.
@@ -41,11 +41,8 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 		budget:   newBudget(opts.MemoryBytes),
 		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock, &e.crowd),
 		result:   Result{Progress: opts.Resume.Progress},
-		frontier: frontier{
-			cursor:   Cursor{After: opts.Resume.After, Progress: opts.Resume.Progress},
-			maxNamed: opts.MaxNamed,
-		},
-		fence: Fence{Key: target.FenceKey, Revision: target.FenceRevision},
+		frontier: progress.NewFrontier[string, Progress, Failure](opts.Resume.After, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
+		fence:    Fence{Key: target.FenceKey, Revision: target.FenceRevision},
 	}
 	r.progress = progress.NewTeller(r.report, told)
 	return r
@@ -146,7 +143,7 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 		for _, c := range chunks {
 			c.settled = settled
 			r.mu.Lock()
-			r.frontier.begin(c)
+			c.piece = r.frontier.Begin(c.last)
 			r.mu.Unlock()
 			if c == r.ownFence {
 				continue
@@ -200,7 +197,7 @@ func (r *run) note(change func(*Result)) {
 func (r *run) count(c *chunk, what Progress) {
 	r.note(func(result *Result) {
 		result.Progress = result.plus(what)
-		c.counts = c.counts.plus(what)
+		r.frontier.Count(c.piece, what)
 	})
 }
 
@@ -217,7 +214,13 @@ func (r *run) rewrite(ctx context.Context, c *chunk) error {
 func (r *run) report() Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Report{Progress: r.result.Progress, Cursor: r.frontier.cursor}
+	return Report{Progress: r.result.Progress, Cursor: r.cursor()}
+}
+
+// cursor is how far everything is done.
+func (r *run) cursor() (c Cursor) {
+	c.After, c.Progress, c.Failed = r.frontier.Now()
+	return c
 }
 
 // settle judges and writes the entries of a piece until none of them is open. Keys that
@@ -248,8 +251,10 @@ func (r *run) settle(ctx context.Context, c *chunk) error {
 		}
 	}
 	settled := c.settled
-	c.settled = nil // it has the page, and the piece may wait for others before it
-	r.note(func(*Result) { r.frontier.end(c) })
+	c.settled = nil  // it has the page, and the piece may wait for others before it
+	clear(c.entries) // else the values live as long as any other piece of their page
+	c.entries = nil
+	r.note(func(*Result) { r.frontier.End(c.piece) })
 	settled()
 	return nil
 }
@@ -303,7 +308,7 @@ func (r *run) fail(c *chunk, failures ...Failure) {
 	r.note(func(result *Result) {
 		room := r.opts.MaxNamed - len(result.Failed)
 		result.Failed = append(result.Failed, failures[:max(0, min(room, len(failures)))]...)
-		r.frontier.name(c, failures)
+		r.frontier.Name(c.piece, failures...)
 	})
 }
 
