@@ -13,7 +13,7 @@ slow: ## Run the suites with real processes that are killed and paused
 	go test ./e2e -timeout 90m -args -slow
 
 race: ## Run the tests under the race detector
-	go test -race ./...
+	go test -race -timeout 30m ./...
 
 sim: ## Attack the protocol in simulated worlds, for a minute
 	go run ./cmd/concord-sim --exhaustive --preemptions 1 --parallel 2

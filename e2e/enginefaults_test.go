@@ -214,7 +214,7 @@ func awaitLetGo(t *testing.T, s *cluster.Server, from int) (refused []string) {
 // on what it believes, before it finds out.
 func testSecondLeader(t *testing.T) {
 	c := cluster.New(t)
-	servers := c.Start(talkative(1000), "one", "two", "three")
+	servers := c.Start(talkative(300), "one", "two", "three")
 	createWidgets(t, "v1", servers...)
 	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
 	for attempt := 1; !m.twoLead(); attempt++ {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -27,13 +27,20 @@ func TestForgedStorageState(t *testing.T) {
 	if err := objects.Get(t.Context(), key, state); err != nil {
 		t.Fatal(err)
 	}
+	var migrations migrationv1alpha1.StorageVersionMigrationList
+	if err := objects.List(t.Context(), &migrations); err != nil {
+		t.Fatal(err)
+	}
+	before := sets.New[types.UID]()
+	for _, m := range migrations.Items {
+		before.Insert(m.UID)
+	}
 	genuine := slices.Clone(state.Status.PersistedStorageVersionHashes)
 	forged := state.DeepCopy()
 	forged.Status.PersistedStorageVersionHashes = []string{"bogus"}
 	if err := objects.Status().Patch(t.Context(), forged, client.MergeFrom(state)); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
 	cluster.Eventually(t, cluster.SettleTimeout, "the resource is migrated again", func(ctx context.Context) error {
 		var again migrationv1alpha1.StorageState
 		if err := objects.Get(ctx, key, &again); err != nil {
@@ -47,7 +54,7 @@ func TestForgedStorageState(t *testing.T) {
 			return err
 		}
 		for _, m := range migrations.Items {
-			if migrationv1alpha1.Resource(&m).Resource == "configmaps" && !m.CreationTimestamp.Time.Before(began.Truncate(time.Second)) && migrationv1alpha1.True(&m, migrationv1alpha1.MigrationSucceeded) != nil {
+			if migrationv1alpha1.Resource(&m).Resource == "configmaps" && !before.Has(m.UID) && migrationv1alpha1.True(&m, migrationv1alpha1.MigrationSucceeded) != nil {
 				return nil
 			}
 		}

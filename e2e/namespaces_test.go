@@ -80,6 +80,7 @@ func TestNamespaceOfOthers(t *testing.T) {
 	const namespace = "mixed"
 	c := cluster.New(t)
 	elected := c.Start(cluster.Options{Args: "--runtime-config=discovery.k8s.io/v1=false"}, "elected")[0]
+	waitLeader(t, elected)
 	other := c.Start(cluster.Options{}, "other")[0]
 	kube := other.Kube()
 	if _, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {

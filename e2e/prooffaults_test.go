@@ -37,7 +37,7 @@ func testKilledBeforeProof(t *testing.T) {
 	writes := e.c.Load(load.Config{Resources: []load.Resource{loadedSecrets(), widgetsV1}, Pause: 100 * time.Millisecond}, e.servers...)
 	sealed := func(key string) agree.Encoding { return agree.Encoding("v1").Sealed(sealOf(t, key)) }
 	between, filled := map[schema.GroupResource]int{}, map[schema.GroupResource]int{}
-	for _, round := range []struct {
+	rounds := []struct {
 		resource load.Resource
 		objects  int
 		to       agree.Encoding
@@ -47,29 +47,33 @@ func testKilledBeforeProof(t *testing.T) {
 		{loadedSecrets(), 100, sealed(keyB), func() { e.turn(keyB, keyA, identity) }},
 		{widgetsV1, 500, widgetEncoding("v1"), func() { storeWidgetsIn(t, e.servers[1], "v1") }},
 		{loadedSecrets(), 700, sealed(keyA), func() { e.turn(keyA, keyB, identity) }},
-	} {
-		gr := round.resource.GroupResource()
-		if err := load.Fill(t.Context(), load.Endpoint{Name: "one", Client: e.servers[0].Dynamic()}, round.resource, fmt.Sprint("fill-", round.objects), round.objects); err != nil {
-			t.Fatal(err)
+	}
+	// A machine that is busy may not stop the server in time: then all is done once more.
+	for turn := 0; turn == 0 || turn < 3 && (between[widgets] == 0 || between[secrets] == 0); turn++ {
+		for _, round := range rounds {
+			gr := round.resource.GroupResource()
+			if err := load.Fill(t.Context(), load.Endpoint{Name: "one", Client: e.servers[0].Dynamic()}, round.resource, fmt.Sprintf("fill-%d-%d", turn, round.objects), round.objects); err != nil {
+				t.Fatal(err)
+			}
+			filled[gr] += round.objects
+			e.c.WaitSettled()
+			round.change()
+			m := &migrating{t: t, c: e.c, servers: e.servers, resource: round.resource}
+			claimer := m.claimer()
+			inTime := m.stopAfterTheLast(claimer, round.to)
+			if inTime {
+				between[gr]++
+			}
+			if standing := e.c.Standing(gr); inTime && slices.Equal(standing.Stored, []string{string(round.to)}) {
+				t.Errorf("the stored set is %v while the migration is not at its end", standing.Stored)
+			}
+			claimer.Kill()
+			settled := e.c.WaitSettled()
+			t.Logf("%s killed with all %d of %s in %s, before the end: %v; settled %v later", claimer.Name, filled[gr], gr, round.to, inTime, settled.Round(time.Millisecond))
+			wantEncoding(t, e.c, gr, round.to, filled[gr])
+			claimer.Start()
+			claimer.WaitReady()
 		}
-		filled[gr] += round.objects
-		e.c.WaitSettled()
-		round.change()
-		m := &migrating{t: t, c: e.c, servers: e.servers, resource: round.resource}
-		claimer := m.claimer()
-		inTime := m.stopAfterTheLast(claimer, round.to)
-		if inTime {
-			between[gr]++
-		}
-		if standing := e.c.Standing(gr); inTime && slices.Equal(standing.Stored, []string{string(round.to)}) {
-			t.Errorf("the stored set is %v while the migration is not at its end", standing.Stored)
-		}
-		claimer.Kill()
-		settled := e.c.WaitSettled()
-		t.Logf("%s killed with all %d of %s in %s, before the end: %v; settled %v later", claimer.Name, filled[gr], gr, round.to, inTime, settled.Round(time.Millisecond))
-		wantEncoding(t, e.c, gr, round.to, filled[gr])
-		claimer.Start()
-		claimer.WaitReady()
 	}
 	for _, gr := range []schema.GroupResource{widgets, secrets} {
 		if between[gr] == 0 {

@@ -101,7 +101,7 @@ func TestDialTLS(t *testing.T) {
 
 func TestDialUnreachable(t *testing.T) {
 	const nobody = "http://127.0.0.1:1"
-	err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{nobody}}, 3*time.Second)
+	err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{nobody}}, 8*time.Second)
 	if err == nil || !strings.Contains(err.Error(), nobody) || !strings.Contains(err.Error(), "refused") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v, want one line with the endpoint and the reason", err)
 	}

@@ -32,7 +32,7 @@ const (
 	self  agree.ServerID = "apiserver-self"
 	other agree.ServerID = "apiserver-other"
 
-	patience = 30 * time.Second
+	patience = 2 * time.Minute
 )
 
 var (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,6 +23,7 @@ type flip struct {
 func newFlip(t *testing.T, cached bool) *flip {
 	t.Helper()
 	w := newWorld(t)
+	w.fence.forwardTimeout = time.Hour // of the fake clock, which goes as fast as it can
 	s, _ := w.widgetStore(widgetsV1, widgetsV1, cached)
 	w.permit(widgets, encV1)
 	if err := s.Create(t.Context(), "/example.com/widgets/existing", widget(widgetsV1, "existing", "s"), nil, 0); err != nil {
@@ -194,7 +196,7 @@ func TestForwardGivesUp(t *testing.T) {
 		name string
 		end  func(f *flip, cancel context.CancelFunc)
 	}{
-		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(DefaultForwardTimeout) }},
+		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(f.fence.forwardTimeout) }},
 		{"when the request ends", func(_ *flip, cancel context.CancelFunc) { cancel() }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -167,12 +168,16 @@ func (b *batched) cutOff(t *testing.T, size string) (revision uint64, release fu
 }
 
 // list returns the revisions of the widgets and of the list.
-func (b *batched) list(resourceVersion string) (map[string]uint64, uint64) {
+func (b *batched) list(resourceVersion string) (seen map[string]uint64, revision uint64) {
 	b.Helper()
-	seen, revision, err := list(b.Context(), b.store, resourceVersion)
-	if err != nil {
-		b.Fatal(err)
-	}
+	eventually(b, "the cache to be ready", func() bool {
+		var err error
+		seen, revision, err = list(b.Context(), b.store, resourceVersion)
+		if err != nil && !apierrors.IsTooManyRequests(err) {
+			b.Fatal(err)
+		}
+		return err == nil
+	})
 	return seen, revision
 }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -66,8 +68,12 @@ func (e *storedEtcd) fill(t *testing.T, values map[string]string) (prefix string
 	t.Helper()
 	e.cases++
 	prefix = fmt.Sprintf("/case%d", e.cases)
-	for key, value := range values {
-		if _, err := e.Put(t.Context(), prefix+"/"+key, value); err != nil {
+	for keys := range slices.Chunk(slices.Collect(maps.Keys(values)), 100) {
+		var puts []clientv3.Op
+		for _, key := range keys {
+			puts = append(puts, clientv3.OpPut(prefix+"/"+key, values[key]))
+		}
+		if _, err := e.Txn(t.Context()).Then(puts...).Commit(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -362,7 +368,7 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	reader := slowReader{Reader: rewrite.NewEtcd(etcd), slow: prefix + "/configmaps/"}
 	check := func() (string, error) {
 		ctx, logged := logs(t)
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 		defer cancel()
 		err := refuseStored(ctx, reader, prefix, testPlan(t).Target(), &keys{})
 		return logged(), err
