@@ -38,6 +38,7 @@ func testKill(t *testing.T) {
 	others[0].Kill()
 	took := c.WaitReporters(restored, leader, others[1])
 	t.Logf("agreement was restored %v after SIGKILL, with Leases of %v", took.Round(time.Millisecond), cluster.LeaseDuration)
+	soonest := took
 	others[0].Start()
 	others[0].WaitReady()
 	c.WaitReporters(graceful, leader, others[0], others[1])
@@ -45,6 +46,9 @@ func testKill(t *testing.T) {
 	leader.Kill()
 	took = c.WaitReporters(restored, others...)
 	t.Logf("agreement was restored %v after SIGKILL of the elected server", took.Round(time.Millisecond))
+	if soonest = min(soonest, took); soonest > 3*cluster.LeaseDuration {
+		t.Errorf("agreement was never restored before %v, with Leases of %v", soonest, cluster.LeaseDuration)
+	}
 	storeWidgetsIn(t, others[0], "v2")
 	c.WaitSettled()
 	c.CheckLoad(writes.Stop(), load.BrokenTo("one", "two"))

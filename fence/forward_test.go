@@ -23,7 +23,6 @@ type flip struct {
 func newFlip(t *testing.T, cached bool) *flip {
 	t.Helper()
 	w := newWorld(t)
-	w.fence.forwardTimeout = time.Hour // of the fake clock, which goes as fast as it can
 	s, _ := w.widgetStore(widgetsV1, widgetsV1, cached)
 	w.permit(widgets, encV1)
 	if err := s.Create(t.Context(), "/example.com/widgets/existing", widget(widgetsV1, "existing", "s"), nil, 0); err != nil {
@@ -31,6 +30,9 @@ func newFlip(t *testing.T, cached bool) *flip {
 	}
 	return &flip{world: w, old: s}
 }
+
+// waitLong has calls wait for longer than stepUntil gets.
+func (f *flip) waitLong() { f.fence.forwardTimeout = time.Hour }
 
 func (f *flip) buildNew() {
 	f.Helper()
@@ -84,6 +86,7 @@ func TestForward(t *testing.T) {
 		})
 		t.Run(name+"/the transaction finds out", func(t *testing.T) {
 			f := newFlip(t, cached)
+			f.waitLong()
 			f.buildNew()
 			rev := f.report(widgets, by(self, encV2))
 			done := make(chan error, 1)
@@ -119,6 +122,7 @@ func (f *flip) stepUntil(done <-chan error) {
 // not come back to it yet. There is no newer store to wait for.
 func TestNewestStoreAheadOfTheReport(t *testing.T) {
 	f := newFlip(t, false)
+	f.waitLong()
 	f.buildNew()
 	f.permit(widgets, encV2)
 	newest, _ := f.widgetStore(widgetsV1, widgetsV1, false)
@@ -196,7 +200,7 @@ func TestForwardGivesUp(t *testing.T) {
 		name string
 		end  func(f *flip, cancel context.CancelFunc)
 	}{
-		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(f.fence.forwardTimeout) }},
+		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(DefaultForwardTimeout) }},
 		{"when the request ends", func(_ *flip, cancel context.CancelFunc) { cancel() }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

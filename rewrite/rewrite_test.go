@@ -264,16 +264,26 @@ func TestMovedFenceStopsTheRun(t *testing.T) {
 			target := policyTarget(t, c)
 			loadOld(t, c, 1000)
 			var mu sync.Mutex
-			commits, movedAt := 0, int64(0)
-			kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error {
+			commits, puts, movedAt := 0, 0, int64(0)
+			var told atomic.Int64
+			kv := hooked{KV: NewEtcd(c), beforeCommit: func(_ Fence, more []Put) error {
 				mu.Lock()
 				defer mu.Unlock()
 				if commits++; commits == 4 {
+					// What was written is counted before its workers are ended.
+					for deadline := time.Now().Add(time.Minute); told.Load() < int64(puts); runtime.Gosched() {
+						if time.Now().After(deadline) {
+							return fmt.Errorf("of %d objects written %d are told", puts, told.Load())
+						}
+					}
 					movedAt = put(t, c, policyFence, []byte("an old server joined"))
 				}
+				puts += len(more)
 				return nil
 			}}
-			result, err := New(kv).Run(t.Context(), target, Options{Workers: workers}, nil)
+			result, err := New(kv).Run(t.Context(), target, Options{Workers: workers}, func(now Report) {
+				told.Store(now.Rewritten)
+			})
 			if !errors.Is(err, ErrFenced) {
 				t.Fatalf("got %v", err)
 			}
@@ -286,8 +296,7 @@ func TestMovedFenceStopsTheRun(t *testing.T) {
 					old++
 				}
 			}
-			// Of several workers, some may be ended before they can count what they wrote.
-			if lost := int64(1000-old) - result.Rewritten; old == 0 || lost < 0 || workers == 1 && (lost > 0 || old == 1000) {
+			if old == 0 || old == 1000 || result.Rewritten != int64(1000-old) {
 				t.Fatalf("%d objects are still old; %+v", old, result.Progress)
 			}
 		})

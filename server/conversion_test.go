@@ -242,7 +242,7 @@ func TestWebhookBreaksDown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h, w := startHook(t)
-			w.outage.patience = 10 * time.Second
+			w.outage.patience = 5 * time.Second
 			h.answer = func(_ *http.Request, names []string) int {
 				if slices.Contains(names, "w-42") {
 					return code
