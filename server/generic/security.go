@@ -1,0 +1,86 @@
+package generic
+
+import (
+	"fmt"
+
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+
+	"github.com/concord-dev/concord/server"
+)
+
+// ensureCertificates makes the certificates that name the open port.
+func (o *Options) ensureCertificates() (*server.Certificates, error) {
+	return server.EnsureCertificates(o.CertDir, o.serving().BindAddress, o.serving().BindPort, o.serving().ServerCert.CertKey.CertFile)
+}
+
+// completeSecurity puts what was made in the certificate directory where the operator gave
+// nothing else.
+func (o *Options) completeSecurity(certs *server.Certificates) error {
+	if serving := &o.serving().ServerCert.CertKey; serving.CertFile == "" {
+		serving.CertFile, serving.KeyFile = certs.CertFile, certs.KeyFile
+	}
+	if o.ControlPlane.ProxyClientCertFile == "" {
+		o.ControlPlane.ProxyClientCertFile, o.ControlPlane.ProxyClientKeyFile = certs.FrontProxy.CertFile, certs.FrontProxy.KeyFile
+	}
+	ca, err := clientCA(certs.CAFile, o.authentication().ClientCert.ClientCA)
+	if err != nil {
+		return err
+	}
+	o.authentication().ClientCert.CAContentProvider = ca
+	tokens := o.authentication().ServiceAccounts
+	if o.ControlPlane.ServiceAccountSigningEndpoint != "" {
+		return nil
+	}
+	if o.ControlPlane.ServiceAccountSigningKeyFile == "" {
+		if o.ControlPlane.ServiceAccountSigningKeyFile, err = ensureSigningKey(o.CertDir); err != nil {
+			return err
+		}
+		tokens.KeyFiles = append(tokens.KeyFiles, o.ControlPlane.ServiceAccountSigningKeyFile)
+	} else if len(tokens.KeyFiles) == 0 {
+		tokens.KeyFiles = []string{o.ControlPlane.ServiceAccountSigningKeyFile}
+	}
+	return nil
+}
+
+// clientCA trusts clients of the cluster's own CA and of those in another file, if there is one.
+func clientCA(ownFile, moreFile string) (dynamiccertificates.CAContentProvider, error) {
+	own, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", ownFile)
+	if err != nil || moreFile == "" {
+		return own, err
+	}
+	more, err := dynamiccertificates.NewDynamicCAContentFromFile("more-client-ca", moreFile)
+	if err != nil {
+		return nil, fmt.Errorf("--client-ca-file: %w", err)
+	}
+	return dynamiccertificates.NewUnionCAContentProvider(own, more), nil
+}
+
+// publishFrontProxy has aggregated API servers told by what they know this one, where it
+// shows them the certificate that was made for it. It gives nobody rights here.
+func (o *Options) publishFrontProxy(configs *Configs, certs *server.Certificates) error {
+	if o.ControlPlane.ProxyClientCertFile != certs.FrontProxy.CertFile {
+		return nil // as with kube-apiserver, whose CA it is stands in --requestheader-client-ca-file
+	}
+	var ca dynamiccertificates.CAContentProvider
+	ca, err := dynamiccertificates.NewDynamicCAContentFromFile("front-proxy-ca", certs.FrontProxy.CAFile)
+	if err != nil {
+		return fmt.Errorf("the front proxy's CA certificate: %w", err)
+	}
+	info := &configs.ControlPlane.ClusterAuthenticationInfo
+	names := headerrequest.StaticStringSlice{server.FrontProxyUser}
+	if info.RequestHeaderCA != nil {
+		ca = dynamiccertificates.NewUnionCAContentProvider(ca, info.RequestHeaderCA)
+		given := info.RequestHeaderAllowedNames.Value()
+		if names = append(names, given...); len(given) == 0 {
+			names = nil // any
+		}
+	}
+	info.RequestHeaderCA, info.RequestHeaderAllowedNames = ca, names
+	// The headers are those that the aggregator's transport writes.
+	info.RequestHeaderUsernameHeaders = headerrequest.StaticStringSlice{"X-Remote-User"}
+	info.RequestHeaderGroupHeaders = headerrequest.StaticStringSlice{"X-Remote-Group"}
+	info.RequestHeaderExtraHeaderPrefixes = headerrequest.StaticStringSlice{"X-Remote-Extra-"}
+	info.RequestHeaderUIDHeaders = headerrequest.StaticStringSlice{"X-Remote-Uid"}
+	return nil
+}
