@@ -9,8 +9,6 @@ import (
 	"time"
 
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/rest"
@@ -22,11 +20,8 @@ import (
 	"github.com/concord-dev/concord/server/controllers"
 )
 
-const (
-	// closeTimeout bounds how long a stopping server waits for connections to close.
-	closeTimeout = 10 * time.Second
-	closePoll    = 200 * time.Millisecond
-)
+// closeTimeout bounds how long a stopping server waits for connections to close.
+const closeTimeout = 10 * time.Second
 
 // Server is one running API server.
 type Server struct {
@@ -88,7 +83,7 @@ func (o *Options) serve(ctx context.Context, serving func(*Server)) error {
 	if err := o.addHooks(chain, configs, certs, serving); err != nil {
 		return err
 	}
-	return run(ctx, chain, configs)
+	return run(ctx, chain, configs.ControlPlane.Generic.LoopbackClientConfig)
 }
 
 // addHooks starts what runs with the server.
@@ -160,28 +155,6 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, config
 		}
 		return nil
 	})
-}
-
-// run serves until ctx ends.
-func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, configs *Configs) error {
-	prepared, err := chain.PrepareRun()
-	if err != nil {
-		return err
-	}
-	loopback, err := rest.TransportFor(configs.ControlPlane.Generic.LoopbackClientConfig)
-	if err != nil {
-		return err
-	}
-	closed := make(chan struct{})
-	defer close(closed)
-	// net/http does not tell HTTP/2 connections that were made in the moment of a stop to
-	// close, and waits for them. The server's own are closed from the other end.
-	go wait.Until(func() {
-		if ctx.Err() != nil {
-			utilnet.CloseIdleConnectionsFor(loopback)
-		}
-	}, closePoll, closed)
-	return prepared.Run(ctx)
 }
 
 // library returns kube-apiserver's own options, completed.
