@@ -3,9 +3,9 @@ package controllers
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsscheme "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/scheme"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	certificatesinformers "k8s.io/client-go/informers/certificates/v1"
 	"k8s.io/client-go/kubernetes"
 	k8sscheme "k8s.io/client-go/kubernetes/scheme"
@@ -22,6 +23,7 @@ import (
 	pkgcontroller "k8s.io/kubernetes/pkg/controller"
 	"k8s.io/kubernetes/pkg/controller/certificates/approver"
 	"k8s.io/kubernetes/pkg/controller/certificates/cleaner"
+	"k8s.io/kubernetes/pkg/controller/certificates/clustertrustbundlepublisher"
 	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
 	"k8s.io/kubernetes/pkg/controller/certificates/signer"
 	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
@@ -50,20 +52,27 @@ const (
 	policyWorkers      = 5
 )
 
-// all are the controllers by their names in kube-controller-manager.
-func (t *term) all() map[string]func(context.Context) error {
-	return map[string]func(context.Context) error{
-		"namespace-controller":                           t.namespaces,
-		"garbage-collector-controller":                   t.garbage,
-		"serviceaccount-controller":                      t.serviceAccounts,
-		"serviceaccount-token-controller":                t.tokens,
-		"root-ca-certificate-publisher-controller":       t.rootCA,
-		"clusterrole-aggregation-controller":             t.aggregation,
-		"resourcequota-controller":                       t.quota,
-		"certificatesigningrequest-signing-controller":   t.signing,
-		"certificatesigningrequest-approving-controller": t.approving,
-		"certificatesigningrequest-cleaner-controller":   t.cleaning,
-		"validatingadmissionpolicy-status-controller":    t.policyStatus,
+// controller is one of Kubernetes' by its name in kube-controller-manager.
+type controller struct {
+	name string
+	// create adds its loops to the term.
+	create func(context.Context) error
+}
+
+func (t *term) all() []controller {
+	return []controller{
+		{"namespace-controller", t.namespaces},
+		{"garbage-collector-controller", t.garbage},
+		{"serviceaccount-controller", t.serviceAccounts},
+		{"serviceaccount-token-controller", t.tokens},
+		{"root-ca-certificate-publisher-controller", t.rootCA},
+		{"kube-apiserver-serving-clustertrustbundle-publisher-controller", t.trustBundle},
+		{"clusterrole-aggregation-controller", t.aggregation},
+		{"resourcequota-controller", t.quota},
+		{"certificatesigningrequest-signing-controller", t.signing},
+		{"certificatesigningrequest-approving-controller", t.approving},
+		{"certificatesigningrequest-cleaner-controller", t.cleaning},
+		{"validatingadmissionpolicy-status-controller", t.policyStatus},
 	}
 }
 
@@ -120,18 +129,14 @@ func (t *term) serviceAccounts(ctx context.Context) error {
 // tokens fills Secrets that ask for a service account's token. It has kube-controller-manager's
 // own identity, as there.
 func (t *term) tokens(ctx context.Context) error {
-	if t.SigningKeyFile == "" {
+	if t.TokenKeyFile == "" {
 		return nil
 	}
-	key, err := keyutil.PrivateKeyFromFile(t.SigningKeyFile)
+	key, err := keyutil.PrivateKeyFromFile(t.TokenKeyFile)
 	if err != nil {
 		return fmt.Errorf("signing key: %w", err)
 	}
 	generator, err := serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
-	if err != nil {
-		return err
-	}
-	root, err := os.ReadFile(t.RootCAFile)
 	if err != nil {
 		return err
 	}
@@ -140,7 +145,7 @@ func (t *term) tokens(ctx context.Context) error {
 		return err
 	}
 	c, err := serviceaccountcontroller.NewTokensController(klog.FromContext(ctx), t.shared.Core().V1().ServiceAccounts(), t.shared.Core().V1().Secrets(),
-		client, serviceaccountcontroller.TokensControllerOptions{TokenGenerator: generator, RootCA: root})
+		client, serviceaccountcontroller.TokensControllerOptions{TokenGenerator: generator, RootCA: t.RootCA})
 	if err != nil {
 		return err
 	}
@@ -153,15 +158,32 @@ func (t *term) rootCA(context.Context) error {
 	if err != nil {
 		return err
 	}
-	root, err := os.ReadFile(t.RootCAFile)
-	if err != nil {
-		return err
-	}
-	c, err := rootcacertpublisher.NewPublisher(t.shared.Core().V1().ConfigMaps(), t.shared.Core().V1().Namespaces(), client, root)
+	c, err := rootcacertpublisher.NewPublisher(t.shared.Core().V1().ConfigMaps(), t.shared.Core().V1().Namespaces(), client, t.RootCA)
 	if err != nil {
 		return err
 	}
 	t.run(func(ctx context.Context) { c.Run(ctx, 1) })
+	return nil
+}
+
+// trustBundle publishes the root CA where Kubernetes has bundles of trusted certificates.
+func (t *term) trustBundle(context.Context) error {
+	if !t.served[certificatesv1.SchemeGroupVersion.WithResource("clustertrustbundles")] {
+		return nil
+	}
+	client, err := t.client("kube-apiserver-serving-clustertrustbundle-publisher")
+	if err != nil {
+		return err
+	}
+	root, err := dynamiccertificates.NewStaticCAContent("root-ca", t.RootCA)
+	if err != nil {
+		return err
+	}
+	c, err := clustertrustbundlepublisher.NewGAClusterTrustBundlePublisher("kubernetes.io/kube-apiserver-serving", root, client)
+	if err != nil {
+		return err
+	}
+	t.run(c.Run)
 	return nil
 }
 
@@ -181,10 +203,7 @@ func (t *term) quota(ctx context.Context) error {
 		return err
 	}
 	resources := client.Discovery().ServerPreferredNamespacedResources
-	served, err := t.served(ctx, client)
-	if err != nil {
-		return err
-	}
+	served := func(gvr schema.GroupVersionResource) bool { return t.served[gvr] }
 	evaluators, err := quotacore.NewEvaluators(generic.ListerFuncForResourceFunc(t.shared.ForResource), t.shared, served)
 	if err != nil {
 		return err
@@ -210,25 +229,6 @@ func (t *term) quota(ctx context.Context) error {
 	return nil
 }
 
-// served tells which built-in resources are served: informers of others would never sync.
-func (t *term) served(_ context.Context, client kubernetes.Interface) (func(schema.GroupVersionResource) bool, error) {
-	_, lists, err := client.Discovery().ServerGroupsAndResources()
-	if err != nil && len(lists) == 0 {
-		return nil, fmt.Errorf("discovery: %w", err)
-	}
-	present := map[schema.GroupVersionResource]bool{}
-	for _, list := range lists {
-		gv, err := schema.ParseGroupVersion(list.GroupVersion)
-		if err != nil {
-			continue
-		}
-		for _, r := range list.APIResources {
-			present[gv.WithResource(r.Name)] = true
-		}
-	}
-	return func(gvr schema.GroupVersionResource) bool { return present[gvr] }, nil
-}
-
 // certificateController is the identity of all that work on certificate requests.
 const certificateController = "certificate-controller"
 
@@ -244,7 +244,7 @@ func (t *term) signing(ctx context.Context) error {
 		signer.NewKubeletServingCSRSigningController, signer.NewKubeletClientCSRSigningController,
 		signer.NewKubeAPIServerClientCSRSigningController, signer.NewLegacyUnknownCSRSigningController,
 	} {
-		c, err := create(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests(), t.RootCAFile, t.RootCAKeyFile, t.CertificateDuration)
+		c, err := create(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests(), t.CACertFile, t.CAKeyFile, t.CertificateDuration)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
 )
 
 // Config says for which server the controllers run.
@@ -14,13 +15,15 @@ type Config struct {
 	// Client reaches the server as somebody who may impersonate the controllers' service
 	// accounts, as a server's loopback client may.
 	Client *rest.Config
-	// RootCAFile has the CA that clients in the cluster trust (kube-root-ca.crt). Its first
-	// certificate and RootCAKeyFile sign certificate requests; none are signed where there is
-	// no such key.
-	RootCAFile, RootCAKeyFile string
-	// SigningKeyFile is the key that signs the tokens of Secrets of the type
+	// RootCA are the certificates, in PEM, that clients in the cluster trust for its servers
+	// (kube-root-ca.crt).
+	RootCA []byte
+	// CACertFile and CAKeyFile sign certificate requests; none are signed where there is no
+	// such key.
+	CACertFile, CAKeyFile string
+	// TokenKeyFile is the key that signs the tokens of Secrets of the type
 	// kubernetes.io/service-account-token; empty for none.
-	SigningKeyFile string
+	TokenKeyFile string
 	// CertificateDuration is how long certificates are valid that are signed; 0 for a year.
 	CertificateDuration time.Duration
 	// DiscoveryInterval is how often it is looked which resources there are; 0 for 30 s, as in
@@ -41,7 +44,7 @@ func (c *Config) Validate() error {
 	if c.CertificateDuration < 0 || c.DiscoveryInterval < 0 {
 		return fmt.Errorf("the controllers' certificate duration %v and discovery interval %v must not be negative", c.CertificateDuration, c.DiscoveryInterval)
 	}
-	if _, err := os.Stat(c.RootCAFile); err != nil {
+	if _, err := certutil.ParseCertsPEM(c.RootCA); err != nil {
 		return fmt.Errorf("the controllers' root CA: %w", err)
 	}
 	return nil
@@ -58,6 +61,6 @@ func (c *Config) setDefaults() {
 
 // signs says whether certificate requests are signed.
 func (c *Config) signs() bool {
-	_, err := os.Stat(c.RootCAKeyFile)
+	_, err := os.Stat(c.CAKeyFile)
 	return err == nil
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
@@ -32,6 +33,8 @@ type term struct {
 	shared   informers.SharedInformerFactory
 	metadata metadatainformer.SharedInformerFactory
 	mapper   *restmapper.DeferredDiscoveryRESTMapper
+	// served are the resources that there were when the term began.
+	served map[schema.GroupVersionResource]bool
 	// started is closed when the informers that controllers asked for have been started.
 	started chan struct{}
 	loops   []loop
@@ -50,9 +53,9 @@ func Run(ctx context.Context, config Config) error {
 	if err != nil {
 		return err
 	}
-	for name, start := range t.all() {
-		if err := start(ctx); err != nil {
-			return fmt.Errorf("controller %s: %w", name, err)
+	for _, c := range t.all() {
+		if err := c.create(ctx); err != nil {
+			return fmt.Errorf("controller %s: %w", c.name, err)
 		}
 	}
 	var running sync.WaitGroup
@@ -87,13 +90,37 @@ func newTerm(config Config) (*term, error) {
 	if err != nil {
 		return nil, err
 	}
+	served, err := servedBy(client.Discovery())
+	if err != nil {
+		return nil, err
+	}
 	return &term{
 		Config:   config,
+		served:   served,
 		shared:   informers.NewSharedInformerFactory(client, informerResync),
 		metadata: metadatainformer.NewSharedInformerFactory(objects, informerResync),
 		mapper:   restmapper.NewDeferredDiscoveryRESTMapper(cacheddiscovery.NewMemCacheClient(client.Discovery())),
 		started:  make(chan struct{}),
 	}, nil
+}
+
+// servedBy returns which resources there are: informers of others would never sync.
+func servedBy(client discovery.DiscoveryInterface) (map[schema.GroupVersionResource]bool, error) {
+	_, lists, err := client.ServerGroupsAndResources()
+	if err != nil && len(lists) == 0 { // an aggregated API that does not answer is no reason to wait
+		return nil, fmt.Errorf("discovery: %w", err)
+	}
+	served := map[schema.GroupVersionResource]bool{}
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return nil, fmt.Errorf("discovery: %w", err)
+		}
+		for _, r := range list.APIResources {
+			served[gv.WithResource(r.Name)] = true
+		}
+	}
+	return served, nil
 }
 
 // objects is where controllers find informers for any resource: of whole objects for those
@@ -111,10 +138,6 @@ func (t *term) config(controller string) *rest.Config {
 
 func (t *term) client(controller string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(t.config(controller))
-}
-
-func (t *term) discovery(controller string) (discovery.DiscoveryInterface, error) {
-	return discovery.NewDiscoveryClientForConfig(t.config(controller))
 }
 
 // as returns a client configuration of somebody else. How much it may ask for at once is

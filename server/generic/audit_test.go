@@ -41,8 +41,8 @@ func TestControllersIdentities(t *testing.T) {
 			if e.ImpersonatedUser == nil {
 				continue
 			}
-			if e.ResponseStatus != nil && e.ResponseStatus.Code == 403 {
-				t.Errorf("%s was refused %s %s", e.ImpersonatedUser.Username, e.Verb, e.RequestURI)
+			if e.Annotations["authorization.k8s.io/decision"] == "forbid" {
+				t.Fatalf("%s was refused %s %s", e.ImpersonatedUser.Username, e.Verb, e.RequestURI)
 			}
 			if r := e.ObjectRef; r != nil {
 				did[e.ImpersonatedUser.Username] = append(did[e.ImpersonatedUser.Username], e.Verb+" "+r.Resource+"/"+r.Subresource)

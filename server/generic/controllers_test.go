@@ -28,6 +28,17 @@ func TestNamespaceHasWhatClientsExpect(t *testing.T) {
 	})
 }
 
+func TestTrustBundle(t *testing.T) {
+	ca := string(must[[]byte](t)(os.ReadFile(filepath.Join(filepath.Dir(shared.Kubeconfig()), "ca.crt"))))
+	eventually(t, "the cluster's trust bundle", func(ctx context.Context) error {
+		bundles, err := shared.kube.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{FieldSelector: "spec.signerName=kubernetes.io/kube-apiserver-serving"})
+		if err == nil && (len(bundles.Items) != 1 || strings.TrimSpace(bundles.Items[0].Spec.TrustBundle) != strings.TrimSpace(ca)) {
+			err = fmt.Errorf("there are %v", bundles.Items)
+		}
+		return err
+	})
+}
+
 func TestNamespaceDeletion(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
 	must[*corev1.ConfigMap](t)(shared.kube.CoreV1().ConfigMaps(ns).Create(ctx, configMap("a", nil), metav1.CreateOptions{}))

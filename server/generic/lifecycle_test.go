@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -59,10 +60,10 @@ func TestStopLeavesNothing(t *testing.T) {
 // A term of the controllers ends with its context, and the next one begins anew.
 func TestTerms(t *testing.T) {
 	s := startFor(t, func(o *generic.Options) { o.DataDir, o.Controllers = t.TempDir(), false })
+	pki := filepath.Dir(s.Kubeconfig())
 	config := controllers.Config{
-		Client:     s.admin,
-		RootCAFile: filepath.Join(filepath.Dir(s.Kubeconfig()), "ca.crt"), RootCAKeyFile: filepath.Join(filepath.Dir(s.Kubeconfig()), "ca.key"),
-		SigningKeyFile: filepath.Join(filepath.Dir(s.Kubeconfig()), generic.SigningKeyName),
+		Client: s.admin, RootCA: must[[]byte](t)(os.ReadFile(filepath.Join(pki, "ca.crt"))),
+		CACertFile: filepath.Join(pki, "ca.crt"), CAKeyFile: filepath.Join(pki, "ca.key"), TokenKeyFile: filepath.Join(pki, generic.SigningKeyName),
 	}
 	before := runtime.NumGoroutine()
 	for range 3 {

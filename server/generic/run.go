@@ -117,11 +117,15 @@ func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, configs *Co
 // addControllers runs Kubernetes' controllers while this server is elected. They end before
 // the server stops to listen, so that it can give up the lock.
 func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, configs *Configs, certs *server.Certificates) error {
+	root, err := o.rootCA(certs)
+	if err != nil {
+		return err
+	}
 	config := controllers.Config{
-		Client:         configs.ControlPlane.Generic.LoopbackClientConfig,
-		RootCAFile:     certs.CAFile,
-		RootCAKeyFile:  certs.CAKeyFile,
-		SigningKeyFile: o.ControlPlane.ServiceAccountSigningKeyFile,
+		Client:     configs.ControlPlane.Generic.LoopbackClientConfig,
+		RootCA:     root,
+		CACertFile: certs.CAFile, CAKeyFile: certs.CAKeyFile,
+		TokenKeyFile: o.ControlPlane.ServiceAccountSigningKeyFile,
 	}
 	if err := config.Validate(); err != nil {
 		return err

@@ -2,6 +2,8 @@ package generic
 
 import (
 	"fmt"
+	"os"
+	"slices"
 
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -41,6 +43,23 @@ func (o *Options) completeSecurity(certs *server.Certificates) error {
 		tokens.KeyFiles = []string{o.ControlPlane.ServiceAccountSigningKeyFile}
 	}
 	return nil
+}
+
+// rootCA is what clients in the cluster trust for its servers: the cluster's CA, and the
+// serving certificate that the operator gave.
+func (o *Options) rootCA(certs *server.Certificates) ([]byte, error) {
+	root, err := os.ReadFile(certs.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's CA certificate: %w", err)
+	}
+	if given := o.serving().ServerCert.CertKey.CertFile; given != certs.CertFile {
+		more, err := os.ReadFile(given)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert-file: %w", err)
+		}
+		root = slices.Concat(root, more)
+	}
+	return root, nil
 }
 
 // clientCA trusts clients of the cluster's own CA and of those in another file, if there is one.
