@@ -6,18 +6,24 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 )
 
 const (
 	closePoll = 200 * time.Millisecond
 	beginPoll = 50 * time.Millisecond
+	probePoll = 500 * time.Millisecond
+	// awayTimeout is for how long a stopping server tries to reach an etcd that does not answer.
+	awayTimeout = 3 * time.Second
 )
 
 // run serves until ctx ends.
-func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback *rest.Config) error {
+func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback *rest.Config, etcd storagebackend.Config) error {
 	prepared, err := chain.PrepareRun()
 	if err != nil {
 		return err
@@ -58,7 +64,49 @@ func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback
 		return nil // it never began, so there is nothing to drain: the process ends with it
 	}
 	stop()
-	return <-finished
+	away := make(chan struct{})
+	go watchEtcd(closing, etcd, away)
+	select {
+	case err := <-finished:
+		return err
+	case <-away:
+		// What is left to do are writes, and requests that wait for etcd: it leaves as if it had crashed.
+		klog.FromContext(ctx).Info("Leaving without a drain, as etcd does not answer", "for", awayTimeout)
+		return nil
+	}
+}
+
+// watchEtcd closes away when etcd has not answered for awayTimeout, or returns with ctx.
+func watchEtcd(ctx context.Context, config storagebackend.Config, away chan<- struct{}) {
+	answers := make(chan struct{})
+	go func() {
+		prober, err := factory.CreateProber(config) // dials
+		if err != nil {
+			return
+		}
+		defer func() { _ = prober.Close() }()
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			probing, cancel := context.WithTimeout(ctx, awayTimeout)
+			defer cancel()
+			if prober.Probe(probing) != nil {
+				return
+			}
+			select {
+			case answers <- struct{}{}:
+			case <-ctx.Done():
+			}
+		}, probePoll)
+	}()
+	for {
+		select {
+		case <-answers:
+		case <-ctx.Done():
+			return
+		case <-time.After(awayTimeout):
+			close(away)
+			return
+		}
+	}
 }
 
 // awaitBegun closes begun when all hooks of the start have run.

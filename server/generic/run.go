@@ -45,9 +45,14 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	if listening.Listener, listening.BindPort, err = openPort(listening.SecureServingOptions); err != nil {
 		return err
 	}
-	defer func() { _ = listening.Listener.Close() }() // the library closes it too
+	defer func() {
+		if err != nil { // else the library has closed it, or still serves on it in a process that ends
+			_ = listening.Listener.Close()
+		}
+	}()
 	stop, err := o.embedEtcd(ctx)
 	if err != nil {
+		_ = listening.Listener.Close()
 		return unlessStopped(ctx, err)
 	}
 	defer func() { err = errors.Join(err, stop()) }()
@@ -83,7 +88,7 @@ func (o *Options) serve(ctx context.Context, serving func(*Server)) error {
 	if err := o.addHooks(chain, configs, certs, serving); err != nil {
 		return err
 	}
-	return run(ctx, chain, configs.ControlPlane.Generic.LoopbackClientConfig)
+	return run(ctx, chain, configs.ControlPlane.Generic.LoopbackClientConfig, o.etcd().StorageConfig)
 }
 
 // addHooks starts what runs with the server.
