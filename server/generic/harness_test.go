@@ -27,6 +27,10 @@ const (
 	poll     = 50 * time.Millisecond
 )
 
+// emulate is the environment variable that has all servers of the process emulate a release:
+// versions are a process's.
+const emulate = "CONCORD_TEST_EMULATE"
+
 // shared is a server that tests share which need no other.
 var shared *running
 
@@ -38,7 +42,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		defer func() { _ = os.RemoveAll(dir) }()
-		if shared, err = start(func(o *generic.Options) { o.DataDir = dir }); err != nil {
+		if shared, err = start(func(o *generic.Options) { o.DataDir, o.EmulationVersion = dir, os.Getenv(emulate) }); err != nil {
 			panic(err)
 		}
 		code := m.Run()

@@ -1,16 +1,20 @@
 package generic_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -56,11 +60,55 @@ func TestVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := info.EmulationMajor + "." + info.EmulationMinor + " " + info.MinCompatibilityMajor + "." + info.MinCompatibilityMinor; got != "1.37 1.36" {
-		t.Errorf("emulation and min-compatibility %s", got)
+	want := map[string]string{"": "1.37 1.36", "1.36": "1.36 1.35", "1.34": "1.34 1.34"}[os.Getenv(emulate)]
+	if got := info.EmulationMajor + "." + info.EmulationMinor + " " + info.MinCompatibilityMajor + "." + info.MinCompatibilityMinor; got != want {
+		t.Errorf("emulation and min-compatibility %s, want %s", got, want)
 	}
 	if !strings.HasPrefix(info.GitVersion, "v1.37.") {
 		t.Errorf("gitVersion %s", info.GitVersion)
+	}
+}
+
+// Older releases are emulated in processes of their own.
+func TestEmulation(t *testing.T) {
+	for _, release := range []string{"1.34", "1.36"} {
+		t.Run(release, func(t *testing.T) {
+			tests := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^(TestVersion|TestObjects|TestNamespaceHasWhatClientsExpect|TestRBAC|TestCustomResources)$", "-test.v")
+			tests.Env = append(os.Environ(), emulate+"="+release)
+			out, err := tests.CombinedOutput()
+			if passed := strings.Count(string(out), "--- PASS"); err != nil || passed != 5 {
+				t.Errorf("%d tests passed: %v\n%s", passed, err, out)
+			}
+		})
+	}
+}
+
+func TestPriorityAndFairness(t *testing.T) {
+	client := must[*http.Client](t)(rest.HTTPClientFor(shared.admin))
+	response := must[*http.Response](t)(client.Get(shared.admin.Host + "/api/v1/namespaces"))
+	_ = response.Body.Close()
+	if response.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == "" {
+		t.Errorf("a request is of no flow: %v", response.Header)
+	}
+}
+
+func TestEncryption(t *testing.T) {
+	dir := t.TempDir()
+	config := filepath.Join(dir, "encryption.yaml")
+	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 32))
+	if err := os.WriteFile(config, fmt.Appendf(nil, `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration", "resources": [
+		{"resources": ["secrets"], "providers": [{"aescbc": {"keys": [{"name": "one", "secret": "%s"}]}}, {"identity": {}}]}]}`, key), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startFor(t, func(o *generic.Options) {
+		o.DataDir, o.ControlPlane.Etcd.EncryptionProviderConfigFilepath = filepath.Join(dir, "data"), config
+	})
+	must[*corev1.Secret](t)(s.kube.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{}))
+	etcd := must[*clientv3.Client](t)(clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(dir, "data", "etcd.sock")}, DialTimeout: patience}))
+	defer func() { _ = etcd.Close() }()
+	stored := must[*clientv3.GetResponse](t)(etcd.Get(t.Context(), "/registry/secrets/default/s"))
+	if len(stored.Kvs) != 1 || !bytes.HasPrefix(stored.Kvs[0].Value, []byte("k8s:enc:aescbc:v1:one:")) {
+		t.Errorf("stored is %v", stored.Kvs)
 	}
 }
 
