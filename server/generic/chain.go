@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/kubernetes"
-	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/apiserverinternal"
@@ -77,7 +76,7 @@ func newConfigs(options controlplaneoptions.CompletedOptions) (*Configs, error) 
 
 // newChain builds the servers: the aggregator, which every request meets first, the built-in
 // resources and the custom ones.
-func newChain(c *Configs, join Joiner) (*aggregatorapiserver.APIAggregator, error) {
+func newChain(c *Configs) (*Chain, error) {
 	kube := c.ControlPlane.Complete()
 	extensions, err := c.APIExtensions.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(
 		notfoundhandler.New(kube.Generic.Serializer, genericapifilters.NoMuxAndDiscoveryIncompleteKey)))
@@ -88,7 +87,7 @@ func newChain(c *Configs, join Joiner) (*aggregatorapiserver.APIAggregator, erro
 	if err != nil {
 		return nil, fmt.Errorf("built-in resources: %w", err)
 	}
-	providers, err := storageProviders(&kube, join)
+	providers, err := storageProviders(&kube)
 	if err != nil {
 		return nil, err
 	}
@@ -101,12 +100,12 @@ func newChain(c *Configs, join Joiner) (*aggregatorapiserver.APIAggregator, erro
 	if err != nil {
 		return nil, fmt.Errorf("aggregator: %w", err)
 	}
-	return aggregator, nil
+	return &Chain{Aggregator: aggregator, ControlPlane: builtin, APIExtensions: extensions}, nil
 }
 
-// storageProviders are upstream's for a control plane without pods, with Services, and with
-// the protocol's StorageVersions in place of upstream's.
-func storageProviders(kube *controlplaneapiserver.CompletedConfig, join Joiner) ([]controlplaneapiserver.RESTStorageProvider, error) {
+// storageProviders are upstream's for a control plane without pods, with Services, and
+// without StorageVersions, which a protocol serves.
+func storageProviders(kube *controlplaneapiserver.CompletedConfig) ([]controlplaneapiserver.RESTStorageProvider, error) {
 	client, err := kubernetes.NewForConfig(kube.Generic.LoopbackClientConfig)
 	if err != nil {
 		return nil, err
@@ -123,11 +122,5 @@ func storageProviders(kube *controlplaneapiserver.CompletedConfig, join Joiner) 
 			providers[i] = coreProvider{core}
 		}
 	}
-	providers = append(providers, discoveryrest.StorageProvider{})
-	if join != nil {
-		if versions := join.StorageVersions(); versions != nil {
-			providers = append(providers, versions)
-		}
-	}
-	return providers, nil
+	return append(providers, discoveryrest.StorageProvider{}), nil
 }

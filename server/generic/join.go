@@ -15,6 +15,16 @@ type Configs struct {
 	APIExtensions *apiextensionsapiserver.Config
 }
 
+// Chain are the servers themselves, built and not yet prepared to run.
+type Chain struct {
+	Aggregator    *aggregatorapiserver.APIAggregator
+	ControlPlane  *controlplaneapiserver.Server
+	APIExtensions *apiextensionsapiserver.CustomResourceDefinitions
+}
+
+// Last is the server whose handlers and hooks run.
+func (c *Chain) Last() *genericapiserver.GenericAPIServer { return c.Aggregator.GenericAPIServer }
+
 // Joiner puts what a protocol needs into the servers. Its methods are called in this order,
 // once each, for one server.
 type Joiner interface {
@@ -22,9 +32,7 @@ type Joiner interface {
 	// passes their RESTOptionsGetters and CRDRESTOptionsGetter, and every request passes the
 	// Aggregator's BuildHandlerChainFunc, the only one that runs.
 	Configure(*Configs) error
-	// StorageVersions serves internal.apiserver.k8s.io in place of upstream's registry; nil
-	// serves none.
-	StorageVersions() controlplaneapiserver.RESTStorageProvider
-	// Hook adds hooks and checks to the chain's last server, before it is prepared.
-	Hook(*genericapiserver.GenericAPIServer) error
+	// Start adds APIs, hooks and checks to the last server. Nobody else serves
+	// internal.apiserver.k8s.io there.
+	Start(*Chain) error
 }

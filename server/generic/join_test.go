@@ -5,17 +5,13 @@ import (
 	"sync"
 	"testing"
 
-	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
-	apiserverinternalrest "k8s.io/kubernetes/pkg/registry/apiserverinternal/rest"
 
 	concord "github.com/concord-dev/concord/server/generic"
 )
@@ -44,12 +40,8 @@ func (j *joiner) Configure(c *concord.Configs) error {
 	return nil
 }
 
-func (j *joiner) StorageVersions() controlplaneapiserver.RESTStorageProvider {
-	return always{apiserverinternalrest.StorageProvider{}}
-}
-
-func (j *joiner) Hook(s *genericapiserver.GenericAPIServer) error {
-	return s.AddPostStartHook("joined", func(genericapiserver.PostStartHookContext) error { close(j.hooked); return nil })
+func (j *joiner) Start(c *concord.Chain) error {
+	return c.Last().AddPostStartHook("joined", func(genericapiserver.PostStartHookContext) error { close(j.hooked); return nil })
 }
 
 type noting struct {
@@ -64,17 +56,6 @@ func (n noting) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 	return n.RESTOptionsGetter.GetRESTOptions(resource, example)
 }
 
-// always serves StorageVersions, which are off by default.
-type always struct {
-	controlplaneapiserver.RESTStorageProvider
-}
-
-func (a always) NewRESTStorage(_ serverstorage.APIResourceConfigSource, options generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
-	on := serverstorage.NewResourceConfig()
-	on.EnableVersions(apiserverinternalv1alpha1.SchemeGroupVersion)
-	return a.RESTStorageProvider.NewRESTStorage(on, options)
-}
-
 func TestJoiner(t *testing.T) {
 	j := &joiner{stores: map[schema.GroupResource]int{}, hooked: make(chan struct{})}
 	s := startFor(t, func(o *concord.Options) { o.DataDir, o.Join = t.TempDir(), j })
@@ -87,19 +68,15 @@ func TestJoiner(t *testing.T) {
 	for _, resource := range []schema.GroupResource{
 		{Resource: "secrets"}, {Resource: "services"}, {Group: "discovery.k8s.io", Resource: "endpointslices"}, {Group: "coordination.k8s.io", Resource: "leases"},
 		{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, {Group: "apiregistration.k8s.io", Resource: "apiservices"},
-		{Group: "internal.apiserver.k8s.io", Resource: "storageversions"},
 	} {
 		if j.stores[resource] == 0 {
 			t.Errorf("the store of %v was built without the joiner", resource)
 		}
 	}
+	if j.stores[schema.GroupResource{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}] > 0 {
+		t.Error("upstream's store of storage versions was built")
+	}
 	j.mu.Unlock()
-	if _, err := s.kube.InternalV1alpha1().StorageVersions().List(t.Context(), metav1.ListOptions{}); err != nil {
-		t.Errorf("storage versions: %v", err)
-	}
-	if _, err := shared.kube.InternalV1alpha1().StorageVersions().List(t.Context(), metav1.ListOptions{}); err == nil {
-		t.Error("storage versions are served without a joiner")
-	}
 	joined := false
 	config := rest.CopyConfig(s.admin)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {

@@ -13,7 +13,6 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	controlplaneoptions "k8s.io/kubernetes/pkg/controlplane/apiserver/options"
 
 	"github.com/concord-dev/concord/server"
@@ -81,23 +80,23 @@ func (o *Options) serve(ctx context.Context, serving func(*Server)) error {
 			return err
 		}
 	}
-	chain, err := newChain(configs, o.Join)
+	chain, err := newChain(configs)
 	if err != nil {
 		return err
 	}
 	if err := o.addHooks(chain, configs, certs, serving); err != nil {
 		return err
 	}
-	return run(ctx, chain, configs.ControlPlane.Generic.LoopbackClientConfig, o.etcd().StorageConfig)
+	return run(ctx, chain.Aggregator, configs.ControlPlane.Generic.LoopbackClientConfig, o.etcd().StorageConfig)
 }
 
 // addHooks starts what runs with the server.
-func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, configs *Configs, certs *server.Certificates, serving func(*Server)) error {
-	last := chain.GenericAPIServer
+func (o *Options) addHooks(chain *Chain, configs *Configs, certs *server.Certificates, serving func(*Server)) error {
+	last := chain.Last()
 	// Requests are waited for elsewhere.
 	last.ShutdownTimeout = closeTimeout
 	if o.Join != nil {
-		if err := o.Join.Hook(last); err != nil {
+		if err := o.Join.Start(chain); err != nil {
 			return err
 		}
 	}
