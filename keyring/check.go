@@ -24,8 +24,8 @@ var _ stored.Keys = (*Keys)(nil)
 
 // CheckStored implements stored.Keys: it says why a server with these keys could not open
 // what is stored.
-func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, prefix string, sets stored.Sets, known []schema.GroupResource) error {
-	return k.refuseUnreadable(ctx, reader, prefix, sets, known, nil)
+func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, layout stored.Layout, sets stored.Sets, known []schema.GroupResource) error {
+	return k.refuseUnreadable(ctx, reader, layout, sets, known, nil)
 }
 
 // refuseUnreadable says why a server with these keys could not open what is stored. The
@@ -33,7 +33,7 @@ func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, prefix st
 // resources, remembered or known, whose stored set has, or may have, a key that is not
 // among them. With present keys, whose place these are to take, what these cannot open
 // either counts for nothing, and values that cannot all be read in time refuse them.
-func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, s stored.Sets, known []schema.GroupResource, present *Keys) error {
+func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	all := append(s.Resources(), known...)
 	slices.SortFunc(all, stored.CompareResources)
 	var unreadable []string
@@ -41,7 +41,7 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, pref
 		if exempt(gr) || present != nil && k.readsAll(gr, present) {
 			continue
 		}
-		needs, err := k.unreadable(ctx, reader, prefix, s, gr, present)
+		needs, err := k.unreadable(ctx, reader, layout, s, gr, present)
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, pref
 }
 
 // unreadable names the keys of the resource's values that k has not, with their numbers.
-func (k *Keys) unreadable(ctx context.Context, reader rewrite.Reader, prefix string, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
+func (k *Keys) unreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
 	missing := map[string]bool{} // by what values say of their key
 	unknown := false
 	for _, e := range s.Encodings(gr) {
@@ -69,7 +69,7 @@ func (k *Keys) unreadable(ctx context.Context, reader rewrite.Reader, prefix str
 	if len(missing) == 0 && !unknown {
 		return nil, nil
 	}
-	counts, err := countKeys(ctx, reader, stored.ResourcePrefix(prefix, gr, s.Custom(gr)))
+	counts, err := countKeys(ctx, reader, layout.Of(gr, s.Custom(gr)))
 	if err != nil && len(missing) > 0 {
 		return nil, fmt.Errorf("values of %s may be %s, which the encryption configuration cannot read, and they could not all be read to find out: %w",
 			gr, strings.Join(describeKeys(slices.Sorted(maps.Keys(missing))), " and "), err)
@@ -120,13 +120,13 @@ func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[s
 }
 
 // CheckReload says why these keys may not take the place of the present ones: some value
-// that is stored, or that a server may be about to write, could not be read any more. prefix
-// is the servers' --etcd-prefix, known are the built-in resources.
-func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, prefix string, known []schema.GroupResource, present *Keys) error {
+// that is stored, or that a server may be about to write, could not be read any more. known
+// are the built-in resources.
+func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, layout stored.Layout, known []schema.GroupResource, present *Keys) error {
 	ctx, cancel := context.WithTimeout(ctx, stored.CheckTimeout)
 	defer cancel()
-	reader := present.Opening(etcd, prefix)
-	sets, err := stored.ReadSets(ctx, reader, prefix)
+	reader := present.Opening(etcd, layout)
+	sets, err := stored.ReadSets(ctx, reader, layout.Prefix)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read: %w", err)
 	}
@@ -145,7 +145,7 @@ func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, prefix stri
 			}
 		}
 	}
-	err = k.refuseUnreadable(ctx, reader, prefix, sets, known, present)
+	err = k.refuseUnreadable(ctx, reader, layout, sets, known, present)
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
@@ -153,8 +153,8 @@ func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, prefix stri
 }
 
 // Opening implements stored.Keys: the reader opens StorageStates.
-func (k *Keys) Opening(reader rewrite.Reader, prefix string) rewrite.Reader {
-	return opening{Reader: reader, keys: k, states: stored.ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
+func (k *Keys) Opening(reader rewrite.Reader, layout stored.Layout) rewrite.Reader {
+	return opening{Reader: reader, keys: k, states: layout.Of(migrationv1alpha1.StorageStates, true)}
 }
 
 // opening is a Reader that opens StorageStates, so that what they say can be read as if

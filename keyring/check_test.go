@@ -51,7 +51,7 @@ func TestUnreadableStorage(t *testing.T) {
 			if test.config != "" {
 				k = keysFrom(t, encryptionYAML(test.config))
 			}
-			err := stored.Start{Prefix: prefix, Target: storedtest.Target(t), Keys: k}.Check(t.Context(), rewrite.NewEtcd(etcd.Client))
+			err := stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: k}.Check(t.Context(), rewrite.NewEtcd(etcd.Client))
 			if (err != nil) != (test.refused != "") || err != nil && (!strings.Contains(err.Error(), test.refused) || strings.Contains(err.Error(), "\n")) {
 				t.Errorf("got %v, want %q", err, test.refused)
 			}
@@ -91,7 +91,7 @@ func TestCheckReload(t *testing.T) {
 			if test.slow {
 				r = endless{Reader: reader, under: stored.ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
 			}
-			err := keysFrom(t, encryptionYAML(test.config)).CheckReload(ctx, r, prefix, storedtest.Target(t).Resources(), present)
+			err := keysFrom(t, encryptionYAML(test.config)).CheckReload(ctx, r, stored.Layout{Prefix: prefix}, storedtest.Target(t).Resources(), present)
 			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused) {
 				t.Errorf("got %v, want %q", err, test.refused)
 			}

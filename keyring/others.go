@@ -49,10 +49,10 @@ func readsAs(lists map[string][]agree.Seal, gr schema.GroupResource, seal agree.
 // server could not read what it writes. self is not asked. Without poll every Lease counts;
 // with it those count whose server is seen to renew them, which is waited for for as long
 // as the Lease lasts: where all servers were killed their Leases are still there.
-func (k *Keys) CheckOthers(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {
+func (k *Keys) CheckOthers(ctx context.Context, reader rewrite.Reader, layout stored.Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {
 	began, first := time.Now(), map[string]string{}
 	for {
-		leases, err := readIdentities(ctx, reader, prefix)
+		leases, err := readIdentities(ctx, reader, layout)
 		if err != nil {
 			return fmt.Errorf("identity Leases: %w", err)
 		}
@@ -104,9 +104,9 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 
 // readIdentities reads the identity Leases straight from etcd. What resourceVersion they
 // have there is their revision, so that it changes with every renewal.
-func readIdentities(ctx context.Context, reader rewrite.Reader, prefix string) ([]*coordinationv1.Lease, error) {
+func readIdentities(ctx context.Context, reader rewrite.Reader, layout stored.Layout) ([]*coordinationv1.Lease, error) {
 	var leases []*coordinationv1.Lease
-	under := stored.ResourcePrefix(prefix, schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"
+	under := layout.Of(schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"
 	err := rewrite.Walk(ctx, reader, under, func(e rewrite.Entry) error {
 		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
 		lease, ok := obj.(*coordinationv1.Lease)

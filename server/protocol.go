@@ -44,6 +44,7 @@ import (
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/builtin"
+	"github.com/concord-dev/concord/stored"
 )
 
 const (
@@ -121,11 +122,11 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring
 	}
 	if ring != nil {
 		ring.SetCheck(func(ctx context.Context, next, present *keyring.Keys) error {
-			reader, known := rewrite.NewEtcd(etcd.client), o.plan.Target().Resources()
-			if err := next.CheckOthers(ctx, reader, o.Etcd.StorageConfig.Prefix, known, p.member.ID(), 0); err != nil {
+			reader, known, layout := rewrite.NewEtcd(etcd.client), o.plan.Target().Resources(), stored.Layout{Prefix: o.Etcd.StorageConfig.Prefix}
+			if err := next.CheckOthers(ctx, reader, layout, known, p.member.ID(), 0); err != nil {
 				return err
 			}
-			return next.CheckReload(ctx, reader, o.Etcd.StorageConfig.Prefix, known, present)
+			return next.CheckReload(ctx, reader, layout, known, present)
 		})
 	}
 	persisted := builtin.PersistedResources(o.plan)

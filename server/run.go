@@ -216,7 +216,7 @@ func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client, k *ke
 	if o.DisableProtocol {
 		return nil
 	}
-	start := stored.Start{Prefix: o.Etcd.StorageConfig.Prefix, Target: o.plan.Target(), Keys: k, Allow: o.AllowUndecodableStorage}
+	start := stored.Start{Layout: stored.Layout{Prefix: o.Etcd.StorageConfig.Prefix}, Target: o.plan.Target(), Keys: k, Allow: o.AllowUndecodableStorage}
 	return start.Check(ctx, rewrite.NewEtcd(etcd))
 }
 

@@ -35,19 +35,19 @@ const (
 type Keys interface {
 	// Opening returns a reader that opens StorageStates, so that what they say can be read
 	// as if nothing was encrypted.
-	Opening(reader rewrite.Reader, prefix string) rewrite.Reader
+	Opening(reader rewrite.Reader, layout Layout) rewrite.Reader
 	// CheckStored says why a server with these keys could not open what is stored. known
 	// are the built-in resources.
-	CheckStored(ctx context.Context, reader rewrite.Reader, prefix string, sets Sets, known []schema.GroupResource) error
+	CheckStored(ctx context.Context, reader rewrite.Reader, layout Layout, sets Sets, known []schema.GroupResource) error
 	// CheckOthers says why a server must not encrypt with these keys yet: a living server
 	// other than self could not read what it writes.
-	CheckOthers(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error
+	CheckOthers(ctx context.Context, reader rewrite.Reader, layout Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error
 }
 
 // Start is a server that is about to start.
 type Start struct {
-	// Prefix is the servers' --etcd-prefix.
-	Prefix string
+	// Layout is where the cluster's objects are.
+	Layout Layout
 	// Target is what the server decodes.
 	Target *compat.Target
 	// Keys are what it opens values with. Required; those of a server that encrypts nothing
@@ -68,10 +68,10 @@ type Start struct {
 // logged. But where the stored set has a key that is not among the server's, not to have read
 // all values in that time is a reason to refuse. With Allow nothing is.
 func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
-	reader := s.Keys.Opening(etcd, s.Prefix)
+	reader := s.Keys.Opening(etcd, s.Layout)
 	err := s.refuseStored(ctx, reader)
 	if err == nil {
-		err = s.Keys.CheckOthers(ctx, reader, s.Prefix, s.Target.Resources(), "", othersPoll)
+		err = s.Keys.CheckOthers(ctx, reader, s.Layout, s.Target.Resources(), "", othersPoll)
 	}
 	if err != nil && s.Allow {
 		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+AllowFlag+" says: they cannot be read, and lists of their resources fail")
@@ -84,18 +84,18 @@ func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
 func (s Start) refuseStored(ctx context.Context, reader rewrite.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
 	defer cancel()
-	sets, err := ReadSets(ctx, reader, s.Prefix)
+	sets, err := ReadSets(ctx, reader, s.Layout.Prefix)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read, so that nobody can tell whether this server decodes it (--%s starts it all the same): %w", AllowFlag, err)
 	}
-	if err := sets.refuseUndecodable(ctx, reader, s.Prefix, s.Target); err != nil {
+	if err := sets.refuseUndecodable(ctx, reader, s.Layout, s.Target); err != nil {
 		return err
 	}
-	return s.Keys.CheckStored(ctx, reader, s.Prefix, sets, s.Target.Resources())
+	return s.Keys.CheckStored(ctx, reader, s.Layout, sets, s.Target.Resources())
 }
 
 // refuseUndecodable says why the target could not decode what is stored.
-func (s Sets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, prefix string, target *compat.Target) error {
+func (s Sets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, layout Layout, target *compat.Target) error {
 	var stored, uncounted []compat.Stored
 	for _, gr := range target.Resources() {
 		if set := s.Of(gr); set.Unknown {
@@ -104,7 +104,7 @@ func (s Sets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, pref
 			stored = append(stored, set)
 		}
 	}
-	counted, err := countSmallFirst(ctx, reader, prefix, uncounted)
+	counted, err := countSmallFirst(ctx, reader, layout, uncounted)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read: %w", err)
 	}
@@ -131,10 +131,10 @@ func (s Sets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, pref
 
 // countSmallFirst adds the census of each resource, the resource with the fewest objects
 // first: so that a large one uses up only its own share of the time.
-func countSmallFirst(ctx context.Context, reader rewrite.Reader, prefix string, uncounted []compat.Stored) ([]compat.Stored, error) {
+func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, uncounted []compat.Stored) ([]compat.Stored, error) {
 	sizes := map[string]int64{}
 	for _, s := range uncounted {
-		start := ResourcePrefix(prefix, s.Resource, false)
+		start := layout.Of(s.Resource, false)
 		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
 		if err != nil {
 			return nil, err
@@ -147,7 +147,7 @@ func countSmallFirst(ctx context.Context, reader rewrite.Reader, prefix string, 
 	for i := range uncounted {
 		s := &uncounted[i]
 		if s.Census = (&compat.StoredCensus{}); sizes[s.Resource.String()] > 0 {
-			s.Census = Count(ctx, reader, ResourcePrefix(prefix, s.Resource, false))
+			s.Census = Count(ctx, reader, layout.Of(s.Resource, false))
 		}
 	}
 	return uncounted, nil

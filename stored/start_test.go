@@ -31,7 +31,7 @@ func policyIn(encoding string) string {
 // start is one of a server that encrypts nothing.
 func start(t *testing.T, prefix string, allow bool) stored.Start {
 	t.Helper()
-	return stored.Start{Prefix: prefix, Target: storedtest.Target(t), Keys: &keyring.Keys{}, Allow: allow}
+	return stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: &keyring.Keys{}, Allow: allow}
 }
 
 func TestCheckStorage(t *testing.T) {
@@ -181,6 +181,22 @@ func TestCheckStorage(t *testing.T) {
 				t.Errorf("with --%s it logged %q", stored.AllowFlag, logged())
 			}
 		})
+	}
+}
+
+// TestCheckStorageOfSpecialPlaces asserts that the values of a resource are looked for where
+// the layout has them.
+func TestCheckStorageOfSpecialPlaces(t *testing.T) {
+	etcd := storedtest.Start(t)
+	services := schema.GroupResource{Resource: "services"}
+	values := storedtest.Agreed(t)
+	delete(values, storedtest.StateKey(services))
+	values["services/specs/default/a"] = `{"apiVersion":"v9","kind":"Service"}`
+	values["services/endpoints/default/a"] = `{"apiVersion":"v8","kind":"Endpoints"}`
+	s := start(t, etcd.Fill(t, values), false)
+	s.Layout.Special = map[schema.GroupResource]string{services: "services/specs"}
+	if err := s.Check(t.Context(), rewrite.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "services as v9:") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -70,8 +70,26 @@ func ReadSets(ctx context.Context, reader rewrite.Reader, prefix string) (Sets, 
 	return sets, nil
 }
 
+// Layout says where servers keep their objects in etcd.
+type Layout struct {
+	// Prefix is the servers' --etcd-prefix.
+	Prefix string
+	// Special are the built-in resources that are kept elsewhere than under their own name,
+	// and where: kube-apiserver has its nodes in "minions" (kubeapiserver's
+	// SpecialDefaultResourcePrefixes).
+	Special map[schema.GroupResource]string
+}
+
+// Of is where a resource's objects are, with a slash behind it.
+func (l Layout) Of(gr schema.GroupResource, custom bool) string {
+	if place, ok := l.Special[gr]; ok && !custom {
+		return "/" + strings.Trim(l.Prefix, "/") + "/" + strings.Trim(place, "/") + "/"
+	}
+	return ResourcePrefix(l.Prefix, gr, custom)
+}
+
 // ResourcePrefix is where a resource's objects are in etcd, with a slash behind it, under
-// the servers' --etcd-prefix.
+// the servers' --etcd-prefix, if the layout has it nowhere special.
 func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string {
 	prefix = "/" + strings.Trim(prefix, "/") + "/"
 	if custom || gr.Group == apiextensions.GroupName || gr.Group == apiregistration.GroupName {
