@@ -124,8 +124,12 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	if err != nil {
 		return fmt.Errorf("list identity Leases: %w", err)
 	}
+	leases.Items = storageversion.Servers(leases.Items)
 	for i := range leases.Items {
 		lease := &leases.Items[i]
+		if storageversion.SilenceOf(lease) != "" {
+			continue // it will never report
+		}
 		if lease.Annotations[storageversion.ReportedAnnotation] == "true" || lease.Spec.LeaseDurationSeconds == nil {
 			continue
 		}
