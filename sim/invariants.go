@@ -279,6 +279,9 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 		if e.KV == nil && report.Encoding == agree.Unknown {
 			continue // others made it, and do so again in the next StorageVersion
 		}
+		if lease := w.store.Lookup(keyOf(leases, string(report.Server))); lease != nil && isStock(report.Server) && lease.CreateRevision > r.began {
+			continue // who deleted the one before did so for somebody who lives, and is called the same again
+		}
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
 		// I6 The report of a server that renewed its Lease within the duration is never collected.
