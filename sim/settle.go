@@ -13,9 +13,10 @@ import (
 const restBound = 30 * time.Minute
 
 // Settle ends all faults, completes what was begun (all servers come to run one release,
-// with its gate on, stock servers and their Leases go, as does a definition that was asked to) and lets time pass without disturbance until
-// the world is at rest. If it does not come to rest, I7 is violated. What is late arrives
-// when everything is at rest, unless it is to stay late.
+// with its gate on, stock servers and their Leases go, as does a definition that was asked
+// to) and lets time pass without disturbance until the world is at rest. If it does not come
+// to rest, I7 is violated. What is late arrives when everything is at rest, unless it is to
+// stay late.
 func (w *World) Settle(stayLate bool) {
 	w.calm()
 	w.dismiss()

@@ -252,9 +252,9 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 	return strings.Join(lines, "\n")
 }
 
-// starting says whether a server may be about to report, which a silent one never is. One that does not say, long
-// after it was registered, that it has reported everything is not waited for: reports
-// that come later are made without help.
+// starting says whether a server may be about to report, which a silent one never is. One
+// that does not say, long after it was registered, that it has reported everything is not
+// waited for: reports that come later are made without help.
 func (c *Collector) starting(lease *coordinationv1.Lease) bool {
 	return lease.Annotations[storageversion.ReportedAnnotation] != "true" && storageversion.SilenceOf(lease) == "" &&
 		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= duration(lease)
