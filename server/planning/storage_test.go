@@ -226,6 +226,7 @@ func TestInstalledAsPlanned(t *testing.T) {
 		{map[string]string{"api/beta": "true"}, true},
 		{map[string]string{"api/all": "true"}, false},
 		{map[string]string{"storagemigration.k8s.io/v1": "true", "certificates.k8s.io/v1/clustertrustbundles": "true", "certificates.k8s.io/v1beta1": "true"}, false},
+		{map[string]string{"api/beta": "true", "storagemigration.k8s.io/v1/storageversionmigrations": "true"}, false},
 		{map[string]string{"api/all": "false", "v1": "true", "storage.k8s.io/v1": "true", "apps/v1/deployments": "true"}, false},
 	}
 	for _, f := range faces() {
@@ -288,8 +289,15 @@ func comparePlan(t *testing.T, at string, plan *compat.Plan, groups sets.Set[str
 		name, sub, nested := strings.Cut(gvr.Resource, "/")
 		if !nested {
 			t.Errorf("%s: %s is served, and the plan does not know it", at, gvr)
-		} else if parent := gvr.GroupVersion().WithResource(name); !plan.Served(parent) {
-			t.Errorf("%s: %s is served, and %s is not", at, sub, parent)
+			continue
+		}
+		for _, r := range plan.Resources {
+			for _, v := range r.Served {
+				parent := schema.GroupVersionResource{Group: r.Group, Version: v.Version, Resource: r.Resource}
+				if r.Group == gvr.Group && r.Resource == name && served.Has(parent.GroupVersion().WithResource(gvr.Resource)) != v.Served {
+					t.Errorf("%s: %s of %s served: %t", at, sub, parent, !v.Served)
+				}
+			}
 		}
 	}
 }
