@@ -67,7 +67,7 @@ type Options struct {
 	BetaOnByDefault sets.Set[schema.GroupVersion]
 
 	// ForwardCompatible serves, with each stable or beta version that is served at Emulation, the newer and more stable
-	// versions of the same resource that the binary has.
+	// versions of the same resource that the binary has, unless RuntimeConfig names one and says no.
 	ForwardCompatible bool
 	// RuntimeConfigForwardCompatible is upstream's permission for RuntimeConfig to enable versions newer than Emulation.
 	// KEP-4330 gives that permission always, so the value changes nothing.

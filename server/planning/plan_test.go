@@ -28,6 +28,8 @@ import (
 //	                                the resources that are stored differently
 //	served at=1.36 [face=generic] [config=a=true+b=false] [forward]
 //	                                the versions that are served, without the resources of which only the newest is, and stable
+//	differs at=1.36 [face=generic] [config=a=true+b=false] [forward]
+//	                                what is served with the plan, and what without it
 func TestPlans(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -38,6 +40,8 @@ func TestPlans(t *testing.T) {
 				return moved(t, d)
 			case "served":
 				return servedAt(t, d)
+			case "differs":
+				return differs(t, d)
 			}
 			d.Fatalf(t, "no command %s", d.Cmd)
 			return ""
@@ -147,19 +151,7 @@ func moved(t *testing.T, d *datadriven.TestData) string {
 }
 
 func servedAt(t *testing.T, d *datadriven.TestData) string {
-	config := cliflag.ConfigurationMap{}
-	for _, pair := range strings.Split(arg(d, "config"), "+") {
-		if pair != "" {
-			if err := config.Set(pair); err != nil {
-				d.Fatalf(t, "%v", err)
-			}
-		}
-	}
-	o := Options{Effective: effective(t, arg(d, "at")), RuntimeConfig: config, ForwardCompatible: d.HasArg("forward")}
-	if arg(d, "face") == "generic" {
-		o.Serves = Generic()
-	}
-	plan, err := New(o)
+	plan, err := New(optionsOf(t, d))
 	if err != nil {
 		return err.Error() + "\n"
 	}
@@ -176,6 +168,45 @@ func servedAt(t *testing.T, d *datadriven.TestData) string {
 			}
 		}
 	})
+}
+
+func optionsOf(t *testing.T, d *datadriven.TestData) Options {
+	t.Helper()
+	config := cliflag.ConfigurationMap{}
+	for _, pair := range strings.Split(arg(d, "config"), "+") {
+		if pair != "" {
+			if err := config.Set(pair); err != nil {
+				d.Fatalf(t, "%v", err)
+			}
+		}
+	}
+	o := Options{Effective: effective(t, arg(d, "at")), RuntimeConfig: config, ForwardCompatible: d.HasArg("forward")}
+	if arg(d, "face") == "generic" {
+		o.Serves = Generic()
+	}
+	return o
+}
+
+func differs(t *testing.T, d *datadriven.TestData) string {
+	o := optionsOf(t, d)
+	f := faces()[slices.IndexFunc(faces(), func(f face) bool { return f.name == cmp.Or(arg(d, "face"), "kube") })]
+	with, _, err := f.install(t, o.Effective, o, mustPlan(t, o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	without, _, err := f.install(t, o.Effective, o, nil)
+	if err != nil {
+		return "without: " + err.Error() + "\n"
+	}
+	var lines []string
+	for gvr := range with.Difference(without) {
+		lines = append(lines, fmt.Sprintf("only with it: %s/%s", gvr.GroupVersion(), gvr.Resource))
+	}
+	for gvr := range without.Difference(with) {
+		lines = append(lines, fmt.Sprintf("only without: %s/%s", gvr.GroupVersion(), gvr.Resource))
+	}
+	slices.Sort(lines)
+	return cmp.Or(strings.Join(lines, "\n"), "none") + "\n"
 }
 
 func table(fill func(*tabwriter.Writer)) string {
@@ -255,8 +286,8 @@ func TestRemovedForOneMoreRelease(t *testing.T) {
 		if longer {
 			t.Setenv("KUBE_APISERVER_SERVE_REMOVED_APIS_FOR_ONE_RELEASE", "true")
 		}
-		if served, _ := kube.install(t, o.Effective, o, mustPlan(t, o)); served.Has(addresses) != longer {
-			t.Errorf("asked for: %t, served: %t", longer, served.Has(addresses))
+		if served, _, err := kube.install(t, o.Effective, o, mustPlan(t, o)); err != nil || served.Has(addresses) != longer {
+			t.Errorf("%v, asked for: %t, served: %t", err, longer, served.Has(addresses))
 		}
 	}
 }

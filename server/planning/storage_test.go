@@ -160,23 +160,23 @@ func faces() []face {
 }
 
 // install does with a plan, or without one if that is nil, what Kubernetes does at start: it returns the versions served and the versions stored.
-func (f face) install(t *testing.T, v basecompatibility.EffectiveVersion, o Options, plan *compat.Plan) (sets.Set[schema.GroupVersionResource], map[schema.GroupResource]string) {
+func (f face) install(t *testing.T, v basecompatibility.EffectiveVersion, o Options, plan *compat.Plan) (sets.Set[schema.GroupVersionResource], map[schema.GroupResource]string, error) {
 	t.Helper()
 	merged, err := resourceconfig.MergeAPIResourceConfigs(f.config(), o.RuntimeConfig, legacyscheme.Scheme)
 	if err == nil && o.ForwardCompatible {
 		merged, err = resourceconfig.EmulationForwardCompatibleResourceConfig(merged, o.RuntimeConfig, legacyscheme.Scheme)
 	}
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	config := &genericapiserver.Config{EffectiveVersion: v, MergedResourceConfig: merged, EmulationForwardCompatible: o.ForwardCompatible}
 	stores := builtStores{newFactory(t, v, merged), map[schema.GroupResource]string{}}
 	if plan != nil {
 		if err := ApplyStorage(plan, stores.factory); err != nil {
-			t.Fatal(err)
+			return nil, nil, err
 		}
 		if err := ApplyAPIs(plan, config); err != nil {
-			t.Fatal(err)
+			return nil, nil, err
 		}
 	}
 	evaluator, err := genericapiserver.NewResourceExpirationEvaluatorFromOptions(genericapiserver.ResourceExpirationEvaluatorOptions{
@@ -185,16 +185,16 @@ func (f face) install(t *testing.T, v basecompatibility.EffectiveVersion, o Opti
 		RuntimeConfigEmulationForwardCompatible: config.RuntimeConfigEmulationForwardCompatible,
 	})
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	served := sets.New[schema.GroupVersionResource]()
 	for _, p := range f.providers {
 		info, err := p.NewRESTStorage(merged, stores)
 		if err != nil {
-			t.Fatalf("%s: %v", p.GroupName(), err)
+			return nil, nil, fmt.Errorf("%s: %w", p.GroupName(), err)
 		}
 		if err := evaluator.RemoveUnavailableKinds(p.GroupName(), legacyscheme.Scheme, info.VersionedResourcesStorageMap, merged); err != nil {
-			t.Fatalf("%s: %v", p.GroupName(), err)
+			return nil, nil, fmt.Errorf("%s: %w", p.GroupName(), err)
 		}
 		for version, resources := range info.VersionedResourcesStorageMap {
 			for resource := range resources {
@@ -202,7 +202,7 @@ func (f face) install(t *testing.T, v basecompatibility.EffectiveVersion, o Opti
 			}
 		}
 	}
-	return served, stores.encodings
+	return served, stores.encodings, nil
 }
 
 // withGatedAPIs switches on the features without which Kubernetes builds no storage for some resources, whatever is served.
@@ -246,7 +246,10 @@ func TestInstalledAsPlanned(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					served, stored := f.install(t, v, o, plan)
+					served, stored, err := f.install(t, v, o, plan)
+					if err != nil {
+						t.Fatal(err)
+					}
 					at := fmt.Sprintf("%s, emulation %s, min compatibility %s, %v, forward compatible %t", f.name, e, m, c.runtimeConfig, c.forward)
 					comparePlan(t, at, plan, groups, served, stored)
 				}
