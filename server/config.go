@@ -24,6 +24,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/server/builtin"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // baseConfig returns what the chain's servers have in common. The certificates are made
@@ -33,7 +34,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	if err := o.ServerRun.ApplyTo(c); err != nil {
 		return nil, nil, err
 	}
-	c.EffectiveVersion = withGitVersion{EffectiveVersion: c.EffectiveVersion, plain: !o.gates.Enabled(CompatibilityVersions)}
+	c.EffectiveVersion = withGitVersion{EffectiveVersion: c.EffectiveVersion, plain: !o.gates.Enabled(gates.CompatibilityVersions)}
 	c.LongRunningFunc = longRunning(filters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString()))
 	// One document for the whole chain.
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")

@@ -18,6 +18,7 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // DefaultEtcdPrefix is where objects are stored in etcd.
@@ -286,7 +287,7 @@ func (o *Options) completeVersions() error {
 	if o.gates, err = o.setGates(); err != nil {
 		return err
 	}
-	if o.gates.Enabled(CompatibilityVersions) {
+	if o.gates.Enabled(gates.CompatibilityVersions) {
 		return nil
 	}
 	for _, f := range []struct {
@@ -299,7 +300,7 @@ func (o *Options) completeVersions() error {
 		{"--runtime-config-emulation-forward-compatible", o.ServerRun.RuntimeConfigEmulationForwardCompatible},
 	} {
 		if f.set {
-			return fmt.Errorf("%s needs the feature gate %s, which is off: remove the flag, or set the gate to true", f.name, CompatibilityVersions)
+			return fmt.Errorf("%s needs the feature gate %s, which is off: remove the flag, or set the gate to true", f.name, gates.CompatibilityVersions)
 		}
 	}
 	return nil

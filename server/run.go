@@ -31,6 +31,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 const (
@@ -69,7 +70,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 		return err
 	}
 	o.plan = plan
-	addVersionMetrics(o.ServerRun.ComponentGlobalsRegistry)
+	gates.AddMetrics(o.ServerRun.ComponentGlobalsRegistry)
 	// The port first: a taken one is found before anything is made.
 	if o.SecureServing.Listener, o.SecureServing.BindPort, err = openPort(o); err != nil {
 		return err
@@ -148,8 +149,8 @@ func (o *Options) Plan() (*compat.Plan, error) {
 			return nil, fmt.Errorf("--runtime-config: %s cannot be switched off, the server itself needs it", gvr.GroupVersion())
 		}
 	}
-	if !o.gates.Enabled(StorageVersionAPI) {
-		withhold(plan, storageversion.Resource, fmt.Sprintf("off, as the feature gate %s is", StorageVersionAPI))
+	if !o.gates.Enabled(gates.StorageVersionAPI) {
+		withhold(plan, storageversion.Resource, fmt.Sprintf("off, as the feature gate %s is", gates.StorageVersionAPI))
 	}
 	return plan, nil
 }

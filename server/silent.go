@@ -13,6 +13,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // What a server does whose feature gate StorageVersionAPI is off (DESIGN 3.8).
@@ -26,7 +27,7 @@ const (
 )
 
 // silent says whether this server reports nothing.
-func (o *Options) silent() bool { return !o.gates.Enabled(StorageVersionAPI) }
+func (o *Options) silent() bool { return !o.gates.Enabled(gates.StorageVersionAPI) }
 
 // newSilentMember makes the member that only has a Lease.
 func (p *protocol) newSilentMember(clients *clients) error {

@@ -1,4 +1,4 @@
-package server
+package gates
 
 import (
 	"fmt"
@@ -14,11 +14,11 @@ import (
 )
 
 // TestFeaturesAgreeWithLibrary compares the plan with component-base's own result for
-// every gate of component kube that this binary registers, at every emulation and min
+// every real gate of component kube, at every emulation and min
 // compatibility version in range: by default, and with settings drawn at random.
 func TestFeaturesAgreeWithLibrary(t *testing.T) {
 	registered := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
-	features := featuresOf(utilfeature.DefaultMutableFeatureGate)
+	features := Histories(utilfeature.DefaultMutableFeatureGate)
 	if len(features) != len(registered.GetAllVersioned())-len([]string{compat.AllAlpha, compat.AllBeta}) {
 		t.Fatalf("%d of %d gates are read", len(features), len(registered.GetAllVersioned()))
 	}
@@ -27,7 +27,7 @@ func TestFeaturesAgreeWithLibrary(t *testing.T) {
 		for _, m := range compat.AllowedMinCompatibility(compat.BinaryVersion(), e) {
 			pairs++
 			o := compat.Options{Emulation: e, MinCompatibility: m}
-			for seed := range uint64(300) {
+			for seed := range uint64(100) {
 				settings := map[string]bool{}
 				if seed > 0 {
 					settings = drawSettings(rand.New(rand.NewPCG(seed, 0)), features)
@@ -94,4 +94,18 @@ func drawSettings(random *rand.Rand, features []compat.Feature) map[string]bool 
 		}
 	}
 	return settings
+}
+
+// TestFeatureHistories: every own gate exists, beta and on, at every release that can be
+// emulated, so that what keeps stored objects readable does not depend on it.
+func TestFeatureHistories(t *testing.T) {
+	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
+		own := New(release)
+		specs := own.GetAll()
+		for name := range features {
+			if spec, ok := specs[name]; !ok || spec.PreRelease != featuregate.Beta || spec.LockToDefault || !own.Enabled(name) {
+				t.Errorf("%s at %s: %+v", name, release, spec)
+			}
+		}
+	}
 }
