@@ -49,6 +49,8 @@ func (o Options) Validate() error {
 // New plans which versions of the resources a control plane serves and in which each is stored. It fails as compat.NewPlan does: when
 // versions are out of range, when RuntimeConfig enables what nobody knows or an alpha version under emulation, and when no
 // version of a resource can be read by the whole window.
+//
+// Feature gates are not looked at: a resource whose feature is off is planned, and Kubernetes builds no storage for it.
 func New(o Options) (*compat.Plan, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err

@@ -291,3 +291,34 @@ func TestRemovedForOneMoreRelease(t *testing.T) {
 		}
 	}
 }
+
+// TestReadersOfCRDs: every release in range reads the version in which CRDs are stored, which none serves.
+func TestReadersOfCRDs(t *testing.T) {
+	crds := schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+	gv, _ := planAt(t, "1.37").Storage(crds)
+	stored := compat.Stored{Resource: crds, Encodings: []string{gv.String()}}
+	targets := []*compat.Target{planAt(t, "1.37").Target()}
+	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
+		targets = append(targets, compat.ReleaseTarget(Lifecycles(), release))
+	}
+	for _, target := range targets {
+		if f := target.Judge(stored); f.Verdict != compat.Safe {
+			t.Errorf("%s: %s: %s", target.Name, f.Verdict, f.Reason)
+		}
+	}
+	if plan := planAt(t, "1.37"); plan.Served(crds.WithVersion(gv.Version)) {
+		t.Errorf("%s is served", gv)
+	}
+}
+
+// BenchmarkNew is what planning adds to a start:
+//
+//	go test ./server/planning -run '^$' -bench New
+func BenchmarkNew(b *testing.B) {
+	o := Options{Effective: effective(b, "1.36")}
+	for b.Loop() {
+		if _, err := New(o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
