@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	cliflag "k8s.io/component-base/cli/flag"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
 	baseversion "k8s.io/component-base/version"
 
 	"github.com/concord-dev/concord/compat"
@@ -76,7 +77,7 @@ func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
 // withAdmission gives c the admission that users expect of every API server: nothing is
 // created in a namespace that does not exist or is going away. Where features are off, CRDs
 // are kept to what the releases before them know.
-func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shared informers.SharedInformerFactory) error {
+func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shared informers.SharedInformerFactory, own featuregate.FeatureGate) error {
 	plugin, err := lifecycle.NewLifecycle(sets.New(immortalNamespaces...))
 	if err != nil {
 		return err
@@ -87,7 +88,7 @@ func withAdmission(c *genericapiserver.Config, client kubernetes.Interface, shar
 		return err
 	}
 	plugins := []admission.Interface{plugin}
-	if !c.FeatureGate.Enabled(CRDBoundedNameCost) {
+	if !own.Enabled(gates.CRDBoundedNameCost) {
 		plugins = append(plugins, newStrictCRDCost())
 	}
 	if !c.FeatureGate.Enabled(apiextensionsfeatures.CRDObservedGenerationTracking) {

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
+
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // strictCRDCost is the admission that stands for CRDBoundedNameCost where that is off. The
@@ -43,7 +45,7 @@ func (strictCRDCost) Validate(ctx context.Context, a admission.Attributes, _ adm
 	var refused field.ErrorList
 	for _, err := range errs {
 		if err.Type == field.ErrorTypeForbidden && strings.Contains(err.Detail, "cost") {
-			err.Detail = fmt.Sprintf("%s; by the estimate of releases before 1.37, which --min-compatibility-version and the feature gate %s keep", err.Detail, CRDBoundedNameCost)
+			err.Detail = fmt.Sprintf("%s; by the estimate of releases before 1.37, which --min-compatibility-version and the feature gate %s keep", err.Detail, gates.CRDBoundedNameCost)
 			refused = append(refused, err)
 		}
 	}

@@ -10,9 +10,7 @@ import (
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/admission"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"sigs.k8s.io/yaml"
 )
 
@@ -112,23 +110,5 @@ func TestStrictCRDCostStored(t *testing.T) {
 	}
 	if err := judge(t, stored, cheap, "status"); err != nil {
 		t.Errorf("a status update: %v", err)
-	}
-}
-
-// TestCRDBoundedNameCost: the gate follows the KEP's rule of relaxed validation.
-func TestCRDBoundedNameCost(t *testing.T) {
-	for _, tc := range []struct {
-		emulation, minCompatibility string
-		on                          bool
-	}{
-		{"1.37", "1.37", true}, {"1.37", "1.36", false}, {"1.37", "1.34", false}, {"1.36", "1.36", false}, {"1.36", "1.35", false},
-	} {
-		gate := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
-		if err := gate.SetEmulationVersionAndMinCompatibilityVersion(utilversion.MustParse(tc.emulation), utilversion.MustParse(tc.minCompatibility)); err != nil {
-			t.Fatal(err)
-		}
-		if got := gate.Enabled(CRDBoundedNameCost); got != tc.on {
-			t.Errorf("emulating %s, compatible with %s: %v, want %v", tc.emulation, tc.minCompatibility, got, tc.on)
-		}
 	}
 }

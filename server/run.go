@@ -238,7 +238,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 		return err
 	}
 	shared := informers.NewSharedInformerFactory(clients.kube, informerResync)
-	if err := withAdmission(base, clients.kube, shared); err != nil {
+	if err := withAdmission(base, clients.kube, shared, o.gates); err != nil {
 		return err
 	}
 	ring.apply(base)
