@@ -19,6 +19,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/stored"
 )
 
@@ -288,7 +289,7 @@ func (o *Options) completeVersions() error {
 	if o.gates, err = o.setGates(); err != nil {
 		return err
 	}
-	if o.gates.Enabled(CompatibilityVersions) {
+	if o.gates.Enabled(gates.CompatibilityVersions) {
 		return nil
 	}
 	for _, f := range []struct {
@@ -301,7 +302,7 @@ func (o *Options) completeVersions() error {
 		{"--runtime-config-emulation-forward-compatible", o.ServerRun.RuntimeConfigEmulationForwardCompatible},
 	} {
 		if f.set {
-			return fmt.Errorf("%s needs the feature gate %s, which is off: remove the flag, or set the gate to true", f.name, CompatibilityVersions)
+			return fmt.Errorf("%s needs the feature gate %s, which is off: remove the flag, or set the gate to true", f.name, gates.CompatibilityVersions)
 		}
 	}
 	return nil
