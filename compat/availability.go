@@ -43,6 +43,8 @@ func judge(l Lifecycle, o Options, want preference, older string) VersionPlan {
 		return VersionPlan{l.Version, false, "this binary no longer has it"}
 	case l.removedBy(o.Emulation):
 		return VersionPlan{l.Version, false, fmt.Sprintf("removed in %s", l.Removed)}
+	case l.introducedBy(o.Emulation) && o.ForwardCompatible && older != "" && !isAlpha(l) && !want.enabled && !want.named:
+		return VersionPlan{l.Version, true, fmt.Sprintf("%s; on by --emulation-forward-compatible, as %s is served", age(l, o), older)}
 	case l.introducedBy(o.Emulation):
 		return VersionPlan{l.Version, want.enabled, age(l, o) + because(l, o, want)}
 	}

@@ -22,6 +22,10 @@ api v1beta2  things 1.32 - -    notpersisted`
 api v1       things 1.28 - -    notpersisted
 api v2beta1  things 1.31 - 1.32 notpersisted
 api v2       things 1.32 - -    notpersisted`
+	betaBetween = `
+api v1beta1  things 1.30 - -    notpersisted
+api v1beta2  things 1.31 - -    notpersisted
+api v1       things 1.32 - -    notpersisted`
 )
 
 // The table "Here are some examples for BinaryVersion = 1.33" of KEP-4330, API availability in forward-compatible mode.
@@ -65,6 +69,11 @@ func TestAvailabilityExamples(t *testing.T) {
 		// --runtime-config=api/v2beta1=true, --emulation-forward-compatible=true"
 		{gaToGA, "1.31", "api/v2beta1=true,api/v2=true", false, "v2 v1 v2beta1"},
 		{gaToGA, "1.31", "api/v2beta1=true", forward, "v2 v1 v2beta1"},
+		// Not in the KEP; Kubernetes serves what lies between, unless told not to.
+		{betaBetween, "1.31", "api/v1beta1=true", false, "v1beta1"},
+		{betaBetween, "1.31", "api/v1beta1=true", forward, "v1 v1beta2 v1beta1"},
+		{betaBetween, "1.31", "api/v1beta1=true,api/v1beta2=false", forward, "v1 v1beta1"},
+		{betaBetween, "1.31", "api/v1beta2=true", forward, "v1 v1beta2"},
 		// "api/v1, api/v2"
 		{gaToGA, "1.33", "", false, "v2 v1"},
 	} {

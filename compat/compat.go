@@ -28,6 +28,8 @@ type Lifecycle struct {
 	Deprecated *version.Version
 	// Removed is the first release that neither serves nor decodes it any more; nil: none so far.
 	Removed *version.Version
+	// Kept means that releases go on decoding this version after its removal: objects are still stored in it.
+	Kept bool
 
 	// Gone means that the binary has lost the types: a release in range knew this version, this binary cannot.
 	Gone bool
@@ -43,9 +45,9 @@ func (l Lifecycle) removedBy(release *version.Version) bool {
 	return l.Removed != nil && !l.Removed.GreaterThan(release)
 }
 
-// decodedBy: a release decodes a version from its introduction until its removal.
+// decodedBy: a release decodes a version from its introduction until its removal, or for good.
 func (l Lifecycle) decodedBy(release *version.Version) bool {
-	return l.introducedBy(release) && !l.removedBy(release)
+	return l.introducedBy(release) && (l.Kept || !l.removedBy(release))
 }
 
 // Options is what the operator of a component chose.
@@ -65,7 +67,7 @@ type Options struct {
 	BetaOnByDefault sets.Set[schema.GroupVersion]
 
 	// ForwardCompatible serves, with each stable or beta version that is served at Emulation, the newer and more stable
-	// versions of the same resource that the binary has.
+	// versions of the same resource that the binary has, unless RuntimeConfig names one and says no.
 	ForwardCompatible bool
 	// RuntimeConfigForwardCompatible is upstream's permission for RuntimeConfig to enable versions newer than Emulation.
 	// KEP-4330 gives that permission always, so the value changes nothing.

@@ -78,6 +78,8 @@ func lifecycles(t testing.TB, table string) []Lifecycle {
 			switch flag {
 			case "gone":
 				l.Gone = true
+			case "kept":
+				l.Kept = true
 			case "notpersisted":
 				l.NotPersisted = true
 			default:

@@ -170,13 +170,13 @@ func readingAt(l Lifecycle, release *version.Version) versionReading {
 	switch {
 	case !l.introducedBy(release):
 		r.why = "introduced in " + l.Introduced.String()
-	case l.removedBy(release):
+	case l.removedBy(release) && !l.Kept:
 		r.why = "removed in " + l.Removed.String()
 	case l.Gone && l.Removed == nil:
 		r.why = "removed, nobody knows when"
 	default:
 		r.decoded = true
-		if l.removedBy(release.AddMinor(1)) {
+		if l.removedBy(release.AddMinor(1)) && !l.Kept {
 			r.why = "to be removed in " + l.Removed.String()
 		}
 	}

@@ -22,7 +22,9 @@ func targetOf(t *testing.T, name string) *Target {
 	rows := lifecycles(t, kubernetes+`
 core           v1 events 1.2  - -
 events.k8s.io  v1 events 1.19 - - notpersisted
-example.com    v1 lost   1.30 - 1.36 gone`)
+example.com    v1 lost   1.30 - 1.36 gone
+example.com    v1beta1 kept 1.30 - 1.35 kept
+example.com    v1      kept 1.34 - -`)
 	binary, emulation, emulating := strings.Cut(name, " emulating ")
 	if binary != Binary {
 		return ReleaseTarget(rows, version.MustParseMajorMinor(name))
@@ -68,6 +70,8 @@ func TestJudgeStored(t *testing.T) {
 		"a resource that never was more than alpha, back": {target: "1.36", resource: "evictionrequests.lifecycle.k8s.io", stored: "lifecycle.k8s.io/v1alpha1", want: Safe},
 		"a resource that a release has lost":              {target: "1.38", resource: "ingresses.extensions", stored: "extensions/v1beta1", want: Unsafe, reasons: []string{"removed in 1.22"}},
 		"a resource that the binary has lost":             {target: "1.37", resource: "lost.example.com", stored: "example.com/v1", want: Unsafe, reasons: []string{"removed in 1.36, this binary no longer has it"}},
+		"a version that is stored beyond its removal":     {target: "1.36", resource: "kept.example.com", stored: "example.com/v1beta1", want: Safe},
+		"one that will be":                                {target: "1.34", resource: "kept.example.com", stored: "example.com/v1beta1", want: Safe, reasons: []string{"decoded by 1.34"}},
 		"Concord's own alpha version":                     {target: "1.38", resource: "storageversions.internal.apiserver.k8s.io", stored: "internal.apiserver.k8s.io/v1alpha1", want: Safe},
 		"a resource of unknown lifecycle":                 {target: "1.38", resource: "pods", stored: "v1", want: CouldNotTell, reasons: []string{"not known which releases decode it"}},
 		"an alias writes into the same store":             {target: "1.37", resource: "events", stored: "events.k8s.io/v1 v1", want: Safe},

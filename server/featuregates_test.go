@@ -12,7 +12,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // TestGates: what the flag sets is Concord's own gates, whatever was set before in the
@@ -39,18 +39,18 @@ func TestGates(t *testing.T) {
 			t.Errorf("%v: %v", tc.args, err)
 			continue
 		}
-		for name, want := range map[featuregate.Feature]bool{StorageVersionAPI: tc.versionAPI, CompatibilityVersions: tc.emulation} {
+		for name, want := range map[featuregate.Feature]bool{gates.StorageVersionAPI: tc.versionAPI, gates.CompatibilityVersions: tc.emulation} {
 			if got := o.gates.Enabled(name); got != want {
 				t.Errorf("%v: %s is %v, want %v", tc.args, name, got, want)
 			}
-			if got := o.ServerRun.ComponentGlobalsRegistry.FeatureGateFor(concordComponent).Enabled(name); got != want {
+			if got := o.ServerRun.ComponentGlobalsRegistry.FeatureGateFor(gates.Concord).Enabled(name); got != want {
 				t.Errorf("%v: %s is %v in the registry, want %v", tc.args, name, got, want)
 			}
 		}
-		if utilfeature.DefaultFeatureGate.Enabled(StorageVersionAPI) {
+		if utilfeature.DefaultFeatureGate.Enabled(gates.StorageVersionAPI) {
 			t.Errorf("%v: upstream's machinery is on", tc.args)
 		}
-		if got := o.ServerRun.ComponentGlobalsRegistry.EffectiveVersionFor(concordComponent).EmulationVersion(); !got.EqualTo(o.versions.emulation) {
+		if got := o.ServerRun.ComponentGlobalsRegistry.EffectiveVersionFor(gates.Concord).EmulationVersion(); !got.EqualTo(o.versions.emulation) {
 			t.Errorf("%v: the component emulates %s", tc.args, got)
 		}
 		plan, err := o.Plan()
@@ -68,27 +68,13 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// TestFeatureHistories: every own gate exists, beta and on, at every release that can be
-// emulated, so that what keeps stored objects readable does not depend on it.
-func TestFeatureHistories(t *testing.T) {
-	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
-		gates := newGates(release)
-		specs := gates.GetAll()
-		for name := range features {
-			if spec, ok := specs[name]; !ok || spec.PreRelease != featuregate.Beta || spec.LockToDefault || !gates.Enabled(name) {
-				t.Errorf("%s at %s: %+v", name, release, spec)
-			}
-		}
-	}
-}
-
 // TestFeatureMetrics: as upstream, /metrics lists the features of every component.
 func TestFeatureMetrics(t *testing.T) {
 	o, err := parse(t, "--feature-gates=CompatibilityVersions=false")
 	if err != nil {
 		t.Fatal(err)
 	}
-	addVersionMetrics(o.ServerRun.ComponentGlobalsRegistry)
+	gates.AddMetrics(o.ServerRun.ComponentGlobalsRegistry)
 	families, err := legacyregistry.DefaultGatherer.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -144,11 +130,6 @@ func TestWithheld(t *testing.T) {
 					t.Errorf("%+v", v)
 				}
 			}
-		}
-	}
-	for _, crd := range o.ownCRDs() {
-		if crd.Spec.Group == "migration.k8s.io" {
-			t.Errorf("%s is made by a server without migrations", crd.Name)
 		}
 	}
 }

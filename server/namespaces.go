@@ -17,6 +17,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -24,6 +25,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
 )
 
 // immortalNamespaces exist always and cannot be deleted.
@@ -46,11 +48,19 @@ type namespaces struct {
 	prefix string
 }
 
-func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer, etcd rewrite.Reader, prefix string) *namespaces {
-	return &namespaces{
-		client: clients.kube, metadata: clients.metadata, discovery: clients.kube.Discovery(),
-		informer: informer, etcd: etcd, prefix: prefix,
+func newNamespaces(config *rest.Config, informer coreinformers.NamespaceInformer, etcd rewrite.Reader, prefix string) (*namespaces, error) {
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
 	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &namespaces{
+		client: kube, metadata: meta, discovery: kube.Discovery(),
+		informer: informer, etcd: etcd, prefix: prefix,
+	}, nil
 }
 
 // Run works until ctx ends. It may be called again afterwards.
@@ -210,7 +220,7 @@ func (n *namespaces) foreign(ctx context.Context, name string, own []schema.Grou
 		if !slices.ContainsFunc(storageversion.Reports(&list.Items[i]), served) {
 			continue
 		}
-		start := ResourcePrefix(n.prefix, gr, false) + name + "/"
+		start := stored.ResourcePrefix(n.prefix, gr, false) + name + "/"
 		page, err := n.etcd.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
 		if err != nil {
 			return nil, fmt.Errorf("count %s: %w", gr, err)

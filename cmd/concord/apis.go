@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 func newAPIsCommand() *cobra.Command {
@@ -30,7 +31,7 @@ resource is stored. With --features, print every feature instead, whether it is 
 				if err != nil {
 					return err
 				}
-				return printed(cmd.OutOrStdout(), output, rows, func() string { return server.FeatureTable(rows) })
+				return printed(cmd.OutOrStdout(), output, rows, func() string { return gates.Table(rows) })
 			}
 			plan, err := o.Plan()
 			if err != nil {

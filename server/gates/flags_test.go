@@ -1,0 +1,253 @@
+package gates
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	cliflag "k8s.io/component-base/cli/flag"
+	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
+	controlplaneoptions "k8s.io/kubernetes/pkg/controlplane/apiserver/options"
+	_ "k8s.io/kubernetes/pkg/features" // kube's gates
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// newRegistry is the process's registry anew, with all of kube's real gates.
+func newRegistry(t *testing.T) basecompatibility.ComponentGlobalsRegistry {
+	t.Helper()
+	registry := basecompatibility.NewComponentGlobalsRegistry()
+	effective := basecompatibility.NewEffectiveVersionFromString(compat.Binary, "1.34", "1.34")
+	gate := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
+	if err := gate.AddDependencies(utilfeature.DefaultMutableFeatureGate.Dependencies()); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.Register(Kube, effective, gate); err != nil {
+		t.Fatal(err)
+	}
+	if err := Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	return registry
+}
+
+// parse does what the command of a server does with its arguments.
+func parse(t *testing.T, registry basecompatibility.ComponentGlobalsRegistry, args ...string) error {
+	t.Helper()
+	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	registry.AddFlags(set)
+	flags, err := Adapt(set, registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := set.Parse(args); err != nil {
+		return err
+	}
+	if err := registry.Set(); err != nil {
+		return err
+	}
+	return flags.Check()
+}
+
+// TestFlags: names alone mean Concord's gates where it has them, kube's otherwise, mixed with names that say their component, and upstream's gate of
+// the same name stays off.
+func TestFlags(t *testing.T) {
+	for _, c := range []struct {
+		args                         []string
+		versionAPI, versions, theirs bool // theirs is kube's alpha gate CBORServingAndStorage
+	}{
+		{nil, true, true, false},
+		{[]string{"--feature-gates=StorageVersionAPI=false"}, false, true, false},
+		{[]string{"--feature-gates=concord:StorageVersionAPI=false,CBORServingAndStorage=true"}, false, true, true},
+		{[]string{"--feature-gates=kube:CBORServingAndStorage=true,StorageVersionAPI=true"}, true, true, true},
+		{[]string{"--feature-gates=CBORServingAndStorage=true", "--feature-gates=kube:CBORServingAndStorage=false"}, true, true, false},
+		{[]string{"--feature-gates=kube:CBORServingAndStorage=true", "--feature-gates", "CompatibilityVersions=false"}, true, false, true},
+		{[]string{"--feature-gates=concord:AllBeta=false"}, false, false, false},
+		{[]string{"--feature-gates=kube:StorageVersionAPI=false"}, true, true, false},
+		{[]string{"--emulation-version=1.34", "--feature-gates=StorageVersionAPI=false"}, false, true, false},
+	} {
+		registry := newRegistry(t)
+		if err := parse(t, registry, c.args...); err != nil {
+			t.Errorf("%v: %v", c.args, err)
+			continue
+		}
+		own, kube := registry.FeatureGateFor(Concord), registry.FeatureGateFor(Kube)
+		if own.Enabled(StorageVersionAPI) != c.versionAPI || own.Enabled(CompatibilityVersions) != c.versions || kube.Enabled("CBORServingAndStorage") != c.theirs {
+			t.Errorf("%v: %t, %t, %t", c.args, own.Enabled(StorageVersionAPI), own.Enabled(CompatibilityVersions), kube.Enabled("CBORServingAndStorage"))
+		}
+		if kube.Enabled(upstreamGate) {
+			t.Errorf("%v: upstream's machinery is on", c.args)
+		}
+	}
+}
+
+// TestAllAlpha: with all of kube's alpha gates, upstream's StorageVersionAPI alone stays off.
+func TestAllAlpha(t *testing.T) {
+	for _, args := range [][]string{
+		{"--feature-gates=kube:AllAlpha=true,kube:AllBeta=true"},
+		{"--feature-gates=AllAlpha=true", "--feature-gates=AllBeta=true"},
+		{"--feature-gates=StorageVersionAPI=true", "--feature-gates=AllAlpha=true,AllBeta=true"},
+	} {
+		registry := newRegistry(t)
+		if err := parse(t, registry, args...); err != nil {
+			t.Errorf("%v: %v", args, err)
+			continue
+		}
+		kube := registry.FeatureGateFor(Kube).(featuregate.MutableVersionedFeatureGate)
+		for name, spec := range kube.GetAll() {
+			if spec.PreRelease == featuregate.Alpha && name != "AllAlpha" && kube.Enabled(name) == (name == upstreamGate) {
+				t.Errorf("%v: %s: %t", args, name, kube.Enabled(name))
+			}
+		}
+		if !registry.FeatureGateFor(Concord).Enabled(StorageVersionAPI) {
+			t.Errorf("%v: Concord's own is off", args)
+		}
+	}
+}
+
+// TestVersions: Concord emulates what kube does, under both names of the flag.
+func TestVersions(t *testing.T) {
+	for _, c := range []struct {
+		args               []string
+		emulation, minimum string
+	}{
+		{nil, "1.37", "1.36"},
+		{[]string{"--emulated-version=1.36"}, "1.36", "1.35"},
+		{[]string{"--emulation-version=kube=1.35"}, "1.35", "1.34"},
+		{[]string{"--emulation-version=1.34"}, "1.34", "1.34"},
+		{[]string{"--min-compatibility-version=1.37"}, "1.37", "1.37"},
+		{[]string{"--emulated-version=1.36", "--min-compatibility-version=kube=1.36"}, "1.36", "1.36"},
+	} {
+		registry := newRegistry(t)
+		if err := parse(t, registry, c.args...); err != nil {
+			t.Errorf("%v: %v", c.args, err)
+			continue
+		}
+		for _, component := range Components {
+			v := registry.EffectiveVersionFor(component)
+			if v.EmulationVersion().String() != c.emulation || v.MinCompatibilityVersion().String() != c.minimum {
+				t.Errorf("%v: %s emulates %s and is compatible with %s", c.args, component, v.EmulationVersion(), v.MinCompatibilityVersion())
+			}
+		}
+	}
+}
+
+// TestRefusals: what is refused says why and what is allowed, in one line.
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--feature-gates=kube:StorageVersionAPI=true"}, []string{"--feature-gates", "kube:StorageVersionAPI=true", "stays off", "allowed is false"}},
+		{[]string{"--feature-gates=kubelet:A=true"}, []string{"no component kubelet", "allowed are concord and kube"}},
+		{[]string{"--feature-gates=StorageVersionAPI=maybe"}, []string{"StorageVersionAPI=maybe", "allowed are StorageVersionAPI=true and StorageVersionAPI=false"}},
+		{[]string{"--feature-gates=NoSuchFeature=true"}, []string{"NoSuchFeature"}},
+		{[]string{"--emulation-version=1.36", "--feature-gates=CBORServingAndStorage=true"}, []string{"CBORServingAndStorage is alpha at emulation version 1.36", "allowed are beta and stable features"}},
+		{[]string{"--emulated-version=1.36", "--feature-gates=AllAlpha=true"}, []string{"alpha features may not be used while it is below binary version 1.37"}},
+		{[]string{"--emulated-version=1.30"}, []string{"--emulation-version", "allowed versions are 1.34, 1.35, 1.36, 1.37"}},
+		{[]string{"--emulated-version=1.36", "--min-compatibility-version=1.37"}, []string{"--min-compatibility-version", "allowed versions are 1.34, 1.35, 1.36"}},
+		{[]string{"--emulation-version=1.36", "--feature-gates=CompatibilityVersions=false"}, []string{"--emulation-version needs the feature gate CompatibilityVersions"}},
+		{[]string{"--min-compatibility-version=1.36", "--feature-gates=CompatibilityVersions=false"}, []string{"--min-compatibility-version needs the feature gate"}},
+	} {
+		err := parse(t, newRegistry(t), c.args...)
+		if err == nil {
+			t.Errorf("%v: no error, want %q", c.args, c.want)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%v: %v, want %q", c.args, err, want)
+			}
+		}
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v: more than one line: %v", c.args, err)
+		}
+	}
+}
+
+// TestUpstreamGateElsewhere: upstream's gate is found on also when something else than the flag switched it on.
+func TestUpstreamGateElsewhere(t *testing.T) {
+	registry := newRegistry(t)
+	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	registry.AddFlags(set)
+	flags, err := Adapt(set, registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flags.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.FeatureGateFor(Kube).(featuregate.MutableFeatureGate).Set("StorageVersionAPI=true"); err != nil {
+		t.Fatal(err)
+	}
+	if err := flags.Check(); !errors.Is(err, ErrUpstreamGate) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestOrder: what has to be done before says so.
+func TestOrder(t *testing.T) {
+	registry := basecompatibility.NewComponentGlobalsRegistry()
+	if err := Register(registry); err == nil {
+		t.Error("registered without component kube")
+	}
+	if err := registry.Register(Kube, basecompatibility.NewEffectiveVersionFromString(compat.Binary, "", ""), utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()); err != nil {
+		t.Fatal(err)
+	}
+	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	if _, err := Adapt(set, registry); err == nil {
+		t.Error("adapted without flags")
+	}
+	registry.AddFlags(set)
+	if _, err := Adapt(set, registry); err == nil {
+		t.Error("adapted without component concord")
+	}
+	for range 2 { // the second time does nothing
+		if err := Register(registry); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestKubernetesFlags: the flag sets of Kubernetes' control plane are adapted before they are merged, as its commands do.
+func TestKubernetesFlags(t *testing.T) {
+	options := controlplaneoptions.NewOptions()
+	registry := options.GenericServerRunOptions.ComponentGlobalsRegistry
+	if err := Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	var sets cliflag.NamedFlagSets
+	options.AddFlags(&sets)
+	flags, err := Adapt(sets.FlagSet("generic"), registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	for _, set := range sets.FlagSets {
+		merged.AddFlagSet(set)
+	}
+	if err := merged.Parse([]string{"--emulation-version=1.36", "--feature-gates=CompatibilityVersions=false,WatchList=true"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.Set(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		registry.Reset()
+		if err := utilfeature.DefaultMutableFeatureGate.(featuregate.MutableVersionedFeatureGate).ResetFeatureValueToDefault("WatchList"); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := flags.Check(); err == nil || !strings.Contains(err.Error(), "--emulation-version needs the feature gate") {
+		t.Errorf("%v", err)
+	}
+	if got := registry.EffectiveVersionFor(Concord).EmulationVersion().String(); got != "1.36" {
+		t.Errorf("Concord emulates %s", got)
+	}
+	if usage := merged.Lookup("feature-gates").Usage; !strings.Contains(usage, "StorageVersionAPI") || !strings.Contains(usage, "kube:WatchList=true|false") {
+		t.Errorf("usage: %s", usage)
+	}
+}

@@ -1,0 +1,94 @@
+// Package gates is Concord's own feature gates beside Kubernetes': a component of the process's registry, the flags that set the gates of both, and
+// what is on at which versions and why (KEP-4330, "Changes to Feature Gates").
+package gates
+
+import (
+	"errors"
+	"fmt"
+
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
+	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// Concord's own feature gates. They are a component of their own in the libraries' registry: upstream has a gate StorageVersionAPI too, an
+// alpha one.
+const (
+	// StorageVersionAPI is section 3 of the design: the StorageVersion API, gate, fence, collector, trigger and rewriting. Without it the
+	// server has an identity Lease that says so, and nobody agrees while it lives (DESIGN 3.8).
+	StorageVersionAPI featuregate.Feature = "StorageVersionAPI"
+	// CompatibilityVersions lets the server stand for an older release (KEP-4330). Without it the version flags are refused and /version
+	// does not tell what is emulated.
+	CompatibilityVersions featuregate.Feature = "CompatibilityVersions"
+)
+
+// The components whose gates --feature-gates sets. Where none is named, Concord's own gates are Concord's, and all others kube's.
+const (
+	Concord = "concord"
+	Kube    = basecompatibility.DefaultKubeComponent
+)
+
+// Components are those whose gates the flag sets. A name that several know is the first one's.
+var Components = []string{Concord, Kube}
+
+// upstreamGate starts upstream's own storage version machinery, which Concord's replaces.
+const upstreamGate = StorageVersionAPI
+
+// ErrUpstreamGate is the refusal of upstream's gate StorageVersionAPI.
+var ErrUpstreamGate = errors.New("upstream's gate stays off, as StorageVersionAPI=true replaces what it does; allowed is false")
+
+// features is the history of Concord's own gates: rows are only ever appended (KEP-4330, "Feature Gate"). Both are beta and on from the first
+// release that any Concord emulates: what keeps stored objects readable must not depend on the release that is emulated.
+var features = map[featuregate.Feature]featuregate.VersionedSpecs{
+	StorageVersionAPI:     {{Version: version.MajorMinor(1, 34), Default: true, PreRelease: featuregate.Beta}},
+	CompatibilityVersions: {{Version: version.MajorMinor(1, 34), Default: true, PreRelease: featuregate.Beta}},
+}
+
+// New returns Concord's own gates at an emulated release, by default.
+func New(emulation *version.Version) featuregate.MutableVersionedFeatureGate {
+	gates := featuregate.NewVersionedFeatureGate(emulation)
+	utilruntime.Must(gates.AddVersioned(features))
+	return gates
+}
+
+// Register makes Concord a component of the registry that emulates what kube does, unless it is one. Component kube must be registered before,
+// and flags be added afterwards: adding them closes the list of gates.
+//
+// A program that stands for an older release than the libraries' emulates that one from here on, unless told otherwise.
+func Register(registry basecompatibility.ComponentGlobalsRegistry) error {
+	if registry.EffectiveVersionFor(Concord) != nil {
+		return nil
+	}
+	binary := compat.BinaryVersion()
+	kube, ok := registry.EffectiveVersionFor(Kube).(basecompatibility.MutableEffectiveVersion)
+	if !ok {
+		return fmt.Errorf("component %s is not registered", Kube)
+	}
+	if kube.EmulationVersion().GreaterThan(binary) {
+		kube.SetEmulationVersion(binary)
+	}
+	oldest := compat.AllowedEmulation(binary)[0]
+	if err := registry.Register(Concord, basecompatibility.NewEffectiveVersion(binary, false, oldest, oldest), New(binary)); err != nil {
+		return err
+	}
+	return registry.SetVersionMapping(Kube, Concord, func(from *version.Version) *version.Version { return from })
+}
+
+// Versions are those of component kube, set or not.
+func Versions(registry basecompatibility.ComponentGlobalsRegistry) compat.Options {
+	kube := registry.EffectiveVersionFor(Kube)
+	return compat.Options{Emulation: kube.EmulationVersion(), MinCompatibility: kube.MinCompatibilityVersion()}
+}
+
+// AddMetrics tells in metrics which features are on and which versions emulated.
+func AddMetrics(registry basecompatibility.ComponentGlobalsRegistry) {
+	registry.AddMetrics()
+	for _, component := range Components {
+		if gates, ok := registry.FeatureGateFor(component).(featuregate.MutableFeatureGate); ok {
+			gates.AddMetrics()
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package planning
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// moduleDir is where the source of a module is.
+func moduleDir(t *testing.T, module string) string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+	if err != nil {
+		t.Fatalf("go list -m %s: %v", module, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// discovered reads the discovery document that Kubernetes checks in: all that kube-apiserver of this release can serve.
+func discovered(t *testing.T) map[schema.GroupVersionResource]string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(moduleDir(t, "k8s.io/kubernetes"), "api", "discovery", "aggregated_v2.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var groups apidiscoveryv2.APIGroupDiscoveryList
+	if err := json.Unmarshal(raw, &groups); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[schema.GroupVersionResource]string{}
+	for _, g := range groups.Items {
+		for _, v := range g.Versions {
+			for _, r := range v.Resources {
+				kinds[schema.GroupVersionResource{Group: g.Name, Version: v.Version, Resource: r.Resource}] = r.ResponseKind.Kind
+			}
+		}
+	}
+	if len(kinds) < 80 {
+		t.Fatalf("only %d resources in the discovery document", len(kinds))
+	}
+	return kinds
+}
+
+// TestResourceNames: the names guessed from kinds are those that Kubernetes serves, and nothing that it serves is missing. Its document has
+// all groups but the core one, whose names the next test compares.
+func TestResourceNames(t *testing.T) {
+	kinds := discovered(t)
+	for _, l := range Lifecycles() {
+		if kind, ok := kinds[l.GroupVersionResource]; ok && kind != l.Kind {
+			t.Errorf("%s is a %s, not a %s", l.GroupVersionResource, kind, l.Kind)
+		}
+		delete(kinds, l.GroupVersionResource)
+	}
+	for gvr, kind := range kinds {
+		t.Errorf("no lifecycle of %s, %s", gvr, kind)
+	}
+}
+
+func TestCoreNames(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join(moduleDir(t, "k8s.io/kubernetes"), "api", "discovery", "api__v1.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		Resources []struct{ Name, Kind string }
+	}
+	if err := json.Unmarshal(raw, &list); err != nil {
+		t.Fatal(err)
+	}
+	want, got := map[string]string{}, map[string]string{}
+	for _, r := range list.Resources {
+		if !strings.Contains(r.Name, "/") {
+			want[r.Name] = r.Kind
+		}
+	}
+	for _, l := range Lifecycles() {
+		if l.Group == "" {
+			got[l.Resource] = l.Kind
+		}
+	}
+	for name, kind := range want {
+		if got[name] != kind {
+			t.Errorf("%s is %q, want %q", name, got[name], kind)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d core resources, want %d: %v, %v", len(got), len(want), got, want)
+	}
+}
+
+// TestReleases compares the lifecycles with what k8s.io/api keeps of earlier releases: an object of every kind that they knew.
+func TestReleases(t *testing.T) {
+	testdata := filepath.Join(moduleDir(t, "k8s.io/api"), "testdata")
+	binary := compat.BinaryVersion()
+	for _, release := range compat.AllowedEmulation(binary) {
+		dir := "v" + release.String() + ".0"
+		if release.EqualTo(binary) {
+			dir = "HEAD"
+		}
+		known := kindsOf(t, filepath.Join(testdata, dir))
+		// What earlier releases can decode by our data, and what they have.
+		for _, l := range Lifecycles() {
+			gvk := l.GroupVersion().WithKind(l.Kind)
+			has := decodes(l, release)
+			switch {
+			case strings.HasPrefix(l.Group, "apiextensions.") || strings.HasPrefix(l.Group, "apiregistration."): // not in k8s.io/api
+			case l.Group == "storagemigration.k8s.io" && release.Minor() == 34: // forgotten there
+			case has && !known.Has(gvk):
+				t.Errorf("%s: does not know %s", release, gvk)
+			case !l.Gone && !before(l.Introduced, release) && known.Has(gvk):
+				t.Errorf("%s: knows %s, said to be introduced in %s", release, gvk, l.Introduced)
+			}
+			known.Delete(gvk)
+		}
+		for gvk := range known {
+			if resourceless[gvk.Group] || !isResource(gvk) || forgotten(gvk) {
+				continue
+			}
+			t.Errorf("%s: no lifecycle of %s", release, gvk)
+		}
+	}
+}
+
+func decodes(l compat.Lifecycle, release *version.Version) bool {
+	return before(l.Introduced, release) && (l.Removed == nil || l.Removed.GreaterThan(release))
+}
+
+// before: something introduced then is in the release.
+func before(introduced, release *version.Version) bool {
+	return introduced == nil || !introduced.GreaterThan(release)
+}
+
+// isResource says of a kind that the scheme may have lost a version of whether other versions of it are resources.
+func isResource(gvk schema.GroupVersionKind) bool {
+	return slices.ContainsFunc(Lifecycles(), func(l compat.Lifecycle) bool { return l.Group == gvk.Group && l.Kind == gvk.Kind })
+}
+
+// forgotten are the types that k8s.io/api kept for long after no API server served them, and lost within the range.
+func forgotten(gvk schema.GroupVersionKind) bool {
+	return gvk.Group == "autoscaling" && strings.HasPrefix(gvk.Version, "v2beta") || gvk == schema.GroupVersionKind{Group: "scheduling.k8s.io", Version: "v1alpha1", Kind: "PriorityClass"}
+}
+
+// kindsOf reads the names of the files <group>.<version>.<kind>.json.
+func kindsOf(t *testing.T, dir string) sets.Set[schema.GroupVersionKind] {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil || len(files) < 100 {
+		t.Fatalf("%s: %d files: %v", dir, len(files), err)
+	}
+	kinds := sets.New[schema.GroupVersionKind]()
+	for _, f := range files {
+		parts := strings.Split(strings.TrimSuffix(filepath.Base(f), ".json"), ".")
+		if strings.HasSuffix(parts[len(parts)-1], "after_roundtrip") {
+			continue
+		}
+		n := len(parts)
+		group := strings.Join(parts[:n-2], ".")
+		if group == "core" {
+			group = ""
+		}
+		kinds.Insert(schema.GroupVersionKind{Group: group, Version: parts[n-2], Kind: parts[n-1]})
+	}
+	return kinds
+}
+
+// TestTablesAreNeeded: every row of the tables is about something that is there, so that none outlives its reason.
+func TestTablesAreNeeded(t *testing.T) {
+	kinds, versions := known(), sets.New[schema.GroupVersion]()
+	told := sets.New[schema.GroupVersionResource]()
+	for _, l := range Lifecycles() {
+		versions.Insert(l.GroupVersion())
+		if !l.Gone {
+			told.Insert(l.GroupVersionResource)
+		}
+	}
+	for group := range resourceless {
+		if !legacyscheme.Scheme.IsGroupRegistered(group) {
+			t.Errorf("resourceless: no group %s", group)
+		}
+	}
+	for gk := range unlisted {
+		if !isResource(gk.WithVersion("")) {
+			t.Errorf("unlisted: no kind %s", gk)
+		}
+	}
+	for _, table := range []map[schema.GroupResource]bool{unstored, elsewhere} {
+		for gr := range table {
+			if !kinds.Has(gr) {
+				t.Errorf("no resource %s", gr)
+			}
+		}
+	}
+	for gv := range untold {
+		if !versions.Has(gv) {
+			t.Errorf("untold: no version %s", gv)
+		}
+	}
+	for _, l := range lost {
+		if told.Has(l.GroupVersionResource) {
+			t.Errorf("lost: %s is there", l.GroupVersionResource)
+		}
+	}
+	for _, l := range Lifecycles() {
+		if l.Introduced == nil {
+			t.Errorf("%s: nobody says when it was introduced", l.GroupVersionResource)
+		}
+	}
+}

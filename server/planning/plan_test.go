@@ -1,0 +1,293 @@
+package planning
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/cockroachdb/datadriven"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/version"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/controlplane"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// TestPlans prints what is planned. A pair of versions is "1.36", with the default min compatibility version, or "1.37/1.37". Commands:
+//
+//	stored at=1.36 [only=moving]    in which version every resource is stored, and in which Kubernetes 1.37 would by itself; with only,
+//	                                no resource that all pairs of versions store alike
+//	moved from=1.36 to=1.34 [binary=1.36]
+//	                                the resources that are stored differently
+//	served at=1.36 [face=generic] [config=a=true+b=false] [forward]
+//	                                the versions that are served, without the resources of which only the newest is, and stable
+//	differs at=1.36 [face=generic] [config=a=true+b=false] [forward]
+//	                                what is served with the plan, and what without it
+func TestPlans(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "stored":
+				return stored(t, d)
+			case "moved":
+				return moved(t, d)
+			case "served":
+				return servedAt(t, d)
+			case "differs":
+				return differs(t, d)
+			}
+			d.Fatalf(t, "no command %s", d.Cmd)
+			return ""
+		})
+	})
+}
+
+func arg(d *datadriven.TestData, key string) string {
+	if a, ok := d.Arg(key); ok && len(a.Vals) > 0 {
+		return a.Vals[0]
+	}
+	return ""
+}
+
+func mustPlan(t *testing.T, o Options) *compat.Plan {
+	t.Helper()
+	plan, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+func planAt(t *testing.T, at string) *compat.Plan {
+	t.Helper()
+	return mustPlan(t, Options{Effective: effective(t, at)})
+}
+
+func groupResource(r compat.ResourcePlan) schema.GroupResource {
+	return schema.GroupResource{Group: r.Group, Resource: r.Resource}
+}
+
+func stored(t *testing.T, d *datadriven.TestData) string {
+	at := arg(d, "at")
+	moving := movingResources(t)
+	return table(func(w *tabwriter.Writer) {
+		fmt.Fprintln(w, "RESOURCE\tSTORED IN\tKUBERNETES")
+		for _, r := range planAt(t, at).Resources {
+			if r.Storage.Empty() || arg(d, "only") == "moving" && !moving.Has(groupResource(r)) {
+				continue
+			}
+			theirs := upstream(t, at, r)
+			if theirs == r.Storage.String() {
+				theirs = "the same"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\n", groupResource(r), r.Storage, theirs)
+		}
+	})
+}
+
+// upstream is the version in which Kubernetes 1.37 stores the resource at these versions.
+func upstream(t *testing.T, at string, r compat.ResourcePlan) string {
+	t.Helper()
+	if !legacyscheme.Scheme.IsGroupRegistered(r.Group) {
+		return "in its own way"
+	}
+	example, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: r.Group, Version: runtime.APIVersionInternal, Kind: r.Kind})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stores := builtStores{newFactory(t, effective(t, at), controlplane.DefaultAPIResourceConfigSource()), map[schema.GroupResource]string{}}
+	if _, err := stores.GetRESTOptions(groupResource(r), example); err != nil {
+		t.Fatal(err)
+	}
+	return stores.encodings[groupResource(r)]
+}
+
+// planOf is the plan of another release's binary, or of this one's if that is empty.
+func planOf(t *testing.T, binary, at string) *compat.Plan {
+	t.Helper()
+	if binary == "" {
+		return planAt(t, at)
+	}
+	plan, err := compat.NewPlan(Lifecycles(), compat.Options{Binary: version.MustParseMajorMinor(binary), Emulation: version.MustParseMajorMinor(at)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+func movingResources(t *testing.T) sets.Set[schema.GroupResource] {
+	t.Helper()
+	first, moving := map[schema.GroupResource]schema.GroupVersion{}, sets.New[schema.GroupResource]()
+	for _, e := range compat.AllowedEmulation(compat.BinaryVersion()) {
+		for _, m := range compat.AllowedMinCompatibility(compat.BinaryVersion(), e) {
+			for _, r := range planAt(t, fmt.Sprintf("%s/%s", e, m)).Resources {
+				gr := groupResource(r)
+				if gv, ok := first[gr]; ok && gv != r.Storage {
+					moving.Insert(gr)
+				}
+				first[gr] = r.Storage
+			}
+		}
+	}
+	return moving
+}
+
+func moved(t *testing.T, d *datadriven.TestData) string {
+	from, to := planOf(t, arg(d, "binary"), arg(d, "from")), planOf(t, arg(d, "binary"), arg(d, "to"))
+	return table(func(w *tabwriter.Writer) {
+		for _, r := range from.Resources {
+			if gv, _ := to.Storage(groupResource(r)); gv != r.Storage {
+				fmt.Fprintf(w, "%s\t%s\tto %s\n", groupResource(r), r.Storage, gv)
+			}
+		}
+	})
+}
+
+func servedAt(t *testing.T, d *datadriven.TestData) string {
+	plan, err := New(optionsOf(t, d))
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	return table(func(w *tabwriter.Writer) {
+		for _, r := range plan.Resources {
+			var on []string
+			for _, v := range r.Served {
+				if v.Served {
+					on = append(on, v.Version)
+				}
+			}
+			if len(on) != 1 || on[0] != r.Served[0].Version || strings.Contains(on[0], "a") {
+				fmt.Fprintf(w, "%s\t%s\n", groupResource(r), cmp.Or(strings.Join(on, " "), "none"))
+			}
+		}
+	})
+}
+
+func optionsOf(t *testing.T, d *datadriven.TestData) Options {
+	t.Helper()
+	config := cliflag.ConfigurationMap{}
+	for _, pair := range strings.Split(arg(d, "config"), "+") {
+		if pair != "" {
+			if err := config.Set(pair); err != nil {
+				d.Fatalf(t, "%v", err)
+			}
+		}
+	}
+	o := Options{Effective: effective(t, arg(d, "at")), RuntimeConfig: config, ForwardCompatible: d.HasArg("forward")}
+	if arg(d, "face") == "generic" {
+		o.Serves = Generic()
+	}
+	return o
+}
+
+func differs(t *testing.T, d *datadriven.TestData) string {
+	o := optionsOf(t, d)
+	f := faces()[slices.IndexFunc(faces(), func(f face) bool { return f.name == cmp.Or(arg(d, "face"), "kube") })]
+	with, _, err := f.install(t, o.Effective, o, mustPlan(t, o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	without, _, err := f.install(t, o.Effective, o, nil)
+	if err != nil {
+		return "without: " + err.Error() + "\n"
+	}
+	var lines []string
+	for gvr := range with.Difference(without) {
+		lines = append(lines, fmt.Sprintf("only with it: %s/%s", gvr.GroupVersion(), gvr.Resource))
+	}
+	for gvr := range without.Difference(with) {
+		lines = append(lines, fmt.Sprintf("only without: %s/%s", gvr.GroupVersion(), gvr.Resource))
+	}
+	slices.Sort(lines)
+	return cmp.Or(strings.Join(lines, "\n"), "none") + "\n"
+}
+
+func table(fill func(*tabwriter.Writer)) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fill(w)
+	_ = w.Flush() // a strings.Builder takes everything
+	if b.Len() == 0 {
+		return "none\n"
+	}
+	lines := strings.Split(b.String(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// TestRuntimeConfig: what Kubernetes accepts and ignores is accepted, what nobody knows is refused.
+func TestRuntimeConfig(t *testing.T) {
+	for _, c := range []struct {
+		key, value string
+		serves     sets.Set[schema.GroupResource]
+		refused    string
+	}{
+		{key: "extensions/v1beta1", value: "true"},
+		{key: "policy/v1beta1/podsecuritypolicies", value: "false"},
+		{key: "apps/v1/deployments", value: "true", serves: Generic()},
+		{key: "apps/v1", value: "false", serves: Generic()},
+		{key: "apps/v1/deployment", value: "true", refused: `no such API, allowed are apps/v1/controllerrevisions`},
+		{key: "apps/v3", value: "true", refused: `no such API, allowed are apps/v1`},
+		{key: "apps/v1", value: "maybe", refused: "allowed are true and false"},
+	} {
+		_, err := New(Options{Effective: effective(t, "1.37"), Serves: c.serves, RuntimeConfig: map[string]string{c.key: c.value}})
+		switch {
+		case c.refused == "" && err != nil:
+			t.Errorf("%s=%s: %v", c.key, c.value, err)
+		case c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)):
+			t.Errorf("%s=%s: %v, want %q", c.key, c.value, err, c.refused)
+		}
+	}
+}
+
+// TestWithheld: what is withheld is stored and not served, and says why.
+func TestWithheld(t *testing.T) {
+	versions := schema.GroupResource{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}
+	plan := mustPlan(t, Options{Effective: effective(t, "1.34"), Withheld: map[schema.GroupResource]string{versions: "off, as the gate is"}})
+	if gv, ok := plan.Storage(versions); !ok || gv.Version != "v1alpha1" || plan.Served(versions.WithVersion("v1alpha1")) {
+		t.Errorf("stored in %s, served: %t", gv, plan.Served(versions.WithVersion("v1alpha1")))
+	}
+	i := slices.IndexFunc(plan.Resources, func(r compat.ResourcePlan) bool { return groupResource(r) == versions })
+	if got := plan.Resources[i].Served[0].Reason; got != "off, as the gate is" {
+		t.Errorf("reason %q", got)
+	}
+	if plan = mustPlan(t, Options{Effective: effective(t, "1.34")}); !plan.Served(versions.WithVersion("v1alpha1")) {
+		t.Error("StorageVersions are not served under emulation")
+	}
+}
+
+// TestOptions: what is missing or unknown is said.
+func TestOptions(t *testing.T) {
+	for want, o := range map[string]Options{
+		"a plan needs the effective version of component kube": {},
+		"no lifecycles of [widgets.example.com]":               {Effective: effective(t, "1.37"), Serves: sets.New(schema.GroupResource{Group: "example.com", Resource: "widgets"})},
+	} {
+		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestRemovedForOneMoreRelease: Kubernetes' own way of keeping removed APIs for a release stays open.
+func TestRemovedForOneMoreRelease(t *testing.T) {
+	addresses := schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1beta1", Resource: "ipaddresses"}
+	o := Options{Effective: effective(t, "1.37"), RuntimeConfig: map[string]string{"networking.k8s.io/v1beta1": "true"}}
+	kube := faces()[1]
+	for _, longer := range []bool{false, true} {
+		if longer {
+			t.Setenv("KUBE_APISERVER_SERVE_REMOVED_APIS_FOR_ONE_RELEASE", "true")
+		}
+		if served, _, err := kube.install(t, o.Effective, o, mustPlan(t, o)); err != nil || served.Has(addresses) != longer {
+			t.Errorf("%v, asked for: %t, served: %t", err, longer, served.Has(addresses))
+		}
+	}
+}

@@ -1,0 +1,299 @@
+package stored_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/stored/storedtest"
+)
+
+const admissionGroup = "admissionregistration.k8s.io"
+
+var policies = schema.GroupResource{Group: admissionGroup, Resource: "mutatingadmissionpolicies"}
+
+func policyIn(encoding string) string {
+	return fmt.Sprintf(`{"apiVersion":%q,"kind":"MutatingAdmissionPolicy","metadata":{"name":"p"}}`, encoding)
+}
+
+// start is one of a server that encrypts nothing.
+func start(t *testing.T, prefix string, allow bool) stored.Start {
+	t.Helper()
+	return stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: &keyring.Keys{}, Allow: allow}
+}
+
+func TestCheckStorage(t *testing.T) {
+	etcd := storedtest.Start(t)
+	const sealed = "k8s:enc:aescbc:v1:key1:\x00"
+	v1, v2 := agree.Encoding(admissionGroup+"/v1"), agree.Encoding(admissionGroup+"/v2")
+	for name, test := range map[string]struct {
+		// change alters the values of a cluster in which all is well; nil: there are none.
+		change func(values map[string]string)
+		// refused are parts of the error; none: the server starts.
+		refused []string
+		// untold is a part of what is logged; "" if nothing is.
+		untold string
+	}{
+		"nothing is stored": {},
+		"all is well":       {change: func(map[string]string) {}},
+		"an older version is still stored": {change: func(v map[string]string) {
+			v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, admissionGroup+"/v1alpha1", admissionGroup+"/v1beta1", v1)
+		}},
+		"a stored set with a newer version": {
+			change:  func(v map[string]string) { v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, v1) },
+			refused: []string{"this binary (1.37) cannot decode", policies.String() + " as " + admissionGroup + "/v2:", "wait until", "--allow-undecodable-storage"},
+		},
+		"two resources": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, "other/v1", v1)
+				v[storedtest.StateKey(schema.GroupResource{Resource: "configmaps"})] = storedtest.State(t, schema.GroupResource{Resource: "configmaps"}, 1, "v9")
+			},
+			refused: []string{"configmaps as v9; " + policies.String() + " as " + admissionGroup + "/v2, other/v1:"},
+		},
+		"a newer version since the state was written": {
+			change: func(v map[string]string) {
+				v[storedtest.VersionKey(policies)] = storedtest.Version(t, policies, agree.History{Epoch: 3, Last: map[agree.Encoding]int64{v1: 3, v2: 2}})
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"Unknown, and values of a newer version": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, evolve.Unknown, v1)
+				v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = policyIn(string(v1)), policyIn(string(v2))
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"Unknown, and values of another group": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, evolve.Unknown, v1)
+				v["mutatingadmissionpolicies/a"] = policyIn("example.com/v1")
+			},
+			refused: []string{policies.String() + " as example.com/v1"},
+		},
+		"Unknown, and only values that can be decoded": {change: func(v map[string]string) {
+			v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, evolve.Unknown, v1)
+			v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = policyIn(string(v1)), policyIn(admissionGroup+"/v1beta1")
+		}},
+		"known, and values that nobody needs to read": {change: func(v map[string]string) { v["mutatingadmissionpolicies/a"] = "\xff" }},
+		"no state, and values of a newer version": {
+			change: func(v map[string]string) {
+				delete(v, storedtest.StateKey(policies))
+				v["mutatingadmissionpolicies/a"] = policyIn(string(v2))
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"no state, and nothing stored": {change: func(v map[string]string) { delete(v, storedtest.StateKey(policies)) }},
+		"no StorageVersion": {
+			change: func(v map[string]string) {
+				delete(v, storedtest.VersionKey(policies))
+				v["mutatingadmissionpolicies/a"] = policyIn(string(v2))
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"a damaged state": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = `{"apiVersion":`
+				v["mutatingadmissionpolicies/a"] = policyIn(string(v2))
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"a damaged state of values that can be decoded": {change: func(v map[string]string) {
+			v[storedtest.StateKey(policies)] = "\x00"
+			v["mutatingadmissionpolicies/a"] = policyIn(string(v1))
+		}},
+		"a damaged StorageVersion": {
+			change: func(v map[string]string) {
+				v[storedtest.VersionKey(policies)] = "k8s\x00damaged"
+				v["mutatingadmissionpolicies/a"] = policyIn(string(v2))
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"encrypted values": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, evolve.Unknown)
+				v["mutatingadmissionpolicies/a"] = sealed
+			},
+			untold:  policies.String() + ": its stored set says Unknown, and 1 value is encrypted",
+			refused: []string{"1 of " + policies.String() + " encrypted with aescbc:v1:key1"},
+		},
+		"encrypted values, and one of a newer version": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, evolve.Unknown)
+				v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = sealed, policyIn(string(v2))
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"damaged values": {
+			change: func(v map[string]string) {
+				delete(v, storedtest.StateKey(policies))
+				v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = "\xff", "{}"
+			},
+			untold: policies.String() + ": it has no StorageState, and 2 values are unreadable",
+		},
+		"events share a store": {change: func(v map[string]string) {
+			delete(v, storedtest.StateKey(schema.GroupResource{Resource: "events"}))
+			v["events/default/a"] = `{"apiVersion":"events.k8s.io/v1","kind":"Event"}`
+		}},
+		"what is no built-in resource's": {change: func(v map[string]string) {
+			widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
+			v[storedtest.StateKey(widgets)] = storedtest.State(t, widgets, 1, evolve.Unknown, "example.com/v1")
+			v["example.com/widgets/default/a"] = `{"apiVersion":"example.com/v7","kind":"Widget"}`
+			v["storageversions/odd"] = "odd"
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var values map[string]string
+			if test.change != nil {
+				values = storedtest.Agreed(t)
+				test.change(values)
+			}
+			prefix := etcd.Fill(t, values)
+			ctx, logged := logs(t)
+			err := start(t, prefix, false).Check(ctx, rewrite.NewEtcd(etcd.Client))
+			if (err != nil) != (len(test.refused) > 0) {
+				t.Fatalf("got %v", err)
+			}
+			for _, part := range test.refused {
+				if !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("got %q, want one line with %q", err, part)
+				}
+			}
+			if got := logged(); test.untold == "" && got != "" || !strings.Contains(got, test.untold) {
+				t.Errorf("logged %q, want %q", got, test.untold)
+			}
+			ctx, logged = logs(t)
+			if err := start(t, prefix, true).Check(ctx, rewrite.NewEtcd(etcd.Client)); err != nil {
+				t.Errorf("not allowed: %v", err)
+			}
+			if loud := strings.Contains(logged(), "STARTING ALTHOUGH"); loud != (len(test.refused) > 0) {
+				t.Errorf("with --%s it logged %q", stored.AllowFlag, logged())
+			}
+		})
+	}
+}
+
+// TestCheckStorageOfSpecialPlaces asserts that the values of a resource are looked for where
+// the layout has them.
+func TestCheckStorageOfSpecialPlaces(t *testing.T) {
+	etcd := storedtest.Start(t)
+	services := schema.GroupResource{Resource: "services"}
+	values := storedtest.Agreed(t)
+	delete(values, storedtest.StateKey(services))
+	values["services/specs/default/a"] = `{"apiVersion":"v9","kind":"Service"}`
+	values["services/endpoints/default/a"] = `{"apiVersion":"v8","kind":"Endpoints"}`
+	s := start(t, etcd.Fill(t, values), false)
+	s.Layout.Special = map[schema.GroupResource]string{services: "services/specs"}
+	if err := s.Check(t.Context(), rewrite.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "services as v9:") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// logs returns a context that collects what is logged, and what was.
+func logs(t *testing.T) (context.Context, func() string) {
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	return klog.NewContext(t.Context(), logger), func() string {
+		return logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+	}
+}
+
+// countingReader counts ranges and what they return.
+type countingReader struct {
+	rewrite.Reader
+	ranges, values atomic.Int64
+}
+
+// Range implements rewrite.Reader.
+func (c *countingReader) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	page, err := c.Reader.Range(ctx, start, end, limit, revision)
+	c.ranges.Add(1)
+	c.values.Add(int64(len(page.Entries)))
+	return page, err
+}
+
+// TestCheckStorageIsCheap asserts that a normal start reads the stored sets and nothing else.
+func TestCheckStorageIsCheap(t *testing.T) {
+	etcd := storedtest.Start(t)
+	values := storedtest.Agreed(t)
+	sets := len(values)
+	for i := range 100 {
+		values[fmt.Sprintf("configmaps/default/%d", i)] = "{}"
+	}
+	prefix := etcd.Fill(t, values)
+	reader := &countingReader{Reader: rewrite.NewEtcd(etcd)}
+	if err := start(t, prefix, false).Check(t.Context(), reader); err != nil {
+		t.Fatal(err)
+	}
+	if got := reader.values.Load(); got != int64(sets) {
+		t.Errorf("read %d values of %d stored sets and StorageVersions", got, sets)
+	}
+	if got := reader.ranges.Load(); got > 4 {
+		t.Errorf("%d ranges", got)
+	}
+}
+
+// slowReader answers everything but the values of one resource.
+type slowReader struct {
+	rewrite.Reader
+	slow string
+}
+
+// Range implements rewrite.Reader.
+func (s slowReader) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	if limit > 1 && strings.HasPrefix(start, s.slow) {
+		<-ctx.Done()
+		return rewrite.Page{}, ctx.Err()
+	}
+	return s.Reader.Range(ctx, start, end, limit, revision)
+}
+
+// TestCheckStorageIsBounded asserts that a resource with too many values to read keeps no
+// server from starting, and hides no other.
+func TestCheckStorageIsBounded(t *testing.T) {
+	etcd := storedtest.Start(t)
+	values := storedtest.Agreed(t)
+	delete(values, storedtest.StateKey(schema.GroupResource{Resource: "configmaps"}))
+	values["configmaps/default/a"], values["configmaps/default/b"] = "{}", "{}"
+	prefix := etcd.Fill(t, values)
+	reader := slowReader{Reader: rewrite.NewEtcd(etcd), slow: prefix + "/configmaps/"}
+	check := func() (string, error) {
+		ctx, logged := logs(t)
+		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+		defer cancel()
+		err := stored.RefuseStored(start(t, prefix, false), ctx, reader)
+		return logged(), err
+	}
+	if logged, err := check(); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
+		t.Errorf("got %v, logged %q", err, logged)
+	}
+	if _, err := etcd.Delete(t.Context(), prefix+"/"+storedtest.StateKey(policies)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := etcd.Put(t.Context(), prefix+"/mutatingadmissionpolicies/a", policyIn(admissionGroup+"/v2")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
+		t.Errorf("got %v, want a refusal for %s", err, policies)
+	}
+}
+
+// TestCheckStorageWithoutEtcd asserts that a server does not start on what it cannot read.
+func TestCheckStorageWithoutEtcd(t *testing.T) {
+	etcd := storedtest.Start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := start(t, "/registry", false).Check(ctx, rewrite.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+		t.Errorf("got %v", err)
+	}
+}
