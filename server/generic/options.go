@@ -18,6 +18,7 @@ import (
 	kubeoptions "k8s.io/kubernetes/pkg/kubeapiserver/options"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // DefaultIssuer is whom service account tokens name as their issuer.
@@ -68,6 +69,8 @@ type Options struct {
 	Join Joiner
 
 	emulation, minCompatibility *version.Version
+	// flags are those of versions and features; nil without AddFlags.
+	flags *gates.Flags
 }
 
 // NewOptions returns the defaults.
@@ -82,6 +85,7 @@ func NewOptions() *Options {
 		MigrationMaxAddedLatency:   time.Millisecond,
 		EncryptionReloadInterval:   10 * time.Second,
 	}
+	utilruntime.Must(gates.Register(o.ControlPlane.GenericServerRunOptions.ComponentGlobalsRegistry))
 	serving := o.ControlPlane.SecureServing
 	serving.BindAddress = net.ParseIP("127.0.0.1")
 	serving.BindPort = 6443
@@ -125,6 +129,9 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 	if f := fs.Lookup("etcd-servers-overrides"); f != nil {
 		f.Hidden = true
 	}
+	var err error
+	o.flags, err = gates.Adapt(fs, o.ControlPlane.GenericServerRunOptions.ComponentGlobalsRegistry)
+	utilruntime.Must(err) // the flags were added above
 	o.ControlPlane.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"server": fs}}}
 }
 

@@ -41,6 +41,18 @@ func TestFlagDefaults(t *testing.T) {
 	}
 }
 
+// A name alone means Concord's gate, and upstream's of the same name stays off.
+func TestGates(t *testing.T) {
+	if err := parse(t, "--feature-gates=StorageVersionAPI=true").Complete(); err != nil {
+		t.Error(err)
+	}
+	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	generic.NewOptions().AddFlags(fs)
+	if err := fs.Parse([]string{"--feature-gates=kube:StorageVersionAPI=true"}); err == nil || !strings.Contains(err.Error(), "upstream's gate stays off") {
+		t.Errorf("upstream's gate: %v", err)
+	}
+}
+
 func TestRefusedFlags(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--emulation-version=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},

@@ -8,11 +8,10 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	genericfeatures "k8s.io/apiserver/pkg/features"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	basecompatibility "k8s.io/component-base/compatibility"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/server/gates"
 )
 
 // Complete fills in what follows from other options and says what is wrong with them.
@@ -67,9 +66,6 @@ func (o *Options) validateStorage() error {
 	if etcd.EncryptionProviderConfigFilepath == "" && etcd.EncryptionProviderConfigAutomaticReload {
 		return fmt.Errorf("--%s-automatic-reload needs --%s", encryptionFlag, encryptionFlag)
 	}
-	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.StorageVersionAPI) {
-		return fmt.Errorf("upstream's feature gate %s stays off, as Concord's own replaces what it does: remove kube:%s=true from --feature-gates", genericfeatures.StorageVersionAPI, genericfeatures.StorageVersionAPI)
-	}
 	return nil
 }
 
@@ -97,13 +93,18 @@ func (o *Options) completeVersions() (err error) {
 		return err
 	}
 	registry := o.ControlPlane.GenericServerRunOptions.ComponentGlobalsRegistry
-	effective, ok := registry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent).(basecompatibility.MutableEffectiveVersion)
-	if !ok {
-		return fmt.Errorf("the versions of component %s cannot be set", basecompatibility.DefaultKubeComponent)
+	for _, component := range gates.Components {
+		effective, ok := registry.EffectiveVersionFor(component).(basecompatibility.MutableEffectiveVersion)
+		if !ok {
+			return fmt.Errorf("the versions of component %s cannot be set", component)
+		}
+		effective.SetEmulationVersion(o.emulation)
+		effective.SetMinCompatibilityVersion(o.minCompatibility)
 	}
-	effective.SetEmulationVersion(o.emulation)
-	effective.SetMinCompatibilityVersion(o.minCompatibility)
-	return registry.Set()
+	if err := registry.Set(); err != nil || o.flags == nil {
+		return err
+	}
+	return o.flags.Check()
 }
 
 func allowedVersions() string {
