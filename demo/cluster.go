@@ -18,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -72,7 +73,7 @@ func (s *serverProcess) get() (condition, *process.Process) {
 type cluster struct {
 	cfg        Config
 	dir        string
-	etcd       *server.Etcd
+	etcd       *embedded.Etcd
 	store      *clientv3.Client
 	world      *world
 	servers    []*serverProcess
@@ -100,7 +101,7 @@ func newCluster(cfg Config, w *world) (*cluster, error) {
 // each registration can be told from the others, until all are ready.
 func (c *cluster) start(ctx context.Context) error {
 	var err error
-	if c.etcd, err = server.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
+	if c.etcd, err = embedded.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
 		return err
 	}
 	if c.store, err = clientv3.New(clientv3.Config{Endpoints: []string{c.etcd.Endpoint}, DialTimeout: dialTimeout, Logger: zap.NewNop()}); err != nil {

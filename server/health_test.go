@@ -11,6 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 // TestEtcdHealth follows an etcd that ends and comes back.
@@ -20,7 +22,7 @@ func TestEtcdHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	etcd, err := StartEtcd(t.Context(), dir)
+	etcd, err := embedded.StartEtcd(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +54,7 @@ func TestEtcdHealth(t *testing.T) {
 	if conn.health.silence() <= 0 {
 		t.Error("it is away for no time")
 	}
-	if etcd, err = StartEtcd(t.Context(), dir); err != nil {
+	if etcd, err = embedded.StartEtcd(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	until("back", func() bool { return conn.health.err() == nil && conn.health.silence() == 0 })

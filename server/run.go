@@ -31,6 +31,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -203,7 +204,7 @@ func (o *Options) embedEtcd(ctx context.Context) (stop func() error, err error) 
 	if len(o.Etcd.StorageConfig.Transport.ServerList) > 0 {
 		return func() error { return nil }, nil
 	}
-	etcd, err := StartEtcd(ctx, o.DataDir)
+	etcd, err := embedded.StartEtcd(ctx, o.DataDir)
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/builtin"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const admissionGroup = "admissionregistration.k8s.io"
@@ -50,7 +51,7 @@ func startStored(t *testing.T) *storedEtcd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	etcd, err := StartEtcd(t.Context(), dir)
+	etcd, err := embedded.StartEtcd(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -73,7 +74,7 @@ func runEtcd(ctx context.Context, args []string) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(etcdPercent)
 	}
-	etcd, err := server.StartEtcd(ctx, args[0])
+	etcd, err := embedded.StartEtcd(ctx, args[0])
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -68,7 +68,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("directory of the etcd: %w", err)
 	}
-	socket, err := server.SocketPath(dir)
+	socket, err := embedded.SocketPath(dir)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const admission = "admissionregistration.k8s.io"
@@ -197,7 +198,7 @@ func TestPreflightInEtcd(t *testing.T) {
 	dir, err := os.MkdirTemp("", "preflight") // short enough for a socket
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	etcd, err := server.StartEtcd(t.Context(), dir)
+	etcd, err := embedded.StartEtcd(t.Context(), dir)
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = etcd.Close() })
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
