@@ -19,6 +19,7 @@ import (
 	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -175,7 +176,7 @@ func (c *cluster) watchProcess(s *serverProcess, p *process.Process) {
 
 // connect makes the clients of a server, with the certificates of the first one's kubeconfig.
 func (c *cluster) connect(s *serverProcess) error {
-	path := filepath.Join(c.certDir(), server.AdminKubeconfigName)
+	path := filepath.Join(c.certDir(), pki.AdminKubeconfigName)
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
 		return fmt.Errorf("administrator's kubeconfig: %w", err)

@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
+
+	"github.com/concord-dev/concord/server/pki"
 )
 
 // AggregationOptions say how a server reaches APIs that other programs serve, and how it
@@ -36,7 +38,7 @@ func newAggregationOptions() AggregationOptions {
 }
 
 func (o *AggregationOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ProxyClientCertFile, "proxy-client-cert-file", o.ProxyClientCertFile, "Certificate that this server shows to aggregated API servers, with --proxy-client-key-file; a change takes effect without a restart. (default <cert-dir>/"+frontProxyCertName+", signed by "+frontProxyCACertName+", both made there)")
+	fs.StringVar(&o.ProxyClientCertFile, "proxy-client-cert-file", o.ProxyClientCertFile, "Certificate that this server shows to aggregated API servers, with --proxy-client-key-file; a change takes effect without a restart. (default <cert-dir>/"+pki.FrontProxyCertName+", signed by "+pki.FrontProxyCACertName+", both made there)")
 	fs.StringVar(&o.ProxyClientKeyFile, "proxy-client-key-file", o.ProxyClientKeyFile, "Key of --proxy-client-cert-file.")
 	fs.BoolVar(&o.EndpointRouting, "enable-aggregator-routing", o.EndpointRouting, "Reach aggregated API servers and conversion webhooks at the endpoints of their Services, not at cluster IPs. Services without a cluster IP are reached at their endpoints in any case, and those of type ExternalName by that name.")
 	o.RequestHeader.AddFlags(fs)
@@ -68,11 +70,11 @@ func (o *Options) servicesOf(shared informers.SharedInformerFactory) (aggregated
 }
 
 // aggregation is how the aggregator reaches other servers.
-func (o *Options) aggregation(certs *certificates, services aggregatorapiserver.ServiceResolver) aggregatorapiserver.ExtraConfig {
+func (o *Options) aggregation(certs *pki.Certificates, services aggregatorapiserver.ServiceResolver) aggregatorapiserver.ExtraConfig {
 	if !o.aggregates() {
 		return aggregatorapiserver.ExtraConfig{ServiceResolver: services, DisableRemoteAvailableConditionController: true}
 	}
-	cert, key := certs.frontProxy.certFile, certs.frontProxy.keyFile
+	cert, key := certs.FrontProxy.CertFile, certs.FrontProxy.KeyFile
 	if o.Aggregation.ProxyClientCertFile != "" {
 		cert, key = o.Aggregation.ProxyClientCertFile, o.Aggregation.ProxyClientKeyFile
 	}

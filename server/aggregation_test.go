@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/server/pki"
 )
 
 // TestServiceResolver asserts where Services are reached, and that one that leads nowhere
@@ -93,13 +95,13 @@ func TestProxyTrust(t *testing.T) {
 		}
 		return published
 	}
-	own := func() frontProxy {
+	own := func() pki.FrontProxy {
 		t.Helper()
-		f, err := ensureFrontProxy(t.TempDir())
+		certs, err := pki.Ensure(pki.Config{Dir: t.TempDir(), Port: 6443})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f
+		return certs.FrontProxy
 	}
 	one, two := own(), own()
 	options := newAggregationOptions()
@@ -113,12 +115,12 @@ func TestProxyTrust(t *testing.T) {
 		t.Errorf("a second time %v is made of %v", data, before)
 	}
 
-	options.ProxyClientCertFile = two.certFile
-	options.RequestHeader.ClientCAFile, options.RequestHeader.AllowedNames = two.caFile, []string{"aggregator"}
+	options.ProxyClientCertFile = two.CertFile
+	options.RequestHeader.ClientCAFile, options.RequestHeader.AllowedNames = two.CAFile, []string{"aggregator"}
 	if !read(options.trust(one)).addTo(published) || data[proxyNamesKey] != `["front-proxy-client","aggregator"]` {
 		t.Errorf("names are %s", data[proxyNamesKey])
 	}
-	for _, file := range []string{one.caFile, two.caFile} {
+	for _, file := range []string{one.CAFile, two.CAFile} {
 		ca, err := os.ReadFile(file)
 		if err != nil || !strings.Contains(data[proxyCAKey], strings.TrimSpace(string(ca))) {
 			t.Errorf("%s is not in the published bundle: %v", file, err)

@@ -29,6 +29,7 @@ import (
 
 	"github.com/concord-dev/concord/server/builtin"
 	builtinopenapi "github.com/concord-dev/concord/server/builtin/openapi"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 // chain is the three generic servers of the control plane; a request goes from the
@@ -44,7 +45,7 @@ type decorate func(generic.RESTOptionsGetter) generic.RESTOptionsGetter
 
 // newChain assembles the servers. custom is told how custom resources are stored, and how their
 // conversion webhooks are found; migrated are those whose conversions may be made together.
-func newChain(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter, webhook.ServiceResolver), migrated *underWay) (*chain, error) {
+func newChain(o *Options, base *genericapiserver.Config, certs *pki.Certificates, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter, webhook.ServiceResolver), migrated *underWay) (*chain, error) {
 	aggregated, webhooks, err := o.servicesOf(shared)
 	if err != nil {
 		return nil, err
@@ -155,7 +156,7 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 	return server, nil
 }
 
-func newAggregator(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, services aggregatorapiserver.ServiceResolver, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
+func newAggregator(o *Options, base *genericapiserver.Config, certs *pki.Certificates, shared informers.SharedInformerFactory, storage decorate, services aggregatorapiserver.ServiceResolver, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
 	c := copyConfig(base)
 	// The aggregator serves the merged OpenAPI document itself.
 	c.SkipOpenAPIInstallation = true

@@ -24,11 +24,12 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/server/builtin"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 // baseConfig returns what the chain's servers have in common. The certificates are made
 // afterwards.
-func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
+func baseConfig(o *Options) (*genericapiserver.Config, *pki.Certificates, error) {
 	c := genericapiserver.NewConfig(builtin.Codecs)
 	if err := o.ServerRun.ApplyTo(c); err != nil {
 		return nil, nil, err
@@ -48,21 +49,24 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 	if err := o.Audit.ApplyTo(c); err != nil {
 		return nil, nil, fmt.Errorf("audit: %w", err)
 	}
-	if err := applyAuth(c, certs.caFile, o.ClientCAFile, &o.Aggregation.RequestHeader); err != nil {
+	if err := applyAuth(c, certs.CAFile, o.ClientCAFile, &o.Aggregation.RequestHeader); err != nil {
 		return nil, nil, fmt.Errorf("authentication: %w", err)
 	}
 	return c, certs, nil
 }
 
 // listen makes the certificates that name the open port, and serves with them.
-func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
-	certs, err := ensureCertificates(o.CertDir, o.SecureServing.BindAddress, o.SecureServing.BindPort, o.SecureServing.ServerCert.CertKey.CertFile)
+func listen(o *Options, c *genericapiserver.Config) (*pki.Certificates, error) {
+	certs, err := pki.Ensure(pki.Config{
+		Dir: o.CertDir, BindAddress: o.SecureServing.BindAddress, Port: o.SecureServing.BindPort,
+		ServingCertFile: o.SecureServing.ServerCert.CertKey.CertFile, ProxyClientCertFile: o.Aggregation.ProxyClientCertFile,
+	})
 	if err != nil {
 		return nil, err
 	}
 	if o.SecureServing.ServerCert.CertKey.CertFile == "" {
-		o.SecureServing.ServerCert.CertKey.CertFile = certs.certFile
-		o.SecureServing.ServerCert.CertKey.KeyFile = certs.keyFile
+		o.SecureServing.ServerCert.CertKey.CertFile = certs.CertFile
+		o.SecureServing.ServerCert.CertKey.KeyFile = certs.KeyFile
 	}
 	if err := o.SecureServing.ApplyTo(&c.SecureServing, &c.LoopbackClientConfig); err != nil {
 		return nil, fmt.Errorf("serving certificate: %w", err)

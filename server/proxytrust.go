@@ -3,12 +3,15 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/concord-dev/concord/server/pki"
 )
 
 // Where an aggregated API server reads by what it knows the front proxy, and who users are:
@@ -31,11 +34,11 @@ type proxyTrust struct {
 
 // trust returns what vouches for the certificate that is shown: for the given one, as with
 // kube-apiserver, what this server itself accepts of a front proxy.
-func (o *AggregationOptions) trust(own frontProxy) proxyTrust {
+func (o *AggregationOptions) trust(own pki.FrontProxy) proxyTrust {
 	if o.ProxyClientCertFile != "" {
 		return proxyTrust{caFile: o.RequestHeader.ClientCAFile, names: o.RequestHeader.AllowedNames}
 	}
-	return proxyTrust{caFile: own.caFile, names: []string{frontProxyUser}}
+	return proxyTrust{caFile: own.CAFile, names: []string{pki.FrontProxyUser}}
 }
 
 // publishedProxy is a proxyTrust as it is published.
@@ -115,7 +118,7 @@ func withCerts(bundle, more []byte) string {
 		}
 		if !known {
 			bundle = append(bytes.TrimRight(bundle, "\n"), '\n')
-			bundle = append(bundle, encodeCert(cert.Raw)...)
+			bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: cert.Raw})...)
 		}
 	}
 	return string(bundle)

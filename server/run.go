@@ -32,6 +32,7 @@ import (
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -58,7 +59,7 @@ type Server struct {
 // Address is the host and port it serves on.
 func (s *Server) Address() string { return s.address }
 
-// Kubeconfig is the administrator's kubeconfig for it.
+// Kubeconfig is the administrator's kubeconfig for it; empty if none could be signed.
 func (s *Server) Kubeconfig() string { return s.kubeconfig }
 
 // Run starts the server that completed options describe and serves until ctx ends; then
@@ -252,7 +253,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 	if err != nil {
 		return err
 	}
-	if err := addHooks(o, chain, clients, trust{certs.caFile, o.Aggregation.trust(certs.frontProxy)}, shared, p); err != nil {
+	if err := addHooks(o, chain, clients, certs, trust{certs.CAFile, o.Aggregation.trust(certs.FrontProxy)}, shared, p); err != nil {
 		return err
 	}
 	p.serveCensus(chain.aggregator.GenericAPIServer)
@@ -262,7 +263,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 			return err
 		}
 		chain.aggregator.GenericAPIServer.AddPostStartHookOrDie("concord-serving", func(genericapiserver.PostStartHookContext) error {
-			serving(&Server{address: net.JoinHostPort(o.SecureServing.BindAddress.String(), fmt.Sprint(port)), kubeconfig: certs.adminKubeconfig})
+			serving(&Server{address: net.JoinHostPort(o.SecureServing.BindAddress.String(), fmt.Sprint(port)), kubeconfig: certs.AdminKubeconfig})
 			return nil
 		})
 	}
@@ -296,7 +297,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 }
 
 // addHooks starts the server's own controllers with it.
-func addHooks(o *Options, c *chain, clients *clients, known trust, shared informers.SharedInformerFactory, p *protocol) error {
+func addHooks(o *Options, c *chain, clients *clients, certs *pki.Certificates, known trust, shared informers.SharedInformerFactory, p *protocol) error {
 	server := c.aggregator.GenericAPIServer
 	register, err := newAPIServices(c, servedVersions(o.plan))
 	if err != nil {
@@ -306,6 +307,10 @@ func addHooks(o *Options, c *chain, clients *clients, known trust, shared inform
 	hooks := map[string]genericapiserver.PostStartHookFunc{
 		"concord-register-apiservices": func(hook genericapiserver.PostStartHookContext) error {
 			go register.Run(hook, crds.Informer().HasSynced)
+			return nil
+		},
+		"concord-certificates": func(hook genericapiserver.PostStartHookContext) error {
+			go certs.Renew(hook)
 			return nil
 		},
 		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {

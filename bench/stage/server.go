@@ -16,7 +16,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -88,7 +88,7 @@ func (s *Server) AwaitReady(ctx context.Context, every time.Duration) (time.Time
 // Config is the administrator's access to the server, without limits, over connections
 // that no other client shares.
 func (s *Server) Config() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", server.AdminKubeconfigName))
+	config, err := clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", pki.AdminKubeconfigName))
 	if err != nil {
 		return nil, fmt.Errorf("administrator's kubeconfig: %w", err)
 	}

@@ -25,7 +25,10 @@ which further servers join: concord server --etcd-servers unix:///<data-dir>/etc
 			}
 			defer klog.Flush()
 			return server.Run(cmd.Context(), o, func(s *server.Server) {
-				fmt.Fprintf(cmd.OutOrStdout(), "serving on https://%s\nexport KUBECONFIG=%s\n", s.Address(), s.Kubeconfig())
+				fmt.Fprintf(cmd.OutOrStdout(), "serving on https://%s\n", s.Address())
+				if s.Kubeconfig() != "" {
+					fmt.Fprintf(cmd.OutOrStdout(), "export KUBECONFIG=%s\n", s.Kubeconfig())
+				}
 			})
 		},
 	}

@@ -1,4 +1,4 @@
-package server
+package pki
 
 import (
 	"crypto/tls"
@@ -14,6 +14,11 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
+// certificatesOf makes the certificates of a server that is given none.
+func certificatesOf(dir string, bind net.IP, port int) (*Certificates, error) {
+	return Ensure(Config{Dir: dir, BindAddress: bind, Port: port})
+}
+
 // TestCertificatesAreShared asserts that servers which start together on one directory
 // make one CA, and that each finds its own kubeconfig.
 func TestCertificatesAreShared(t *testing.T) {
@@ -23,19 +28,19 @@ func TestCertificatesAreShared(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range files {
 		wg.Go(func() {
-			c, err := ensureCertificates(dir, loopback, 7000+i, "")
+			c, err := certificatesOf(dir, loopback, 7000+i)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			files[i] = c.adminKubeconfig
+			files[i] = c.AdminKubeconfig
 		})
 	}
 	wg.Wait()
 	if t.Failed() {
 		return
 	}
-	ca, err := os.ReadFile(filepath.Join(dir, caCertName))
+	ca, err := os.ReadFile(filepath.Join(dir, CACertName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,30 +58,30 @@ func TestCertificatesAreShared(t *testing.T) {
 	if len(servers) != len(files) {
 		t.Errorf("kubeconfigs are for %v, want three servers", servers)
 	}
-	again, err := ensureCertificates(dir, loopback, 7000, "")
+	again, err := certificatesOf(dir, loopback, 7000)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again.adminKubeconfig != files[0] {
-		t.Errorf("a restart writes %s, was %s", again.adminKubeconfig, files[0])
+	if again.AdminKubeconfig != files[0] {
+		t.Errorf("a restart writes %s, was %s", again.AdminKubeconfig, files[0])
 	}
 }
 
 func TestForeignCA(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	for _, d := range []string{dir, other} {
-		if _, err := ensureCertificates(d, nil, 7000, ""); err != nil {
+		if _, err := certificatesOf(d, nil, 7000); err != nil {
 			t.Fatal(err)
 		}
 	}
-	key, err := os.ReadFile(filepath.Join(other, caKeyName))
+	key, err := os.ReadFile(filepath.Join(other, CAKeyName))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, caKeyName), key, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, CAKeyName), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ensureCertificates(dir, nil, 7000, ""); err == nil || !strings.Contains(err.Error(), "do not belong together") {
+	if _, err := certificatesOf(dir, nil, 7000); err == nil || !strings.Contains(err.Error(), "do not belong together") {
 		t.Errorf("a foreign CA key: %v, want a refusal", err)
 	}
 }
@@ -87,7 +92,7 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 	dir := t.TempDir()
 	names := func(bind, address string) bool {
 		t.Helper()
-		c, err := ensureCertificates(dir, net.ParseIP(bind), 7000, "")
+		c, err := certificatesOf(dir, net.ParseIP(bind), 7000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,6 +102,10 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 		if !names(test.bind, test.address) {
 			t.Errorf("bound to %s, the certificate is not for %s", test.bind, test.address)
 		}
+	}
+	// Servers of two hosts on one directory.
+	if !names("192.0.2.2", "192.0.2.2") || !names("192.0.2.1", "192.0.2.2") {
+		t.Error("a server takes away the name of another")
 	}
 	_, own, err := ownNames()
 	if err != nil {
@@ -109,9 +118,9 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 	}
 }
 
-func servingCertificate(t *testing.T, c *certificates) *x509.Certificate {
+func servingCertificate(t *testing.T, c *Certificates) *x509.Certificate {
 	t.Helper()
-	pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +131,7 @@ func servingCertificate(t *testing.T, c *certificates) *x509.Certificate {
 // left so: the next start goes on, and a kubeconfig handed out before still works.
 func TestCertificatesAfterACutOffStart(t *testing.T) {
 	for name, cut := range map[string]func(t *testing.T, dir string){
-		"CAWithoutCertificate":     func(t *testing.T, dir string) { remove(t, dir, caCertName) },
+		"CAWithoutCertificate":     func(t *testing.T, dir string) { remove(t, dir, CACertName) },
 		"ServingWithoutKey":        func(t *testing.T, dir string) { remove(t, dir, "server-7000.key") },
 		"ServingWithoutItsKey":     func(t *testing.T, dir string) { copyOver(t, dir, "admin.key", "server-7000.key") },
 		"ServingCutInTheMiddle":    func(t *testing.T, dir string) { halve(t, dir, "server-7000.crt") },
@@ -132,16 +141,16 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			c, err := ensureCertificates(dir, nil, 7000, "")
+			c, err := certificatesOf(dir, nil, 7000)
 			if err != nil {
 				t.Fatal(err)
 			}
-			before, err := clientcmd.LoadFromFile(c.adminKubeconfig)
+			before, err := clientcmd.LoadFromFile(c.AdminKubeconfig)
 			if err != nil {
 				t.Fatal(err)
 			}
 			cut(t, dir)
-			if c, err = ensureCertificates(dir, nil, 7000, ""); err != nil {
+			if c, err = certificatesOf(dir, nil, 7000); err != nil {
 				t.Fatal(err)
 			}
 			roots := x509.NewCertPool()
@@ -149,7 +158,7 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 			if _, err := servingCertificate(t, c).Verify(x509.VerifyOptions{Roots: roots, DNSName: "127.0.0.1"}); err != nil {
 				t.Errorf("a kubeconfig from before does not trust the server: %v", err)
 			}
-			config, err := clientcmd.BuildConfigFromFlags("", c.adminKubeconfig)
+			config, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,11 +172,11 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 // TestLostCACertificate: with a key that cannot be read nothing is made anew.
 func TestLostCACertificate(t *testing.T) {
 	dir := t.TempDir()
-	key := filepath.Join(dir, caKeyName)
+	key := filepath.Join(dir, CAKeyName)
 	if err := os.WriteFile(key, []byte("no key"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := ensureCertificates(dir, nil, 7000, "")
+	_, err := certificatesOf(dir, nil, 7000)
 	if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), "restore it") {
 		t.Errorf("a damaged CA key without its certificate: %v, want a refusal that says what to do", err)
 	}
@@ -211,17 +220,17 @@ func halve(t *testing.T, dir, name string) {
 // which runs out is replaced while the CA stays.
 func TestFrontProxy(t *testing.T) {
 	dir := t.TempDir()
-	made := func() (frontProxy, *x509.Certificate) {
+	made := func() (FrontProxy, *x509.Certificate) {
 		t.Helper()
-		c, err := ensureCertificates(dir, nil, 7000, "")
+		c, err := certificatesOf(dir, nil, 7000)
 		if err != nil {
 			t.Fatal(err)
 		}
-		pair, err := tls.LoadX509KeyPair(c.frontProxy.certFile, c.frontProxy.keyFile)
+		pair, err := tls.LoadX509KeyPair(c.FrontProxy.CertFile, c.FrontProxy.KeyFile)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return c.frontProxy, pair.Leaf
+		return c.FrontProxy, pair.Leaf
 	}
 	files, first := made()
 	pool := func(file string) *x509.CertPool {
@@ -234,19 +243,19 @@ func TestFrontProxy(t *testing.T) {
 		return pool
 	}
 	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	if _, err := first.Verify(x509.VerifyOptions{Roots: pool(files.caFile), KeyUsages: usages}); err != nil || first.Subject.CommonName != frontProxyUser {
+	if _, err := first.Verify(x509.VerifyOptions{Roots: pool(files.CAFile), KeyUsages: usages}); err != nil || first.Subject.CommonName != FrontProxyUser {
 		t.Errorf("the front proxy is %s: %v", first.Subject, err)
 	}
-	if _, err := first.Verify(x509.VerifyOptions{Roots: pool(filepath.Join(dir, caCertName)), KeyUsages: usages}); err == nil {
+	if _, err := first.Verify(x509.VerifyOptions{Roots: pool(filepath.Join(dir, CACertName)), KeyUsages: usages}); err == nil {
 		t.Error("the front proxy's certificate is one of the cluster's clients, too")
 	}
 	if _, again := made(); !again.Equal(first) {
 		t.Error("a second server has another certificate")
 	}
-	if err := os.Remove(files.certFile); err != nil {
+	if err := os.Remove(files.CertFile); err != nil {
 		t.Fatal(err)
 	}
-	if _, next := made(); next.Equal(first) || next.CheckSignatureFrom(loadCert(t, files.caFile)) != nil {
+	if _, next := made(); next.Equal(first) || next.CheckSignatureFrom(loadCert(t, files.CAFile)) != nil {
 		t.Error("a lost certificate is not replaced by one of the same CA")
 	}
 }
