@@ -46,6 +46,7 @@ var arrows = []arrow{
 	{folder: "process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "server/embedded", own: []string{}, forbidden: append(genericly, kube...), why: "an etcd in a process: it knows neither server nor what is stored"},
 	{folder: "server/pki", own: []string{}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "certificates in files: it knows no server"},
+	{folder: "server/outbound", own: []string{}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "connections to Services: it knows no server"},
 	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "listwatch", "coalesce", "member", "fence", "rewrite", "apimigrate", "controller", "server"}, why: "assembly: the only importer of k8s.io/kubernetes"},
 	{folder: "sim", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller"}, forbidden: append(genericly, kube...), why: "wires the shells over a simulated etcd and API, in place of a server"},
 	{folder: "analysis", own: []string{"compat"}, external: append([]string{"golang.org/x/tools/go/analysis"}, values...), why: "checks of this module's source, whose rules are decided in the pure packages"},

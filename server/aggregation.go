@@ -5,6 +5,7 @@ import (
 	"net/url"
 
 	"github.com/spf13/pflag"
+	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -12,8 +13,10 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/rest"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 
+	"github.com/concord-dev/concord/server/outbound"
 	"github.com/concord-dev/concord/server/pki"
 )
 
@@ -27,6 +30,8 @@ type AggregationOptions struct {
 	RequestHeader genericoptions.RequestHeaderAuthenticationOptions
 	// EndpointRouting goes to the endpoints of Services also where they have a cluster IP.
 	EndpointRouting bool
+	// Outbound says which hosts Services may lead to.
+	Outbound outbound.Config
 }
 
 func newAggregationOptions() AggregationOptions {
@@ -42,6 +47,7 @@ func (o *AggregationOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ProxyClientKeyFile, "proxy-client-key-file", o.ProxyClientKeyFile, "Key of --proxy-client-cert-file.")
 	fs.BoolVar(&o.EndpointRouting, "enable-aggregator-routing", o.EndpointRouting, "Reach aggregated API servers and conversion webhooks at the endpoints of their Services, not at cluster IPs. Services without a cluster IP are reached at their endpoints in any case, and those of type ExternalName by that name.")
 	o.RequestHeader.AddFlags(fs)
+	o.Outbound.AddFlags(fs)
 }
 
 // The resources by which aggregated API servers and conversion webhooks are found.
@@ -66,7 +72,7 @@ func (o *Options) servicesOf(shared informers.SharedInformerFactory) (aggregated
 	if err != nil {
 		return nil, nil, fmt.Errorf("services: %w", err)
 	}
-	return resolver, resolver, nil
+	return o.Aggregation.Outbound.Resolver(resolver), o.Aggregation.Outbound.Resolver(resolver), nil
 }
 
 // aggregation is how the aggregator reaches other servers.
@@ -80,9 +86,15 @@ func (o *Options) aggregation(certs *pki.Certificates, services aggregatorapiser
 	}
 	return aggregatorapiserver.ExtraConfig{
 		ServiceResolver: services, ProxyClientCertFile: cert, ProxyClientKeyFile: key,
+		ProxyTransport: o.Aggregation.Outbound.Transport(nil),
 		// As kube-apiserver by default: an aggregated API server does not send clients elsewhere.
 		RejectForwardingRedirects: true,
 	}
+}
+
+// webhooks is how webhooks are reached.
+func (o *Options) webhooks(loopback *rest.Config) webhook.AuthenticationInfoResolverWrapper {
+	return webhook.NewDefaultAuthenticationInfoResolverWrapper(o.Aggregation.Outbound.Transport(nil), nil, loopback, noopoteltrace.NewTracerProvider())
 }
 
 // serviceResolver finds Services as kube-apiserver does, and those that have no cluster IP

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 
-	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -100,7 +99,6 @@ func newExtensions(o *Options, base *genericapiserver.Config, shared informers.S
 	c.MergedResourceConfig = apiextensionsapiserver.DefaultAPIResourceConfigSource()
 	crs := storage(apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker))
 	custom(crs, services)
-	webhooks := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, noopoteltrace.NewTracerProvider())
 	config := &apiextensionsapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
 		ExtraConfig: apiextensionsapiserver.ExtraConfig{
@@ -108,7 +106,7 @@ func newExtensions(o *Options, base *genericapiserver.Config, shared informers.S
 			// One: Established needs no wait, since no server takes a write before it has reported.
 			MasterCount:         1,
 			ServiceResolver:     services,
-			AuthResolverWrapper: through(webhooks, func(next http.RoundTripper) http.RoundTripper { return newReviews(next, migrated) }),
+			AuthResolverWrapper: through(o.webhooks(c.LoopbackClientConfig), func(next http.RoundTripper) http.RoundTripper { return newReviews(next, migrated) }),
 		},
 	}
 	// Until every path is installed this is a 503 and no 404, which clients would believe.

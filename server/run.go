@@ -248,6 +248,9 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 		return err
 	}
 	defer p.close()
+	if p.custom != nil {
+		p.custom.resolver = o.webhooks(base.LoopbackClientConfig)
+	}
 	addEtcdChecks(base, etcd.health, o.Etcd.StorageConfig)
 	chain, err := newChain(o, base, certs, shared, p.storage, p.storesCustom, &p.migrated)
 	if err != nil {

@@ -73,6 +73,7 @@ func (s *Server) args() []string {
 		"--identity-lease-duration", LeaseDuration.String(),
 		"--identity-lease-renew-interval", RenewInterval.String(),
 		"--controller-lease-duration", LeaseDuration.String(),
+		"--allow-loopback-services", // everything is on this host
 	}
 	if !s.cluster.embedded || s.Name != embedding {
 		args = append(args, "--etcd-servers", s.cluster.Endpoint)
