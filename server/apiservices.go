@@ -21,6 +21,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -196,9 +197,9 @@ func (s *apiServices) Run(ctx context.Context, crdsSynced cache.InformerSynced) 
 		<-ctx.Done()
 		s.lost.ShutDown()
 	}()
-	go func() {
+	go workers.Loop(ctx, "restore-apiservices", func(ctx context.Context) {
 		for s.restore(ctx) {
 		}
-	}()
+	})
 	s.run(registerWorkers, ctx.Done())
 }

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 // customOpenAPILimit bounds how long the OpenAPI documents of custom resources wait.
@@ -36,16 +38,20 @@ func (c *customOpenAPI) start(hook genericapiserver.PostStartHookContext) error 
 	if c.static == nil {
 		return nil
 	}
-	go func() {
+	workers.Go(hook, "custom-openapi", func() {
 		// That the time is over is as good.
 		_ = wait.PollUntilContextTimeout(hook, readyPoll, customOpenAPILimit, true, func(context.Context) (bool, error) { return c.reported(), nil })
 		server, crds := c.extensions.GenericAPIServer, c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions()
 		if server.OpenAPIVersionedService != nil {
-			go openapicontroller.NewController(crds).Run(c.static, server.OpenAPIVersionedService, hook.Done())
+			workers.Go(hook, "custom-openapi", func() {
+				openapicontroller.NewController(crds).Run(c.static, server.OpenAPIVersionedService, hook.Done())
+			})
 		}
 		if server.OpenAPIV3VersionedService != nil {
-			go openapiv3controller.NewController(crds).Run(server.OpenAPIV3VersionedService, hook.Done())
+			workers.Go(hook, "custom-openapi", func() {
+				openapiv3controller.NewController(crds).Run(server.OpenAPIV3VersionedService, hook.Done())
+			})
 		}
-	}()
+	})
 	return nil
 }

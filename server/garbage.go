@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"io/fs"
 	"math"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -83,7 +86,11 @@ func newCollector() *collector {
 	}
 	return &collector{
 		read: readHeap, set: func(percent int) { debug.SetGCPercent(percent) }, limit: func(bytes int64) { debug.SetMemoryLimit(bytes) },
-		each: eachCollection, later: func(f func()) { time.AfterFunc(endsWithin, f) }, room: heapRoom(os.DirFS("/")),
+		each: eachCollection, later: func(f func()) {
+			time.AfterFunc(endsWithin, func() {
+				_ = workers.Do(context.Background(), "garbage", func() error { f(); return nil })
+			})
+		}, room: heapRoom(os.DirFS("/")),
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -60,7 +62,7 @@ func (h *etcdHealth) run(ctx context.Context) {
 		case slots <- struct{}{}:
 			asked.Go(func() {
 				defer func() { <-slots }()
-				h.once(ctx)
+				_ = workers.Do(ctx, "etcd-health", func() error { h.once(ctx); return nil })
 			})
 		default:
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/workers"
 )
 
 // immortalNamespaces exist always and cannot be deleted.
@@ -86,7 +87,7 @@ func (n *namespaces) next(ctx context.Context, queue workqueue.TypedRateLimiting
 		return false
 	}
 	defer queue.Done(name)
-	err := n.sync(ctx, name)
+	err := workers.Do(ctx, "namespaces", func() error { return n.sync(ctx, name) })
 	switch {
 	case err == nil:
 		queue.Forget(name)

@@ -33,6 +33,7 @@ import (
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/embedded"
 	"github.com/concord-dev/concord/server/pki"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -122,7 +123,7 @@ func newEtcdConn(client *clientv3.Client, limit time.Duration) *etcdConn {
 	health := newEtcdHealth(client, limit)
 	ctx, stop := context.WithCancel(context.Background())
 	var asking sync.WaitGroup
-	asking.Go(func() { health.run(ctx) })
+	asking.Go(func() { workers.Loop(ctx, "etcd-health", health.run) })
 	return &etcdConn{client: client, health: health, close: sync.OnceValue(func() error {
 		stop()
 		asking.Wait()
@@ -286,11 +287,13 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 	go func() { finished <- prepared.Run(ctx) }()
 	// net/http does not tell HTTP/2 connections that were made in the moment of a stop to
 	// close, and waits for them. The server's own are closed from the other end.
-	go wait.Until(func() {
-		if ctx.Err() != nil {
-			utilnet.CloseIdleConnectionsFor(loopback)
-		}
-	}, closePoll, p.closed)
+	workers.Go(ctx, "close-idle-connections", func() {
+		wait.Until(func() {
+			if ctx.Err() != nil {
+				utilnet.CloseIdleConnectionsFor(loopback)
+			}
+		}, closePoll, p.closed)
+	})
 	select {
 	case err := <-finished:
 		return err
@@ -309,25 +312,25 @@ func addHooks(o *Options, c *chain, clients *clients, certs *pki.Certificates, k
 	crds := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions()
 	hooks := map[string]genericapiserver.PostStartHookFunc{
 		"concord-register-apiservices": func(hook genericapiserver.PostStartHookContext) error {
-			go register.Run(hook, crds.Informer().HasSynced)
+			workers.Go(hook, "register-apiservices", func() { register.Run(hook, crds.Informer().HasSynced) })
 			return nil
 		},
 		"concord-certificates": func(hook genericapiserver.PostStartHookContext) error {
-			go certs.Renew(hook)
+			go workers.Loop(hook, "certificates", certs.Renew)
 			return nil
 		},
 		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
-			go func() {
-				if err := bootstrap(hook, clients.objects, known, o.ownCRDs()); err != nil && hook.Err() == nil {
-					utilruntime.HandleErrorWithContext(hook, err, "The cluster's own objects could not be made")
+			go workers.Loop(hook, "bootstrap", func(ctx context.Context) {
+				if err := bootstrap(ctx, clients.objects, known, o.ownCRDs()); err != nil && ctx.Err() == nil {
+					utilruntime.HandleErrorWithContext(ctx, err, "The cluster's own objects could not be made")
 				}
-			}()
+			})
 			return nil
 		},
 	}
 	if p.keyring != nil {
 		hooks["concord-encryption"] = func(hook genericapiserver.PostStartHookContext) error {
-			go p.keyring.run(hook, o.EncryptionReloadInterval)
+			go workers.Loop(hook, "keyring", func(ctx context.Context) { p.keyring.run(ctx, o.EncryptionReloadInterval) })
 			return nil
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -59,7 +60,7 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimiting
 			return
 		}
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
-		err := c.Step(step, name)
+		err := workers.Do(step, "mirror", func() error { return c.Step(step, name) })
 		cancel()
 		if err == nil {
 			queue.Forget(name)

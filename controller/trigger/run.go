@@ -18,6 +18,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -95,7 +96,11 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	defer cancel()
 	// A server that has started by the time its Lease is read must not go unnoticed.
 	r.setStarting(gr, true)
-	result, err := r.Step(ctx, gr)
+	var result Result
+	err := workers.Do(ctx, "trigger", func() (err error) {
+		result, err = r.Step(ctx, gr)
+		return err
+	})
 	r.setStarting(gr, result.Starting)
 	if err != nil {
 		if changed(err) || errors.Is(err, context.Canceled) {
