@@ -122,7 +122,7 @@ func (s *apiServices) restore(ctx context.Context) bool {
 }
 
 func (s *apiServices) watch(crds crdinformers.CustomResourceDefinitionInformer) error {
-	_, err := crds.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err := crds.Informer().AddEventHandler(listwatch.Handler("apiservices-watch", cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { s.observe(obj) },
 		UpdateFunc: func(_, obj any) { s.observe(obj) },
 		DeleteFunc: func(obj any) {
@@ -130,7 +130,7 @@ func (s *apiServices) watch(crds crdinformers.CustomResourceDefinitionInformer) 
 				s.want(crd.Name, nil)
 			}
 		},
-	})
+	}))
 	if err != nil {
 		return fmt.Errorf("watch CustomResourceDefinitions: %w", err)
 	}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/workers"
 )
@@ -64,10 +65,10 @@ func (n *namespaces) Run(ctx context.Context) {
 			queue.Add(ns.Name)
 		}
 	}
-	handler, err := n.informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	handler, err := n.informer.Informer().AddEventHandler(listwatch.Handler("namespaces-watch", cache.ResourceEventHandlerFuncs{
 		AddFunc:    enqueue,
 		UpdateFunc: func(_, obj any) { enqueue(obj) },
-	})
+	}))
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Namespaces cannot be watched: none will be emptied")
 		return

@@ -193,6 +193,6 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(c.cfg.Client, list),
 		ObjectType:    object,
-		Handler:       handler,
+		Handler:       listwatch.Handler("migrate-watch", handler),
 	})
 }

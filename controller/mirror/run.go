@@ -93,7 +93,7 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(c.cfg.Client, list),
 		ObjectType:    object,
-		Handler: cache.ResourceEventHandlerFuncs{
+		Handler: listwatch.Handler("mirror-watch", cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { handle(obj.(client.Object)) },
 			UpdateFunc: func(_, obj any) { handle(obj.(client.Object)) },
 			DeleteFunc: func(obj any) {
@@ -101,7 +101,7 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 					handle(last)
 				}
 			},
-		},
+		}),
 		Indexers: cache.Indexers{byOwner: func(obj any) ([]string, error) {
 			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && migrationv1alpha1.Original(m) != nil {
 				return []string{migrationv1alpha1.Original(m).Name}, nil

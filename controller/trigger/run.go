@@ -216,7 +216,7 @@ func (r *run) source(list client.ObjectList, object client.Object, handler cache
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(r.cfg.Client, list, options...),
 		ObjectType:    object,
-		Handler:       handler,
+		Handler:       listwatch.Handler("trigger-watch", handler),
 		Indexers: cache.Indexers{byResource: func(obj any) ([]string, error) {
 			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
 				return []string{migrationv1alpha1.Resource(m).String()}, nil
