@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -250,5 +251,75 @@ func TestModes(t *testing.T) {
 	}
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the directory: %v %v", info.Mode(), err)
+	}
+}
+
+// TestChangeCA changes the cluster's CA as docs/security.md says: at every step the servers
+// and administrators that have taken it and those that have not yet know each other.
+func TestChangeCA(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	for _, d := range []string{dir, other} {
+		if _, err := certificatesOf(d, nil, 7000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(dir, name string) []byte {
+		t.Helper()
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return content
+	}
+	write := func(name string, contents ...[]byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), slices.Concat(contents...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type state struct {
+		bundle, trusted *x509.CertPool // of servers for their clients, of administrators
+		serving, admin  *x509.Certificate
+	}
+	now := func() (s state) {
+		t.Helper()
+		c, err := certificatesOf(dir, nil, 7000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = state{x509.NewCertPool(), x509.NewCertPool(), servingCertificate(t, c), pair.Leaf}
+		s.bundle.AppendCertsFromPEM(read(dir, CACertName))
+		s.trusted.AppendCertsFromPEM(config.CAData)
+		return s
+	}
+	know := func(server, client state) bool {
+		_, served := server.serving.Verify(x509.VerifyOptions{Roots: client.trusted, DNSName: "localhost"})
+		_, accepted := client.admin.Verify(x509.VerifyOptions{Roots: server.bundle, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		return served == nil && accepted == nil
+	}
+	old, next, key := read(dir, CACertName), read(other, CACertName), read(other, CAKeyName)
+	states := []state{now()}
+	write(CACertName, old, next)
+	states = append(states, now())
+	write(CACertName, next, old)
+	write(CAKeyName, key)
+	states = append(states, now())
+	write(CACertName, next)
+	states = append(states, now())
+	for i := range len(states) - 1 {
+		if !know(states[i], states[i+1]) || !know(states[i+1], states[i]) {
+			t.Errorf("steps %d and %d do not know each other", i, i+1)
+		}
+	}
+	if know(states[3], states[0]) {
+		t.Error("in the end the old CA is trusted still")
 	}
 }
