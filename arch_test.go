@@ -41,18 +41,20 @@ var arrows = []arrow{
 	{folder: "member", own: []string{"compat", "agree", "evolve", "api", "listwatch"}, forbidden: append(genericly, "go.etcd.io"), why: "a shell: it reaches objects only through a client, so that the simulator can run it"},
 	{folder: "fence", own: []string{"compat", "agree", "evolve", "api", "coalesce"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime"), why: "a shell over storage: it knows no generic server"},
 	{folder: "rewrite", own: []string{"compat", "agree", "evolve", "api", "progress"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "k8s.io/client-go"), why: "a shell over stored values"},
+	{folder: "stored", own: []string{"compat", "agree", "evolve", "api", "rewrite"}, forbidden: append([]string{"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/endpoints", "sigs.k8s.io/controller-runtime"}, kube...), why: "reads what a cluster remembers of its stored values, and judges it by compat; which keys open them it is told"},
+	{folder: "keyring", own: []string{"agree", "evolve", "api", "rewrite", "member", "stored"}, forbidden: append([]string{"sigs.k8s.io/controller-runtime", "go.etcd.io"}, kube...), why: "encryption at rest for any API server: of member it knows what it tells, and stored is checked with its keys"},
 	{folder: "apimigrate", own: []string{"progress"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "go.etcd.io", "k8s.io/apiserver"), why: "a shell over an API, with nothing of a server, so that it can run against stock Kubernetes"},
 	{folder: "controller", own: []string{"compat", "agree", "evolve", "api", "listwatch"}, forbidden: append(genericly, "go.etcd.io"), why: "controllers stay free of server internals, so that they can run against stock Kubernetes"},
 	{folder: "process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "server/planning", own: []string{"compat"}, why: "plans from Kubernetes' own types and configs; it knows no server of ours"},
 	{folder: "server/gates", own: []string{"compat"}, forbidden: kube, why: "gates and flags of the libraries' registry, explained also by commands that link no Kubernetes"},
-	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "listwatch", "coalesce", "member", "fence", "rewrite", "apimigrate", "controller", "server"}, why: "assembly: the only importer of k8s.io/kubernetes"},
+	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "listwatch", "coalesce", "member", "fence", "rewrite", "stored", "keyring", "apimigrate", "controller", "server"}, why: "assembly: the only importer of k8s.io/kubernetes"},
 	{folder: "sim", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller"}, forbidden: append(genericly, kube...), why: "wires the shells over a simulated etcd and API, in place of a server"},
 	{folder: "analysis", own: []string{"compat"}, external: append([]string{"golang.org/x/tools/go/analysis"}, values...), why: "checks of this module's source, whose rules are decided in the pure packages"},
-	{folder: "cmd", own: []string{"analysis", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
+	{folder: "cmd", own: []string{"analysis", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "stored", "keyring", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
 	{folder: "demo", own: []string{"compat", "agree", "evolve", "api", "rewrite", "server", "process"}, forbidden: kube, why: "drives servers from outside"},
 	{folder: "bench", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo", "process"}, forbidden: kube, why: "measures what is there"},
-	{folder: "e2e", own: []string{"api", "agree", "server", "rewrite", "demo", "process"}, forbidden: kube, why: "uses servers as their users do"},
+	{folder: "e2e", own: []string{"api", "agree", "server", "rewrite", "stored", "keyring", "demo", "process"}, forbidden: kube, why: "uses servers as their users do"},
 }
 
 type listed struct {

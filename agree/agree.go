@@ -75,6 +75,9 @@ type Report struct {
 	Encoding  Encoding
 	Decodable []string
 	Served    []string
+	// Silence is why others made the report in the server's stead. It is for those who write
+	// it: a report that was read does not tell, and two that differ in it only are equal.
+	Silence Silence
 }
 
 // Validate says which part of the Report's invariant does not hold.
@@ -145,19 +148,19 @@ func Settle(reports []Report, participants Participants) []Report {
 
 // settle is Settle, and keeps the report of self in any case.
 func settle(reports []Report, participants Participants, self ServerID) []Report {
-	settled := make([]Report, 0, len(reports)+participants.silent.Len())
-	missing := participants.silent.Clone()
+	settled := make([]Report, 0, len(reports)+len(participants.silent))
+	missing := sets.KeySet(participants.silent)
 	for _, r := range reports {
 		switch {
 		case missing.Has(r.Server):
 			missing.Delete(r.Server)
-			settled = append(settled, silence(r.Server))
+			settled = append(settled, participants.silence(r.Server))
 		case r.Server == self, participants.reporting.Has(r.Server):
 			settled = append(settled, r)
 		}
 	}
 	for _, id := range sets.List(missing) {
-		settled = append(settled, silence(id))
+		settled = append(settled, participants.silence(id))
 	}
 	return settled
 }

@@ -15,6 +15,17 @@ const (
 	v1beta1 Encoding = "apps/v1beta1"
 )
 
+func silence(id ServerID) Report { return Participants{}.silence(id) }
+
+// off has the servers' gates off.
+func off(ids ...ServerID) map[ServerID]Silence {
+	silent := map[ServerID]Silence{}
+	for _, id := range ids {
+		silent[id] = GateOff
+	}
+	return silent
+}
+
 func report(server ServerID, e Encoding) Report {
 	return Report{Server: server, Encoding: e, Decodable: []string{string(v1beta1), string(v1)}, Served: []string{string(e)}}
 }
@@ -98,14 +109,14 @@ func TestMerge(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := Merge(tc.reports, tc.own, NewParticipants(tc.participants, tc.silent))
+			got := Merge(tc.reports, tc.own, NewParticipants(tc.participants, off(tc.silent...)))
 			if !Equal(got, tc.want) {
 				t.Errorf("Merge: got %v, want %v", got, tc.want)
 			}
 			if err := Validate(got); err != nil {
 				t.Errorf("Merge: %v", err)
 			}
-			if again := Merge(got, tc.own, NewParticipants(tc.participants, tc.silent)); !Equal(again, got) {
+			if again := Merge(got, tc.own, NewParticipants(tc.participants, off(tc.silent...))); !Equal(again, got) {
 				t.Errorf("Merge again: got %v, want %v", again, got)
 			}
 		})
@@ -139,12 +150,16 @@ func TestSettleAndWithout(t *testing.T) {
 	if got, want := Settle(reports, NewParticipants([]ServerID{"a", "c"}, nil)), []Report{reports[0], reports[2]}; !Equal(got, want) {
 		t.Errorf("Settle: got %v, want %v", got, want)
 	}
-	if got, want := Settle(reports, NewParticipants([]ServerID{"a"}, []ServerID{"x"})), []Report{reports[0], silence("x")}; !Equal(got, want) {
+	if got, want := Settle(reports, NewParticipants([]ServerID{"a"}, off("x"))), []Report{reports[0], silence("x")}; !Equal(got, want) {
 		t.Errorf("Settle: got %v, want %v", got, want)
 	} else if made := Made(got); !Equal(made, reports[:1]) {
 		t.Errorf("Made: got %v, want %v", made, reports[:1])
 	} else if silent := Silent(got); !slices.Equal(silent, []ServerID{"x"}) {
 		t.Errorf("Silent: got %v, want x", silent)
+	}
+	why := NewParticipants([]ServerID{"a"}, map[ServerID]Silence{"x": GateOff, "y": Stock})
+	if got := Settle([]Report{silence("y")}, why); len(got) != 2 || got[0].Silence != Stock || got[1].Silence != GateOff {
+		t.Errorf("Settle: got %+v, want the reasons of y and x", got)
 	}
 	if got, want := Without(reports, "b"), []Report{reports[0], reports[2]}; !Equal(got, want) {
 		t.Errorf("Without: got %v, want %v", got, want)

@@ -201,7 +201,7 @@ func (w *world) lease(name string, kv *mvccpb.KeyValue, deleted bool, at moment)
 	if err != nil {
 		return err
 	}
-	if identity(lease.Labels) {
+	if identity(lease.Labels) && storageversion.IsServer(lease.Name) {
 		w.view.participants[id] = participant{release: lease.Annotations[storageversion.EmulationVersionAnnotation]}
 		w.register(id)
 	}

@@ -27,7 +27,7 @@ import (
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/keyring"
 )
 
 var secrets = schema.GroupResource{Resource: "secrets"}
@@ -65,7 +65,7 @@ func sealOf(t testing.TB, key string) agree.Seal {
 	case key == keyV1:
 		return keyV1 + ":" // it tells nothing of the plugin's keys
 	}
-	seal, err := server.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
+	seal, err := keyring.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,14 +214,14 @@ func (e *encrypted) wantKey(key string, atLeast int) {
 
 // keys is what the command says of a key. It must not call one removable, at the revision that
 // it has counted, while a value uses it.
-func (e *encrypted) keys(key string) server.KeyUse {
+func (e *encrypted) keys(key string) keyring.Use {
 	e.t.Helper()
 	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, "-o", "json")
-	var report server.KeyReport
+	var report keyring.Report
 	if err := json.Unmarshal([]byte(result.Stdout), &report); err != nil || result.Code != 0 {
 		e.t.Fatalf("keys: exit %d: %s: %v", result.Code, result.Stderr, err)
 	}
-	i := slices.IndexFunc(report.Keys, func(k server.KeyUse) bool { return k.Key == key })
+	i := slices.IndexFunc(report.Keys, func(k keyring.Use) bool { return k.Key == key })
 	if i < 0 {
 		e.t.Fatalf("nothing is said of %s: %s", key, result.Stdout)
 	}

@@ -50,6 +50,12 @@ type (
 		Reason Reason
 		Why    string
 	}
+	// TellWaiting has a migration that did not begin say what it waits for. Begins says that
+	// it told nothing of the kind before.
+	TellWaiting struct {
+		Name, Why string
+		Begins    bool
+	}
 	// Prune sets a CRD's status.storedVersions to what Target says, if, read in this
 	// order, the CRD stores it and the StorageVersion still has Target, and with the CRD's
 	// resourceVersion.
@@ -86,6 +92,7 @@ func (CreateMigration) action() {}
 func (AdoptMigration) action()  {}
 func (DeleteMigration) action() {}
 func (EndMigration) action()    {}
+func (TellWaiting) action()     {}
 func (Prune) action()           {}
 func (Wait) action()            {}
 
@@ -112,6 +119,10 @@ func (a DeleteMigration) String() string {
 
 func (a EndMigration) String() string {
 	return fmt.Sprintf("fail migration %s: %s: %s", a.Name, a.Reason, a.Why)
+}
+
+func (a TellWaiting) String() string {
+	return fmt.Sprintf("migration %s waits: %s", a.Name, a.Why)
 }
 
 func (a Prune) String() string {

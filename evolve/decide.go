@@ -67,6 +67,8 @@ func nextState(o Observation) State {
 	target, agreed := sv.Agreement()
 	if agreed {
 		next.Current = target.Encoding
+	} else {
+		next.Why = sv.disagreement()
 	}
 	switch {
 	case old.Of.UID != sv.UID:
@@ -197,10 +199,7 @@ func servedVersion(gr schema.GroupResource, e agree.Encoding, reports []agree.Re
 
 // decideLost handles the lack of agreement, with a state that knows of it.
 func decideLost(o Observation) []Action {
-	why := "servers report different encodings: " + agree.Join(o.StorageVersion.History.Reported())
-	if len(o.StorageVersion.History.Reported()) == 0 {
-		why = "no server reports the resource"
-	}
+	why := o.StorageVersion.disagreement()
 	var actions []Action
 	for _, m := range o.Migrations {
 		switch {
@@ -209,6 +208,8 @@ func decideLost(o Observation) []Action {
 			actions = append(actions, DeleteMigration{Name: m.Name, Why: why})
 		case m.Phase == Running:
 			actions = append(actions, EndMigration{Name: m.Name, Reason: AgreementLost, Why: why})
+		case m.Waiting != why:
+			actions = append(actions, TellWaiting{Name: m.Name, Why: why, Begins: m.Waiting == ""})
 		}
 	}
 	return actions
@@ -235,7 +236,7 @@ func decideGone(o Observation) []Action {
 	}
 	next := *o.State
 	next.Stored, next.Current, next.Heartbeat = add(o.State.Stored, Unknown), Unknown, o.Now
-	next.Removable = nil
+	next.Why, next.Removable = why, nil
 	if !next.same(*o.State) {
 		return []Action{WriteState{State: next}}
 	}

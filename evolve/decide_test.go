@@ -29,10 +29,24 @@ func state(epoch int64, current agree.Encoding, stored ...agree.Encoding) *State
 	return &State{Of: Ref{UID: "sv", Epoch: epoch}, Stored: stored, Current: current, Heartbeat: now}
 }
 
+// because has a state say why nobody agrees.
+func because(s *State, why string) *State {
+	s.Why = why
+	return s
+}
+
 func forged(s *State) *State {
 	s.Forged = true
 	return s
 }
+
+// silenced has a StorageVersion say who does not report.
+func silenced(sv *StorageVersion, why string) *StorageVersion {
+	sv.Silent = why
+	return sv
+}
+
+const differ = "servers report different encodings: batch/v1,batch/v2"
 
 var (
 	decided = schema.GroupResource{Group: "batch", Resource: "cronjobs"}
@@ -64,7 +78,7 @@ var decisions = []struct {
 	},
 	{
 		"KEP-2339: aborts ongoing migration if the storageVersion.status.commonEncodingVersion is empty",
-		Observation{StorageVersion: at(4, "batch/v1", "batch/v2"), State: state(4, Unknown, "batch/v1", "batch/v2"), Migrations: []Migration{running}},
+		Observation{StorageVersion: at(4, "batch/v1", "batch/v2"), State: because(state(4, Unknown, "batch/v1", "batch/v2"), differ), Migrations: []Migration{running}},
 		[]string{"delete migration m: servers report different encodings: batch/v1,batch/v2"},
 	},
 	{
@@ -105,8 +119,19 @@ var decisions = []struct {
 	{
 		"agreement needs both the common encoding and the history",
 		Observation{StorageVersion: func() *StorageVersion { sv := at(3, "batch/v1", "batch/v2"); sv.Common = "batch/v1"; return sv }(),
-			State: state(3, Unknown, "batch/v1", "batch/v2")},
+			State: because(state(3, Unknown, "batch/v1", "batch/v2"), differ)},
 		nil,
+	},
+	{
+		"a state says why nobody agrees",
+		Observation{StorageVersion: at(4, "batch/v1", "batch/v2"), State: because(state(4, Unknown, "batch/v1", "batch/v2"), "x does not report")},
+		[]string{"write state sv/4 stored [batch/v1,batch/v2] current Unknown"},
+	},
+	{
+		"a user's migration that nobody has begun says what it waits for",
+		Observation{StorageVersion: silenced(at(4, "batch/v1", Unknown), "x does not report"), State: because(state(4, Unknown, "batch/v1", Unknown), "x does not report"),
+			Migrations: []Migration{{Name: "new"}, {Name: "other", Waiting: "y does not report"}, {Name: "told", Waiting: "x does not report"}, {Name: "over", Phase: Failed}}},
+		[]string{"migration new waits: x does not report", "migration other waits: x does not report"},
 	},
 	{
 		"a StorageVersion that was only created says nothing",

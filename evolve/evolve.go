@@ -51,6 +51,9 @@ type StorageVersion struct {
 	Reports []agree.Report
 	// Common is status.commonEncodingVersion, empty without agreement.
 	Common agree.Encoding
+	// Silent says, for people, which servers keep the others from agreeing because they do
+	// not report, and how to go on; empty where none does.
+	Silent string
 }
 
 // Ref returns the StorageVersion and its epoch.
@@ -63,6 +66,20 @@ func (sv *StorageVersion) Agreement() (Target, bool) {
 		return Target{}, false
 	}
 	return Target{Ref: sv.Ref(), Encoding: sv.Common}, true
+}
+
+// disagreement says, for people, why there is no agreement.
+func (sv *StorageVersion) disagreement() string {
+	switch reported := sv.History.Reported(); {
+	case sv.Silent != "":
+		return sv.Silent
+	case len(reported) == 0:
+		return "no server reports the resource"
+	case len(reported) == 1:
+		return "servers do not agree yet on " + string(reported[0])
+	default:
+		return "servers report different encodings: " + agree.Join(reported)
+	}
 }
 
 // State is what a StorageState says.
@@ -78,6 +95,8 @@ type State struct {
 	Removable []string
 	// Current is the encoding agreed on, or Unknown.
 	Current agree.Encoding
+	// Why says, for people, why Current is Unknown; empty where it is not.
+	Why string
 	// Heartbeat is when the trigger last looked.
 	Heartbeat time.Time
 	// Custom says that the resource was seen to be a custom resource.
@@ -96,7 +115,7 @@ func (s State) String() string {
 
 // same compares everything but the heartbeat.
 func (s State) same(o State) bool {
-	return s.Of == o.Of && s.Current == o.Current && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) && slices.Equal(s.Removable, o.Removable)
+	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) && slices.Equal(s.Removable, o.Removable)
 }
 
 // Phase is how far a migration is.
@@ -129,6 +148,8 @@ type Migration struct {
 	Made bool
 	// Attempt counts the migrations made for one Target, from 1; 0 for a user's.
 	Attempt int
+	// Waiting is what it says that it waits for, if it does.
+	Waiting string
 	// Created is when the object was created, Ended when it became final.
 	Created, Ended time.Time
 }

@@ -61,6 +61,10 @@ func (w *world) report(reports []agree.Report) {
 	sv := w.sv.value
 	sv.Reports = reports
 	sv.Common, _ = agree.Common(reports)
+	sv.Silent = ""
+	if silent := agree.Silent(reports); len(silent) > 0 {
+		sv.Silent = fmt.Sprintf("%v do not report", silent)
+	}
 	sv.History = sv.History.Next(reports)
 	w.sv = &object[StorageVersion]{value: sv, rev: w.next()}
 }
@@ -118,7 +122,9 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 	case DeleteMigration:
 		delete(w.migrations, a.Name)
 	case AdoptMigration:
-		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target = a.Target })
+		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target, m.Waiting = a.Target, "" })
+	case TellWaiting:
+		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Waiting = a.Why })
 	case EndMigration:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Phase, m.Ended = Failed, w.now })
 	case Prune:

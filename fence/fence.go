@@ -57,7 +57,7 @@ type Config struct {
 	// Permits answers for this server's reports.
 	Permits Permits
 
-	// Unfenced names the resources whose puts carry no compare. Nil means Unfenced().
+	// Unfenced names the resources whose puts carry no compare. Nil means storageversion.Unfenced().
 	Unfenced sets.Set[schema.GroupResource]
 	// Uncached names the resources that never get a watch cache, like events upstream.
 	Uncached sets.Set[schema.GroupResource]
@@ -96,16 +96,6 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Unfenced returns the resources that exist in one version only and are needed before
-// any report can be made, hence the exception to the fence (DESIGN 3.1).
-func Unfenced() sets.Set[schema.GroupResource] {
-	return sets.New(
-		schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"},
-		schema.GroupResource{Resource: "namespaces"},
-		storageversion.Resource,
-	)
-}
-
 // Fence builds the stores of one API server and knows them all.
 type Fence struct {
 	client         *clientv3.Client
@@ -134,7 +124,7 @@ func New(cfg Config) (*Fence, error) {
 		return nil, err
 	}
 	if cfg.Unfenced == nil {
-		cfg.Unfenced = Unfenced()
+		cfg.Unfenced = storageversion.Unfenced()
 	}
 	cfg.ForwardTimeout = cmp.Or(cfg.ForwardTimeout, DefaultForwardTimeout)
 	if cfg.Renames == nil {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // writes are the calls that end in a put; all of them want "existing" stored.
@@ -239,7 +240,7 @@ func TestUnfenced(t *testing.T) {
 		t.Fatalf("a Lease without any report: %v", err)
 	}
 	for _, gr := range []schema.GroupResource{{Resource: "namespaces"}, leases, {Group: "internal.apiserver.k8s.io", Resource: "storageversions"}} {
-		if !Unfenced().Has(gr) {
+		if !storageversion.Unfenced().Has(gr) {
 			t.Errorf("%s is fenced", gr)
 		}
 	}

@@ -281,6 +281,7 @@ func (w *world) addLease(id agree.ServerID) {
 	w.quietly(func() {
 		if err := w.client.Create(w.t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 			Name: string(id), Namespace: "kube-system", Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+			Annotations: map[string]string{storageversion.BinaryVersionAnnotation: "1.37"},
 		}}); err != nil {
 			w.t.Fatal(err)
 		}

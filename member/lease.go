@@ -198,7 +198,7 @@ func (m *Member) readLease(ctx context.Context, current registration) (*coordina
 // the same object, has the label, and says the same of whether the server reports.
 func stillOurs(lease, ours *coordinationv1.Lease) bool {
 	return lease.UID == ours.UID && lease.Labels[storageversion.IdentityLabel] == storageversion.IdentityLabelValue &&
-		lease.Annotations[storageversion.APIAnnotation] == ours.Annotations[storageversion.APIAnnotation]
+		storageversion.SilenceOf(lease) == storageversion.SilenceOf(ours)
 }
 
 func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease) {

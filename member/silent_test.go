@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -247,4 +248,49 @@ func (w *world) addSilent(id agree.ServerID) {
 			w.t.Fatal(err)
 		}
 	})
+}
+
+// TestStockServer: beside the Lease of a kube-apiserver without Concord the reports say
+// Unknown for it, and why; beside the one that upstream's code keeps in a Concord process
+// they do not.
+func TestStockServer(t *testing.T) {
+	const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
+	w := newWorld(t, []Resource{builtin(secrets)})
+	strip := func(id agree.ServerID) *coordinationv1.Lease {
+		lease := w.lease(id)
+		lease.Annotations = nil
+		w.quietly(func() {
+			if err := w.client.Update(t.Context(), lease); err != nil {
+				t.Fatal(err)
+			}
+		})
+		return lease
+	}
+	upstreams := agree.ServerID(storageversion.NewUpstreamIdentity())
+	w.addLease(upstreams)
+	strip(upstreams)
+	w.register()
+	w.settle()
+	reports, _ := w.reports(secrets)
+	if common, agreed := agree.Common(reports); !agreed || len(reports) != 1 {
+		t.Fatalf("agreement on %q beside upstream's own Lease, reports %v", common, reports)
+	}
+
+	w.addLease(stock)
+	strip(stock)
+	w.setReports(secrets) // its report is lost, and made again
+	w.observe(secrets)
+	w.settle()
+	reports, _ = w.reports(secrets)
+	if common, agreed := agree.Common(reports); agreed || len(reports) != 2 || !slices.Equal(agree.Silent(reports), []agree.ServerID{stock}) {
+		t.Errorf("agreement on %q, reports %v", common, reports)
+	}
+	w.expectOpen(secrets, "v1")
+
+	// Who takes away what the Lease of this server says makes it one that does not report.
+	id := w.m.ID()
+	w.m.ObserveLease(strip(id), false)
+	if w.m.ID() != "" {
+		t.Error("the server goes on with a Lease by which it counts as one that does not report")
+	}
 }

@@ -176,7 +176,7 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 		},
 	}
 	var err error
-	if target.Transformer, err = r.p.keyring.pin(job.GroupResource, job.Encoding.Seal()); err != nil {
+	if target.Transformer, err = r.p.keyring.Pin(job.GroupResource, job.Encoding.Seal()); err != nil {
 		return nil, err
 	}
 	if job.CRD.UID != "" {

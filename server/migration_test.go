@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -17,7 +20,10 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/stored/storedtest"
 )
 
 // A job gives way as its migration says, and else as the flags do; to clients in any case.
@@ -55,6 +61,11 @@ func TestYield(t *testing.T) {
 		clock.Step(2 * loadWindow)
 	}
 }
+
+var (
+	secretsResource = schema.GroupResource{Resource: "secrets"}
+	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
 
 // values are a store that has nothing else.
 type values []string
@@ -110,19 +121,30 @@ func (idle) Rewrite(context.Context, migrate.Job, func(migrate.Progress)) (migra
 // Neither engine's word is taken for it that no value needs the old key: one value that it did
 // not meet, and there is no success.
 func TestProvenByACensus(t *testing.T) {
-	etcd := startStored(t)
+	etcd := storedtest.Start(t)
 	const secret = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x","namespace":"default"}}`
-	prefix := etcd.fill(t, map[string]string{versionKey(secretsResource): "{}"})
-	fence := prefix + "/" + versionKey(secretsResource)
-	under := ResourcePrefix(prefix, secretsResource, false)
+	prefix := etcd.Fill(t, map[string]string{storedtest.VersionKey(secretsResource): "{}"})
+	fence := prefix + "/" + storedtest.VersionKey(secretsResource)
+	under := stored.ResourcePrefix(prefix, secretsResource, false)
 	kv := rewrite.NewEtcd(etcd.Client)
 	fenced, err := kv.Range(t.Context(), fence, fence+"\x00", 1, 0)
 	if err != nil || len(fenced.Entries) != 1 {
 		t.Fatal(err)
 	}
 
-	ring := &keyring{}
-	ring.current.Store(keysFrom(t, encryptionYAML("secrets: aescbc a")))
+	file := filepath.Join(t.TempDir(), "encryption.yaml")
+	const aescbc, secretbox = "aescbc: {keys: [{name: a, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}", "secretbox: {keys: [{name: b, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}"
+	configure := func(providers ...string) {
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - " + strings.Join(providers, "\n  - ") + "\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure(aescbc)
+	ring, err := keyring.New(t.Context(), keyring.Config{Path: file, Reload: true, Server: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	store := func(name string) string {
 		key := under + "default/" + name
 		sealed, err := ring.TransformerForResource(secretsResource).TransformToStorage(t.Context(), []byte(secret), value.DefaultContext(key))
@@ -136,12 +158,15 @@ func TestProvenByACensus(t *testing.T) {
 	}
 	store("seen")
 	unseen := store("unseen")
-	ring.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
+	configure(secretbox, aescbc)
+	if _, err := ring.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	target := &rewrite.Target{
 		GroupResource: secretsResource, Encoding: "v1", Prefix: under, FenceKey: fence, FenceRevision: fenced.Entries[0].ModRevision,
 		Convert: func(context.Context, [][]byte) []rewrite.Converted { return nil },
 	}
-	if target.Transformer, err = ring.pin(secretsResource, ring.keys().writes(secretsResource)); err != nil {
+	if target.Transformer, err = ring.Pin(secretsResource, ring.Keys().Writes(secretsResource)); err != nil {
 		t.Fatal(err)
 	}
 	refused := func(err error) bool {

@@ -24,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
 )
 
 // immortalNamespaces exist always and cannot be deleted.
@@ -210,7 +211,7 @@ func (n *namespaces) foreign(ctx context.Context, name string, own []schema.Grou
 		if !slices.ContainsFunc(storageversion.Reports(&list.Items[i]), served) {
 			continue
 		}
-		start := ResourcePrefix(n.prefix, gr, false) + name + "/"
+		start := stored.ResourcePrefix(n.prefix, gr, false) + name + "/"
 		page, err := n.etcd.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
 		if err != nil {
 			return nil, fmt.Errorf("count %s: %w", gr, err)

@@ -18,7 +18,9 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/stored"
 )
 
 // DefaultEtcdPrefix is where objects are stored in etcd.
@@ -130,7 +132,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.EncryptionReloadInterval, "encryption-provider-config-reload-interval", o.EncryptionReloadInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 	fs.BoolVar(&o.Controllers, "controllers", o.Controllers, "Whether this server may run the leader-elected controllers.")
 
-	fs.BoolVar(&o.AllowUndecodableStorage, allowUndecodableFlag, o.AllowUndecodableStorage, allowUndecodableUsage)
+	fs.BoolVar(&o.AllowUndecodableStorage, stored.AllowFlag, o.AllowUndecodableStorage, stored.AllowUsage)
 	o.addLibraryFlags(fs)
 	o.flags = fs
 }
@@ -225,11 +227,11 @@ func (o *Options) Complete() error {
 	if err := o.checkSurroundings(); err != nil {
 		return err
 	}
-	if o.Etcd.EncryptionProviderConfigFilepath == "" && o.Etcd.EncryptionProviderConfigAutomaticReload {
-		return fmt.Errorf("--%s-automatic-reload needs --%s", encryptionFlag, encryptionFlag)
+	if err := o.keyring().Validate(); err != nil {
+		return err
 	}
 	if o.EncryptionReloadInterval <= 0 {
-		return fmt.Errorf("--%s-reload-interval %v must be above 0", encryptionFlag, o.EncryptionReloadInterval)
+		return fmt.Errorf("--%s-reload-interval %v must be above 0", keyring.Flag, o.EncryptionReloadInterval)
 	}
 	var errs []error
 	if _, err := genericoptions.ParseWatchCacheSizes(o.Etcd.WatchCacheSizes); err != nil {

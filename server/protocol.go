@@ -39,10 +39,12 @@ import (
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/builtin"
+	"github.com/concord-dev/concord/stored"
 )
 
 const (
@@ -65,7 +67,7 @@ type protocol struct {
 	fence   *fence.Fence
 	etcd    *etcdConn
 	// keyring is nil where nothing is encrypted.
-	keyring *keyring
+	keyring *keyring.Ring
 	// clientLoad tells migrations whether they have to give way.
 	clientLoad clientLoad
 	collect    *collect.Collector
@@ -104,7 +106,7 @@ type protocol struct {
 }
 
 // newProtocol makes the server's member and fence. Nothing runs yet.
-func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring *keyring, clients *clients) (*protocol, error) {
+func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring *keyring.Ring, clients *clients) (*protocol, error) {
 	p := &protocol{
 		options: o, kube: clients.kube, raw: clients.kube.Discovery().RESTClient(),
 		etcd: etcd, keyring: ring, drain: newDrain(), abandoned: make(chan struct{}), closed: make(chan struct{}), identity: fmt.Sprintf("%s:%d_%s", o.SecureServing.BindAddress, o.SecureServing.BindPort, rand.String(8)),
@@ -119,13 +121,13 @@ func newProtocol(o *Options, base *genericapiserver.Config, etcd *etcdConn, ring
 		return nil, err
 	}
 	if ring != nil {
-		ring.check = func(ctx context.Context, next, present *keys) error {
-			reader, known := rewrite.NewEtcd(etcd.client), o.plan.Target().Resources()
-			if err := refuseUnreadableByOthers(ctx, reader, o.Etcd.StorageConfig.Prefix, known, next, p.member.ID(), 0); err != nil {
+		ring.SetCheck(func(ctx context.Context, next, present *keyring.Keys) error {
+			reader, known, layout := rewrite.NewEtcd(etcd.client), o.plan.Target().Resources(), stored.Layout{Prefix: o.Etcd.StorageConfig.Prefix}
+			if err := next.CheckOthers(ctx, reader, layout, known, p.member.ID(), 0); err != nil {
 				return err
 			}
-			return checkReload(ctx, reader, o.Etcd.StorageConfig.Prefix, known, next, present)
-		}
+			return next.CheckReload(ctx, reader, layout, known, present)
+		})
 	}
 	persisted := builtin.PersistedResources(o.plan)
 	parts := []func() error{
@@ -186,7 +188,7 @@ func (p *protocol) newMember(persisted []builtin.Persisted, clients *clients) er
 	if p.member, err = member.New(config); err != nil {
 		return err
 	}
-	p.keyring.listen(p.member.SetEncryption)
+	p.keyring.Listen(p.member.SetEncryption)
 	return p.member.SetBuiltins(reports(persisted))
 }
 

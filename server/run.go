@@ -30,8 +30,11 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server/builtin"
 	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/stored"
 )
 
 const (
@@ -78,7 +81,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 	defer func() { _ = o.SecureServing.Listener.Close() }() // the generic server closes it too
 	providers, stopProviders := context.WithCancel(context.Background())
 	defer stopProviders()
-	ring, err := newKeyring(providers, o)
+	ring, err := keyring.New(providers, o.keyring())
 	if err != nil {
 		return err
 	}
@@ -91,7 +94,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 		return errors.Join(unlessStopped(ctx, err), stop())
 	}
 	etcd := newEtcdConn(client, o.Etcd.StorageConfig.ReadycheckTimeout)
-	if err = o.checkStorage(ctx, client, ring.keys()); err != nil {
+	if err = o.checkStorage(ctx, client, ring.Keys()); err != nil {
 		err = unlessStopped(ctx, err)
 	} else {
 		err = serve(ctx, o, etcd, ring, serving)
@@ -127,6 +130,24 @@ func newEtcdConn(client *clientv3.Client, limit time.Duration) *etcdConn {
 		asking.Wait()
 		return client.Close()
 	})}
+}
+
+// keyring is what the options say of encryption at rest.
+func (o *Options) keyring() keyring.Config {
+	return keyring.Config{
+		Path:   o.Etcd.EncryptionProviderConfigFilepath,
+		Reload: o.Etcd.EncryptionProviderConfigAutomaticReload,
+		Server: fmt.Sprintf("%s:%d", o.SecureServing.BindAddress, o.SecureServing.BindPort),
+	}
+}
+
+// Lifecycles returns those of every resource that this binary can serve.
+func Lifecycles() []compat.Lifecycle {
+	lifecycles := builtin.Lifecycles()
+	for _, gvr := range extraResources() {
+		lifecycles = append(lifecycles, compat.Lifecycle{GroupVersionResource: gvr, Kind: extraKinds[gvr.Resource]})
+	}
+	return lifecycles
 }
 
 // Plan computes which APIs a server with these completed options serves, and how it
@@ -192,11 +213,12 @@ func unplanned(v versions) *compat.Plan {
 }
 
 // checkStorage refuses to start on what the server could not decode.
-func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client, k *keys) error {
+func (o *Options) checkStorage(ctx context.Context, etcd *clientv3.Client, k *keyring.Keys) error {
 	if o.DisableProtocol {
 		return nil
 	}
-	return checkStorage(ctx, rewrite.NewEtcd(etcd), o.Etcd.StorageConfig.Prefix, o.plan, k, o.AllowUndecodableStorage)
+	start := stored.Start{Layout: stored.Layout{Prefix: o.Etcd.StorageConfig.Prefix}, Target: o.plan.Target(), Keys: k, Allow: o.AllowUndecodableStorage}
+	return start.Check(ctx, rewrite.NewEtcd(etcd))
 }
 
 // embedEtcd starts an etcd of the server's own where no other is named.
@@ -228,7 +250,7 @@ func dialEtcd(ctx context.Context, o *Options) (*clientv3.Client, error) {
 }
 
 // serve assembles the server on a connected etcd and runs it.
-func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, serving func(*Server)) error {
+func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring.Ring, serving func(*Server)) error {
 	base, certs, err := baseConfig(o)
 	if err != nil {
 		return err
@@ -241,7 +263,7 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring, servi
 	if err := withAdmission(base, clients.kube, shared, o.gates); err != nil {
 		return err
 	}
-	ring.apply(base)
+	ring.Apply(base)
 	p, err := newProtocol(o, base, etcd, ring, clients)
 	if err != nil {
 		return err
@@ -319,7 +341,7 @@ func addHooks(o *Options, c *chain, clients *clients, known trust, shared inform
 	}
 	if p.keyring != nil {
 		hooks["concord-encryption"] = func(hook genericapiserver.PostStartHookContext) error {
-			go p.keyring.run(hook, o.EncryptionReloadInterval)
+			go p.keyring.Run(hook, o.EncryptionReloadInterval)
 			return nil
 		}
 	}

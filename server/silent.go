@@ -14,6 +14,7 @@ import (
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/stored"
 )
 
 // What a server does whose feature gate StorageVersionAPI is off (DESIGN 3.8).
@@ -37,7 +38,7 @@ func (p *protocol) newSilentMember(clients *clients) error {
 	if p.member, err = member.New(config); err != nil {
 		return err
 	}
-	p.keyring.listen(p.member.SetEncryption)
+	p.keyring.Listen(p.member.SetEncryption)
 	return nil
 }
 
@@ -54,7 +55,7 @@ func addSilentHooks(server *genericapiserver.GenericAPIServer, running *running)
 // eraseStorageVersions returns what deletes all StorageVersions, with one request to etcd:
 // the server does not serve them.
 func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Context) error {
-	key := ResourcePrefix(prefix, storageversion.Resource, false)
+	key := stored.ResourcePrefix(prefix, storageversion.Resource, false)
 	return func(ctx context.Context) error {
 		_, err := etcd.Delete(ctx, key, clientv3.WithPrefix())
 		return err

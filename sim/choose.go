@@ -49,11 +49,14 @@ type temper struct {
 	admin    int
 	writes   int
 	silent   int // per cent of the servers that are started with their gate off
+	stock    int // and of the others, of those without Concord
 	// releases are those that servers are started with.
 	releases []release
 }
 
-func newChooser(w *World, r *rand.Rand) *chooser {
+// newChooser makes a chooser. stock decides on stock servers only, so that worlds without
+// them are as they were before there were any.
+func newChooser(w *World, r, stock *rand.Rand) *chooser {
 	c := &chooser{Rand: r, w: w}
 	t := &c.temper
 	some := func(n int) int {
@@ -80,6 +83,9 @@ func newChooser(w *World, r *rand.Rand) *chooser {
 		t.silent = 10 + r.IntN(40)
 	}
 	t.faults[Key] = some(3)
+	if stock.IntN(10) == 0 {
+		t.stock = 10 + stock.IntN(40)
+	}
 	return c
 }
 
@@ -111,13 +117,17 @@ func (c *chooser) next() Event {
 			what := r.name
 			if c.temper.silent > 0 && c.IntN(100) < c.temper.silent {
 				what += gateOff
+			} else if c.temper.stock > 0 && c.IntN(100) < c.temper.stock {
+				what += withoutConcord
 			}
 			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: what})
 			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
 				c.add(1, Event{Do: Admin, What: deleteLease[slot]})
 			}
+			c.offerDismissal(slot)
 			continue
 		}
+		c.offerDismissal(slot)
 		c.offerTasks(p)
 		c.offerFaults(p)
 	}
@@ -272,7 +282,7 @@ func (c *chooser) offerFaults(p *Process) {
 		c.add(f[Jump], Event{Do: Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
 	}
 	switch leaders := c.w.leaders(); {
-	case p.silent:
+	case p.silent, p.stock:
 	case p.leads:
 		c.add(f[Unlead], Event{Do: Unlead, Slot: slot})
 	case leaders == 0:
@@ -283,12 +293,25 @@ func (c *chooser) offerFaults(p *Process) {
 	if f[Relist] > 0 {
 		c.add(f[Relist], Event{Do: Relist, Slot: slot, See: stream(c.IntN(int(streams)))})
 	}
-	if c.temper.admin > 0 {
+	if c.temper.admin > 0 && !p.stock {
 		c.add(1, Event{Do: Admin, What: deleteLease[slot]})
 	}
 	if f[Key] > 0 {
 		c.add(f[Key], Event{Do: Key, Slot: slot, What: []string{"a", "b", "-"}[c.IntN(3)]})
 	}
+}
+
+// offerDismissal offers the deletion of a stock server's Lease: of one that is gone, which
+// somebody has to do, and of one that lives.
+func (c *chooser) offerDismissal(slot int) {
+	if c.temper.stock == 0 || c.w.look(leases, string(stockID(slot))) == nil {
+		return
+	}
+	weight := 3
+	if p := c.w.slots[slot]; p != nil && !p.gone && p.stock {
+		weight = min(c.temper.admin, 1)
+	}
+	c.add(weight, Event{Do: Admin, What: "delete stock lease " + slotName(slot)})
 }
 
 // rewritten returns a resource that some server reads or writes the objects of, to

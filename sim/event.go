@@ -12,7 +12,7 @@ type Verb uint8
 
 // The verbs, with what an event of theirs looks like in a script.
 const (
-	Start    Verb = iota // start s1 r0: a server of a release starts where none runs; start s1 r0 off: with its gate off
+	Start    Verb = iota // start s1 r0: a server of a release starts where none runs; start s1 r0 off: with its gate off; start s1 r0 stock: without Concord
 	Stop                 // stop s1: it is asked to stop
 	Kill                 // kill s1
 	Pause                // pause s1: nothing of it runs; what it has sent may arrive

@@ -62,6 +62,9 @@ type ledger struct {
 	// stray are the keys that such a server wrote although it had no Lease any more: what
 	// nothing is promised of until all StorageVersions are deleted once more (DESIGN 3.8).
 	stray map[string]bool
+	// unnoticed are the keys that a stock server wrote while nobody reported Unknown for it,
+	// and which one: nothing is promised of them until somebody does.
+	unnoticed map[string]agree.ServerID
 	// ended are the StorageVersions that a server has written although it knew that their
 	// definition had come to its end, by uid: they permit nothing for its successor any more.
 	ended map[types.UID]bool
@@ -82,6 +85,7 @@ func (l *ledger) init() {
 	l.madeFor = map[string]types.UID{}
 	l.erased = map[agree.ServerID]bool{}
 	l.stray = map[string]bool{}
+	l.unnoticed = map[string]agree.ServerID{}
 	l.ended = map[types.UID]bool{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
 	l.readings = map[*v1alpha1.StorageVersion]*reading{}
@@ -91,6 +95,7 @@ func (l *ledger) init() {
 func (l *ledger) erasure(id agree.ServerID) {
 	l.erased[id] = true
 	clear(l.stray)
+	clear(l.unnoticed)
 }
 
 // judge looks at one change of one key, made by r, or by an administrator if r is nil.
@@ -113,12 +118,17 @@ func (w *World) judge(r *request, e etcd.Event) {
 func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	delete(w.ledger.madeFor, e.Key)
 	delete(w.ledger.stray, e.Key)
+	delete(w.ledger.unnoticed, e.Key)
 	if e.KV == nil {
 		return
 	}
 	encoding := w.encodingOf(e.KV)
 	sv := w.lookStorageVersion(res)
-	if r.by.silent {
+	switch {
+	case r.by.stock:
+		w.judgeStock(r, res, e.Key)
+		return
+	case r.by.silent:
 		w.judgeUnfenced(r, e.Key, encoding, sv)
 		return
 	}
@@ -218,7 +228,7 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 		lease := w.view(e.KV).(*coordinationv1.Lease)
 		id := agree.ServerID(lease.Name)
 		w.ledger.renewed[id] = renewal{w.ledger.available, w.ledger.outages}
-		if r != nil && w.ledger.owner[id] == nil {
+		if r != nil && (w.ledger.owner[id] == nil || r.by.stock) {
 			w.ledger.owner[id] = r.by
 		}
 		return
@@ -238,10 +248,13 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 // as a third of the duration: for so long a put that was seen proves that puts work.
 func (w *World) alive(id agree.ServerID, by *Process) bool {
 	renewed, known := w.ledger.renewed[id]
-	outages := w.ledger.outages - renewed.outages
-	allowance := time.Duration(float64(leaseDuration)*2*maxDrift) +
-		time.Duration(by.jumped)*2*collectInterval + time.Duration(outages)*leaseDuration/3
-	return known && w.ledger.available-renewed.available < leaseDuration-allowance
+	outages, duration := w.ledger.outages-renewed.outages, leaseDuration
+	if isStock(id) {
+		duration = stockDuration
+	}
+	allowance := time.Duration(float64(duration)*2*maxDrift) +
+		time.Duration(by.jumped)*2*collectInterval + time.Duration(outages)*duration/3
+	return known && w.ledger.available-renewed.available < duration-allowance
 }
 
 // judgeReports checks which reports a write of a StorageVersion drops.
@@ -256,11 +269,18 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 	}
 	var kept []agree.Report
 	if e.KV != nil {
-		kept = w.read(w.view(e.KV).(*v1alpha1.StorageVersion)).reports
+		after := w.view(e.KV).(*v1alpha1.StorageVersion)
+		kept = w.read(after).reports
+		if crd := w.lookDefinition(); madeFor(after) == "" || crd != nil && crd.UID == madeFor(after) {
+			w.judgeSilence(r, after.Name, after)
+		}
 	}
 	for _, report := range w.read(before).reports {
 		if e.KV == nil && report.Encoding == agree.Unknown {
 			continue // others made it, and do so again in the next StorageVersion
+		}
+		if lease := w.store.Lookup(keyOf(leases, string(report.Server))); lease != nil && isStock(report.Server) && lease.CreateRevision > r.began {
+			continue // who deleted the one before did so for somebody who lives, and is called the same again
 		}
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
@@ -318,7 +338,7 @@ func (w *World) checkStored(r *resource) {
 	}
 	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
 		encoding := w.encodingOf(kv)
-		if w.ledger.stray[string(kv.Key)] {
+		if w.excepted(kv) {
 			return
 		}
 		// I4 Stored set = [v] at the StorageVersion's current (uid, epoch) implies that every
@@ -339,6 +359,12 @@ func (w *World) checkStored(r *resource) {
 	})
 }
 
+// excepted says whether nothing is promised of an object, for who has written it.
+func (w *World) excepted(kv *mvccpb.KeyValue) bool {
+	_, unnoticed := w.ledger.unnoticed[string(kv.Key)]
+	return unnoticed || w.ledger.stray[string(kv.Key)]
+}
+
 // spared says which object is not migrated although it could be: what cannot be migrated
 // does not stop the others (DESIGN 3.5).
 func (w *World) spared() (why reason) {
@@ -355,7 +381,7 @@ func (w *World) spared() (why reason) {
 			return because("servers do not agree on %s", r.name)
 		}
 		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
-			if encoding := w.encodingOf(kv); encoding != says.common && !unmarshal(kv.Value).broken && !w.ledger.stray[string(kv.Key)] {
+			if encoding := w.encodingOf(kv); encoding != says.common && !unmarshal(kv.Value).broken && !w.excepted(kv) {
 				why = because("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, described{sv})
 			}
 		})

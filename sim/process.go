@@ -103,6 +103,7 @@ type Process struct {
 	run     int // counts the processes of the slot
 	release release
 	silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
+	stock   bool // it is a kube-apiserver without Concord: of what follows it has tasks only
 	// seal is what it encrypts with, as the configuration that it has loaded says.
 	seal   agree.Seal
 	clock  processClock
@@ -150,8 +151,8 @@ func slotName(slot int) string { return slotNames[slot] }
 var slotNames = [maxSlots]string{"s1", "s2", "s3", "s4"}
 
 // start makes a process.
-func (w *World) start(slot int, r release, silent bool) {
-	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, silent: silent, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
+func (w *World) start(slot int, r release, silent, stock bool) {
+	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, silent: silent, stock: stock, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	w.runs[slot]++
 	p.clock.p = p
 	p.clock.set(epoch.Add(w.now), 1)
@@ -302,7 +303,7 @@ func (p *Process) begin(r role, what string) bool {
 
 // startable says whether the process would start a task of this role now.
 func (p *Process) startable(r role) bool {
-	if p.gone || p.paused || p.tasks[r] != nil || p.silent && (r == collecting || r == triggering || r == migrating) {
+	if p.gone || p.paused || p.tasks[r] != nil || (p.silent || p.stock) && (r == collecting || r == triggering || r == migrating) {
 		return false
 	}
 	now := p.w.now
@@ -311,7 +312,7 @@ func (p *Process) startable(r role) bool {
 		if p.leaving {
 			return p.tasks[writing1] == nil && p.tasks[writing2] == nil
 		}
-		return now >= p.renewAt || p.member.ID() == "" && now >= p.retryAt
+		return now >= p.renewAt || !p.stock && p.member.ID() == "" && now >= p.retryAt
 	case reporting:
 		return !p.leaving && p.member.ID() != "" && (!p.idle || p.reportAt >= 0 && now >= p.reportAt)
 	case collecting:
@@ -328,6 +329,10 @@ func (p *Process) body(r role, what string) func() error {
 	switch r {
 	case leasing:
 		switch {
+		case p.stock && p.leaving:
+			return func() error { return nil } // its Lease stays
+		case p.stock:
+			return func() error { return p.heartbeat(ctx) }
 		case p.leaving:
 			return func() error { return p.member.Depart(departing{ctx, p}) }
 		case p.member.ID() == "":
@@ -374,6 +379,9 @@ func (p *Process) finished(t *task) {
 			return
 		}
 		p.renewAt = now + renewInterval
+		if p.stock {
+			p.renewAt = now + stockInterval
+		}
 		if t.failed != nil {
 			p.retryAt = now + 100*time.Millisecond
 			p.renewAt = p.retryAt
@@ -456,8 +464,18 @@ func (p *Process) told(s stream, e change) {
 }
 
 // watches says whether the process has a watch: one whose gate is off has only those of
-// its Lease and of its handler.
-func (p *Process) watches(s stream) bool { return !p.silent || s == seeLeases || s == seeHandler }
+// its Lease and of its handler, a stock server that of its handler.
+func (p *Process) watches(s stream) bool {
+	return s == seeHandler || !p.stock && (!p.silent || s == seeLeases)
+}
+
+// id is what the process is registered as, empty if it is not.
+func (p *Process) id() agree.ServerID {
+	if p.stock {
+		return stockID(p.slot)
+	}
+	return p.member.ID()
+}
 
 // know tells the member of a definition.
 func (p *Process) know(crd *apiextensionsv1.CustomResourceDefinition) {

@@ -42,7 +42,7 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 		for _, e := range opening(config, r.IntN(4)) {
 			run.event(w, e)
 		}
-		c := newChooser(w, r)
+		c := newChooser(w, r, random(seed, 2))
 		n := events
 		if n == 0 {
 			n = MinEvents + r.IntN(MaxEvents-MinEvents)

@@ -13,11 +13,13 @@ import (
 const restBound = 30 * time.Minute
 
 // Settle ends all faults, completes what was begun (all servers come to run one release,
-// with its gate on, a definition that was asked to go goes) and lets time pass without disturbance until
-// the world is at rest. If it does not come to rest, I7 is violated. What is late arrives
-// when everything is at rest, unless it is to stay late.
+// with its gate on, stock servers and their Leases go, as does a definition that was asked
+// to) and lets time pass without disturbance until the world is at rest. If it does not come
+// to rest, I7 is violated. What is late arrives when everything is at rest, unless it is to
+// stay late.
 func (w *World) Settle(stayLate bool) {
 	w.calm()
+	w.dismiss()
 	w.comeToRest()
 	if stayLate || len(w.late) == 0 {
 		return
@@ -28,6 +30,7 @@ func (w *World) Settle(stayLate bool) {
 		w.apply(r)
 		w.check()
 	}
+	w.dismiss()
 	w.comeToRest() // what is late may bring objects, too, if its sender's gate was off
 }
 
@@ -109,7 +112,7 @@ func (w *World) calm() {
 		}
 		p.paused, p.cut = false, false
 		// One of those who believe that they lead goes on to.
-		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target && !p.silent
+		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target && !p.silent && !p.stock
 		leading = leading || p.leads
 		// What waits for a moment that its clock has been set back from need not wait again.
 		p.clock.set(p.clock.Now(), 1)
@@ -123,9 +126,9 @@ func (w *World) calm() {
 		switch {
 		case p.gone:
 			continue
-		case p.leaving || p.release != target || p.silent:
+		case p.leaving || p.release != target || p.silent || p.stock:
 			p.end()
-			w.start(slot, target, false)
+			w.start(slot, target, false, false)
 		case p.seal != key:
 			p.load(key)
 			p.idle = false
@@ -133,7 +136,7 @@ func (w *World) calm() {
 		alive = true
 	}
 	if !alive {
-		w.start(0, target, false)
+		w.start(0, target, false, false)
 	}
 	if !leading {
 		w.leader().leads = true

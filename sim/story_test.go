@@ -107,6 +107,9 @@ func (w *World) show() string {
 	for _, stored := range w.shelf(migrations) {
 		m := migrationv1alpha1.ViewMigration(stored.obj.(*migrationv1alpha1.StorageVersionMigration))
 		fmt.Fprintf(&b, "migration %s for %s %s\n", m.Name, m.Target, m.Phase)
+		if m.Waiting != "" {
+			fmt.Fprintf(&b, "  waits: %s\n", m.Waiting)
+		}
 	}
 	return b.String()
 }

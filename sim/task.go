@@ -213,7 +213,7 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.member.ID(), p.ended, t.began
+	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.id(), p.ended, t.began
 	if t.role == migrating {
 		// A migrator asks who it is once, when it has read the migration.
 		if t.calls <= 1 {

@@ -227,16 +227,21 @@ func (w *World) pass(d time.Duration) bool {
 	return true
 }
 
-// gateOff, after a release, starts a server whose gate StorageVersionAPI is off.
-const gateOff = " off"
+// gateOff, after a release, starts a server whose gate StorageVersionAPI is off, and
+// withoutConcord a stock server.
+const (
+	gateOff        = " off"
+	withoutConcord = " stock"
+)
 
 func (w *World) doStart(e Event) bool {
 	name, silent := strings.CutSuffix(e.What, gateOff)
+	name, stock := strings.CutSuffix(name, withoutConcord)
 	i := slices.IndexFunc(releases, func(r release) bool { return r.name == name })
 	if i < 0 || e.Slot >= w.config.Slots || w.slots[e.Slot] != nil && !w.slots[e.Slot].gone {
 		return false
 	}
-	w.start(e.Slot, releases[i], silent)
+	w.start(e.Slot, releases[i], silent, stock)
 	return true
 }
 
@@ -278,7 +283,7 @@ func (w *World) doProcess(p *Process, e Event) bool {
 		p.clock.set(p.clock.Now(), rate)
 		return true
 	case Lead:
-		return !p.silent && flip(&p.leads, true)
+		return !p.silent && !p.stock && flip(&p.leads, true)
 	case Unlead:
 		p.abandon(p.tasks[triggering])
 		return flip(&p.leads, false)
@@ -558,7 +563,8 @@ func (w *World) purge() bool {
 }
 
 // admin is what an administrator does: "delete state things", "delete migration things",
-// "delete lease s1", "delete version things", "migrate things", "pause things" and
+// "delete lease s1", "delete stock lease s1" (of a stock server that runs or ran there),
+// "delete version things", "migrate things", "pause things" and
 // "continue things" (their migrations), "heal things" (deletes objects that no codec can
 // decode).
 func (w *World) admin(what string) bool {
@@ -572,7 +578,11 @@ func (w *World) admin(what string) bool {
 	switch deed := strings.Join(words[:len(words)-1], " "); {
 	case deed == "delete lease":
 		if slot := slotNamed(last); slot >= 0 && w.slots[slot] != nil {
-			done = w.remove(keyOf(leases, string(w.slots[slot].member.ID())))
+			done = w.remove(keyOf(leases, string(w.slots[slot].id())))
+		}
+	case deed == "delete stock lease":
+		if slot := slotNamed(last); slot >= 0 {
+			done = w.remove(keyOf(leases, string(stockID(slot))))
 		}
 	case !isResource:
 	case deed == "delete state":

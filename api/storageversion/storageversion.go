@@ -10,9 +10,7 @@ import (
 	"strings"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -34,41 +32,8 @@ const (
 	// permits a write (DESIGN 3.3).
 	CRDAnnotation = "concord.dev/crd-uid"
 
-	// IdentityNamespace is where servers keep their identity Leases.
-	IdentityNamespace = metav1.NamespaceSystem
-	// IdentityLabel with IdentityLabelValue marks the identity Leases of API servers.
-	IdentityLabel      = "apiserver.kubernetes.io/identity"
-	IdentityLabelValue = "kube-apiserver"
-	// IdentitySelector selects the identity Leases.
-	IdentitySelector = IdentityLabel + "=" + IdentityLabelValue
-
-	// BinaryVersionAnnotation, EmulationVersionAnnotation and
-	// MinCompatibilityVersionAnnotation tell a server's versions on its identity Lease.
-	BinaryVersionAnnotation           = "concord.dev/binary-version"
-	EmulationVersionAnnotation        = "concord.dev/emulation-version"
-	MinCompatibilityVersionAnnotation = "concord.dev/min-compatibility-version"
-	// ReportedAnnotation is "true" on an identity Lease once its server has reported
-	// every resource. It is a hint only.
-	ReportedAnnotation = "concord.dev/reported"
-	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate
-	// StorageVersionAPI is off: it never reports, and while its Lease exists nobody agrees
-	// on any encoding (DESIGN 3.8). It stands on the Lease from its creation.
-	APIAnnotation = "concord.dev/storage-version-api"
-	APIOff        = "off"
-	// EncryptionConfigAnnotation, on an identity Lease, is the hash of the encryption
-	// configuration that its server has loaded, "sha256:...". It is for people: what a server
-	// encrypts with is in its reports.
-	EncryptionConfigAnnotation = "concord.dev/encryption-config"
-	// EncryptionKeysAnnotation, on an identity Lease, are the keys with which its server opens
-	// values: a JSON object of lists of agree.Seals by resource, or pattern of resources as
-	// in an encryption configuration. Without it a server opens what is not encrypted.
-	EncryptionKeysAnnotation = "concord.dev/encryption-keys"
-
 	coreGroup = "core"
 )
-
-// Identities selects the identity Leases, as IdentitySelector does.
-var Identities = labels.SelectorFromSet(labels.Set{IdentityLabel: IdentityLabelValue})
 
 // Resource is the StorageVersions' own resource.
 var Resource = schema.GroupResource{Group: v1alpha1.GroupName, Resource: "storageversions"}
@@ -94,21 +59,6 @@ func GroupResource(name string) (schema.GroupResource, error) {
 		group = ""
 	}
 	return schema.GroupResource{Group: group, Resource: name[i+1:]}, nil
-}
-
-// Participants returns whom these identity Leases make participants.
-func Participants(leases []coordinationv1.Lease) agree.Participants {
-	reporting := make([]agree.ServerID, 0, len(leases))
-	var silent []agree.ServerID
-	for i := range leases {
-		id := agree.ServerID(leases[i].Name)
-		if leases[i].Annotations[APIAnnotation] == APIOff {
-			silent = append(silent, id)
-		} else {
-			reporting = append(reporting, id)
-		}
-	}
-	return agree.NewParticipants(reporting, silent)
 }
 
 // Reports returns the servers' reports.
@@ -188,8 +138,8 @@ func SetReports(sv *v1alpha1.StorageVersion, reports []agree.Report, now metav1.
 		Reason:             "CommonEncodingVersionUnset",
 		Message:            "servers report different encodings: " + agree.Join(agree.Encodings(reports)),
 	}
-	if silent := agree.Silent(reports); len(silent) > 0 {
-		condition.Message = fmt.Sprintf("servers with the feature gate StorageVersionAPI off do not report what they encode: %v", silent)
+	if why := silentServers(reports); why != "" {
+		condition.Message = why
 	}
 	if len(reports) == 0 {
 		condition.Message = "no server reports this resource"

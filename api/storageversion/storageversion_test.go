@@ -1,12 +1,10 @@
 package storageversion
 
 import (
-	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -67,33 +65,6 @@ func TestSetReports(t *testing.T) {
 		if got, want := sv.Status.Conditions[0].LastTransitionTime, at(step.changed); !got.Equal(&want) {
 			t.Errorf("step %d: last transition %v, want %v", i, got, want)
 		}
-	}
-}
-
-// TestSilent: what a Lease says makes its server one for which the others report Unknown,
-// and whoever looks at the StorageVersion is told.
-func TestSilent(t *testing.T) {
-	lease := func(name, says string) coordinationv1.Lease {
-		l := coordinationv1.Lease{}
-		l.Name, l.Annotations = name, map[string]string{APIAnnotation: says}
-		return l
-	}
-	participants := Participants([]coordinationv1.Lease{lease("a", ""), lease("b", "on"), lease("x", APIOff)})
-	for _, id := range []agree.ServerID{"a", "b", "x"} {
-		if !participants.Has(id) {
-			t.Errorf("%s is no participant", id)
-		}
-	}
-	if participants.Reporting() != 2 {
-		t.Errorf("%d report, want a and b", participants.Reporting())
-	}
-	sv := &v1alpha1.StorageVersion{}
-	SetReports(sv, agree.Merge(nil, agree.Report{Server: "a", Encoding: "g/v1", Decodable: []string{"g/v1"}}, participants), metav1.Now())
-	if common, agreed := Agreement(sv); agreed {
-		t.Errorf("agreement on %s", common)
-	}
-	if c := sv.Status.Conditions[0]; c.Status != v1alpha1.ConditionFalse || !strings.Contains(c.Message, "StorageVersionAPI off") || !strings.Contains(c.Message, "[x]") {
-		t.Errorf("the condition is %+v", c)
 	}
 }
 

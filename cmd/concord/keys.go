@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
 )
 
 // keysAttempts is how often the keys are counted anew because the revision was compacted.
@@ -69,9 +69,9 @@ func (o *censusOptions) runKeys(ctx context.Context, out io.Writer, asked []stri
 		return err
 	}
 	defer func() { err = errors.Join(err, closeClient()) }()
-	var report server.KeyReport
+	var report keyring.Report
 	for range keysAttempts {
-		report, err = server.ReadKeys(ctx, rewrite.NewEtcd(client), "/"+strings.Trim(o.prefix, "/"))
+		report, err = keyring.ReadReport(ctx, rewrite.NewEtcd(client), "/"+strings.Trim(o.prefix, "/"))
 		if !errors.Is(err, rewrite.ErrCompacted) {
 			break
 		}
@@ -91,7 +91,7 @@ func (o *censusOptions) runKeys(ctx context.Context, out io.Writer, asked []stri
 
 // needed says which of the keys asked for are not safe to remove. Of one that nobody has
 // heard of only that can be said.
-func needed(report server.KeyReport, asked []string) error {
+func needed(report keyring.Report, asked []string) error {
 	var reasons []string
 	for _, name := range asked {
 		known := false
@@ -113,7 +113,7 @@ func needed(report server.KeyReport, asked []string) error {
 	return errKeyNeeded{fmt.Errorf("not safe to remove: %s", strings.Join(reasons, "; "))}
 }
 
-func printKeys(out io.Writer, report server.KeyReport) error {
+func printKeys(out io.Writer, report keyring.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "KEY\tVALUES\tSAFE TO REMOVE\tREASON")
 	for _, k := range report.Keys {

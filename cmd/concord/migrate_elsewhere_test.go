@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 // TestEstimateElsewhere: of what is stored elsewhere only that is told which is known, and
@@ -39,7 +39,7 @@ func TestEstimateElsewhere(t *testing.T) {
 		"not served":  {"example.com/v2", nil, errNotServed, `elsewhere - - - example.com/v2 -`, errNotServed.Error()},
 	} {
 		e := ofElsewhere(gr, test.agreed, test.objects, test.err)
-		text := estimateTable([]estimate{e, (&migrateOptions{}).of(server.ResourceCensus{Resource: "empty"})})
+		text := estimateTable([]estimate{e, (&migrateOptions{}).of(stored.ResourceCensus{Resource: "empty"})})
 		table := regexp.MustCompile(" +").ReplaceAllString(text, " ")
 		for _, want := range []string{"widgets.example.com " + test.row + "\n", "empty - 0 0 0 not agreed 1s\n", "\nwidgets.example.com is stored elsewhere: " + test.says + ". Its bytes and encodings"} {
 			if !strings.Contains(table, want) {
@@ -54,7 +54,7 @@ func TestEstimateElsewhere(t *testing.T) {
 			t.Errorf("%s: JSON %s", name, raw)
 		}
 	}
-	if raw, err := json.Marshal((&migrateOptions{}).of(server.ResourceCensus{Resource: "empty"})); err != nil || strings.Contains(string(raw), "null") || strings.Contains(string(raw), "elsewhere") {
+	if raw, err := json.Marshal((&migrateOptions{}).of(stored.ResourceCensus{Resource: "empty"})); err != nil || strings.Contains(string(raw), "null") || strings.Contains(string(raw), "elsewhere") {
 		t.Errorf("of a resource that is stored the JSON is %s, %v", raw, err)
 	}
 }
@@ -91,7 +91,7 @@ func TestNoCensus(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = censusOf(t.Context(), kube, gr)
-		if err == nil || server.IsNotStored(err, gr) != test.want {
+		if err == nil || stored.IsNotStored(err, gr) != test.want {
 			t.Errorf("%s: %v is taken for no store: %v", name, err, !test.want)
 		}
 		asked.Close()

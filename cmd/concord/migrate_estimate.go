@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 // assumedPerSecond is how many objects are expected to be written per second where no
@@ -63,7 +63,7 @@ func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, clus
 		switch {
 		case err == nil:
 			e = o.of(*census)
-		case server.IsNotStored(err, gr):
+		case stored.IsNotStored(err, gr):
 			e, err = elsewhere(ctx, config, cluster, gr)
 		}
 		if err != nil {
@@ -74,8 +74,8 @@ func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, clus
 	return printed(out, o.output, estimates, func() string { return estimateTable(estimates) })
 }
 
-func censusOf(ctx context.Context, kube kubernetes.Interface, gr schema.GroupResource) (*server.ResourceCensus, error) {
-	result := kube.Discovery().RESTClient().Get().AbsPath(server.CensusPath + gr.String()).Do(ctx)
+func censusOf(ctx context.Context, kube kubernetes.Interface, gr schema.GroupResource) (*stored.ResourceCensus, error) {
+	result := kube.Discovery().RESTClient().Get().AbsPath(stored.CensusPath + gr.String()).Do(ctx)
 	// Unlike that of Raw, this error says what the server says.
 	if err := result.Error(); err != nil {
 		return nil, err
@@ -84,12 +84,12 @@ func censusOf(ctx context.Context, kube kubernetes.Interface, gr schema.GroupRes
 	if err != nil {
 		return nil, err
 	}
-	census := &server.ResourceCensus{}
+	census := &stored.ResourceCensus{}
 	return census, json.Unmarshal(raw, census)
 }
 
 // of computes what a census means for a migration with these options.
-func (o *migrateOptions) of(c server.ResourceCensus) estimate {
+func (o *migrateOptions) of(c stored.ResourceCensus) estimate {
 	e := estimate{Resource: c.Resource, Encoding: c.Encoding, Encodings: []encodingRow{}, Basis: "measured"}
 	var objects, bytes, rewrite int64
 	for _, row := range c.Rows {

@@ -73,6 +73,9 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 			continue
 		}
 		a.migration, a.waiting = m, ""
+		if why := migrationv1alpha1.Waiting(m); why != "" {
+			a.waiting = "waiting: " + why
+		}
 		if len(m.Status.Conditions) > 0 {
 			continue
 		}

@@ -89,6 +89,30 @@ func TestLook(t *testing.T) {
 	}
 }
 
+// TestLookWaits: a migration that waits for agreement is shown with what it says itself.
+func TestLookWaits(t *testing.T) {
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1"}}
+	cluster, err := newFake(interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, found client.Object, _ ...client.GetOption) error {
+		if got, ok := found.(*migrationv1alpha1.StorageVersionMigration); ok {
+			*got = *m.DeepCopy()
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
+	for _, step := range []struct{ why, want string }{
+		{"x does not report", "secrets: waiting: x does not report"},
+		{"", "secrets: waiting for a server"},
+	} {
+		migrationv1alpha1.SetWaiting(m, step.why, metav1.Now())
+		if err := look(t.Context(), cluster, []*asked{a}); err != nil || a.line(8) != step.want {
+			t.Errorf("shown %q, %v, want %q", a.line(8), err, step.want)
+		}
+	}
+}
+
 func newFake(funcs interceptor.Funcs) (client.Client, error) {
 	scheme := runtime.NewScheme()
 	if err := migrationv1alpha1.AddToScheme(scheme); err != nil {

@@ -13,7 +13,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 func TestResolve(t *testing.T) {
@@ -48,23 +48,23 @@ func TestResolve(t *testing.T) {
 // TestEstimate: what is in another encoding is rewritten, at the speed that was measured,
 // or assumed, or allowed.
 func TestEstimate(t *testing.T) {
-	census := server.ResourceCensus{
+	census := stored.ResourceCensus{
 		Resource: "widgets.example.com", Encoding: "example.com/v2", ReadSeconds: 3,
 		Rows: []rewrite.Row{{Encoding: "example.com/v1", Objects: 1000, Bytes: 5000}, {Encoding: "example.com/v2", Objects: 200, Bytes: 900}, {Encoding: "unknown", Objects: 10, Bytes: 7}},
 	}
 	for name, test := range map[string]struct {
-		change  func(*server.ResourceCensus, *migrateOptions)
+		change  func(*stored.ResourceCensus, *migrateOptions)
 		rate    float64
 		basis   string
 		seconds float64
 	}{
-		"assumed":        {func(*server.ResourceCensus, *migrateOptions) {}, assumedPerSecond, "assumed", 3 + 1010./assumedPerSecond},
-		"measured":       {func(c *server.ResourceCensus, _ *migrateOptions) { c.ObjectsPerSecond = 505 }, 505, "measured", 5},
-		"server's bound": {func(c *server.ResourceCensus, _ *migrateOptions) { c.MaxObjectsPerSecond = 101 }, 101, "limited", 13},
-		"own bound": {func(c *server.ResourceCensus, o *migrateOptions) {
+		"assumed":        {func(*stored.ResourceCensus, *migrateOptions) {}, assumedPerSecond, "assumed", 3 + 1010./assumedPerSecond},
+		"measured":       {func(c *stored.ResourceCensus, _ *migrateOptions) { c.ObjectsPerSecond = 505 }, 505, "measured", 5},
+		"server's bound": {func(c *stored.ResourceCensus, _ *migrateOptions) { c.MaxObjectsPerSecond = 101 }, 101, "limited", 13},
+		"own bound": {func(c *stored.ResourceCensus, o *migrateOptions) {
 			c.MaxObjectsPerSecond, o.maxPerSecond, o.rateSet = 101, 202, true
 		}, 202, "limited", 8},
-		"no own bound": {func(c *server.ResourceCensus, o *migrateOptions) {
+		"no own bound": {func(c *stored.ResourceCensus, o *migrateOptions) {
 			c.ObjectsPerSecond, c.MaxObjectsPerSecond, o.rateSet = 505, 101, true
 		}, 505, "measured", 5},
 	} {
@@ -79,7 +79,7 @@ func TestEstimate(t *testing.T) {
 		}
 	}
 	o := migrateOptions{}
-	table := estimateTable([]estimate{o.of(census), o.of(server.ResourceCensus{Resource: "empty"})})
+	table := estimateTable([]estimate{o.of(census), o.of(stored.ResourceCensus{Resource: "empty"})})
 	for _, want := range []string{"RESOURCE", "widgets.example.com   example.com/v1   1000      5000", "4s", "objects per second are assumed", "empty                 -                0"} {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)

@@ -23,6 +23,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 // clusterAnswerTimeout bounds the wait for each answer of a live cluster.
@@ -41,17 +42,17 @@ func (d definitions) of(s compat.Stored) compat.Stored {
 }
 
 func storedCRD(crd *apiextensionsv1.CustomResourceDefinition) *compat.StoredCRD {
-	stored := &compat.StoredCRD{}
+	known := &compat.StoredCRD{}
 	encoding := func(version string) string {
 		return schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String()
 	}
 	for _, v := range crd.Spec.Versions {
-		stored.Versions = append(stored.Versions, encoding(v.Name))
+		known.Versions = append(known.Versions, encoding(v.Name))
 	}
 	for _, v := range crd.Status.StoredVersions {
-		stored.StoredVersions = append(stored.StoredVersions, encoding(v))
+		known.StoredVersions = append(known.StoredVersions, encoding(v))
 	}
-	return stored
+	return known
 }
 
 // resources are all of which something is known, sorted by group and resource.
@@ -86,17 +87,17 @@ func storedInCluster(ctx context.Context, kubeconfig string, target *compat.Targ
 		crd := &crds.Items[i]
 		defined[schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}] = storedCRD(crd)
 	}
-	var stored []compat.Stored
+	var all []compat.Stored
 	for _, gr := range resources(target.Resources(), sets.Resources(), slices.Collect(maps.Keys(defined))) {
-		stored = append(stored, defined.of(setInCluster(sets, gr)))
+		all = append(all, defined.of(setInCluster(sets, gr)))
 	}
-	return stored, nil
+	return all, nil
 }
 
 // setInCluster is a resource's stored set. Where both kinds of objects were listed, a
 // resource that has neither was never reported, and no server writes before it reports. A
 // list that was not found proves nothing.
-func setInCluster(sets server.StoredSets, gr schema.GroupResource) compat.Stored {
+func setInCluster(sets stored.Sets, gr schema.GroupResource) compat.Stored {
 	_, state := sets.States[gr]
 	_, version := sets.Versions[gr]
 	if len(sets.States) > 0 && len(sets.Versions) > 0 && !state && !version {
@@ -107,8 +108,8 @@ func setInCluster(sets server.StoredSets, gr schema.GroupResource) compat.Stored
 
 // listStoredSets lists the StorageStates, then the StorageVersions. A cluster that does
 // not have the one or the other remembers nothing.
-func listStoredSets(ctx context.Context, cluster client.Client) (server.StoredSets, error) {
-	sets := server.StoredSets{
+func listStoredSets(ctx context.Context, cluster client.Client) (stored.Sets, error) {
+	sets := stored.Sets{
 		States:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
 		Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
 	}
@@ -135,7 +136,7 @@ func listStoredSets(ctx context.Context, cluster client.Client) (server.StoredSe
 // resources whose stored set is not known.
 func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, target *compat.Target) ([]compat.Stored, error) {
 	reader := rewrite.NewEtcd(etcd)
-	sets, err := server.ReadStoredSets(ctx, reader, prefix)
+	sets, err := stored.ReadSets(ctx, reader, prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -148,28 +149,28 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, tar
 	if err != nil {
 		return nil, fmt.Errorf("look for resources: %w", err)
 	}
-	var stored []compat.Stored
+	var all []compat.Stored
 	for _, gr := range resources(known, slices.Collect(maps.Keys(defined)), slices.Collect(maps.Keys(found))) {
 		s := sets.Of(gr)
 		if s.Unknown {
 			s.Census = &compat.StoredCensus{}
 			if place, ok := found[gr]; ok {
-				s.Census = server.CountStored(ctx, reader, place)
+				s.Census = stored.Count(ctx, reader, place)
 			}
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		stored = append(stored, defined.of(s))
+		all = append(all, defined.of(s))
 	}
-	return stored, nil
+	return all, nil
 }
 
 var definitionsResource = schema.GroupResource{Group: apiextensions.GroupName, Resource: "customresourcedefinitions"}
 
 func readDefinitions(ctx context.Context, reader rewrite.Reader, prefix string) (definitions, error) {
 	defined := definitions{}
-	start := server.ResourcePrefix(prefix, definitionsResource, false)
+	start := stored.ResourcePrefix(prefix, definitionsResource, false)
 	err := rewrite.Walk(ctx, reader, start, func(e rewrite.Entry) error {
 		// A definition's name is "<plural>.<group>".
 		gr := schema.ParseGroupResource(strings.TrimPrefix(e.Key, start))
@@ -189,7 +190,7 @@ func present(ctx context.Context, reader rewrite.Reader, prefix string, builtin 
 	prefix = "/" + strings.Trim(prefix, "/") + "/"
 	places := map[string]schema.GroupResource{}
 	for _, gr := range builtin {
-		places[server.ResourcePrefix(prefix, gr, false)] = gr
+		places[stored.ResourcePrefix(prefix, gr, false)] = gr
 	}
 	found := map[schema.GroupResource]string{}
 	for next, end := prefix, clientv3.GetPrefixRangeEnd(prefix); ; {

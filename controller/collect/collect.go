@@ -167,25 +167,27 @@ func beat(lease *coordinationv1.Lease) agree.Beat {
 	}
 	if renewed := lease.Spec.RenewTime; renewed != nil {
 		b.Renewed = strconv.FormatInt(renewed.UnixMicro(), 10)
+	} else {
+		b.Renewed = "untold " + lease.ResourceVersion // any write may be the renewal
 	}
 	return b
 }
 
 func duration(lease *coordinationv1.Lease) time.Duration {
-	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
 		return time.Duration(*seconds) * time.Second
 	}
 	return unstatedDuration
 }
 
-// leases lists the identity Leases.
+// leases lists the identity Leases that stand for servers.
 func (c *Collector) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
 	var list coordinationv1.LeaseList
 	if err := c.cfg.Client.List(ctx, &list, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
-	return list.Items, nil
+	return storageversion.Servers(list.Items), nil
 }
 
 // expire deletes the Leases that were not renewed, each only as it was observed. The
@@ -241,8 +243,8 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 		if c.starting(&leases[i]) {
 			line += " starting"
 		}
-		if leases[i].Annotations[storageversion.APIAnnotation] == storageversion.APIOff {
-			line += " silent"
+		if why := storageversion.SilenceOf(&leases[i]); why != "" {
+			line += " silent: " + string(why)
 		}
 		lines = append(lines, line)
 	}
@@ -250,10 +252,10 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 	return strings.Join(lines, "\n")
 }
 
-// starting says whether a server may be about to report. One that does not say, long
-// after it was registered, that it has reported everything is not waited for: reports
-// that come later are made without help.
+// starting says whether a server may be about to report, which a silent one never is. One
+// that does not say, long after it was registered, that it has reported everything is not
+// waited for: reports that come later are made without help.
 func (c *Collector) starting(lease *coordinationv1.Lease) bool {
-	return lease.Annotations[storageversion.ReportedAnnotation] != "true" &&
+	return lease.Annotations[storageversion.ReportedAnnotation] != "true" && storageversion.SilenceOf(lease) == "" &&
 		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= duration(lease)
 }

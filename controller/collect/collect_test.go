@@ -61,8 +61,12 @@ func TestDecide(t *testing.T) {
 
 // split takes "off" for silent.
 func split(ids []agree.ServerID) agree.Participants {
-	reporting, silent := sets.New(ids...), sets.New[agree.ServerID]("off")
-	return agree.NewParticipants(reporting.Difference(silent).UnsortedList(), reporting.Intersection(silent).UnsortedList())
+	reporting, silent := sets.New(ids...), map[agree.ServerID]agree.Silence{}
+	if reporting.Has("off") {
+		reporting.Delete("off")
+		silent["off"] = agree.Stock
+	}
+	return agree.NewParticipants(reporting.UnsortedList(), silent)
 }
 
 // TestExpire: "a Lease whose renewTime did not change during a whole duration of

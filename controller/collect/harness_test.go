@@ -117,8 +117,9 @@ func (w *world) renew(id agree.ServerID, reported bool) {
 	}}
 	err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(lease), lease)
 	lease.Spec = coordinationv1.LeaseSpec{LeaseDurationSeconds: &seconds, RenewTime: &now}
+	lease.Annotations = map[string]string{storageversion.BinaryVersionAnnotation: "1.37"}
 	if reported {
-		lease.Annotations = map[string]string{storageversion.ReportedAnnotation: "true"}
+		lease.Annotations[storageversion.ReportedAnnotation] = "true"
 	}
 	if err != nil {
 		err = w.client.Create(w.t.Context(), lease)

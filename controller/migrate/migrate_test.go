@@ -15,6 +15,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -23,6 +24,7 @@ func step(w *world) (time.Duration, error) { return w.c.Step(context.Background(
 func TestSuccess(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)
+	w.lease(agree.ServerID(storageversion.NewUpstreamIdentity()), "") // of no server
 	w.calls = nil
 	_, err := step(w)
 	w.must(err)
@@ -88,6 +90,10 @@ var leftAlone = []struct {
 	{"another does not tell its version", func(w *world) {
 		w.migration(nil)
 		w.lease(other, "")
+	}},
+	{"a kube-apiserver without Concord has come, which the StorageVersion does not say yet", func(w *world) {
+		w.migration(nil)
+		w.lease("apiserver-kkqhvpzxapvqo7nmmyypiqz3ie", "")
 	}},
 	{"the CustomResourceDefinition stores another version", func(w *world) {
 		w.migration(nil)

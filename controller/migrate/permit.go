@@ -66,7 +66,7 @@ func (w *work) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
-	return leases.Items, nil
+	return storageversion.Servers(leases.Items), nil
 }
 
 func leaseOf(leases []coordinationv1.Lease, id agree.ServerID) *coordinationv1.Lease {

@@ -143,6 +143,15 @@ func TestLife(t *testing.T) {
 				t.Errorf("status %+v before anything began", w.read().Status)
 			}
 
+			waits := w.copies()[0]
+			migrationv1alpha1.SetWaiting(&waits, "apiserver-x does not report", metav1.NewTime(w.clock.Now()))
+			w.must(w.client.Status().Update(context.Background(), &waits))
+			w.step()
+			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); c == nil || c.Status != metav1.ConditionFalse ||
+				c.Reason != migrationv1alpha1.ReasonWaitingForAgreement || c.Message != "apiserver-x does not report" {
+				t.Errorf("condition %+v while it waits", c)
+			}
+
 			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
 			w.step()
 			w.expectTrue(storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)

@@ -146,6 +146,7 @@ func (c *Controller) servers(ctx context.Context) ([]compat.ServerVersions, erro
 		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
+	leases.Items = storageversion.Servers(leases.Items)
 	servers := make([]compat.ServerVersions, 0, len(leases.Items))
 	for i := range leases.Items {
 		lease := &leases.Items[i]

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
@@ -40,8 +41,9 @@ func TestUpgrade(t *testing.T) {
 	w.expectStatus("3 1.36..1.36" + alike + within)
 	w.expectEvents()
 
-	w.servers("a"+n36, "b"+n36)
+	w.servers("a"+n36, "b"+n36, storageversion.NewUpstreamIdentity()) // which is no server
 	w.step()
+	w.expectStatus("2 1.36..1.36" + alike + within)
 	w.servers("a"+n36, "b"+n36, "d"+n37)
 	w.step()
 	w.expectStatus("3 1.36..1.37" + differ + within)

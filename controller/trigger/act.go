@@ -29,9 +29,9 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 	case evolve.CreateMigration:
 		return c.createMigration(ctx, l, a)
 	case evolve.AdoptMigration:
-		m := l.migrations[a.Name].DeepCopy()
-		migrationv1alpha1.SetTarget(m, a.Target)
-		return c.cfg.Client.Update(ctx, m)
+		return c.adopt(ctx, l.migrations[a.Name].DeepCopy(), a.Target)
+	case evolve.TellWaiting:
+		return c.tellWaiting(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.DeleteMigration:
 		return c.deleteMigration(ctx, l.migrations[a.Name], a.Why)
 	case evolve.EndMigration:
@@ -137,6 +137,30 @@ func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.S
 	return err
 }
 
+// adopt stamps the target on a migration. One that waited says first that it does not any
+// more: who migrates looks at it from the stamp on, and should not meet a conflict.
+func (c *Controller) adopt(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, target evolve.Target) error {
+	if migrationv1alpha1.Waiting(m) != "" {
+		migrationv1alpha1.SetWaiting(m, "", metav1.NewTime(c.cfg.Clock.Now()))
+		if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
+			return err
+		}
+	}
+	migrationv1alpha1.SetTarget(m, target)
+	return c.cfg.Client.Update(ctx, m)
+}
+
+func (c *Controller) tellWaiting(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, a evolve.TellWaiting) error {
+	migrationv1alpha1.SetWaiting(m, a.Why, metav1.NewTime(c.cfg.Clock.Now()))
+	if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
+		return err
+	}
+	if a.Begins {
+		c.event(ctx, m, migrationv1alpha1.ReasonWaitingForAgreement, a.Why)
+	}
+	return nil
+}
+
 func (c *Controller) endMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, a evolve.EndMigration) error {
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, string(a.Reason), a.Why, metav1.NewTime(c.cfg.Clock.Now()))
 	if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
@@ -177,7 +201,7 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	return c.cfg.Client.Status().Update(ctx, crd)
 }
 
-// event tells users about the end of a migration. It is a courtesy: an error is only logged.
+// event tells users about the end of a migration, or that it waits. It is a courtesy: an error is only logged.
 func (c *Controller) event(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, reason, note string) {
 	for _, event := range migrationv1alpha1.NewEvents(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now()) {
 		if err := c.cfg.Client.Create(ctx, event); err != nil {

@@ -78,7 +78,7 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 	}
 	reports := storageversion.Reports(sv)
 	common, _ := storageversion.AgreementOn(sv, reports)
-	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common}, nil
+	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common, Silent: storageversion.WaitsFor(sv)}, nil
 }
 
 func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
@@ -124,8 +124,12 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	if err != nil {
 		return fmt.Errorf("list identity Leases: %w", err)
 	}
+	leases.Items = storageversion.Servers(leases.Items)
 	for i := range leases.Items {
 		lease := &leases.Items[i]
+		if storageversion.SilenceOf(lease) != "" {
+			continue // it will never report
+		}
 		if lease.Annotations[storageversion.ReportedAnnotation] == "true" || lease.Spec.LeaseDurationSeconds == nil {
 			continue
 		}

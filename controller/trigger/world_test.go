@@ -256,7 +256,7 @@ func (w *world) lease(name string, reported bool) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](15)}}
 	lease.Name, lease.Namespace = name, storageversion.IdentityNamespace
 	lease.Labels = map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
-	lease.Annotations = map[string]string{storageversion.ReportedAnnotation: fmt.Sprint(reported)}
+	lease.Annotations = map[string]string{storageversion.BinaryVersionAnnotation: "1.37", storageversion.ReportedAnnotation: fmt.Sprint(reported)}
 	w.quietly(func() { w.must(w.client.Create(context.Background(), lease)) })
 	return lease
 }

@@ -59,6 +59,10 @@ type StorageStateStatus struct {
 	// CurrentEncoding is the readable form of CurrentStorageVersionHash (beyond KEP-2343).
 	// +optional
 	CurrentEncoding string `json:"currentEncoding,omitempty"`
+	// Message says why CurrentEncoding is Unknown: which servers keep the others from agreeing,
+	// and how to go on. It is absent while all servers agree (beyond KEP-2343).
+	// +optional
+	Message string `json:"message,omitempty"`
 	// StorageVersionUID and Epoch name the StorageVersion, and its epoch, that the stored
 	// set is computed for. While the StorageVersion has another uid or epoch, objects may
 	// also be stored in the encodings it names now and in others that nobody has written
@@ -175,7 +179,7 @@ const (
 	MigrationFailed    MigrationConditionType = "Failed"
 )
 
-// Reasons of the Failed condition. ReasonRetrying is one of the Running condition.
+// Reasons of the Failed condition, and of the Running condition.
 const (
 	// ReasonAgreementLost: the servers stopped agreeing on an encoding.
 	ReasonAgreementLost = "AgreementLost"
@@ -196,11 +200,16 @@ const (
 	ReasonRewriting = "Rewriting"
 	ReasonRetrying  = "Retrying"
 	ReasonPaused    = "Paused"
+	// ReasonWaitingForAgreement, of a Running condition that is False: no server has begun
+	// since the servers do not agree on an encoding. ReasonPending: since they do again.
+	ReasonWaitingForAgreement = "WaitingForAgreement"
+	ReasonPending             = "Pending"
 	// ReasonSucceeded: every stored object is in the encoding.
 	ReasonSucceeded = "Succeeded"
 )
 
-// Reasons of Events, beside ReasonPaused and those of the conditions that end a migration.
+// Reasons of Events, beside ReasonPaused, ReasonWaitingForAgreement and those of the conditions
+// that end a migration.
 const (
 	// EventStarted: a server began with the migration.
 	EventStarted = "Started"

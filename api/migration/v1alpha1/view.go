@@ -29,6 +29,7 @@ func StateName(gr schema.GroupResource) string {
 func ViewState(s *StorageState) evolve.State {
 	view := evolve.State{
 		Current:   evolve.Unknown,
+		Why:       s.Status.Message,
 		Heartbeat: s.Status.LastHeartbeatTime.Time,
 		Custom:    s.Annotations[CustomResourceAnnotation] == "true",
 	}
@@ -77,6 +78,7 @@ func SetState(s *StorageState, state evolve.State, kind string) {
 	status := StorageStateStatus{
 		CurrentStorageVersionHash: hash(state.Current, kind),
 		CurrentEncoding:           string(state.Current),
+		Message:                   state.Why,
 		LastHeartbeatTime:         metav1.NewTime(state.Heartbeat),
 		StorageVersionUID:         types.UID(state.Of.UID),
 		Epoch:                     state.Of.Epoch,
@@ -153,6 +155,7 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 		Name:    m.Name,
 		Target:  TargetOf(m),
 		Made:    m.Labels[MadeByLabel] == MadeByTrigger,
+		Waiting: Waiting(m),
 		Created: m.CreationTimestamp.Time,
 	}
 	view.Attempt, _ = strconv.Atoi(m.Annotations[AttemptAnnotation])
@@ -197,6 +200,32 @@ func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, 
 	}
 	c := MigrationCondition{Type: t, Status: corev1.ConditionTrue, LastUpdateTime: now, Reason: reason, Message: message}
 	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == t })
+	if i < 0 {
+		m.Status.Conditions = append(m.Status.Conditions, c)
+		return
+	}
+	m.Status.Conditions[i] = c
+}
+
+// Waiting returns what a migration that no server has begun says that it waits for; empty if
+// it does not wait.
+func Waiting(m *StorageVersionMigration) string {
+	for _, c := range m.Status.Conditions {
+		if c.Type == MigrationRunning && c.Status == corev1.ConditionFalse && c.Reason == ReasonWaitingForAgreement {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// SetWaiting has a migration that no server has begun say what it waits for, or that it does
+// not wait any more.
+func SetWaiting(m *StorageVersionMigration, why string, now metav1.Time) {
+	c := MigrationCondition{Type: MigrationRunning, Status: corev1.ConditionFalse, LastUpdateTime: now, Reason: ReasonWaitingForAgreement, Message: why}
+	if why == "" {
+		c.Reason, c.Message = ReasonPending, "no server has begun"
+	}
+	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == MigrationRunning })
 	if i < 0 {
 		m.Status.Conditions = append(m.Status.Conditions, c)
 		return

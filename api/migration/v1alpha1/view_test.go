@@ -113,6 +113,26 @@ func TestMigrationView(t *testing.T) {
 	}
 }
 
+// TestWaiting: one that waits is pending, and one that begins does not wait any more.
+func TestWaiting(t *testing.T) {
+	m := &StorageVersionMigration{}
+	at := metav1.NewTime(time.Unix(10, 0))
+	for _, why := range []string{"x does not report", "", "y does not report"} {
+		SetWaiting(m, why, at)
+		if view := ViewMigration(m); Waiting(m) != why || view.Waiting != why || view.Phase != evolve.Pending || len(m.Status.Conditions) != 1 {
+			t.Errorf("waits for %q, want %q: %+v", Waiting(m), why, m.Status.Conditions)
+		}
+	}
+	SetCondition(m, MigrationRunning, ReasonRewriting, "runs", at)
+	if view := ViewMigration(m); view.Waiting != "" || view.Phase != evolve.Running || len(m.Status.Conditions) != 1 {
+		t.Errorf("begun: %+v", m.Status.Conditions)
+	}
+	SetCondition(m, MigrationFailed, ReasonAgreementLost, "fails", at)
+	if why := Waiting(m); why != "" {
+		t.Errorf("ended, and waits for %q", why)
+	}
+}
+
 func TestSetCondition(t *testing.T) {
 	m := &StorageVersionMigration{}
 	first, second := metav1.NewTime(time.Unix(10, 0)), metav1.NewTime(time.Unix(20, 0))

@@ -1,4 +1,4 @@
-package server
+package keyring
 
 import (
 	"context"
@@ -10,18 +10,16 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server/builtin"
+	"github.com/concord-dev/concord/stored"
 )
 
-// othersPoll is how often a starting server looks whether those it waits for are alive.
-const othersPoll = 200 * time.Millisecond
-
 // reading lists the keys that k opens values with, as a server's identity Lease has them.
-func (k *keys) reading() string {
+func (k *Keys) reading() string {
 	lists := map[string][]agree.Seal{}
 	for pattern, providers := range k.providers {
 		for _, p := range providers {
@@ -47,14 +45,14 @@ func readsAs(lists map[string][]agree.Seal, gr schema.GroupResource, seal agree.
 	return seal == ""
 }
 
-// refuseUnreadableByOthers says why a server must not encrypt with these keys yet: another
+// CheckOthers implements stored.Keys: it says why a server must not encrypt with these keys yet: another
 // server could not read what it writes. self is not asked. Without poll every Lease counts;
 // with it those count whose server is seen to renew them, which is waited for for as long
 // as the Lease lasts: where all servers were killed their Leases are still there.
-func refuseUnreadableByOthers(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k *keys, self agree.ServerID, poll time.Duration) error {
+func (k *Keys) CheckOthers(ctx context.Context, reader rewrite.Reader, layout stored.Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {
 	began, first := time.Now(), map[string]string{}
 	for {
-		leases, err := readIdentities(ctx, reader, prefix)
+		leases, err := readIdentities(ctx, reader, layout)
 		if err != nil {
 			return fmt.Errorf("identity Leases: %w", err)
 		}
@@ -84,7 +82,7 @@ func refuseUnreadableByOthers(ctx context.Context, reader rewrite.Reader, prefix
 
 // unreadableTo names a resource that the Lease's server could not read if it was encrypted
 // with these keys; "" if there is none.
-func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *keys) string {
+func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *Keys) string {
 	var lists map[string][]agree.Seal
 	if text, ok := lease.Annotations[storageversion.EncryptionKeysAnnotation]; ok && json.Unmarshal([]byte(text), &lists) != nil {
 		lists = map[string][]agree.Seal{"*.*": nil}
@@ -95,9 +93,9 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 			all = append(all, pattern) // a custom resource, or several
 		}
 	}
-	slices.SortFunc(all, compareResources)
+	slices.SortFunc(all, stored.CompareResources)
 	for _, gr := range all {
-		if seal := k.writes(gr); !exempt(gr) && !readsAs(lists, gr, seal) {
+		if seal := k.Writes(gr); !exempt(gr) && !readsAs(lists, gr, seal) {
 			return fmt.Sprintf("%s that are %s", gr, describeKeys([]string{seal.Key()})[0])
 		}
 	}
@@ -106,13 +104,13 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 
 // readIdentities reads the identity Leases straight from etcd. What resourceVersion they
 // have there is their revision, so that it changes with every renewal.
-func readIdentities(ctx context.Context, reader rewrite.Reader, prefix string) ([]*coordinationv1.Lease, error) {
+func readIdentities(ctx context.Context, reader rewrite.Reader, layout stored.Layout) ([]*coordinationv1.Lease, error) {
 	var leases []*coordinationv1.Lease
-	under := ResourcePrefix(prefix, schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"
+	under := layout.Of(schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"
 	err := rewrite.Walk(ctx, reader, under, func(e rewrite.Entry) error {
-		obj, _, err := builtin.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
+		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
 		lease, ok := obj.(*coordinationv1.Lease)
-		if err != nil || !ok || lease.Labels[storageversion.IdentityLabel] != storageversion.IdentityLabelValue {
+		if err != nil || !ok || lease.Labels[storageversion.IdentityLabel] != storageversion.IdentityLabelValue || !storageversion.IsServer(lease.Name) {
 			return nil //nolint:nilerr // it is nobody's identity
 		}
 		lease.ResourceVersion = fmt.Sprint(e.ModRevision)

@@ -1,4 +1,4 @@
-package server
+package keyring
 
 import (
 	"context"
@@ -13,17 +13,18 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
 )
 
-// KeyReport says what every encryption key is needed for, at one revision of etcd.
-type KeyReport struct {
+// Report says what every encryption key is needed for, at one revision of etcd.
+type Report struct {
 	Revision int64 `json:"revision"`
 	// Keys are sorted by name.
-	Keys []KeyUse `json:"keys"`
+	Keys []Use `json:"keys"`
 }
 
-// KeyUse is what one key is needed for.
-type KeyUse struct {
+// Use is what one key is needed for.
+type Use struct {
 	// Key is "<provider>:<version>:<name>", as values say it, or "identity". Of a KMS plugin
 	// there is one for every key, with the fingerprint of its ID behind the plugin's name. Of
 	// values that do not tell their key it is rewrite.Unnamed; then no key is removable.
@@ -39,19 +40,19 @@ type KeyUse struct {
 	Reason string `json:"reason"`
 }
 
-// ReadKeys counts the values under prefix by their keys and compares them with what
+// ReadReport counts the values under prefix by their keys and compares them with what
 // servers report, all at one revision. The error wraps rewrite.ErrCompacted if etcd has
 // compacted that one meanwhile.
-func ReadKeys(ctx context.Context, reader rewrite.Reader, prefix string) (KeyReport, error) {
+func ReadReport(ctx context.Context, reader rewrite.Reader, prefix string) (Report, error) {
 	census, err := rewrite.Count(ctx, reader, prefix)
 	if err != nil {
-		return KeyReport{}, err
+		return Report{}, err
 	}
-	stored, err := ReadStoredSets(ctx, atRevision{Reader: reader, revision: census.Revision}, prefix)
+	sets, err := stored.ReadSets(ctx, atRevision{Reader: reader, revision: census.Revision}, prefix)
 	if err != nil {
-		return KeyReport{}, err
+		return Report{}, err
 	}
-	return KeyReport{Revision: census.Revision, Keys: judgeKeys(census, stored)}, nil
+	return Report{Revision: census.Revision, Keys: judgeKeys(census, sets)}, nil
 }
 
 // atRevision reads everything at one revision.
@@ -69,15 +70,15 @@ func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64
 // put is permitted by the report of the very encoding that it writes, and compares the
 // revision of the StorageVersion that has it (DESIGN 3.2): where none has a report with a
 // key, no write with that key can follow.
-func judgeKeys(census rewrite.Census, stored StoredSets) []KeyUse {
-	uses := map[string]*KeyUse{}
-	use := func(key string) *KeyUse {
+func judgeKeys(census rewrite.Census, sets stored.Sets) []Use {
+	uses := map[string]*Use{}
+	use := func(key string) *Use {
 		if uses[key] == nil {
-			uses[key] = &KeyUse{Key: key, Resources: map[string]int64{}}
+			uses[key] = &Use{Key: key, Resources: map[string]int64{}}
 		}
 		return uses[key]
 	}
-	encrypted := stored.learnKeys(use)
+	encrypted := learnKeys(sets, use)
 	for _, row := range census.Rows {
 		key, sealed := strings.CutPrefix(row.Encoding, rewrite.EncodingEncrypted)
 		switch {
@@ -91,11 +92,11 @@ func judgeKeys(census rewrite.Census, stored StoredSets) []KeyUse {
 		u.Values += row.Objects
 		u.Resources[row.Resource] += row.Objects
 	}
-	doubt := stored.doubt()
+	doubt := doubtOf(sets)
 	if u := uses[rewrite.Unnamed]; u != nil && doubt == "" {
 		doubt = fmt.Sprintf("%s are encrypted and do not tell with what", u.by())
 	}
-	all := make([]KeyUse, 0, len(uses))
+	all := make([]Use, 0, len(uses))
 	for _, key := range slices.Sorted(maps.Keys(uses)) {
 		u := uses[key]
 		slices.Sort(u.Writers)
@@ -108,7 +109,7 @@ func judgeKeys(census rewrite.Census, stored StoredSets) []KeyUse {
 
 // learnKeys notes every key that is, or was, reported, and who reports it. It returns the
 // resources that were ever encrypted: only of these unencrypted values are of interest.
-func (s StoredSets) learnKeys(use func(key string) *KeyUse) (encrypted sets.Set[string]) {
+func learnKeys(s stored.Sets, use func(key string) *Use) (encrypted sets.Set[string]) {
 	encrypted = sets.New[string]()
 	for gr, sv := range s.Versions {
 		if sv == nil {
@@ -116,7 +117,7 @@ func (s StoredSets) learnKeys(use func(key string) *KeyUse) (encrypted sets.Set[
 		}
 		history, err := storageversion.History(sv)
 		if err != nil {
-			continue // doubt tells
+			continue // doubtOf tells
 		}
 		known := slices.Collect(maps.Keys(history.Last))
 		if !evolve.Encrypts(known) {
@@ -130,7 +131,7 @@ func (s StoredSets) learnKeys(use func(key string) *KeyUse) (encrypted sets.Set[
 		}
 		for _, r := range agree.Made(storageversion.Reports(sv)) {
 			if !r.Encoding.Seal().Known() {
-				continue // doubt tells
+				continue // doubtOf tells
 			}
 			u := use(keyName(r.Encoding))
 			u.Writers = append(u.Writers, r.Server)
@@ -150,12 +151,12 @@ func keyName(e agree.Encoding) string {
 	return seal.Key()
 }
 
-// doubt is why nobody can tell from the reports what may be written; "" if they tell.
-func (s StoredSets) doubt() string {
+// doubtOf is why nobody can tell from the reports what may be written; "" if they tell.
+func doubtOf(s stored.Sets) string {
 	if len(s.Versions) == 0 {
 		return "no server reports what it writes"
 	}
-	grs := slices.SortedFunc(maps.Keys(s.Versions), compareResources)
+	grs := slices.SortedFunc(maps.Keys(s.Versions), stored.CompareResources)
 	for _, gr := range grs {
 		sv := s.Versions[gr]
 		if sv == nil {
@@ -176,7 +177,7 @@ func (s StoredSets) doubt() string {
 	return ""
 }
 
-func (u *KeyUse) judge(doubt string) {
+func (u *Use) judge(doubt string) {
 	switch {
 	case u.Values > 0:
 		u.Reason = fmt.Sprintf("%d values still use it: %s", u.Values, u.by())
@@ -190,7 +191,7 @@ func (u *KeyUse) judge(doubt string) {
 }
 
 // by says of which resources the values are.
-func (u *KeyUse) by() string {
+func (u *Use) by() string {
 	var by []string
 	for _, resource := range slices.Sorted(maps.Keys(u.Resources)) {
 		by = append(by, fmt.Sprintf("%d of %s", u.Resources[resource], resource))

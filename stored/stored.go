@@ -1,4 +1,6 @@
-package server
+// Package stored tells what is stored: the stored sets that a cluster remembers, straight
+// from etcd, the census of raw values, and the check of a starting server against both.
+package stored
 
 import (
 	"cmp"
@@ -11,28 +13,29 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server/builtin"
 )
 
-// StoredSets is what a cluster remembers of the encodings that may be stored, by
+// Sets is what a cluster remembers of the encodings that may be stored, by
 // resource. An object that exists and cannot be read is nil.
-type StoredSets struct {
+type Sets struct {
 	States   map[schema.GroupResource]*migrationv1alpha1.StorageState
 	Versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
 }
 
-// ReadStoredSets reads the StorageStates and then the StorageVersions straight from
+// ReadSets reads the StorageStates and then the StorageVersions straight from
 // etcd, where no server serves them. prefix is the servers' --etcd-prefix. An error comes
 // from the store or ctx; no value makes it fail.
-func ReadStoredSets(ctx context.Context, reader rewrite.Reader, prefix string) (StoredSets, error) {
-	sets := StoredSets{
+func ReadSets(ctx context.Context, reader rewrite.Reader, prefix string) (Sets, error) {
+	sets := Sets{
 		States:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
 		Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
 	}
@@ -47,7 +50,7 @@ func ReadStoredSets(ctx context.Context, reader rewrite.Reader, prefix string) (
 		return nil
 	})
 	if err != nil {
-		return StoredSets{}, fmt.Errorf("StorageStates: %w", err)
+		return Sets{}, fmt.Errorf("StorageStates: %w", err)
 	}
 	versions := ResourcePrefix(prefix, storageversion.Resource, false)
 	err = rewrite.Walk(ctx, reader, versions, func(e rewrite.Entry) error {
@@ -56,19 +59,37 @@ func ReadStoredSets(ctx context.Context, reader rewrite.Reader, prefix string) (
 			return nil //nolint:nilerr // a key that is no StorageVersion's names no resource
 		}
 		sets.Versions[gr] = nil
-		if obj, _, err := builtin.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil); err == nil {
+		if obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil); err == nil {
 			sets.Versions[gr], _ = obj.(*apiserverinternalv1alpha1.StorageVersion)
 		}
 		return nil
 	})
 	if err != nil {
-		return StoredSets{}, fmt.Errorf("StorageVersions: %w", err)
+		return Sets{}, fmt.Errorf("StorageVersions: %w", err)
 	}
 	return sets, nil
 }
 
+// Layout says where servers keep their objects in etcd.
+type Layout struct {
+	// Prefix is the servers' --etcd-prefix.
+	Prefix string
+	// Special are the built-in resources that are kept elsewhere than under their own name,
+	// and where: kube-apiserver has its nodes in "minions" (kubeapiserver's
+	// SpecialDefaultResourcePrefixes).
+	Special map[schema.GroupResource]string
+}
+
+// Of is where a resource's objects are, with a slash behind it.
+func (l Layout) Of(gr schema.GroupResource, custom bool) string {
+	if place, ok := l.Special[gr]; ok && !custom {
+		return "/" + strings.Trim(l.Prefix, "/") + "/" + strings.Trim(place, "/") + "/"
+	}
+	return ResourcePrefix(l.Prefix, gr, custom)
+}
+
 // ResourcePrefix is where a resource's objects are in etcd, with a slash behind it, under
-// the servers' --etcd-prefix.
+// the servers' --etcd-prefix, if the layout has it nowhere special.
 func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string {
 	prefix = "/" + strings.Trim(prefix, "/") + "/"
 	if custom || gr.Group == apiextensions.GroupName || gr.Group == apiregistration.GroupName {
@@ -79,7 +100,7 @@ func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string 
 
 // Resources returns the resources that anything is remembered of, sorted by group and
 // resource.
-func (s StoredSets) Resources() []schema.GroupResource {
+func (s Sets) Resources() []schema.GroupResource {
 	var all []schema.GroupResource
 	for gr := range s.States {
 		all = append(all, gr)
@@ -87,16 +108,17 @@ func (s StoredSets) Resources() []schema.GroupResource {
 	for gr := range s.Versions {
 		all = append(all, gr)
 	}
-	slices.SortFunc(all, compareResources)
+	slices.SortFunc(all, CompareResources)
 	return slices.Compact(all)
 }
 
-func compareResources(a, b schema.GroupResource) int {
+// CompareResources orders by group, then by resource.
+func CompareResources(a, b schema.GroupResource) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
 }
 
 // Of returns what may be stored of a resource (DESIGN 3.7, I1), without a census.
-func (s StoredSets) Of(gr schema.GroupResource) compat.Stored {
+func (s Sets) Of(gr schema.GroupResource) compat.Stored {
 	stored := compat.Stored{Resource: gr}
 	state, why := s.state(gr)
 	version, whyVersion := s.version(gr)
@@ -115,8 +137,25 @@ func (s StoredSets) Of(gr schema.GroupResource) compat.Stored {
 	return stored
 }
 
+// Encodings returns what may be stored of a resource with what it may be encrypted with, and
+// evolve.Unknown where nobody knows all.
+func (s Sets) Encodings(gr schema.GroupResource) []agree.Encoding {
+	state, _ := s.state(gr)
+	version, _ := s.version(gr)
+	return evolve.StoredSet(state, version)
+}
+
+// Custom says whether the resource was seen to be a custom one: its key has the group in it.
+func (s Sets) Custom(gr schema.GroupResource) bool {
+	if state := s.States[gr]; state != nil && state.Annotations[migrationv1alpha1.CustomResourceAnnotation] == "true" {
+		return true
+	}
+	sv := s.Versions[gr]
+	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
+}
+
 // state returns what the StorageState says, and why the stored set is not known by it.
-func (s StoredSets) state(gr schema.GroupResource) (view *evolve.State, why string) {
+func (s Sets) state(gr schema.GroupResource) (view *evolve.State, why string) {
 	state, ok := s.States[gr]
 	switch {
 	case !ok:
@@ -132,7 +171,7 @@ func (s StoredSets) state(gr schema.GroupResource) (view *evolve.State, why stri
 }
 
 // version returns what the StorageVersion says; nil, with the reason, if that is nothing.
-func (s StoredSets) version(gr schema.GroupResource) (view *evolve.StorageVersion, why string) {
+func (s Sets) version(gr schema.GroupResource) (view *evolve.StorageVersion, why string) {
 	sv, ok := s.Versions[gr]
 	if !ok {
 		return nil, "it has no StorageVersion"
@@ -149,9 +188,9 @@ func (s StoredSets) version(gr schema.GroupResource) (view *evolve.StorageVersio
 	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common}, ""
 }
 
-// CountStored counts the raw values under a resource's prefix. What stops it before the
+// Count counts the raw values under a resource's prefix. What stops it before the
 // end, ctx for one, makes the census partial.
-func CountStored(ctx context.Context, reader rewrite.Reader, prefix string) *compat.StoredCensus {
+func Count(ctx context.Context, reader rewrite.Reader, prefix string) *compat.StoredCensus {
 	counts, err := rewrite.CountEncodings(ctx, reader, prefix)
 	census := &compat.StoredCensus{Objects: map[string]int64{}}
 	switch {
@@ -171,13 +210,4 @@ func CountStored(ctx context.Context, reader rewrite.Reader, prefix string) *com
 		}
 	}
 	return census
-}
-
-// Lifecycles returns those of every resource that this binary can serve.
-func Lifecycles() []compat.Lifecycle {
-	lifecycles := builtin.Lifecycles()
-	for _, gvr := range extraResources() {
-		lifecycles = append(lifecycles, compat.Lifecycle{GroupVersionResource: gvr, Kind: extraKinds[gvr.Resource]})
-	}
-	return lifecycles
 }

@@ -1,4 +1,4 @@
-package server
+package keyring
 
 import (
 	"bytes"
@@ -17,22 +17,31 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
 )
+
+var _ stored.Keys = (*Keys)(nil)
+
+// CheckStored implements stored.Keys: it says why a server with these keys could not open
+// what is stored.
+func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, layout stored.Layout, sets stored.Sets, known []schema.GroupResource) error {
+	return k.refuseUnreadable(ctx, reader, layout, sets, known, nil)
+}
 
 // refuseUnreadable says why a server with these keys could not open what is stored. The
 // error is one line that names resources and keys. Raw values are counted only of the
 // resources, remembered or known, whose stored set has, or may have, a key that is not
 // among them. With present keys, whose place these are to take, what these cannot open
 // either counts for nothing, and values that cannot all be read in time refuse them.
-func (s StoredSets) refuseUnreadable(ctx context.Context, reader rewrite.Reader, prefix string, known []schema.GroupResource, k, present *keys) error {
+func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	all := append(s.Resources(), known...)
-	slices.SortFunc(all, compareResources)
+	slices.SortFunc(all, stored.CompareResources)
 	var unreadable []string
 	for _, gr := range slices.Compact(all) {
 		if exempt(gr) || present != nil && k.readsAll(gr, present) {
 			continue
 		}
-		needs, err := s.unreadable(ctx, reader, prefix, gr, k, present)
+		needs, err := k.unreadable(ctx, reader, layout, s, gr, present)
 		if err != nil {
 			return err
 		}
@@ -42,16 +51,14 @@ func (s StoredSets) refuseUnreadable(ctx context.Context, reader rewrite.Reader,
 		return nil
 	}
 	return fmt.Errorf("this encryption configuration cannot read what is stored, %s: keep each key in --%s until concord keys says that it is safe to remove (--%s starts without these objects)",
-		strings.Join(unreadable, "; "), encryptionFlag, allowUndecodableFlag)
+		strings.Join(unreadable, "; "), Flag, stored.AllowFlag)
 }
 
 // unreadable names the keys of the resource's values that k has not, with their numbers.
-func (s StoredSets) unreadable(ctx context.Context, reader rewrite.Reader, prefix string, gr schema.GroupResource, k, present *keys) ([]string, error) {
-	state, _ := s.state(gr)
-	version, _ := s.version(gr)
+func (k *Keys) unreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
 	missing := map[string]bool{} // by what values say of their key
 	unknown := false
-	for _, e := range evolve.StoredSet(state, version) {
+	for _, e := range s.Encodings(gr) {
 		switch {
 		case e == evolve.Unknown:
 			unknown = true
@@ -62,7 +69,7 @@ func (s StoredSets) unreadable(ctx context.Context, reader rewrite.Reader, prefi
 	if len(missing) == 0 && !unknown {
 		return nil, nil
 	}
-	counts, err := countKeys(ctx, reader, ResourcePrefix(prefix, gr, s.custom(gr)))
+	counts, err := countKeys(ctx, reader, layout.Of(gr, s.Custom(gr)))
 	if err != nil && len(missing) > 0 {
 		return nil, fmt.Errorf("values of %s may be %s, which the encryption configuration cannot read, and they could not all be read to find out: %w",
 			gr, strings.Join(describeKeys(slices.Sorted(maps.Keys(missing))), " and "), err)
@@ -92,17 +99,9 @@ func describeKeys(keys []string) []string {
 	return described
 }
 
-// custom says whether the resource was seen to be a custom one: its key has the group in it.
-func (s StoredSets) custom(gr schema.GroupResource) bool {
-	if state := s.States[gr]; state != nil && state.Annotations[migrationv1alpha1.CustomResourceAnnotation] == "true" {
-		return true
-	}
-	sv := s.Versions[gr]
-	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
-}
-
 // countKeys counts the values under a prefix by the key that they say they are encrypted
-// with, "" for none, all keys of a KMS plugin together: no configuration tells them apart. With an error it returns what it counted so far.
+// with, "" for none, all keys of a KMS plugin together: no configuration tells them apart.
+// With an error it returns what it counted so far.
 func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[string]int64, error) {
 	encodings, err := rewrite.CountEncodings(ctx, reader, prefix)
 	counts := map[string]int64{}
@@ -120,18 +119,19 @@ func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[s
 	return counts, err
 }
 
-// checkReload says why a configuration may not take the place of the present one: some
-// value that is stored, or that a server may be about to write, could not be read any more.
-func checkReload(ctx context.Context, etcd rewrite.Reader, prefix string, known []schema.GroupResource, next, present *keys) error {
-	ctx, cancel := context.WithTimeout(ctx, storageCheckTimeout)
+// CheckReload says why these keys may not take the place of the present ones: some value
+// that is stored, or that a server may be about to write, could not be read any more. known
+// are the built-in resources.
+func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, layout stored.Layout, known []schema.GroupResource, present *Keys) error {
+	ctx, cancel := context.WithTimeout(ctx, stored.CheckTimeout)
 	defer cancel()
-	reader := opening{Reader: etcd, keys: present, states: ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)}
-	sets, err := ReadStoredSets(ctx, reader, prefix)
+	reader := present.Opening(etcd, layout)
+	sets, err := stored.ReadSets(ctx, reader, layout.Prefix)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read: %w", err)
 	}
 	for _, gr := range sets.Resources() {
-		written := []agree.Seal{present.writes(gr)}
+		written := []agree.Seal{present.Writes(gr)}
 		if sv := sets.Versions[gr]; sv != nil {
 			for _, r := range storageversion.Reports(sv) {
 				if r.Encoding != evolve.Unknown {
@@ -140,23 +140,28 @@ func checkReload(ctx context.Context, etcd rewrite.Reader, prefix string, known 
 			}
 		}
 		for _, seal := range written {
-			if !exempt(gr) && !next.reads(gr, seal) {
+			if !exempt(gr) && !k.reads(gr, seal) {
 				return fmt.Errorf("it cannot read %s that are %s, as a server writes them now: keep that key behind the first one until all servers have loaded it", gr, describeKeys([]string{seal.Key()})[0])
 			}
 		}
 	}
-	err = sets.refuseUnreadable(ctx, reader, prefix, known, next, present)
+	err = k.refuseUnreadable(ctx, reader, layout, sets, known, present)
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
 	return err
 }
 
+// Opening implements stored.Keys: the reader opens StorageStates.
+func (k *Keys) Opening(reader rewrite.Reader, layout stored.Layout) rewrite.Reader {
+	return opening{Reader: reader, keys: k, states: layout.Of(migrationv1alpha1.StorageStates, true)}
+}
+
 // opening is a Reader that opens StorageStates, so that what they say can be read as if
 // nothing was encrypted.
 type opening struct {
 	rewrite.Reader
-	keys   *keys
+	keys   *Keys
 	states string
 }
 

@@ -1,4 +1,4 @@
-package server
+package keyring
 
 import (
 	"bytes"
@@ -31,7 +31,6 @@ import (
 )
 
 const (
-	encryptionFlag = "encryption-provider-config"
 	// sealPrefix is how encrypted values begin.
 	sealPrefix = "k8s:enc:"
 	// fingerprintRounds make a fingerprint expensive to guess secrets by.
@@ -39,9 +38,9 @@ const (
 	fingerprintBytes  = 8
 )
 
-// keys is one encryption configuration as it was loaded. It never changes, but for the key
-// that a KMS plugin says it uses.
-type keys struct {
+// Keys is one encryption configuration as it was loaded. It never changes, but for the key
+// that a KMS plugin says it uses. The zero value encrypts nothing.
+type Keys struct {
 	// hash is that of the file, "sha256:...".
 	hash         string
 	transformers encryptionconfig.StaticTransformers
@@ -107,8 +106,8 @@ func kmsKey(value []byte) (string, bool) {
 	return fingerprint, ok
 }
 
-// sealOf returns the seal of an encrypted value of the resource, empty if it has none of k's.
-func (k *keys) sealOf(gr schema.GroupResource, value []byte) agree.Seal {
+// SealOf returns the seal of an encrypted value of the resource, empty if it has none of k's.
+func (k *Keys) SealOf(gr schema.GroupResource, value []byte) agree.Seal {
 	for _, p := range k.of(gr) {
 		key := p.seal.Key()
 		if key == "" || !bytes.HasPrefix(value, []byte(sealPrefix+key+":")) {
@@ -147,7 +146,7 @@ func patternsOf(gr schema.GroupResource) []schema.GroupResource {
 }
 
 // of returns the providers of a resource, none if it is not encrypted.
-func (k *keys) of(gr schema.GroupResource) []*provider {
+func (k *Keys) of(gr schema.GroupResource) []*provider {
 	for _, pattern := range patternsOf(gr) {
 		if providers := k.providers[pattern]; len(providers) > 0 {
 			return providers
@@ -157,7 +156,7 @@ func (k *keys) of(gr schema.GroupResource) []*provider {
 }
 
 // reads says whether values of the resource with this seal can be opened.
-func (k *keys) reads(gr schema.GroupResource, seal agree.Seal) bool {
+func (k *Keys) reads(gr schema.GroupResource, seal agree.Seal) bool {
 	providers := k.of(gr)
 	for _, p := range providers {
 		if p.reads(seal) {
@@ -168,7 +167,7 @@ func (k *keys) reads(gr schema.GroupResource, seal agree.Seal) bool {
 }
 
 // readsAll says whether all values of the resource that other keys open can be opened.
-func (k *keys) readsAll(gr schema.GroupResource, other *keys) bool {
+func (k *Keys) readsAll(gr schema.GroupResource, other *Keys) bool {
 	providers := other.of(gr)
 	for _, p := range providers {
 		if !k.reads(gr, p.writes()) {
@@ -179,7 +178,7 @@ func (k *keys) readsAll(gr schema.GroupResource, other *keys) bool {
 }
 
 // readsKey is reads for what a value says of its seal: it does not tell the secret.
-func (k *keys) readsKey(gr schema.GroupResource, key string) bool {
+func (k *Keys) readsKey(gr schema.GroupResource, key string) bool {
 	providers := k.of(gr)
 	for _, p := range providers {
 		if p.seal.Key() == key {
@@ -190,7 +189,7 @@ func (k *keys) readsKey(gr schema.GroupResource, key string) bool {
 }
 
 // loadKeys reads the configuration. What the providers run lives as long as ctx.
-func loadKeys(ctx context.Context, path string, reload bool, server string) (*keys, error) {
+func loadKeys(ctx context.Context, path string, reload bool, server string) (*Keys, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -204,7 +203,7 @@ func loadKeys(ctx context.Context, path string, reload bool, server string) (*ke
 		cancel()
 		return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // of several lines
 	}
-	k := &keys{
+	k := &Keys{
 		hash: loaded.EncryptionFileContentHash, transformers: loaded.Transformers, health: loaded.HealthChecks,
 		close: cancel, grace: loaded.KMSCloseGracePeriod,
 	}

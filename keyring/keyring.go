@@ -1,4 +1,8 @@
-package server
+// Package keyring is encryption at rest: what a server encrypts stored values with, by which
+// name values, reports and Leases tell it (a seal), how a changed configuration is loaded,
+// and the checks that no server loses what is stored, nor writes what another one cannot
+// read.
+package keyring
 
 import (
 	"bytes"
@@ -22,7 +26,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -37,19 +41,19 @@ const (
 	checkRest = 20
 )
 
-// keyring is what this server encrypts stored values with (--encryption-provider-config).
-// The library's own reloading would not do: which key a value was sealed with has to be
-// known when it is written (package fence).
-type keyring struct {
+// Ring is what a server encrypts stored values with. The library's own reloading would not
+// do: which key a value was sealed with has to be known when it is written (package fence).
+// Of a nil Ring nothing is encrypted; all its methods may be called.
+type Ring struct {
 	path   string
 	reload bool
 	server string // in metrics
 	now    func() time.Time
 	// check says why a configuration may not take the place of the present one.
-	check func(ctx context.Context, next, present *keys) error
+	check Check
 
-	current atomic.Pointer[keys]
-	// refused is the hash of a file that is not looked at before a time. Only follow uses it.
+	current atomic.Pointer[Keys]
+	// refused is the hash of a file that is not looked at before a time. Only Reload uses it.
 	refused string
 	before  time.Time
 
@@ -58,17 +62,25 @@ type keyring struct {
 	tell func(member.Encryption)
 }
 
-// newKeyring loads the configuration; without one it returns nil. What the providers run
-// lives as long as ctx.
-func newKeyring(ctx context.Context, o *Options) (*keyring, error) {
-	path := o.Etcd.EncryptionProviderConfigFilepath
-	if path == "" {
+// Check says why a configuration may not take the place of the present one.
+type Check func(ctx context.Context, next, present *Keys) error
+
+// New loads the configuration; without a file it returns nil. What the providers run
+// lives as long as ctx. Nothing follows the file before Run.
+func New(ctx context.Context, c Config) (*Ring, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if c.Path == "" {
 		return nil, nil
 	}
-	r := &keyring{path: path, reload: o.Etcd.EncryptionProviderConfigAutomaticReload, server: fmt.Sprintf("%s:%d", o.SecureServing.BindAddress, o.SecureServing.BindPort), now: time.Now}
-	k, err := loadKeys(ctx, path, r.reload, r.server)
+	r := &Ring{path: c.Path, reload: c.Reload, server: c.Server, now: c.Now}
+	if r.now == nil {
+		r.now = time.Now
+	}
+	k, err := loadKeys(ctx, r.path, r.reload, r.server)
 	if err != nil {
-		return nil, fmt.Errorf("--%s %s: %w", encryptionFlag, path, err)
+		return nil, fmt.Errorf("--%s %s: %w", Flag, r.path, err)
 	}
 	encryptionmetrics.RecordEncryptionConfigLastConfigInfo(r.server, k.hash)
 	r.current.Store(k)
@@ -76,30 +88,46 @@ func newKeyring(ctx context.Context, o *Options) (*keyring, error) {
 	return r, nil
 }
 
-// keys returns the present configuration; the empty one of a server without.
-func (r *keyring) keys() *keys {
+// Keys returns the present configuration; the empty one of a nil Ring.
+func (r *Ring) Keys() *Keys {
 	if r == nil {
-		return &keys{}
+		return &Keys{}
 	}
 	return r.current.Load()
 }
 
-// apply has c encrypt, and report the providers' health as kube-apiserver does.
-func (r *keyring) apply(c *genericapiserver.Config) {
+// SetCheck has every changed file checked before it is loaded. It is called before Run.
+func (r *Ring) SetCheck(check Check) {
+	if r != nil {
+		r.check = check
+	}
+}
+
+// Apply has c encrypt, and report the providers' health as kube-apiserver does.
+func (r *Ring) Apply(c *genericapiserver.Config) {
 	if r == nil {
 		return
 	}
 	c.ResourceTransformers = r
-	checks := r.keys().health
-	if r.reload && len(checks) == 1 {
-		checks = []healthz.HealthChecker{healthz.NamedCheck(checks[0].Name(), func(req *http.Request) error { return r.keys().health[0].Check(req) })}
-	}
+	checks := r.HealthChecks()
 	c.HealthzChecks = append(c.HealthzChecks, checks...)
 	c.ReadyzChecks = append(c.ReadyzChecks, checks...)
 }
 
-// listen has every change told, beginning with what is so now.
-func (r *keyring) listen(tell func(member.Encryption)) {
+// HealthChecks are those of the providers, for /healthz and /readyz.
+func (r *Ring) HealthChecks() []healthz.HealthChecker {
+	if r == nil {
+		return nil
+	}
+	checks := r.Keys().health
+	if r.reload && len(checks) == 1 {
+		return []healthz.HealthChecker{healthz.NamedCheck(checks[0].Name(), func(req *http.Request) error { return r.Keys().health[0].Check(req) })}
+	}
+	return checks
+}
+
+// Listen has every change told, beginning with what is so now.
+func (r *Ring) Listen(tell func(member.Encryption)) {
 	if r == nil {
 		return
 	}
@@ -110,7 +138,7 @@ func (r *keyring) listen(tell func(member.Encryption)) {
 }
 
 // changed tells what is encrypted with now.
-func (r *keyring) changed() {
+func (r *Ring) changed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.tell == nil {
@@ -129,15 +157,15 @@ func (r *keyring) changed() {
 	}})
 }
 
-var unfenced = fence.Unfenced()
+var unfenced = storageversion.Unfenced()
 
 // exempt says whether a resource is stored as it is whatever the configuration says: the
 // three that the fence does not bind (DESIGN 3.1), of which nobody could prove that no
 // server writes them with an old key.
 func exempt(gr schema.GroupResource) bool { return unfenced.Has(gr) }
 
-// run follows the file and the KMS plugins until ctx ends.
-func (r *keyring) run(ctx context.Context, every time.Duration) {
+// Run follows the file and the KMS plugins until ctx ends, looking every so often.
+func (r *Ring) Run(ctx context.Context, every time.Duration) {
 	if r == nil {
 		return
 	}
@@ -149,7 +177,7 @@ func (r *keyring) run(ctx context.Context, every time.Duration) {
 		if !r.reload {
 			return
 		}
-		switch changed, err := r.follow(ctx); {
+		switch changed, err := r.Reload(ctx); {
 		case err != nil && ctx.Err() == nil:
 			encryptionmetrics.RecordEncryptionConfigAutomaticReloadFailure(r.server)
 			if err.Error() != told {
@@ -158,15 +186,19 @@ func (r *keyring) run(ctx context.Context, every time.Duration) {
 			told = err.Error()
 		case changed:
 			told = ""
-			encryptionmetrics.RecordEncryptionConfigAutomaticReloadSuccess(r.server, r.keys().hash)
-			klog.FromContext(ctx).Info("Loaded the encryption configuration", "path", r.path, "hash", r.keys().hash)
+			encryptionmetrics.RecordEncryptionConfigAutomaticReloadSuccess(r.server, r.Keys().hash)
+			klog.FromContext(ctx).Info("Loaded the encryption configuration", "path", r.path, "hash", r.Keys().hash)
 		}
 	}, every)
 }
 
-// follow loads the file if it has changed.
-func (r *keyring) follow(ctx context.Context) (changed bool, err error) {
-	present := r.keys()
+// Reload loads the file if it has changed. An error leaves all as it was. Run calls it; it
+// is not to be called beside Run.
+func (r *Ring) Reload(ctx context.Context) (changed bool, err error) {
+	if r == nil {
+		return false, nil
+	}
+	present := r.Keys()
 	hash, err := encryptionconfig.GetEncryptionConfigHash(r.path)
 	if err != nil || hash == present.hash || hash == r.refused && r.now().Before(r.before) {
 		return false, err
@@ -194,7 +226,7 @@ func (r *keyring) follow(ctx context.Context) (changed bool, err error) {
 }
 
 // healthy waits for the providers of a new configuration.
-func healthy(ctx context.Context, k *keys) error {
+func healthy(ctx context.Context, k *Keys) error {
 	last := errors.New("no answer")
 	err := wait.PollUntilContextTimeout(ctx, healthPoll, max(healthTimeout, k.grace), true, func(ctx context.Context) (bool, error) {
 		last = nil
@@ -214,9 +246,9 @@ func healthy(ctx context.Context, k *keys) error {
 }
 
 // probe finds out which keys the KMS plugins use, and says whether one is another than before.
-func (r *keyring) probe(ctx context.Context) bool { return r.keys().probe(ctx) }
+func (r *Ring) probe(ctx context.Context) bool { return r.Keys().probe(ctx) }
 
-func (k *keys) probe(ctx context.Context) (rotated bool) {
+func (k *Keys) probe(ctx context.Context) (rotated bool) {
 	const text = "which key?"
 	k.ask(ctx)
 	for gr, providers := range k.providers {
@@ -237,7 +269,7 @@ func (k *keys) probe(ctx context.Context) (rotated bool) {
 // ask has the library ask every KMS plugin for its key, which it does at most every 20 s and
 // by itself only once a minute. What a plugin answers that is not well is for the health
 // checks to tell.
-func (k *keys) ask(ctx context.Context) {
+func (k *Keys) ask(ctx context.Context) {
 	if !slices.ContainsFunc(slices.Collect(maps.Values(k.providers)), func(providers []*provider) bool { return providers[0].kms != nil }) {
 		return
 	}
@@ -248,25 +280,32 @@ func (k *keys) ask(ctx context.Context) {
 	}
 }
 
-// TransformerForResource implements value.ResourceTransformers.
-func (r *keyring) TransformerForResource(gr schema.GroupResource) value.Transformer {
+var _ value.ResourceTransformers = (*Ring)(nil)
+
+// TransformerForResource implements value.ResourceTransformers. It returns what belongs
+// into a resource's storage configuration (storagebackend.Config.Transformer), and follows
+// every later change of the keys. Of a nil Ring it is nil, as storage takes it where nothing
+// is encrypted.
+func (r *Ring) TransformerForResource(gr schema.GroupResource) value.Transformer {
+	if r == nil {
+		return nil
+	}
 	if exempt(gr) {
 		return plainWriter{ring: r, gr: gr}
 	}
 	return sealer{ring: r, gr: gr}
 }
 
-// sealer encrypts one resource's values as the configuration says at each moment.
+// sealer encrypts one resource's values as the configuration says at each moment. It
+// implements fence.Sealer.
 type sealer struct {
-	ring *keyring
+	ring *Ring
 	gr   schema.GroupResource
 }
 
-var _ fence.Sealer = sealer{}
-
 // TransformFromStorage implements value.Read.
 func (s sealer) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	return s.ring.keys().transformers.TransformerForResource(s.gr).TransformFromStorage(ctx, data, dataCtx)
+	return s.ring.Keys().transformers.TransformerForResource(s.gr).TransformFromStorage(ctx, data, dataCtx)
 }
 
 // TransformToStorage implements value.Write.
@@ -277,7 +316,7 @@ func (s sealer) TransformToStorage(ctx context.Context, data []byte, dataCtx val
 
 // Seal implements fence.Sealer.
 func (s sealer) Seal(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, agree.Seal, error) {
-	out, seal, rotated, err := s.ring.keys().seal(ctx, s.gr, data, dataCtx)
+	out, seal, rotated, err := s.ring.Keys().seal(ctx, s.gr, data, dataCtx)
 	if rotated {
 		s.ring.changed()
 	}
@@ -285,9 +324,9 @@ func (s sealer) Seal(ctx context.Context, data []byte, dataCtx value.Context) ([
 }
 
 // Current implements fence.Sealer.
-func (s sealer) Current() agree.Seal { return s.ring.keys().writes(s.gr) }
+func (s sealer) Current() agree.Seal { return s.ring.Keys().Writes(s.gr) }
 
-func (k *keys) seal(ctx context.Context, gr schema.GroupResource, data []byte, dataCtx value.Context) (out []byte, with agree.Seal, rotated bool, err error) {
+func (k *Keys) seal(ctx context.Context, gr schema.GroupResource, data []byte, dataCtx value.Context) (out []byte, with agree.Seal, rotated bool, err error) {
 	out, err = k.transformers.TransformerForResource(gr).TransformToStorage(ctx, data, dataCtx)
 	if providers := k.of(gr); err == nil && len(providers) > 0 {
 		with, rotated = providers[0].sealed(out)
@@ -295,8 +334,8 @@ func (k *keys) seal(ctx context.Context, gr schema.GroupResource, data []byte, d
 	return out, with, rotated, err
 }
 
-// writes returns what values of a resource are encrypted with now.
-func (k *keys) writes(gr schema.GroupResource) agree.Seal {
+// Writes returns what values of a resource are encrypted with now.
+func (k *Keys) Writes(gr schema.GroupResource) agree.Seal {
 	if providers := k.of(gr); len(providers) > 0 {
 		return providers[0].writes()
 	}
@@ -306,19 +345,19 @@ func (k *keys) writes(gr schema.GroupResource) agree.Seal {
 // pinned encrypts with one key and no other, for a rewrite. Configurations that are loaded
 // meanwhile count, since the ones before are closed: each can read what is stored.
 type pinned struct {
-	ring *keyring
+	ring *Ring
 	gr   schema.GroupResource
 	seal agree.Seal
 }
 
-// pin returns what encrypts a resource with this key, nil if values are stored as they are
+// Pin returns what encrypts a resource with this key, nil if values are stored as they are
 // and always were. The error says that this server encrypts with another one.
-func (r *keyring) pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer, error) {
+func (r *Ring) Pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer, error) {
 	if r != nil && exempt(gr) {
 		return plainWriter{ring: r, gr: gr}, nil
 	}
-	k := r.keys()
-	if now := k.writes(gr); now != seal {
+	k := r.Keys()
+	if now := k.Writes(gr); now != seal {
 		return nil, fmt.Errorf("this server encrypts %s with %q and not with %q", gr, now.Key(), seal.Key())
 	}
 	if len(k.of(gr)) == 0 {
@@ -330,17 +369,17 @@ func (r *keyring) pin(gr schema.GroupResource, seal agree.Seal) (value.Transform
 // TransformFromStorage implements value.Read. Stale is what is not encrypted with the key,
 // whatever the providers encrypt with now.
 func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	k := p.ring.keys()
+	k := p.ring.Keys()
 	plain, stale, err := k.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
 	if err != nil && away(err) {
 		err = fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err)
 	}
-	return plain, stale || k.sealOf(p.gr, data) != p.seal, err
+	return plain, stale || k.SealOf(p.gr, data) != p.seal, err
 }
 
 // TransformToStorage implements value.Write.
 func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
-	k := p.ring.keys()
+	k := p.ring.Keys()
 	out, with, rotated, err := k.seal(ctx, p.gr, data, dataCtx)
 	if rotated {
 		p.ring.changed()
@@ -357,7 +396,7 @@ func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx val
 
 // plainWriter stores values as they are, and opens those that were encrypted all the same.
 type plainWriter struct {
-	ring *keyring
+	ring *Ring
 	gr   schema.GroupResource
 }
 

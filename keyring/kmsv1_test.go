@@ -1,4 +1,4 @@
-package server
+package keyring
 
 import (
 	"context"
@@ -65,15 +65,15 @@ func TestKMSv1(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, seal, rotated, err := k.seal(t.Context(), secretsResource, []byte("text"), value.DefaultContext("k"))
-	if err != nil || rotated || seal != "kms:v1:p:" || seal.Key() != "kms:v1:p" || !seal.Known() || k.writes(secretsResource) != seal || k.sealOf(secretsResource, out) != seal {
+	if err != nil || rotated || seal != "kms:v1:p:" || seal.Key() != "kms:v1:p" || !seal.Known() || k.Writes(secretsResource) != seal || k.SealOf(secretsResource, out) != seal {
 		t.Fatalf("sealed with %q, rotated %v, %v", seal, rotated, err)
 	}
 	if said, _ := rewrite.Encryption(out); said != seal.Key() || !k.reads(secretsResource, seal) || !k.readsKey(secretsResource, said) || k.probe(t.Context()) {
 		t.Errorf("a value says %q", said)
 	}
-	r := &keyring{}
+	r := &Ring{}
 	r.current.Store(k)
-	pin, err := r.pin(secretsResource, seal)
+	pin, err := r.Pin(secretsResource, seal)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,9 +82,9 @@ func TestKMSv1(t *testing.T) {
 	}
 
 	plugin.Stop()
-	for name, k := range map[string]*keys{"gone": keysFrom(t, kmsV1YAML(filepath.Join(dir, "s"))), "gone, after it was reached": k, "never there": keysFrom(t, kmsV1YAML("/nowhere/s"))} {
+	for name, k := range map[string]*Keys{"gone": keysFrom(t, kmsV1YAML(filepath.Join(dir, "s"))), "gone, after it was reached": k, "never there": keysFrom(t, kmsV1YAML("/nowhere/s"))} {
 		r.current.Store(k)
-		pin, err := r.pin(secretsResource, k.writes(secretsResource))
+		pin, err := r.Pin(secretsResource, k.Writes(secretsResource))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,17 +118,17 @@ func TestKMSv1Names(t *testing.T) {
 // Without the feature a plugin of KMS v1 is refused by its name, at a start and at a reload.
 func TestKMSv1Off(t *testing.T) {
 	plugin := kmsV1YAML("/nowhere/s")
-	running, path, o := reloading(t)
-	before := running.keys()
+	running, path, c := reloading(t)
+	before := running.Keys()
 	for name, text := range map[string]string{
 		"first":         plugin,
 		"behind":        strings.Replace(encryptionYAML("secrets: aescbc a, identity"), "identity: {}", "kms: {apiVersion: v1, name: p, endpoint: \"unix:///nowhere/s\"}", 1),
 		"of no version": strings.Replace(plugin, "apiVersion: v1, name", "name", 1),
 	} {
 		writeFile(t, path, text)
-		_, starting := newKeyring(t.Context(), o)
-		changed, reloading := running.follow(t.Context())
-		if changed || running.keys() != before {
+		_, starting := New(t.Context(), c)
+		changed, reloading := running.Reload(t.Context())
+		if changed || running.Keys() != before {
 			t.Errorf("%s: it was loaded", name)
 		}
 		for _, err := range []error{starting, reloading} {

@@ -1,0 +1,172 @@
+package storageversion
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const (
+	// IdentityNamespace is where servers keep their identity Leases.
+	IdentityNamespace = metav1.NamespaceSystem
+	// IdentityLabel with IdentityLabelValue marks the identity Leases of API servers.
+	IdentityLabel      = "apiserver.kubernetes.io/identity"
+	IdentityLabelValue = "kube-apiserver"
+	// IdentitySelector selects the identity Leases.
+	IdentitySelector = IdentityLabel + "=" + IdentityLabelValue
+
+	// BinaryVersionAnnotation, EmulationVersionAnnotation and
+	// MinCompatibilityVersionAnnotation tell a server's versions on its identity Lease.
+	BinaryVersionAnnotation           = "concord.dev/binary-version"
+	EmulationVersionAnnotation        = "concord.dev/emulation-version"
+	MinCompatibilityVersionAnnotation = "concord.dev/min-compatibility-version"
+	// ReportedAnnotation is "true" on an identity Lease once its server has reported
+	// every resource. It is a hint only.
+	ReportedAnnotation = "concord.dev/reported"
+	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate
+	// StorageVersionAPI is off: it never reports, and while its Lease exists nobody agrees
+	// on any encoding (DESIGN 3.8). It stands on the Lease from its creation.
+	APIAnnotation = "concord.dev/storage-version-api"
+	APIOff        = "off"
+	// EncryptionConfigAnnotation, on an identity Lease, is the hash of the encryption
+	// configuration that its server has loaded, "sha256:...". It is for people: what a server
+	// encrypts with is in its reports.
+	EncryptionConfigAnnotation = "concord.dev/encryption-config"
+	// EncryptionKeysAnnotation, on an identity Lease, are the keys with which its server opens
+	// values: a JSON object of lists of agree.Seals by resource, or pattern of resources as
+	// in an encryption configuration. Without it a server opens what is not encrypted.
+	EncryptionKeysAnnotation = "concord.dev/encryption-keys"
+
+	// UpstreamIdentityPrefix begins the APIServerID that a Concord server gives to the code of
+	// kube-apiserver in its process, and so the name of the identity Lease that this code keeps
+	// beside the one of package member. Such a Lease is no server's but upstream's bookkeeping
+	// (peer proxy, its own garbage collector): it makes no participant, and is neither judged
+	// nor deleted by us. A kube-apiserver without Concord is called "apiserver-" and 26
+	// characters of base32, without another dash (k8s.io/apiserver, server.NewConfig), and our
+	// own Leases "apiserver-" and 16 of hexadecimal: none begins like this.
+	//
+	// The name tells, and not an annotation on the Lease of member that names the other one:
+	// of a server that was killed the former goes within 15 s and upstream's stays for an hour.
+	// With the annotation gone it would be taken for a kube-apiserver without Concord, and
+	// nobody would agree for that hour.
+	UpstreamIdentityPrefix = "apiserver-concord-"
+)
+
+// Identities selects the identity Leases, as IdentitySelector does. Not every one stands for
+// a server: see Servers.
+var Identities = labels.SelectorFromSet(labels.Set{IdentityLabel: IdentityLabelValue})
+
+// NewUpstreamIdentity makes an APIServerID for the code of kube-apiserver in a Concord
+// process, another one each time.
+func NewUpstreamIdentity() string {
+	var random [8]byte
+	// It never fails: the program ends instead.
+	_, _ = rand.Read(random[:])
+	return UpstreamIdentityPrefix + hex.EncodeToString(random[:])
+}
+
+// IsServer says whether an identity Lease of this name stands for a server. That which
+// upstream's code keeps in a Concord process does not.
+func IsServer(lease string) bool { return !strings.HasPrefix(lease, UpstreamIdentityPrefix) }
+
+// Servers returns those of the identity Leases that stand for a server each. It takes the
+// slice over.
+func Servers(identities []coordinationv1.Lease) []coordinationv1.Lease {
+	return slices.DeleteFunc(identities, func(l coordinationv1.Lease) bool { return !IsServer(l.Name) })
+}
+
+// SilenceOf says why the server of an identity Lease never reports; empty for one that does.
+// Every Concord server tells its versions on its Lease from the Lease's creation: a Lease
+// with none of them is a kube-apiserver's without Concord.
+func SilenceOf(lease *coordinationv1.Lease) agree.Silence {
+	if lease.Annotations[APIAnnotation] == APIOff {
+		return agree.GateOff
+	}
+	for _, version := range []string{BinaryVersionAnnotation, EmulationVersionAnnotation, MinCompatibilityVersionAnnotation} {
+		if _, tells := lease.Annotations[version]; tells {
+			return ""
+		}
+	}
+	return agree.Stock
+}
+
+// Participants returns whom these identity Leases make participants.
+func Participants(identities []coordinationv1.Lease) agree.Participants {
+	reporting := make([]agree.ServerID, 0, len(identities))
+	var silent map[agree.ServerID]agree.Silence
+	for i := range identities {
+		lease := &identities[i]
+		if !IsServer(lease.Name) {
+			continue
+		}
+		id, why := agree.ServerID(lease.Name), SilenceOf(lease)
+		if why == "" {
+			reporting = append(reporting, id)
+			continue
+		}
+		if silent == nil {
+			silent = map[agree.ServerID]agree.Silence{}
+		}
+		silent[id] = why
+	}
+	return agree.NewParticipants(reporting, silent)
+}
+
+// maxNamed bounds how many silent servers a message describes.
+const maxNamed = 5
+
+// silentServers names the servers for which others report Unknown, what they are and how to
+// go on; "" if there are none. It holds no time, so that it stays as it is while they do.
+func silentServers(reports []agree.Report) string {
+	var ids, described []string
+	for _, r := range reports {
+		if r.Encoding != agree.Unknown {
+			continue
+		}
+		what := fmt.Sprintf("identity Lease %s/%s", IdentityNamespace, r.Server)
+		if r.Silence != "" {
+			what = string(r.Silence) + ", " + what
+		}
+		ids = append(ids, string(r.Server))
+		described = append(described, fmt.Sprintf("%s (%s)", r.Server, what))
+	}
+	if len(ids) == 0 {
+		return ""
+	}
+	slices.Sort(ids)
+	slices.Sort(described)
+	if more := len(ids) - maxNamed; more > 0 {
+		ids = ids[:maxNamed]
+		described = append(described[:maxNamed], fmt.Sprintf("and %d more", more))
+	}
+	message := "1 server does not report what it encodes: %s: stop it, and if it is gone already: "
+	if len(ids) > 1 {
+		message = fmt.Sprintf("%d servers do not report what they encode: ", len(agree.Silent(reports))) + "%s: stop them, and of those that are gone already: "
+	}
+	return fmt.Sprintf(message, strings.Join(described, ", ")) + fmt.Sprintf("kubectl delete lease -n %s %s", IdentityNamespace, strings.Join(ids, " "))
+}
+
+// WaitsFor says which servers keep the others from agreeing because they do not report, and
+// how to go on; "" if there are none, whatever else there may be no agreement for.
+func WaitsFor(sv *v1alpha1.StorageVersion) string {
+	for _, s := range sv.Status.StorageVersions {
+		if agree.Encoding(s.EncodingVersion) != agree.Unknown {
+			continue
+		}
+		for _, c := range sv.Status.Conditions {
+			if c.Type == v1alpha1.AllEncodingVersionsEqual {
+				return c.Message
+			}
+		}
+	}
+	return ""
+}

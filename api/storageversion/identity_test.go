@@ -1,0 +1,128 @@
+package storageversion
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
+
+// identity is an identity Lease with annotations: names and values in turn.
+func identity(name string, annotations ...string) coordinationv1.Lease {
+	l := coordinationv1.Lease{}
+	l.Name = name
+	for i := 0; i < len(annotations); i += 2 {
+		metav1.SetMetaDataAnnotation(&l.ObjectMeta, annotations[i], annotations[i+1])
+	}
+	return l
+}
+
+// TestParticipants: what a Lease says makes its server one that reports, or one for which
+// the others report Unknown; upstream's own Lease in a Concord process makes none.
+func TestParticipants(t *testing.T) {
+	upstreams := NewUpstreamIdentity()
+	leases := []coordinationv1.Lease{
+		identity("a", BinaryVersionAnnotation, "1.37"),
+		identity("b", EmulationVersionAnnotation, ""),
+		identity("x", BinaryVersionAnnotation, "1.37", APIAnnotation, APIOff),
+		identity(stock, "kubernetes.io/peer-advertise-address", "10.0.0.1:6443"),
+		identity(upstreams),
+	}
+	participants := Participants(leases)
+	for _, id := range []agree.ServerID{"a", "b", "x", stock} {
+		if !participants.Has(id) {
+			t.Errorf("%s is no participant", id)
+		}
+	}
+	if participants.Has(agree.ServerID(upstreams)) {
+		t.Errorf("%s is a participant", upstreams)
+	}
+	if participants.Reporting() != 2 {
+		t.Errorf("%d report, want a and b", participants.Reporting())
+	}
+	for i, want := range []agree.Silence{"", "", agree.GateOff, agree.Stock} {
+		if got := SilenceOf(&leases[i]); got != want {
+			t.Errorf("%s: silence %q, want %q", leases[i].Name, got, want)
+		}
+	}
+	if servers := Servers(leases); len(servers) != 4 {
+		t.Errorf("%d servers, want all Leases but upstream's own", len(servers))
+	}
+}
+
+// TestUpstreamIdentity: no name that stock servers or ours have is taken for one of
+// upstream's Leases in a Concord process, and no two of these are the same.
+func TestUpstreamIdentity(t *testing.T) {
+	name := NewUpstreamIdentity()
+	if IsServer(name) || name == NewUpstreamIdentity() {
+		t.Errorf("%s counts as a server, or was made twice", name)
+	}
+	id := genericapiserver.NewConfig(serializer.NewCodecFactory(runtime.NewScheme())).APIServerID
+	if !regexp.MustCompile(`^apiserver-[a-z2-7]{26}$`).MatchString(id) {
+		t.Errorf("a stock server is called %q: the prefix %s was chosen for names of another form", id, UpstreamIdentityPrefix)
+	}
+	for _, server := range []string{id, stock, "apiserver-38ffff682123e08a", "apiserver-concord"} {
+		if !IsServer(server) {
+			t.Errorf("%s does not count as a server", server)
+		}
+	}
+}
+
+// TestSilent: whoever looks at the StorageVersion is told which servers keep the others
+// from agreeing, what they are and how to go on, in words that stay while they do.
+func TestSilent(t *testing.T) {
+	own := agree.Report{Server: "a", Encoding: "g/v1", Decodable: []string{"g/v1"}}
+	report := func(leases ...coordinationv1.Lease) *v1alpha1.StorageVersion {
+		sv := &v1alpha1.StorageVersion{}
+		participants := Participants(append(leases, identity("a", BinaryVersionAnnotation, "1.37")))
+		SetReports(sv, agree.Merge(nil, own, participants), metav1.NewTime(time.Unix(1, 0)))
+		// Again, from what was read.
+		SetReports(sv, agree.Merge(Reports(sv), own, participants), metav1.NewTime(time.Unix(2, 0)))
+		return sv
+	}
+	for _, tc := range []struct {
+		name   string
+		leases []coordinationv1.Lease
+		want   string
+	}{
+		{"a stock server", []coordinationv1.Lease{identity(stock)},
+			"1 server does not report what it encodes: " + stock + " (kube-apiserver without Concord, identity Lease kube-system/" + stock +
+				"): stop it, and if it is gone already: kubectl delete lease -n kube-system " + stock},
+		{"one with its gate off", []coordinationv1.Lease{identity("x", APIAnnotation, APIOff)},
+			"1 server does not report what it encodes: x (feature gate StorageVersionAPI off, identity Lease kube-system/x" +
+				"): stop it, and if it is gone already: kubectl delete lease -n kube-system x"},
+		{"both", []coordinationv1.Lease{identity("y"), identity("x", APIAnnotation, APIOff)},
+			"2 servers do not report what they encode: x (feature gate StorageVersionAPI off, identity Lease kube-system/x), " +
+				"y (kube-apiserver without Concord, identity Lease kube-system/y): stop them, and of those that are gone already: kubectl delete lease -n kube-system x y"},
+	} {
+		sv := report(tc.leases...)
+		if common, agreed := Agreement(sv); agreed {
+			t.Errorf("%s: agreement on %s", tc.name, common)
+		}
+		c := sv.Status.Conditions[0]
+		if c.Status != v1alpha1.ConditionFalse || c.Message != tc.want || c.LastTransitionTime.Unix() != 1 {
+			t.Errorf("%s: the condition is %+v, want the message %q", tc.name, c, tc.want)
+		}
+		if got := WaitsFor(sv); got != tc.want {
+			t.Errorf("%s: WaitsFor: %q", tc.name, got)
+		}
+	}
+	if got := WaitsFor(report()); got != "" {
+		t.Errorf("all report: WaitsFor: %q", got)
+	}
+	many := report(identity("x1"), identity("x2"), identity("x3"), identity("x4"), identity("x5"), identity("x6"), identity("x7"))
+	if got := WaitsFor(many); !strings.HasPrefix(got, "7 servers do not report") || !strings.Contains(got, "and 2 more") || strings.Contains(got, "x6") {
+		t.Errorf("many: %q", got)
+	}
+}

@@ -1,0 +1,116 @@
+package keyring
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/stored/storedtest"
+)
+
+// A server does not start, or reload, with keys that do not open what is stored.
+func TestUnreadableStorage(t *testing.T) {
+	etcd := storedtest.Start(t)
+	old := before(t, "aescbc a")
+	inOld := agree.Encoding("v1").Sealed(old)
+	values := func(stored ...agree.Encoding) map[string]string {
+		v := storedtest.Agreed(t)
+		v[storedtest.StateKey(secretsResource)] = storedtest.State(t, secretsResource, 1, stored...)
+		v[storedtest.VersionKey(secretsResource)] = storedtest.Version(t, secretsResource, agree.History{Epoch: 1, Last: map[agree.Encoding]int64{stored[0]: 1}})
+		return v
+	}
+	const sealedA, plain = "k8s:enc:aescbc:v1:a:xxxx", `{"apiVersion":"v1","kind":"Secret"}`
+	for name, test := range map[string]struct {
+		stored  []agree.Encoding
+		value   string
+		config  string
+		refused string
+	}{
+		"the key is there":          {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b, aescbc a", ""},
+		"the key is missing":        {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
+		"missing, identity first":   {[]agree.Encoding{inOld}, sealedA, "secrets: identity, secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
+		"there is no configuration": {[]agree.Encoding{inOld}, sealedA, "", "1 of secrets encrypted with aescbc:v1:a"},
+		"no value needs the key":    {[]agree.Encoding{inOld}, "", "secrets: secretbox b", ""},
+		"plain and no identity":     {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a", "1 of secrets not encrypted"},
+		"plain and identity":        {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a, identity", ""},
+		"unknown":                   {[]agree.Encoding{evolve.Unknown}, sealedA, "secrets: identity", "1 of secrets encrypted with aescbc:v1:a"},
+		"an unnamed key":            {[]agree.Encoding{evolve.Unknown}, "k8s:enc:kms:v1:my kms:xxxx", "secrets: identity", "1 of secrets encrypted with ?"},
+		"a secret of its name":      {[]agree.Encoding{agree.Encoding("v1").Sealed(old + "0")}, sealedA, "secrets: aescbc a", "1 of secrets encrypted with aescbc:v1:a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := values(test.stored...)
+			if test.value != "" {
+				v["secrets/default/x"] = test.value
+			}
+			prefix, k := etcd.Fill(t, v), &Keys{}
+			if test.config != "" {
+				k = keysFrom(t, encryptionYAML(test.config))
+			}
+			err := stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: k}.Check(t.Context(), rewrite.NewEtcd(etcd.Client))
+			if (err != nil) != (test.refused != "") || err != nil && (!strings.Contains(err.Error(), test.refused) || strings.Contains(err.Error(), "\n")) {
+				t.Errorf("got %v, want %q", err, test.refused)
+			}
+		})
+	}
+}
+
+// A configuration that opens all that the present one opens takes its place whatever is stored;
+// another one only if all values could be read to find out that none needs what it lacks.
+func TestCheckReload(t *testing.T) {
+	etcd := storedtest.Start(t)
+	reader := rewrite.NewEtcd(etcd.Client)
+	present := keysFrom(t, encryptionYAML("secrets: aescbc a, identity"))
+	const sealedA, sealedLost = "k8s:enc:aescbc:v1:a:xxxx", "k8s:enc:aescbc:v1:lost:xxxx"
+	for name, test := range map[string]struct {
+		value, config, refused string
+		slow                   bool
+	}{
+		"it has a key more":               {sealedA, "secrets: aescbc a, secretbox b, identity", "", false},
+		"it has a key more, slowly":       {sealedA, "secrets: aescbc a, secretbox b, identity", "", true},
+		"it lacks one that is needed":     {sealedLost + " " + sealedA, "secrets: identity, secretbox b", "a", false},
+		"it lacks what nothing needs":     {sealedA, "secrets: aescbc a", "", false},
+		"it lacks something, slowly":      {sealedA, "secrets: aescbc a", "could not all be read", true},
+		"what is lost already stays lost": {sealedLost, "secrets: aescbc a", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := storedtest.Agreed(t)
+			v[storedtest.StateKey(secretsResource)] = storedtest.State(t, secretsResource, 1, evolve.Unknown)
+			v[storedtest.VersionKey(secretsResource)] = storedtest.Version(t, secretsResource, agree.History{Epoch: 1, Last: map[agree.Encoding]int64{evolve.Unknown: 1}})
+			for i, text := range strings.Fields(test.value) {
+				v[fmt.Sprint("secrets/default/", i)] = text
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			prefix := etcd.Fill(t, v)
+			var r rewrite.Reader = reader
+			if test.slow {
+				r = endless{Reader: reader, under: stored.ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
+			}
+			err := keysFrom(t, encryptionYAML(test.config)).CheckReload(ctx, r, stored.Layout{Prefix: prefix}, storedtest.Target(t).Resources(), present)
+			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+				t.Errorf("got %v, want %q", err, test.refused)
+			}
+		})
+	}
+}
+
+// endless gives no values under a prefix for as long as anybody waits.
+type endless struct {
+	rewrite.Reader
+	under  string
+	cancel context.CancelFunc
+}
+
+// Range implements rewrite.Reader.
+func (r endless) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	if strings.HasPrefix(start, r.under) {
+		r.cancel()
+		return rewrite.Page{}, context.Cause(ctx)
+	}
+	return r.Reader.Range(ctx, start, end, limit, revision)
+}

@@ -1,0 +1,309 @@
+package keyring
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+var (
+	secretsResource = schema.GroupResource{Resource: "secrets"}
+	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+// provide is a provider of an encryption configuration: "aescbc name" or "identity".
+func provide(what string) string {
+	provider, name, _ := strings.Cut(what, " ")
+	if name == "" {
+		return "      - " + provider + ": {}\n"
+	}
+	secret := base64.StdEncoding.EncodeToString([]byte(strings.Repeat(name+provider, 32)[:32]))
+	return fmt.Sprintf("      - %s: {keys: [{name: %q, secret: %s}]}\n", provider, name, secret)
+}
+
+// encryptionYAML is a configuration with an entry for each list of "resource,...: provider, ...".
+func encryptionYAML(entries ...string) string {
+	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n"
+	for _, entry := range entries {
+		resources, providers, _ := strings.Cut(entry, ": ")
+		text += fmt.Sprintf("  - resources: [%q]\n    providers:\n", strings.ReplaceAll(resources, ",", `","`))
+		for _, p := range strings.Split(providers, ", ") {
+			text += provide(p)
+		}
+	}
+	return text
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := errors.Join(os.WriteFile(path+".next", []byte(text), 0o600), os.Rename(path+".next", path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func keysFrom(t *testing.T, text string) *Keys {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	writeFile(t, path, text)
+	k, err := loadKeys(t.Context(), path, true, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// What a configuration says of a resource is what the library does with it.
+func TestKeysOfResources(t *testing.T) {
+	k := keysFrom(t, encryptionYAML("secrets: aescbc a, secretbox b", "*.example.com: aesgcm c, identity", "*.*: identity, aescbc a"))
+	for gr, want := range map[schema.GroupResource]string{
+		secretsResource:          "aescbc:v1:a",
+		widgetsResource:          "aesgcm:v1:c",
+		{Resource: "configmaps"}: "",
+	} {
+		out, seal, _, err := k.seal(t.Context(), gr, []byte("text"), value.DefaultContext("key"))
+		if err != nil || seal != k.Writes(gr) || seal.Key() != want {
+			t.Fatalf("%s is sealed with %q, %q is written, want %q: %v", gr, seal, k.Writes(gr), want, err)
+		}
+		if said, _ := rewrite.Encryption(out); said != want {
+			t.Errorf("a value of %s says %q, want %q", gr, said, want)
+		}
+		if got := k.SealOf(gr, out); got != seal {
+			t.Errorf("a value of %s is sealed with %q, and seems to be with %q", gr, seal, got)
+		}
+	}
+	if !k.reads(secretsResource, k.of(secretsResource)[1].seal) || k.reads(secretsResource, "") || k.reads(widgetsResource, k.Writes(secretsResource)) {
+		t.Error("the keys of resources are mixed up")
+	}
+	other := keysFrom(t, strings.Replace(encryptionYAML("secrets: aescbc a"), "YWFl", "YWFm", 1))
+	if a, b := k.Writes(secretsResource), other.Writes(secretsResource); a == b || a.Key() != b.Key() {
+		t.Errorf("two secrets of one name are %s and %s", a, b)
+	}
+}
+
+// A configuration that is wrong is refused with one line.
+func TestBadEncryptionConfig(t *testing.T) {
+	for name, text := range map[string]string{
+		"":                           "",
+		"empty":                      "\n\n",
+		"not YAML":                   "a: b: c\n\t- d",
+		"another kind":               "apiVersion: v1\nkind: ConfigMap\n",
+		"an unknown field":           encryptionYAML("secrets: aescbc a") + "extra: 1\n",
+		"no provider":                "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: []}]\n",
+		"a short secret":             strings.Replace(encryptionYAML("secrets: aescbc a"), "secret: ", "secret: YQ== #", 1),
+		"a masked resource":          encryptionYAML("*.*: aescbc a", "secrets: identity"),
+		"a name with a colon":        encryptionYAML("secrets: aescbc a:b"),
+		"a name with a comma":        encryptionYAML("secrets: aescbc a,b"),
+		"two secrets with one name":  encryptionYAML("secrets: aescbc a") + strings.Replace(provide("aescbc a"), "YWFl", "YWFm", 1),
+		"one name in two resources'": encryptionYAML("secrets: aescbc a") + strings.Replace(strings.Split(encryptionYAML("configmaps: aescbc a"), "resources:\n")[1], "YWFl", "YWFm", 1),
+	} {
+		path := filepath.Join(t.TempDir(), "encryption.yaml")
+		if name != "" {
+			writeFile(t, path, text)
+		}
+		if _, err := New(t.Context(), Config{Path: path, Server: "test"}); err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "--encryption-provider-config "+path) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// reloading is a keyring with key a for secrets, the file that it follows, and what it is made of.
+func reloading(t *testing.T) (*Ring, string, Config) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
+	c := Config{Path: path, Reload: true, Server: "test"}
+	r, err := New(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, path, c
+}
+
+// A changed file is loaded and told; one that is wrong, or refused, leaves all as it was.
+func TestReload(t *testing.T) {
+	r, path, _ := reloading(t)
+	var told []string
+	r.Listen(func(e member.Encryption) {
+		for gr := range unfenced {
+			if e.Seal(gr) != "" {
+				t.Errorf("%s is said to be encrypted", gr)
+			}
+		}
+		told = append(told, e.Seal(secretsResource).Key())
+	})
+	transformer := r.TransformerForResource(secretsResource)
+	sealed, err := transformer.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusal := errors.New("refused")
+	for _, step := range []struct {
+		text    string
+		check   error
+		changed bool
+		fails   bool
+	}{
+		{text: encryptionYAML("secrets: aescbc a")},
+		{text: encryptionYAML("secrets: secretbox b, aescbc a"), check: refusal, fails: true},
+		{text: "nonsense", fails: true},
+		{text: encryptionYAML("secrets: secretbox b, aescbc a"), changed: true},
+		{text: encryptionYAML("secrets: secretbox b, aescbc a")},
+	} {
+		writeFile(t, path, step.text)
+		before := r.Keys()
+		r.check = func(context.Context, *Keys, *Keys) error { return step.check }
+		changed, err := r.Reload(t.Context())
+		if changed != step.changed || (err != nil) != step.fails || (r.Keys() != before) != step.changed {
+			t.Errorf("%q: changed %v, %v", step.text, changed, err)
+		}
+	}
+	if got := strings.Join(told, " "); got != "aescbc:v1:a secretbox:v1:b" {
+		t.Errorf("told %s", got)
+	}
+	plain, stale, err := transformer.TransformFromStorage(t.Context(), sealed, value.DefaultContext("k"))
+	if err != nil || string(plain) != "text" || !stale {
+		t.Errorf("got %q, stale %v, %v", plain, stale, err)
+	}
+	if _, err := r.Pin(secretsResource, before(t, "aescbc a")); err == nil {
+		t.Error("a rewrite with the old key is possible")
+	}
+	pin, err := r.Pin(secretsResource, r.Keys().Writes(secretsResource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); err != nil || !bytes.HasPrefix(out, []byte("k8s:enc:secretbox:v1:b:")) {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
+// A rewrite that began before a configuration was loaded goes on with that, since what the one
+// before runs is ended.
+func TestPinAcrossReload(t *testing.T) {
+	r := &Ring{}
+	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
+	pin, err := r.Pin(secretsResource, r.Keys().Writes(secretsResource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Keys().transformers = nil // whoever asks it panics
+	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a", "configmaps: aescbc a")))
+	sealed, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plain, stale, err := pin.TransformFromStorage(t.Context(), sealed, value.DefaultContext("k")); err != nil || stale || string(plain) != "text" {
+		t.Errorf("got %q, stale %v, %v", plain, stale, err)
+	}
+	r.current.Store(keysFrom(t, encryptionYAML("secrets: identity, secretbox b")))
+	if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		t.Errorf("another key writes: %v", err)
+	}
+}
+
+// A refusal for which much was read is not looked at again at once, but a changed file is, and
+// so is one that was not refused.
+func TestLongCheck(t *testing.T) {
+	r, path, _ := reloading(t)
+	now, checks := time.Now(), 0
+	r.now = func() time.Time { return now }
+	r.check = func(context.Context, *Keys, *Keys) error {
+		checks++
+		now = now.Add(longCheck)
+		return errors.New("refused")
+	}
+	for i, step := range []struct {
+		text    string
+		after   time.Duration
+		checked bool
+	}{
+		{"secrets: secretbox b", 0, true},
+		{"secrets: secretbox b", (checkRest - 1) * longCheck, false},
+		{"secrets: identity", 0, true},
+		{"secrets: identity", checkRest * longCheck, true},
+	} {
+		now = now.Add(step.after)
+		writeFile(t, path, encryptionYAML(step.text))
+		before := checks
+		if changed, err := r.Reload(t.Context()); changed || (err != nil) != step.checked || (checks > before) != step.checked {
+			t.Errorf("look %d: changed %v, %v, %d checks", i, changed, err, checks-before)
+		}
+	}
+	took := longCheck // the first time
+	r.check = func(context.Context, *Keys, *Keys) error {
+		now, took = now.Add(took), 0
+		return nil
+	}
+	for _, text := range []string{"secrets: secretbox b, aescbc a", "secrets: aescbc a, secretbox b", "secrets: secretbox b, aescbc a"} {
+		writeFile(t, path, encryptionYAML(text))
+		if changed, err := r.Reload(t.Context()); !changed || err != nil {
+			t.Errorf("%s: changed %v, %v", text, changed, err)
+		}
+	}
+}
+
+func before(t *testing.T, provider string) agree.Seal {
+	t.Helper()
+	return keysFrom(t, encryptionYAML("secrets: "+provider)).Writes(secretsResource)
+}
+
+var _ fence.Sealer = sealer{}
+
+// Of a nil Ring nothing is encrypted.
+func TestNilRing(t *testing.T) {
+	r, err := New(t.Context(), Config{})
+	if err != nil || r != nil {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	if transformer := r.TransformerForResource(secretsResource); transformer != nil {
+		t.Errorf("secrets are transformed by %T", transformer)
+	}
+	c := &genericapiserver.Config{}
+	r.Apply(c)
+	r.SetCheck(nil)
+	r.Listen(func(member.Encryption) { t.Error("it tells of encryption") })
+	if c.ResourceTransformers != nil || len(c.ReadyzChecks) != 0 || r.Keys().Writes(secretsResource) != "" {
+		t.Errorf("it encrypts: %+v", c)
+	}
+	if changed, err := r.Reload(t.Context()); changed || err != nil {
+		t.Errorf("changed %v, %v", changed, err)
+	}
+	if pin, err := r.Pin(secretsResource, ""); pin != nil || err != nil {
+		t.Errorf("a rewrite is transformed by %T, %v", pin, err)
+	}
+	if _, err := r.Pin(secretsResource, "aescbc:v1:a:1"); err == nil {
+		t.Error("a rewrite with a key is possible")
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for name, test := range map[string]struct {
+		config Config
+		want   string
+	}{
+		"nothing":             {Config{}, ""},
+		"a file":              {Config{Path: "f", Server: "s"}, ""},
+		"reload":              {Config{Path: "f", Server: "s", Reload: true}, ""},
+		"reload without file": {Config{Server: "s", Reload: true}, "--encryption-provider-config-automatic-reload needs"},
+		"no server":           {Config{Path: "f"}, "set Server"},
+	} {
+		if err := test.config.Validate(); (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package keyring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/kms/pkg/service"
+
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// A plugin's name has to be one that stored values can be told by.
+func TestKMSNames(t *testing.T) {
+	for name, ok := range map[string]bool{"my-kms": true, "my kms": false, "schlüssel": false} {
+		path := filepath.Join(t.TempDir(), "encryption.yaml")
+		writeFile(t, path, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", fmt.Sprintf(`kms: {apiVersion: v2, name: %q, endpoint: "unix:///nowhere/s"}`, name), 1))
+		if _, err := loadKeys(t.Context(), path, false, "test"); (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "the KMS plugin") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// kms is a plugin whose key does nothing.
+type kms struct{ key string }
+
+func (k *kms) Status(context.Context) (*service.StatusResponse, error) {
+	return &service.StatusResponse{Version: "v2", Healthz: "ok", KeyID: k.key}, nil
+}
+
+func (k *kms) Encrypt(_ context.Context, _ string, data []byte) (*service.EncryptResponse, error) {
+	return &service.EncryptResponse{Ciphertext: append([]byte("c"), data...), KeyID: k.key}, nil
+}
+
+func (k *kms) Decrypt(_ context.Context, _ string, req *service.DecryptRequest) ([]byte, error) {
+	return req.Ciphertext[1:], nil
+}
+
+// The key that a KMS plugin uses is a part of what a value is sealed with.
+func TestKMSKeys(t *testing.T) {
+	var plugins []*service.GRPCService
+	load := func(key string) *Keys {
+		dir, err := os.MkdirTemp("", "kms") // short enough for a socket
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		plugin := service.NewGRPCService(filepath.Join(dir, "s"), 5*time.Second, &kms{key: key})
+		plugins = append(plugins, plugin)
+		go func() { _ = plugin.ListenAndServe() }()
+		t.Cleanup(plugin.Shutdown)
+		for deadline := time.Now().Add(30 * time.Second); ; {
+			if _, err := os.Stat(filepath.Join(dir, "s")); err == nil {
+				break
+			} else if time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+		return keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", fmt.Sprintf("kms: {apiVersion: v2, name: p, endpoint: %q}", "unix://"+filepath.Join(dir, "s")), 1))
+	}
+	one, two := load("1"), load("2")
+	sealed := map[*Keys][]byte{}
+	for _, k := range []*Keys{one, two} {
+		if err := healthy(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if !k.probe(t.Context()) || k.probe(t.Context()) {
+			t.Error("the plugin's key is not told once")
+		}
+		out, seal, rotated, err := k.seal(t.Context(), secretsResource, []byte("text"), value.DefaultContext("k"))
+		if err != nil || rotated || seal.Key() != "kms:v2:p" || seal != k.Writes(secretsResource) || k.SealOf(secretsResource, out) != seal {
+			t.Fatalf("sealed with %q, rotated %v, %v", seal, rotated, err)
+		}
+		sealed[k] = out
+	}
+	if one.Writes(secretsResource) == two.Writes(secretsResource) {
+		t.Error("two keys of a plugin have one seal")
+	}
+	if !one.reads(secretsResource, two.Writes(secretsResource)) {
+		t.Error("a plugin's other key seems to be unreadable")
+	}
+	before := one.Writes(secretsResource)
+	if seal, rotated := one.of(secretsResource)[0].sealed(sealed[two]); !rotated || seal == before || one.Writes(secretsResource) != two.Writes(secretsResource) {
+		t.Errorf("a key that was rotated: %q, %v", seal, rotated)
+	}
+
+	// A plugin that has turned back to its first key, which only the library has noticed: no value
+	// of that key is what a rewrite to the second one makes, and none is at fault.
+	r := &Ring{}
+	r.current.Store(one)
+	second, err := r.Pin(secretsResource, two.Writes(secretsResource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, stale, err := second.TransformFromStorage(t.Context(), sealed[one], value.DefaultContext("k")); err != nil || !stale {
+		t.Errorf("a value of the other key: stale %v, %v", stale, err)
+	}
+	if _, err := second.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		t.Errorf("with the other key: %v", err)
+	}
+
+	// What an error says of a plugin that is away says nothing of the value.
+	sealedByOne := sealed[one]
+	plugins[0].Close()
+	for name, k := range map[string]*Keys{"gone": two, "never reached": keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", `kms: {apiVersion: v2, name: p, endpoint: "unix:///nowhere/s"}`, 1))} {
+		if name == "gone" {
+			plugins[1].Close()
+		}
+		r.current.Store(k)
+		pin, err := r.Pin(secretsResource, k.Writes(secretsResource))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := pin.TransformFromStorage(t.Context(), sealedByOne, value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, _, err := pin.TransformFromStorage(t.Context(), []byte("k8s:enc:kms:v2:p:nonsense"), value.DefaultContext("k")); err == nil || errors.Is(err, rewrite.ErrKeysUnavailable) {
+			t.Errorf("%s: a damaged value: %v", name, err)
+		}
+		if known := k.Writes(secretsResource).Known(); known != (name == "gone") {
+			t.Errorf("%s: its key is known: %v", name, known)
+		}
+	}
+}

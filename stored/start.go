@@ -1,0 +1,154 @@
+package stored
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+const (
+	// AllowFlag, with its usage, is the way around the check of a start.
+	AllowFlag  = "allow-undecodable-storage"
+	AllowUsage = "Start although objects may be stored that this server cannot decode. Such an object cannot be read, and every list of its resource fails."
+
+	// CheckTimeout bounds how long a server that starts, or loads other keys, reads what is
+	// stored.
+	CheckTimeout = 10 * time.Second
+	// othersPoll is how often a starting server looks whether those it waits for are alive.
+	othersPoll = 200 * time.Millisecond
+	// namedInLog is how many resources a log line names.
+	namedInLog = 5
+)
+
+// Keys are what a server opens stored values with (package keyring).
+type Keys interface {
+	// Opening returns a reader that opens StorageStates, so that what they say can be read
+	// as if nothing was encrypted.
+	Opening(reader rewrite.Reader, layout Layout) rewrite.Reader
+	// CheckStored says why a server with these keys could not open what is stored. known
+	// are the built-in resources.
+	CheckStored(ctx context.Context, reader rewrite.Reader, layout Layout, sets Sets, known []schema.GroupResource) error
+	// CheckOthers says why a server must not encrypt with these keys yet: a living server
+	// other than self could not read what it writes.
+	CheckOthers(ctx context.Context, reader rewrite.Reader, layout Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error
+}
+
+// Start is a server that is about to start.
+type Start struct {
+	// Layout is where the cluster's objects are.
+	Layout Layout
+	// Target is what the server decodes.
+	Target *compat.Target
+	// Keys are what it opens values with. Required; those of a server that encrypts nothing
+	// open what is not encrypted.
+	Keys Keys
+	// Allow has it start whatever is stored (AllowFlag).
+	Allow bool
+}
+
+// Check refuses to start a server that cannot decode or open what may be stored
+// (KEP-2343, "Implications to cluster operators"), or that would encrypt with a key that
+// another server cannot read. The error is one line that names the resources, their
+// encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
+// values only where these do not say enough: of built-in resources whose stored set is not
+// known, and of any resource, also a custom one, whose stored set is not known or has a key
+// that is not among the server's. That takes at most CheckTimeout. What nobody can tell, such
+// as damaged values, does not keep the server from starting; of built-in resources it is
+// logged. But where the stored set has a key that is not among the server's, not to have read
+// all values in that time is a reason to refuse. With Allow nothing is.
+func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
+	reader := s.Keys.Opening(etcd, s.Layout)
+	err := s.refuseStored(ctx, reader)
+	if err == nil {
+		err = s.Keys.CheckOthers(ctx, reader, s.Layout, s.Target.Resources(), "", othersPoll)
+	}
+	if err != nil && s.Allow {
+		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+AllowFlag+" says: they cannot be read, and lists of their resources fail")
+		return nil
+	}
+	return err
+}
+
+// refuseStored says why the server could not decode or open what is stored.
+func (s Start) refuseStored(ctx context.Context, reader rewrite.Reader) error {
+	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
+	defer cancel()
+	sets, err := ReadSets(ctx, reader, s.Layout.Prefix)
+	if err != nil {
+		return fmt.Errorf("what is stored cannot be read, so that nobody can tell whether this server decodes it (--%s starts it all the same): %w", AllowFlag, err)
+	}
+	if err := sets.refuseUndecodable(ctx, reader, s.Layout, s.Target); err != nil {
+		return err
+	}
+	return s.Keys.CheckStored(ctx, reader, s.Layout, sets, s.Target.Resources())
+}
+
+// refuseUndecodable says why the target could not decode what is stored.
+func (s Sets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, layout Layout, target *compat.Target) error {
+	var stored, uncounted []compat.Stored
+	for _, gr := range target.Resources() {
+		if set := s.Of(gr); set.Unknown {
+			uncounted = append(uncounted, set)
+		} else {
+			stored = append(stored, set)
+		}
+	}
+	counted, err := countSmallFirst(ctx, reader, layout, uncounted)
+	if err != nil {
+		return fmt.Errorf("what is stored cannot be read: %w", err)
+	}
+	var undecodable, untold []string
+	for _, set := range append(stored, counted...) {
+		switch f := target.Judge(set); f.Verdict {
+		case compat.Unsafe:
+			undecodable = append(undecodable, fmt.Sprintf("%s as %s", f.Resource, strings.Join(f.Undecodable, ", ")))
+		case compat.CouldNotTell:
+			untold = append(untold, f.Resource+": "+f.Reason)
+		case compat.Safe:
+		}
+	}
+	if n := len(untold); n > 0 {
+		klog.FromContext(ctx).Info("Nobody can tell whether this server decodes everything that is stored", "resources", n, "for example", untold[:min(n, namedInLog)])
+	}
+	if len(undecodable) > 0 {
+		slices.Sort(undecodable)
+		return fmt.Errorf("%s cannot decode what may be stored, %s: start a release that decodes it and wait until its StorageStates no longer list it (concord preflight tells), or give --%s to start without these objects",
+			target.Name, strings.Join(undecodable, "; "), AllowFlag)
+	}
+	return nil
+}
+
+// countSmallFirst adds the census of each resource, the resource with the fewest objects
+// first: so that a large one uses up only its own share of the time.
+func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, uncounted []compat.Stored) ([]compat.Stored, error) {
+	sizes := map[string]int64{}
+	for _, s := range uncounted {
+		start := layout.Of(s.Resource, false)
+		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
+		if err != nil {
+			return nil, err
+		}
+		sizes[s.Resource.String()] = page.Count
+	}
+	slices.SortStableFunc(uncounted, func(a, b compat.Stored) int {
+		return cmp.Compare(sizes[a.Resource.String()], sizes[b.Resource.String()])
+	})
+	for i := range uncounted {
+		s := &uncounted[i]
+		if s.Census = (&compat.StoredCensus{}); sizes[s.Resource.String()] > 0 {
+			s.Census = Count(ctx, reader, layout.Of(s.Resource, false))
+		}
+	}
+	return uncounted, nil
+}
