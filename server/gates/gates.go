@@ -38,11 +38,20 @@ const (
 // Components are those whose gates the flag sets. A name that several know is the first one's.
 var Components = []string{Concord, Kube}
 
-// upstreamGate starts upstream's own storage version machinery, which Concord's replaces.
-const upstreamGate = StorageVersionAPI
+// refused are kube's gates that stay off, and why.
+var refused = map[featuregate.Feature]string{
+	// It starts upstream's own storage version machinery.
+	StorageVersionAPI: "Concord's own gate of that name replaces what it does",
+	// Rewriting takes the values of built-in resources for protobuf or JSON.
+	"CBORServingAndStorage": "objects that are stored in CBOR could not be migrated",
+}
 
-// ErrUpstreamGate is the refusal of upstream's gate StorageVersionAPI.
-var ErrUpstreamGate = errors.New("upstream's gate stays off, as StorageVersionAPI=true replaces what it does; allowed is false")
+// ErrRefused is the refusal of one of kube's gates with which Concord could not keep its promises.
+var ErrRefused = errors.New("this feature of Kubernetes stays off")
+
+func refusal(name featuregate.Feature) error {
+	return fmt.Errorf("%w, as %s; allowed is false", ErrRefused, refused[name])
+}
 
 // features is the history of Concord's own gates: rows are only ever appended (KEP-4330, "Feature Gate"). StorageVersionAPI and
 // CompatibilityVersions are beta and on from the first release that any Concord emulates: what keeps stored objects readable must not
