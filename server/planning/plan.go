@@ -103,11 +103,17 @@ func Generic() sets.Set[schema.GroupResource] {
 // possible returns the resources with a version that a configuration names, whether on or off, and those that the servers of custom resources
 // and of aggregated APIs bring along.
 func possible(config *serverstorage.ResourceConfig) sets.Set[schema.GroupResource] {
-	resources := sets.New[schema.GroupResource]()
+	resources, names := sets.New[schema.GroupResource](), sets.New[string]()
 	for _, l := range Lifecycles() {
 		_, named := config.GroupVersionConfigs[l.GroupVersion()]
 		if named || apiextensionsapiserver.Scheme.IsGroupRegistered(l.Group) || aggregatorscheme.Scheme.IsGroupRegistered(l.Group) {
 			resources.Insert(l.GroupResource())
+			names.Insert(l.Resource)
+		}
+	}
+	for gr := range known() {
+		if gr.Group == formerHome && names.Has(gr.Resource) {
+			resources.Insert(gr)
 		}
 	}
 	return resources
