@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 )
@@ -180,7 +181,7 @@ func (c *cluster) connect(s *serverProcess) error {
 		return fmt.Errorf("administrator's kubeconfig: %w", err)
 	}
 	c.kubeconfig = path
-	config = server.AsCommand(config)
+	config = join.AsCommand(config)
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", s.port)
 	for into, patient := range map[**endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
 		if *into, err = newEndpoint(s.name, config, patient); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"strings"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/klog/v2"
 )
@@ -62,11 +65,8 @@ var (
 // once a server answered. It gives up when ctx ends or after 20 s, with the reason
 // why the last attempt failed, and says in ctx's log what it waits for. A refused
 // certificate, ErrServerCertificate or ErrClientCertificate (wrapped), is not waited for.
-// Egress selectors are not supported.
+// Where there is an egress selector for etcd, it goes through that.
 func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Client, error) {
-	if t.EgressLookup != nil {
-		return nil, errors.New("etcd cannot be reached through an egress selector")
-	}
 	config := clientv3.Config{
 		Endpoints:            t.ServerList,
 		DialTimeout:          dialTimeout,
@@ -75,6 +75,9 @@ func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Clie
 		DialOptions: []grpc.DialOption{
 			grpc.WithConnectParams(reconnect), grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connWindow),
 		},
+	}
+	if err := throughEgress(&config, t); err != nil {
+		return nil, err
 	}
 	if t.TracerProvider != nil {
 		config.DialOptions = append(config.DialOptions, grpc.WithStatsHandler(tracing(t.TracerProvider)))
@@ -102,6 +105,27 @@ func Dial(ctx context.Context, t storagebackend.TransportConfig) (*clientv3.Clie
 		return nil, fmt.Errorf("etcd at %s does not answer: %w", strings.Join(t.ServerList, ","), err)
 	}
 	return client, nil
+}
+
+// throughEgress has connections made by the egress selector, where there is one.
+func throughEgress(config *clientv3.Config, t storagebackend.TransportConfig) error {
+	if t.EgressLookup == nil {
+		return nil
+	}
+	dial, err := t.EgressLookup(egressselector.Etcd.AsNetworkContext())
+	if err != nil {
+		return fmt.Errorf("egress selector for etcd: %w", err)
+	}
+	if dial == nil {
+		return nil
+	}
+	config.DialOptions = append(config.DialOptions, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		if u, err := url.Parse(address); err == nil && u.Host != "" {
+			address = u.Host
+		}
+		return dial(ctx, "tcp", address)
+	}))
+	return nil
 }
 
 // answers waits for the first answer, and says what it waits for. It asks below the

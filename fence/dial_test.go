@@ -108,8 +108,33 @@ func TestDialUnreachable(t *testing.T) {
 	if err := dialOnce(t, storagebackend.TransportConfig{}, patience); err == nil {
 		t.Error("dialled no endpoint at all")
 	}
-	lookup := func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return nil, nil }
-	if err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{nobody}, EgressLookup: lookup}, patience); err == nil || !strings.Contains(err.Error(), "egress") {
-		t.Errorf("with an egress selector: %v", err)
+}
+
+// TestDialThroughEgress goes to an etcd that only the egress selector knows the way to.
+func TestDialThroughEgress(t *testing.T) {
+	refused := errors.New("no way out")
+	asked := make(chan string, 100)
+	lookup := func(network egressselector.NetworkContext) (utilnet.DialFunc, error) {
+		if network.EgressSelectionName != egressselector.Etcd {
+			t.Errorf("asked for the way to %v", network.EgressSelectionName)
+		}
+		return func(_ context.Context, _, address string) (net.Conn, error) {
+			select {
+			case asked <- address:
+			default:
+			}
+			return nil, refused
+		}, nil
+	}
+	config := storagebackend.TransportConfig{ServerList: []string{"http://etcd.example:2379"}, EgressLookup: lookup}
+	if err := dialOnce(t, config, time.Second); err == nil {
+		t.Error("connected without a way")
+	}
+	if address := <-asked; address != "etcd.example:2379" {
+		t.Errorf("dialled %q", address)
+	}
+	config.EgressLookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return nil, refused }
+	if err := dialOnce(t, config, time.Second); !errors.Is(err, refused) {
+		t.Errorf("a lookup that fails: %v", err)
 	}
 }

@@ -193,6 +193,15 @@ func (f *Fence) Newest(gr schema.GroupResource) (Store, bool) {
 	return f.described(e), true
 }
 
+// Builtins returns the newest store of every built-in resource, sorted by group and resource.
+func (f *Fence) Builtins() []Store {
+	var stores []Store
+	for _, e := range f.registry.builtins() {
+		stores = append(stores, f.described(e))
+	}
+	return stores
+}
+
 // described fills in what may become known only after the store was built.
 func (f *Fence) described(e *entry) Store {
 	s := e.Store

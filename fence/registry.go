@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -77,6 +78,22 @@ func (r *registry) newest(gr schema.GroupResource) (*entry, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return newest(r.entries[gr])
+}
+
+// builtins are the newest stores of the built-in resources.
+func (r *registry) builtins() []*entry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []*entry
+	for _, entries := range r.entries {
+		if e, ok := newest(entries); ok && e.ServedVersion == "" {
+			all = append(all, e)
+		}
+	}
+	slices.SortFunc(all, func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(a.GroupResource.Group, b.GroupResource.Group), cmp.Compare(a.GroupResource.Resource, b.GroupResource.Resource))
+	})
+	return all
 }
 
 // newest picks among the stores of one resource, given by generation: of those in the

@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"net/http"
 
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -14,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/filters"
-	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/informers"
@@ -27,6 +26,8 @@ import (
 	aggregatoropenapi "k8s.io/kube-aggregator/pkg/generated/openapi"
 	"k8s.io/kube-openapi/pkg/common"
 
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/server/builtin"
 	builtinopenapi "github.com/concord-dev/concord/server/builtin/openapi"
 )
@@ -39,25 +40,21 @@ type chain struct {
 	extensions *apiextensionsapiserver.CustomResourceDefinitions
 }
 
-// decorate replaces the storage of everything that getter configures.
-type decorate func(generic.RESTOptionsGetter) generic.RESTOptionsGetter
-
-// newChain assembles the servers. custom is told how custom resources are stored, and how their
-// conversion webhooks are found; migrated are those whose conversions may be made together.
-func newChain(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter, webhook.ServiceResolver), migrated *underWay) (*chain, error) {
+// newChain assembles the servers. j is nil without the protocol.
+func newChain(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, j *join.Join) (*chain, error) {
 	aggregated, webhooks, err := o.servicesOf(shared)
 	if err != nil {
 		return nil, err
 	}
-	extensions, err := newExtensions(o, base, shared, storage, custom, webhooks, migrated)
+	extensions, err := newExtensions(o, base, shared, j, webhooks)
 	if err != nil {
 		return nil, fmt.Errorf("custom resources: %w", err)
 	}
-	core, err := newCore(o, base, shared, storage, extensions.GenericAPIServer)
+	core, err := newCore(o, base, shared, j, extensions.GenericAPIServer)
 	if err != nil {
 		return nil, fmt.Errorf("built-in resources: %w", err)
 	}
-	aggregator, err := newAggregator(o, base, certs, shared, storage, aggregated, core)
+	aggregator, err := newAggregator(o, base, certs, shared, j, aggregated, core)
 	if err != nil {
 		return nil, fmt.Errorf("aggregation: %w", err)
 	}
@@ -74,7 +71,7 @@ func copyConfig(base *genericapiserver.Config) genericapiserver.Config {
 
 // applyEtcd gives c a storage whose objects are encoded in JSON of one version. The codec
 // says so in its identifier, which is how the fence knows what a store writes.
-func applyEtcd(o *Options, c *genericapiserver.Config, codecs serializer.CodecFactory, encoding schema.GroupVersion, storage decorate) error {
+func applyEtcd(o *Options, c *genericapiserver.Config, codecs serializer.CodecFactory, encoding schema.GroupVersion) error {
 	json, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
 	if !ok {
 		return fmt.Errorf("%s has no JSON serializer", encoding)
@@ -84,38 +81,35 @@ func applyEtcd(o *Options, c *genericapiserver.Config, codecs serializer.CodecFa
 	etcd.StorageConfig.Codec = codecs.CodecForVersions(json.Serializer, codecs.UniversalDeserializer(), encoding, runtime.InternalGroupVersioner)
 	etcd.StorageConfig.EncodeVersioner = encoding
 	etcd.StorageConfig.StorageObjectCountTracker = c.StorageObjectCountTracker
-	if err := etcd.ApplyTo(c); err != nil {
-		return err
-	}
-	c.RESTOptionsGetter = storage(c.RESTOptionsGetter)
-	return nil
+	return etcd.ApplyTo(c)
 }
 
-func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, custom func(generic.RESTOptionsGetter, webhook.ServiceResolver), services webhook.ServiceResolver, migrated *underWay) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
+func newExtensions(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, j *join.Join, services webhook.ServiceResolver) (*apiextensionsapiserver.CustomResourceDefinitions, error) {
 	c := copyConfig(base)
-	if err := applyEtcd(o, &c, apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion, storage); err != nil {
+	if err := applyEtcd(o, &c, apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
 	c.MergedResourceConfig = apiextensionsapiserver.DefaultAPIResourceConfigSource()
-	crs := storage(apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker))
-	custom(crs, services)
 	webhooks := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, noopoteltrace.NewTracerProvider())
 	config := &apiextensionsapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
 		ExtraConfig: apiextensionsapiserver.ExtraConfig{
-			CRDRESTOptionsGetter: crs,
-			// One: Established needs no wait, since no server takes a write before it has reported.
-			MasterCount:         1,
-			ServiceResolver:     services,
-			AuthResolverWrapper: through(webhooks, func(next http.RoundTripper) http.RoundTripper { return newReviews(next, migrated) }),
+			CRDRESTOptionsGetter: apiextensionsoptions.NewCRDRESTOptionsGetter(*o.Etcd, c.ResourceTransformers, c.StorageObjectCountTracker),
+			MasterCount:          1,
+			ServiceResolver:      services,
+			AuthResolverWrapper:  webhooks,
 		},
+	}
+	if j != nil {
+		j.Storage(&config.GenericConfig.Config)
+		j.CustomResources(&config.ExtraConfig)
 	}
 	// Until every path is installed this is a 503 and no 404, which clients would believe.
 	notFound := notfoundhandler.New(c.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)
 	return config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(notFound))
 }
 
-func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, storage decorate, delegate *genericapiserver.GenericAPIServer) (*genericapiserver.GenericAPIServer, error) {
+func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedInformerFactory, j *join.Join, delegate *genericapiserver.GenericAPIServer) (*genericapiserver.GenericAPIServer, error) {
 	c := copyConfig(base)
 	etcd := *o.Etcd
 	etcd.SkipHealthEndpoints = true
@@ -124,13 +118,15 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 	if err := etcd.ApplyWithStorageFactoryTo(factory, &c); err != nil {
 		return nil, err
 	}
-	getter := storage(c.RESTOptionsGetter)
-	c.RESTOptionsGetter = getter
+	c.MergedResourceConfig = resourceConfig(o.plan)
+	if j != nil {
+		j.Storage(&c)
+	}
 	server, err := c.Complete(shared).New("concord", delegate)
 	if err != nil {
 		return nil, err
 	}
-	groups, err := builtin.Install(o.plan, getter, builtin.Deps{
+	groups, err := builtin.Install(o.plan, c.RESTOptionsGetter, builtin.Deps{
 		Authorizer:       c.Authorization.Authorizer,
 		Rules:            c.RuleResolver,
 		MinCompatibility: o.versions.minCompatibility,
@@ -155,11 +151,24 @@ func newCore(o *Options, base *genericapiserver.Config, shared informers.SharedI
 	return server, nil
 }
 
-func newAggregator(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, storage decorate, services aggregatorapiserver.ServiceResolver, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
+// resourceConfig switches on what the plan serves.
+func resourceConfig(plan *compat.Plan) *serverstorage.ResourceConfig {
+	config := serverstorage.NewResourceConfig()
+	for _, r := range plan.Resources {
+		for _, v := range r.Served {
+			if v.Served {
+				config.EnableResources(schema.GroupVersionResource{Group: r.Group, Version: v.Version, Resource: r.Resource})
+			}
+		}
+	}
+	return config
+}
+
+func newAggregator(o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, j *join.Join, services aggregatorapiserver.ServiceResolver, delegate *genericapiserver.GenericAPIServer) (*aggregatorapiserver.APIAggregator, error) {
 	c := copyConfig(base)
 	// The aggregator serves the merged OpenAPI document itself.
 	c.SkipOpenAPIInstallation = true
-	if err := applyEtcd(o, &c, aggregatorscheme.Codecs, apiregistrationv1.SchemeGroupVersion, storage); err != nil {
+	if err := applyEtcd(o, &c, aggregatorscheme.Codecs, apiregistrationv1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
 	// v1beta1 was removed in 1.22: no release that can be emulated serves it.
@@ -168,6 +177,10 @@ func newAggregator(o *Options, base *genericapiserver.Config, certs *certificate
 	config := &aggregatorapiserver.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: shared},
 		ExtraConfig:   o.aggregation(certs, services),
+	}
+	if j != nil {
+		j.Storage(&config.GenericConfig.Config)
+		j.Handlers(&config.GenericConfig.Config)
 	}
 	// The chain's protocol hooks stand on this last server, which runs them all.
 	config.GenericConfig.PostStartHooks = base.PostStartHooks

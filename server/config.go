@@ -24,6 +24,7 @@ import (
 	baseversion "k8s.io/component-base/version"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/server/builtin"
 	"github.com/concord-dev/concord/server/gates"
 )
@@ -36,7 +37,7 @@ func baseConfig(o *Options) (*genericapiserver.Config, *certificates, error) {
 		return nil, nil, err
 	}
 	c.EffectiveVersion = withGitVersion{EffectiveVersion: c.EffectiveVersion, plain: !o.gates.Enabled(gates.CompatibilityVersions)}
-	c.LongRunningFunc = longRunning(filters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString()))
+	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
 	// One document for the whole chain.
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	applyOpenAPI(c)
@@ -70,7 +71,7 @@ func listen(o *Options, c *genericapiserver.Config) (*certificates, error) {
 		return nil, fmt.Errorf("serving certificate: %w", err)
 	}
 	c.LoopbackClientConfig.QPS = -1
-	c.LoopbackClientConfig = asComponent(c.LoopbackClientConfig, compat.ConcordServer, o.versions.emulation)
+	c.LoopbackClientConfig = join.AsComponent(c.LoopbackClientConfig, compat.ConcordServer, o.versions.emulation)
 	return certs, nil
 }
 

@@ -15,6 +15,8 @@ import (
 // customOpenAPILimit bounds how long the OpenAPI documents of custom resources wait.
 const customOpenAPILimit = time.Minute
 
+const readyPoll = 10 * time.Millisecond
+
 // customOpenAPI has the OpenAPI documents of custom resources built when this server has
 // reported them. A thousand definitions keep the processors busy for half a minute, and
 // agreement on all of them would wait for that.

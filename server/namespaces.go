@@ -17,6 +17,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -47,11 +48,19 @@ type namespaces struct {
 	prefix string
 }
 
-func newNamespaces(clients *clients, informer coreinformers.NamespaceInformer, etcd rewrite.Reader, prefix string) *namespaces {
-	return &namespaces{
-		client: clients.kube, metadata: clients.metadata, discovery: clients.kube.Discovery(),
-		informer: informer, etcd: etcd, prefix: prefix,
+func newNamespaces(config *rest.Config, informer coreinformers.NamespaceInformer, etcd rewrite.Reader, prefix string) (*namespaces, error) {
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
 	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &namespaces{
+		client: kube, metadata: meta, discovery: kube.Discovery(),
+		informer: informer, etcd: etcd, prefix: prefix,
+	}, nil
 }
 
 // Run works until ctx ends. It may be called again afterwards.

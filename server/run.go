@@ -10,11 +10,12 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/grpclog"
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -22,14 +23,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/version"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/builtin"
@@ -89,17 +93,16 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) error {
 	if err != nil {
 		return unlessStopped(ctx, err)
 	}
-	client, err := dialEtcd(ctx, o)
+	etcd, err := join.Dial(ctx, o.Etcd.StorageConfig)
 	if err != nil {
 		return errors.Join(unlessStopped(ctx, err), stop())
 	}
-	etcd := newEtcdConn(client, o.Etcd.StorageConfig.ReadycheckTimeout)
-	if err = o.checkStorage(ctx, client, ring.Keys()); err != nil {
+	if err = o.checkStorage(ctx, etcd.Client(), ring.Keys()); err != nil {
 		err = unlessStopped(ctx, err)
 	} else {
 		err = serve(ctx, o, etcd, ring, serving)
 	}
-	return errors.Join(err, etcd.close(), stop())
+	return errors.Join(err, etcd.Close(), stop())
 }
 
 // unlessStopped returns the error of a part of the start, or nil if the start was cut off
@@ -110,26 +113,6 @@ func unlessStopped(ctx context.Context, err error) error {
 	}
 	klog.FromContext(ctx).V(1).Info("Stopped before it served", "err", err)
 	return nil
-}
-
-// etcdConn is the connection to etcd that everything in the process shares.
-type etcdConn struct {
-	client *clientv3.Client
-	health *etcdHealth
-	// close ends it and all that waits for etcd. It may be called again.
-	close func() error
-}
-
-func newEtcdConn(client *clientv3.Client, limit time.Duration) *etcdConn {
-	health := newEtcdHealth(client, limit)
-	ctx, stop := context.WithCancel(context.Background())
-	var asking sync.WaitGroup
-	asking.Go(func() { health.run(ctx) })
-	return &etcdConn{client: client, health: health, close: sync.OnceValue(func() error {
-		stop()
-		asking.Wait()
-		return client.Close()
-	})}
 }
 
 // keyring is what the options say of encryption at rest.
@@ -234,73 +217,103 @@ func (o *Options) embedEtcd(ctx context.Context) (stop func() error, err error) 
 	return etcd.Close, nil
 }
 
-func dialEtcd(ctx context.Context, o *Options) (*clientv3.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
-	defer cancel()
-	etcd, err := fence.Dial(ctx, o.Etcd.StorageConfig.Transport)
-	switch {
-	case errors.Is(err, fence.ErrServerCertificate):
-		return nil, fmt.Errorf("%w: --etcd-cafile must name the CA that signed it, and --etcd-servers hosts that it is for", err)
-	case errors.Is(err, fence.ErrClientCertificate):
-		return nil, fmt.Errorf("%w: --etcd-certfile and --etcd-keyfile must name a certificate of the CA that etcd trusts", err)
-	case err != nil:
-		return nil, fmt.Errorf("%w: check --etcd-servers, and that etcd runs there", err)
-	}
-	return etcd, nil
-}
-
 // serve assembles the server on a connected etcd and runs it.
-func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring.Ring, serving func(*Server)) error {
+func serve(ctx context.Context, o *Options, etcd *join.Etcd, ring *keyring.Ring, serving func(*Server)) error {
 	base, certs, err := baseConfig(o)
 	if err != nil {
 		return err
 	}
-	clients, err := newClients(base.LoopbackClientConfig, o.versions.emulation)
+	kube, err := kubernetes.NewForConfig(base.LoopbackClientConfig)
 	if err != nil {
 		return err
 	}
-	shared := informers.NewSharedInformerFactory(clients.kube, informerResync)
-	if err := withAdmission(base, clients.kube, shared, o.gates); err != nil {
+	shared := informers.NewSharedInformerFactory(kube, informerResync)
+	if err := withAdmission(base, kube, shared, o.gates); err != nil {
 		return err
 	}
-	ring.Apply(base)
-	p, err := newProtocol(o, base, etcd, ring, clients)
+	var j *join.Join
+	if !o.DisableProtocol {
+		if j, err = join.NewOn(etcd, o.join(base.LoopbackClientConfig, ring)); err != nil {
+			return err
+		}
+		defer func() { _ = j.Close() }() // the etcd's own end is looked at
+	}
+	base.ResourceTransformers = transformers(ring)
+	etcd.AddChecks(base, o.Etcd.StorageConfig.HealthcheckTimeout)
+	chain, err := newChain(o, base, certs, shared, j)
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	addEtcdChecks(base, etcd.health, o.Etcd.StorageConfig)
-	chain, err := newChain(o, base, certs, shared, p.storage, p.storesCustom, &p.migrated)
-	if err != nil {
+	return runChain(ctx, o, base, certs, shared, chain, etcd, j, serving)
+}
+
+// transformers are what a nil keyring is not.
+func transformers(ring *keyring.Ring) value.ResourceTransformers {
+	if ring == nil {
+		return nil
+	}
+	return ring
+}
+
+// join is what the options say of the server's part in the protocol.
+func (o *Options) join(loopback *rest.Config, ring *keyring.Ring) join.Config {
+	kinds := map[schema.GroupResource]string{}
+	for _, r := range o.plan.Resources {
+		kinds[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = r.Kind
+	}
+	return join.Config{
+		Loopback: loopback, Address: fmt.Sprintf("%s:%d", o.SecureServing.BindAddress, o.SecureServing.BindPort),
+		Etcd: o.Etcd.StorageConfig, EnableWatchCache: o.Etcd.EnableWatchCache, WatchCacheSizes: o.Etcd.WatchCacheSizes,
+		Uncached: sets.New(schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}),
+		Schemes:  []*runtime.Scheme{builtin.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme},
+		Keyring:  ring, KeyringInterval: o.EncryptionReloadInterval,
+		Binary: o.versions.binary, Emulation: o.versions.emulation, MinCompatibility: o.versions.minCompatibility,
+		Kinds: kinds, Silent: o.silent(),
+		IdentityLeaseDuration: o.IdentityLeaseDuration, IdentityLeaseRenewInterval: o.IdentityLeaseRenewInterval,
+		NoControllers: !o.Controllers, ControllerLeaseDuration: o.ControllerLeaseDuration,
+		MigrationMaxAddedLatency: o.MigrationMaxAddedLatency, MigrationMaxObjectsPerSecond: o.MigrationMaxObjectsPerSecond,
+	}
+}
+
+// silent says whether this server reports nothing.
+func (o *Options) silent() bool { return !o.gates.Enabled(gates.StorageVersionAPI) }
+
+func runChain(ctx context.Context, o *Options, base *genericapiserver.Config, certs *certificates, shared informers.SharedInformerFactory, chain *chain, etcd *join.Etcd, j *join.Join, serving func(*Server)) error {
+	server := chain.aggregator.GenericAPIServer
+	openAPI := &customOpenAPI{extensions: chain.extensions, reported: func() bool { return j == nil || j.Reported() }}
+	if err := addHooks(o, base, chain, trust{certs.caFile, o.Aggregation.trust(certs.frontProxy)}, shared, etcd, openAPI); err != nil {
 		return err
 	}
-	if err := addHooks(o, chain, clients, trust{certs.caFile, o.Aggregation.trust(certs.frontProxy)}, shared, p); err != nil {
-		return err
+	abandoned := make(<-chan struct{})
+	if j != nil {
+		if err := j.Start(server); err != nil {
+			return err
+		}
+		abandoned = j.Abandoned()
 	}
-	p.serveCensus(chain.aggregator.GenericAPIServer)
 	if serving != nil {
 		_, port, err := base.SecureServing.HostPort()
 		if err != nil {
 			return err
 		}
-		chain.aggregator.GenericAPIServer.AddPostStartHookOrDie("concord-serving", func(genericapiserver.PostStartHookContext) error {
+		server.AddPostStartHookOrDie("concord-serving", func(genericapiserver.PostStartHookContext) error {
 			serving(&Server{address: net.JoinHostPort(o.SecureServing.BindAddress.String(), fmt.Sprint(port)), kubeconfig: certs.adminKubeconfig})
 			return nil
 		})
 	}
 	// Requests are waited for elsewhere.
-	chain.aggregator.GenericAPIServer.ShutdownTimeout = closeTimeout
+	server.ShutdownTimeout = closeTimeout
 	prepared, err := chain.aggregator.PrepareRun()
 	if err != nil {
 		return err
 	}
-	p.openAPI.takeOver()
-	p.inProcess.serve(chain.aggregator.GenericAPIServer.Handler)
+	openAPI.takeOver()
 	loopback, err := rest.TransportFor(base.LoopbackClientConfig)
 	if err != nil {
 		return err
 	}
-	finished := make(chan error, 1)
+	finished, closed := make(chan error, 1), make(chan struct{})
+	defer close(closed)
 	go func() { finished <- prepared.Run(ctx) }()
 	// net/http does not tell HTTP/2 connections that were made in the moment of a stop to
 	// close, and waits for them. The server's own are closed from the other end.
@@ -308,54 +321,57 @@ func serve(ctx context.Context, o *Options, etcd *etcdConn, ring *keyring.Ring, 
 		if ctx.Err() != nil {
 			utilnet.CloseIdleConnectionsFor(loopback)
 		}
-	}, closePoll, p.closed)
+	}, closePoll, closed)
 	select {
 	case err := <-finished:
 		return err
-	case <-p.abandoned:
+	case <-abandoned:
 		return nil
 	}
 }
 
 // addHooks starts the server's own controllers with it.
-func addHooks(o *Options, c *chain, clients *clients, known trust, shared informers.SharedInformerFactory, p *protocol) error {
-	server := c.aggregator.GenericAPIServer
+func addHooks(o *Options, base *genericapiserver.Config, c *chain, known trust, shared informers.SharedInformerFactory, etcd *join.Etcd, openAPI *customOpenAPI) error {
+	objects, err := join.NewClient(base.LoopbackClientConfig)
+	if err != nil {
+		return err
+	}
 	register, err := newAPIServices(c, servedVersions(o.plan))
 	if err != nil {
 		return err
 	}
+	controllers := join.AsComponent(base.LoopbackClientConfig, compat.ConcordControllers, o.versions.emulation)
+	namespaces, err := newNamespaces(controllers, shared.Core().V1().Namespaces(), rewrite.NewEtcd(etcd.Client()), o.Etcd.StorageConfig.Prefix)
+	if err != nil {
+		return err
+	}
 	crds := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions()
-	hooks := map[string]genericapiserver.PostStartHookFunc{
+	for name, hook := range map[string]genericapiserver.PostStartHookFunc{
 		"concord-register-apiservices": func(hook genericapiserver.PostStartHookContext) error {
 			go register.Run(hook, crds.Informer().HasSynced)
 			return nil
 		},
-		"concord-bootstrap": func(hook genericapiserver.PostStartHookContext) error {
+		"concord-namespaces": func(hook genericapiserver.PostStartHookContext) error {
+			if o.Controllers && !o.DisableProtocol {
+				go namespaces.Run(hook)
+			}
+			return nil
+		},
+		"concord-cluster": func(hook genericapiserver.PostStartHookContext) error {
 			go func() {
-				if err := bootstrap(hook, clients.objects, known, o.ownCRDs()); err != nil && hook.Err() == nil {
+				if err := bootstrap(hook, objects, known); err != nil && hook.Err() == nil {
 					utilruntime.HandleErrorWithContext(hook, err, "The cluster's own objects could not be made")
 				}
 			}()
 			return nil
 		},
-	}
-	if p.keyring != nil {
-		hooks["concord-encryption"] = func(hook genericapiserver.PostStartHookContext) error {
-			go p.keyring.Run(hook, o.EncryptionReloadInterval)
-			return nil
-		}
-	}
-	for name, hook := range hooks {
-		if err := server.AddPostStartHook(name, hook); err != nil {
+		"concord-custom-openapi": openAPI.start,
+	} {
+		if err := c.aggregator.GenericAPIServer.AddPostStartHook(name, hook); err != nil {
 			return err
 		}
 	}
-	p.openAPI = customOpenAPI{extensions: c.extensions, reported: p.reported}
-	if err := server.AddPostStartHook("concord-custom-openapi", p.openAPI.start); err != nil {
-		return err
-	}
-	p.namespaces = newNamespaces(clients.controllers, shared.Core().V1().Namespaces(), rewrite.NewEtcd(p.etcd.client), o.Etcd.StorageConfig.Prefix)
-	return p.addHooks(server, crds)
+	return nil
 }
 
 // servedVersions are the group/versions that this server serves itself, most preferred

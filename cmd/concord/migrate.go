@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/join"
 )
 
 // madeByCommand marks the migrations that this command made.
@@ -102,8 +102,8 @@ func (o *migrateOptions) run(ctx context.Context, args []string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	config = server.AsCommand(config)
-	cluster, err := server.NewClient(withTimeout(config))
+	config = join.AsCommand(config)
+	cluster, err := join.NewClient(withTimeout(config))
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
 	"github.com/concord-dev/concord/stored"
 )
 
@@ -70,7 +70,7 @@ func storedInCluster(ctx context.Context, kubeconfig string, target *compat.Targ
 	if err != nil {
 		return nil, err
 	}
-	cluster, err := server.NewClient(server.AsCommand(withTimeout(config)))
+	cluster, err := join.NewClient(join.AsCommand(withTimeout(config)))
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server"
 )
@@ -133,7 +134,7 @@ func (s *Server) Kube() kubernetes.Interface { s.t.Helper(); return must(s, kube
 func (s *Server) Dynamic() dynamic.Interface { s.t.Helper(); return must(s, newDynamic) }
 
 // Objects returns a client of this server for the protocol's own kinds.
-func (s *Server) Objects() client.WithWatch { s.t.Helper(); return must(s, server.NewClient) }
+func (s *Server) Objects() client.WithWatch { s.t.Helper(); return must(s, join.NewClient) }
 
 func newDynamic(config *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(config) }
 

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // A Plan says which versions are served and in which each resource is stored;
@@ -101,6 +103,9 @@ func Install(plan Plan, getter generic.RESTOptionsGetter, deps Deps) ([]*generic
 	}
 	groups := map[string]*genericapiserver.APIGroupInfo{}
 	for _, k := range kinds() {
+		if k.GroupResource == storageversion.Resource {
+			continue // is served by package join
+		}
 		for _, t := range k.versions {
 			if gv := k.groupVersion(t); plan.Served(gv.WithResource(k.Resource)) {
 				add(groups, gv, k.Resource, built[k.storeOf()])
@@ -129,7 +134,7 @@ func buildStores(plan Plan, g generics) (map[schema.GroupResource]stores, error)
 	}
 	built := map[schema.GroupResource]stores{}
 	for _, k := range kinds() {
-		if k.shares() || !needed[k.GroupResource] {
+		if k.shares() || !needed[k.GroupResource] || k.GroupResource == storageversion.Resource {
 			continue
 		}
 		store, err := k.storage(k, g)

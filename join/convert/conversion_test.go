@@ -1,0 +1,290 @@
+package convert
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// hook is a real conversion webhook, which a test lets misbehave.
+type hook struct {
+	t *testing.T
+
+	mu    sync.Mutex
+	calls []int // the objects of each call
+	// refuse says which objects it does not convert.
+	refuse func(name string) bool
+	// reverse has it answer in the opposite order.
+	reverse bool
+	// answer, if not nil, is asked before every call; an answer that is not 200 is the
+	// status, and 0 none at all.
+	answer func(r *http.Request, names []string) int
+}
+
+func startHook(t *testing.T) (*hook, *webhookConversion) {
+	t.Helper()
+	return startHookWithin(t, t.Context())
+}
+
+func startHookWithin(t *testing.T, ctx context.Context) (*hook, *webhookConversion) {
+	t.Helper()
+	h, crd := startHookOf(t)
+	convertor, calls, err := New(nil, &rest.Config{}).convertor(ctx, crd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, newWebhookConversion(crd, schema.GroupVersion{Group: "example.com", Version: "v2"}, convertor, calls)
+}
+
+// startHookOf returns a webhook and the definition that names it.
+func startHookOf(t *testing.T) (*hook, *apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	h := &hook{t: t}
+	server := httptest.NewUnstartedServer(h)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	crd := widgetDefinition.DeepCopy()
+	url := server.URL + "/convert"
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{
+		Strategy: apiextensionsv1.WebhookConverter,
+		Webhook: &apiextensionsv1.WebhookConversion{
+			ClientConfig:             &apiextensionsv1.WebhookClientConfig{URL: &url, CABundle: ca},
+			ConversionReviewVersions: []string{"v1"},
+		},
+	}
+	crd.Name = "widgets.example.com"
+	return h, crd
+}
+
+// ServeHTTP implements http.Handler.
+func (h *hook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var review apiextensionsv1.ConversionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+		h.t.Error(err)
+	}
+	var names []string
+	response := &apiextensionsv1.ConversionResponse{UID: review.Request.UID, Result: metav1.Status{Status: metav1.StatusSuccess}}
+	h.mu.Lock()
+	h.calls = append(h.calls, len(review.Request.Objects))
+	answer := h.answer
+	for _, raw := range review.Request.Objects {
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON(raw.Raw); err != nil {
+			h.t.Error(err)
+		}
+		names = append(names, u.GetName())
+		if h.refuse != nil && h.refuse(u.GetName()) {
+			response.Result = metav1.Status{Status: metav1.StatusFailure, Message: u.GetName() + " is refused"}
+		}
+		u.SetAPIVersion(review.Request.DesiredAPIVersion)
+		u.Object["converted"] = u.GetName()
+		response.ConvertedObjects = append(response.ConvertedObjects, runtime.RawExtension{Object: u})
+	}
+	h.mu.Unlock()
+	if answer != nil {
+		switch code := answer(r, names); code {
+		case http.StatusOK:
+		case 0:
+			panic(http.ErrAbortHandler)
+		default:
+			w.WriteHeader(code)
+			return
+		}
+	}
+	if response.Result.Status != metav1.StatusSuccess {
+		response.ConvertedObjects = nil
+	}
+	if h.reverse {
+		slices.Reverse(response.ConvertedObjects)
+	}
+	review.Request, review.Response = nil, response
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(review)
+}
+
+func plains(n int) [][]byte {
+	var values [][]byte
+	for i := range n {
+		values = append(values, fmt.Appendf(nil, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%d","namespace":"ns","uid":"u-%d"}}`, i, i))
+	}
+	return values
+}
+
+// wantConverted asserts that these objects, and no others, were not converted, and why.
+func wantConverted(t *testing.T, got []rewrite.Converted, n int, failed map[int]rewrite.Reason) {
+	t.Helper()
+	if len(got) != n {
+		t.Fatalf("%d answers for %d objects", len(got), n)
+	}
+	for i, c := range got {
+		if reason, ok := failed[i]; ok {
+			if c.Err == nil || c.Reason != reason {
+				t.Errorf("w-%d: %s, %v, want %s", i, c.Reason, c.Err, reason)
+			}
+			continue
+		}
+		encoding, _, _ := rewrite.Envelope(c.Plain)
+		if c.Err != nil || encoding != "example.com/v2" || !strings.Contains(string(c.Plain), fmt.Sprintf(`"converted":"w-%d"`, i)) {
+			t.Errorf("w-%d: %s, %v", i, c.Plain, c.Err)
+		}
+	}
+}
+
+// TestWebhookBatch: a piece of a page is converted by one call.
+func TestWebhookBatch(t *testing.T) {
+	h, w := startHook(t)
+	wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+	if !slices.Equal(h.calls, []int{100}) {
+		t.Errorf("calls of %v objects", h.calls)
+	}
+}
+
+// TestWebhookRefuses: what it refuses does not keep the others of its call from being
+// converted, and neither does what cannot be decoded.
+func TestWebhookRefuses(t *testing.T) {
+	h, w := startHook(t)
+	h.refuse = func(name string) bool { return strings.HasSuffix(name, "7") } // every tenth
+	values := plains(100)
+	values[3], values[4] = []byte("noise"), []byte(`{"apiVersion":"example.com/v0","kind":"Widget","metadata":{"name":"w-4"}}`)
+	failed := map[int]rewrite.Reason{3: rewrite.Undecodable, 4: rewrite.Undecodable}
+	for i := 7; i < 100; i += 10 {
+		failed[i] = rewrite.Unconverted
+	}
+	got := w.convert(t.Context(), values)
+	wantConverted(t, got, 100, failed)
+	if got[7].Err == nil || !strings.Contains(got[7].Err.Error(), "w-7 is refused") {
+		t.Errorf("it says %v", got[7].Err)
+	}
+	if len(h.calls) >= 100 {
+		t.Errorf("%d calls", len(h.calls))
+	}
+}
+
+// TestWebhookDown: while it is down for a while objects wait for it; none fails.
+func TestWebhookDown(t *testing.T) {
+	for name, code := range map[string]int{"no answer": 0, "503": http.StatusServiceUnavailable} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, w := startHook(t)
+			down := 12
+			h.answer = func(*http.Request, []string) int {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				if down--; down >= 0 {
+					return code
+				}
+				return http.StatusOK
+			}
+			wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+			wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+			if last := h.calls[len(h.calls)-1]; last < 50 {
+				t.Errorf("it is asked for %d objects at a time after it has come back: %v", last, h.calls)
+			}
+		})
+	}
+}
+
+// TestWebhookStaysDown: when it has been down for too long objects fail for it, without
+// another call for each, until it answers again.
+func TestWebhookStaysDown(t *testing.T) {
+	h, w := startHook(t)
+	w.outage.patience = 300 * time.Millisecond
+	h.answer = func(*http.Request, []string) int { return 0 }
+	all := map[int]rewrite.Reason{}
+	for i := range 100 {
+		all[i] = rewrite.Unconverted
+	}
+	got := w.convert(t.Context(), plains(100))
+	wantConverted(t, got, 100, all)
+	if !errors.Is(got[0].Err, errNoAnswer) {
+		t.Errorf("it says %v", got[0].Err)
+	}
+	calls := len(h.calls)
+	for range 20 {
+		wantConverted(t, w.convert(t.Context(), plains(100)), 100, all)
+	}
+	if more := len(h.calls) - calls; more > 2 {
+		t.Errorf("%d calls of a webhook that is down", more)
+	}
+	h.mu.Lock()
+	h.answer = nil
+	h.mu.Unlock()
+	w.outage.probe = time.Time{} // as after some seconds
+	wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+}
+
+// TestWebhookBreaksDown: an object that brings the webhook down fails alone, as long as the
+// webhook answers for others; and so does one for which it answers with an error of its own.
+func TestWebhookBreaksDown(t *testing.T) {
+	for name, code := range map[string]int{"no answer": 0, "500": http.StatusInternalServerError} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, w := startHook(t)
+			w.outage.patience = 5 * time.Second
+			h.answer = func(_ *http.Request, names []string) int {
+				if slices.Contains(names, "w-42") {
+					return code
+				}
+				return http.StatusOK
+			}
+			wantConverted(t, w.convert(t.Context(), plains(60)), 60, map[int]rewrite.Reason{42: rewrite.Unconverted})
+		})
+	}
+}
+
+// TestWebhookSlow: one that takes longer for many objects than a call may last is asked for
+// fewer.
+func TestWebhookSlow(t *testing.T) {
+	h, w := startHook(t)
+	w.calls.timeout = 2 * time.Second
+	h.answer = func(r *http.Request, names []string) int {
+		select {
+		case <-time.After(time.Duration(len(names)) * 60 * time.Millisecond):
+			return http.StatusOK
+		case <-r.Context().Done():
+			return 0
+		}
+	}
+	wantConverted(t, w.convert(t.Context(), plains(50)), 50, nil)
+	if h.calls[0] != 50 || len(h.calls) < 3 {
+		t.Errorf("calls of %v objects", h.calls)
+	}
+}
+
+// TestWebhookCancelled: a migration that is to end does not wait for a webhook that hangs.
+func TestWebhookCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	h, w := startHookWithin(t, ctx)
+	h.answer = func(r *http.Request, _ []string) int {
+		cancel()
+		<-r.Context().Done()
+		return 0
+	}
+	for _, c := range w.convert(ctx, plains(10)) {
+		if !errors.Is(c.Err, context.Canceled) {
+			t.Errorf("got %v", c.Err)
+		}
+	}
+}

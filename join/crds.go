@@ -1,0 +1,195 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apiextensionsinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/member"
+)
+
+const definitionResync = 0
+
+// definitions are the CustomResourceDefinitions, as far as the protocol needs them: which
+// versions there are, which is stored, and how objects are converted. Their schemas are not
+// kept, since the server holds them once already.
+type definitions struct {
+	member   *member.Member
+	fence    *fence.Fence // nil in a server that reports nothing
+	raw      rest.Interface
+	convert  *convert.Resources
+	informer cache.SharedIndexInformer
+	// stores says whether this server stores custom resources.
+	stores bool
+	// synced says that the events of all definitions that existed at the start have reached
+	// the member.
+	synced atomic.Pointer[cache.InformerSynced]
+}
+
+// sameSchemaAnnotation stands on a kept definition whose versions all have one schema.
+const sameSchemaAnnotation = "concord.dev/same-schema"
+
+func newDefinitions(clients *clients, convert *convert.Resources, m *member.Member, f *fence.Fence) (*definitions, error) {
+	client, err := apiextensionsclient.NewForConfig(clients.config)
+	if err != nil {
+		return nil, fmt.Errorf("client of CustomResourceDefinitions: %w", err)
+	}
+	informers := apiextensionsinformers.NewSharedInformerFactory(client, definitionResync)
+	d := &definitions{
+		member: m, fence: f, convert: convert,
+		raw:      clients.kube.Discovery().RESTClient(),
+		informer: informers.Apiextensions().V1().CustomResourceDefinitions().Informer(),
+	}
+	return d, d.informer.SetTransform(withoutSchemas)
+}
+
+// withoutSchemas drops what is large in a definition, and notes what is asked of it.
+func withoutSchemas(obj any) (any, error) {
+	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
+	if !ok {
+		return obj, nil
+	}
+	same := oneSchema(crd)
+	crd.Annotations = nil
+	if same {
+		crd.Annotations = map[string]string{sameSchemaAnnotation: "true"}
+	}
+	crd.ManagedFields = nil
+	for i := range crd.Spec.Versions {
+		v := &crd.Spec.Versions[i]
+		crd.Spec.Versions[i] = apiextensionsv1.CustomResourceDefinitionVersion{Name: v.Name, Served: v.Served, Storage: v.Storage}
+	}
+	return crd, nil
+}
+
+func oneSchema(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	versions := crd.Spec.Versions
+	return !slices.ContainsFunc(versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
+		return !equality.Semantic.DeepEqual(v.Schema, versions[0].Schema)
+	})
+}
+
+// stored says that this server stores custom resources, and how.
+func (d *definitions) stored(getter generic.RESTOptionsGetter, services webhook.ServiceResolver, resolver webhook.AuthenticationInfoResolverWrapper) {
+	d.stores = true
+	d.convert.Stored(getter, services, resolver)
+}
+
+// run follows the definitions until ctx ends, and tells the member.
+func (d *definitions) run(ctx context.Context) {
+	if d.stores {
+		d.informer.RunWithContext(ctx)
+	}
+}
+
+// follow has the member told of every definition.
+func (d *definitions) follow() error {
+	registration, err := d.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { d.observe(obj) },
+		UpdateFunc: func(_, obj any) { d.observe(obj) },
+		DeleteFunc: func(obj any) {
+			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
+				d.member.ForgetCRD(crd)
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch CustomResourceDefinitions: %w", err)
+	}
+	seen := cache.InformerSynced(registration.HasSynced)
+	d.synced.Store(&seen)
+	return nil
+}
+
+func (d *definitions) observe(obj any) {
+	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+		d.member.ObserveCRD(crd)
+	}
+}
+
+// known says whether the member was told of all definitions that existed at the start.
+func (d *definitions) known() bool {
+	if !d.stores {
+		return true
+	}
+	seen := d.synced.Load()
+	return seen != nil && (*seen)()
+}
+
+// get returns a resource's definition, as this server knows it; nil if it knows none.
+func (d *definitions) get(gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
+	obj, exists, err := d.informer.GetIndexer().GetByKey(gr.String())
+	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
+	if err != nil || !exists || !ok {
+		return nil
+	}
+	return crd
+}
+
+// renames says whether a custom resource is converted by name only.
+func (d *definitions) renames(gr schema.GroupResource) bool {
+	crd := d.get(gr)
+	return crd != nil && crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.NoneConverter
+}
+
+// sameSchema says whether all versions of a custom resource have the same schema.
+func (d *definitions) sameSchema(gr schema.GroupResource) bool {
+	crd := d.get(gr)
+	return crd != nil && crd.Annotations[sameSchemaAnnotation] != ""
+}
+
+// rebuildBackoff lists for about five seconds at most.
+var rebuildBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10, Cap: time.Second}
+
+// rebuild makes the custom resource's new handler exist, by lists that the handler's
+// builder answers (DESIGN 3.3). The old handler may answer the first of them: it is
+// listed until the newest store writes what the definition says.
+func (d *definitions) rebuild(ctx context.Context, crd string, gr schema.GroupResource, served string) {
+	gv, err := schema.ParseGroupVersion(served)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A custom resource's version cannot be listed", "crd", crd)
+		return
+	}
+	last := errors.New("not listed yet")
+	err = wait.ExponentialBackoffWithContext(ctx, rebuildBackoff, func(ctx context.Context) (bool, error) {
+		last = d.raw.Get().AbsPath("/apis", gv.Group, gv.Version, gr.Resource).Param("limit", "1").Do(ctx).Error()
+		return last == nil && d.isBuilt(gr), nil
+	})
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(1).Info("A custom resource's handler is built with its next request instead", "crd", crd, "err", errors.Join(err, last))
+	}
+}
+
+// isBuilt says whether the newest store of the resource writes what its definition says,
+// or there is no definition any more.
+func (d *definitions) isBuilt(gr schema.GroupResource) bool {
+	crd := d.get(gr)
+	if crd == nil {
+		return true
+	}
+	store, built := d.fence.Newest(gr)
+	for _, v := range crd.Spec.Versions {
+		if v.Storage {
+			return built && store.Encoding == encodingOf(crd.Spec.Group, v.Name)
+		}
+	}
+	return true
+}

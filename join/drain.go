@@ -1,0 +1,75 @@
+package join
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// drain counts the writes under way, and refuses new ones once the server is leaving, so
+// that it can drop its reports when the last write has landed (DESIGN 3.4).
+type drain struct {
+	mu      sync.Mutex
+	writes  int
+	leaving bool
+	idle    chan struct{}
+}
+
+func newDrain() *drain { return &drain{idle: make(chan struct{})} }
+
+var readVerbs = map[string]bool{"get": true, "list": true, "watch": true}
+
+func (d *drain) wrap(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		info, ok := apirequest.RequestInfoFrom(r.Context())
+		if !ok || !info.IsResourceRequest || readVerbs[info.Verb] || fromLoopback(r) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if !d.enter() {
+			err := apierrors.NewServiceUnavailable(fmt.Sprintf("this server is stopping: send writes of %s to another one", info.Resource))
+			err.ErrStatus.Details = &metav1.StatusDetails{Group: info.APIGroup, Kind: info.Resource, RetryAfterSeconds: 1}
+			answer(serializer, w, r, err)
+			return
+		}
+		defer d.leave()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (d *drain) enter() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.leaving {
+		return false
+	}
+	d.writes++
+	return true
+}
+
+func (d *drain) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writes--
+	if d.leaving && d.writes == 0 {
+		close(d.idle)
+	}
+}
+
+// begin refuses writes from now on. The channel is closed when none is under way.
+func (d *drain) begin() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.leaving {
+		d.leaving = true
+		if d.writes == 0 {
+			close(d.idle)
+		}
+	}
+	return d.idle
+}

@@ -1,0 +1,80 @@
+package join
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+func request(verb, group, resource string, u user.Info) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/apis", nil)
+	ctx := apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{IsResourceRequest: true, Verb: verb, APIGroup: group, APIVersion: "v1", Resource: resource})
+	return r.WithContext(apirequest.WithUser(ctx, u))
+}
+
+// TestDrain asserts the order of a graceful stop (DESIGN 3.4): writes under way land
+// before the server is idle, new ones are refused with a retriable 503, and what the
+// server itself sends, and reads, still pass.
+func TestDrain(t *testing.T) {
+	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
+	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
+	d := newDrain()
+	entered, finish := make(chan struct{}), make(chan struct{})
+	blocking := d.wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(entered)
+		<-finish
+	}), scheme.Codecs)
+	open := d.wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }), scheme.Codecs)
+
+	landed := make(chan struct{})
+	go func() {
+		defer close(landed)
+		blocking.ServeHTTP(httptest.NewRecorder(), request("create", "", "configmaps", client))
+	}()
+	<-entered
+	idle := d.begin()
+	select {
+	case <-idle:
+		t.Fatal("idle while a write is under way")
+	default:
+	}
+	for _, tc := range []struct {
+		verb string
+		user user.Info
+		want int
+	}{
+		{"create", client, http.StatusServiceUnavailable},
+		{"delete", client, http.StatusServiceUnavailable},
+		{"get", client, http.StatusOK},
+		{"watch", client, http.StatusOK},
+		{"update", loopback, http.StatusOK},
+		{"create", &user.DefaultInfo{Name: user.APIServerUser}, http.StatusServiceUnavailable},
+	} {
+		w := httptest.NewRecorder()
+		open.ServeHTTP(w, request(tc.verb, "", "configmaps", tc.user))
+		if w.Code != tc.want {
+			t.Errorf("%s by %s: %d, want %d", tc.verb, tc.user.GetName(), w.Code, tc.want)
+		}
+		if w.Code == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
+			t.Errorf("%s by %s: no Retry-After", tc.verb, tc.user.GetName())
+		}
+	}
+	close(finish)
+	<-landed
+	select {
+	case <-idle:
+	case <-time.After(time.Minute):
+		t.Fatal("not idle after the last write landed")
+	}
+	select {
+	case <-d.begin():
+	default:
+		t.Error("a second begin is not idle")
+	}
+}

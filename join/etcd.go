@@ -1,0 +1,75 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/grpclog"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/concord-dev/concord/fence"
+)
+
+const (
+	etcdDialTimeout = 30 * time.Second
+	// defaultReadycheckTimeout is kube-apiserver's for --etcd-readycheck-timeout.
+	defaultReadycheckTimeout = 2 * time.Second
+)
+
+func init() {
+	// gRPC tells of every attempt to connect; what comes of them reaches callers as errors.
+	// It wants to be told before it is used.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
+}
+
+// Etcd is the connection to etcd that everything in the process shares.
+type Etcd struct {
+	client *clientv3.Client
+	health *etcdHealth
+	end    func() error
+}
+
+// Dial connects to etcd and keeps watching whether it answers. The error is one line that
+// names the flags to look at.
+func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
+	defer cancel()
+	client, err := fence.Dial(ctx, config.Transport)
+	switch {
+	case errors.Is(err, fence.ErrServerCertificate):
+		return nil, fmt.Errorf("%w: --etcd-cafile must name the CA that signed it, and --etcd-servers hosts that it is for", err)
+	case errors.Is(err, fence.ErrClientCertificate):
+		return nil, fmt.Errorf("%w: --etcd-certfile and --etcd-keyfile must name a certificate of the CA that etcd trusts", err)
+	case err != nil:
+		return nil, fmt.Errorf("%w: check --etcd-servers, and that etcd runs there", err)
+	}
+	limit := config.ReadycheckTimeout
+	if limit <= 0 {
+		limit = defaultReadycheckTimeout
+	}
+	return newEtcd(client, limit), nil
+}
+
+func newEtcd(client *clientv3.Client, limit time.Duration) *Etcd {
+	health := newEtcdHealth(client, limit)
+	ctx, stop := context.WithCancel(context.Background())
+	var asking sync.WaitGroup
+	asking.Go(func() { health.run(ctx) })
+	return &Etcd{client: client, health: health, end: sync.OnceValue(func() error {
+		stop()
+		asking.Wait()
+		return client.Close()
+	})}
+}
+
+// Client returns the connection.
+func (e *Etcd) Client() *clientv3.Client { return e.client }
+
+// Close ends the connection, and all that waits for etcd. It may be called again.
+func (e *Etcd) Close() error { return e.end() }

@@ -1,0 +1,27 @@
+package join
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// defaultAddedLatency is the flag's default of MigrationMaxAddedLatency.
+const defaultAddedLatency = time.Millisecond
+
+// AddFlags adds the flags of the fields that operators set, with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	*c = c.withDefaults()
+	fs.DurationVar(&c.IdentityLeaseDuration, "identity-lease-duration", c.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
+	fs.DurationVar(&c.IdentityLeaseRenewInterval, "identity-lease-renew-interval", c.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
+	fs.DurationVar(&c.ControllerLeaseDuration, "controller-lease-duration", c.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
+	fs.BoolFunc("controllers", "Whether this server may run the leader-elected controllers of storage migration. (default true)", func(text string) error {
+		on, err := strconv.ParseBool(text)
+		c.NoControllers = !on
+		return err
+	})
+	fs.DurationVar(&c.MigrationMaxAddedLatency, "migration-max-added-latency", defaultAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down, to no less than 200 objects per second (20 of large ones). 0 means full speed. A migration's spec.maxAddedLatency goes first.")
+	fs.IntVar(&c.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", c.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
+	fs.DurationVar(&c.KeyringInterval, "encryption-provider-config-reload-interval", c.KeyringInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
+}

@@ -1,0 +1,139 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+)
+
+const (
+	etcdAskInterval = 500 * time.Millisecond
+	// etcdMaxAsked is how many questions may wait for their answer.
+	etcdMaxAsked = 16
+)
+
+// etcdHealth knows whether etcd answers. It asks all the time, whoever wants to know:
+// the readiness checks, the gate of writes, and a stop.
+//
+// Invariant: etcd is away exactly if a question failed, or got no answer in time, and no
+// question that was asked later has been answered.
+type etcdHealth struct {
+	ask func(context.Context) error
+	// limit is how long a question may go without an answer.
+	limit time.Duration
+
+	mu       sync.Mutex
+	answered time.Time // when the last question that was answered was asked
+	away     error     // why etcd is away; nil while it answers
+	since    time.Time // since when
+}
+
+// newEtcdHealth asks by linearizable reads, which need a quorum. They are not tried
+// again: the client would do so for long.
+func newEtcdHealth(etcd *clientv3.Client, limit time.Duration) *etcdHealth {
+	kv := etcdserverpb.NewKVClient(etcd.ActiveConnection())
+	return &etcdHealth{limit: limit, ask: func(ctx context.Context) error {
+		_, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
+		return err
+	}}
+}
+
+// run asks until ctx ends.
+func (h *etcdHealth) run(ctx context.Context) {
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	slots := make(chan struct{}, etcdMaxAsked)
+	ticker := time.NewTicker(etcdAskInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case slots <- struct{}{}:
+			asked.Go(func() {
+				defer func() { <-slots }()
+				h.once(ctx)
+			})
+		default:
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (h *etcdHealth) once(ctx context.Context) {
+	at := time.Now()
+	asking, cancel := context.WithTimeout(ctx, h.limit)
+	defer cancel()
+	if err := h.ask(asking); ctx.Err() == nil {
+		h.note(at, err)
+	}
+}
+
+// note takes in what came of a question asked at a time.
+func (h *etcdHealth) note(at time.Time, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err == nil:
+		h.away = nil
+		if at.After(h.answered) {
+			h.answered = at
+		}
+	case at.After(h.answered):
+		if h.away == nil {
+			if h.since = h.answered; h.since.IsZero() {
+				h.since = at
+			}
+		}
+		h.away = err
+	}
+}
+
+// silence is how long etcd has been away, 0 while it answers.
+func (h *etcdHealth) silence() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.away == nil {
+		return 0
+	}
+	return max(time.Since(h.since), 1)
+}
+
+// err says in one line that etcd is away; nil while it answers.
+func (h *etcdHealth) err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.away == nil {
+		return nil
+	}
+	s := status.Convert(h.away)
+	reason := s.Message()
+	if s.Code() == codes.DeadlineExceeded {
+		reason = fmt.Sprintf("no answer within %v", h.limit)
+	}
+	return fmt.Errorf("etcd has not answered for %v: %s", time.Since(h.since).Round(100*time.Millisecond), reason)
+}
+
+// AddChecks adds the checks that operators of kube-apiserver know: etcd (health,
+// liveness, readiness), which is as patient as --etcd-healthcheck-timeout says, and
+// etcd-readiness, which fails at once when etcd is away. Both report what e knows.
+func (e *Etcd) AddChecks(c *genericapiserver.Config, patience time.Duration) {
+	c.AddHealthChecks(healthz.NamedGroupedCheck("etcd", "etcd", func(*http.Request) error {
+		if e.health.silence() < patience {
+			return nil
+		}
+		return e.health.err()
+	}))
+	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-readiness", "etcd-readiness", func(*http.Request) error { return e.health.err() }))
+}

@@ -1,0 +1,115 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// TestEtcdHealth follows an etcd that ends and comes back.
+func TestEtcdHealth(t *testing.T) {
+	dir, err := os.MkdirTemp("", "health") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	etcd, err := startEtcd(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + dir + "/etcd.sock"}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := newEtcd(client, 2*time.Second)
+	until := func(what string, condition func() bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
+		if err != nil {
+			t.Fatalf("etcd is not %s: %v", what, conn.health.err())
+		}
+	}
+	answered := func() bool {
+		conn.health.mu.Lock()
+		defer conn.health.mu.Unlock()
+		return !conn.health.answered.IsZero() && conn.health.away == nil
+	}
+	until("there", answered)
+	etcd.Close()
+	until("away", func() bool { return conn.health.err() != nil })
+	if text := conn.health.err().Error(); !strings.HasPrefix(text, "etcd has not answered for ") || strings.Contains(text, "\n") {
+		t.Errorf("it says %q", text)
+	}
+	if conn.health.silence() <= 0 {
+		t.Error("it is away for no time")
+	}
+	if etcd, err = startEtcd(dir); err != nil {
+		t.Fatal(err)
+	}
+	until("back", func() bool { return conn.health.err() == nil && conn.health.silence() == 0 })
+	for range 2 {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	etcd.Close()
+}
+
+// startEtcd starts an etcd that keeps its data, and its socket, in dir.
+func startEtcd(dir string) (*embed.Etcd, error) {
+	config := embed.NewConfig()
+	config.Dir = dir + "/data"
+	config.UnsafeNoFsync = true
+	clients, peers := []url.URL{{Scheme: "unix", Path: dir + "/etcd.sock"}}, []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	config.ListenClientUrls, config.AdvertiseClientUrls = clients, clients
+	config.ListenPeerUrls, config.AdvertisePeerUrls = peers, peers
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(config)
+	if err != nil {
+		return nil, err
+	}
+	<-etcd.Server.ReadyNotify()
+	return etcd, nil
+}
+
+// TestEtcdHealthOrder: answers that come late say nothing about what was asked later.
+func TestEtcdHealthOrder(t *testing.T) {
+	start := time.Now()
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	failed := errors.New("refused")
+	for _, test := range []struct {
+		name string
+		note func(h *etcdHealth)
+		away bool
+	}{
+		{"nothing was asked", func(*etcdHealth) {}, false},
+		{"an answer", func(h *etcdHealth) { h.note(at(1), nil) }, false},
+		{"a failure", func(h *etcdHealth) { h.note(at(1), failed) }, true},
+		{"a failure after an answer", func(h *etcdHealth) { h.note(at(1), nil); h.note(at(2), failed) }, true},
+		{"an answer after a failure", func(h *etcdHealth) { h.note(at(1), failed); h.note(at(2), nil) }, false},
+		{"a late failure of an earlier question", func(h *etcdHealth) { h.note(at(2), nil); h.note(at(1), failed) }, false},
+		{"a late answer to an earlier question", func(h *etcdHealth) { h.note(at(2), failed); h.note(at(1), nil) }, false},
+		{"a failure after a late answer", func(h *etcdHealth) {
+			h.note(at(1), nil)
+			h.note(at(3), failed)
+			h.note(at(2), nil)
+			h.note(at(3), failed)
+		}, true},
+	} {
+		h := &etcdHealth{}
+		test.note(h)
+		if away := h.err() != nil; away != test.away {
+			t.Errorf("%s: away is %t", test.name, away)
+		}
+	}
+}

@@ -1,0 +1,231 @@
+// Package join makes an API server that is built on k8s.io/apiserver a member of a Concord
+// cluster: it reports in which version it stores every resource, lets no write in before that
+// is known, fences every write, migrates stored objects and leaves in good order (DESIGN
+// section 3). It needs Kubernetes' staging modules alone.
+//
+// A server joins by a few calls between its configuration and its start:
+//
+//	j, err := join.New(ctx, config)       // connects to etcd
+//	j.Storage(&c.Config)                  // for the config of each server of the delegation chain
+//	j.CustomResources(&extensions)        // if the server stores custom resources
+//	j.Handlers(&last.Config)              // for the config of the last server, whose handlers run
+//	server, err := last.Complete().New()  // as ever
+//	err = j.Start(server)                 // before PrepareRun
+//	defer j.Close()                       // after Run
+//
+// Start serves the StorageVersions, whose strategy keeps the epoch, adds the post-start and
+// pre-shutdown hooks and the readiness check, and has the controllers run while this server
+// is elected.
+package join
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/version"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/member"
+)
+
+// Config says how a server takes part. Fields without "default" have to be set.
+type Config struct {
+	// Loopback reaches the server itself, as system:apiserver of system:masters.
+	Loopback *rest.Config
+	// Address is where the server serves, "host:port". It names the process in elections.
+	Address string
+	// Etcd is how the server stores objects (--etcd-servers, --etcd-prefix, …), that is
+	// EtcdOptions.StorageConfig of k8s.io/apiserver.
+	Etcd storagebackend.Config
+	// EnableWatchCache and WatchCacheSizes are EtcdOptions' fields of these names.
+	EnableWatchCache bool
+	WatchCacheSizes  []string
+	// Uncached names resources without a watch cache besides events and StorageVersions;
+	// default none.
+	Uncached sets.Set[schema.GroupResource]
+	// Schemes know the kinds of all built-in resources that the server stores, and so in which
+	// versions it can read them.
+	Schemes []*runtime.Scheme
+	// Keyring is what stored values are encrypted with; default nil: nothing is encrypted. A
+	// changed file is looked for, and KMS plugins are asked which key they use, every
+	// KeyringInterval; default 10 s.
+	Keyring         *keyring.Ring
+	KeyringInterval time.Duration
+
+	// Binary, Emulation and MinCompatibility are the server's versions (KEP-4330).
+	Binary, Emulation, MinCompatibility *version.Version
+	// Kinds are the kinds of built-in resources that servers of other releases may serve and
+	// this one does not; default none.
+	Kinds map[schema.GroupResource]string
+	// Silent has the server report nothing and erase all StorageVersions before it serves, as
+	// with the feature gate StorageVersionAPI off (DESIGN 3.8); default false.
+	Silent bool
+
+	// IdentityLeaseDuration is how long the server counts as alive without a renewal, in whole
+	// seconds; default 15 s. IdentityLeaseRenewInterval is the time between renewals; default
+	// a third of it.
+	IdentityLeaseDuration, IdentityLeaseRenewInterval time.Duration
+	// NoControllers keeps this server from being elected to run the controllers; default false.
+	NoControllers bool
+	// ControllerLeaseDuration is how long an elected server stays so without a renewal;
+	// default 6 s.
+	ControllerLeaseDuration time.Duration
+	// ControllerUser is whom the controllers act as; their ClusterRole and its binding are made
+	// at the start. Default empty: as the loopback's own user, in a server without RBAC.
+	ControllerUser string
+	// MigrationMaxAddedLatency is by how much a migration may lengthen a small read of etcd
+	// while clients are served, 0 for full speed; MigrationMaxObjectsPerSecond bounds what it
+	// writes, 0 for no bound. A migration can say otherwise for itself.
+	MigrationMaxAddedLatency     time.Duration
+	MigrationMaxObjectsPerSecond int
+}
+
+const (
+	defaultIdentityLeaseDuration   = 15 * time.Second
+	defaultControllerLeaseDuration = 6 * time.Second
+	defaultKeyringInterval         = 10 * time.Second
+)
+
+func (c Config) withDefaults() Config {
+	c.IdentityLeaseDuration = cmp.Or(c.IdentityLeaseDuration, defaultIdentityLeaseDuration)
+	c.IdentityLeaseRenewInterval = cmp.Or(c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration/3)
+	c.ControllerLeaseDuration = cmp.Or(c.ControllerLeaseDuration, defaultControllerLeaseDuration)
+	c.KeyringInterval = cmp.Or(c.KeyringInterval, defaultKeyringInterval)
+	return c
+}
+
+// Validate says in one line what New cannot work with.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	switch {
+	case c.Loopback == nil:
+		return errors.New("join: Config.Loopback is missing")
+	case c.Address == "":
+		return errors.New("join: Config.Address is missing")
+	case len(c.Etcd.Transport.ServerList) == 0:
+		return errors.New("join: Config.Etcd names no etcd servers")
+	case len(c.Schemes) == 0:
+		return errors.New("join: Config.Schemes is empty")
+	case c.Binary == nil || c.Emulation == nil || c.MinCompatibility == nil:
+		return errors.New("join: Config.Binary, Emulation or MinCompatibility is missing")
+	case c.ControllerLeaseDuration < time.Second || c.ControllerLeaseDuration%time.Second != 0:
+		return fmt.Errorf("--controller-lease-duration %v is not allowed: whole seconds, at least 1s", c.ControllerLeaseDuration)
+	case c.IdentityLeaseDuration < time.Second || c.IdentityLeaseDuration%time.Second != 0:
+		return fmt.Errorf("--identity-lease-duration %v is not allowed: whole seconds, at least 1s", c.IdentityLeaseDuration)
+	case c.IdentityLeaseRenewInterval <= 0 || c.IdentityLeaseRenewInterval > c.IdentityLeaseDuration/2:
+		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration)
+	case c.KeyringInterval < 0:
+		return fmt.Errorf("--encryption-provider-config-reload-interval %v must be above 0", c.KeyringInterval)
+	case c.MigrationMaxAddedLatency < 0 || c.MigrationMaxObjectsPerSecond < 0:
+		return fmt.Errorf("--migration-max-added-latency %v and --migration-max-objects-per-second %d must not be negative", c.MigrationMaxAddedLatency, c.MigrationMaxObjectsPerSecond)
+	}
+	if _, err := genericoptions.ParseWatchCacheSizes(c.WatchCacheSizes); err != nil {
+		return fmt.Errorf("--watch-cache-sizes: %w", err)
+	}
+	return nil
+}
+
+func (c Config) versions() member.Versions {
+	return member.Versions{Binary: c.Binary.String(), Emulation: c.Emulation.String(), MinCompatibility: c.MinCompatibility.String()}
+}
+
+func (c Config) window() compat.Window {
+	return compat.Window{Emulation: c.Emulation, MinCompatibility: c.MinCompatibility}
+}
+
+// Join is one server's part in the protocol. Its methods are called in the order of the
+// package's example, by one goroutine.
+type Join struct {
+	config  Config
+	etcd    *Etcd
+	clients *clients
+	// identity is this process's in elections: where it serves, and what makes it unique.
+	identity string
+
+	reporting *reporting
+	storing   *storing
+	crds      *definitions
+	migrating *migrating
+	leading   *leading
+	running   *running
+	inProcess inProcess
+	// clientLoad tells migrations whether they have to give way.
+	clientLoad clientLoad
+}
+
+// New connects to etcd and makes the parts. Nothing runs yet.
+func New(ctx context.Context, config Config) (*Join, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	etcd, err := Dial(ctx, config.Etcd)
+	if err != nil {
+		return nil, err
+	}
+	j, err := NewOn(etcd, config)
+	if err != nil {
+		return nil, errors.Join(err, etcd.Close())
+	}
+	return j, nil
+}
+
+// NewOn is New for who is connected to etcd already. Close ends the connection.
+func NewOn(etcd *Etcd, config Config) (*Join, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	j := &Join{
+		config: config.withDefaults(), etcd: etcd,
+		identity:   config.Address + "_" + rand.String(8),
+		clientLoad: clientLoad{clock: clock.RealClock{}},
+		inProcess:  inProcess{mark: fence.Rewriting},
+	}
+	var err error
+	if j.clients, err = newClients(j.config); err != nil {
+		return nil, err
+	}
+	for _, part := range []func() error{j.newReporting, j.newStoring, j.newDefinitions, j.newMigrating, j.newLeading} {
+		if err := part(); err != nil {
+			return nil, err
+		}
+	}
+	j.running = newRunning(j)
+	return j, nil
+}
+
+func (j *Join) newDefinitions() error {
+	var err error
+	j.crds, err = newDefinitions(j.clients, convert.New(j.clients.objects, j.config.Loopback), j.reporting.member, j.storing.fence)
+	return err
+}
+
+// Ready says in one line what of the built-in resources is not reported yet; nil if all is.
+func (j *Join) Ready() error { return j.reporting.member.Ready() }
+
+// Reported says whether the server has reported all that it has to, custom resources too.
+func (j *Join) Reported() bool { return j.reporting.member.AllReported() }
+
+// Abandoned is closed when a stop is not to wait for the generic server any longer.
+func (j *Join) Abandoned() <-chan struct{} { return j.running.abandoned }
+
+// Close ends what is left when the server has stopped, and the connection to etcd.
+func (j *Join) Close() error {
+	if j.storing.fence != nil {
+		j.storing.fence.Close()
+	}
+	return j.etcd.Close()
+}

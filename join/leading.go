@@ -1,0 +1,150 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/mirror"
+	"github.com/concord-dev/concord/controller/skew"
+	"github.com/concord-dev/concord/controller/trigger"
+)
+
+const (
+	// controllersLock is the Lease of the elected controllers.
+	controllersLock = "concord-controllers"
+	// silentLock elects among the servers that run no controllers of the protocol. They
+	// must not keep those who do from it, so that these run beside theirs: versions bear
+	// being looked after twice.
+	silentLock = controllersLock + "-without-storage-versions"
+	// mirrorLock is the Lease of the elected server that mirrors the migrations of
+	// storagemigration.k8s.io. Only servers that serve these run for it.
+	mirrorLock = controllersLock + "-storagemigration"
+)
+
+// leading is what the elected server does.
+type leading struct {
+	config   Config
+	clients  *clients
+	election *election
+	// mirror is nil where storagemigration.k8s.io is not served.
+	mirror  *election
+	trigger *trigger.Controller
+	skew    *skew.Controller
+}
+
+func (j *Join) newLeading() error {
+	l := &leading{config: j.config, clients: j.clients.controllers}
+	j.leading = l
+	l.election = l.newElection(controllersLock, j.identity, j.lead)
+	if j.config.Silent {
+		l.election.lock = silentLock
+	}
+	var err error
+	if l.skew, err = newSkew(l.clients.objects, j.identity); err != nil || j.config.Silent {
+		return err
+	}
+	l.trigger, err = trigger.New(trigger.Config{
+		Client:   l.clients.objects,
+		Kinds:    newKinds(j.config.Kinds, l.clients.kube.Discovery()),
+		Instance: j.identity,
+		Ended:    j.migrating.counts.Ended,
+		Logger:   klog.Background().WithName("trigger"),
+	})
+	return err
+}
+
+func (l *leading) newElection(lock, identity string, lead func(context.Context)) *election {
+	return &election{client: l.clients.kube, lock: lock, identity: identity, duration: l.config.ControllerLeaseDuration, lead: lead}
+}
+
+// newMirror makes the controller of storagemigration.k8s.io, where that is served.
+func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
+	served, ok := servedMigrations(server, j.storing)
+	if !ok || j.config.Silent {
+		return nil
+	}
+	objects, err := newClient(j.clients.controllers.config, served)
+	if err != nil {
+		return err
+	}
+	mirrored, err := mirror.New(mirror.Config{
+		Client: objects, Served: served, Logger: klog.Background().WithName("mirror"),
+	})
+	if err != nil {
+		return err
+	}
+	j.leading.mirror = j.leading.newElection(mirrorLock, j.identity, func(ctx context.Context) {
+		if j.awaitOwnCRDs(ctx) == nil {
+			mirrored.Run(ctx)
+		}
+	})
+	return nil
+}
+
+// servedMigrations is the best version in which a server serves the StorageVersionMigrations
+// of storagemigration.k8s.io.
+func servedMigrations(server *genericapiserver.GenericAPIServer, s *storing) (best schema.GroupVersion, ok bool) {
+	for _, path := range server.ListedPaths() {
+		v, found := strings.CutPrefix(path, "/apis/"+storagemigrationv1.GroupName+"/")
+		gv := schema.GroupVersion{Group: storagemigrationv1.GroupName, Version: v}
+		if !found || !s.switchedOn(gv.WithResource(migrationv1alpha1.StorageVersionMigrations.Resource)) {
+			continue
+		}
+		if !ok || version.CompareKubeAwareVersionStrings(v, best.Version) > 0 {
+			best, ok = gv, true
+		}
+	}
+	return best, ok
+}
+
+// lead runs the elected controllers until ctx ends.
+func (j *Join) lead(ctx context.Context) {
+	var controllers sync.WaitGroup
+	if !j.config.Silent {
+		controllers.Go(func() {
+			if j.awaitOwnCRDs(ctx) == nil {
+				j.leading.trigger.Run(ctx)
+			}
+		})
+	}
+	controllers.Go(func() {
+		if j.awaitOwnCRDs(ctx) == nil && j.awaitRegistered(ctx) == nil {
+			j.leading.skew.Run(ctx)
+		}
+	})
+	controllers.Wait()
+}
+
+// newSkew makes the controller that compares the servers' versions.
+func newSkew(c client.WithWatch, instance string) (*skew.Controller, error) {
+	metrics := skew.NewMetrics()
+	for _, m := range metrics.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return skew.New(skew.Config{Client: c, Instance: instance, Metrics: metrics, Logger: klog.Background().WithName("skew")})
+}
+
+// registerMigrationMetrics registers the metrics of migrations.
+func registerMigrationMetrics() (*migrate.Metrics, error) {
+	counts := migrate.NewMetrics()
+	for _, m := range counts.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return counts, nil
+}

@@ -1,0 +1,295 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/join/garbage"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// migrating does migrations, of this server's turn or a user's.
+type migrating struct {
+	config  Config
+	fence   *fence.Fence
+	claim   *migrate.Controller // nil in a server that reports nothing
+	counts  *migrate.Metrics
+	convert *convert.Resources
+	// busy says whether clients are being served.
+	busy func() bool
+	// speed is how fast this server's rewrites wrote.
+	speed speed
+}
+
+// newMigrating makes the controller that claims migrations, and both engines.
+func (j *Join) newMigrating() error {
+	m := &migrating{config: j.config, fence: j.storing.fence, convert: j.crds.convert, busy: j.clientLoad.busy}
+	j.migrating = m
+	if j.config.Silent {
+		return nil
+	}
+	var err error
+	if m.counts, err = registerMigrationMetrics(); err != nil {
+		return err
+	}
+	collector := garbage.New()
+	api, err := newAPIMigrator(j.clients.controllers.config, &j.inProcess, collector, &j.storing.migrated, m.yield)
+	if err != nil {
+		return err
+	}
+	kv := rewrite.NewEtcd(j.etcd.client)
+	store := rewriter{m: m, kv: kv, engine: rewrite.New(kv), garbage: collector}
+	m.claim, err = migrate.New(migrate.Config{
+		Client:    j.clients.controllers.objects,
+		ID:        j.reporting.member.ID,
+		Rewriter:  store,
+		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere, yield: m.yield},
+		Elsewhere: api.elsewhere,
+		Metrics:   m.counts,
+		Logger:    klog.Background().WithName("migrate"),
+	})
+	return err
+}
+
+// rewriter runs rewrites next to this server's stores.
+type rewriter struct {
+	m       *migrating
+	kv      rewrite.KV
+	engine  *rewrite.Engine
+	garbage *garbage.Collector
+}
+
+var _ migrate.Rewriter = rewriter{}
+
+// Rewrite implements migrate.Rewriter.
+func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	target, err := r.target(ctx, job)
+	if err != nil {
+		return migrate.Result{}, err
+	}
+	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.m.yield(job), MaxNamed: migrationv1alpha1.MaxFailures}
+	if job.Failed != nil {
+		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
+	}
+	defer r.garbage.Hold()()
+	result, err := r.run(ctx, target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
+	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+}
+
+// run rewrites, and proves it.
+func (r rewriter) run(ctx context.Context, target *rewrite.Target, options rewrite.Options, told func(rewrite.Report)) (rewrite.Result, error) {
+	began := time.Now()
+	result, err := r.engine.Run(ctx, *target, options, told)
+	r.m.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
+	if err == nil && result.Failures == 0 {
+		err = prove(ctx, r.kv, target, options.Yield)
+	}
+	return result, err
+}
+
+// yield says how a job gives way: as its migration says, and else as the server's flags do.
+func (m *migrating) yield(job migrate.Job) rewrite.Yield {
+	y := rewrite.Yield{
+		MaxAddedLatency: m.config.MigrationMaxAddedLatency,
+		MaxPerSecond:    m.config.MigrationMaxObjectsPerSecond,
+		Busy:            m.busy,
+	}
+	if job.MaxAddedLatency != nil {
+		y.MaxAddedLatency = *job.MaxAddedLatency
+	}
+	if job.MaxPerSecond != nil {
+		y.MaxPerSecond = int(*job.MaxPerSecond)
+	}
+	return y
+}
+
+// position is what a migration keeps of a cursor.
+type position struct {
+	After    string           `json:"after"`
+	Progress rewrite.Progress `json:"progress"`
+}
+
+// cursorOf is the cursor that was kept; the beginning if it cannot be read.
+func cursorOf(kept, prefix string) rewrite.Cursor {
+	var p position
+	if json.Unmarshal([]byte(kept), &p) != nil || !strings.HasPrefix(p.After, prefix) {
+		return rewrite.Cursor{}
+	}
+	return rewrite.Cursor{After: p.After, Progress: p.Progress}
+}
+
+// target says what the engine is to do for a job.
+func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+	fenceKey, ok := r.m.fence.FenceKey(job.GroupResource)
+	if !ok {
+		return nil, errors.New("the storage of StorageVersions is not built yet")
+	}
+	target := &rewrite.Target{
+		GroupResource: job.GroupResource, Encoding: job.Encoding.Plain(), FenceKey: fenceKey, FenceRevision: job.FenceRevision,
+		Refence: func(ctx context.Context) (int64, error) {
+			revision, err := job.Refence(ctx)
+			return revision, translate(err, migrate.ErrFenced, rewrite.ErrFenced)
+		},
+	}
+	var err error
+	if target.Transformer, err = r.m.config.Keyring.Pin(job.GroupResource, job.Encoding.Seal()); err != nil {
+		return nil, err
+	}
+	if job.CRD.UID != "" {
+		return target, r.m.convert.Target(ctx, job, target)
+	}
+	store, ok := r.m.fence.Newest(job.GroupResource)
+	if !ok || store.Encoding != target.Encoding {
+		return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, target.Encoding)
+	}
+	target.Prefix, target.Codec, target.New = store.Prefix, store.Codec, store.New
+	return target, nil
+}
+
+// targetHere is target, and nil for a resource that this server does not store.
+func (r rewriter) targetHere(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+	if _, stored := r.m.fence.Newest(job.GroupResource); !stored && job.CRD.UID == "" {
+		return nil, nil
+	}
+	return r.target(ctx, job)
+}
+
+// provenAPI migrates through the API, and proves it in the store where this server has that.
+type provenAPI struct {
+	migrate.Rewriter
+	kv     rewrite.Reader
+	target func(context.Context, migrate.Job) (*rewrite.Target, error)
+	yield  func(migrate.Job) rewrite.Yield
+}
+
+// Rewrite implements migrate.Rewriter.
+func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	result, err := a.Rewriter.Rewrite(ctx, job, progress)
+	if err != nil || result.Failed > 0 {
+		return result, err
+	}
+	target, err := a.target(ctx, job)
+	if err == nil && target != nil {
+		err = prove(ctx, a.kv, target, a.yield(job))
+	}
+	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+}
+
+// prove counts, after a rewrite, the values that it should have encrypted anew: a key is
+// not to be called removable because nobody met a value that needs it. Whether the
+// agreement stood until then is asked by whoever counts the rewrite as a success.
+func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target, yield rewrite.Yield) error {
+	if target.Transformer == nil {
+		return nil
+	}
+	left, err := rewrite.CountLeft(ctx, reader, target, rewrite.Options{Yield: yield})
+	if err != nil {
+		return fmt.Errorf("census after the rewrite: %w", err)
+	}
+	if left.Values > 0 {
+		return fmt.Errorf("%w: %d values, the first is %s: %s", migrate.ErrUnproven, left.Values, left.First.Key, left.First.Detail)
+	}
+	return nil
+}
+
+// translate wraps an error that is one package's sentinel with the other's.
+func translate(err, from, to error) error {
+	if err != nil && errors.Is(err, from) && !errors.Is(err, to) {
+		return fmt.Errorf("%w: %w", to, err)
+	}
+	return err
+}
+
+func progressOf(p rewrite.Progress) migrate.Progress {
+	progress := migrate.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Failed: p.Failures, Conflicts: p.Changed}
+	for reason, n := range p.ByReason.All() {
+		if progress.FailedByReason == nil {
+			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
+		}
+		progress.FailedByReason[reasonOf(reason)] += n
+	}
+	return progress
+}
+
+// reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.
+func reportOf(r rewrite.Report, prefix string) migrate.Progress {
+	progress := progressOf(r.Progress)
+	if kept, err := json.Marshal(position{After: r.Cursor.After, Progress: r.Cursor.Progress}); err == nil && r.Cursor.After != "" {
+		progress.Checkpoint = migrate.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed, prefix)}
+	}
+	return progress
+}
+
+func resultOf(r rewrite.Result, prefix string) migrate.Result {
+	result := migrate.Result{Progress: progressOf(r.Progress), Failures: failuresOf(r.Failed, prefix)}
+	result.Total = r.Total - r.Gone
+	return result
+}
+
+func failuresOf(failed []rewrite.Failure, prefix string) []migrate.Failure {
+	var failures []migrate.Failure
+	for _, f := range failed {
+		failures = append(failures, failureOf(f, prefix))
+	}
+	return failures
+}
+
+func failureOf(f rewrite.Failure, prefix string) migrate.Failure {
+	namespace, name, namespaced := strings.Cut(strings.TrimPrefix(f.Key, prefix), "/")
+	if !namespaced {
+		namespace, name = "", namespace
+	}
+	return migrate.Failure{Namespace: namespace, Name: name, Reason: reasonOf(f.Reason), Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)}
+}
+
+func reasonOf(r rewrite.Reason) migrationv1alpha1.MigrationFailureReason {
+	switch r {
+	case rewrite.Undecryptable, rewrite.Undecodable:
+		return migrationv1alpha1.FailureDoesNotDecode
+	case rewrite.Unconverted:
+		return migrationv1alpha1.FailureConversionWebhook
+	case rewrite.TooLarge:
+		return migrationv1alpha1.FailureTooLarge
+	case rewrite.LeaseLost:
+		return migrationv1alpha1.FailureConflict
+	default: // what was decoded cannot be stored
+		return migrationv1alpha1.FailureRejected
+	}
+}
+
+// speed remembers how fast a server's rewrites write.
+type speed struct {
+	mu   sync.Mutex
+	rate float64
+}
+
+// enough is how many objects have to be written for a rate to mean something.
+const enough = 1000
+
+// note takes in a rewrite that wrote so many objects.
+func (s *speed) note(written int64, took time.Duration) {
+	if written < enough || took <= 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rate = float64(written) / took.Seconds()
+}
+
+// last is the newest rate in objects per second, 0 without one.
+func (s *speed) last() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rate
+}

@@ -1,0 +1,228 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/stored/storedtest"
+)
+
+// A job gives way as its migration says, and else as the flags do; to clients in any case.
+func TestYield(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	load := clientLoad{clock: clock}
+	m := &migrating{config: Config{MigrationMaxAddedLatency: 5 * time.Millisecond, MigrationMaxObjectsPerSecond: 70}, busy: load.busy}
+	for _, test := range []struct {
+		job          migrate.Job
+		latency      time.Duration
+		maxPerSecond int
+	}{
+		{migrate.Job{}, 5 * time.Millisecond, 70},
+		{migrate.Job{MaxAddedLatency: ptr.To(time.Second)}, time.Second, 70},
+		{migrate.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, 0, 0}, // without a bound
+		{migrate.Job{MaxPerSecond: ptr.To[int64](3)}, 5 * time.Millisecond, 3},
+	} {
+		y := m.yield(test.job)
+		if y.MaxAddedLatency != test.latency || y.MaxPerSecond != test.maxPerSecond {
+			t.Errorf("%+v gives way by %v and %d objects/s, want %v and %d", test.job, y.MaxAddedLatency, y.MaxPerSecond, test.latency, test.maxPerSecond)
+		}
+		idle := y.Busy()
+		load.add(1)
+		clock.Step(900 * time.Millisecond)
+		if served := y.Busy(); idle || !served {
+			t.Errorf("clients are served: %t with none, %t with one", idle, served)
+		}
+		api := giving(y)
+		if looks := api.Busy != nil && api.Busy(); looks != (test.latency > 0) || api.MaxPerSecond != test.maxPerSecond {
+			t.Errorf("%+v gives way to clients through the API: %t, and by %d objects/s", test.job, looks, api.MaxPerSecond)
+		}
+		load.add(-1)
+		clock.Step(2 * loadWindow)
+	}
+}
+
+var (
+	secretsResource = schema.GroupResource{Resource: "secrets"}
+	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+// values are a store that has nothing else.
+type values []string
+
+// Range implements rewrite.Reader.
+func (v values) Range(context.Context, string, string, int64, int64) (rewrite.Page, error) {
+	page := rewrite.Page{Revision: 7, Count: int64(len(v))}
+	for i, text := range v {
+		page.Entries = append(page.Entries, rewrite.Entry{Key: fmt.Sprintf("/widgets/%d", i), Value: []byte(text), ModRevision: 5})
+	}
+	return page, nil
+}
+
+// A rewrite after which a value is not as it should be is no success.
+func TestProve(t *testing.T) {
+	const old, current = `{"apiVersion":"example.com/v1","kind":"Widget"}`, `{"apiVersion":"example.com/v2","kind":"Widget"}`
+	target := &rewrite.Target{GroupResource: widgetsResource, Encoding: "example.com/v2", Prefix: "/widgets/", Transformer: identity.NewEncryptCheckTransformer()}
+	if err := prove(t.Context(), values{current, current}, target, rewrite.Yield{}); err != nil {
+		t.Error(err)
+	}
+	for _, wrong := range []string{old, "k8s:enc:aescbc:v1:a:", "noise"} {
+		err := prove(t.Context(), values{current, wrong, current, wrong}, target, rewrite.Yield{})
+		if err == nil || !strings.Contains(err.Error(), ": 2 values, ") || !strings.Contains(err.Error(), "/widgets/1") {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}, rewrite.Yield{}); err != nil {
+		t.Errorf("of a resource that is never encrypted: %v", err)
+	}
+}
+
+// hiding is a store that does not show a key for as long as the engine reads.
+type hiding struct {
+	rewrite.KV
+	key string
+}
+
+// Range implements rewrite.Reader.
+func (h hiding) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	page, err := h.KV.Range(ctx, start, end, limit, revision)
+	page.Entries = slices.DeleteFunc(page.Entries, func(e rewrite.Entry) bool { return e.Key == h.key })
+	return page, err
+}
+
+// idle is an engine that finds nothing to do.
+type idle struct{}
+
+// Rewrite implements migrate.Rewriter.
+func (idle) Rewrite(context.Context, migrate.Job, func(migrate.Progress)) (migrate.Result, error) {
+	return migrate.Result{}, nil
+}
+
+// Neither engine's word is taken for it that no value needs the old key: one value that it did
+// not meet, and there is no success.
+func TestProvenByACensus(t *testing.T) {
+	etcd := storedtest.Start(t)
+	const secret = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x","namespace":"default"}}`
+	prefix := etcd.Fill(t, map[string]string{storedtest.VersionKey(secretsResource): "{}"})
+	fence := prefix + "/" + storedtest.VersionKey(secretsResource)
+	under := stored.ResourcePrefix(prefix, secretsResource, false)
+	kv := rewrite.NewEtcd(etcd.Client)
+	fenced, err := kv.Range(t.Context(), fence, fence+"\x00", 1, 0)
+	if err != nil || len(fenced.Entries) != 1 {
+		t.Fatal(err)
+	}
+
+	file := filepath.Join(t.TempDir(), "encryption.yaml")
+	const aescbc, secretbox = "aescbc: {keys: [{name: a, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}", "secretbox: {keys: [{name: b, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}"
+	configure := func(providers ...string) {
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - " + strings.Join(providers, "\n  - ") + "\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure(aescbc)
+	ring, err := keyring.New(t.Context(), keyring.Config{Path: file, Reload: true, Server: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := func(name string) string {
+		key := under + "default/" + name
+		sealed, err := ring.TransformerForResource(secretsResource).TransformToStorage(t.Context(), []byte(secret), value.DefaultContext(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := etcd.Put(t.Context(), key, string(sealed)); err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	store("seen")
+	unseen := store("unseen")
+	configure(secretbox, aescbc)
+	if _, err := ring.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	target := &rewrite.Target{
+		GroupResource: secretsResource, Encoding: "v1", Prefix: under, FenceKey: fence, FenceRevision: fenced.Entries[0].ModRevision,
+		Convert: func(context.Context, [][]byte) []rewrite.Converted { return nil },
+	}
+	if target.Transformer, err = ring.Pin(secretsResource, ring.Keys().Writes(secretsResource)); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(err error) bool {
+		return errors.Is(err, migrate.ErrUnproven) && strings.Contains(err.Error(), unseen)
+	}
+
+	r := rewriter{m: &migrating{}, kv: kv, engine: rewrite.New(hiding{kv, unseen})}
+	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); !refused(err) || result.Rewritten != 1 {
+		t.Errorf("the rewrite of all but one: %+v, %v", result.Progress, err)
+	}
+	api := provenAPI{
+		Rewriter: idle{}, kv: kv, target: func(context.Context, migrate.Job) (*rewrite.Target, error) { return target, nil },
+		yield: func(migrate.Job) rewrite.Yield { return rewrite.Yield{} },
+	}
+	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); !refused(err) {
+		t.Errorf("through the API: %v", err)
+	}
+	r.engine = rewrite.New(kv)
+	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); err != nil || result.Rewritten != 1 || result.AlreadyCurrent != 1 {
+		t.Errorf("the rewrite of all: %+v, %v", result.Progress, err)
+	}
+	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); err != nil {
+		t.Errorf("through the API: %v", err)
+	}
+	api.target = func(context.Context, migrate.Job) (*rewrite.Target, error) { return nil, nil }
+	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); err != nil {
+		t.Errorf("stored elsewhere: %v", err)
+	}
+}
+
+// What an engine counts is told in the API's words, each reason in the one that it is.
+func TestProgress(t *testing.T) {
+	p := rewrite.Progress{Expected: 20, Total: 21, Rewritten: 8, AlreadyCurrent: 4, Gone: 2, Changed: 3, Failures: 7}
+	for i := range p.ByReason {
+		p.ByReason[i] = 1
+	}
+	want := migrate.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
+		migrationv1alpha1.FailureDoesNotDecode:     2, // as does what cannot be decrypted
+		migrationv1alpha1.FailureConversionWebhook: 1,
+		migrationv1alpha1.FailureTooLarge:          1,
+		migrationv1alpha1.FailureConflict:          1,
+		migrationv1alpha1.FailureRejected:          2,
+	}}
+	if got := progressOf(p); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	for reason, want := range map[rewrite.Reason]migrationv1alpha1.MigrationFailureReason{
+		rewrite.Undecryptable: migrationv1alpha1.FailureDoesNotDecode, rewrite.Undecodable: migrationv1alpha1.FailureDoesNotDecode,
+		rewrite.Unconverted: migrationv1alpha1.FailureConversionWebhook, rewrite.Unencodable: migrationv1alpha1.FailureRejected,
+		rewrite.WrongEncoding: migrationv1alpha1.FailureRejected, rewrite.TooLarge: migrationv1alpha1.FailureTooLarge,
+		rewrite.LeaseLost: migrationv1alpha1.FailureConflict,
+	} {
+		f := failureOf(rewrite.Failure{Key: "/widgets/default/a", Reason: reason, Detail: "why"}, "/widgets/")
+		if f != (migrate.Failure{Namespace: "default", Name: "a", Reason: want, Message: string(reason) + ": why"}) {
+			t.Errorf("%s is told as %+v", reason, f)
+		}
+	}
+	if f := failureOf(rewrite.Failure{Key: "/nodes/n"}, "/nodes/"); f.Namespace != "" || f.Name != "n" {
+		t.Errorf("an object without a namespace is %+v", f)
+	}
+}

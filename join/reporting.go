@@ -1,0 +1,159 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/controller/collect"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
+)
+
+// reporting is the server's membership: its Lease and reports, and the collector that buries
+// others.
+type reporting struct {
+	member *member.Member
+	// collect is nil in a server that reports nothing.
+	collect *collect.Collector
+	drain   *drain
+}
+
+func (j *Join) newReporting() error {
+	r := &reporting{drain: newDrain()}
+	j.reporting = r
+	config := member.Config{
+		Client:        j.clients.objects,
+		Versions:      j.config.versions(),
+		LeaseDuration: j.config.IdentityLeaseDuration,
+		RenewInterval: j.config.IdentityLeaseRenewInterval,
+		Storage:       j.etcd.health.err,
+		Logger:        klog.Background().WithName("member"),
+	}
+	var err error
+	if j.config.Silent {
+		config.Erase = eraseStorageVersions(j.etcd.client, j.config.Etcd.Prefix)
+	} else {
+		if r.collect, err = collect.New(collect.Config{Client: j.clients.controllers.objects, Logger: klog.Background().WithName("collect")}); err != nil {
+			return err
+		}
+		config.Bury = r.collect.Bury
+		config.CustomResourcesKnown = func() bool { return j.crds.known() }
+		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
+			j.crds.rebuild(ctx, crd, gr, served)
+		}
+		config.Metrics = member.NewMetrics()
+		for _, m := range config.Metrics.Registerables() {
+			if err := legacyregistry.Register(m); err != nil {
+				return fmt.Errorf("metrics: %w", err)
+			}
+		}
+	}
+	if r.member, err = member.New(config); err != nil {
+		return err
+	}
+	j.config.Keyring.Listen(r.member.SetEncryption)
+	return nil
+}
+
+// checkKeys has every changed encryption configuration checked before it is loaded: all that
+// is stored must open with it, and all servers must be able to read what is written with it.
+func (j *Join) checkKeys() {
+	j.config.Keyring.SetCheck(func(ctx context.Context, next, present *keyring.Keys) error {
+		known, layout := j.storing.layout()
+		reader := rewrite.NewEtcd(j.etcd.client)
+		if err := next.CheckOthers(ctx, reader, layout, known, j.reporting.member.ID(), 0); err != nil {
+			return err
+		}
+		return next.CheckReload(ctx, reader, layout, known, present)
+	})
+}
+
+// followKeys is the post-start hook that follows the encryption configuration.
+func (j *Join) followKeys(hook genericapiserver.PostStartHookContext) error {
+	go j.config.Keyring.Run(hook, j.config.KeyringInterval)
+	return nil
+}
+
+// eraseStorageVersions returns what deletes all StorageVersions, with one request to etcd:
+// a server that reports nothing does not serve them.
+func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Context) error {
+	key := stored.ResourcePrefix(prefix, storageversion.Resource, false)
+	return func(ctx context.Context) error {
+		_, err := etcd.Delete(ctx, key, clientv3.WithPrefix())
+		return err
+	}
+}
+
+// reports lists what the server reports of its built-in resources: of each the group/version
+// that its store writes, those that the schemes can read, and those that are served.
+func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Resource, error) {
+	paths := sets.New(server.ListedPaths()...)
+	served := func(gvr schema.GroupVersionResource) bool {
+		if gvr.Group == storageversion.Resource.Group {
+			return true // is installed by Start
+		}
+		path := "/apis/" + gvr.GroupVersion().String()
+		if gvr.Group == "" {
+			path = "/api/" + gvr.Version
+		}
+		return paths.Has(path) && j.storing.switchedOn(gvr)
+	}
+	var resources []member.Resource
+	for _, store := range j.storing.fence.Builtins() {
+		r, err := resourceOf(store, j.config.Schemes, served)
+		if err != nil {
+			return nil, err
+		}
+		resources = append(resources, r)
+	}
+	return resources, nil
+}
+
+// switchedOn says whether --runtime-config and the release leave a version on.
+func (s *storing) switchedOn(gvr schema.GroupVersionResource) bool {
+	return len(s.enabled) == 0 || slices.ContainsFunc(s.enabled, func(e resourceEnabled) bool { return e.ResourceEnabled(gvr) })
+}
+
+// resourceOf reads off a store what is reported of its resource.
+func resourceOf(store fence.Store, schemes []*runtime.Scheme, served func(schema.GroupVersionResource) bool) (member.Resource, error) {
+	r := member.Resource{GroupResource: store.GroupResource, Encoding: store.Encoding}
+	for _, scheme := range schemes {
+		kinds, _, err := scheme.ObjectKinds(store.New())
+		if err != nil {
+			continue
+		}
+		for _, gv := range scheme.VersionsForGroupKind(kinds[0].GroupKind()) {
+			if gv.Version == runtime.APIVersionInternal {
+				continue
+			}
+			r.Decodable = append(r.Decodable, gv.String())
+			if served(gv.WithResource(store.GroupResource.Resource)) {
+				r.Served = append(r.Served, gv.String())
+			}
+		}
+		break
+	}
+	if !slices.Contains(r.Decodable, string(store.Encoding)) {
+		return r, fmt.Errorf("join: no scheme of Config.Schemes knows the kind that %s stores as %s", store.GroupResource, store.Encoding)
+	}
+	return r, nil
+}
+
+// encodingOf is the encoding of a group's version.
+func encodingOf(group, version string) agree.Encoding {
+	return agree.Encoding(schema.GroupVersion{Group: group, Version: version}.String())
+}

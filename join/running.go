@@ -1,0 +1,226 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// storageVersionHook is the proposal's name of the check that passes when all
+	// built-in resources are reported.
+	storageVersionHook = "built-in-resources-storage-version-updater"
+	// silentCheck passes when everybody can know that this server does not report.
+	silentCheck = "identity"
+
+	readyPoll = 10 * time.Millisecond
+	// drainTimeout bounds how long a stopping server waits for the writes it has begun.
+	drainTimeout  = 30 * time.Second
+	departTimeout = 15 * time.Second
+	// awayTimeout bounds both while etcd is away: nothing can land then.
+	awayTimeout = 2 * time.Second
+)
+
+// Start serves the StorageVersions from a server whose New has returned, the last one of the
+// delegation chain, and has the protocol run with it. It is called before PrepareRun.
+func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
+	j.inProcess.serve(server.Handler)
+	j.running.started = server.MuxAndDiscoveryCompleteSignals()
+	hook, check := "concord-"+silentCheck, silentCheck
+	if !j.config.Silent {
+		hook, check = storageVersionHook, "storage-versions"
+		if err := j.serveProtocol(server); err != nil {
+			return err
+		}
+	}
+	if j.config.Keyring != nil {
+		j.checkKeys()
+		if err := server.AddPostStartHook("concord-encryption", j.followKeys); err != nil {
+			return err
+		}
+	}
+	if j.crds.stores {
+		if err := server.AddPostStartHook("concord-bootstrap", j.bootstrap); err != nil {
+			return err
+		}
+	}
+	if err := server.AddPostStartHook(hook, j.running.start); err != nil {
+		return err
+	}
+	if err := server.AddPreShutdownHook("concord-depart", j.running.depart); err != nil {
+		return err
+	}
+	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }))
+}
+
+// serveProtocol serves the StorageVersions, reports what the server was built to store, and
+// makes what depends on both.
+func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
+	if err := j.serveStorageVersions(server); err != nil {
+		return err
+	}
+	reports, err := j.reports(server)
+	if err != nil {
+		return err
+	}
+	if err := j.reporting.member.SetBuiltins(reports); err != nil {
+		return err
+	}
+	if err := j.newMirror(server); err != nil {
+		return err
+	}
+	j.serveCensus(server)
+	return j.crds.follow()
+}
+
+// running are the protocol's loops of a serving process.
+type running struct {
+	j *Join
+	// controllers ends with stop; member ends with Depart.
+	controllers context.Context
+	stop        context.CancelFunc
+
+	// started are closed when the libraries' parts have begun; see letStart.
+	started map[string]<-chan struct{}
+	// abandoned is closed when the server ends without the generic server's consent.
+	abandoned chan struct{}
+
+	mu       sync.Mutex
+	departed bool
+	done     sync.WaitGroup
+}
+
+func newRunning(j *Join) *running {
+	r := &running{j: j, abandoned: make(chan struct{})}
+	// Not a hook's context: on a stop the server still answers while it drains, and the
+	// loops end in an order of their own (depart).
+	r.controllers, r.stop = context.WithCancel(context.Background())
+	return r
+}
+
+// start is the post-start hook that passes when every built-in resource is reported, or,
+// of a server that reports nothing, when everybody can know that.
+func (r *running) start(hook genericapiserver.PostStartHookContext) error {
+	if r.begin() {
+		return nil
+	}
+	if err := r.j.awaitReady(hook); err != nil && hook.Err() == nil {
+		return err
+	}
+	return nil // a hook's error ends the process at once, also one that is stopping
+}
+
+// begin starts the loops, unless the server is stopping already.
+func (r *running) begin() (departed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.departed {
+		return true
+	}
+	j := r.j
+	r.done.Go(func() { j.reporting.member.Run(context.Background()) })
+	r.done.Go(func() { j.crds.run(r.controllers) })
+	if !j.config.Silent {
+		r.done.Go(func() { j.reporting.collect.Run(r.controllers, j.leading.election.leads) })
+		r.done.Go(func() {
+			if j.awaitOwnCRDs(r.controllers) == nil {
+				j.migrating.claim.Run(r.controllers)
+			}
+		})
+	}
+	if !j.config.NoControllers {
+		r.done.Go(func() { j.leading.election.campaign(r.controllers) })
+		if j.leading.mirror != nil {
+			r.done.Go(func() { j.leading.mirror.campaign(r.controllers) })
+		}
+	}
+	return false
+}
+
+// depart is the pre-shutdown hook: the controllers stop, no new writes begin, the last
+// ones land, the reports are dropped and the Lease with them (DESIGN 3.4). The server still
+// listens meanwhile. While etcd is away none of that can be done: then it leaves as if it
+// had crashed.
+func (r *running) depart() error {
+	r.mu.Lock()
+	r.departed = true
+	r.mu.Unlock()
+	r.stop()
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	defer giveUp(nil)
+	go r.j.watchOutage(ctx, giveUp)
+	select {
+	case <-r.j.reporting.drain.begin():
+	case <-ctx.Done():
+	case <-time.After(drainTimeout):
+		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
+	}
+	departing, cancel := context.WithTimeout(ctx, departTimeout)
+	defer cancel()
+	err := r.j.reporting.member.Depart(departing)
+	if outage := context.Cause(ctx); outage != nil && err != nil {
+		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
+		// Requests that wait for etcd would hold up the stop.
+		err = r.j.etcd.Close()
+	}
+	r.done.Wait()
+	r.letStart(departing)
+	return err
+}
+
+// watchOutage gives up when etcd is away, awayTimeout after it was called at the earliest.
+func (j *Join) watchOutage(ctx context.Context, giveUp context.CancelCauseFunc) {
+	select {
+	case <-time.After(awayTimeout):
+	case <-ctx.Done():
+		return
+	}
+	// It ends with ctx, or with an outage.
+	_ = wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) {
+		err := j.etcd.health.err()
+		if err != nil {
+			giveUp(err)
+		}
+		return err != nil, nil
+	})
+}
+
+// letStart returns when the libraries' hooks have run: one that is cut off by a stop ends
+// the process with a fatal error. If they never will, it ends the server and does not return.
+func (r *running) letStart(ctx context.Context) {
+	for _, started := range r.started {
+		select {
+		case <-started:
+			continue
+		default:
+		}
+		select {
+		case <-started:
+		case <-ctx.Done():
+			close(r.abandoned)
+			select {}
+		}
+	}
+}
+
+// awaitReady returns when every built-in resource is reported.
+func (j *Join) awaitReady(ctx context.Context) error {
+	err := wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) { return j.Ready() == nil, nil })
+	if err != nil {
+		return errors.Join(err, j.Ready())
+	}
+	return nil
+}
+
+// awaitRegistered returns when this server has an identity Lease: before, it may be that
+// none has.
+func (j *Join) awaitRegistered(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) { return j.reporting.member.ID() != "", nil })
+}

@@ -1,0 +1,207 @@
+package join
+
+import (
+	"fmt"
+	"net/http"
+	goruntime "runtime"
+	"strings"
+	"sync"
+
+	"github.com/go-logr/logr"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/version"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+const (
+	// maxSender is the longest pair of headers that is remembered, in bytes.
+	maxSender = 512
+	// maxSenders is how many are remembered in each of two generations.
+	maxSenders = 1024
+	// maxOffenders is how many offenders are logged in the life of a process.
+	maxOffenders = 1024
+)
+
+var skewRequests = metrics.NewCounterVec(&metrics.CounterOpts{
+	Namespace: "concord",
+	Subsystem: "component_skew",
+	Name:      "requests_total",
+	Help: "Requests from components outside the version skew that this server allows, by direction: older, newer, or unknown for those that " +
+		"do not tell their version, have no allowed skew (component other) or do not tell what they are (component unknown).",
+	StabilityLevel: metrics.ALPHA,
+}, []string{"component", "direction"})
+
+var registerSkewMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(skewRequests) })
+
+// withSkew counts the requests of components outside the skew that the window allows, and
+// logs each such component once (KEP-4330, "Risk: Unintended and out-of-allowance version
+// skew"). No request is refused. It belongs behind authentication.
+func withSkew(handler http.Handler, window compat.Window) http.Handler {
+	registerSkewMetrics()
+	count := func(c compat.Component, v compat.Verdict) { skewRequests.WithLabelValues(string(c), v.String()).Inc() }
+	return newSkewFilter(window, count, klog.Background().WithName("skew")).wrap(handler)
+}
+
+// skewFilter judges the senders of requests. Who sent a request is read from its headers
+// once per different headers, since few senders send very many requests.
+type skewFilter struct {
+	window compat.Window
+	count  func(compat.Component, compat.Verdict)
+	logger logr.Logger
+
+	mu sync.RWMutex
+	// recent and former are two generations: when recent is full it becomes former.
+	// Invariant: neither holds more than maxSenders.
+	recent, former map[sender]judged
+
+	offendersMu sync.Mutex
+	// Invariant: len(offenders) <= maxOffenders.
+	offenders map[offender]struct{}
+}
+
+// sender is what a request tells about who sent it.
+type sender struct{ header, userAgent string }
+
+type judged struct {
+	compat.Identity
+	verdict compat.Verdict
+}
+
+// offender is what is logged once.
+type offender struct {
+	component compat.Component
+	version   string
+	user      string
+}
+
+func newSkewFilter(window compat.Window, count func(compat.Component, compat.Verdict), logger logr.Logger) *skewFilter {
+	return &skewFilter{
+		window: window, count: count, logger: logger,
+		recent: map[sender]judged{}, former: map[sender]judged{}, offenders: map[offender]struct{}{},
+	}
+}
+
+func (f *skewFilter) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.observe(r)
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (f *skewFilter) observe(r *http.Request) {
+	j := f.judge(sender{header: r.Header.Get(compat.ComponentVersionHeader), userAgent: r.UserAgent()})
+	if j.verdict == compat.Within {
+		return
+	}
+	f.count(j.Component, j.verdict)
+	if j.verdict != compat.Unknown {
+		f.log(j, r)
+	}
+}
+
+// judge allocates nothing for senders that sent before.
+func (f *skewFilter) judge(s sender) judged {
+	f.mu.RLock()
+	j, ok := f.recent[s]
+	f.mu.RUnlock()
+	if ok {
+		return j
+	}
+	if len(s.header)+len(s.userAgent) > maxSender {
+		return f.identify(s)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	j, ok = f.former[s]
+	if !ok {
+		j = f.identify(s)
+	}
+	if len(f.recent) >= maxSenders {
+		f.former, f.recent = f.recent, make(map[sender]judged, maxSenders)
+	}
+	f.recent[sender{header: strings.Clone(s.header), userAgent: strings.Clone(s.userAgent)}] = j
+	return j
+}
+
+func (f *skewFilter) identify(s sender) judged {
+	id := compat.Identify(s.header, s.userAgent)
+	return judged{Identity: id, verdict: compat.Judge(id.Component, id.Version, f.window)}
+}
+
+// log names an offender the first time it offends.
+func (f *skewFilter) log(j judged, r *http.Request) {
+	who := offender{component: j.Component, version: j.Version.String()}
+	if u, ok := apirequest.UserFrom(r.Context()); ok {
+		who.user = u.GetName()
+	}
+	first, last := f.admit(who)
+	if !first {
+		return
+	}
+	allowed, _ := compat.Skew(j.Component, f.window)
+	f.logger.Info("Requests come from a component outside the allowed version skew: bring it, or this server, to an allowed version",
+		"component", who.component, "version", who.version, "allowed", allowed.String(), "user", who.user)
+	if last {
+		f.logger.Info("No more components outside the allowed version skew will be named; they are still counted", "named", maxOffenders)
+	}
+}
+
+// admit says whether this is the offender's first time, and whether no other can be
+// remembered after it.
+func (f *skewFilter) admit(who offender) (first, last bool) {
+	f.offendersMu.Lock()
+	defer f.offendersMu.Unlock()
+	if _, known := f.offenders[who]; known || len(f.offenders) >= maxOffenders {
+		return false, false
+	}
+	f.offenders[who] = struct{}{}
+	return true, len(f.offenders) == maxOffenders
+}
+
+// userAgent names a component of this binary as client-go names others.
+func userAgent(component compat.Component) string {
+	return fmt.Sprintf("%s/v%s.0 (%s/%s) kubernetes/concord", component, compat.BinaryVersion(), goruntime.GOOS, goruntime.GOARCH)
+}
+
+// AsComponent returns a copy of config whose requests tell which component sends them,
+// and which release it stands for. Of several the last one counts.
+func AsComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.UserAgent = userAgent(component)
+	told := compat.ComponentVersion(component, emulation)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return tells{next: next, value: told} })
+	return config
+}
+
+// AsCommand returns a copy of config whose requests tell that this program's command sends
+// them.
+func AsCommand(config *rest.Config) *rest.Config {
+	return AsComponent(config, compat.ConcordCommand, compat.BinaryVersion())
+}
+
+// tells adds the component's version to requests.
+type tells struct {
+	next  http.RoundTripper
+	value string
+}
+
+var _ utilnet.RoundTripperWrapper = tells{}
+
+// RoundTrip implements http.RoundTripper.
+func (t tells) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Header.Get(compat.ComponentVersionHeader) != "" {
+		return t.next.RoundTrip(r)
+	}
+	r = utilnet.CloneRequest(r)
+	r.Header.Set(compat.ComponentVersionHeader, t.value)
+	return t.next.RoundTrip(r)
+}
+
+// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
+func (t tells) WrappedRoundTripper() http.RoundTripper { return t.next }

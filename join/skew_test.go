@@ -1,0 +1,283 @@
+package join
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+var skewWindow = compat.Window{Emulation: version.MustParse("1.36"), MinCompatibility: version.MustParse("1.35")}
+
+// counts is a counter metric that forgets nothing.
+type counts struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func (c *counts) add(component compat.Component, v compat.Verdict) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of == nil {
+		c.of = map[string]int{}
+	}
+	c.of[string(component)+" "+v.String()]++
+}
+
+// lines is a logger that keeps what it is told.
+func lines(to *[]string) logr.Logger {
+	return funcr.New(func(_, args string) { *to = append(*to, args) }, funcr.Options{})
+}
+
+func sent(userAgent, header, by string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)
+	r.Header.Set("User-Agent", userAgent)
+	if header != "" {
+		r.Header.Set(compat.ComponentVersionHeader, header)
+	}
+	return r.WithContext(apirequest.WithUser(r.Context(), &user.DefaultInfo{Name: by}))
+}
+
+// TestSkewFilter: requests outside the skew are counted, each offender is named once, and
+// every request is served.
+func TestSkewFilter(t *testing.T) {
+	counted, logged, served := &counts{}, []string{}, 0
+	h := newSkewFilter(skewWindow, counted.add, lines(&logged)).
+		wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+	requests := []*http.Request{
+		sent("kubectl/v1.36.4 (linux/amd64) kubernetes/6ae0e6f", "", "admin"),
+		sent("kubectl/v1.37.0 (linux/amd64) kubernetes/6ae0e6f", "", "admin"),
+		sent("kubelet/v1.33.1 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:a"),
+		sent("kubelet/v1.32.1 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:b"),
+		sent("kubelet/v1.32.9 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:b"),
+		sent("kubelet/v1.32.1 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:c"),
+		sent("kube-scheduler/v1.37.0 (linux/amd64) kubernetes/6ae0e6f/leader-election", "", "system:kube-scheduler"),
+		sent("kube-scheduler/v1.37.0 (linux/amd64) kubernetes/6ae0e6f", "kube-scheduler/1.36", "system:kube-scheduler"),
+		sent("concord-controllers/v1.37.0 (linux/amd64) kubernetes/concord", "concord-controllers/1.36", "controllers"),
+		sent("concord-controllers/v1.37.0 (linux/amd64) kubernetes/concord", "mangled", "controllers"),
+		sent("operator/v0.0.0 (linux/amd64) kubernetes/$Format", "", "operator"),
+		sent("kubelet/v0.0.0 (linux/amd64) kubernetes/$Format", "", "system:node:d"),
+		sent("\x00\xff{}", "", "nobody"),
+		sent("", "", "nobody"),
+	}
+	for range 3 {
+		for _, r := range requests {
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+	}
+	want := map[string]int{
+		"kubelet older": 9, "kube-scheduler newer": 3, "concord-controllers newer": 3,
+		"other unknown": 3, "kubelet unknown": 3, "unknown unknown": 6,
+	}
+	if !maps.Equal(counted.of, want) {
+		t.Errorf("counted %v, want %v", counted.of, want)
+	}
+	if served != 3*len(requests) {
+		t.Errorf("served %d of %d", served, 3*len(requests))
+	}
+	var named []string
+	for _, l := range logged {
+		_, l, _ = strings.Cut(l, `"component"=`)
+		named = append(named, l)
+	}
+	if want := []string{
+		`"kubelet" "version"="1.32" "allowed"="1.33..1.36" "user"="system:node:b"`,
+		`"kubelet" "version"="1.32" "allowed"="1.33..1.36" "user"="system:node:c"`,
+		`"kube-scheduler" "version"="1.37" "allowed"="1.35..1.36" "user"="system:kube-scheduler"`,
+		`"concord-controllers" "version"="1.37" "allowed"="1.35..1.36" "user"="controllers"`,
+	}; !slices.Equal(named, want) {
+		t.Errorf("named:\n%s\nwant:\n%s", strings.Join(named, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestSkewFilterIsBounded: clients that make up headers and users cost neither memory nor
+// log, and those seen before are still judged.
+func TestSkewFilterIsBounded(t *testing.T) {
+	counted, logged := &counts{}, []string{}
+	f := newSkewFilter(skewWindow, counted.add, lines(&logged))
+	const requests = 3 * maxSenders
+	for i := range requests {
+		f.observe(sent(fmt.Sprintf("kubectl/v1.%d.0 (linux/amd64) kubernetes/%d", 100+i, i), "", fmt.Sprint("user", i)))
+		f.observe(sent("kubectl/v1.36.0 "+strings.Repeat("x", maxSender+i), "", "admin"))
+		if n := len(f.recent); n > maxSenders {
+			t.Fatalf("%d senders are remembered", n)
+		}
+	}
+	if n := len(f.former); n > maxSenders || len(f.offenders) > maxOffenders {
+		t.Errorf("%d former senders and %d offenders are remembered", n, len(f.offenders))
+	}
+	for s := range f.recent {
+		if len(s.userAgent) > maxSender {
+			t.Errorf("a User-Agent of %d bytes is remembered", len(s.userAgent))
+		}
+	}
+	if !maps.Equal(counted.of, map[string]int{"kubectl newer": requests}) {
+		t.Errorf("counted %v", counted.of)
+	}
+	if len(logged) != maxOffenders+1 || !strings.Contains(logged[maxOffenders], "No more components") {
+		t.Errorf("%d lines are logged, the last one is %s", len(logged), logged[len(logged)-1])
+	}
+}
+
+// TestSkewFilterKeepsWhoStays: a sender that keeps sending is not forgotten because of
+// others that come and go.
+func TestSkewFilterKeepsWhoStays(t *testing.T) {
+	f := newSkewFilter(skewWindow, (&counts{}).add, logr.Discard())
+	stays := sender{userAgent: "kubelet/v1.36.0 (linux/amd64) kubernetes/6ae0e6f"}
+	for i := range 3 * maxSenders {
+		f.judge(sender{userAgent: fmt.Sprint("goes/", i)})
+		f.judge(stays)
+	}
+	if _, ok := f.recent[stays]; !ok {
+		t.Error("forgotten")
+	}
+}
+
+func TestSkewFilterAllocatesNothing(t *testing.T) {
+	f := newSkewFilter(skewWindow, (&counts{}).add, logr.Discard())
+	for _, r := range []*http.Request{
+		sent("kubelet/v1.36.0 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:a"),
+		sent(userAgent(compat.ConcordControllers), "concord-controllers/1.36", "controllers"),
+	} {
+		if n := testing.AllocsPerRun(100, func() { f.observe(r) }); n != 0 {
+			t.Errorf("%v: %v allocations per request", r.Header, n)
+		}
+	}
+}
+
+func TestSkewFilterConcurrently(t *testing.T) {
+	counted := &counts{}
+	f := newSkewFilter(skewWindow, counted.add, logr.Discard())
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := range 500 {
+				f.observe(sent(fmt.Sprintf("kubectl/v1.%d.0", i), "", fmt.Sprint("user", i%3)))
+			}
+		})
+	}
+	wg.Wait()
+	// Of 1.0 to 1.499 three are allowed: 1.35 to 1.37.
+	if want := map[string]int{"kubectl older": 8 * 35, "kubectl newer": 8 * 462}; !maps.Equal(counted.of, want) {
+		t.Errorf("counted %v, want %v", counted.of, want)
+	}
+}
+
+func TestSkewMetric(t *testing.T) {
+	h := withSkew(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), skewWindow)
+	skewRequests.Reset()
+	defer skewRequests.Reset()
+	for _, agent := range []string{"kubelet/v1.20.0", "kubelet/v1.20.0", "kube-proxy/v1.37.0", "kubectl/v1.36.0", "\n"} {
+		h.ServeHTTP(httptest.NewRecorder(), sent(agent, "", "admin"))
+	}
+	metric, err := testutil.GetCounterValuesFromGatherer(legacyregistry.DefaultGatherer, "concord_component_skew_requests_total", map[string]string{"component": "kubelet"}, "direction")
+	if err != nil || !maps.Equal(metric, map[string]float64{"older": 2}) {
+		t.Errorf("kubelet: %v, %v", metric, err)
+	}
+	metric, err = testutil.GetCounterValuesFromGatherer(legacyregistry.DefaultGatherer, "concord_component_skew_requests_total", nil, "component")
+	if want := map[string]float64{"kubelet": 2, "kube-proxy": 1, "unknown": 1}; err != nil || !maps.Equal(metric, want) {
+		t.Errorf("by component: %v, want %v, %v", metric, want, err)
+	}
+}
+
+// TestAsComponent: what this binary's clients send is what the filter reads.
+func TestAsComponent(t *testing.T) {
+	var header http.Header
+	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { header = r.Header.Clone() }))
+	defer backend.Close()
+	config := &rest.Config{Host: backend.URL}
+	for _, component := range []compat.Component{compat.ConcordServer, compat.ConcordControllers, compat.ConcordCommand} {
+		told := AsComponent(config, component, version.MustParse("1.36"))
+		if config.UserAgent != "" || config.WrapTransport != nil {
+			t.Fatal("the caller's config is changed")
+		}
+		client, err := rest.UnversionedRESTClientFor(withCodec(told))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := client.Get().AbsPath("/version").Do(t.Context()).Error(); err != nil {
+			t.Fatal(err)
+		}
+		id := compat.Identify(header.Get("X-Concord-Component-Version"), header.Get("User-Agent"))
+		if id.Component != component || id.Version.String() != "1.36" {
+			t.Errorf("%s is taken for %+v: %v", component, id, header)
+		}
+		id = compat.ParseUserAgent(header.Get("User-Agent"))
+		if id.Component != component || id.Version.String() != compat.Binary {
+			t.Errorf("the User-Agent of %s is taken for %+v: %v", component, id, header)
+		}
+	}
+}
+
+// TestControllersTellThatTheyAre: a server's clients and its controllers' are told apart,
+// and both stand for the emulated release.
+func TestControllersTellThatTheyAre(t *testing.T) {
+	var header http.Header
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header = r.Header.Clone()
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer backend.Close()
+	emulation := version.MustParse("1.35")
+	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: emulation})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for component, c := range map[compat.Component]*clients{compat.ConcordServer: all, compat.ConcordControllers: all.controllers} {
+		for name, request := range map[string]func() error{
+			"objects": func() error { return c.objects.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Namespace{}) },
+			"kube": func() error {
+				_, err := c.kube.CoreV1().Namespaces().Get(t.Context(), "a", metav1.GetOptions{})
+				return err
+			},
+		} {
+			if err := request(); !apierrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
+			told := header.Get(compat.ComponentVersionHeader)
+			if id := compat.Identify(told, header.Get("User-Agent")); id.Component != component || !id.Version.EqualTo(emulation) {
+				t.Errorf("the %s client of %s tells %q, which is %+v", name, component, told, id)
+			}
+			if id := compat.ParseUserAgent(header.Get("User-Agent")); id.Component != component {
+				t.Errorf("the %s client of %s has User-Agent %q", name, component, header.Get("User-Agent"))
+			}
+		}
+	}
+}
+
+func withCodec(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentConfig = rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}
+	return config
+}
+
+func BenchmarkSkewFilter(b *testing.B) {
+	f := newSkewFilter(skewWindow, (&counts{}).add, logr.Discard())
+	r := sent("kubelet/v1.36.0 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:a")
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			f.observe(r)
+		}
+	})
+}

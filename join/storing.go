@@ -1,0 +1,196 @@
+package join
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	apiextensionsapi "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	apiregistrationapi "k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/stored"
+)
+
+// storing gives everything that the server stores a fenced store.
+type storing struct {
+	// fence is nil in a server that reports nothing.
+	fence *fence.Fence
+	// cached and uncached make stores; nil without a fence.
+	cached, uncached generic.StorageDecorator
+	config           Config
+	sizes            map[schema.GroupResource]int
+	// enabled say which versions are switched on, one for each server of the chain.
+	enabled []resourceEnabled
+	// migrated are the objects that migrations through the API write at the moment.
+	migrated convert.UnderWay
+}
+
+// resourceEnabled is the part of a server's APIResourceConfigSource that is used.
+type resourceEnabled interface {
+	ResourceEnabled(resource schema.GroupVersionResource) bool
+}
+
+func (j *Join) newStoring() error {
+	s := &storing{config: j.config}
+	j.storing = s
+	var err error
+	if s.sizes, err = genericoptions.ParseWatchCacheSizes(j.config.WatchCacheSizes); err != nil {
+		return fmt.Errorf("--watch-cache-sizes: %w", err)
+	}
+	if j.config.Silent {
+		return nil
+	}
+	s.fence, err = fence.New(fence.Config{
+		Client:  j.etcd.client,
+		Permits: j.reporting.member,
+		// Events as upstream. StorageVersions are read consistently and often: from etcd that
+		// takes a millisecond, while a watch cache first has to learn that it is up to date,
+		// which it asks every 100 ms.
+		Uncached:           sets.New(schema.GroupResource{Resource: "events"}, storageversion.Resource).Union(j.config.Uncached),
+		Renames:            func(gr schema.GroupResource) bool { return j.crds.renames(gr) },
+		SameSchema:         func(gr schema.GroupResource) bool { return j.crds.sameSchema(gr) },
+		CompactionInterval: j.config.Etcd.CompactionInterval,
+	})
+	if err != nil {
+		return err
+	}
+	s.cached, s.uncached = s.fence.Decorator(j.config.EnableWatchCache), s.fence.Decorator(false)
+	return nil
+}
+
+// Storage has all that a server with this configuration stores go through the fence. It is
+// called for each server of the delegation chain, after its RESTOptionsGetter was set.
+func (j *Join) Storage(c *genericapiserver.Config) {
+	c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter)
+	if c.AdmissionControl != nil {
+		c.AdmissionControl = unhindered{Interface: c.AdmissionControl, controllers: j.config.ControllerUser}
+	}
+	if c.MergedResourceConfig != nil {
+		j.storing.enabled = append(j.storing.enabled, c.MergedResourceConfig)
+	}
+}
+
+// CustomResources is Storage for the custom resources of a server with this configuration.
+// Their conversion webhooks are then called for several objects at once where a migration
+// through the API asks for that.
+func (j *Join) CustomResources(extra *apiextensionsapiserver.ExtraConfig) {
+	extra.CRDRESTOptionsGetter = j.storing.wrap(extra.CRDRESTOptionsGetter)
+	// One: Established needs no wait, since no server takes a write before it has reported.
+	extra.MasterCount = 1
+	resolver := extra.AuthResolverWrapper
+	if resolver != nil {
+		extra.AuthResolverWrapper = convert.Together(resolver, &j.storing.migrated)
+	}
+	j.crds.stored(extra.CRDRESTOptionsGetter, extra.ServiceResolver, resolver)
+}
+
+func (s *storing) wrap(getter generic.RESTOptionsGetter) generic.RESTOptionsGetter {
+	if getter == nil {
+		return nil
+	}
+	return fenced{RESTOptionsGetter: getter, storing: s}
+}
+
+// fenced is a RESTOptionsGetter whose stores are fenced.
+type fenced struct {
+	generic.RESTOptionsGetter
+	storing *storing
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	options, err := f.RESTOptionsGetter.GetRESTOptions(resource, example)
+	if err != nil {
+		return options, err
+	}
+	return f.storing.complete(resource, options)
+}
+
+// complete has a resource stored as the protocol needs it: encoded by a codec that names one
+// version, encrypted by the keyring, and fenced.
+func (s *storing) complete(resource schema.GroupResource, options generic.RESTOptions) (generic.RESTOptions, error) {
+	storage := *options.StorageConfig
+	options.StorageConfig = &storage
+	if codec, err := codecOf(resource.Group); err != nil {
+		return options, err
+	} else if codec != nil {
+		storage.Codec = codec
+	}
+	if s.config.Keyring != nil {
+		storage.Transformer = s.config.Keyring.TransformerForResource(resource)
+	}
+	if s.fence == nil {
+		return options, nil
+	}
+	options.Decorator = s.cached
+	if size, ok := s.sizes[resource]; ok && size <= 0 {
+		options.Decorator = s.uncached
+	}
+	return options, nil
+}
+
+// codecOf returns the codec of the groups whose servers come with one that may encode to any
+// of several versions; nil for all others. Definitions and APIServices have had one version
+// that all releases in range serve and read, v1, since 1.16 and 1.10.
+func codecOf(group string) (runtime.Codec, error) {
+	switch group {
+	case apiextensionsapi.GroupName:
+		return jsonCodec(apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion)
+	case apiregistrationapi.GroupName:
+		return jsonCodec(aggregatorscheme.Codecs, apiregistrationv1.SchemeGroupVersion)
+	}
+	return nil, nil
+}
+
+// jsonCodec encodes in JSON of one version, and says so in its identifier, by which the fence
+// knows what a store writes.
+func jsonCodec(codecs serializer.CodecFactory, encoding schema.GroupVersion) (runtime.Codec, error) {
+	json, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
+	if !ok {
+		return nil, fmt.Errorf("%s has no JSON serializer", encoding)
+	}
+	return codecs.CodecForVersions(json.Serializer, codecs.UniversalDeserializer(), encoding, runtime.InternalGroupVersioner), nil
+}
+
+// storageOf returns the options of a resource that is stored by the server's own configuration
+// and not by that of a generic server.
+func (s *storing) storageOf(resource schema.GroupResource, codec runtime.Codec) (generic.RESTOptions, error) {
+	config := s.config.Etcd
+	config.Codec = codec
+	return s.complete(resource, generic.RESTOptions{
+		StorageConfig:           config.ForResource(resource),
+		Decorator:               generic.UndecoratedStorage,
+		DeleteCollectionWorkers: 1,
+		EnableGarbageCollection: true,
+		ResourcePrefix:          resource.Resource,
+	})
+}
+
+// layout lists the built-in resources that are stored, and says where.
+func (s *storing) layout() ([]schema.GroupResource, stored.Layout) {
+	layout := stored.Layout{Prefix: s.config.Etcd.Prefix, Special: map[schema.GroupResource]string{}}
+	if s.fence == nil {
+		return nil, layout
+	}
+	var known []schema.GroupResource
+	root := path.Join("/", s.config.Etcd.Prefix)
+	for _, store := range s.fence.Builtins() {
+		known = append(known, store.GroupResource)
+		layout.Special[store.GroupResource] = strings.TrimPrefix(store.Prefix, root)
+	}
+	return known, layout
+}

@@ -1,0 +1,98 @@
+package kube
+
+import (
+	"github.com/spf13/cobra"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apiserver/pkg/server/flagz"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/rest"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/component-base/cli/globalflag"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/metrics/prometheus/workqueue" // metrics of work queues, as kube-apiserver has them
+	"k8s.io/component-base/term"
+	"k8s.io/component-base/version/verflag"
+	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/stored"
+)
+
+func init() {
+	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
+}
+
+// Options are what the server has beyond kube-apiserver's flags.
+type Options struct {
+	// Join is the part of the protocol's configuration that operators set.
+	Join join.Config
+	// AllowUndecodableStorage starts the server although objects may be stored that it cannot
+	// decode.
+	AllowUndecodableStorage bool
+}
+
+// NewCommand returns kube-apiserver's command, with all its flags, and with those of the
+// protocol.
+func NewCommand() *cobra.Command {
+	s, own := kubeoptions.NewServerRunOptions(), &Options{}
+	registry := s.GenericServerRunOptions.ComponentGlobalsRegistry
+	utilruntime.Must(gates.Register(registry))
+	flags := s.Flags()
+	versions, err := gates.Adapt(flags.FlagSet("generic"), registry)
+	utilruntime.Must(err)
+	cmd := &cobra.Command{
+		Use:   "kube-apiserver",
+		Short: "Run kube-apiserver, in place of the stock one of a Kubernetes control plane",
+		Long: `Run the kube-apiserver of Kubernetes, with all its flags and defaults. Besides, it reports in
+which version it stores every resource, lets no write in before that is known, and migrates
+stored objects when all API servers of the cluster agree. Put it into the static pod of a
+control plane in place of the stock image (docs/kubeadm.md).`,
+		SilenceUsage: true,
+		Args:         cobra.NoArgs,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if err := registry.Set(); err != nil {
+				return err
+			}
+			if err := versions.Check(); err != nil {
+				return err
+			}
+			own.Join.Silent = !registry.FeatureGateFor(gates.Concord).Enabled(gates.StorageVersionAPI)
+			// The loopback clients' own warnings are not for the log.
+			rest.SetDefaultWarningHandler(rest.NoWarnings{})
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return runCommand(cmd, s, own) },
+	}
+	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: flags}
+	verflag.AddFlags(flags.FlagSet("global"))
+	globalflag.AddGlobalFlags(flags.FlagSet("global"), cmd.Name(), logs.SkipLoggingConfigurationFlags())
+	own.Join.AddFlags(flags.FlagSet("storage migration"))
+	flags.FlagSet("storage migration").BoolVar(&own.AllowUndecodableStorage, stored.AllowFlag, false, stored.AllowUsage)
+	for _, set := range flags.FlagSets {
+		cmd.Flags().AddFlagSet(set)
+	}
+	columns, _, _ := term.TerminalSize(cmd.OutOrStdout())
+	cliflag.SetUsageAndHelpFunc(cmd, flags, columns)
+	return cmd
+}
+
+func runCommand(cmd *cobra.Command, s *kubeoptions.ServerRunOptions, own *Options) error {
+	verflag.PrintAndExitIfRequested()
+	registry := s.GenericServerRunOptions.ComponentGlobalsRegistry
+	if err := logsapi.ValidateAndApply(s.Logs, registry.FeatureGateFor(gates.Kube)); err != nil {
+		return err
+	}
+	cliflag.PrintFlags(cmd.Flags())
+	completed, err := s.Complete(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if errs := completed.Validate(); len(errs) != 0 {
+		return utilerrors.NewAggregate(errs)
+	}
+	gates.AddMetrics(registry)
+	return Run(cmd.Context(), completed, own)
+}

@@ -1,0 +1,224 @@
+// Package kube is the real kube-apiserver, the unmodified code of k8s.io/kubernetes, with the
+// protocol wired in by package join.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/tools/cache"
+	utilversion "k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
+	"k8s.io/kubernetes/pkg/kubeapiserver"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server/planning"
+	"github.com/concord-dev/concord/stored"
+)
+
+// controllerUser is whom the migration controllers act as.
+const controllerUser = "system:concord-controllers"
+
+// Run serves until ctx ends, with options that are valid.
+func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options) error {
+	klog.InfoS("Starting", "version", utilversion.Get())
+	s := &server{options: options, own: own}
+	if err := s.refuse(); err != nil {
+		return err
+	}
+	if options.InformerName == nil {
+		name, err := cache.NewInformerName("kube-apiserver")
+		if err != nil {
+			return err
+		}
+		options.InformerName = name
+	}
+	providers, stopProviders := context.WithCancel(context.Background())
+	defer stopProviders()
+	var err error
+	if s.ring, err = keyring.New(providers, s.keyring()); err != nil {
+		return err
+	}
+	if err := s.configure(); err != nil {
+		return err
+	}
+	etcd, err := join.Dial(ctx, options.Etcd.StorageConfig)
+	if err != nil {
+		return err
+	}
+	if err := s.checkStorage(ctx, etcd); err != nil {
+		return errors.Join(err, etcd.Close())
+	}
+	return errors.Join(s.serve(ctx, etcd), etcd.Close())
+}
+
+// server is a kube-apiserver that is assembled.
+type server struct {
+	options kubeoptions.CompletedOptions
+	own     *Options
+	config  *app.Config
+	ring    *keyring.Ring
+	plan    *compat.Plan
+}
+
+// refuse says what the protocol cannot work with.
+func (s *server) refuse() error {
+	switch gates := utilfeature.DefaultFeatureGate; {
+	case gates.Enabled(genericfeatures.CBORServingAndStorage):
+		return fmt.Errorf("the feature gate %s is not supported: objects that are stored in CBOR cannot be migrated; leave it off", genericfeatures.CBORServingAndStorage)
+	case len(s.options.Etcd.EtcdServersOverrides) > 0:
+		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
+	}
+	return nil
+}
+
+func (s *server) address() string {
+	return net.JoinHostPort(s.options.SecureServing.BindAddress.String(), strconv.Itoa(s.options.SecureServing.BindPort))
+}
+
+func (s *server) keyring() keyring.Config {
+	return keyring.Config{
+		Path:   s.options.Etcd.EncryptionProviderConfigFilepath,
+		Reload: s.options.Etcd.EncryptionProviderConfigAutomaticReload,
+		Server: s.address(),
+	}
+}
+
+// configure makes the configurations of the servers of the chain, as kube-apiserver does, but
+// for encryption, which the keyring does, and the server's identity.
+func (s *server) configure() error {
+	// What encrypts a value has to be known when it is written: by the keyring.
+	s.options.Etcd.EncryptionProviderConfigFilepath, s.options.Etcd.EncryptionProviderConfigAutomaticReload = "", false
+	peerCA := s.options.PeerCAFile
+	s.options.PeerCAFile = ""
+	var err error
+	if s.config, err = app.NewConfig(s.options); err != nil {
+		return err
+	}
+	if err := s.identify(peerCA); err != nil {
+		return err
+	}
+	generic := s.config.KubeAPIs.ControlPlane.Generic
+	s.plan, err = planning.New(planning.Options{
+		Effective:         generic.EffectiveVersion,
+		RuntimeConfig:     s.options.APIEnablement.RuntimeConfig,
+		ForwardCompatible: s.options.GenericServerRunOptions.EmulationForwardCompatible,
+	})
+	if err != nil {
+		return err
+	}
+	if err := planning.ApplyAPIs(s.plan, generic); err != nil {
+		return err
+	}
+	return planning.ApplyStorage(s.plan, s.config.KubeAPIs.ControlPlane.StorageFactory)
+}
+
+// identify gives the process a name of its own in upstream's identity Lease, by which that is
+// known not to be a server's that does not report, and makes the proxy to peers, which skips
+// the server itself, with that name.
+func (s *server) identify(peerCA string) error {
+	control := &s.config.KubeAPIs.ControlPlane
+	last := &s.config.Aggregator.GenericConfig.Config
+	id := storageversion.NewUpstreamIdentity()
+	control.Generic.APIServerID, last.APIServerID, s.config.ApiExtensions.GenericConfig.APIServerID = id, id, id
+	if peerCA == "" || !utilfeature.DefaultFeatureGate.Enabled(genericfeatures.UnknownVersionInteroperabilityProxy) {
+		return nil
+	}
+	peers, err := controlplaneapiserver.BuildPeerProxy(
+		control.VersionedInformers.Coordination().V1().Leases(), control.Generic.LoopbackClientConfig,
+		s.options.ProxyClientCertFile, s.options.ProxyClientKeyFile, peerCA, s.options.PeerAdvertiseAddress, id,
+		control.PeerEndpointLeaseReconciler, control.Generic.Serializer, control.Generic.EgressSelector,
+	)
+	if err != nil {
+		return fmt.Errorf("--peer-ca-file: %w", err)
+	}
+	control.PeerProxy, s.config.Aggregator.ExtraConfig.PeerProxy = peers, peers
+	build := last.BuildHandlerChainFunc
+	last.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
+		return build(peers.WrapHandler(handler), c)
+	}
+	return nil
+}
+
+// checkStorage refuses to start on what the server could not decode or open.
+func (s *server) checkStorage(ctx context.Context, etcd *join.Etcd) error {
+	return stored.Start{
+		Layout: stored.Layout{Prefix: s.options.Etcd.StorageConfig.Prefix, Special: kubeapiserver.SpecialDefaultResourcePrefixes},
+		Target: s.plan.Target(), Keys: s.ring.Keys(), Allow: s.own.AllowUndecodableStorage,
+	}.Check(ctx, rewrite.NewEtcd(etcd.Client()))
+}
+
+// serve joins the cluster and serves until ctx ends.
+func (s *server) serve(ctx context.Context, etcd *join.Etcd) error {
+	control := s.config.KubeAPIs.ControlPlane
+	config := s.own.Join
+	config.Loopback, config.Address = control.Generic.LoopbackClientConfig, s.address()
+	config.Etcd = s.options.Etcd.StorageConfig
+	config.EnableWatchCache, config.WatchCacheSizes = s.options.Etcd.EnableWatchCache, s.options.Etcd.WatchCacheSizes
+	config.Schemes = []*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}
+	config.Keyring = s.ring
+	config.Binary, config.Emulation, config.MinCompatibility = s.plan.Binary, s.plan.Emulation, s.plan.MinCompatibility
+	config.Kinds = kinds(s.plan)
+	config.ControllerUser = controllerUser
+	j, err := join.NewOn(etcd, config)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = j.Close() }() // the etcd's own end is looked at
+	j.Storage(control.Generic)
+	j.Storage(&s.config.ApiExtensions.GenericConfig.Config)
+	j.CustomResources(&s.config.ApiExtensions.ExtraConfig)
+	j.Storage(&s.config.Aggregator.GenericConfig.Config)
+	j.Handlers(&s.config.Aggregator.GenericConfig.Config)
+	completed, err := s.config.Complete()
+	if err != nil {
+		return err
+	}
+	chain, err := app.CreateServerChain(completed)
+	if err != nil {
+		return err
+	}
+	if err := j.Start(chain.GenericAPIServer); err != nil {
+		return err
+	}
+	prepared, err := chain.PrepareRun()
+	if err != nil {
+		return err
+	}
+	finished := make(chan error, 1)
+	go func() { finished <- prepared.Run(ctx) }()
+	select {
+	case err := <-finished:
+		return err
+	case <-j.Abandoned():
+		return nil
+	}
+}
+
+// kinds are the kinds of all resources, also of those that this server does not serve.
+func kinds(plan *compat.Plan) map[schema.GroupResource]string {
+	kinds := map[schema.GroupResource]string{}
+	for _, r := range plan.Resources {
+		kinds[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = r.Kind
+	}
+	return kinds
+}
