@@ -40,7 +40,7 @@ func (j *Join) newMigrating() error {
 		return nil
 	}
 	var err error
-	if m.counts, err = registerMigrationMetrics(); err != nil {
+	if m.counts, err = migrationMetrics(); err != nil {
 		return err
 	}
 	collector := garbage.New()

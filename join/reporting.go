@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/agree"
@@ -21,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/workers"
 )
 
 // reporting is the server's membership: its Lease and reports, and the collector that buries
@@ -50,16 +50,18 @@ func (j *Join) newReporting() error {
 		if r.collect, err = collect.New(collect.Config{Client: j.clients.controllers.objects, Logger: klog.Background().WithName("collect")}); err != nil {
 			return err
 		}
-		config.Bury = r.collect.Bury
+		// A server that stops takes no writes any more but its own, so it buries itself as itself.
+		own, err := collect.New(collect.Config{Client: j.clients.objects, Logger: klog.Background().WithName("collect")})
+		if err != nil {
+			return err
+		}
+		config.Bury = own.Bury
 		config.CustomResourcesKnown = func() bool { return j.crds.known() }
 		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 			j.crds.rebuild(ctx, crd, gr, served)
 		}
-		config.Metrics = member.NewMetrics()
-		for _, m := range config.Metrics.Registerables() {
-			if err := legacyregistry.Register(m); err != nil {
-				return fmt.Errorf("metrics: %w", err)
-			}
+		if config.Metrics, err = memberMetrics(); err != nil {
+			return err
 		}
 	}
 	if r.member, err = member.New(config); err != nil {
@@ -84,7 +86,7 @@ func (j *Join) checkKeys() {
 
 // followKeys is the post-start hook that follows the encryption configuration.
 func (j *Join) followKeys(hook genericapiserver.PostStartHookContext) error {
-	go j.config.Keyring.Run(hook, j.config.KeyringInterval)
+	go workers.Loop(hook, "encryption", func(ctx context.Context) { j.config.Keyring.Run(ctx, j.config.KeyringInterval) })
 	return nil
 }
 

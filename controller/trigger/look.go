@@ -118,15 +118,12 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 // lookCloser reads what matters only to migrations that would begin, or that nobody can
 // do: which servers are still starting, and whether the resource exists.
 func (c *Controller) lookCloser(ctx context.Context, l *look) error {
-	var leases coordinationv1.LeaseList
-	err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	leases, err := c.leases(ctx)
 	if err != nil {
-		return fmt.Errorf("list identity Leases: %w", err)
+		return err
 	}
-	leases.Items = storageversion.Servers(leases.Items)
-	for i := range leases.Items {
-		lease := &leases.Items[i]
+	for i := range leases {
+		lease := &leases[i]
 		if storageversion.SilenceOf(lease) != "" {
 			continue // it will never report
 		}
@@ -151,6 +148,17 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 		c.cfg.Logger.V(1).Info("Discovery did not answer", "resource", l.Resource.String(), "reason", err.Error())
 	}
 	return nil
+}
+
+// leases are the identity Leases that stand for servers.
+func (c *Controller) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
+	var leases coordinationv1.LeaseList
+	err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	if err != nil {
+		return nil, fmt.Errorf("list identity Leases: %w", err)
+	}
+	return storageversion.Servers(leases.Items), nil
 }
 
 // stores returns the encoding that the spec says to store.
