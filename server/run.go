@@ -45,8 +45,10 @@ const (
 	informerResync  = 10 * time.Minute
 	etcdDialTimeout = 30 * time.Second
 
-	// closeTimeout bounds how long a stopping server waits for connections to close.
-	closeTimeout = 10 * time.Second
+	// closeTimeout bounds how long a stopping server waits for connections to close. Requests
+	// have been answered by then: what is left are connections that never asked anything, for
+	// which net/http would wait 5 s, and those that it does not tell to close.
+	closeTimeout = 2 * time.Second
 	closePoll    = 200 * time.Millisecond
 )
 
