@@ -19,6 +19,7 @@ func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) e
 	if err != nil {
 		return err
 	}
+	options.Decorator = tolerant(j.etcd.client, j.config.Etcd.Prefix, options.Decorator)
 	group, err := registry.Group(options)
 	if err != nil {
 		return err
