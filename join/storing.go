@@ -125,10 +125,13 @@ func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 func (s *storing) complete(resource schema.GroupResource, options generic.RESTOptions) (generic.RESTOptions, error) {
 	storage := *options.StorageConfig
 	options.StorageConfig = &storage
-	if codec, err := codecOf(resource.Group); err != nil {
-		return options, err
-	} else if codec != nil {
-		storage.Codec = codec
+	if encoding, codecs, ok := definiteOf(resource.Group); ok {
+		codec, err := jsonCodec(codecs, encoding)
+		if err != nil {
+			return options, err
+		}
+		// By the second one discovery's storageVersionHash says the same.
+		storage.Codec, storage.EncodeVersioner = codec, encoding
 	}
 	if s.config.Keyring != nil {
 		storage.Transformer = s.config.Keyring.TransformerForResource(resource)
@@ -143,17 +146,18 @@ func (s *storing) complete(resource schema.GroupResource, options generic.RESTOp
 	return options, nil
 }
 
-// codecOf returns the codec of the groups whose servers come with one that may encode to any
-// of several versions; nil for all others. Definitions and APIServices have had one version
-// that all releases in range serve and read, v1, since 1.16 and 1.10.
-func codecOf(group string) (runtime.Codec, error) {
+// definiteOf returns the encoding of the groups whose servers come with a codec that may encode
+// to any of several versions, and the codecs that know it; not ok for all others. Definitions
+// and APIServices have had one version that all releases in range serve and read, v1, since
+// 1.16 and 1.10.
+func definiteOf(group string) (encoding schema.GroupVersion, codecs serializer.CodecFactory, ok bool) {
 	switch group {
 	case apiextensionsapi.GroupName:
-		return jsonCodec(apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion)
+		return apiextensionsv1.SchemeGroupVersion, apiextensionsapiserver.Codecs, true
 	case apiregistrationapi.GroupName:
-		return jsonCodec(aggregatorscheme.Codecs, apiregistrationv1.SchemeGroupVersion)
+		return apiregistrationv1.SchemeGroupVersion, aggregatorscheme.Codecs, true
 	}
-	return nil, nil
+	return schema.GroupVersion{}, serializer.CodecFactory{}, false
 }
 
 // jsonCodec encodes in JSON of one version, and says so in its identifier, by which the fence
