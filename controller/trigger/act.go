@@ -38,6 +38,8 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 		return c.endMigration(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.Prune:
 		return c.prune(ctx, l, a)
+	case evolve.Keep:
+		return c.keep(ctx, l.crd.DeepCopy(), a)
 	case evolve.Wait:
 		return nil
 	default:
@@ -198,6 +200,17 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 			crd.Status.StoredVersions = []string{v.Name}
 		}
 	}
+	return c.cfg.Client.Status().Update(ctx, crd)
+}
+
+// keep adds to the status.storedVersions of a CRD as it was read.
+func (c *Controller) keep(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, a evolve.Keep) error {
+	for _, v := range crd.Spec.Versions {
+		if slices.Contains(a.Stored, encoding(crd, v.Name)) {
+			crd.Status.StoredVersions = append(crd.Status.StoredVersions, v.Name)
+		}
+	}
+	c.cfg.Logger.Info("Versions were taken out of storedVersions, in which objects may still be stored: put back", "crd", crd.Name, "storedVersions", crd.Status.StoredVersions)
 	return c.cfg.Client.Status().Update(ctx, crd)
 }
 
