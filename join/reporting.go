@@ -50,7 +50,12 @@ func (j *Join) newReporting() error {
 		if r.collect, err = collect.New(collect.Config{Client: j.clients.controllers.objects, Logger: klog.Background().WithName("collect")}); err != nil {
 			return err
 		}
-		config.Bury = r.collect.Bury
+		// Its own reports a leaving server drops as itself: of others, writes are refused then.
+		self, err := collect.New(collect.Config{Client: j.clients.objects, Logger: klog.Background().WithName("depart")})
+		if err != nil {
+			return err
+		}
+		config.Bury = self.Bury
 		config.CustomResourcesKnown = func() bool { return j.crds.known() }
 		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 			j.crds.rebuild(ctx, crd, gr, served)
