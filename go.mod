@@ -43,6 +43,11 @@ require (
 require k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad // indirect
 
 require (
+	github.com/onsi/gomega v1.40.0 // indirect
+	go.uber.org/goleak v1.3.0 // indirect
+)
+
+require (
 	cyphar.com/go-pathrs v0.2.5 // indirect
 	github.com/Azure/go-ansiterm v0.0.0-20250102033503-faa5f7b0171c // indirect
 	github.com/coreos/go-oidc v2.5.0+incompatible // indirect
