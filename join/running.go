@@ -59,7 +59,7 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if err := server.AddPreShutdownHook("concord-depart", j.running.depart); err != nil {
 		return err
 	}
-	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }))
+	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.space.check())
 }
 
 // serveProtocol serves the StorageVersions, reports what the server was built to store, and

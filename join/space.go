@@ -10,7 +10,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/klog/v2"
 
@@ -109,12 +108,12 @@ func (e *Etcd) unwritable() error {
 	return e.space.err()
 }
 
-// addSpaceCheck adds the readiness check etcd-space, which fails while etcd takes no puts.
-func (e *Etcd) addSpaceCheck(c *genericapiserver.Config) {
-	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-space", "etcd-space", func(*http.Request) error {
-		if e.space.err() != nil {
+// check is the readiness check etcd-space, which fails while etcd takes no puts.
+func (s *etcdSpace) check() healthz.HealthChecker {
+	return healthz.NamedCheck("etcd-space", func(*http.Request) error {
+		if s.err() != nil {
 			return errors.New(fence.NoSpaceMessage)
 		}
 		return nil
-	}))
+	})
 }
