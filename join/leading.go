@@ -51,6 +51,10 @@ func (j *Join) newLeading() error {
 	if j.config.Silent {
 		l.election.lock = silentLock
 	}
+	if j.hosting != nil {
+		l.election.lead = j.hosting.lead
+		return nil
+	}
 	var err error
 	if l.skew, err = newSkew(l.clients.objects, j.identity); err != nil || j.config.Silent {
 		return err
@@ -72,7 +76,7 @@ func (l *leading) newElection(lock, identity string, lead func(context.Context))
 // newMirror makes the controller of storagemigration.k8s.io, where that is served.
 func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	served, ok := servedMigrations(server, j.storing)
-	if !ok || j.config.Silent {
+	if !ok || j.config.Silent || j.hosting != nil {
 		return nil
 	}
 	objects, err := newClient(j.clients.controllers.config, served)

@@ -31,6 +31,9 @@ const (
 // Start serves the StorageVersions from a server whose New has returned, the last one of the
 // delegation chain, and has the protocol run with it. It is called before PrepareRun.
 func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
+	if j.hosting != nil && j.crds.stores {
+		return errors.New("join: an aggregated server cannot store custom resources: Config.Host is set, and CustomResources was called")
+	}
 	j.inProcess.serve(server.Handler)
 	j.running.started = server.MuxAndDiscoveryCompleteSignals()
 	hook, check := "concord-"+silentCheck, silentCheck
@@ -57,7 +60,17 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if err := server.AddPreShutdownHook("concord-depart", j.running.depart); err != nil {
 		return err
 	}
+	if j.hosting != nil {
+		server.RegisterDestroyFunc(j.closeAfter)
+	}
 	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }))
+}
+
+// closeAfter is Close when an aggregated server, which has nobody else to do so, has ended.
+func (j *Join) closeAfter() {
+	if err := j.Close(); err != nil {
+		klog.Background().Error(err, "The end of the connection to etcd")
+	}
 }
 
 // serveProtocol serves the StorageVersions, reports what the server was built to store, and
@@ -72,6 +85,9 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	}
 	if err := j.reporting.member.SetBuiltins(reports); err != nil {
 		return err
+	}
+	if j.hosting != nil {
+		j.hosting.reports = reports
 	}
 	if err := j.newMirror(server); err != nil {
 		return err
@@ -127,8 +143,13 @@ func (r *running) begin() (departed bool) {
 	j := r.j
 	r.done.Go(func() { j.reporting.member.Run(context.Background()) })
 	r.done.Go(func() { j.crds.run(r.controllers) })
+	if j.hosting != nil {
+		j.hosting.running.Go(func() { j.hosting.run(r.controllers) })
+	}
 	if !j.config.Silent {
 		r.done.Go(func() { j.reporting.collect.Run(r.controllers, j.leading.election.leads) })
+	}
+	if j.migrating.claim != nil {
 		r.done.Go(func() {
 			if j.awaitOwnCRDs(r.controllers) == nil {
 				j.migrating.claim.Run(r.controllers)
@@ -165,6 +186,10 @@ func (r *running) depart() error {
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
 	err := r.j.reporting.member.Depart(departing)
+	if err == nil && r.j.hosting != nil {
+		// Not before: the host may forget only who cannot write any more.
+		err = r.j.hosting.depart(departing)
+	}
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
 		// Requests that wait for etcd would hold up the stop.

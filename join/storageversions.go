@@ -9,20 +9,30 @@ import (
 
 // serveStorageVersions installs the StorageVersions on a server. No APIService is made of
 // them: kube-apiservers beside this one, which share its etcd and do not serve them, would
-// take it that they should, and answer 404 where their discovery promises something.
+// take it that they should, and answer 404 where their discovery promises something. An
+// aggregated server's own are for itself alone.
 func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) error {
-	codec, err := registry.Codec()
-	if err != nil {
-		return err
+	if j.hosting != nil {
+		return j.hosting.api.serve(j.storing)
 	}
-	options, err := j.storing.storageOf(storageversion.Resource, codec)
-	if err != nil {
-		return err
-	}
-	group, err := registry.Group(options)
+	group, err := storageVersions(j.storing)
 	if err != nil {
 		return err
 	}
 	j.config.Schemes = append(j.config.Schemes, registry.Scheme)
 	return server.InstallAPIGroup(group)
+}
+
+// storageVersions returns the group of StorageVersions, stored by the server's own
+// configuration.
+func storageVersions(s *storing) (*genericapiserver.APIGroupInfo, error) {
+	codec, err := registry.Codec()
+	if err != nil {
+		return nil, err
+	}
+	options, err := s.storageOf(storageversion.Resource, codec)
+	if err != nil {
+		return nil, err
+	}
+	return registry.Group(options)
 }

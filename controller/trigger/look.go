@@ -124,7 +124,7 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	if err != nil {
 		return fmt.Errorf("list identity Leases: %w", err)
 	}
-	leases.Items = storageversion.Servers(leases.Items)
+	leases.Items = storageversion.ControlPlane(leases.Items)
 	for i := range leases.Items {
 		lease := &leases.Items[i]
 		if storageversion.SilenceOf(lease) != "" {
