@@ -92,11 +92,15 @@ func (h *host) files() []string {
 		return path
 	}
 	tokens := file("tokens.csv", []byte(adminToken+",admin,1,system:masters\n"+wardleToken+",wardle,2\n"))
-	_, signing := newKey(h.t)
+	clientKey, signing := newKey(h.t)
+	clientCA, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "client-ca"}, clientKey)
+	if err != nil {
+		h.t.Fatal(err)
+	}
 	accounts := file("accounts.key", signing)
 	ca, cert, key := frontProxy(h.t)
 	return []string{
-		"--token-auth-file=" + tokens, "--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
+		"--token-auth-file=" + tokens, "--client-ca-file=" + file("client-ca.crt", encode(h.t, clientCA)), "--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
 		"--requestheader-client-ca-file=" + file("proxy-ca.crt", ca),
 		"--proxy-client-cert-file=" + file("proxy.crt", cert), "--proxy-client-key-file=" + file("proxy.key", key),
 	}

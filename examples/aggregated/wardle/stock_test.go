@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -21,7 +20,7 @@ func TestStockHost(t *testing.T) {
 	skipUnlessSlow(t)
 	s := deploy(t, startHost(t, build(t, "k8s.io/kubernetes/cmd/kube-apiserver")))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
-	writes := load.Start(load.Config{Resources: []load.Resource{flunderLoad()}, Endpoints: []load.Endpoint{a.endpoint(), b.endpoint()}, Timeout: 5 * time.Second})
+	writes := s.write(a, b)
 	s.waitWritten(writes, a)
 	a.Pause()
 	cluster.Eventually(t, settle, "who is paused is buried", func(context.Context) error {
@@ -35,7 +34,7 @@ func TestStockHost(t *testing.T) {
 	s.waitWritten(writes, a)
 	s.waitWritten(writes, b)
 	s.own.CheckLoad(writes.Stop(), load.BrokenTo("a", "b"))
-	s.check()
+	s.wantFenced()
 
 	for _, r := range s.started {
 		// A replica that was started twice says it in each life.
