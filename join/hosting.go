@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,6 +60,8 @@ type hosting struct {
 	collect *collect.Collector
 	// reports are what the host is told.
 	reports []member.Resource
+	// look is hostLook but in tests.
+	look time.Duration
 
 	// stopped ends with stop: the host's members then make and renew nothing more.
 	stopped context.Context
@@ -99,7 +105,7 @@ func (j *Join) newHosting() error {
 	if err != nil {
 		return fmt.Errorf("the host cluster: %w", err)
 	}
-	h := &hosting{api: newLocalAPI(), config: j.config, objects: clients.objects, kube: clients.kube}
+	h := &hosting{api: newLocalAPI(), config: j.config, objects: clients.objects, kube: clients.kube, look: hostLook}
 	h.stopped, h.stop = context.WithCancel(context.Background())
 	if h.collect, err = collect.New(collect.Config{Client: h.objects, Logger: klog.Background().WithName("host")}); err != nil {
 		return err
@@ -191,7 +197,7 @@ func (h *hosting) step(ctx context.Context) {
 	case err != nil:
 		t.again, t.err = time.Now().Add(hostRetry), err
 	case !served:
-		t.again, t.alone = time.Now().Add(hostLook), true
+		t.again, t.alone = time.Now().Add(h.look), true
 		h.sayAlone()
 	default:
 		if t, err = h.begin(ctx, t); err != nil {
@@ -209,7 +215,7 @@ func (h *hosting) set(t tenure) {
 
 func (h *hosting) sayAlone() {
 	if !h.saidAlone {
-		klog.Background().Info("The host cluster serves no StorageVersions: this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", hostLook)
+		klog.Background().Info("The host cluster serves no StorageVersions: this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.look)
 	}
 	h.saidAlone = true
 }
@@ -218,11 +224,17 @@ func (h *hosting) sayAlone() {
 func (h *hosting) serves(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	_, err := h.kube.InternalV1alpha1().StorageVersions().List(ctx, metav1.ListOptions{Limit: 1})
-	if apierrors.IsNotFound(err) {
+	// Discovery, which everybody may read: whether this server may read the objects themselves
+	// matters only where there are any.
+	served := &metav1.APIResourceList{}
+	err := h.kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
+	switch {
+	case apierrors.IsNotFound(err):
 		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("whether it serves StorageVersions: %w", err)
 	}
-	return err == nil, err
+	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }), nil
 }
 
 // begin makes the reports to the host for a registration.
@@ -235,7 +247,7 @@ func (h *hosting) begin(ctx context.Context, t tenure) (tenure, error) {
 		Client: h.objects, Bury: h.collect.Bury,
 		Versions:      h.config.versions(),
 		Labels:        map[string]string{storageversion.AggregatedLabel: store},
-		Annotations:   map[string]string{storageversion.LocalIdentityAnnotation: string(t.id)},
+		Annotations:   map[string]string{storageversion.LocalIdentityAnnotation: string(t.id), storageversion.AggregatedGroupsAnnotation: groups(h.reports)},
 		LeaseDuration: hostLeaseDuration,
 		RenewInterval: h.config.IdentityLeaseRenewInterval,
 		WaitLimit:     -1,
@@ -254,18 +266,27 @@ func (h *hosting) begin(ctx context.Context, t tenure) (tenure, error) {
 	return t, nil
 }
 
+// groups names the API groups of resources, for people.
+func groups(reports []member.Resource) string {
+	var named []string
+	for _, r := range reports {
+		named = append(named, r.GroupResource.Group)
+	}
+	slices.Sort(named)
+	return strings.Join(slices.Compact(named), ",")
+}
+
 // depart takes the reports to the host back. It is called when the own ones are gone, and run
 // is ending.
-func (h *hosting) depart(ctx context.Context) error {
+func (h *hosting) depart(ctx context.Context) {
 	h.running.Wait()
 	t := h.current()
 	if t.member == nil {
-		return nil
+		return
 	}
 	if err := t.member.Depart(ctx); err != nil {
-		return fmt.Errorf("the host cluster: %w", err)
+		klog.Background().Info("Leaving without taking the reports to the host cluster back: another replica does so, or the next one that starts", "err", err)
 	}
-	return nil
 }
 
 // close ends what is left.
@@ -274,4 +295,3 @@ func (h *hosting) close() error {
 	h.members.Wait()
 	return h.api.stop()
 }
-

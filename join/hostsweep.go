@@ -57,9 +57,12 @@ func (h *hosting) sweep(ctx context.Context) error {
 	if time.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(living) {
 		return nil
 	}
-	served, err := h.serves(ctx)
-	if err != nil || !served {
+	switch served, err := h.serves(ctx); {
+	case err != nil:
 		return err
+	case !served:
+		h.swept = sweptHost{at: time.Now(), lived: living}
+		return nil
 	}
 	store, err := h.storeUID(ctx)
 	if err != nil {

@@ -31,6 +31,8 @@ const (
 	// mirrorLock is the Lease of the elected server that mirrors the migrations of
 	// storagemigration.k8s.io. Only servers that serve these run for it.
 	mirrorLock = controllersLock + "-storagemigration"
+	// aggregatedLock elects among the replicas of an aggregated server, in their own etcd.
+	aggregatedLock = "concord-aggregated"
 )
 
 // leading is what the elected server does.
@@ -52,7 +54,7 @@ func (j *Join) newLeading() error {
 		l.election.lock = silentLock
 	}
 	if j.hosting != nil {
-		l.election.lead = j.hosting.lead
+		l.election.lock, l.election.lead = aggregatedLock, j.hosting.lead
 		return nil
 	}
 	var err error

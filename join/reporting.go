@@ -115,6 +115,11 @@ func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Reso
 		}
 		return paths.Has(path) && j.storing.switchedOn(gvr)
 	}
+	return j.reportsOf(served)
+}
+
+// reportsOf is reports for who knows what is served.
+func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]member.Resource, error) {
 	var resources []member.Resource
 	for _, store := range j.storing.fence.Builtins() {
 		if j.hosting != nil && isLocal(store.GroupResource.Group) {

@@ -188,7 +188,7 @@ func (r *running) depart() error {
 	err := r.j.reporting.member.Depart(departing)
 	if err == nil && r.j.hosting != nil {
 		// Not before: the host may forget only who cannot write any more.
-		err = r.j.hosting.depart(departing)
+		r.j.hosting.depart(departing)
 	}
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)

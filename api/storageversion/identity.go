@@ -53,8 +53,10 @@ const (
 	// life is judged by its own kind, who take its permission to write away before its Lease
 	// (package join).
 	AggregatedLabel = "concord.dev/aggregated"
-	// LocalIdentityAnnotation, on such a Lease, is the server's ID in its own etcd.
-	LocalIdentityAnnotation = "concord.dev/local-identity"
+	// LocalIdentityAnnotation, on such a Lease, is the server's ID in its own etcd, and
+	// AggregatedGroupsAnnotation, for people, the API groups that it reports.
+	LocalIdentityAnnotation    = "concord.dev/local-identity"
+	AggregatedGroupsAnnotation = "concord.dev/aggregated-groups"
 
 	// UpstreamIdentityPrefix begins the APIServerID that a Concord server gives to the code of
 	// kube-apiserver in its process, and so the name of the identity Lease that this code keeps

@@ -113,12 +113,13 @@ func flunderLoad() load.Resource {
 	return load.Resource{
 		GroupVersionResource: schema.GroupVersionResource{Group: flunders.Group, Version: "v1beta1", Resource: flunders.Resource},
 		Kind:                 "Flunder", Namespace: "default",
-		Fill:                 func(fields map[string]any, text string) { fields["metadata"] = map[string]any{"labels": labels(text)} },
-		Update:               func(text string) map[string]any { return map[string]any{"metadata": map[string]any{"labels": labels(text)}} },
+		Fill: func(fields map[string]any, text string) { fields["metadata"] = map[string]any{"labels": labels(text)} },
+		Update: func(text string) map[string]any {
+			return map[string]any{"metadata": map[string]any{"labels": labels(text)}}
+		},
 	}
 }
 
 func encoding(version string) agree.Encoding {
 	return agree.Encoding(flunders.Group + "/" + version)
 }
-

@@ -53,7 +53,7 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	j, err := join.New(ctx, o.joining.Aggregated(config.GenericConfig, o.RecommendedOptions.Etcd, sampleapiserver.Scheme)) // join
-	if err != nil {                                                                                                         // join
+	if err != nil {                                                                                                        // join
 		return err // join
 	} // join
 	j.Server(&config.GenericConfig.Config) // join
