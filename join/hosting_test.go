@@ -318,3 +318,24 @@ func TestOrphans(t *testing.T) {
 		t.Errorf("orphans are %v, want %v", got, want)
 	}
 }
+
+// TestTenure: what the host knows of one registration says nothing of the next.
+func TestTenure(t *testing.T) {
+	unknown := errors.New("it does not answer")
+	for _, test := range []struct {
+		name   string
+		tenure tenure
+		id     agree.ServerID
+		want   error
+	}{
+		{"alone", tenure{id: "a", alone: true}, "a", nil},
+		{"alone, and registered anew", tenure{id: "a", alone: true}, "b", errHostUnknown},
+		{"not registered", tenure{}, "", errHostUnknown},
+		{"not known yet", tenure{id: "a", err: unknown}, "a", unknown},
+		{"was alone when it last answered", tenure{id: "a", alone: true, err: unknown}, "a", nil},
+	} {
+		if err := test.tenure.reported(t.Context(), test.id, things, "example.com/v1"); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", test.name, err, test.want)
+		}
+	}
+}
