@@ -3,6 +3,7 @@ package join
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	apiextensionsapi "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -132,6 +133,9 @@ func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 func (s *storing) complete(resource schema.GroupResource, options generic.RESTOptions) (generic.RESTOptions, error) {
 	storage := *options.StorageConfig
 	options.StorageConfig = &storage
+	if !slices.Equal(storage.Transport.ServerList, s.config.Etcd.Transport.ServerList) {
+		return options, fmt.Errorf("--etcd-servers-overrides is not supported: %s in another etcd than its StorageVersion cannot be fenced; remove the flag", resource)
+	}
 	if codec, err := codecOf(resource.Group); err != nil {
 		return options, err
 	} else if codec != nil {

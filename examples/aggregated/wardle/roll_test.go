@@ -36,7 +36,6 @@ func TestRoll(t *testing.T) {
 	writes := s.write(a, b)
 	s.waitWritten(writes, a)
 	a.Pause()
-	paused := time.Now()
 	s.waitBuried(1)
 	s.start("c", "v1beta1")
 	b.restart("v1beta1")
@@ -45,6 +44,7 @@ func TestRoll(t *testing.T) {
 	s.wantOnly("v1beta1")
 
 	agreed := s.own.Revision()
+	resumed := time.Now()
 	a.Resume()
 	s.waitWritten(writes, a)
 	// It has registered anew, in v1alpha1 as it was told: nobody may think otherwise.
@@ -56,17 +56,19 @@ func TestRoll(t *testing.T) {
 	s.waitAgreed("v1beta1", 3)
 	s.waitMigrated("v1beta1")
 	report := writes.Stop()
-	if report.Across("a", paused) == 0 {
-		t.Error("no write was under way when the replica was paused")
+	if n := report.Across("a", resumed); n == 0 {
+		t.Error("no write was under way when the replica went on: nothing was tested")
+	} else {
+		t.Logf("%d writes were under way when the replica went on", n)
 	}
 	s.own.CheckLoad(report, load.BrokenTo("a", "b"))
 	s.wantOnly("v1beta1")
 	s.check()
 }
 
-// write writes through replicas all the time.
+// write writes through replicas all the time. Who waits for one that is paused is patient.
 func (s *deployment) write(through ...*replica) *load.Load {
-	config := load.Config{Resources: []load.Resource{flunderLoad()}, Workers: 6, Pause: time.Millisecond, Timeout: 5 * time.Second}
+	config := load.Config{Resources: []load.Resource{flunderLoad()}, Workers: 6, Pause: time.Millisecond, Timeout: 55 * time.Second}
 	for _, r := range through {
 		config.Endpoints = append(config.Endpoints, r.endpoint())
 	}
