@@ -16,6 +16,11 @@
 // Start serves the StorageVersions, whose strategy keeps the epoch, adds the post-start and
 // pre-shutdown hooks and the readiness check, and has the controllers run while this server
 // is elected.
+//
+// An aggregated API server, which keeps its objects in an etcd of its own, sets Config.Host
+// (Config.Aggregated does). The same then happens in that etcd, whose StorageVersions and
+// identity Leases nobody but the process is served; what is reported there is reported to the
+// host cluster besides, which migrates.
 package join
 
 import (
