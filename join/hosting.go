@@ -179,7 +179,9 @@ func (h *hosting) ready() error {
 // run has the host follow the own registration until ctx ends.
 func (h *hosting) run(ctx context.Context) { wait.UntilWithContext(ctx, h.step, hostPoll) }
 
-// step makes the reports to the host once the own ones stand, for each registration anew.
+// step makes the reports to the host once the own ones stand, for each registration anew. As
+// long as something is not reported the host is looked at: it may not serve StorageVersions, or
+// not any more.
 func (h *hosting) step(ctx context.Context) {
 	t := h.current()
 	if id := h.local.ID(); id != t.id {
@@ -189,7 +191,7 @@ func (h *hosting) step(ctx context.Context) {
 		t = tenure{id: id, err: errHostUnknown}
 		h.set(t)
 	}
-	if t.id == "" || t.member != nil || time.Now().Before(t.again) || h.local.Ready() != nil {
+	if t.id == "" || time.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
 		return
 	}
 	served, err := h.serves(ctx)
@@ -197,8 +199,14 @@ func (h *hosting) step(ctx context.Context) {
 	case err != nil:
 		t.again, t.err = time.Now().Add(hostRetry), err
 	case !served:
+		if t.member != nil { // its reports are lost, and there is nobody any more to report to
+			t.end()
+			t.member = nil
+		}
 		t.again, t.alone = time.Now().Add(h.look), true
 		h.sayAlone()
+	case t.member != nil: // it is reporting
+		t.again = time.Now().Add(h.look)
 	default:
 		if t, err = h.begin(ctx, t); err != nil {
 			t.again, t.err = time.Now().Add(hostRetry), err

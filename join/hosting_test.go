@@ -44,7 +44,8 @@ type hosted struct {
 	t     *testing.T
 	j     *Join
 	store storage.Interface
-	// local and host are clients of both sides' Leases and StorageVersions.
+	// local and host are clients of both sides' Leases and StorageVersions, of the host past
+	// what answer and refuse say.
 	local, host client.Client
 	// answer is the status with which the host answers, 0 for what it has to say; writes are
 	// refused alone with refuse.
@@ -92,8 +93,9 @@ func newHosted(t *testing.T) *hosted {
 			t.Fatal(err)
 		}
 	}
-	server := httptest.NewServer(h.hostHandler(localHandler(container)))
+	server, direct := httptest.NewServer(h.hostHandler(localHandler(container))), httptest.NewServer(localHandler(container))
 	t.Cleanup(server.Close)
+	t.Cleanup(direct.Close)
 	v := version.MustParse("1.2")
 	h.j, err = New(t.Context(), Config{
 		Host: &rest.Config{Host: server.URL}, Address: "127.0.0.1:1", Etcd: backend("/own"), Schemes: []*runtime.Scheme{registry.LeaseScheme},
@@ -104,7 +106,7 @@ func newHosted(t *testing.T) *hosted {
 		t.Fatal(err)
 	}
 	h.j.hosting.look = hostPoll
-	h.start(server.URL)
+	h.start(direct.URL)
 	return h
 }
 
@@ -283,13 +285,18 @@ func TestHosting(t *testing.T) {
 		return nil
 	})
 
-	// Its Lease in the host was deleted by mistake.
+	// Its Lease in the host was deleted by mistake, and then the host turned into one that
+	// serves no StorageVersions, for a while.
+	h.refuse.Store(true)
 	if err := h.host.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(h.reports(h.host)[0].Server)}}); err != nil {
 		t.Fatal(err)
 	}
-	h.mu.Lock()
-	h.early = nil // that was us
-	h.mu.Unlock()
+	h.wantRefused("not reported to the host cluster")
+	h.answer.Store(http.StatusNotFound)
+	h.wantWritable()
+	h.answer.Store(0)
+	h.wantRefused("not reported to the host cluster")
+	h.refuse.Store(false)
 	h.wantWritable()
 
 	if err := h.j.running.depart(); err != nil {

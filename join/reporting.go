@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -55,11 +56,8 @@ func (j *Join) newReporting() error {
 		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 			j.crds.rebuild(ctx, crd, gr, served)
 		}
-		config.Metrics = member.NewMetrics()
-		for _, m := range config.Metrics.Registerables() {
-			if err := legacyregistry.Register(m); err != nil {
-				return fmt.Errorf("metrics: %w", err)
-			}
+		if config.Metrics, err = memberMetrics(); err != nil {
+			return err
 		}
 	}
 	if r.member, err = member.New(config); err != nil {
@@ -71,6 +69,17 @@ func (j *Join) newReporting() error {
 	j.config.Keyring.Listen(r.member.SetEncryption)
 	return nil
 }
+
+// memberMetrics are those of all servers in the process, since they can be registered once.
+var memberMetrics = sync.OnceValues(func() (*member.Metrics, error) {
+	metrics := member.NewMetrics()
+	for _, m := range metrics.Registerables() {
+		if err := legacyregistry.Register(m); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return metrics, nil
+})
 
 // checkKeys has every changed encryption configuration checked before it is loaded: all that
 // is stored must open with it, and all servers must be able to read what is written with it.
