@@ -1,6 +1,7 @@
 package join
 
 import (
+	"context"
 	"net"
 	"slices"
 	"strconv"
@@ -29,8 +30,14 @@ func (c Config) Aggregated(server *genericapiserver.RecommendedConfig, etcd *gen
 	return c
 }
 
-// Server is Storage and Handlers, for a server that is alone in its delegation chain.
-func (j *Join) Server(c *genericapiserver.Config) {
-	j.Storage(c)
-	j.Handlers(c)
+// Join is New, Storage and Handlers for an aggregated API server with this configuration, which
+// is alone in its delegation chain. Start follows when all that it stores is installed.
+func (c Config) Join(ctx context.Context, server *genericapiserver.RecommendedConfig, etcd *genericoptions.EtcdOptions, schemes ...*runtime.Scheme) (*Join, error) {
+	j, err := New(ctx, c.Aggregated(server, etcd, schemes...))
+	if err != nil {
+		return nil, err
+	}
+	j.Storage(&server.Config)
+	j.Handlers(&server.Config)
+	return j, nil
 }

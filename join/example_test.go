@@ -31,11 +31,10 @@ func (s *server) run(ctx context.Context) error {
 		return err
 	}
 	// Between the configuration and the server:
-	j, err := join.New(ctx, s.joining.Aggregated(config, s.options.Etcd, s.scheme))
+	j, err := s.joining.Join(ctx, config, s.options.Etcd, s.scheme)
 	if err != nil {
 		return err
 	}
-	j.Server(&config.Config)
 	generic, err := config.Complete().New("example", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return err
@@ -51,7 +50,7 @@ func (s *server) run(ctx context.Context) error {
 }
 
 // An aggregated API server joins by ten lines. A kube-apiserver, whose chain has several
-// servers, calls Storage for each of them and Handlers for the last, as server/kube does.
+// servers, calls New, Storage for each of them and Handlers for the last, as server/kube does.
 func Example() {
 	s := &server{scheme: runtime.NewScheme()}
 	s.options = genericoptions.NewRecommendedOptions("/registry/example.com", nil)

@@ -262,6 +262,18 @@ func TestHosting(t *testing.T) {
 		t.Fatalf("the host has the reports %v", first)
 	}
 
+	// The report stands, whether the host answers or not.
+	h.answer.Store(http.StatusInternalServerError)
+	for range 20 {
+		if err := h.write(); err != nil {
+			t.Fatalf("while the host is away: %v", err)
+		}
+	}
+	if err := h.j.Ready(); err != nil {
+		t.Errorf("while the host is away: %v", err)
+	}
+	h.answer.Store(0)
+
 	// Buried by others, as after a pause: it is registered anew, and reported anew.
 	h.refuse.Store(true)
 	id := h.j.reporting.member.ID()

@@ -1,6 +1,6 @@
 // Package wardle is k8s.io/sample-apiserver, an aggregated API server of flunders and
 // fischers, whose replicas agree by package join on the version in which flunders are stored.
-// Lines marked "join" are what that takes.
+// The ten lines marked "join" are what that takes.
 package wardle
 
 import (
@@ -14,7 +14,7 @@ import (
 	sampleapiserver "k8s.io/sample-apiserver/pkg/apiserver"
 	sample "k8s.io/sample-apiserver/pkg/cmd/server"
 
-	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/join" // join
 )
 
 // options are those of k8s.io/sample-apiserver, and how flunders are stored.
@@ -52,11 +52,10 @@ func (o *options) run(ctx context.Context) error {
 	if err := o.storeFlunders(config); err != nil {
 		return err
 	}
-	j, err := join.New(ctx, o.joining.Aggregated(config.GenericConfig, o.RecommendedOptions.Etcd, sampleapiserver.Scheme)) // join
-	if err != nil {                                                                                                        // join
+	j, err := o.joining.Join(ctx, config.GenericConfig, o.RecommendedOptions.Etcd, sampleapiserver.Scheme) // join
+	if err != nil {                                                                                        // join
 		return err // join
 	} // join
-	j.Server(&config.GenericConfig.Config) // join
 	server, err := config.Complete().New()
 	if err != nil {
 		return err
