@@ -161,6 +161,9 @@ func TestSettleAndWithout(t *testing.T) {
 	if got := Settle([]Report{silence("y")}, why); len(got) != 2 || got[0].Silence != Stock || got[1].Silence != GateOff {
 		t.Errorf("Settle: got %+v, want the reasons of y and x", got)
 	}
+	if got := why.Silent(); !slices.Equal(got, []ServerID{"x", "y"}) {
+		t.Errorf("Silent: got %v, want x and y", got)
+	}
 	if got, want := Without(reports, "b"), []Report{reports[0], reports[2]}; !Equal(got, want) {
 		t.Errorf("Without: got %v, want %v", got, want)
 	}

@@ -1,6 +1,11 @@
 package agree
 
-import "k8s.io/apimachinery/pkg/util/sets"
+import (
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+)
 
 // Silence is why a server never reports, in words for people; empty for one that does.
 type Silence string
@@ -34,6 +39,9 @@ func (p Participants) Has(id ServerID) bool {
 	_, silent := p.silent[id]
 	return silent || p.reporting.Has(id)
 }
+
+// Silent returns those that never report, sorted.
+func (p Participants) Silent() []ServerID { return slices.Sorted(maps.Keys(p.silent)) }
 
 // Reporting counts those that report, or are about to.
 func (p Participants) Reporting() int { return p.reporting.Len() }

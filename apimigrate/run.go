@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/concord-dev/concord/progress"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -99,12 +100,15 @@ type task struct {
 func (r *run) all(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	tasks := make(chan task, r.opts.PageSize)
-	group.Go(func() error {
+	begin := func(f func() error) {
+		group.Go(func() error { return workers.Do(ctx, "apimigrate", f) })
+	}
+	begin(func() error {
 		defer close(tasks)
 		return newLister(r, tasks).all(ctx)
 	})
 	for range r.opts.MaxParallel {
-		group.Go(func() error { return r.work(ctx, tasks) })
+		begin(func() error { return r.work(ctx, tasks) })
 	}
 	if err := group.Wait(); err != nil {
 		return err

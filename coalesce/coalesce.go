@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 // Calls makes calls for many callers: those that come while one is under way are made by
@@ -98,7 +100,11 @@ func (c *Calls[In, Out]) answer(batch []*call[In, Out], ins []In) {
 			}
 		})()
 	}
-	outs, err := c.Make(ctx, ins)
+	var outs []Out
+	err := workers.Do(ctx, "coalesce", func() (err error) {
+		outs, err = c.Make(ctx, ins)
+		return err
+	})
 	if err == nil && len(outs) != len(batch) {
 		err = fmt.Errorf("%d of %d calls that were made together were answered", len(outs), len(batch))
 	}

@@ -18,7 +18,8 @@ import (
 
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -73,7 +74,7 @@ func (s *serverProcess) get() (condition, *process.Process) {
 type cluster struct {
 	cfg        Config
 	dir        string
-	etcd       *server.Etcd
+	etcd       *embedded.Etcd
 	store      *clientv3.Client
 	world      *world
 	servers    []*serverProcess
@@ -101,7 +102,7 @@ func newCluster(cfg Config, w *world) (*cluster, error) {
 // each registration can be told from the others, until all are ready.
 func (c *cluster) start(ctx context.Context) error {
 	var err error
-	if c.etcd, err = server.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
+	if c.etcd, err = embedded.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
 		return err
 	}
 	if c.store, err = clientv3.New(clientv3.Config{Endpoints: []string{c.etcd.Endpoint}, DialTimeout: dialTimeout, Logger: zap.NewNop()}); err != nil {
@@ -175,7 +176,7 @@ func (c *cluster) watchProcess(s *serverProcess, p *process.Process) {
 
 // connect makes the clients of a server, with the certificates of the first one's kubeconfig.
 func (c *cluster) connect(s *serverProcess) error {
-	path := filepath.Join(c.certDir(), server.AdminKubeconfigName)
+	path := filepath.Join(c.certDir(), pki.AdminKubeconfigName)
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
 		return fmt.Errorf("administrator's kubeconfig: %w", err)

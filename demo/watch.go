@@ -24,11 +24,11 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	storedsets "github.com/concord-dev/concord/stored"
 )
 
 const (
-	root           = server.DefaultEtcdPrefix + "/"
+	root           = storedsets.DefaultPrefix + "/"
 	versionsPrefix = root + "storageversions/"
 	leasesPrefix   = root + "leases/" + storageversion.IdentityNamespace + "/"
 	statesPrefix   = root + migrationv1alpha1.GroupName + "/storagestates/"

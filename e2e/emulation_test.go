@@ -21,7 +21,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/planning"
 )
 
 // TestEmulation starts one server at every release in range, by default and with the
@@ -76,7 +76,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 		t.Fatalf("nobody has written down what %s serves: %v", release, err)
 	}
 	ours := map[schema.GroupResource]bool{}
-	for _, l := range server.Lifecycles() {
+	for _, l := range planning.Lifecycles() {
 		ours[l.GroupResource()] = true
 	}
 	groups, want := map[string]bool{}, map[string]bool{

@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	storedsets "github.com/concord-dev/concord/stored"
 )
 
 // fullSpeedObjects is how many objects a migration at full speed has. A rewrite reads the first
@@ -62,7 +62,7 @@ func (m *migrating) atFullSpeed() *migrating {
 
 // prefix is that of the objects' keys.
 func (m *migrating) prefix() string {
-	return fmt.Sprintf("%s/%s/%s/%s/", server.DefaultEtcdPrefix, m.resource.Group, m.resource.Resource, m.resource.Namespace)
+	return fmt.Sprintf("%s/%s/%s/%s/", storedsets.DefaultPrefix, m.resource.Group, m.resource.Resource, m.resource.Namespace)
 }
 
 // store puts n objects into etcd, many at a time, as the first server would write them.

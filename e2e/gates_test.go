@@ -22,7 +22,7 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	storedsets "github.com/concord-dev/concord/stored"
 )
 
 const apiOff = "--feature-gates=StorageVersionAPI=false"
@@ -86,7 +86,7 @@ func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 // keys lists etcd's keys under the prefix.
 func keys(t *testing.T, c *cluster.Cluster, under string) (found []string) {
 	t.Helper()
-	response, err := c.Raw.Get(t.Context(), server.DefaultEtcdPrefix+"/"+under, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	response, err := c.Raw.Get(t.Context(), storedsets.DefaultPrefix+"/"+under, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func testGateOffAndOn(t *testing.T) {
 // encoding now, and held Unknown before.
 func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema.GroupResource) {
 	t.Helper()
-	key := server.DefaultEtcdPrefix + "/migration.k8s.io/storagestates/" + migrationv1alpha1.StateName(gr)
+	key := storedsets.DefaultPrefix + "/migration.k8s.io/storagestates/" + migrationv1alpha1.StateName(gr)
 	var seen [][]string
 	for revision := int64(0); ; {
 		response, err := c.Raw.Get(t.Context(), key, clientv3.WithRev(revision))
@@ -195,7 +195,7 @@ func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema
 // expectCensus: as counted from raw etcd, every resource is stored in one encoding.
 func expectCensus(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
-	census, err := rewrite.Count(t.Context(), rewrite.NewEtcd(c.Raw), server.DefaultEtcdPrefix)
+	census, err := rewrite.Count(t.Context(), rewrite.NewEtcd(c.Raw), storedsets.DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/server"
+	storedsets "github.com/concord-dev/concord/stored"
 )
 
 // A migration that is held to a rate is paused and rests, in which nothing is written. Another
@@ -202,7 +202,7 @@ func awaitRenewals(t *testing.T, c *cluster.Cluster, more int64, servers []*clus
 		id, _ := s.ID()
 		began := int64(0)
 		cluster.Eventually(t, 60*time.Second, s.Name+" renews its Lease", func(ctx context.Context) error {
-			found, err := c.Raw.Get(ctx, server.DefaultEtcdPrefix+"/leases/"+storageversion.IdentityNamespace+"/"+string(id))
+			found, err := c.Raw.Get(ctx, storedsets.DefaultPrefix+"/leases/"+storageversion.IdentityNamespace+"/"+string(id))
 			if err != nil {
 				return err
 			}

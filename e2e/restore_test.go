@@ -19,7 +19,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 // bump is far more than what may have been written between the backup and the restore.
@@ -43,7 +43,7 @@ func TestRestore(t *testing.T) {
 	before.Check()
 
 	dir := t.TempDir()
-	restore(t, backup, filepath.Join(dir, server.EtcdDirName))
+	restore(t, backup, filepath.Join(dir, embedded.EtcdDirName))
 	etcd := cluster.StartEtcd(t, dir, dir)
 	after := cluster.NewExternal(t, etcd.Endpoint)
 	restored := after.Start(cluster.Options{}, "three", "four")

@@ -23,13 +23,12 @@ import (
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/server"
 	storedsets "github.com/concord-dev/concord/stored"
 )
 
 // rawKey is where an object of a resource is stored.
 func rawKey(gr schema.GroupResource, namespace, name string) string {
-	return storedsets.ResourcePrefix(server.DefaultEtcdPrefix, gr, gr == widgets) + strings.TrimPrefix(namespace+"/", "/") + name
+	return storedsets.ResourcePrefix(storedsets.DefaultPrefix, gr, gr == widgets) + strings.TrimPrefix(namespace+"/", "/") + name
 }
 
 // invalidPolicy is one that a release without validation could have stored: it is complete,

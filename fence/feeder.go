@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 // keptEvents is how many events every watch cache keeps at least.
@@ -129,7 +131,7 @@ func (f *feeder) Watch(ctx context.Context, key string, opts storage.ListOptions
 	f.mu.Lock()
 	f.current = next
 	f.mu.Unlock()
-	go f.run(next, list)
+	workers.Go(ctx, "watch-cache-feed", func() { f.run(next, list) })
 	return next, nil
 }
 

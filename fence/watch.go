@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -207,7 +209,7 @@ type trimmed struct {
 // not nil, was already taken from w.
 func trim(w watch.Interface, first *watch.Event, drop func(revision uint64) bool) watch.Interface {
 	t := &trimmed{Interface: w, result: make(chan watch.Event), stop: make(chan struct{})}
-	go t.run(first, drop)
+	workers.Go(context.Background(), "watch-trim", func() { t.run(first, drop) })
 	return t
 }
 

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+
 	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
@@ -23,30 +26,36 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
 	bootstrapRetry = 500 * time.Millisecond
 	// ownCRDsCheck is how often it is looked whether the own definitions are still there.
 	ownCRDsCheck = 5 * time.Second
+	// permissionPoll is how often it is asked whether the controllers may begin.
+	permissionPoll = 100 * time.Millisecond
 )
 
 // bootstrap is the post-start hook that makes what the controllers need: their definitions
 // and their permissions. Definitions that somebody deletes are made again as long as the
 // server runs: what they held is forgotten, so that everything is proven anew.
 func (j *Join) bootstrap(hook genericapiserver.PostStartHookContext) error {
-	go func() {
-		if j.ensureOwn(hook) != nil || j.awaitOwnCRDs(hook) != nil {
-			return // the server stops
-		}
-		wait.UntilWithContext(hook, func(ctx context.Context) {
-			if j.lacksOwnCRD() {
-				klog.FromContext(ctx).Info("A definition of Concord's own was deleted and is made again: all that is stored will be proven anew")
-				_ = j.ensureOwn(ctx) // ends with ctx
-			}
-		}, ownCRDsCheck)
-	}()
+	go workers.Loop(hook, "bootstrap", j.keepOwn)
 	return nil
+}
+
+// keepOwn makes the own objects until ctx ends.
+func (j *Join) keepOwn(ctx context.Context) {
+	if j.ensureOwn(ctx) != nil || j.awaitOwnCRDs(ctx) != nil {
+		return // ctx has ended
+	}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if j.lacksOwnCRD() {
+			klog.FromContext(ctx).Info("A definition of Concord's own was deleted and is made again: all that is stored will be proven anew")
+			_ = j.ensureOwn(ctx) // ends with ctx
+		}
+	}, ownCRDsCheck)
 }
 
 // ensureOwn tries until it succeeds or ctx ends, since at first the server's own and other
@@ -94,6 +103,28 @@ func (j *Join) awaitOwnCRDs(ctx context.Context) error {
 			crd := j.crds.get(schema.ParseGroupResource(want.Name))
 			if crd == nil || !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
 				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+// awaitPermitted returns when the controllers may do what they do, or ctx ends.
+func (j *Join) awaitPermitted(ctx context.Context) error {
+	if j.config.ControllerUser == "" {
+		return nil
+	}
+	asked := []authorizationv1.ResourceAttributes{
+		{Verb: "list", Group: storageversion.Resource.Group, Resource: storageversion.Resource.Resource},
+		{Verb: "create", Group: coordinationv1.GroupName, Resource: "leases", Namespace: storageversion.IdentityNamespace},
+	}
+	return wait.PollUntilContextCancel(ctx, permissionPoll, true, func(ctx context.Context) (bool, error) {
+		for i := range asked {
+			review, err := j.clients.kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: j.config.ControllerUser, Groups: []string{user.AllAuthenticated}, ResourceAttributes: &asked[i]},
+			}, metav1.CreateOptions{})
+			if err != nil || !review.Status.Allowed {
+				return false, nil //nolint:nilerr // it is asked again
 			}
 		}
 		return true, nil

@@ -102,7 +102,7 @@ func (d *definitions) run(ctx context.Context) {
 
 // follow has the member told of every definition.
 func (d *definitions) follow() error {
-	registration, err := d.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	registration, err := d.informer.AddEventHandler(listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { d.observe(obj) },
 		UpdateFunc: func(_, obj any) { d.observe(obj) },
 		DeleteFunc: func(obj any) {
@@ -110,7 +110,7 @@ func (d *definitions) follow() error {
 				d.member.ForgetCRD(crd)
 			}
 		},
-	})
+	}))
 	if err != nil {
 		return fmt.Errorf("watch CustomResourceDefinitions: %w", err)
 	}

@@ -10,18 +10,39 @@ import (
 // defaultAddedLatency is the flag's default of MigrationMaxAddedLatency.
 const defaultAddedLatency = time.Millisecond
 
-// AddFlags adds the flags of the fields that operators set, with their defaults.
+// Defaults returns a Config with the defaults of the fields that have flags.
+func Defaults() Config {
+	return Config{MigrationMaxAddedLatency: defaultAddedLatency}.withDefaults()
+}
+
+// AddFlags adds the flags of the fields that operators set. Their defaults are what c has:
+// begin with Defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	*c = c.withDefaults()
 	fs.DurationVar(&c.IdentityLeaseDuration, "identity-lease-duration", c.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&c.IdentityLeaseRenewInterval, "identity-lease-renew-interval", c.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
 	fs.DurationVar(&c.ControllerLeaseDuration, "controller-lease-duration", c.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
-	fs.BoolFunc("controllers", "Whether this server may run the leader-elected controllers of storage migration. (default true)", func(text string) error {
-		on, err := strconv.ParseBool(text)
-		c.NoControllers = !on
-		return err
-	})
-	fs.DurationVar(&c.MigrationMaxAddedLatency, "migration-max-added-latency", defaultAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down, to no less than 200 objects per second (20 of large ones). 0 means full speed. A migration's spec.maxAddedLatency goes first.")
+	fs.VarPF(unless{&c.NoControllers}, "controllers", "", "Whether this server may run the leader-elected controllers.").NoOptDefVal = "true"
+	fs.DurationVar(&c.MigrationMaxAddedLatency, "migration-max-added-latency", c.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down, to no less than 200 objects per second (20 of large ones). 0 means full speed. A migration's spec.maxAddedLatency goes first.")
 	fs.IntVar(&c.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", c.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
 	fs.DurationVar(&c.KeyringInterval, "encryption-provider-config-reload-interval", c.KeyringInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 }
+
+// unless is the value of a flag that is the opposite of a field.
+type unless struct{ field *bool }
+
+var _ pflag.Value = unless{}
+
+// String implements pflag.Value.
+func (u unless) String() string { return strconv.FormatBool(u.field == nil || !*u.field) }
+
+// Set implements pflag.Value.
+func (u unless) Set(text string) error {
+	on, err := strconv.ParseBool(text)
+	if err == nil {
+		*u.field = !on
+	}
+	return err
+}
+
+// Type implements pflag.Value.
+func (unless) Type() string { return "bool" }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -59,7 +61,7 @@ func (h *etcdHealth) run(ctx context.Context) {
 		case slots <- struct{}{}:
 			asked.Go(func() {
 				defer func() { <-slots }()
-				h.once(ctx)
+				_ = workers.Do(ctx, "etcd-health", func() error { h.once(ctx); return nil })
 			})
 		default:
 		}

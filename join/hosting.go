@@ -25,6 +25,7 @@ import (
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -268,7 +269,7 @@ func (h *hosting) begin(ctx context.Context, t tenure) (tenure, error) {
 		return t, err
 	}
 	running, end := context.WithCancel(h.stopped)
-	h.members.Go(func() { m.Run(running) })
+	h.members.Go(func() { workers.Loop(running, "host-member", m.Run) })
 	klog.Background().Info("Reporting to the host cluster", "server", t.id)
 	t.member, t.end, t.alone = m, end, false
 	return t, nil

@@ -104,6 +104,9 @@ type Config struct {
 	MigrationMaxObjectsPerSecond int
 }
 
+// ControllerUser is the user for Config.ControllerUser in servers with RBAC.
+const ControllerUser = "system:concord-controllers"
+
 const (
 	defaultIdentityLeaseDuration   = 15 * time.Second
 	defaultControllerLeaseDuration = 6 * time.Second
@@ -134,19 +137,26 @@ func (c Config) Validate() error {
 		return errors.New("join: Config.Schemes is empty")
 	case c.Binary == nil || c.Emulation == nil || c.MinCompatibility == nil:
 		return errors.New("join: Config.Binary, Emulation or MinCompatibility is missing")
+	}
+	if _, err := genericoptions.ParseWatchCacheSizes(c.WatchCacheSizes); err != nil {
+		return fmt.Errorf("--watch-cache-sizes: %w", err)
+	}
+	return c.ValidateFlags()
+}
+
+// ValidateFlags is Validate for the fields that have flags.
+func (c Config) ValidateFlags() error {
+	switch {
 	case c.ControllerLeaseDuration < time.Second || c.ControllerLeaseDuration%time.Second != 0:
 		return fmt.Errorf("--controller-lease-duration %v is not allowed: whole seconds, at least 1s", c.ControllerLeaseDuration)
 	case c.IdentityLeaseDuration < time.Second || c.IdentityLeaseDuration%time.Second != 0:
 		return fmt.Errorf("--identity-lease-duration %v is not allowed: whole seconds, at least 1s", c.IdentityLeaseDuration)
 	case c.IdentityLeaseRenewInterval <= 0 || c.IdentityLeaseRenewInterval > c.IdentityLeaseDuration/2:
 		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration)
-	case c.KeyringInterval < 0:
+	case c.KeyringInterval <= 0:
 		return fmt.Errorf("--encryption-provider-config-reload-interval %v must be above 0", c.KeyringInterval)
 	case c.MigrationMaxAddedLatency < 0 || c.MigrationMaxObjectsPerSecond < 0:
 		return fmt.Errorf("--migration-max-added-latency %v and --migration-max-objects-per-second %d must not be negative", c.MigrationMaxAddedLatency, c.MigrationMaxObjectsPerSecond)
-	}
-	if _, err := genericoptions.ParseWatchCacheSizes(c.WatchCacheSizes); err != nil {
-		return fmt.Errorf("--watch-cache-sizes: %w", err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package join
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 
@@ -10,15 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/mirror"
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -118,14 +116,17 @@ func servedMigrations(server *genericapiserver.GenericAPIServer, s *storing) (be
 // lead runs the elected controllers until ctx ends.
 func (j *Join) lead(ctx context.Context) {
 	var controllers sync.WaitGroup
+	run := func(worker string, f func(context.Context)) {
+		controllers.Go(func() { workers.Loop(ctx, worker, f) })
+	}
 	if !j.config.Silent {
-		controllers.Go(func() {
+		run("trigger", func(ctx context.Context) {
 			if j.awaitOwnCRDs(ctx) == nil {
 				j.leading.trigger.Run(ctx)
 			}
 		})
 	}
-	controllers.Go(func() {
+	run("skew", func(ctx context.Context) {
 		if j.awaitOwnCRDs(ctx) == nil && j.awaitRegistered(ctx) == nil {
 			j.leading.skew.Run(ctx)
 		}
@@ -135,22 +136,9 @@ func (j *Join) lead(ctx context.Context) {
 
 // newSkew makes the controller that compares the servers' versions.
 func newSkew(c client.WithWatch, instance string) (*skew.Controller, error) {
-	metrics := skew.NewMetrics()
-	for _, m := range metrics.Registerables() {
-		if err := legacyregistry.Register(m); err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
-		}
+	metrics, err := skewMetrics()
+	if err != nil {
+		return nil, err
 	}
 	return skew.New(skew.Config{Client: c, Instance: instance, Metrics: metrics, Logger: klog.Background().WithName("skew")})
-}
-
-// registerMigrationMetrics registers the metrics of migrations.
-func registerMigrationMetrics() (*migrate.Metrics, error) {
-	counts := migrate.NewMetrics()
-	for _, m := range counts.Registerables() {
-		if err := legacyregistry.Register(m); err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
-		}
-	}
-	return counts, nil
 }

@@ -40,7 +40,7 @@ func (j *Join) newMigrating() error {
 		return nil // the host migrates what an aggregated server stores, through its API
 	}
 	var err error
-	if m.counts, err = registerMigrationMetrics(); err != nil {
+	if m.counts, err = migrationMetrics(); err != nil {
 		return err
 	}
 	collector := garbage.New()

@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/agree"
@@ -22,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/workers"
 )
 
 // reporting is the server's membership: its Lease and reports, and the collector that buries
@@ -51,7 +50,12 @@ func (j *Join) newReporting() error {
 		if r.collect, err = collect.New(collect.Config{Client: j.clients.controllers.objects, Logger: klog.Background().WithName("collect")}); err != nil {
 			return err
 		}
-		config.Bury = r.collect.Bury
+		// A server that stops takes no writes any more but its own, so it buries itself as itself.
+		own, err := collect.New(collect.Config{Client: j.clients.objects, Logger: klog.Background().WithName("collect")})
+		if err != nil {
+			return err
+		}
+		config.Bury = own.Bury
 		config.CustomResourcesKnown = func() bool { return j.crds.known() }
 		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 			j.crds.rebuild(ctx, crd, gr, served)
@@ -70,17 +74,6 @@ func (j *Join) newReporting() error {
 	return nil
 }
 
-// memberMetrics are those of all servers in the process, since they can be registered once.
-var memberMetrics = sync.OnceValues(func() (*member.Metrics, error) {
-	metrics := member.NewMetrics()
-	for _, m := range metrics.Registerables() {
-		if err := legacyregistry.Register(m); err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
-		}
-	}
-	return metrics, nil
-})
-
 // checkKeys has every changed encryption configuration checked before it is loaded: all that
 // is stored must open with it, and all servers must be able to read what is written with it.
 func (j *Join) checkKeys() {
@@ -96,7 +89,7 @@ func (j *Join) checkKeys() {
 
 // followKeys is the post-start hook that follows the encryption configuration.
 func (j *Join) followKeys(hook genericapiserver.PostStartHookContext) error {
-	go j.config.Keyring.Run(hook, j.config.KeyringInterval)
+	go workers.Loop(hook, "encryption", func(ctx context.Context) { j.config.Keyring.Run(ctx, j.config.KeyringInterval) })
 	return nil
 }
 

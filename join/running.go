@@ -11,6 +11,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -105,8 +107,9 @@ type running struct {
 
 	// started are closed when the libraries' parts have begun; see letStart.
 	started map[string]<-chan struct{}
-	// abandoned is closed when the server ends without the generic server's consent.
+	// abandoned is closed, by abandon, when the server ends without the generic server's consent.
 	abandoned chan struct{}
+	abandon   func()
 
 	mu       sync.Mutex
 	departed bool
@@ -115,6 +118,7 @@ type running struct {
 
 func newRunning(j *Join) *running {
 	r := &running{j: j, abandoned: make(chan struct{})}
+	r.abandon = sync.OnceFunc(func() { close(r.abandoned) })
 	// Not a hook's context: on a stop the server still answers while it drains, and the
 	// loops end in an order of their own (depart).
 	r.controllers, r.stop = context.WithCancel(context.Background())
@@ -141,25 +145,38 @@ func (r *running) begin() (departed bool) {
 		return true
 	}
 	j := r.j
+	loop := func(worker string, f func(context.Context)) {
+		r.done.Go(func() { workers.Loop(r.controllers, worker, f) })
+	}
 	r.done.Go(func() { j.reporting.member.Run(context.Background()) })
-	r.done.Go(func() { j.crds.run(r.controllers) })
+	loop("definitions", j.crds.run)
 	if j.hosting != nil {
-		j.hosting.running.Go(func() { j.hosting.run(r.controllers) })
+		j.hosting.running.Go(func() { workers.Loop(r.controllers, "host", j.hosting.run) })
 	}
 	if !j.config.Silent {
-		r.done.Go(func() { j.reporting.collect.Run(r.controllers, j.leading.election.leads) })
+		loop("collect", func(ctx context.Context) {
+			if j.awaitPermitted(ctx) == nil {
+				j.reporting.collect.Run(ctx, j.leading.election.leads)
+			}
+		})
 	}
 	if j.migrating.claim != nil {
-		r.done.Go(func() {
-			if j.awaitOwnCRDs(r.controllers) == nil {
-				j.migrating.claim.Run(r.controllers)
+		loop("migrate", func(ctx context.Context) {
+			if j.awaitOwnCRDs(ctx) == nil {
+				j.migrating.claim.Run(ctx)
 			}
 		})
 	}
 	if !j.config.NoControllers {
-		r.done.Go(func() { j.leading.election.campaign(r.controllers) })
-		if j.leading.mirror != nil {
-			r.done.Go(func() { j.leading.mirror.campaign(r.controllers) })
+		for worker, e := range map[string]*election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
+			if e == nil {
+				continue
+			}
+			loop(worker, func(ctx context.Context) {
+				if j.awaitPermitted(ctx) == nil {
+					e.campaign(ctx)
+				}
+			})
 		}
 	}
 	return false
@@ -176,7 +193,7 @@ func (r *running) depart() error {
 	r.stop()
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
-	go r.j.watchOutage(ctx, giveUp)
+	workers.Go(ctx, "outage", func() { r.j.watchOutage(ctx, giveUp) })
 	select {
 	case <-r.j.reporting.drain.begin():
 	case <-ctx.Done():
@@ -217,6 +234,41 @@ func (j *Join) watchOutage(ctx context.Context, giveUp context.CancelCauseFunc) 
 	})
 }
 
+// Run runs a prepared server until it has stopped, after the end of ctx, and then returns
+// what run returns. If etcd does not answer while the server stops, or the server was stopped
+// before it had begun, Run returns although run does not: the process is to end.
+func (j *Join) Run(ctx context.Context, run func(context.Context) error) error {
+	finished := make(chan error, 1)
+	go func() { finished <- run(ctx) }()
+	ended := make(chan struct{})
+	defer close(ended)
+	defer context.AfterFunc(ctx, func() { j.running.abandonInOutage(ended) })()
+	select {
+	case err := <-finished:
+		return err
+	case <-j.running.abandoned:
+		return nil
+	}
+}
+
+// abandonInOutage abandons a server that stops while etcd is away: what others say at their
+// farewell, such as upstream's identity Lease, would be tried for minutes.
+func (r *running) abandonInOutage(ended <-chan struct{}) {
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	defer giveUp(nil)
+	workers.Go(ctx, "outage", func() { r.j.watchOutage(ctx, giveUp) })
+	select {
+	case <-ctx.Done():
+	case <-ended:
+		return
+	}
+	select {
+	case <-time.After(awayTimeout): // in which the server says why it leaves so
+	case <-ended:
+	}
+	r.abandon()
+}
+
 // letStart returns when the libraries' hooks have run: one that is cut off by a stop ends
 // the process with a fatal error. If they never will, it ends the server and does not return.
 func (r *running) letStart(ctx context.Context) {
@@ -229,7 +281,7 @@ func (r *running) letStart(ctx context.Context) {
 		select {
 		case <-started:
 		case <-ctx.Done():
-			close(r.abandoned)
+			r.abandon()
 			select {}
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	apiextensionsapi "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -136,10 +136,10 @@ func (s *storing) complete(resource schema.GroupResource, options generic.RESTOp
 	if !slices.Equal(storage.Transport.ServerList, s.config.Etcd.Transport.ServerList) {
 		return options, fmt.Errorf("--etcd-servers-overrides is not supported: %s in another etcd than its StorageVersion cannot be fenced; remove the flag", resource)
 	}
-	if codec, err := codecOf(resource.Group); err != nil {
+	if codec, encoding, err := codecOf(resource.Group); err != nil {
 		return options, err
 	} else if codec != nil {
-		storage.Codec = codec
+		storage.Codec, storage.EncodeVersioner = codec, encoding
 	}
 	if s.config.Keyring != nil {
 		storage.Transformer = s.config.Keyring.TransformerForResource(resource)
@@ -155,16 +155,20 @@ func (s *storing) complete(resource schema.GroupResource, options generic.RESTOp
 }
 
 // codecOf returns the codec of the groups whose servers come with one that may encode to any
-// of several versions; nil for all others. Definitions and APIServices have had one version
-// that all releases in range serve and read, v1, since 1.16 and 1.10.
-func codecOf(group string) (runtime.Codec, error) {
+// of several versions, and the version; nil for all others. It is the one that Kubernetes
+// stores: CustomResourceDefinitions are kept in v1beta1, since some of many versions would be
+// too large for etcd in v1 (https://issue.k8s.io/82292).
+func codecOf(group string) (runtime.Codec, schema.GroupVersion, error) {
+	codecs, encoding := apiextensionsapiserver.Codecs, apiextensionsv1beta1.SchemeGroupVersion
 	switch group {
 	case apiextensionsapi.GroupName:
-		return jsonCodec(apiextensionsapiserver.Codecs, apiextensionsv1.SchemeGroupVersion)
 	case apiregistrationapi.GroupName:
-		return jsonCodec(aggregatorscheme.Codecs, apiregistrationv1.SchemeGroupVersion)
+		codecs, encoding = aggregatorscheme.Codecs, apiregistrationv1.SchemeGroupVersion
+	default:
+		return nil, encoding, nil
 	}
-	return nil, nil
+	codec, err := jsonCodec(codecs, encoding)
+	return codec, encoding, err
 }
 
 // jsonCodec encodes in JSON of one version, and says so in its identifier, by which the fence

@@ -164,6 +164,7 @@ type Member struct {
 	crds         map[string]schema.GroupResource
 	builtinsSet  bool
 	inflight     int
+	tickets      uint64        // of claims so far
 	landed       chan struct{} // closed when departed and inflight is 0
 	encryption   Encryption
 	began        time.Time // when this registration was first wanted

@@ -61,6 +61,7 @@ type state struct {
 	verified bool // it was read for that reason since the last change
 
 	inflight  bool
+	ticket    uint64 // of the last claim
 	failures  int
 	notBefore time.Time
 	lastErr   error

@@ -2,6 +2,7 @@ package member
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 func byResource(items []v1alpha1.StorageVersion) map[schema.GroupResource]*v1alpha1.StorageVersion {
@@ -114,7 +116,7 @@ func (m *Member) Run(ctx context.Context) {
 		loops = append(loops, m.keepReported, m.watchStorageVersions)
 	}
 	for _, loop := range loops {
-		wg.Go(func() { loop(ctx) })
+		wg.Go(func() { workers.Loop(ctx, "member", loop) })
 	}
 	wg.Wait()
 }
@@ -156,7 +158,11 @@ func (m *Member) keepReported(ctx context.Context) {
 	for ctx.Err() == nil {
 		if claims := m.claimDue(); len(claims) > 0 {
 			wg.Go(func() {
-				if err := m.process(ctx, claims); err != nil && ctx.Err() == nil {
+				err := workers.Do(ctx, "member-reports", func() error { return m.process(ctx, claims) })
+				if errors.Is(err, workers.ErrPanicked) {
+					m.releaseHeld(claims, err)
+				}
+				if err != nil && ctx.Err() == nil {
 					m.cfg.Logger.V(1).Info("Reports will be repeated", "reason", err.Error())
 				}
 			})

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -33,6 +34,8 @@ type claim struct {
 	gone   bool // a quorum read found no CRD
 	// seen is the StorageVersion to report in, from the watch; nil if it has to be read.
 	seen *v1alpha1.StorageVersion
+	// ticket tells it from later claims of the resource.
+	ticket uint64
 }
 
 // readFirst says whether the CRD has to be read before it is known what to report.
@@ -118,7 +121,9 @@ func (m *Member) claim(gr schema.GroupResource) (claim, error) {
 	}
 	s.inflight = true
 	m.inflight++
-	return claim{gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify, seen: s.newer(m.registration.id)}, nil
+	m.tickets++
+	s.ticket = m.tickets
+	return claim{ticket: s.ticket, gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify, seen: s.newer(m.registration.id)}, nil
 }
 
 // release gives claims back after an attempt. Those that failed together are due again
@@ -167,6 +172,19 @@ func (m *Member) release(claims []claim, err error) {
 	if again {
 		wake(m.wakeReports)
 	}
+}
+
+// releaseHeld gives back those claims of an attempt that has panicked that it still held.
+func (m *Member) releaseHeld(claims []claim, err error) {
+	var held []claim
+	m.mu.RLock()
+	for _, c := range claims {
+		if s := m.resources[c.gr]; s != nil && s.inflight && s.ticket == c.ticket {
+			held = append(held, c)
+		}
+	}
+	m.mu.RUnlock()
+	m.release(held, err)
 }
 
 // untilDue returns the time until the next resource that nobody works on is due.
@@ -253,7 +271,11 @@ func (m *Member) takeSlot(ctx context.Context) error {
 // one makes an attempt, with a slot that it gives back, as it does the claim unless it
 // was placed.
 func (m *Member) one(ctx context.Context, c claim, attempt func(claim) (result, error)) outcome {
-	result, err := attempt(c)
+	var result result
+	err := workers.Do(ctx, "member-report", func() (err error) {
+		result, err = attempt(c)
+		return err
+	})
 	<-m.slots
 	if err != nil {
 		return m.abandon(c, err)
@@ -263,7 +285,7 @@ func (m *Member) one(ctx context.Context, c claim, attempt func(claim) (result, 
 	}
 	m.release([]claim{c}, nil)
 	if result == reopened {
-		m.rebuild(ctx, c)
+		_ = workers.Do(ctx, "member-rebuild", func() error { m.rebuild(ctx, c); return nil })
 	}
 	return outcome{}
 }

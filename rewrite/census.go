@@ -83,6 +83,11 @@ func count(ctx context.Context, reader Reader, prefix string) (Census, error) {
 	return t.census(pager.revision), nil
 }
 
+// unowned are the folders of what kube-apiserver keeps for itself, past all storage of
+// resources: the service IP and node port allocators' bitmaps, and the addresses of API
+// servers. All are in core/v1, the only version that they have ever had.
+var unowned = sets.New("ranges", "masterleases", "peerserverleases")
+
 // place is what an object's key tells of its resource.
 type place struct {
 	resource string
@@ -177,6 +182,9 @@ func locate(segments []string, encoding agree.Encoding) place {
 		return place{resource: ResourceOther, grouped: true}
 	}
 	first, second := segments[0], segments[1]
+	if unowned.Has(first) {
+		return place{resource: ResourceOther, grouped: true}
+	}
 	gv, err := schema.ParseGroupVersion(string(encoding))
 	readable := encoding != "" && err == nil
 	switch {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/concord-dev/concord/progress"
+	"github.com/concord-dev/concord/workers"
 )
 
 // run is one call of Engine.Run.
@@ -54,7 +55,9 @@ func (r *run) all(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var governing sync.WaitGroup
 	if r.opts.Yield.MaxAddedLatency > 0 {
-		governing.Go(func() { r.pacer.govern(ctx, r.probe) })
+		governing.Go(func() {
+			workers.Loop(ctx, "rewrite-pace", func(ctx context.Context) { r.pacer.govern(ctx, r.probe) })
+		})
 	}
 	defer governing.Wait()
 	defer stop()
@@ -89,7 +92,10 @@ func (r *run) pages(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// About two pages wait, so that reading, CPU and store are busy together.
 	chunks := make(chan *chunk, max(r.opts.Workers, 2*r.opts.PageKeys/r.opts.TxnKeys))
-	group.Go(func() error {
+	begin := func(f func() error) {
+		group.Go(func() error { return workers.Do(ctx, "rewrite", f) })
+	}
+	begin(func() error {
 		defer close(chunks)
 		return r.read(ctx, func(ctx context.Context, c *chunk) error {
 			select {
@@ -101,7 +107,7 @@ func (r *run) pages(ctx context.Context) error {
 		})
 	})
 	for range r.opts.Workers {
-		group.Go(func() error {
+		begin(func() error {
 			for c := range chunks {
 				if err := r.rewrite(ctx, c); err != nil {
 					return err

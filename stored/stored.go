@@ -70,6 +70,9 @@ func ReadSets(ctx context.Context, reader rewrite.Reader, prefix string) (Sets, 
 	return sets, nil
 }
 
+// DefaultPrefix is kube-apiserver's default for --etcd-prefix.
+const DefaultPrefix = "/registry"
+
 // Layout says where servers keep their objects in etcd.
 type Layout struct {
 	// Prefix is the servers' --etcd-prefix.

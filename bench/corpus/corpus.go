@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 const (
@@ -55,7 +55,7 @@ var (
 		Name: "custom resources", kind: KindOf(Rewritten),
 		gr:       schema.GroupResource{Group: CustomGroup, Resource: Rewritten},
 		path:     CustomPath(Rewritten, "v2"),
-		prefix:   server.DefaultEtcdPrefix + "/" + CustomGroup + "/" + Rewritten + "/",
+		prefix:   stored.DefaultPrefix + "/" + CustomGroup + "/" + Rewritten + "/",
 		old:      CustomGroup + "/v1",
 		current:  CustomGroup + "/v2",
 		version:  "v2",
@@ -66,7 +66,7 @@ var (
 		Name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
 		gr:       schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"},
 		path:     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
-		prefix:   server.DefaultEtcdPrefix + "/mutatingadmissionpolicies/",
+		prefix:   stored.DefaultPrefix + "/mutatingadmissionpolicies/",
 		old:      "admissionregistration.k8s.io/v1beta1",
 		current:  "admissionregistration.k8s.io/v1",
 		version:  "v1",
@@ -360,7 +360,7 @@ func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 }
 
 func (s *Stored) fence(ctx context.Context) (rewrite.Fence, error) {
-	key := server.DefaultEtcdPrefix + "/storageversions/" + storageversion.Name(s.Corpus.gr)
+	key := stored.DefaultPrefix + "/storageversions/" + storageversion.Name(s.Corpus.gr)
 	page, err := s.kv.Range(ctx, key, key+"\x00", 1, 0)
 	if err != nil {
 		return rewrite.Fence{}, err

@@ -11,12 +11,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 const (
 	migrationsPath   = "/apis/migration.k8s.io/v1alpha1/storageversionmigrations"
-	migrationsPrefix = server.DefaultEtcdPrefix + "/migration.k8s.io/storageversionmigrations/"
+	migrationsPrefix = stored.DefaultPrefix + "/migration.k8s.io/storageversionmigrations/"
 	// migrationLimit and objectLimit bound a migration.
 	migrationLimit = 20 * time.Minute
 	objectLimit    = 20 * time.Millisecond

@@ -35,7 +35,7 @@ func (b *bench) logf(format string, args ...any) {
 const maxRepeatedly = 20_000
 
 func (b *bench) measure(ctx context.Context) error {
-	cluster, err := b.stage.Cluster(ctx, "migration", true, b.options.servers)
+	cluster, err := b.stage.Cluster(ctx, "migration", b.options.servers)
 	if err != nil {
 		return err
 	}

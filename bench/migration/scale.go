@@ -80,7 +80,7 @@ func (b *bench) scale(ctx context.Context) (err error) {
 // prepareScaled stores n objects. The cluster is to be closed also if there is an error.
 func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	b.logf("storing %d objects, which no server keeps in memory", n)
-	cluster, err := b.stage.Cluster(ctx, fmt.Sprint("scale-", n), true, 1)
+	cluster, err := b.stage.Cluster(ctx, fmt.Sprint("scale-", n), 1)
 	if err != nil {
 		return nil, err
 	}

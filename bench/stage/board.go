@@ -15,10 +15,10 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
-const versionsPrefix = server.DefaultEtcdPrefix + "/storageversions/"
+const versionsPrefix = stored.DefaultPrefix + "/storageversions/"
 
 // Agreement is what a StorageVersion says.
 type Agreement struct {

@@ -12,16 +12,13 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/generic"
 )
 
 const (
 	serverArgument = "server"
 	etcdArgument   = "etcd"
-	// withoutVariable, in a server's environment, switches the protocol off.
-	withoutVariable = "CONCORD_BENCH_WITHOUT_PROTOCOL"
-	// unplannedVariable, there too, switches the API plan off.
-	unplannedVariable = "CONCORD_BENCH_UNPLANNED"
 )
 
 // Child runs the program as a server or an etcd if it was started as one, and then does
@@ -45,19 +42,17 @@ func Child() {
 }
 
 func runServer(ctx context.Context, args []string) error {
-	o := server.NewOptions()
+	o := generic.NewOptions()
 	flags := pflag.NewFlagSet(serverArgument, pflag.ContinueOnError)
 	o.AddFlags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	o.DisableProtocol = os.Getenv(withoutVariable) != ""
-	o.DisablePlan = os.Getenv(unplannedVariable) != ""
 	if err := o.Complete(); err != nil {
 		return err
 	}
 	defer klog.Flush()
-	return server.Run(ctx, o, nil)
+	return generic.Run(ctx, o, nil)
 }
 
 // etcdPercent is by how much of what lives an etcd's heap may grow between two collections of
@@ -73,7 +68,7 @@ func runEtcd(ctx context.Context, args []string) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(etcdPercent)
 	}
-	etcd, err := server.StartEtcd(ctx, args[0])
+	etcd, err := embedded.StartEtcd(ctx, args[0])
 	if err != nil {
 		return err
 	}

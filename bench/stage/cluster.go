@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -24,10 +24,6 @@ const (
 
 // Cluster is an etcd and the servers on it.
 type Cluster struct {
-	// Protocol says whether its servers take part in the protocol.
-	Protocol bool
-	// Unplanned servers do not plan their APIs (server.Options.DisablePlan).
-	Unplanned bool
 	// Servers are in the order in which they were made.
 	Servers []*Server
 	// Raw is a client of the etcd.
@@ -41,8 +37,8 @@ type Cluster struct {
 
 // Cluster starts an etcd, of a name that no other cluster of the stage has, and makes
 // servers for it that are not started yet.
-func (s *Stage) Cluster(ctx context.Context, name string, protocol bool, servers int) (*Cluster, error) {
-	c := &Cluster{Protocol: protocol, stage: s, name: name}
+func (s *Stage) Cluster(ctx context.Context, name string, servers int) (*Cluster, error) {
+	c := &Cluster{stage: s, name: name}
 	s.mu.Lock()
 	s.clusters[c] = true
 	s.mu.Unlock()
@@ -68,7 +64,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("directory of the etcd: %w", err)
 	}
-	socket, err := server.SocketPath(dir)
+	socket, err := embedded.SocketPath(dir)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -48,12 +48,6 @@ func (s *Server) Start(args ...string) error {
 	}, args...)
 	cmd := exec.Command(s.cluster.stage.program, all...)
 	cmd.Env = os.Environ()
-	if !s.cluster.Protocol {
-		cmd.Env = append(cmd.Env, withoutVariable+"=1")
-	}
-	if s.cluster.Unplanned {
-		cmd.Env = append(cmd.Env, unplannedVariable+"=1")
-	}
 	var err error
 	s.process, err = process.Start(s.name, cmd, s.cluster.path(s.name+".log"))
 	return err
@@ -88,7 +82,7 @@ func (s *Server) AwaitReady(ctx context.Context, every time.Duration) (time.Time
 // Config is the administrator's access to the server, without limits, over connections
 // that no other client shares.
 func (s *Server) Config() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", server.AdminKubeconfigName))
+	config, err := clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", pki.AdminKubeconfigName))
 	if err != nil {
 		return nil, fmt.Errorf("administrator's kubeconfig: %w", err)
 	}

@@ -7,12 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/concord-dev/concord/server"
 	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/server/generic"
 )
 
 func newAPIsCommand() *cobra.Command {
-	o := server.NewOptions()
+	o := generic.NewOptions()
 	var output string
 	var features bool
 	cmd := &cobra.Command{

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 // etcdAnswerTimeout bounds the wait for the first answer of an etcd.
@@ -70,7 +70,7 @@ func (o *censusOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.tls.TrustedCAFile, "etcd-cafile", "", "the CA that signed etcd's certificates")
 	flags.StringVar(&o.tls.CertFile, "etcd-certfile", "", "the certificate to show to etcd")
 	flags.StringVar(&o.tls.KeyFile, "etcd-keyfile", "", "the key of --etcd-certfile")
-	flags.StringVar(&o.prefix, "etcd-prefix", server.DefaultEtcdPrefix, "the prefix under which the servers store objects")
+	flags.StringVar(&o.prefix, "etcd-prefix", stored.DefaultPrefix, "the prefix under which the servers store objects")
 	flags.StringVarP(&o.output, "output", "o", "table", "what to print: table or json")
 }
 

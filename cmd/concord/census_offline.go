@@ -18,7 +18,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -40,14 +40,17 @@ func findStore(dataDir string) (storedData, error) {
 	if err != nil {
 		return storedData{}, fmt.Errorf("data directory: %w", err)
 	}
-	store := storedData{dataDir: dataDir, dir: filepath.Join(dataDir, server.EtcdDirName)}
+	store := storedData{dataDir: dataDir, dir: filepath.Join(dataDir, embedded.EtcdDirName)}
 	if _, err := os.Stat(store.backend()); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return storedData{}, fmt.Errorf("there is no etcd in %s: give the --data-dir of a server that has run with an embedded etcd, or --etcd-servers", dataDir)
 		}
 		return storedData{}, fmt.Errorf("data directory: %w", err)
 	}
-	socket, err := server.SocketPath(dataDir)
+	socket, err := embedded.SocketPath(dataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return store, nil
+	}
 	if err != nil {
 		return storedData{}, err
 	}
@@ -90,7 +93,7 @@ func (s storedData) openCopy(ctx context.Context) (client *clientv3.Client, clos
 // copyTo copies the data while it holds the database's shared lock, so that no etcd
 // writes meanwhile.
 func (s storedData) copyTo(ctx context.Context, to string) (err error) {
-	if err := server.CheckDatabase(s.backend(), storeLockTimeout); errors.Is(err, server.ErrDamaged) {
+	if err := embedded.CheckDatabase(s.backend(), storeLockTimeout); errors.Is(err, embedded.ErrDamaged) {
 		return fmt.Errorf("%w: restore a backup (etcdutl snapshot restore) and count in that", err)
 	}
 	db, err := bolt.Open(s.backend(), 0, &bolt.Options{ReadOnly: true, Timeout: storeLockTimeout})
@@ -142,7 +145,11 @@ func startPrivate(ctx context.Context, dir string) (etcd *embed.Etcd, err error)
 			etcd, err = nil, fmt.Errorf("%v", r)
 		}
 	}()
-	etcd, err = embed.StartEtcd(privateConfig(dir))
+	cfg := privateConfig(dir)
+	if _, err := embedded.SecurePeers(cfg, dir); err != nil { // they are removed with dir
+		return nil, err
+	}
+	etcd, err = embed.StartEtcd(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -166,10 +173,7 @@ func privateConfig(dir string) *embed.Config {
 	cfg.ForceNewCluster = true
 	cfg.UnsafeNoFsync = true
 	client := url.URL{Scheme: "unix", Path: filepath.Join(dir, "client.sock")}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(server.EtcdLogger())
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(embedded.EtcdLogger())
 	return cfg
 }

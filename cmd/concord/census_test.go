@@ -21,7 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 // runCensus runs the command and returns what it prints.
@@ -61,12 +61,12 @@ const storedWidgets = 3000
 
 // startData starts an etcd in a data directory short enough for a socket and puts
 // objects into it.
-func startData(t *testing.T) (dataDir string, etcd *server.Etcd, client *clientv3.Client) {
+func startData(t *testing.T) (dataDir string, etcd *embedded.Etcd, client *clientv3.Client) {
 	t.Helper()
 	dataDir, err := os.MkdirTemp("", "census")
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dataDir) })
-	etcd, err = server.StartEtcd(t.Context(), dataDir)
+	etcd, err = embedded.StartEtcd(t.Context(), dataDir)
 	requireNoError(t, err)
 	client, err = clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
 	requireNoError(t, err)
@@ -156,16 +156,16 @@ func TestCensusAfterCrash(t *testing.T) {
 	dataDir, etcd, client := startData(t)
 	crashed := t.TempDir()
 	requireNoError(t, etcd.Close()) // brings the database up to date
-	copyTree(t, filepath.Join(dataDir, server.EtcdDirName), filepath.Join(crashed, server.EtcdDirName))
+	copyTree(t, filepath.Join(dataDir, embedded.EtcdDirName), filepath.Join(crashed, embedded.EtcdDirName))
 	_ = client.Close()
-	etcd, err := server.StartEtcd(t.Context(), dataDir)
+	etcd, err := embedded.StartEtcd(t.Context(), dataDir)
 	requireNoError(t, err)
 	client, err = clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})
 	requireNoError(t, err)
 	putWidgets(t, client, "v2", 20)
 	requireNoError(t, client.Close())
 	requireNoError(t, etcd.Close())
-	wal := filepath.Join(server.EtcdDirName, "member", "wal")
+	wal := filepath.Join(embedded.EtcdDirName, "member", "wal")
 	requireNoError(t, os.RemoveAll(filepath.Join(crashed, wal)))
 	copyTree(t, filepath.Join(dataDir, wal), filepath.Join(crashed, wal))
 
@@ -232,10 +232,10 @@ func TestCensusOverTLS(t *testing.T) {
 func TestCensusErrors(t *testing.T) {
 	dataDir, etcd, _ := startData(t)
 	requireNoError(t, etcd.Close())
-	backend := func(dir string) string { return filepath.Join(dir, server.EtcdDirName, "member", "snap", "db") }
+	backend := func(dir string) string { return filepath.Join(dir, embedded.EtcdDirName, "member", "snap", "db") }
 	damagedDB, damagedLog, truncated, overwritten := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	for _, dir := range []string{damagedDB, damagedLog, truncated, overwritten} {
-		copyTree(t, filepath.Join(dataDir, server.EtcdDirName), filepath.Join(dir, server.EtcdDirName))
+		copyTree(t, filepath.Join(dataDir, embedded.EtcdDirName), filepath.Join(dir, embedded.EtcdDirName))
 	}
 	requireNoError(t, os.WriteFile(backend(damagedDB), bytes.Repeat([]byte("damaged"), 10000), 0o600))
 	damageLogs(t, damagedLog)
@@ -282,7 +282,7 @@ func TestCensusErrors(t *testing.T) {
 // damageLogs overwrites a piece of each write-ahead log.
 func damageLogs(t *testing.T, dataDir string) {
 	t.Helper()
-	logs, err := filepath.Glob(filepath.Join(dataDir, server.EtcdDirName, "member", "wal", "*.wal"))
+	logs, err := filepath.Glob(filepath.Join(dataDir, embedded.EtcdDirName, "member", "wal", "*.wal"))
 	requireNoError(t, err)
 	for _, log := range logs {
 		f, err := os.OpenFile(log, os.O_WRONLY, 0)

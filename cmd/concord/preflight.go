@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/planning"
 )
 
 // preflightOptions say which server is to start, and on what.
@@ -142,7 +142,7 @@ func (o *preflightOptions) target() (*compat.Target, error) {
 	if release.EqualTo(binary) {
 		return o.thisBinary()
 	}
-	return compat.ReleaseTarget(server.Lifecycles(), release), nil
+	return compat.ReleaseTarget(planning.Lifecycles(), release), nil
 }
 
 // thisBinary plans as this binary's servers do.
@@ -152,7 +152,7 @@ func (o *preflightOptions) thisBinary() (*compat.Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := compat.NewPlan(server.Lifecycles(), compat.Options{Binary: binary, Emulation: emulation, MinCompatibility: minCompatibility})
+	plan, err := compat.NewPlan(planning.Lifecycles(), compat.Options{Binary: binary, Emulation: emulation, MinCompatibility: minCompatibility})
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/planning"
 )
 
 const admission = "admissionregistration.k8s.io"
@@ -92,7 +93,7 @@ func newCluster(t *testing.T) *cluster {
 		states:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
 		versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
 	}
-	plan, err := compat.NewPlan(server.Lifecycles(), compat.Options{Emulation: version.MustParseMajorMinor("1.36")})
+	plan, err := compat.NewPlan(planning.Lifecycles(), compat.Options{Emulation: version.MustParseMajorMinor("1.36")})
 	requireNoError(t, err)
 	for _, r := range plan.Resources {
 		if !r.Storage.Empty() {
@@ -197,7 +198,7 @@ func TestPreflightInEtcd(t *testing.T) {
 	dir, err := os.MkdirTemp("", "preflight") // short enough for a socket
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	etcd, err := server.StartEtcd(t.Context(), dir)
+	etcd, err := embedded.StartEtcd(t.Context(), dir)
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = etcd.Close() })
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}, Logger: zap.NewNop()})

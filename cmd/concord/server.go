@@ -1,17 +1,16 @@
 package main
 
 import (
-	goflag "flag"
 	"fmt"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/generic"
 )
 
 func newServerCommand() *cobra.Command {
-	o := server.NewOptions()
+	o := generic.NewOptions()
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "Run one API server, with an embedded etcd unless --etcd-servers names one",
@@ -23,16 +22,18 @@ which further servers join: concord server --etcd-servers unix:///<data-dir>/etc
 			if err := o.Complete(); err != nil {
 				return err
 			}
+			if err := o.ApplyLogging(); err != nil {
+				return err
+			}
 			defer klog.Flush()
-			return server.Run(cmd.Context(), o, func(s *server.Server) {
-				fmt.Fprintf(cmd.OutOrStdout(), "serving on https://%s\nexport KUBECONFIG=%s\n", s.Address(), s.Kubeconfig())
+			return generic.Run(cmd.Context(), o, func(s *generic.Server) {
+				fmt.Fprintf(cmd.OutOrStdout(), "serving on https://%s\n", s.Address())
+				if s.Kubeconfig() != "" {
+					fmt.Fprintf(cmd.OutOrStdout(), "export KUBECONFIG=%s\n", s.Kubeconfig())
+				}
 			})
 		},
 	}
 	o.AddFlags(cmd.Flags())
-	logging := goflag.NewFlagSet("klog", goflag.ContinueOnError)
-	klog.InitFlags(logging)
-	verbosity := logging.Lookup("v")
-	cmd.Flags().AddGoFlag(verbosity)
 	return cmd
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/workers"
 )
 
 // Bury removes a server from the protocol: its Lease is deleted, then its reports are
@@ -82,7 +83,7 @@ func (c *Collector) sweep(ctx context.Context, how sweeping) error {
 	}
 	participants, someStarting := storageversion.Participants(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return c.starting(&l) })
 	slices.SortFunc(list.Items, func(a, b v1alpha1.StorageVersion) int { return strings.Compare(a.Name, b.Name) })
-	return c.each(list.Items, func(sv *v1alpha1.StorageVersion) error {
+	return c.each(ctx, list.Items, func(sv *v1alpha1.StorageVersion) error {
 		before := storageversion.Reports(sv)
 		settled, do := decide(before, participants, someStarting, how)
 		return c.act(ctx, sv, before, settled, do)
@@ -115,7 +116,7 @@ func (c *Collector) act(ctx context.Context, sv *v1alpha1.StorageVersion, before
 }
 
 // each handles every item, Config.Workers at once, and joins the errors.
-func (c *Collector) each(items []v1alpha1.StorageVersion, handle func(*v1alpha1.StorageVersion) error) error {
+func (c *Collector) each(ctx context.Context, items []v1alpha1.StorageVersion, handle func(*v1alpha1.StorageVersion) error) error {
 	failed := make([]error, len(items))
 	if c.cfg.Workers == 1 {
 		for i := range items {
@@ -129,7 +130,7 @@ func (c *Collector) each(items []v1alpha1.StorageVersion, handle func(*v1alpha1.
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			failed[i] = handle(&items[i])
+			failed[i] = workers.Do(ctx, "collect-storageversion", func() error { return handle(&items[i]) })
 		})
 	}
 	wg.Wait()

@@ -9,6 +9,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 // stepTimeout bounds one Step of Run, in real time: an answer that never comes must not
@@ -18,7 +19,7 @@ const stepTimeout = 30 * time.Second
 // Run steps at every interval until ctx ends. leader is asked before each step.
 func (c *Collector) Run(ctx context.Context, leader func() bool) {
 	var wg sync.WaitGroup
-	wg.Go(func() { c.watch(ctx) })
+	wg.Go(func() { workers.Loop(ctx, "collect-watch", c.watch) })
 	defer wg.Wait()
 	timer := c.cfg.Clock.NewTimer(c.cfg.Interval)
 	defer timer.Stop()
@@ -29,7 +30,7 @@ func (c *Collector) Run(ctx context.Context, leader func() bool) {
 		case <-timer.C():
 		}
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
-		if err := c.Step(step, leader()); err != nil && ctx.Err() == nil {
+		if err := workers.Do(step, "collect", func() error { return c.Step(step, leader()) }); err != nil && ctx.Err() == nil {
 			c.cfg.Logger.Info("Collecting will be repeated", "reason", err.Error())
 		}
 		cancel()

@@ -17,6 +17,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 // minRetry and maxRetry bound the time between two attempts that end in errors.
@@ -49,7 +50,7 @@ func (c *Controller) Run(ctx context.Context) {
 	})
 	beats := c.cfg.Clock.NewTicker(max(c.cfg.ProgressPeriod/3, time.Millisecond)) // so much later at most
 	defer beats.Stop()
-	wg.Go(func() { c.beat(ctx, beats.C()) })
+	wg.Go(func() { workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C()) }) })
 	for range c.cfg.Workers {
 		wg.Go(func() { c.work(ctx, queue, seen) })
 	}
@@ -98,7 +99,11 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimiting
 			queue.Done(name)
 			continue
 		}
-		after, err := c.Step(ctx, name)
+		var after time.Duration
+		err := workers.Do(ctx, "migrate", func() (err error) {
+			after, err = c.Step(ctx, name)
+			return err
+		})
 		switch {
 		case err != nil:
 			level := 0
@@ -188,6 +193,6 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(c.cfg.Client, list),
 		ObjectType:    object,
-		Handler:       handler,
+		Handler:       listwatch.Handler("migrate-watch", handler),
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -59,7 +60,7 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimiting
 			return
 		}
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
-		err := c.Step(step, name)
+		err := workers.Do(step, "mirror", func() error { return c.Step(step, name) })
 		cancel()
 		if err == nil {
 			queue.Forget(name)
@@ -92,7 +93,7 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(c.cfg.Client, list),
 		ObjectType:    object,
-		Handler: cache.ResourceEventHandlerFuncs{
+		Handler: listwatch.Handler("mirror-watch", cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { handle(obj.(client.Object)) },
 			UpdateFunc: func(_, obj any) { handle(obj.(client.Object)) },
 			DeleteFunc: func(obj any) {
@@ -100,7 +101,7 @@ func (c *Controller) source(list client.ObjectList, object client.Object, handle
 					handle(last)
 				}
 			},
-		},
+		}),
 		Indexers: cache.Indexers{byOwner: func(obj any) ([]string, error) {
 			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && migrationv1alpha1.Original(m) != nil {
 				return []string{migrationv1alpha1.Original(m).Name}, nil

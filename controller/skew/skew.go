@@ -27,6 +27,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -101,7 +102,7 @@ func (c *Controller) Run(ctx context.Context) {
 	defer timer.Stop()
 	for {
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
-		if err := c.Step(step); err != nil && ctx.Err() == nil {
+		if err := workers.Do(step, "skew", func() error { return c.Step(step) }); err != nil && ctx.Err() == nil {
 			c.cfg.Logger.V(1).Info("The servers' versions will be compared again", "reason", err.Error())
 		}
 		cancel()

@@ -193,12 +193,28 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if now, agreed := sv.Agreement(); !agreed || now != a.Target {
 		return fmt.Errorf("servers do not agree on %s: %w", a.Target, errChanged)
 	}
+	if err := c.allReport(ctx); err != nil {
+		return err
+	}
 	for _, v := range crd.Spec.Versions {
 		if v.Storage {
 			crd.Status.StoredVersions = []string{v.Name}
 		}
 	}
 	return c.cfg.Client.Status().Update(ctx, crd)
+}
+
+// allReport asks that no server has come which does not report, as the StorageVersions tell
+// a moment later only: what it stores is not to be pruned before.
+func (c *Controller) allReport(ctx context.Context) error {
+	leases, err := c.leases(ctx)
+	if err != nil {
+		return err
+	}
+	if silent := storageversion.Participants(leases).Silent(); len(silent) > 0 {
+		return fmt.Errorf("%s does not report what it encodes: %w", silent[0], errChanged)
+	}
+	return nil
 }
 
 // event tells users about the end of a migration, or that it waits. It is a courtesy: an error is only logged.

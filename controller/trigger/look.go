@@ -118,17 +118,14 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 // lookCloser reads what matters only to migrations that would begin, or that nobody can
 // do: which servers are still starting, and whether the resource exists.
 func (c *Controller) lookCloser(ctx context.Context, l *look) error {
-	var leases coordinationv1.LeaseList
-	err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
-		client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	leases, err := c.leases(ctx)
 	if err != nil {
-		return fmt.Errorf("list identity Leases: %w", err)
+		return err
 	}
-	leases.Items = storageversion.ControlPlane(leases.Items)
-	for i := range leases.Items {
-		lease := &leases.Items[i]
-		if storageversion.SilenceOf(lease) != "" {
-			continue // it will never report
+	for i := range leases {
+		lease := &leases[i]
+		if storageversion.SilenceOf(lease) != "" || storageversion.IsAggregated(lease) {
+			continue // it will never report, or nothing that is stored here
 		}
 		if lease.Annotations[storageversion.ReportedAnnotation] == "true" || lease.Spec.LeaseDurationSeconds == nil {
 			continue
@@ -151,6 +148,17 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 		c.cfg.Logger.V(1).Info("Discovery did not answer", "resource", l.Resource.String(), "reason", err.Error())
 	}
 	return nil
+}
+
+// leases are the identity Leases that stand for servers.
+func (c *Controller) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
+	var leases coordinationv1.LeaseList
+	err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	if err != nil {
+		return nil, fmt.Errorf("list identity Leases: %w", err)
+	}
+	return storageversion.Servers(leases.Items), nil
 }
 
 // stores returns the encoding that the spec says to store.

@@ -18,6 +18,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -95,7 +96,11 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	defer cancel()
 	// A server that has started by the time its Lease is read must not go unnoticed.
 	r.setStarting(gr, true)
-	result, err := r.Step(ctx, gr)
+	var result Result
+	err := workers.Do(ctx, "trigger", func() (err error) {
+		result, err = r.Step(ctx, gr)
+		return err
+	})
 	r.setStarting(gr, result.Starting)
 	if err != nil {
 		if changed(err) || errors.Is(err, context.Canceled) {
@@ -211,7 +216,7 @@ func (r *run) source(list client.ObjectList, object client.Object, handler cache
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(r.cfg.Client, list, options...),
 		ObjectType:    object,
-		Handler:       handler,
+		Handler:       listwatch.Handler("trigger-watch", handler),
 		Indexers: cache.Indexers{byResource: func(obj any) ([]string, error) {
 			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
 				return []string{migrationv1alpha1.Resource(m).String()}, nil

@@ -36,6 +36,14 @@ func (w *world) reportBeside(silent ...agree.ServerID) {
 	})
 }
 
+// stock makes a Lease as kube-apiserver does.
+func (w *world) stock(name string) {
+	w.t.Helper()
+	lease := w.lease(name, false)
+	lease.Annotations, lease.Spec.LeaseDurationSeconds = nil, ptr.To[int32](3600)
+	w.quietly(func() { w.must(w.client.Update(context.Background(), lease)) })
+}
+
 func (w *world) user(name string) {
 	w.t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
@@ -108,9 +116,7 @@ func TestStockServerIsNotStarting(t *testing.T) {
 	for _, name := range []string{stock, storageversion.NewUpstreamIdentity()} {
 		w, c := newWorld(t, served)
 		w.lease("apiserver-0", true)
-		lease := w.lease(name, false)
-		lease.Annotations, lease.Spec.LeaseDurationSeconds = nil, ptr.To[int32](3600)
-		w.must(w.client.Update(context.Background(), lease))
+		w.stock(name)
 		w.report(v1)
 		w.settle(c)
 		if len(w.migrations()) != 1 {

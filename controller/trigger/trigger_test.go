@@ -18,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -311,6 +312,8 @@ func TestPrune(t *testing.T) {
 		{"nothing changes", func(*world) {}, true},
 		{"a server reports another encoding", func(w *world) { w.report(v2, v1) }, false},
 		{"the servers changed to and fro", func(w *world) { w.report(v1); w.report(v2) }, false},
+		{"a server has come that does not report", func(w *world) { w.stock(stock) }, false},
+		{"upstream's code keeps a Lease beside a server's", func(w *world) { w.stock(storageversion.NewUpstreamIdentity()) }, true},
 		{"the CRD stores another version", func(w *world) {
 			w.quietly(func() {
 				crd := &apiextensionsv1.CustomResourceDefinition{}

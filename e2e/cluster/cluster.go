@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/stored"
 )
 
 // SettleTimeout is how long a cluster may take to settle once nothing disturbs it.
@@ -77,7 +77,7 @@ const embedding = "one"
 func (c *Cluster) dataDir(server string) string { return filepath.Join(c.Dir, server) }
 
 func (c *Cluster) watch() {
-	c.Audit = audit.Start(c.Raw, audit.NewLedger(server.DefaultEtcdPrefix, Unfenced...))
+	c.Audit = audit.Start(c.Raw, audit.NewLedger(stored.DefaultPrefix, Unfenced...))
 	c.T.Cleanup(c.Audit.Stop)
 }
 

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -60,7 +60,7 @@ func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 // Endpoint is where the etcd embedded in a server on dataDir listens.
 func Endpoint(t testing.TB, dataDir string) string {
 	t.Helper()
-	socket, err := server.SocketPath(dataDir)
+	socket, err := embedded.SocketPath(dataDir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 // etcdDirVariable makes the test binary run an etcd on that directory instead of tests.
@@ -60,7 +60,7 @@ func silence() {
 func runEtcd(dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	etcd, err := server.StartEtcd(ctx, dir)
+	etcd, err := embedded.StartEtcd(ctx, dir)
 	if err != nil {
 		return err
 	}

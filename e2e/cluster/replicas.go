@@ -17,7 +17,7 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/embedded"
 )
 
 // memberVariable makes the test binary run the etcd member that it describes.
@@ -143,7 +143,7 @@ func runMember(description string) error {
 			*list = []url.URL{*parsed}
 		}
 	}
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(server.EtcdLogger())
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(embedded.EtcdLogger())
 	// What a killed one has left behind.
 	if err := os.Remove(strings.TrimPrefix(m.Client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

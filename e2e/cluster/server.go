@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server"
+	"github.com/concord-dev/concord/server/pki"
 )
 
 // What the tests' servers are started with, in place of 15 s and 5 s.
@@ -73,6 +73,7 @@ func (s *Server) args() []string {
 		"--identity-lease-duration", LeaseDuration.String(),
 		"--identity-lease-renew-interval", RenewInterval.String(),
 		"--controller-lease-duration", LeaseDuration.String(),
+		"--allow-loopback-services", // everything is on this host
 	}
 	if !s.cluster.embedded || s.Name != embedding {
 		args = append(args, "--etcd-servers", s.cluster.Endpoint)
@@ -109,7 +110,7 @@ func (s *Server) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", s.Por
 
 // KubeconfigFile is the administrator's kubeconfig, which may name another server.
 func (c *Cluster) KubeconfigFile() string {
-	return filepath.Join(c.CertDir, server.AdminKubeconfigName)
+	return filepath.Join(c.CertDir, pki.AdminKubeconfigName)
 }
 
 // Kubeconfig is the file of the administrator's kubeconfig, which may name another server.

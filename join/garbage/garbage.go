@@ -3,6 +3,7 @@
 package garbage
 
 import (
+	"context"
 	"io/fs"
 	"math"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -86,7 +89,11 @@ func New() *Collector {
 	}
 	return &Collector{
 		read: readHeap, set: func(percent int) { debug.SetGCPercent(percent) }, limit: func(bytes int64) { debug.SetMemoryLimit(bytes) },
-		each: eachCollection, later: func(f func()) { time.AfterFunc(endsWithin, f) }, room: heapRoom(os.DirFS("/")),
+		each: eachCollection, later: func(f func()) {
+			time.AfterFunc(endsWithin, func() {
+				_ = workers.Do(context.Background(), "garbage", func() error { f(); return nil })
+			})
+		}, room: heapRoom(os.DirFS("/")),
 	}
 }
 

@@ -2,6 +2,8 @@ package gates
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -29,7 +31,7 @@ type Flags struct {
 }
 
 // Adapt takes over --feature-gates in a flag set to which the registry's AddFlags has added its flags, so that Concord's gates can be set by name
-// alone and upstream's StorageVersionAPI cannot, and adds --emulation-version as another name of --emulated-version. Concord must be
+// alone and those that are refused cannot, and adds --emulation-version as another name of --emulated-version. Concord must be
 // registered before. The flag set may be one of several that are merged later.
 func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegistry) (*Flags, error) {
 	gates, emulated := set.Lookup(gatesFlag), set.Lookup(emulatedVersionFlag)
@@ -83,13 +85,15 @@ func (v *gatesValue) Set(s string) error {
 func (f *Flags) Features() ([]Row, error) { return Plan(f.known, f.settings, Versions(f.registry)) }
 
 // Check says what is wrong with the flags, once the registry's Set has made its versions and gates out of them: versions out of range,
-// features that may not be on, version flags without the gate for them, and upstream's gate, whoever switched it on.
+// features that may not be on, version flags without the gate for them, and refused gates, whoever switched them on.
 func (f *Flags) Check() error {
 	if _, err := f.Features(); err != nil {
 		return err
 	}
-	if gate := f.registry.FeatureGateFor(Kube); gate != nil && f.knows(Kube, string(upstreamGate)) && gate.Enabled(upstreamGate) {
-		return fmt.Errorf("%s:%s is on: %w", Kube, upstreamGate, ErrUpstreamGate)
+	for _, name := range slices.Sorted(maps.Keys(refused)) {
+		if f.known.has(Kube, string(name)) && f.registry.FeatureGateFor(Kube).Enabled(name) {
+			return fmt.Errorf("%s:%s is on: %w", Kube, name, refusal(name))
+		}
 	}
 	if f.registry.FeatureGateFor(Concord).Enabled(CompatibilityVersions) {
 		return nil
@@ -100,13 +104,4 @@ func (f *Flags) Check() error {
 		}
 	}
 	return nil
-}
-
-func (f *Flags) knows(component, name string) bool {
-	for _, known := range f.known[component] {
-		if known.Name == name {
-			return true
-		}
-	}
-	return false
 }

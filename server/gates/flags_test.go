@@ -57,14 +57,14 @@ func parse(t *testing.T, registry basecompatibility.ComponentGlobalsRegistry, ar
 func TestFlags(t *testing.T) {
 	for _, c := range []struct {
 		args                         []string
-		versionAPI, versions, theirs bool // theirs is kube's alpha gate CBORServingAndStorage
+		versionAPI, versions, theirs bool // theirs is kube's alpha gate APIServingWithRoutine
 	}{
 		{nil, true, true, false},
 		{[]string{"--feature-gates=StorageVersionAPI=false"}, false, true, false},
-		{[]string{"--feature-gates=concord:StorageVersionAPI=false,CBORServingAndStorage=true"}, false, true, true},
-		{[]string{"--feature-gates=kube:CBORServingAndStorage=true,StorageVersionAPI=true"}, true, true, true},
-		{[]string{"--feature-gates=CBORServingAndStorage=true", "--feature-gates=kube:CBORServingAndStorage=false"}, true, true, false},
-		{[]string{"--feature-gates=kube:CBORServingAndStorage=true", "--feature-gates", "CompatibilityVersions=false"}, true, false, true},
+		{[]string{"--feature-gates=concord:StorageVersionAPI=false,APIServingWithRoutine=true"}, false, true, true},
+		{[]string{"--feature-gates=kube:APIServingWithRoutine=true,StorageVersionAPI=true"}, true, true, true},
+		{[]string{"--feature-gates=APIServingWithRoutine=true", "--feature-gates=kube:APIServingWithRoutine=false"}, true, true, false},
+		{[]string{"--feature-gates=kube:APIServingWithRoutine=true", "--feature-gates", "CompatibilityVersions=false"}, true, false, true},
 		{[]string{"--feature-gates=concord:AllBeta=false"}, false, false, false},
 		{[]string{"--feature-gates=kube:StorageVersionAPI=false"}, true, true, false},
 		{[]string{"--emulation-version=1.34", "--feature-gates=StorageVersionAPI=false"}, false, true, false},
@@ -75,16 +75,16 @@ func TestFlags(t *testing.T) {
 			continue
 		}
 		own, kube := registry.FeatureGateFor(Concord), registry.FeatureGateFor(Kube)
-		if own.Enabled(StorageVersionAPI) != c.versionAPI || own.Enabled(CompatibilityVersions) != c.versions || kube.Enabled("CBORServingAndStorage") != c.theirs {
-			t.Errorf("%v: %t, %t, %t", c.args, own.Enabled(StorageVersionAPI), own.Enabled(CompatibilityVersions), kube.Enabled("CBORServingAndStorage"))
+		if own.Enabled(StorageVersionAPI) != c.versionAPI || own.Enabled(CompatibilityVersions) != c.versions || kube.Enabled("APIServingWithRoutine") != c.theirs {
+			t.Errorf("%v: %t, %t, %t", c.args, own.Enabled(StorageVersionAPI), own.Enabled(CompatibilityVersions), kube.Enabled("APIServingWithRoutine"))
 		}
-		if kube.Enabled(upstreamGate) {
+		if kube.Enabled(StorageVersionAPI) {
 			t.Errorf("%v: upstream's machinery is on", c.args)
 		}
 	}
 }
 
-// TestAllAlpha: with all of kube's alpha gates, upstream's StorageVersionAPI alone stays off.
+// TestAllAlpha: with all of kube's alpha gates, those that are refused alone stay off.
 func TestAllAlpha(t *testing.T) {
 	for _, args := range [][]string{
 		{"--feature-gates=kube:AllAlpha=true,kube:AllBeta=true"},
@@ -98,7 +98,7 @@ func TestAllAlpha(t *testing.T) {
 		}
 		kube := registry.FeatureGateFor(Kube).(featuregate.MutableVersionedFeatureGate)
 		for name, spec := range kube.GetAll() {
-			if spec.PreRelease == featuregate.Alpha && name != "AllAlpha" && kube.Enabled(name) == (name == upstreamGate) {
+			if _, no := refused[name]; spec.PreRelease == featuregate.Alpha && name != "AllAlpha" && kube.Enabled(name) == no {
 				t.Errorf("%v: %s: %t", args, name, kube.Enabled(name))
 			}
 		}
@@ -142,10 +142,11 @@ func TestRefusals(t *testing.T) {
 		want []string
 	}{
 		{[]string{"--feature-gates=kube:StorageVersionAPI=true"}, []string{"--feature-gates", "kube:StorageVersionAPI=true", "stays off", "allowed is false"}},
+		{[]string{"--feature-gates=CBORServingAndStorage=true"}, []string{"CBORServingAndStorage=true", "stays off", "could not be migrated", "allowed is false"}},
 		{[]string{"--feature-gates=kubelet:A=true"}, []string{"no component kubelet", "allowed are concord and kube"}},
 		{[]string{"--feature-gates=StorageVersionAPI=maybe"}, []string{"StorageVersionAPI=maybe", "allowed are StorageVersionAPI=true and StorageVersionAPI=false"}},
 		{[]string{"--feature-gates=NoSuchFeature=true"}, []string{"NoSuchFeature"}},
-		{[]string{"--emulation-version=1.36", "--feature-gates=CBORServingAndStorage=true"}, []string{"CBORServingAndStorage is alpha at emulation version 1.36", "allowed are beta and stable features"}},
+		{[]string{"--emulation-version=1.36", "--feature-gates=APIServingWithRoutine=true"}, []string{"APIServingWithRoutine is alpha at emulation version 1.36", "allowed are beta and stable features"}},
 		{[]string{"--emulated-version=1.36", "--feature-gates=AllAlpha=true"}, []string{"alpha features may not be used while it is below binary version 1.37"}},
 		{[]string{"--emulated-version=1.30"}, []string{"--emulation-version", "allowed versions are 1.34, 1.35, 1.36, 1.37"}},
 		{[]string{"--emulated-version=1.36", "--min-compatibility-version=1.37"}, []string{"--min-compatibility-version", "allowed versions are 1.34, 1.35, 1.36"}},
@@ -183,7 +184,7 @@ func TestUpstreamGateElsewhere(t *testing.T) {
 	if err := registry.FeatureGateFor(Kube).(featuregate.MutableFeatureGate).Set("StorageVersionAPI=true"); err != nil {
 		t.Fatal(err)
 	}
-	if err := flags.Check(); !errors.Is(err, ErrUpstreamGate) {
+	if err := flags.Check(); !errors.Is(err, ErrRefused) {
 		t.Errorf("%v", err)
 	}
 }

@@ -23,6 +23,10 @@ const (
 	// CompatibilityVersions lets the server stand for an older release (KEP-4330). Without it the version flags are refused and /version
 	// does not tell what is emulated.
 	CompatibilityVersions featuregate.Feature = "CompatibilityVersions"
+	// CRDBoundedNameCost relaxes the validation of CustomResourceDefinitions as Kubernetes 1.37 does: what a rule costs is estimated with
+	// metadata.name at most 253 bytes long, where earlier releases allow for 3 MiB. They refuse what only the better estimate accepts,
+	// so it waits until none of them has to be reckoned with (KEP-4330, "Validation ratcheting" and "Changes to Feature Gates").
+	CRDBoundedNameCost featuregate.Feature = "CRDBoundedNameCost"
 )
 
 // The components whose gates --feature-gates sets. Where none is named, Concord's own gates are Concord's, and all others kube's.
@@ -34,17 +38,31 @@ const (
 // Components are those whose gates the flag sets. A name that several know is the first one's.
 var Components = []string{Concord, Kube}
 
-// upstreamGate starts upstream's own storage version machinery, which Concord's replaces.
-const upstreamGate = StorageVersionAPI
+// refused are kube's gates that stay off, and why.
+var refused = map[featuregate.Feature]string{
+	// It starts upstream's own storage version machinery.
+	StorageVersionAPI: "Concord's own gate of that name replaces what it does",
+	// Rewriting takes the values of built-in resources for protobuf or JSON.
+	"CBORServingAndStorage": "objects that are stored in CBOR could not be migrated",
+}
 
-// ErrUpstreamGate is the refusal of upstream's gate StorageVersionAPI.
-var ErrUpstreamGate = errors.New("upstream's gate stays off, as StorageVersionAPI=true replaces what it does; allowed is false")
+// ErrRefused is the refusal of one of kube's gates with which Concord could not keep its promises.
+var ErrRefused = errors.New("this feature of Kubernetes stays off")
 
-// features is the history of Concord's own gates: rows are only ever appended (KEP-4330, "Feature Gate"). Both are beta and on from the first
-// release that any Concord emulates: what keeps stored objects readable must not depend on the release that is emulated.
+func refusal(name featuregate.Feature) error {
+	return fmt.Errorf("%w, as %s; allowed is false", ErrRefused, refused[name])
+}
+
+// features is the history of Concord's own gates: rows are only ever appended (KEP-4330, "Feature Gate"). StorageVersionAPI and
+// CompatibilityVersions are beta and on from the first release that any Concord emulates: what keeps stored objects readable must not
+// depend on the release that is emulated.
 var features = map[featuregate.Feature]featuregate.VersionedSpecs{
 	StorageVersionAPI:     {{Version: version.MajorMinor(1, 34), Default: true, PreRelease: featuregate.Beta}},
 	CompatibilityVersions: {{Version: version.MajorMinor(1, 34), Default: true, PreRelease: featuregate.Beta}},
+	CRDBoundedNameCost: {
+		{Version: version.MajorMinor(1, 37), Default: false, PreRelease: featuregate.Beta},
+		{Version: version.MajorMinor(1, 37), Default: true, PreRelease: featuregate.Beta, MinCompatibilityVersion: version.MajorMinor(1, 37)},
+	},
 }
 
 // New returns Concord's own gates at an emulated release, by default.

@@ -30,11 +30,15 @@ func KnownTo(registry basecompatibility.ComponentGlobalsRegistry) Known {
 // owner is the component whose feature a name is; of one that nobody knows, the last.
 func (k Known) owner(name string) string {
 	for _, component := range Components {
-		if slices.ContainsFunc(k[component], func(f compat.Feature) bool { return f.Name == name }) {
+		if k.has(component, name) {
 			return component
 		}
 	}
 	return Components[len(Components)-1]
+}
+
+func (k Known) has(component, name string) bool {
+	return slices.ContainsFunc(k[component], func(f compat.Feature) bool { return f.Name == name })
 }
 
 // Row is one feature at one choice of versions and settings, as operators see it.
@@ -57,8 +61,8 @@ func Plan(known Known, settings Settings, versions compat.Options) ([]Row, error
 		}
 		for _, f := range plan {
 			row := Row{Component: component, Feature: f.Name, Stage: f.Stage, Enabled: f.Enabled, Reason: f.Reason}
-			if component == Kube && f.Name == string(upstreamGate) {
-				row.Reason = "always off, Concord's own replaces it"
+			if why, no := refused[featuregate.Feature(f.Name)]; no && component == Kube {
+				row.Reason = "always off, as " + why
 			}
 			rows = append(rows, row)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/util/version"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
 
@@ -96,16 +97,34 @@ func drawSettings(random *rand.Rand, features []compat.Feature) map[string]bool 
 	return settings
 }
 
-// TestFeatureHistories: every own gate exists, beta and on, at every release that can be
-// emulated, so that what keeps stored objects readable does not depend on it.
+// TestFeatureHistories: the gates of what keeps stored objects readable exist, beta and on, at
+// every release that can be emulated, so that it does not depend on that.
 func TestFeatureHistories(t *testing.T) {
 	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
 		own := New(release)
 		specs := own.GetAll()
-		for name := range features {
+		for _, name := range []featuregate.Feature{StorageVersionAPI, CompatibilityVersions} {
 			if spec, ok := specs[name]; !ok || spec.PreRelease != featuregate.Beta || spec.LockToDefault || !own.Enabled(name) {
 				t.Errorf("%s at %s: %+v", name, release, spec)
 			}
+		}
+	}
+}
+
+// TestCRDBoundedNameCost: the gate follows the KEP's rule of relaxed validation.
+func TestCRDBoundedNameCost(t *testing.T) {
+	for _, tc := range []struct {
+		emulation, minCompatibility string
+		on                          bool
+	}{
+		{"1.37", "1.37", true}, {"1.37", "1.36", false}, {"1.37", "1.34", false}, {"1.36", "1.36", false}, {"1.36", "1.35", false},
+	} {
+		gate := New(compat.BinaryVersion())
+		if err := gate.SetEmulationVersionAndMinCompatibilityVersion(version.MustParse(tc.emulation), version.MustParse(tc.minCompatibility)); err != nil {
+			t.Fatal(err)
+		}
+		if got := gate.Enabled(CRDBoundedNameCost); got != tc.on {
+			t.Errorf("emulating %s, compatible with %s: %v, want %v", tc.emulation, tc.minCompatibility, got, tc.on)
 		}
 	}
 }

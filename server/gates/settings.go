@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/component-base/featuregate"
+
 	"github.com/concord-dev/concord/compat"
 )
 
@@ -14,8 +16,8 @@ import (
 type Settings map[string]map[string]bool
 
 // Split says which component each value of --feature-gates is for: "Name=true", or "concord:Name=true", or several with commas between. AllAlpha
-// and AllBeta without a component are for all components. Upstream's gate StorageVersionAPI is never on: not by AllAlpha, and
-// asking for it is ErrUpstreamGate. Errors name the value and what is allowed.
+// and AllBeta without a component are for all components. Some of kube's gates are never on, upstream's StorageVersionAPI among them:
+// not by AllAlpha, and asking for one is ErrRefused. Errors name the value and what is allowed.
 func Split(values []string, known Known) (Settings, error) {
 	settings := Settings{Concord: {}, Kube: {}}
 	for value := range strings.SplitSeq(strings.Join(values, ","), ",") {
@@ -26,7 +28,11 @@ func Split(values []string, known Known) (Settings, error) {
 			return nil, err
 		}
 	}
-	settings[Kube][string(upstreamGate)] = false
+	for name := range refused {
+		if known.has(Kube, string(name)) {
+			settings[Kube][string(name)] = false
+		}
+	}
 	return settings, nil
 }
 
@@ -42,18 +48,19 @@ func (s Settings) add(value string, known Known) error {
 	if err != nil {
 		return fmt.Errorf("%s: allowed are %s=true and %s=false", value, name, name)
 	}
-	switch all := name == compat.AllAlpha || name == compat.AllBeta; {
-	case on && component == Kube && name == string(upstreamGate):
-		return fmt.Errorf("%s: %w", value, ErrUpstreamGate)
-	case named:
-		s[component][name] = on
-	case all:
+	if !named && (name == compat.AllAlpha || name == compat.AllBeta) {
 		for _, component := range Components {
 			s[component][name] = on
 		}
-	default:
-		s[known.owner(name)][name] = on
+		return nil
 	}
+	if !named {
+		component = known.owner(name)
+	}
+	if _, no := refused[featuregate.Feature(name)]; no && on && component == Kube {
+		return fmt.Errorf("%s: %w", value, refusal(featuregate.Feature(name)))
+	}
+	s[component][name] = on
 	return nil
 }
 

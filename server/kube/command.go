@@ -37,7 +37,7 @@ type Options struct {
 // NewCommand returns kube-apiserver's command, with all its flags, and with those of the
 // protocol.
 func NewCommand() *cobra.Command {
-	s, own := kubeoptions.NewServerRunOptions(), &Options{}
+	s, own := kubeoptions.NewServerRunOptions(), &Options{Join: join.Defaults()}
 	registry := s.GenericServerRunOptions.ComponentGlobalsRegistry
 	utilruntime.Must(gates.Register(registry))
 	flags := s.Flags()

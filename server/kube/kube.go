@@ -12,7 +12,6 @@ import (
 
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -34,9 +33,6 @@ import (
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
 )
-
-// controllerUser is whom the migration controllers act as.
-const controllerUser = "system:concord-controllers"
 
 // Run serves until ctx ends, with options that are valid.
 func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options) error {
@@ -177,8 +173,8 @@ func (s *server) serve(ctx context.Context, etcd *join.Etcd) error {
 	config.Schemes = []*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}
 	config.Keyring = s.ring
 	config.Binary, config.Emulation, config.MinCompatibility = s.plan.Binary, s.plan.Emulation, s.plan.MinCompatibility
-	config.Kinds = kinds(s.plan)
-	config.ControllerUser = controllerUser
+	config.Kinds = planning.Kinds(s.plan)
+	config.ControllerUser = join.ControllerUser
 	j, err := join.NewOn(etcd, config)
 	if err != nil {
 		return err
@@ -204,21 +200,5 @@ func (s *server) serve(ctx context.Context, etcd *join.Etcd) error {
 	if err != nil {
 		return err
 	}
-	finished := make(chan error, 1)
-	go func() { finished <- prepared.Run(ctx) }()
-	select {
-	case err := <-finished:
-		return err
-	case <-j.Abandoned():
-		return nil
-	}
-}
-
-// kinds are the kinds of all resources, also of those that this server does not serve.
-func kinds(plan *compat.Plan) map[schema.GroupResource]string {
-	kinds := map[schema.GroupResource]string{}
-	for _, r := range plan.Resources {
-		kinds[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = r.Kind
-	}
-	return kinds
+	return j.Run(ctx, prepared.Run)
 }

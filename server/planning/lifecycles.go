@@ -60,7 +60,7 @@ func lifecycleOf(scheme *runtime.Scheme, gvk schema.GroupVersionKind, goType ref
 	}
 	// The guess is right for every kind of Kubernetes; TestResourceNames compares.
 	gvr, _ := meta.UnsafeGuessKindToResource(gvk)
-	l := compat.Lifecycle{GroupVersionResource: gvr, Kind: gvk.Kind, NotPersisted: !listed || unstored[gvr.GroupResource()]}
+	l := compat.Lifecycle{GroupVersionResource: gvr, Kind: gvk.Kind, NotPersisted: !listed || unstored[gvr.GroupResource()] || gvr.Group == formerHome}
 	l.Kept = storedAs[gvr.GroupResource()] == gvr.GroupVersion()
 	l.Introduced, l.Deprecated, l.Removed = told(object)
 	if s, ok := untold[gvk.GroupVersion()]; ok && l.Introduced == nil {

@@ -49,6 +49,8 @@ func (o Options) Validate() error {
 // New plans which versions of the resources a control plane serves and in which each is stored. It fails as compat.NewPlan does: when
 // versions are out of range, when RuntimeConfig enables what nobody knows or an alpha version under emulation, and when no
 // version of a resource can be read by the whole window.
+//
+// Feature gates are not looked at: a resource whose feature is off is planned, and Kubernetes builds no storage for it.
 func New(o Options) (*compat.Plan, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -95,17 +97,23 @@ func Generic() sets.Set[schema.GroupResource] {
 			all.Delete(gr)
 		}
 	}
-	return all
+	return all.Union(genericAlso)
 }
 
 // possible returns the resources with a version that a configuration names, whether on or off, and those that the servers of custom resources
 // and of aggregated APIs bring along.
 func possible(config *serverstorage.ResourceConfig) sets.Set[schema.GroupResource] {
-	resources := sets.New[schema.GroupResource]()
+	resources, names := sets.New[schema.GroupResource](), sets.New[string]()
 	for _, l := range Lifecycles() {
 		_, named := config.GroupVersionConfigs[l.GroupVersion()]
 		if named || apiextensionsapiserver.Scheme.IsGroupRegistered(l.Group) || aggregatorscheme.Scheme.IsGroupRegistered(l.Group) {
 			resources.Insert(l.GroupResource())
+			names.Insert(l.Resource)
+		}
+	}
+	for gr := range known() {
+		if gr.Group == formerHome && names.Has(gr.Resource) {
+			resources.Insert(gr)
 		}
 	}
 	return resources
@@ -158,4 +166,13 @@ func registered(gv schema.GroupVersion) bool {
 	return slices.ContainsFunc([]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}, func(s *runtime.Scheme) bool {
 		return s.IsVersionRegistered(gv)
 	})
+}
+
+// Kinds are the kinds of all resources of a plan, also of those that are not served.
+func Kinds(plan *compat.Plan) map[schema.GroupResource]string {
+	kinds := map[schema.GroupResource]string{}
+	for _, r := range plan.Resources {
+		kinds[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = r.Kind
+	}
+	return kinds
 }

@@ -163,7 +163,7 @@ func servedAt(t *testing.T, d *datadriven.TestData) string {
 					on = append(on, v.Version)
 				}
 			}
-			if len(on) != 1 || on[0] != r.Served[0].Version || strings.Contains(on[0], "a") {
+			if !r.Storage.Empty() && len(on) != 1 || len(on) == 1 && (on[0] != r.Served[0].Version || strings.Contains(on[0], "a")) {
 				fmt.Fprintf(w, "%s\t%s\n", groupResource(r), cmp.Or(strings.Join(on, " "), "none"))
 			}
 		}
@@ -288,6 +288,63 @@ func TestRemovedForOneMoreRelease(t *testing.T) {
 		}
 		if served, _, err := kube.install(t, o.Effective, o, mustPlan(t, o)); err != nil || served.Has(addresses) != longer {
 			t.Errorf("%v, asked for: %t, served: %t", err, longer, served.Has(addresses))
+		}
+	}
+}
+
+// TestReadersOfCRDs: every release in range reads the version in which CRDs are stored, which none serves.
+func TestReadersOfCRDs(t *testing.T) {
+	crds := schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+	gv, _ := planAt(t, "1.37").Storage(crds)
+	stored := compat.Stored{Resource: crds, Encodings: []string{gv.String()}}
+	targets := []*compat.Target{planAt(t, "1.37").Target()}
+	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
+		targets = append(targets, compat.ReleaseTarget(Lifecycles(), release))
+	}
+	for _, target := range targets {
+		if f := target.Judge(stored); f.Verdict != compat.Safe {
+			t.Errorf("%s: %s: %s", target.Name, f.Verdict, f.Reason)
+		}
+	}
+	if plan := planAt(t, "1.37"); plan.Served(crds.WithVersion(gv.Version)) {
+		t.Errorf("%s is served", gv)
+	}
+}
+
+// TestFormerHome: what was stored in the group extensions, before the resource moved, is still decoded, and no plan serves it.
+func TestFormerHome(t *testing.T) {
+	plan := planAt(t, "1.34")
+	stores := newFactory(t, effective(t, "1.34"), controlplane.DefaultAPIResourceConfigSource())
+	for gr, kind := range map[string]string{
+		"deployments.apps": "Deployment", "daemonsets.apps": "DaemonSet", "replicasets.apps": "ReplicaSet",
+		"ingresses.networking.k8s.io": "Ingress", "networkpolicies.networking.k8s.io": "NetworkPolicy",
+	} {
+		store, err := stores.NewConfig(schema.ParseGroupResource(gr), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := runtime.Decode(store.Codec, fmt.Appendf(nil, `{"apiVersion": "extensions/v1beta1", "kind": %q, "metadata": {"name": "old"}}`, kind)); err != nil {
+			t.Errorf("the storage of %s: %v", gr, err)
+		}
+		f := plan.Target().Judge(compat.Stored{Resource: schema.ParseGroupResource(gr), Encodings: []string{"extensions/v1beta1"}})
+		if f.Verdict != compat.Safe {
+			t.Errorf("%s: %s: %s", gr, f.Verdict, f.Reason)
+		}
+		former := schema.GroupVersionResource{Group: formerHome, Version: "v1beta1", Resource: schema.ParseGroupResource(gr).Resource}
+		if _, stored := plan.Storage(former.GroupResource()); stored || plan.Served(former) {
+			t.Errorf("%s is stored or served", former)
+		}
+	}
+}
+
+// BenchmarkNew is what planning adds to a start:
+//
+//	go test ./server/planning -run '^$' -bench New
+func BenchmarkNew(b *testing.B) {
+	o := Options{Effective: effective(b, "1.36")}
+	for b.Loop() {
+		if _, err := New(o); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

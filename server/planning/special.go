@@ -10,12 +10,10 @@ import (
 // module k8s.io/kubernetes and its neighbours know: the discovery documents of 1.37, the objects that earlier releases
 // stored, and the REST storage that is really built.
 
-// resourceless are the groups whose kinds are no resources of any API server: the bodies of webhook calls, and
-// extensions, which lost its last resource in 1.22 and keeps its types for values that were stored before.
+// resourceless are the groups whose kinds are no resources of any API server, but the bodies of webhook calls.
 var resourceless = map[string]bool{
 	"admission.k8s.io":   true,
 	"imagepolicy.k8s.io": true,
-	"extensions":         true,
 }
 
 // unlisted are the kinds without a List that are resources all the same: they can only be created, and are answered
@@ -38,6 +36,10 @@ var unstored = map[schema.GroupResource]bool{
 	// Cohabits with the events of the core group, in whose version both are stored.
 	{Group: "events.k8s.io", Resource: "events"}: true,
 }
+
+// formerHome is the group in which Deployments, DaemonSets, ReplicaSets, NetworkPolicies and Ingresses began. It has not been served since 1.22. Its
+// resources cohabit with those of the same name elsewhere, where values that were written in it are still decoded.
+const formerHome = "extensions"
 
 // storedAs are the resources that are stored in another version than the window allows.
 var storedAs = map[schema.GroupResource]schema.GroupVersion{
@@ -84,8 +86,12 @@ func release(s string) *version.Version {
 	return version.MustParseMajorMinor(s)
 }
 
-// genericCore are the resources of the core group that a control plane without pods serves.
-var genericCore = sets.New("configmaps", "events", "namespaces", "resourcequotas", "secrets", "serviceaccounts")
+// genericCore are the resources of the core group that a control plane without pods serves: upstream's, and Services, which tell where
+// webhooks and aggregated APIs are.
+var genericCore = sets.New("configmaps", "events", "namespaces", "resourcequotas", "secrets", "serviceaccounts", "services")
+
+// genericAlso are resources that it serves beyond upstream's, for the same reason.
+var genericAlso = sets.New(schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"})
 
 // podBound are the resources of other groups that such a control plane does not serve, although it serves their group.
 var podBound = sets.New(

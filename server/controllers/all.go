@@ -1,0 +1,294 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsscheme "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/scheme"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/cel/openapi/resolver"
+	"k8s.io/apiserver/pkg/quota/v1/generic"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	certificatesinformers "k8s.io/client-go/informers/certificates/v1"
+	"k8s.io/client-go/kubernetes"
+	k8sscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/klog/v2"
+	pkgcontroller "k8s.io/kubernetes/pkg/controller"
+	"k8s.io/kubernetes/pkg/controller/certificates/approver"
+	"k8s.io/kubernetes/pkg/controller/certificates/cleaner"
+	"k8s.io/kubernetes/pkg/controller/certificates/clustertrustbundlepublisher"
+	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
+	"k8s.io/kubernetes/pkg/controller/certificates/signer"
+	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
+	"k8s.io/kubernetes/pkg/controller/garbagecollector"
+	"k8s.io/kubernetes/pkg/controller/namespace"
+	"k8s.io/kubernetes/pkg/controller/resourcequota"
+	serviceaccountcontroller "k8s.io/kubernetes/pkg/controller/serviceaccount"
+	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
+	"k8s.io/kubernetes/pkg/generated/openapi"
+	quotacore "k8s.io/kubernetes/pkg/quota/v1/evaluator/core"
+	quotainstall "k8s.io/kubernetes/pkg/quota/v1/install"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+)
+
+// How many objects a controller works on at once, and how often it looks at all of them, are
+// kube-controller-manager's defaults.
+const (
+	namespaceWorkers   = 10
+	namespaceResync    = 5 * time.Minute
+	garbageWorkers     = 20
+	quotaWorkers       = 5
+	quotaResync        = 5 * time.Minute
+	certificateWorkers = 5
+	tokenWorkers       = 5
+	aggregationWorkers = 5
+	policyWorkers      = 5
+)
+
+// controller is one of Kubernetes' by its name in kube-controller-manager.
+type controller struct {
+	name string
+	// create adds its loops to the term.
+	create func(context.Context) error
+}
+
+func (t *term) all() []controller {
+	return []controller{
+		{"namespace-controller", t.namespaces},
+		{"garbage-collector-controller", t.garbage},
+		{"serviceaccount-controller", t.serviceAccounts},
+		{"serviceaccount-token-controller", t.tokens},
+		{"root-ca-certificate-publisher-controller", t.rootCA},
+		{"kube-apiserver-serving-clustertrustbundle-publisher-controller", t.trustBundle},
+		{"clusterrole-aggregation-controller", t.aggregation},
+		{"resourcequota-controller", t.quota},
+		{"certificatesigningrequest-signing-controller", t.signing},
+		{"certificatesigningrequest-approving-controller", t.approving},
+		{"certificatesigningrequest-cleaner-controller", t.cleaning},
+		{"validatingadmissionpolicy-status-controller", t.policyStatus},
+	}
+}
+
+func (t *term) namespaces(ctx context.Context) error {
+	config := t.config("namespace-controller")
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	objects, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	c := namespace.NewNamespaceController(ctx, client, objects, client.Discovery().ServerPreferredNamespacedResources,
+		t.shared.Core().V1().Namespaces(), namespaceResync, corev1.FinalizerKubernetes)
+	t.run(func(ctx context.Context) { c.Run(ctx, namespaceWorkers) })
+	return nil
+}
+
+func (t *term) garbage(ctx context.Context) error {
+	const name = "generic-garbage-collector"
+	config := t.config(name)
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	objects, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	c, err := garbagecollector.NewGarbageCollector(ctx, client, objects, t.mapper, garbagecollector.DefaultIgnoredResources(), t.objects(), t.started)
+	if err != nil {
+		return err
+	}
+	t.run(func(ctx context.Context) { c.Run(ctx, garbageWorkers, t.DiscoveryInterval) })
+	t.run(func(ctx context.Context) { c.Sync(ctx, client.Discovery(), t.DiscoveryInterval) })
+	return nil
+}
+
+func (t *term) serviceAccounts(ctx context.Context) error {
+	client, err := t.client("service-account-controller")
+	if err != nil {
+		return err
+	}
+	c, err := serviceaccountcontroller.NewServiceAccountsController(klog.FromContext(ctx), t.shared.Core().V1().ServiceAccounts(),
+		t.shared.Core().V1().Namespaces(), client, serviceaccountcontroller.DefaultServiceAccountsControllerOptions())
+	if err != nil {
+		return err
+	}
+	t.run(func(ctx context.Context) { c.Run(ctx, 1) })
+	return nil
+}
+
+// tokens fills Secrets that ask for a service account's token. It has kube-controller-manager's
+// own identity, as there.
+func (t *term) tokens(ctx context.Context) error {
+	if t.TokenKeyFile == "" {
+		return nil
+	}
+	key, err := keyutil.PrivateKeyFromFile(t.TokenKeyFile)
+	if err != nil {
+		return fmt.Errorf("signing key: %w", err)
+	}
+	generator, err := serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(as(t.Client, user.KubeControllerManager))
+	if err != nil {
+		return err
+	}
+	c, err := serviceaccountcontroller.NewTokensController(klog.FromContext(ctx), t.shared.Core().V1().ServiceAccounts(), t.shared.Core().V1().Secrets(),
+		client, serviceaccountcontroller.TokensControllerOptions{TokenGenerator: generator, RootCA: t.RootCA})
+	if err != nil {
+		return err
+	}
+	t.run(func(ctx context.Context) { c.Run(ctx, tokenWorkers) })
+	return nil
+}
+
+func (t *term) rootCA(context.Context) error {
+	client, err := t.client("root-ca-cert-publisher")
+	if err != nil {
+		return err
+	}
+	c, err := rootcacertpublisher.NewPublisher(t.shared.Core().V1().ConfigMaps(), t.shared.Core().V1().Namespaces(), client, t.RootCA)
+	if err != nil {
+		return err
+	}
+	t.run(func(ctx context.Context) { c.Run(ctx, 1) })
+	return nil
+}
+
+// trustBundle publishes the root CA where Kubernetes has bundles of trusted certificates.
+func (t *term) trustBundle(context.Context) error {
+	if !t.served[certificatesv1.SchemeGroupVersion.WithResource("clustertrustbundles")] {
+		return nil
+	}
+	client, err := t.client("kube-apiserver-serving-clustertrustbundle-publisher")
+	if err != nil {
+		return err
+	}
+	root, err := dynamiccertificates.NewStaticCAContent("root-ca", t.RootCA)
+	if err != nil {
+		return err
+	}
+	c, err := clustertrustbundlepublisher.NewGAClusterTrustBundlePublisher("kubernetes.io/kube-apiserver-serving", root, client)
+	if err != nil {
+		return err
+	}
+	t.run(c.Run)
+	return nil
+}
+
+func (t *term) aggregation(context.Context) error {
+	client, err := t.client("clusterrole-aggregation-controller")
+	if err != nil {
+		return err
+	}
+	c := clusterroleaggregation.NewClusterRoleAggregation(t.shared.Rbac().V1().ClusterRoles(), client.RbacV1())
+	t.run(func(ctx context.Context) { c.Run(ctx, aggregationWorkers) })
+	return nil
+}
+
+func (t *term) quota(ctx context.Context) error {
+	client, err := t.client("resourcequota-controller")
+	if err != nil {
+		return err
+	}
+	resources := client.Discovery().ServerPreferredNamespacedResources
+	served := func(gvr schema.GroupVersionResource) bool { return t.served[gvr] }
+	evaluators, err := quotacore.NewEvaluators(generic.ListerFuncForResourceFunc(t.shared.ForResource), t.shared, served)
+	if err != nil {
+		return err
+	}
+	quotas := generic.NewConfiguration(evaluators, quotainstall.DefaultIgnoredResources())
+	c, err := resourcequota.NewController(ctx, &resourcequota.ControllerOptions{
+		QuotaClient:               client.CoreV1(),
+		ResourceQuotaInformer:     t.shared.Core().V1().ResourceQuotas(),
+		ResyncPeriod:              pkgcontroller.StaticResyncPeriodFunc(quotaResync),
+		InformerFactory:           t.objects(),
+		ReplenishmentResyncPeriod: pkgcontroller.StaticResyncPeriodFunc(informerResync),
+		DiscoveryFunc:             resources,
+		IgnoredResourcesFunc:      quotas.IgnoredResources,
+		InformersStarted:          t.started,
+		Registry:                  generic.NewRegistry(quotas.Evaluators()),
+		UpdateFilter:              quotainstall.DefaultUpdateFilter(),
+	})
+	if err != nil {
+		return err
+	}
+	t.run(func(ctx context.Context) { c.Run(ctx, quotaWorkers) })
+	t.run(func(ctx context.Context) { c.Sync(ctx, resources, t.DiscoveryInterval) })
+	return nil
+}
+
+// certificateController is the identity of all that work on certificate requests.
+const certificateController = "certificate-controller"
+
+func (t *term) signing(ctx context.Context) error {
+	if !t.signs() {
+		return nil
+	}
+	client, err := t.client(certificateController)
+	if err != nil {
+		return err
+	}
+	for _, create := range []func(context.Context, kubernetes.Interface, certificatesinformers.CertificateSigningRequestInformer, string, string, time.Duration) (*signer.CSRSigningController, error){
+		signer.NewKubeletServingCSRSigningController, signer.NewKubeletClientCSRSigningController,
+		signer.NewKubeAPIServerClientCSRSigningController, signer.NewLegacyUnknownCSRSigningController,
+	} {
+		c, err := create(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests(), t.CACertFile, t.CAKeyFile, t.CertificateDuration)
+		if err != nil {
+			return err
+		}
+		t.run(func(ctx context.Context) { c.Run(ctx, certificateWorkers) })
+	}
+	return nil
+}
+
+func (t *term) approving(ctx context.Context) error {
+	client, err := t.client(certificateController)
+	if err != nil {
+		return err
+	}
+	c := approver.NewCSRApprovingController(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests())
+	t.run(func(ctx context.Context) { c.Run(ctx, certificateWorkers) })
+	return nil
+}
+
+func (t *term) cleaning(context.Context) error {
+	client, err := t.client(certificateController)
+	if err != nil {
+		return err
+	}
+	c := cleaner.NewCSRCleanerController(client.CertificatesV1().CertificateSigningRequests(), t.shared.Certificates().V1().CertificateSigningRequests())
+	t.run(func(ctx context.Context) { c.Run(ctx, 1) })
+	return nil
+}
+
+func (t *term) policyStatus(context.Context) error {
+	const name = "validatingadmissionpolicy-status-controller"
+	client, err := t.client(name)
+	if err != nil {
+		return err
+	}
+	known := resolver.NewDefinitionsSchemaResolver(openapi.GetOpenAPIDefinitions, k8sscheme.Scheme, apiextensionsscheme.Scheme)
+	c, err := validatingadmissionpolicystatus.NewController(
+		t.shared.Admissionregistration().V1().ValidatingAdmissionPolicies(), client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+		&validating.TypeChecker{
+			SchemaResolver: known.Combine(&resolver.ClientDiscoveryResolver{Discovery: client.Discovery()}),
+			RestMapper:     t.mapper,
+		})
+	if err != nil {
+		return err
+	}
+	t.run(func(ctx context.Context) { c.Run(ctx, policyWorkers) })
+	return nil
+}

@@ -1,0 +1,66 @@
+package controllers
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+)
+
+// Config says for which server the controllers run.
+type Config struct {
+	// Client reaches the server as somebody who may impersonate the controllers' service
+	// accounts, as a server's loopback client may.
+	Client *rest.Config
+	// RootCA are the certificates, in PEM, that clients in the cluster trust for its servers
+	// (kube-root-ca.crt).
+	RootCA []byte
+	// CACertFile and CAKeyFile sign certificate requests; none are signed where there is no
+	// such key.
+	CACertFile, CAKeyFile string
+	// TokenKeyFile is the key that signs the tokens of Secrets of the type
+	// kubernetes.io/service-account-token; empty for none.
+	TokenKeyFile string
+	// CertificateDuration is how long certificates are valid that are signed; 0 for a year.
+	CertificateDuration time.Duration
+	// DiscoveryInterval is how often it is looked which resources there are; 0 for 30 s, as in
+	// kube-controller-manager.
+	DiscoveryInterval time.Duration
+}
+
+const (
+	defaultCertificateDuration = 365 * 24 * time.Hour
+	defaultDiscoveryInterval   = 30 * time.Second
+)
+
+// Validate says what is wrong with the configuration.
+func (c *Config) Validate() error {
+	if c.Client == nil {
+		return errors.New("controllers need a client")
+	}
+	if c.CertificateDuration < 0 || c.DiscoveryInterval < 0 {
+		return fmt.Errorf("the controllers' certificate duration %v and discovery interval %v must not be negative", c.CertificateDuration, c.DiscoveryInterval)
+	}
+	if _, err := certutil.ParseCertsPEM(c.RootCA); err != nil {
+		return fmt.Errorf("the controllers' root CA: %w", err)
+	}
+	return nil
+}
+
+func (c *Config) setDefaults() {
+	if c.CertificateDuration == 0 {
+		c.CertificateDuration = defaultCertificateDuration
+	}
+	if c.DiscoveryInterval == 0 {
+		c.DiscoveryInterval = defaultDiscoveryInterval
+	}
+}
+
+// signs says whether certificate requests are signed.
+func (c *Config) signs() bool {
+	_, err := os.Stat(c.CAKeyFile)
+	return err == nil
+}

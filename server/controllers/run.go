@@ -1,0 +1,150 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/discovery"
+	cacheddiscovery "k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/controller-manager/pkg/informerfactory"
+)
+
+const (
+	controllersNamespace = "kube-system"
+	informerResync       = 12 * time.Hour
+)
+
+// term is one run of the controllers. Nothing of it is used again by the next.
+type term struct {
+	Config
+	shared   informers.SharedInformerFactory
+	metadata metadatainformer.SharedInformerFactory
+	mapper   *restmapper.DeferredDiscoveryRESTMapper
+	// served are the resources that there were when the term began.
+	served map[schema.GroupVersionResource]bool
+	// started is closed when the informers that controllers asked for have been started.
+	started chan struct{}
+	loops   []loop
+}
+
+// loop is what a controller does until its context ends.
+type loop func(context.Context)
+
+// Run runs the controllers until ctx ends. It returns when all of them have ended, and may
+// be called again then.
+func Run(ctx context.Context, config Config) error {
+	config.setDefaults()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	t, err := newTerm(config)
+	if err != nil {
+		return err
+	}
+	for _, c := range t.all() {
+		if err := c.create(ctx); err != nil {
+			return fmt.Errorf("controller %s: %w", c.name, err)
+		}
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, run := range t.loops {
+		running.Go(func() {
+			defer utilruntime.HandleCrashWithContext(ctx)
+			run(ctx)
+		})
+	}
+	running.Go(func() {
+		wait.UntilWithContext(ctx, func(context.Context) { t.mapper.Reset() }, config.DiscoveryInterval)
+	})
+	t.shared.Start(ctx.Done())
+	t.metadata.Start(ctx.Done())
+	close(t.started)
+	<-ctx.Done()
+	t.shared.Shutdown()
+	t.metadata.Shutdown()
+	return nil
+}
+
+// newTerm makes what the controllers share. Their informers have kube-controller-manager's
+// own identity, as there.
+func newTerm(config Config) (*term, error) {
+	all := as(config.Client, user.KubeControllerManager)
+	client, err := kubernetes.NewForConfig(all)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := metadata.NewForConfig(all)
+	if err != nil {
+		return nil, err
+	}
+	served, err := servedBy(client.Discovery())
+	if err != nil {
+		return nil, err
+	}
+	return &term{
+		Config:   config,
+		served:   served,
+		shared:   informers.NewSharedInformerFactory(client, informerResync),
+		metadata: metadatainformer.NewSharedInformerFactory(objects, informerResync),
+		mapper:   restmapper.NewDeferredDiscoveryRESTMapper(cacheddiscovery.NewMemCacheClient(client.Discovery())),
+		started:  make(chan struct{}),
+	}, nil
+}
+
+// servedBy returns which resources there are: informers of others would never sync.
+func servedBy(client discovery.DiscoveryInterface) (map[schema.GroupVersionResource]bool, error) {
+	_, lists, err := client.ServerGroupsAndResources()
+	if err != nil && len(lists) == 0 { // an aggregated API that does not answer is no reason to wait
+		return nil, fmt.Errorf("discovery: %w", err)
+	}
+	served := map[schema.GroupVersionResource]bool{}
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return nil, fmt.Errorf("discovery: %w", err)
+		}
+		for _, r := range list.APIResources {
+			served[gv.WithResource(r.Name)] = true
+		}
+	}
+	return served, nil
+}
+
+// objects is where controllers find informers for any resource: of whole objects for those
+// that the client library knows, else of metadata.
+func (t *term) objects() informerfactory.InformerFactory {
+	return informerfactory.NewInformerFactory(t.shared, t.metadata)
+}
+
+func (t *term) run(l loop) { t.loops = append(t.loops, l) }
+
+// config returns a client configuration of one controller's service account.
+func (t *term) config(controller string) *rest.Config {
+	return as(t.Client, serviceaccount.MakeUsername(controllersNamespace, controller))
+}
+
+func (t *term) client(controller string) (kubernetes.Interface, error) {
+	return kubernetes.NewForConfig(t.config(controller))
+}
+
+// as returns a client configuration of somebody else. How much it may ask for at once is
+// decided by priority and fairness, for that identity.
+func as(config *rest.Config, username string) *rest.Config {
+	config = rest.AddUserAgent(rest.CopyConfig(config), username)
+	config.Impersonate = rest.ImpersonationConfig{UserName: username}
+	config.QPS = -1
+	return config
+}

@@ -1,0 +1,195 @@
+package generic_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/server/generic"
+)
+
+const (
+	// patience is how long something may take that is expected, on a busy machine.
+	patience = 60 * time.Second
+	poll     = 50 * time.Millisecond
+)
+
+// emulate is the environment variable that has all servers of the process emulate a release:
+// versions are a process's.
+const emulate = "CONCORD_TEST_EMULATE"
+
+// shared is a server that tests share which need no other.
+var shared *running
+
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard()) // what matters comes as errors
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "concord-generic")
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		if shared, err = start(func(o *generic.Options) {
+			o.DataDir = dir
+			if release := os.Getenv(emulate); release != "" {
+				fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+				o.AddVersionFlags(fs)
+				if err := fs.Set("emulation-version", release); err != nil {
+					panic(err)
+				}
+			}
+		}); err != nil {
+			panic(err)
+		}
+		code := m.Run()
+		if err := shared.stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop:", err)
+			return 1
+		}
+		return code
+	}())
+}
+
+// running is a server of a test.
+type running struct {
+	*generic.Server
+	admin *rest.Config
+	kube  kubernetes.Interface
+	stop  func() error
+}
+
+// start runs a server on a free port until stop, and returns when it is ready.
+func start(change func(*generic.Options)) (*running, error) {
+	o := generic.NewOptions()
+	o.ControlPlane.SecureServing.BindPort = 0
+	o.Join.ControllerLeaseDuration = 3 * time.Second
+	change(o)
+	if err := o.Complete(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	serving, ended := make(chan *generic.Server, 1), make(chan error, 1)
+	go func() { ended <- generic.Run(ctx, o, func(s *generic.Server) { serving <- s }) }()
+	s := &running{stop: func() error {
+		cancel()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(patience):
+			return errors.New("the server does not stop")
+		}
+	}}
+	select {
+	case err := <-ended:
+		cancel()
+		return nil, fmt.Errorf("the server ended: %w", err)
+	case <-time.After(patience):
+		cancel()
+		return nil, errors.New("the server does not serve")
+	case s.Server = <-serving:
+	}
+	var err error
+	if s.admin, err = clientcmd.BuildConfigFromFlags("", s.Kubeconfig()); err != nil {
+		return nil, errors.Join(err, s.stop())
+	}
+	s.admin.QPS = -1
+	s.kube = kubernetes.NewForConfigOrDie(s.admin)
+	if err := s.awaitReady(); err != nil {
+		return nil, errors.Join(err, s.stop())
+	}
+	return s, nil
+}
+
+func (s *running) awaitReady() error {
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), poll, patience, true, func(ctx context.Context) (bool, error) {
+		_, last = s.kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		return errors.Join(err, last)
+	}
+	return nil
+}
+
+// startFor runs a server for the length of a test.
+func startFor(t *testing.T, change func(*generic.Options)) *running {
+	t.Helper()
+	s, err := start(change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return s
+}
+
+// namespace makes one for a test, and returns when it can be used.
+func (s *running) namespace(t *testing.T) string {
+	t.Helper()
+	ns, err := s.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the default service account of "+ns.Name, func(ctx context.Context) error {
+		_, err := s.kube.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	return ns.Name
+}
+
+// eventually fails the test if try has an error for too long.
+func eventually(t *testing.T, what string, try func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), poll, patience, true, func(ctx context.Context) (bool, error) {
+		last = try(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v: %v", what, err, last)
+	}
+}
+
+// gone is nil for an error that says that an object does not exist.
+func gone(err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err == nil:
+		return errors.New("it is still there")
+	}
+	return err
+}
+
+// must is for what a test needs.
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func configMap(name string, data map[string]string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Data: data}
+}

@@ -1,0 +1,168 @@
+package generic_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/concord-dev/concord/server/controllers"
+	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/generic"
+)
+
+// settled waits until there are no more goroutines than before, but for a few that the
+// shared server has for its requests.
+func settled(t *testing.T, before int) {
+	t.Helper()
+	eventually(t, "the end of what was started", func(context.Context) error {
+		if now := runtime.NumGoroutine(); now > before+25 {
+			return fmt.Errorf("%d goroutines, %d before", now, before)
+		}
+		return nil
+	})
+}
+
+// A server that was stopped leaves nothing running, also one that was stopped while it
+// started.
+func TestStopLeavesNothing(t *testing.T) {
+	var before int
+	for i := range 2 { // the shared server may not have all of its own before
+		s, err := start(func(o *generic.Options) { o.DataDir = t.TempDir() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.namespace(t)
+		if err := s.stop(); err != nil {
+			t.Fatalf("stop: %v", err)
+		}
+		if i > 0 {
+			settled(t, before)
+		}
+		before = runtime.NumGoroutine()
+	}
+
+	o := generic.NewOptions()
+	o.DataDir, o.ControlPlane.SecureServing.BindPort = t.TempDir(), 0
+	if err := o.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := generic.Run(ctx, o, func(*generic.Server) { cancel() }); err != nil {
+		t.Fatalf("a server that was stopped while it started: %v", err)
+	}
+	settled(t, before)
+}
+
+// A term of the controllers ends with its context, and the next one begins anew.
+func TestTerms(t *testing.T) {
+	s := startFor(t, func(o *generic.Options) { o.DataDir, o.Join.NoControllers = t.TempDir(), true })
+	pki := filepath.Dir(s.Kubeconfig())
+	config := controllers.Config{
+		Client: s.admin, RootCA: must[[]byte](t)(os.ReadFile(filepath.Join(pki, "ca.crt"))),
+		CACertFile: filepath.Join(pki, "ca.crt"), CAKeyFile: filepath.Join(pki, "ca.key"), TokenKeyFile: filepath.Join(pki, generic.SigningKeyName),
+	}
+	before := controllerGoroutines()
+	for range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- controllers.Run(ctx, config) }()
+		s.namespace(t)
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(patience):
+			t.Fatal("a term does not end")
+		}
+		eventually(t, "the end of the controllers", func(context.Context) error {
+			if now := controllerGoroutines(); now > before {
+				return fmt.Errorf("%d goroutines of controllers, %d before", now, before)
+			}
+			return nil
+		})
+	}
+}
+
+// controllerGoroutines counts those in Kubernetes' controllers.
+func controllerGoroutines() int {
+	stacks := make([]byte, 64<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	n := 0
+	for _, stack := range bytes.Split(stacks, []byte("\n\n")) {
+		if bytes.Contains(stack, []byte("k8s.io/kubernetes/pkg/controller/")) {
+			n++
+		}
+	}
+	return n
+}
+
+// A leader that lost its lock stops, and leads again when it has the lock again.
+func TestLockLost(t *testing.T) {
+	s := startFor(t, func(o *generic.Options) { o.DataDir, o.Join.ControllerLeaseDuration = t.TempDir(), time.Second })
+	s.namespace(t)
+	leases, own := s.kube.CoordinationV1().Leases("kube-system"), s.leader(t)
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		lease, err := leases.Get(t.Context(), controllers.LockName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		thief, now := "thief", metav1.NowMicro()
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.AcquireTime = &thief, &now, &now
+		_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the lock", func(ctx context.Context) error {
+		lease, err := leases.Get(ctx, controllers.LockName, metav1.GetOptions{})
+		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != own) {
+			err = errors.New("somebody else has it")
+		}
+		return err
+	})
+	if lease := must[*coordinationv1.Lease](t)(leases.Get(t.Context(), controllers.LockName, metav1.GetOptions{})); *lease.Spec.LeaseTransitions < 1 {
+		t.Errorf("%d transitions: it was never lost", *lease.Spec.LeaseTransitions)
+	}
+	ns := s.namespace(t)
+	must[*corev1.ServiceAccount](t)(s.kube.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{}))
+}
+
+// A server whose etcd is gone leaves all the same.
+func TestStopWithoutEtcd(t *testing.T) {
+	dir := t.TempDir()
+	etcd, err := embedded.StartEtcd(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := start(func(o *generic.Options) {
+		o.DataDir = filepath.Join(dir, "server")
+		o.ControlPlane.Etcd.StorageConfig.Transport.ServerList = []string{etcd.Endpoint}
+	})
+	if err != nil {
+		t.Fatal(errors.Join(err, etcd.Close()))
+	}
+	if err := etcd.Close(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("the stop took %v", took)
+	}
+}

@@ -1,0 +1,92 @@
+package generic_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	basecompatibility "k8s.io/component-base/compatibility"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/server/generic"
+)
+
+// parse returns options with versions and gates of their own: what is refused would stay in
+// the process's.
+func parse(t *testing.T, args ...string) *generic.Options {
+	t.Helper()
+	o := generic.NewOptions()
+	registry := basecompatibility.NewComponentGlobalsRegistry()
+	binary := compat.BinaryVersion()
+	oldest := compat.AllowedEmulation(binary)[0]
+	if err := registry.Register(gates.Kube, basecompatibility.NewEffectiveVersion(binary, false, oldest, oldest), utilfeature.DefaultMutableFeatureGate.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	if err := gates.Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	o.ControlPlane.GenericServerRunOptions.ComponentGlobalsRegistry = registry
+	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestFlagDefaults(t *testing.T) {
+	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	generic.NewOptions().AddFlags(fs)
+	for flag, want := range map[string]string{
+		"bind-address": "127.0.0.1", "secure-port": "6443", "data-dir": ".concord", "cert-dir": "", "etcd-prefix": "/registry",
+		"identity-lease-duration": "15s", "identity-lease-renew-interval": "5s", "controller-lease-duration": "6s", "controllers": "true",
+		"migration-max-added-latency": "1ms", "migration-max-objects-per-second": "0", "encryption-provider-config-reload-interval": "10s",
+		"allow-undecodable-storage": "false", "emulation-version": "[]", "emulated-version": "[]", "min-compatibility-version": "[]",
+		"authorization-mode": "[RBAC]", "service-account-issuer": "[https://kubernetes.default.svc]", "enable-priority-and-fairness": "true",
+		"oidc-issuer-url": "", "authentication-config": "", "authorization-config": "", "audit-policy-file": "", "client-ca-file": "",
+		"encryption-provider-config": "", "tls-cert-file": "", "requestheader-client-ca-file": "", "enable-aggregator-routing": "false",
+	} {
+		f := fs.Lookup(flag)
+		if f == nil {
+			t.Errorf("there is no --%s", flag)
+		} else if f.DefValue != want {
+			t.Errorf("--%s is %q by default, want %q", flag, f.DefValue, want)
+		}
+	}
+}
+
+// A name alone means Concord's gate, and upstream's of the same name stays off.
+func TestGates(t *testing.T) {
+	if err := parse(t, "--feature-gates=StorageVersionAPI=true").Complete(); err != nil {
+		t.Error(err)
+	}
+	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	generic.NewOptions().AddFlags(fs)
+	if err := fs.Parse([]string{"--feature-gates=kube:StorageVersionAPI=true"}); err == nil || !strings.Contains(err.Error(), "upstream's gate stays off") {
+		t.Errorf("upstream's gate: %v", err)
+	}
+}
+
+func TestRefusedFlags(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"--emulation-version=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},
+		{"--emulated-version=kube=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},
+		{"--emulation-version=1.36 --min-compatibility-version=1.37", "min-compatibility-version"},
+		{"--identity-lease-duration=1500ms", "whole seconds"},
+		{"--controller-lease-duration=0s", "whole seconds"},
+		{"--identity-lease-renew-interval=8s", "at most half"},
+		{"--migration-max-objects-per-second=-1", "must not be negative"},
+		{"--etcd-servers-overrides=/secrets#http://127.0.0.1:1", "cannot be fenced"},
+		{"--etcd-prefix=/", "is empty"},
+		{"--etcd-cafile=ca.crt", "needs --etcd-servers"},
+		{"--encryption-provider-config-automatic-reload", "needs --encryption-provider-config"},
+		{"--encryption-provider-config-reload-interval=0s", "must be above 0"},
+		{"--data-dir=", "--data-dir must not be empty"},
+	} {
+		if err := parse(t, strings.Fields(c.args)...).Complete(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want it to say %q", c.args, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package generic
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+
+	"github.com/concord-dev/concord/server/pki"
+)
+
+// ensureCertificates makes the certificates that name the open port.
+func (o *Options) ensureCertificates() (*pki.Certificates, error) {
+	return pki.Ensure(pki.Config{
+		Dir: o.CertDir, BindAddress: o.serving().BindAddress, Port: o.serving().BindPort,
+		ServingCertFile: o.serving().ServerCert.CertKey.CertFile, ProxyClientCertFile: o.ControlPlane.ProxyClientCertFile,
+	})
+}
+
+// completeSecurity puts what was made in the certificate directory where the operator gave
+// nothing else.
+func (o *Options) completeSecurity(certs *pki.Certificates) error {
+	if serving := &o.serving().ServerCert.CertKey; serving.CertFile == "" {
+		serving.CertFile, serving.KeyFile = certs.CertFile, certs.KeyFile
+	}
+	if o.ControlPlane.ProxyClientCertFile == "" {
+		o.ControlPlane.ProxyClientCertFile, o.ControlPlane.ProxyClientKeyFile = certs.FrontProxy.CertFile, certs.FrontProxy.KeyFile
+	}
+	ca, err := clientCA(certs.CAFile, o.authentication().ClientCert.ClientCA)
+	if err != nil {
+		return err
+	}
+	o.authentication().ClientCert.CAContentProvider = ca
+	tokens := o.authentication().ServiceAccounts
+	if o.ControlPlane.ServiceAccountSigningEndpoint != "" {
+		return nil
+	}
+	if o.ControlPlane.ServiceAccountSigningKeyFile == "" {
+		if o.ControlPlane.ServiceAccountSigningKeyFile, err = ensureSigningKey(o.CertDir); err != nil {
+			return err
+		}
+		tokens.KeyFiles = append(tokens.KeyFiles, o.ControlPlane.ServiceAccountSigningKeyFile)
+	} else if len(tokens.KeyFiles) == 0 {
+		tokens.KeyFiles = []string{o.ControlPlane.ServiceAccountSigningKeyFile}
+	}
+	return nil
+}
+
+// rootCA is what clients in the cluster trust for its servers: the cluster's CA, and the
+// serving certificate that the operator gave.
+func (o *Options) rootCA(certs *pki.Certificates) ([]byte, error) {
+	root, err := os.ReadFile(certs.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's CA certificate: %w", err)
+	}
+	if given := o.serving().ServerCert.CertKey.CertFile; given != certs.CertFile {
+		more, err := os.ReadFile(given)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert-file: %w", err)
+		}
+		root = slices.Concat(root, more)
+	}
+	return root, nil
+}
+
+// clientCA trusts clients of the cluster's own CA and of those in another file, if there is one.
+func clientCA(ownFile, moreFile string) (dynamiccertificates.CAContentProvider, error) {
+	own, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", ownFile)
+	if err != nil || moreFile == "" {
+		return own, err
+	}
+	more, err := dynamiccertificates.NewDynamicCAContentFromFile("more-client-ca", moreFile)
+	if err != nil {
+		return nil, fmt.Errorf("--client-ca-file: %w", err)
+	}
+	return dynamiccertificates.NewUnionCAContentProvider(own, more), nil
+}
+
+// publishFrontProxy has aggregated API servers told by what they know this one, where it
+// shows them the certificate that was made for it. It gives nobody rights here.
+func (o *Options) publishFrontProxy(c *configs, certs *pki.Certificates) error {
+	if certs.FrontProxy.CertFile == "" || o.ControlPlane.ProxyClientCertFile != certs.FrontProxy.CertFile {
+		return nil // as with kube-apiserver, whose CA it is stands in --requestheader-client-ca-file
+	}
+	var ca dynamiccertificates.CAContentProvider
+	ca, err := dynamiccertificates.NewDynamicCAContentFromFile("front-proxy-ca", certs.FrontProxy.CAFile)
+	if err != nil {
+		return fmt.Errorf("the front proxy's CA certificate: %w", err)
+	}
+	info := &c.controlPlane.ClusterAuthenticationInfo
+	names := headerrequest.StaticStringSlice{pki.FrontProxyUser}
+	if info.RequestHeaderCA != nil {
+		ca = dynamiccertificates.NewUnionCAContentProvider(ca, info.RequestHeaderCA)
+		given := info.RequestHeaderAllowedNames.Value()
+		if names = append(names, given...); len(given) == 0 {
+			names = nil // any
+		}
+	}
+	info.RequestHeaderCA, info.RequestHeaderAllowedNames = ca, names
+	// The headers are those that the aggregator's transport writes.
+	info.RequestHeaderUsernameHeaders = headerrequest.StaticStringSlice{"X-Remote-User"}
+	info.RequestHeaderGroupHeaders = headerrequest.StaticStringSlice{"X-Remote-Group"}
+	info.RequestHeaderExtraHeaderPrefixes = headerrequest.StaticStringSlice{"X-Remote-Extra-"}
+	info.RequestHeaderUIDHeaders = headerrequest.StaticStringSlice{"X-Remote-Uid"}
+	return nil
+}

@@ -1,0 +1,293 @@
+package generic_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/server/controllers"
+	"github.com/concord-dev/concord/server/generic"
+)
+
+// Anybody may read health and version and nothing else; a wrong token is not anonymous.
+func TestAnonymous(t *testing.T) {
+	client := must[*http.Client](t)(rest.HTTPClientFor(rest.AnonymousClientConfig(shared.admin)))
+	for path, want := range map[string]int{
+		"/healthz": 200, "/livez": 200, "/readyz": 200, "/version": 200,
+		"/api/v1/namespaces": 403, "/metrics": 403, "/apis": 403,
+	} {
+		response := must[*http.Response](t)(client.Get(shared.admin.Host + path))
+		_ = response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("%s: status %d, want %d", path, response.StatusCode, want)
+		}
+	}
+	request := must[*http.Request](t)(http.NewRequest(http.MethodGet, shared.admin.Host+"/version", nil))
+	request.Header.Set("Authorization", "Bearer wrong")
+	response := must[*http.Response](t)(client.Do(request))
+	_ = response.Body.Close()
+	if response.StatusCode != 401 {
+		t.Errorf("a wrong token: status %d, want 401", response.StatusCode)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	info, err := shared.kube.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"": "1.37 1.36", "1.36": "1.36 1.35", "1.34": "1.34 1.34"}[os.Getenv(emulate)]
+	if got := info.EmulationMajor + "." + info.EmulationMinor + " " + info.MinCompatibilityMajor + "." + info.MinCompatibilityMinor; got != want {
+		t.Errorf("emulation and min-compatibility %s, want %s", got, want)
+	}
+	if !strings.HasPrefix(info.GitVersion, "v1.37.") {
+		t.Errorf("gitVersion %s", info.GitVersion)
+	}
+}
+
+// Older releases are emulated in processes of their own.
+func TestEmulation(t *testing.T) {
+	for _, release := range []string{"1.34", "1.36"} {
+		t.Run(release, func(t *testing.T) {
+			tests := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^(TestVersion|TestObjects|TestNamespaceHasWhatClientsExpect|TestRBAC|TestCustomResources)$", "-test.v")
+			tests.Env = append(os.Environ(), emulate+"="+release)
+			out, err := tests.CombinedOutput()
+			if passed := strings.Count(string(out), "--- PASS"); err != nil || passed != 5 {
+				t.Errorf("%d tests passed: %v\n%s", passed, err, out)
+			}
+		})
+	}
+}
+
+func TestPriorityAndFairness(t *testing.T) {
+	client := must[*http.Client](t)(rest.HTTPClientFor(shared.admin))
+	response := must[*http.Response](t)(client.Get(shared.admin.Host + "/api/v1/namespaces"))
+	_ = response.Body.Close()
+	if response.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == "" {
+		t.Errorf("a request is of no flow: %v", response.Header)
+	}
+}
+
+func TestEncryption(t *testing.T) {
+	dir := t.TempDir()
+	config := filepath.Join(dir, "encryption.yaml")
+	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 32))
+	if err := os.WriteFile(config, fmt.Appendf(nil, `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration", "resources": [
+		{"resources": ["secrets"], "providers": [{"aescbc": {"keys": [{"name": "one", "secret": "%s"}]}}, {"identity": {}}]}]}`, key), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startFor(t, func(o *generic.Options) {
+		o.DataDir, o.ControlPlane.Etcd.EncryptionProviderConfigFilepath = filepath.Join(dir, "data"), config
+	})
+	must[*corev1.Secret](t)(s.kube.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{}))
+	etcd := must[*clientv3.Client](t)(clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(dir, "data", "etcd.sock")}, DialTimeout: patience}))
+	defer func() { _ = etcd.Close() }()
+	stored := must[*clientv3.GetResponse](t)(etcd.Get(t.Context(), "/registry/secrets/default/s"))
+	if len(stored.Kvs) != 1 || !bytes.HasPrefix(stored.Kvs[0].Value, []byte("k8s:enc:aescbc:v1:one:")) {
+		t.Errorf("stored is %v", stored.Kvs)
+	}
+}
+
+func TestObjects(t *testing.T) {
+	ctx, ns := t.Context(), shared.namespace(t)
+	maps, secrets := shared.kube.CoreV1().ConfigMaps(ns), shared.kube.CoreV1().Secrets(ns)
+	made := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("a", map[string]string{"k": "1"}), metav1.CreateOptions{}))
+	events := must[watch.Interface](t)(maps.Watch(ctx, metav1.ListOptions{ResourceVersion: made.ResourceVersion, FieldSelector: "metadata.name=a"}))
+	defer events.Stop()
+	must[*corev1.ConfigMap](t)(maps.Patch(ctx, "a", types.MergePatchType, []byte(`{"data":{"k":"2"}}`), metav1.PatchOptions{}))
+	must[*corev1.ConfigMap](t)(maps.Apply(ctx, applycorev1.ConfigMap("a", ns).WithData(map[string]string{"applied": "yes"}), metav1.ApplyOptions{FieldManager: "test"}))
+	if err := maps.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"MODIFIED map[k:2]", "MODIFIED map[applied:yes k:2]", "DELETED map[applied:yes k:2]"} {
+		select {
+		case e := <-events.ResultChan():
+			if got := fmt.Sprint(e.Type, " ", e.Object.(*corev1.ConfigMap).Data); got != want {
+				t.Errorf("event %s, want %s", got, want)
+			}
+		case <-time.After(patience):
+			t.Fatalf("no event, want %s", want)
+		}
+	}
+	must[*corev1.Secret](t)(secrets.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{}))
+	if got := must[*corev1.Secret](t)(secrets.Get(ctx, "s", metav1.GetOptions{})); string(got.Data["k"]) != "v" || got.Type != corev1.SecretTypeOpaque {
+		t.Errorf("secret %v of type %s", got.Data, got.Type)
+	}
+}
+
+func TestCustomResources(t *testing.T) {
+	ctx, ns := t.Context(), shared.namespace(t)
+	crds := apiextensions.NewForConfigOrDie(shared.admin).ApiextensionsV1().CustomResourceDefinitions()
+	keep := true
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "widgets.test.concord.dev"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "test.concord.dev", Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Kind: "Widget"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: "v1", Served: true, Storage: true,
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+					Type: "object", XPreserveUnknownFields: &keep,
+					XValidations: apiextensionsv1.ValidationRules{{Rule: "!has(self.size) || self.size < 10", Message: "too large"}},
+					Properties:   map[string]apiextensionsv1.JSONSchemaProps{"size": {Type: "integer"}},
+				}},
+			}},
+		},
+	}
+	must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Create(ctx, crd, metav1.CreateOptions{}))
+	widgets := dynamic.NewForConfigOrDie(shared.admin).Resource(schema.GroupVersionResource{Group: "test.concord.dev", Version: "v1", Resource: "widgets"}).Namespace(ns)
+	widget := func(size int64) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "test.concord.dev/v1", "kind": "Widget", "metadata": map[string]any{"name": "w"}, "size": size}}
+	}
+	eventually(t, "a custom resource", func(ctx context.Context) error {
+		_, err := widgets.Create(ctx, widget(1), metav1.CreateOptions{})
+		return err
+	})
+	big := widget(11)
+	big.SetName("big")
+	if _, err := widgets.Create(ctx, big, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "too large") {
+		t.Errorf("a widget that breaks a rule: %v", err)
+	}
+	if err := crds.Delete(ctx, crd.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the deletion of the CRD", func(ctx context.Context) error {
+		_, err := crds.Get(ctx, crd.Name, metav1.GetOptions{})
+		return gone(err)
+	})
+}
+
+// Servers of one cluster share etcd, CA and token key; one of them runs the controllers.
+func TestTwoServers(t *testing.T) {
+	dir := t.TempDir()
+	pki, data := filepath.Join(dir, "pki"), filepath.Join(dir, "1")
+	first := startFor(t, func(o *generic.Options) { o.DataDir, o.CertDir = data, pki })
+	second := startFor(t, func(o *generic.Options) {
+		o.DataDir, o.CertDir = filepath.Join(dir, "2"), pki
+		o.ControlPlane.Etcd.StorageConfig.Transport.ServerList = []string{"unix://" + filepath.Join(data, "etcd.sock")}
+	})
+	ns := second.namespace(t)
+	must[*corev1.ConfigMap](t)(second.kube.CoreV1().ConfigMaps(ns).Create(t.Context(), configMap("a", nil), metav1.CreateOptions{}))
+	must[*corev1.ConfigMap](t)(first.kube.CoreV1().ConfigMaps(ns).Get(t.Context(), "a", metav1.GetOptions{}))
+	first.whoAmI(t, second.token(t, ns, "default"))
+	ids := map[string]bool{}
+	for _, lease := range must[*coordinationv1.LeaseList](t)(first.kube.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{})).Items {
+		if strings.HasPrefix(lease.Name, "apiserver-") {
+			ids[lease.Name] = true
+		}
+	}
+	if len(ids) != 4 { // each has one of the protocol and one of upstream
+		t.Errorf("servers of one host have the IDs %v", ids)
+	}
+	if holder := second.leader(t); !ids[holder] {
+		t.Errorf("%s leads, none of %v", holder, ids)
+	}
+}
+
+// leader is the server that runs the controllers.
+func (s *running) leader(t *testing.T) string {
+	t.Helper()
+	lease := must[*coordinationv1.Lease](t)(s.kube.CoordinationV1().Leases("kube-system").Get(t.Context(), controllers.LockName, metav1.GetOptions{}))
+	return *lease.Spec.HolderIdentity
+}
+
+// When the server that leads leaves, another one does at once.
+func TestLeaderLeaves(t *testing.T) {
+	dir := t.TempDir()
+	pki, data := filepath.Join(dir, "pki"), filepath.Join(dir, "1")
+	first := startFor(t, func(o *generic.Options) { o.DataDir, o.CertDir, o.Join.NoControllers = data, pki, true })
+	join := func(name string) *running {
+		s, err := start(func(o *generic.Options) {
+			o.DataDir, o.CertDir = filepath.Join(dir, name), pki
+			o.Join.ControllerLeaseDuration = 2 * patience // a lock that is not given up is not had in time
+			o.ControlPlane.Etcd.StorageConfig.Transport.ServerList = []string{"unix://" + filepath.Join(data, "etcd.sock")}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	second := join("2")
+	first.namespace(t)
+	before := first.leader(t)
+	if err := second.stop(); err != nil {
+		t.Fatalf("stop: %v", err)
+	}
+	third := join("3")
+	first.namespace(t)
+	if after := first.leader(t); after == before {
+		t.Errorf("%s still leads", after)
+	}
+	if err := third.stop(); err != nil {
+		t.Fatalf("stop: %v", err)
+	}
+}
+
+// A server can be started again on its data, in the same process too.
+func TestRestart(t *testing.T) {
+	dir := t.TempDir()
+	var namespaces []string
+	for range 3 {
+		s, err := start(func(o *generic.Options) { o.DataDir = dir })
+		if err != nil {
+			t.Fatal(err)
+		}
+		namespaces = append(namespaces, s.namespace(t))
+		for _, ns := range namespaces {
+			must[*corev1.Namespace](t)(s.kube.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}))
+		}
+		if err := s.stop(); err != nil {
+			t.Fatalf("stop: %v", err)
+		}
+	}
+}
+
+func TestFiles(t *testing.T) {
+	info := must[os.FileInfo](t)(os.Stat(filepath.Join(filepath.Dir(shared.Kubeconfig()), generic.SigningKeyName)))
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("the signing key has mode %v", info.Mode())
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	o := generic.NewOptions()
+	o.DataDir = filepath.Join(t.TempDir(), "data")
+	_, port, _ := strings.Cut(shared.Address(), ":")
+	if _, err := fmt.Sscan(port, &o.ControlPlane.SecureServing.BindPort); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	err := generic.Run(t.Context(), o, nil)
+	if err == nil || !strings.Contains(err.Error(), "choose another --secure-port") {
+		t.Errorf("a taken port: %v", err)
+	}
+	if _, err := os.Stat(o.DataDir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something was made before the port was taken: %v", err)
+	}
+}

@@ -1,0 +1,113 @@
+package generic
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/server/planning"
+)
+
+// Complete fills in what follows from other options and says what is wrong with them.
+// Nothing is started and no file is touched. Versions and feature gates are the process's,
+// as in the libraries.
+func (o *Options) Complete() error {
+	if err := o.completeVersions(); err != nil {
+		return err
+	}
+	if err := o.completePaths(); err != nil {
+		return err
+	}
+	if err := o.Join.ValidateFlags(); err != nil {
+		return err
+	}
+	return o.validateStorage()
+}
+
+func (o *Options) validateStorage() error {
+	etcd := o.etcd()
+	if len(etcd.EtcdServersOverrides) > 0 {
+		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
+	}
+	if len(etcd.StorageConfig.Transport.ServerList) == 0 {
+		for flag, value := range map[string]string{"--etcd-cafile": etcd.StorageConfig.Transport.TrustedCAFile, "--etcd-certfile": etcd.StorageConfig.Transport.CertFile, "--etcd-keyfile": etcd.StorageConfig.Transport.KeyFile} {
+			if value != "" {
+				return fmt.Errorf("%s needs --etcd-servers: the embedded etcd is reached through a unix socket", flag)
+			}
+		}
+	}
+	if strings.Trim(etcd.StorageConfig.Prefix, "/") == "" {
+		return fmt.Errorf("--etcd-prefix %q is empty: objects are stored below a prefix such as /registry", etcd.StorageConfig.Prefix)
+	}
+	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
+		return fmt.Errorf("the feature gate %s is not supported: objects that are stored in CBOR cannot be migrated; leave it off", genericfeatures.CBORServingAndStorage)
+	}
+	return o.keyring().Validate()
+}
+
+// keyring is what the options say of encryption at rest.
+func (o *Options) keyring() keyring.Config {
+	return keyring.Config{
+		Path: o.etcd().EncryptionProviderConfigFilepath, Reload: o.etcd().EncryptionProviderConfigAutomaticReload,
+		Server: o.address(),
+	}
+}
+
+// address is where the server listens.
+func (o *Options) address() string {
+	return net.JoinHostPort(o.serving().BindAddress.String(), strconv.Itoa(o.serving().BindPort))
+}
+
+func (o *Options) completePaths() error {
+	if o.DataDir == "" {
+		return errors.New("--data-dir must not be empty")
+	}
+	if o.CertDir == "" {
+		o.CertDir = filepath.Join(o.DataDir, "pki")
+	}
+	for _, dir := range []*string{&o.DataDir, &o.CertDir} {
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			return fmt.Errorf("directory %q: %w", *dir, err)
+		}
+		*dir = abs
+	}
+	return nil
+}
+
+// completeVersions makes the process's versions and feature gates of the flags, and plans
+// what is served and stored by them (KEP-4330, "Component Flags").
+func (o *Options) completeVersions() (err error) {
+	registry := o.registry()
+	if err := registry.Set(); err != nil {
+		return err
+	}
+	if o.versions != nil {
+		if err := o.versions.Check(); err != nil {
+			return err
+		}
+	}
+	o.Join.Silent = !registry.FeatureGateFor(gates.Concord).Enabled(gates.StorageVersionAPI)
+	o.plan, err = o.Plan()
+	return err
+}
+
+// Plan says which APIs a server with these options serves and how it stores every resource,
+// without starting anything.
+func (o *Options) Plan() (*compat.Plan, error) {
+	return planning.New(planning.Options{
+		Effective:         o.registry().EffectiveVersionFor(gates.Kube),
+		Serves:            planning.Generic(),
+		RuntimeConfig:     o.ControlPlane.APIEnablement.RuntimeConfig,
+		ForwardCompatible: o.ControlPlane.GenericServerRunOptions.EmulationForwardCompatible,
+	})
+}
