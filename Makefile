@@ -13,7 +13,7 @@ slow: ## Run the suites with real processes that are killed and paused
 	go test ./e2e ./examples/... -p 1 -timeout 90m -args -slow
 
 race: ## Run the tests under the race detector
-	go test -race -timeout 30m ./...
+	go test -race -timeout 60m ./...
 
 sim: ## Attack the protocol in simulated worlds, for a minute
 	go run ./cmd/concord-sim --exhaustive --preemptions 1 --parallel 2
@@ -34,7 +34,6 @@ check: ## gofmt, go vet, concord-vet, golangci-lint where it is installed, and d
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: skipped"; fi
 
 bench: ## Measure what the protocol costs and how fast migrations are, side by side
-	go run ./bench/protocol
 	go run ./bench/migration
 
 demo: ## Watch three servers upgrade themselves

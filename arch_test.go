@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-const module = "github.com/concord-dev/concord"
+const modulePath = "github.com/concord-dev/concord"
 
 // An arrow says what a layer may import beyond the standard library. The list is the
 // layer rule of ARCHITECTURE.md: a folder that is not in it may not exist.
@@ -75,7 +75,7 @@ type listed struct {
 
 func TestArrows(t *testing.T) {
 	for _, p := range packages(t) {
-		folder := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+		folder := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, modulePath), "/")
 		if folder == "" {
 			continue
 		}
@@ -93,7 +93,7 @@ func TestArrows(t *testing.T) {
 }
 
 func (a arrow) refuses(imported string) string {
-	if own, ok := strings.CutPrefix(imported, module+"/"); ok {
+	if own, ok := strings.CutPrefix(imported, modulePath+"/"); ok {
 		if under(own, a.folder) && a.folder != "controller" || slices.ContainsFunc(a.own, func(o string) bool { return under(own, o) }) {
 			return ""
 		}

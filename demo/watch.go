@@ -12,8 +12,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	crdscheme "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/scheme"
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -277,8 +278,12 @@ func (w *world) crd(name string, kv *mvccpb.KeyValue, deleted bool, _ moment) er
 		delete(w.view.crds, name)
 		return nil
 	}
-	definition, err := decode[*apiextensionsv1.CustomResourceDefinition](crdscheme.Codecs.UniversalDeserializer(), kv.Value)
+	internal, err := decode[*apiextensions.CustomResourceDefinition](apiextensionsapiserver.Codecs.UniversalDecoder(), kv.Value)
 	if err != nil {
+		return err
+	}
+	definition := &apiextensionsv1.CustomResourceDefinition{}
+	if err := apiextensionsapiserver.Scheme.Convert(internal, definition, nil); err != nil {
 		return err
 	}
 	c := storedCRD{stored: definition.Status.StoredVersions}

@@ -63,6 +63,11 @@ type (
 		CRD    string
 		Target Target
 	}
+	// Keep adds encodings to a CRD's status.storedVersions, with the CRD's resourceVersion.
+	Keep struct {
+		CRD    string
+		Stored []agree.Encoding
+	}
 	// Wait asks for another look after a time, even if nothing changes.
 	Wait struct {
 		For time.Duration
@@ -94,6 +99,7 @@ func (DeleteMigration) action() {}
 func (EndMigration) action()    {}
 func (TellWaiting) action()     {}
 func (Prune) action()           {}
+func (Keep) action()            {}
 func (Wait) action()            {}
 
 func (a WriteState) String() string {
@@ -127,6 +133,10 @@ func (a TellWaiting) String() string {
 
 func (a Prune) String() string {
 	return fmt.Sprintf("prune storedVersions of %s to %s", a.CRD, a.Target)
+}
+
+func (a Keep) String() string {
+	return fmt.Sprintf("keep %s in storedVersions of %s", agree.Join(a.Stored), a.CRD)
 }
 
 func (a Wait) String() string { return fmt.Sprintf("wait %s: %s", a.For, a.Why) }

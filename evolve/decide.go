@@ -51,7 +51,7 @@ func Decide(o Observation) []Action {
 	} else {
 		actions = decideLost(o)
 	}
-	return append(actions, decideBeat(o)...)
+	return append(append(actions, decideKeep(o)...), decideBeat(o)...)
 }
 
 // nextState computes the StorageState from the one observed, o.StorageVersion and the
@@ -222,6 +222,27 @@ func decidePrune(o Observation, target Target) []Action {
 		return nil
 	}
 	return []Action{Prune{CRD: o.CRD.Name, Target: target}}
+}
+
+// decideKeep tells a CRD again what may be stored, after somebody else, such as another
+// migrator, took it out of status.storedVersions too early: else the version could be removed
+// from the spec, and its objects not be read any more (I8). A stored set of a version that is
+// not in the spec any more cannot be told.
+func decideKeep(o Observation) []Action {
+	if o.CRD == nil {
+		return nil
+	}
+	var missing []agree.Encoding
+	for _, e := range o.State.Stored {
+		e = e.Plain()
+		if slices.Contains(o.CRD.Versions, e) && !slices.Contains(o.CRD.StoredVersions, e) && !slices.Contains(missing, e) {
+			missing = append(missing, e)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return []Action{Keep{CRD: o.CRD.Name, Stored: missing}}
 }
 
 // decideGone handles a resource without a StorageVersion.

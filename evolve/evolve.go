@@ -159,8 +159,8 @@ type CRD struct {
 	Name string
 	// Storage is the version that the spec says to store.
 	Storage agree.Encoding
-	// StoredVersions is status.storedVersions, as encodings.
-	StoredVersions []agree.Encoding
+	// Versions are those of the spec, and StoredVersions is status.storedVersions, as encodings.
+	Versions, StoredVersions []agree.Encoding
 }
 
 // Existence is whether discovery knows a resource.

@@ -2,6 +2,7 @@ package evolve
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ import (
 //	migrate NAME                  a user creates a migration
 //	claim|succeed|fail NAME       a migration goes on
 //	delete state|NAME             an administrator deletes an object
-//	crd stores=V [stored=V,V]     the CRD says so; "crd gone" deletes it
+//	crd stores=V [stored=V] [without=V]  the CRD says so; "crd gone" deletes it
 //	starting a=15s                a server registered just now, with that Lease; "starting" alone: none
 //	discovery served|missing|silent
 //	print
@@ -113,6 +114,9 @@ func (w *world) define(d *datadriven.TestData) error {
 		case "stores":
 			crd.Storage = agree.Encoding(arg.Vals[0])
 			crd.StoredVersions = add(crd.StoredVersions, crd.Storage)
+			crd.Versions = add(crd.Versions, crd.Storage)
+		case "without":
+			crd.Versions = slices.DeleteFunc(slices.Clone(crd.Versions), func(v agree.Encoding) bool { return string(v) == arg.Vals[0] })
 		case "stored":
 			crd.StoredVersions = nil
 			for _, v := range strings.Split(arg.Vals[0], ",") {

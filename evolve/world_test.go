@@ -129,6 +129,10 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Phase, m.Ended = Failed, w.now })
 	case Prune:
 		w.prune(a)
+	case Keep:
+		crd := w.crd.value
+		crd.StoredVersions = add(crd.StoredVersions, a.Stored...)
+		w.crd = &object[CRD]{value: crd, rev: w.next()}
 	case Wait:
 	default:
 		panic(fmt.Sprintf("unknown action %T", a))

@@ -137,7 +137,7 @@ func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey s
 	if fence != nil {
 		var err error
 		if reports, err = c.versions.reports(ctx, fenceKey, fence.Value); err != nil {
-			return unavailable(c.gr, "storage version of %s cannot be read: %v", c.gr, err)
+			return unavailable(c.gr, "nothing was written: the storage version of %s is damaged: %v: etcdctl del %s, then the servers report it again by themselves", c.gr, err, fenceKey)
 		}
 		mod = fence.ModRevision
 	}

@@ -39,6 +39,8 @@ type definitions struct {
 	informer cache.SharedIndexInformer
 	// stores says whether this server stores custom resources.
 	stores bool
+	// storedChanged is told of every change of a definition's storedVersions.
+	storedChanged func(gr schema.GroupResource)
 	// synced says that the events of all definitions that existed at the start have reached
 	// the member.
 	synced atomic.Pointer[cache.InformerSynced]
@@ -103,8 +105,11 @@ func (d *definitions) run(ctx context.Context) {
 // follow has the member told of every definition.
 func (d *definitions) follow() error {
 	registration, err := d.informer.AddEventHandler(listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { d.observe(obj) },
-		UpdateFunc: func(_, obj any) { d.observe(obj) },
+		AddFunc: func(obj any) { d.observe(obj) },
+		UpdateFunc: func(old, obj any) {
+			d.observe(obj)
+			d.compareStored(old, obj)
+		},
 		DeleteFunc: func(obj any) {
 			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
 				d.member.ForgetCRD(crd)
@@ -122,6 +127,14 @@ func (d *definitions) follow() error {
 func (d *definitions) observe(obj any) {
 	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
 		d.member.ObserveCRD(crd)
+	}
+}
+
+func (d *definitions) compareStored(old, obj any) {
+	was, before := old.(*apiextensionsv1.CustomResourceDefinition)
+	is, now := obj.(*apiextensionsv1.CustomResourceDefinition)
+	if before && now && !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) {
+		d.storedChanged(schema.GroupResource{Group: is.Spec.Group, Resource: is.Spec.Names.Plural})
 	}
 }
 

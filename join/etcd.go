@@ -32,6 +32,7 @@ func init() {
 type Etcd struct {
 	client *clientv3.Client
 	health *etcdHealth
+	space  *etcdSpace
 	end    func() error
 }
 
@@ -57,11 +58,13 @@ func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
 }
 
 func newEtcd(client *clientv3.Client, limit time.Duration) *Etcd {
-	health := newEtcdHealth(client, limit)
+	health, space := newEtcdHealth(client, limit), newEtcdSpace(client, limit)
+	fence.NoteNoSpace(client, space.refuse)
 	ctx, stop := context.WithCancel(context.Background())
 	var asking sync.WaitGroup
 	asking.Go(func() { health.run(ctx) })
-	return &Etcd{client: client, health: health, end: sync.OnceValue(func() error {
+	asking.Go(func() { space.run(ctx) })
+	return &Etcd{client: client, health: health, space: space, end: sync.OnceValue(func() error {
 		stop()
 		asking.Wait()
 		return client.Close()

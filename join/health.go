@@ -129,7 +129,8 @@ func (h *etcdHealth) err() error {
 
 // AddChecks adds the checks that operators of kube-apiserver know: etcd (health,
 // liveness, readiness), which is as patient as --etcd-healthcheck-timeout says, and
-// etcd-readiness, which fails at once when etcd is away. Both report what e knows.
+// etcd-readiness, which fails at once when etcd is away; and etcd-space, which fails while
+// etcd takes no puts. They report what e knows.
 func (e *Etcd) AddChecks(c *genericapiserver.Config, patience time.Duration) {
 	c.AddHealthChecks(healthz.NamedGroupedCheck("etcd", "etcd", func(*http.Request) error {
 		if e.health.silence() < patience {
@@ -138,4 +139,5 @@ func (e *Etcd) AddChecks(c *genericapiserver.Config, patience time.Duration) {
 		return e.health.err()
 	}))
 	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-readiness", "etcd-readiness", func(*http.Request) error { return e.health.err() }))
+	e.addSpaceCheck(c)
 }

@@ -83,7 +83,12 @@ func newHosted(t *testing.T) *hosted {
 		c.Transport.ServerList = []string{etcd}
 		return *c
 	}
-	groups, err := localGroups(&storing{config: Config{Etcd: backend("/host")}})
+	hostEtcd, err := Dial(t.Context(), backend("/host"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hostEtcd.Close() }) // it is the test's end
+	groups, err := localGroups(&storing{config: Config{Etcd: backend("/host")}}, hostEtcd.Client())
 	if err != nil {
 		t.Fatal(err)
 	}

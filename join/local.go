@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/emicklei/go-restful/v3"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -88,8 +89,8 @@ func (localAddr) Network() string { return "pipe" }
 func (localAddr) String() string  { return "local" }
 
 // serve begins to answer, with what storing keeps.
-func (l *localAPI) serve(s *storing) error {
-	groups, err := localGroups(s)
+func (l *localAPI) serve(s *storing, etcd *clientv3.Client) error {
+	groups, err := localGroups(s, etcd)
 	if err != nil {
 		return err
 	}
@@ -117,8 +118,8 @@ func (l *localAPI) stop() error {
 	return err
 }
 
-func localGroups(s *storing) ([]*genericapiserver.APIGroupInfo, error) {
-	versions, err := storageVersions(s)
+func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGroupInfo, error) {
+	versions, err := storageVersions(s, etcd)
 	if err != nil {
 		return nil, err
 	}

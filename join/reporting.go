@@ -40,7 +40,7 @@ func (j *Join) newReporting() error {
 		Versions:      j.config.versions(),
 		LeaseDuration: j.config.IdentityLeaseDuration,
 		RenewInterval: j.config.IdentityLeaseRenewInterval,
-		Storage:       j.etcd.health.err,
+		Storage:       j.etcd.unwritable,
 		Logger:        klog.Background().WithName("member"),
 	}
 	var err error

@@ -95,6 +95,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 		return err
 	}
 	j.serveCensus(server)
+	j.crds.storedChanged = j.leading.trigger.Look
 	return j.crds.follow()
 }
 

@@ -1,6 +1,7 @@
 package join
 
 import (
+	clientv3 "go.etcd.io/etcd/client/v3"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/concord-dev/concord/api/storageversion"
@@ -13,9 +14,9 @@ import (
 // aggregated server's own are for itself alone.
 func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil {
-		return j.hosting.api.serve(j.storing)
+		return j.hosting.api.serve(j.storing, j.etcd.client)
 	}
-	group, err := storageVersions(j.storing)
+	group, err := storageVersions(j.storing, j.etcd.client)
 	if err != nil {
 		return err
 	}
@@ -25,7 +26,7 @@ func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) e
 
 // storageVersions returns the group of StorageVersions, stored by the server's own
 // configuration.
-func storageVersions(s *storing) (*genericapiserver.APIGroupInfo, error) {
+func storageVersions(s *storing, etcd *clientv3.Client) (*genericapiserver.APIGroupInfo, error) {
 	codec, err := registry.Codec()
 	if err != nil {
 		return nil, err
@@ -34,5 +35,6 @@ func storageVersions(s *storing) (*genericapiserver.APIGroupInfo, error) {
 	if err != nil {
 		return nil, err
 	}
+	options.Decorator = tolerant(etcd, s.config.Etcd.Prefix, options.Decorator)
 	return registry.Group(options)
 }

@@ -105,7 +105,7 @@ func (m *Member) Admit(r Request) error {
 		if err := m.silentReady(); err != nil {
 			return Unavailable(r.Resource, err)
 		}
-		return m.away(r.Resource)
+		return m.away(r.Resource, r.Verb)
 	}
 	if !m.builtinsSet {
 		return Unavailable(r.Resource, errNotReported)
@@ -114,7 +114,7 @@ func (m *Member) Admit(r Request) error {
 	if s == nil || s.builtin && m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource) {
 		return nil // aggregated APIs, reviews
 	}
-	if err := m.away(r.Resource); err != nil {
+	if err := m.away(r.Resource, r.Verb); err != nil {
 		return err
 	}
 	switch {
@@ -127,12 +127,17 @@ func (m *Member) Admit(r Request) error {
 	}
 }
 
-// away is the answer to a write while the storage does not answer; nil while it does.
-func (m *Member) away(gr schema.GroupResource) error {
+// ErrDeletesOnly, wrapped in what Config.Storage returns, says that the storage takes deletes
+// and nothing else: they are needed to make room.
+var ErrDeletesOnly = errors.New("deletes are let through")
+
+// away is the answer to a write while the storage does not take it; nil while it does.
+func (m *Member) away(gr schema.GroupResource, verb string) error {
+	deletes := verb == "delete" || verb == "deletecollection"
 	if m.cfg.Storage == nil {
 		return nil
 	}
-	if err := m.cfg.Storage(); err != nil {
+	if err := m.cfg.Storage(); err != nil && !(deletes && errors.Is(err, ErrDeletesOnly)) {
 		return unavailable(gr, fmt.Sprintf("nothing was written, try again: %v", err))
 	}
 	return nil

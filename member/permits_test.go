@@ -368,6 +368,23 @@ func TestGateWithoutStorage(t *testing.T) {
 	}
 }
 
+// TestGateOfDeletes: a storage that takes deletes only gets them, and nothing else that writes.
+func TestGateOfDeletes(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) {
+		c.Storage = func() error { return fmt.Errorf("no space: %w", ErrDeletesOnly) }
+	})
+	w.register()
+	w.m.ObserveCRD(w.setCRD("v1"))
+	w.settle()
+	for _, gr := range []schema.GroupResource{secrets, widgets} {
+		for verb, passes := range map[string]bool{"create": false, "update": false, "patch": false, "delete": true, "deletecollection": true, "list": true} {
+			if err := w.m.Admit(Request{IsResource: true, Verb: verb, Resource: gr}); (err == nil) != passes {
+				t.Errorf("%s %s: %v", verb, gr, err)
+			}
+		}
+	}
+}
+
 func TestGateBeforeBuiltins(t *testing.T) {
 	m, err := New(newWorld(t, nil).m.cfg)
 	if err != nil {

@@ -121,12 +121,21 @@ func (m *Member) Run(ctx context.Context) {
 	wg.Wait()
 }
 
+// sayAgain is how often it is logged that the identity Lease is still not renewed for the
+// same reason.
+const sayAgain = time.Minute
+
 // keepRegistered registers and renews.
 func (m *Member) keepRegistered(ctx context.Context) {
+	var said string
+	var at time.Time
 	for failures := 0; ctx.Err() == nil; {
 		wait := m.cfg.RenewInterval
 		if err := m.renewOrRegister(ctx); err != nil && ctx.Err() == nil {
-			m.cfg.Logger.Error(err, "Identity Lease was not renewed")
+			if now := m.cfg.Clock.Now(); failures == 0 || err.Error() != said || now.Sub(at) >= sayAgain {
+				m.cfg.Logger.Error(err, "Identity Lease was not renewed")
+				said, at = err.Error(), now
+			}
 			wait = min(wait, m.backoff(failures))
 			failures++
 		} else {

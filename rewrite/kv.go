@@ -20,6 +20,9 @@ var (
 	// ErrUnavailable means that the store does not answer now, for example because it
 	// restarts or has no leader. What a transaction was to write may have been written.
 	ErrUnavailable = errors.New("the store does not answer")
+	// errFull, beside ErrUnavailable, means that it takes no writes before somebody makes
+	// room: that is waited for as long as it takes.
+	errFull = errors.New("the store has no space")
 	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of what encrypts:
 	// nothing is known to be wrong with the value.
 	ErrKeysUnavailable = errors.New("the encryption key is not at hand")

@@ -39,7 +39,9 @@ func (p patience) waiting(ctx context.Context, call func(context.Context) error)
 		if since.IsZero() {
 			since = now
 		}
-		if now.Add(backoff).Sub(since) > p.bound {
+		if errors.Is(err, errFull) {
+			since = now
+		} else if now.Add(backoff).Sub(since) > p.bound {
 			return err
 		}
 		if waitErr := wait(ctx, p.clock, backoff); waitErr != nil {

@@ -203,19 +203,24 @@ func History(sv *v1alpha1.StorageVersion) (agree.History, error) {
 	if value, ok := sv.Annotations[EpochAnnotation]; ok {
 		epoch, err := strconv.ParseInt(value, 10, 64)
 		if err != nil {
-			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w", sv.Name, EpochAnnotation, err)
+			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w: %s", sv.Name, EpochAnnotation, err, wayOut(sv))
 		}
 		h.Epoch = epoch
 	}
 	if value, ok := sv.Annotations[EncodingsAnnotation]; ok {
 		if err := json.Unmarshal([]byte(value), &h.Last); err != nil {
-			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w", sv.Name, EncodingsAnnotation, err)
+			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w: %s", sv.Name, EncodingsAnnotation, err, wayOut(sv))
 		}
 	}
 	if err := h.Validate(); err != nil {
-		return h, fmt.Errorf("StorageVersion %s: %w", sv.Name, err)
+		return h, fmt.Errorf("StorageVersion %s: %w: %s", sv.Name, err, wayOut(sv))
 	}
 	return h, nil
+}
+
+// wayOut is what to do with a StorageVersion that decodes, and is damaged nevertheless.
+func wayOut(sv *v1alpha1.StorageVersion) string {
+	return fmt.Sprintf("kubectl delete storageversions.%s %s, then the servers report it again by themselves", v1alpha1.GroupName, sv.Name)
 }
 
 // SetHistory writes the epoch annotations.

@@ -239,9 +239,9 @@ func TestPreflightInEtcd(t *testing.T) {
 			v["mutatingadmissionpolicies/a"] = "k8s:enc:aescbc:v1:key1:\x00"
 		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{policies.String(): "unknown: its stored set says Unknown, and 1 value is encrypted"}}},
 		"a resource of unknown lifecycle": {func(_ *cluster, v map[string]string) {
-			v["pods/default/a"] = `{"apiVersion":"v1","kind":"Pod"}`
-			v["deployments/default/a"] = `{"apiVersion":"apps/v1","kind":"Deployment"}`
-		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{"pods": "unknown: it is not known which releases decode it", "deployments.apps": "unknown", "deployments": ""}}},
+			v["gadgets/default/a"] = `{"apiVersion":"v1","kind":"Gadget"}`
+			v["rockets/default/a"] = `{"apiVersion":"apps/v1","kind":"Rocket"}`
+		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{"gadgets": "unknown: it is not known which releases decode it", "rockets.apps": "unknown", "rockets": ""}}},
 		"a version that left the definition": {func(c *cluster, _ map[string]string) { c.crds[2].Spec.Versions = c.crds[2].Spec.Versions[1:] },
 			preflightCase{to: "1.38", code: 2, reasons: map[string]string{widgets.String(): "unsafe: its CustomResourceDefinition cannot decode example.com/v1"}}},
 		"objects of a version that was never in the definition": {func(c *cluster, v map[string]string) {
@@ -387,10 +387,10 @@ func TestPreflightVersions(t *testing.T) {
 func TestPreflightTable(t *testing.T) {
 	c := newCluster(t)
 	c.set(policies, admission+"/v1beta1", admission+"/v1")
-	c.set(schema.GroupResource{Resource: "pods"}, "v1")
+	c.set(schema.GroupResource{Resource: "gadgets"}, "v1")
 	out, err := runPreflight(t, "--kubeconfig", c.serve(t), "--back-to", "1.35")
 	lines := strings.Split(out, "\n")
-	if !strings.HasPrefix(lines[0], "RESOURCE ") || !strings.HasPrefix(lines[1], policies.String()+" ") || !strings.HasPrefix(lines[2], "pods ") {
+	if !strings.HasPrefix(lines[0], "RESOURCE ") || !strings.HasPrefix(lines[1], policies.String()+" ") || !strings.HasPrefix(lines[2], "gadgets ") {
 		t.Errorf("the unsafe resource is not the first, or the one of which nobody could tell not the next:\n%s", out)
 	}
 	for _, want := range []string{

@@ -38,6 +38,8 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 		return c.endMigration(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.Prune:
 		return c.prune(ctx, l, a)
+	case evolve.Keep:
+		return c.keep(ctx, l.crd.DeepCopy(), a)
 	case evolve.Wait:
 		return nil
 	default:
@@ -215,6 +217,17 @@ func (c *Controller) allReport(ctx context.Context) error {
 		return fmt.Errorf("%s does not report what it encodes: %w", silent[0], errChanged)
 	}
 	return nil
+}
+
+// keep adds to the status.storedVersions of a CRD as it was read.
+func (c *Controller) keep(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, a evolve.Keep) error {
+	for _, v := range crd.Spec.Versions {
+		if slices.Contains(a.Stored, encoding(crd, v.Name)) {
+			crd.Status.StoredVersions = append(crd.Status.StoredVersions, v.Name)
+		}
+	}
+	c.cfg.Logger.Info("Versions were taken out of storedVersions, in which objects may still be stored: put back", "crd", crd.Name, "storedVersions", crd.Status.StoredVersions)
+	return c.cfg.Client.Status().Update(ctx, crd)
 }
 
 // event tells users about the end of a migration, or that it waits. It is a courtesy: an error is only logged.

@@ -109,6 +109,9 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 	}
 	l.crd = crd
 	l.CRD = &evolve.CRD{Name: crd.Name, Storage: stores(crd)}
+	for _, v := range crd.Spec.Versions {
+		l.CRD.Versions = append(l.CRD.Versions, encoding(crd, v.Name))
+	}
 	for _, v := range crd.Status.StoredVersions {
 		l.CRD.StoredVersions = append(l.CRD.StoredVersions, encoding(crd, v))
 	}

@@ -57,6 +57,8 @@ func newRun(c *Controller) *run {
 // until ctx ends. Call it while this server leads, once at a time.
 func (c *Controller) Run(ctx context.Context) {
 	r := newRun(c)
+	c.setCurrent(r)
+	defer c.setCurrent(nil)
 	indexer, sources := r.sources()
 	var wg sync.WaitGroup
 	for _, source := range sources {
@@ -77,6 +79,22 @@ func (c *Controller) Run(ctx context.Context) {
 		}
 	}
 	wg.Wait()
+}
+
+func (c *Controller) setCurrent(r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current = r
+}
+
+// Look has Run, if it runs, look at a resource because of something that it does not watch
+// itself: what a CustomResourceDefinition says is stored.
+func (c *Controller) Look(gr schema.GroupResource) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current != nil {
+		c.current.queue.Add(gr)
+	}
 }
 
 func (r *run) work(ctx context.Context) {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -84,6 +85,10 @@ type Controller struct {
 	// cached is where migrations are listed from while Run runs, nil else: their view may
 	// lag, and one list per look is too many.
 	cached migrations
+
+	mu sync.Mutex
+	// current is the run that is under way.
+	current *run
 }
 
 // New returns a Controller; it does nothing by itself.

@@ -45,6 +45,16 @@ func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegist
 	f.settings, _ = Split(nil, f.known) // nothing is refused of nothing
 	gates.Value = &gatesValue{Value: gates.Value, flags: f}
 	gates.Usage = fmt.Sprintf("Concord's own features are %s; their names mean them also without a component.\n", names(f.known[Concord])) + gates.Usage
+	emulated.Value = &versionValue{emulated.Value, func(v string) error {
+		_, _, err := compat.ParseVersions(compat.BinaryVersion(), v, "")
+		return err
+	}}
+	if oldest := set.Lookup(minCompatibilityFlag); oldest != nil {
+		oldest.Value = &versionValue{oldest.Value, func(v string) error {
+			_, _, err := compat.ParseVersions(compat.BinaryVersion(), "", v)
+			return err
+		}}
+	}
 	if set.Lookup(emulationVersionFlag) == nil {
 		alias := *emulated
 		alias.Name, alias.Usage = emulationVersionFlag, "Alias of --"+emulatedVersionFlag+"."
@@ -59,6 +69,49 @@ func names(features []compat.Feature) string {
 		all = append(all, f.Name)
 	}
 	return strings.Join(all, ", ")
+}
+
+// checkForward refuses what only means something under emulation, in the names of the flags and not of the library's fields.
+func (f *Flags) checkForward() error {
+	binary := compat.BinaryVersion()
+	if Versions(f.registry).Emulation.LessThan(binary) {
+		return nil
+	}
+	for _, name := range []string{forwardFlag, runtimeConfigFlag} {
+		if flag := f.set.Lookup(name); flag != nil && flag.Value.String() == "true" {
+			var older []string
+			for _, v := range compat.AllowedEmulation(binary) {
+				if v.LessThan(binary) {
+					older = append(older, v.String())
+				}
+			}
+			return fmt.Errorf("--%s needs an --emulation-version below the binary's %s: remove the flag, or emulate one of %s", name, binary, strings.Join(older, ", "))
+		}
+	}
+	return nil
+}
+
+// versionValue is a flag of versions by component whose versions of component kube are checked at once, and refused with those that are allowed.
+type versionValue struct {
+	pflag.Value
+	check func(version string) error
+}
+
+// Set implements pflag.Value.
+func (v *versionValue) Set(s string) error {
+	for part := range strings.SplitSeq(s, ",") {
+		component, version, named := strings.Cut(part, "=")
+		if !named {
+			component, version = Kube, part
+		}
+		if component != Kube {
+			continue
+		}
+		if err := v.check(version); err != nil {
+			return err
+		}
+	}
+	return v.Value.Set(s)
 }
 
 // gatesValue names the component of every setting before the library's flag gets it: that one takes all without a component for kube's, and
@@ -84,6 +137,15 @@ func (v *gatesValue) Set(s string) error {
 // Features returns which features are on with the flags as parsed, once the registry's Set has made its versions out of them.
 func (f *Flags) Features() ([]Row, error) { return Plan(f.known, f.settings, Versions(f.registry)) }
 
+// Set makes the registry's versions and gates of the flags as parsed. What is wrong with them is said as Check does where it can.
+func (f *Flags) Set() error {
+	err := f.registry.Set() // versions first
+	if wrong := f.Check(); wrong != nil {
+		return wrong
+	}
+	return err
+}
+
 // Check says what is wrong with the flags, once the registry's Set has made its versions and gates out of them: versions out of range,
 // features that may not be on, version flags without the gate for them, and refused gates, whoever switched them on.
 func (f *Flags) Check() error {
@@ -96,7 +158,7 @@ func (f *Flags) Check() error {
 		}
 	}
 	if f.registry.FeatureGateFor(Concord).Enabled(CompatibilityVersions) {
-		return nil
+		return f.checkForward()
 	}
 	for _, name := range []string{emulationVersionFlag, emulatedVersionFlag, minCompatibilityFlag, forwardFlag, runtimeConfigFlag} {
 		if f.set.Changed(name) {

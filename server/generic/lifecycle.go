@@ -50,7 +50,7 @@ func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback
 	context.AfterFunc(ctx, func() {
 		select {
 		case <-begun:
-		case <-time.After(closeTimeout): // it never began, so there is nothing to drain
+		case <-time.After(endTimeout): // it never began, so there is nothing to drain
 		}
 		stop()
 	})

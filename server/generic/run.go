@@ -36,8 +36,14 @@ import (
 	"github.com/concord-dev/concord/stored"
 )
 
-// closeTimeout bounds how long a stopping server waits for connections to close.
-const closeTimeout = 10 * time.Second
+const (
+	// closeTimeout bounds how long a stopping server waits for connections to close. Requests
+	// have been answered by then: what is left are connections that never asked anything, for
+	// which net/http would wait 5 s, and those that it does not tell to close.
+	closeTimeout = 2 * time.Second
+	// endTimeout bounds how long it waits for Kubernetes' controllers.
+	endTimeout = 10 * time.Second
+)
 
 // Server is one running API server.
 type Server struct {
@@ -227,8 +233,8 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *con
 		cancel()
 		select {
 		case <-ended:
-		case <-time.After(closeTimeout):
-			return fmt.Errorf("Kubernetes' controllers still run after %v", closeTimeout)
+		case <-time.After(endTimeout):
+			return fmt.Errorf("Kubernetes' controllers still run after %v", endTimeout)
 		}
 		return nil
 	})

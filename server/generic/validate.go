@@ -87,14 +87,12 @@ func (o *Options) completePaths() error {
 // completeVersions makes the process's versions and feature gates of the flags, and plans
 // what is served and stored by them (KEP-4330, "Component Flags").
 func (o *Options) completeVersions() (err error) {
-	registry := o.registry()
-	if err := registry.Set(); err != nil {
-		return err
-	}
+	registry, set := o.registry(), o.registry().Set
 	if o.versions != nil {
-		if err := o.versions.Check(); err != nil {
-			return err
-		}
+		set = o.versions.Set
+	}
+	if err := set(); err != nil {
+		return err
 	}
 	o.Join.Silent = !registry.FeatureGateFor(gates.Concord).Enabled(gates.StorageVersionAPI)
 	o.plan, err = o.Plan()

@@ -53,10 +53,7 @@ control plane in place of the stock image (docs/kubeadm.md).`,
 		SilenceUsage: true,
 		Args:         cobra.NoArgs,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
-			if err := registry.Set(); err != nil {
-				return err
-			}
-			if err := versions.Check(); err != nil {
+			if err := versions.Set(); err != nil {
 				return err
 			}
 			own.Join.Silent = !registry.FeatureGateFor(gates.Concord).Enabled(gates.StorageVersionAPI)

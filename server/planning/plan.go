@@ -69,6 +69,11 @@ func New(o Options) (*compat.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, gvr := range needed {
+		if !plan.Served(gvr) {
+			return nil, fmt.Errorf("--runtime-config: %s cannot be switched off, the server itself needs it", gvr.GroupVersion())
+		}
+	}
 	for i := range plan.Resources {
 		r := &plan.Resources[i]
 		gr := schema.GroupResource{Group: r.Group, Resource: r.Resource}

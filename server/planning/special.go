@@ -97,3 +97,11 @@ var genericAlso = sets.New(schema.GroupResource{Group: "discovery.k8s.io", Resou
 var podBound = sets.New(
 	schema.GroupResource{Group: "certificates.k8s.io", Resource: "podcertificaterequests"},
 )
+
+// needed are what a server reports itself by, and where it keeps what it knows of migrations.
+var needed = []schema.GroupVersionResource{
+	{Version: "v1", Resource: "namespaces"},
+	{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"},
+	{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"},
+	{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
+}

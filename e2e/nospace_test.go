@@ -1,0 +1,161 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// smallQuota is the space of an etcd that is to be without soon.
+const smallQuota = 24 << 20
+
+// startSmallEtcd starts an etcd with little space in this process.
+func startSmallEtcd(t *testing.T) (endpoint string, raw *clientv3.Client) {
+	t.Helper()
+	dir := t.TempDir()
+	endpoint = cluster.Endpoint(t, dir)
+	client, err := url.Parse(endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	config := embed.NewConfig()
+	config.Dir, config.UnsafeNoFsync, config.QuotaBackendBytes = filepath.Join(dir, "data"), true, smallQuota
+	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
+	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Close)
+	<-etcd.Server.ReadyNotify()
+	return endpoint, cluster.Connect(t, endpoint)
+}
+
+const fillerPrefix = "/filler/"
+
+// useUp writes until the etcd takes no more.
+func useUp(t *testing.T, raw *clientv3.Client) {
+	t.Helper()
+	value := strings.Repeat("x", 256<<10)
+	for i := range 2 * smallQuota / len(value) {
+		_, err := raw.Put(t.Context(), fmt.Sprintf("%s%d", fillerPrefix, i), value)
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("etcd still has space")
+}
+
+// makeRoom does what the message says.
+func makeRoom(t *testing.T, endpoint string, raw *clientv3.Client) {
+	t.Helper()
+	resp, err := raw.Delete(t.Context(), fillerPrefix, clientv3.WithPrefix())
+	if err == nil {
+		_, err = raw.Compact(t.Context(), resp.Header.Revision, clientv3.WithCompactPhysical())
+	}
+	if err == nil {
+		_, err = raw.Defragment(t.Context(), endpoint)
+	}
+	if err == nil {
+		_, err = raw.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An etcd out of space is as bad as one that is away: writes are refused with what to do,
+// the server is not ready, and nobody is taken for dead. Deletes pass. A migration waits,
+// and goes on by itself when there is space.
+func TestEtcdNoSpace(t *testing.T) {
+	t.Parallel()
+	endpoint, raw := startSmallEtcd(t)
+	c := cluster.NewExternal(t, endpoint)
+	servers := c.Start(atRate(50), "one", "two")
+	s, config := servers[0], servers[0].Config()
+	createWidgets(t, "v1", servers...)
+	const objects = 400
+	fill(t, s, widgetsV1, objects)
+	if a := send(t.Context(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "old")); a.status != http.StatusCreated {
+		t.Fatal(a)
+	}
+	storeWidgetsIn(t, s, "v2")
+	cluster.Eventually(t, time.Minute, "the migration is under way", func(ctx context.Context) error {
+		if found := widgetsIn(t, raw, "v2"); found < 10 || found > objects/2 {
+			return fmt.Errorf("%d objects are in v2", found)
+		}
+		return nil
+	})
+	useUp(t, raw)
+	for _, server := range servers {
+		server.WaitUnready(30 * time.Second)
+	}
+	if _, body, err := s.Get(t.Context(), "/readyz?verbose"); err != nil || !strings.Contains(body, "[-]etcd-space") {
+		t.Errorf("readyz says %s %v", body, err)
+	}
+	a := send(t.Context(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "new"))
+	if !a.saysUnwritten() || a.retryAfter == "" || !strings.Contains(a.body, "etcdctl alarm disarm") {
+		t.Errorf("a write is answered with %v", a)
+	}
+	if a := send(t.Context(), config, http.MethodDelete, configMapsPath+"/old", ""); a.status != http.StatusOK {
+		t.Errorf("a delete is answered with %v", a)
+	}
+	ids := len(servers[0].IDs()) + len(servers[1].IDs())
+	stuck := widgetsIn(t, raw, "v2")
+	time.Sleep(3 * cluster.LeaseDuration) // nothing may happen in a time in which it could
+	if found := widgetsIn(t, raw, "v2"); found != stuck || found == objects {
+		t.Errorf("of %d objects in v2 there came to be %d without space", stuck, found)
+	}
+	lines := strings.Count(s.Output(), "\n")
+	makeRoom(t, endpoint, raw)
+	for _, server := range servers {
+		server.WaitReady()
+	}
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration goes on", func(ctx context.Context) error {
+		if found := widgetsIn(t, raw, "v2"); found != objects {
+			return fmt.Errorf("%d objects are in v2", found)
+		}
+		return nil
+	})
+	t.Logf("%d lines in the log when there was space again", lines)
+	if now := len(servers[0].IDs()) + len(servers[1].IDs()); now != ids {
+		t.Errorf("%d servers were buried", now-ids)
+	}
+}
+
+// widgetsIn counts the widgets that are stored in a version.
+func widgetsIn(t *testing.T, raw *clientv3.Client, version string) (n int) {
+	t.Helper()
+	resp, err := etcdserverpb.NewKVClient(raw.ActiveConnection()).Range(t.Context(), &etcdserverpb.RangeRequest{
+		Key: []byte("/registry/e2e.concord.dev/widgets/"), RangeEnd: []byte("/registry/e2e.concord.dev/widgets0"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range resp.Kvs {
+		if strings.Contains(string(kv.Value), `"apiVersion":"e2e.concord.dev/`+version+`"`) {
+			n++
+		}
+	}
+	return n
+}

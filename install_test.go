@@ -1,0 +1,69 @@
+package concord
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+)
+
+var slow = flag.Bool("slow", false, "also install the module from a file proxy, which compiles all of it")
+
+// TestGoInstall installs the command as users do, from a module proxy: it works only without
+// replace lines, and with all of Kubernetes' staging modules named at released versions.
+func TestGoInstall(t *testing.T) {
+	if !*slow {
+		return
+	}
+	const version = "v0.0.1-ci"
+	proxy, bin := t.TempDir(), t.TempDir()
+	serve := filepath.Join(proxy, filepath.FromSlash(modulePath), "@v")
+	if err := os.MkdirAll(serve, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	info, err := json.Marshal(map[string]any{"Version": version, "Time": time.Now().UTC()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{version + ".info": info, version + ".mod": mod, "list": []byte(version + "\n")} {
+		if err := os.WriteFile(filepath.Join(serve, name), content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	archive, err := os.Create(filepath.Join(serve, version+".zip"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := zip.CreateFromDir(archive, module.Version{Path: modulePath, Version: version}, "."); err != nil {
+		t.Fatal(err)
+	}
+	if err := archive.Close(); err != nil {
+		t.Fatal(err)
+	}
+	usual, err := exec.Command("go", "env", "GOPROXY").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "install", modulePath+"/cmd/concord@"+version)
+	cmd.Dir = bin
+	cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOFLAGS=", "GONOSUMDB="+modulePath, fmt.Sprintf("GOPROXY=file://%s,%s", filepath.ToSlash(proxy), strings.TrimSpace(string(usual))))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go install: %v\n%s", err, out)
+	}
+	out, err := exec.Command(filepath.Join(bin, "concord"), "version").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), version) {
+		t.Errorf("concord version: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,302 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/kubernetes/pkg/kubeapiserver"
+	etcddata "k8s.io/kubernetes/test/integration/etcd"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+const registry = "/registry/"
+
+// bypassing are the keys, by their beginnings, that kube-apiserver writes without a store of a
+// resource, and why that is safe. ARCHITECTURE.md ("Writers that bypass the fence") has the
+// same list. All are encoded in core/v1, which every release writes and reads.
+var bypassing = map[string]string{
+	"ranges/servicenodeports": "the bitmap of node ports, a RangeAllocation of v1",
+	"masterleases/":           "Endpoints of v1, by which kube-apiservers know each other's addresses; each writes its own",
+	"peerserverleases/":       "Endpoints of v1, by which kube-apiservers proxy to each other; each writes its own",
+}
+
+// storageVersions lists the StorageVersions by resource.
+func (s *apiserver) storageVersions(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, error) {
+	var list v1alpha1.StorageVersionList
+	if err := s.objects().List(ctx, &list); err != nil {
+		return nil, err
+	}
+	found := map[schema.GroupResource]*v1alpha1.StorageVersion{}
+	for i := range list.Items {
+		gr, err := storageversion.GroupResource(list.Items[i].Name)
+		if err != nil {
+			return nil, err
+		}
+		found[gr] = &list.Items[i]
+	}
+	return found, nil
+}
+
+// agreed waits until all StorageVersions have the reports of so many servers and an agreement.
+func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupResource]agree.Encoding {
+	s.t.Helper()
+	agreements := map[schema.GroupResource]agree.Encoding{}
+	eventually(s.t, timeout, "all servers agree", func(ctx context.Context) error {
+		versions, err := s.storageVersions(ctx)
+		if err != nil {
+			return err
+		}
+		if len(versions) < 60 {
+			return fmt.Errorf("there are %d StorageVersions", len(versions))
+		}
+		for gr, sv := range versions {
+			common, ok := storageversion.Agreement(sv)
+			if reports := storageversion.Reports(sv); !ok || len(reports) != servers {
+				return fmt.Errorf("%s: reports %v, %s", gr, reports, storageversion.WaitsFor(sv))
+			}
+			agreements[gr] = common
+		}
+		return nil
+	})
+	return agreements
+}
+
+// migrated waits until the stored set of every StorageVersion's resource is its agreement alone.
+func (s *apiserver) migrated(timeout time.Duration) {
+	s.t.Helper()
+	eventually(s.t, timeout, "everything is migrated", func(ctx context.Context) error {
+		versions, err := s.storageVersions(ctx)
+		if err != nil {
+			return err
+		}
+		var states migrationv1alpha1.StorageStateList
+		if err := s.objects().List(ctx, &states); err != nil {
+			return err
+		}
+		stored := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
+		for _, state := range states.Items {
+			stored[schema.GroupResource(state.Spec.Resource)] = state.Status
+		}
+		var missing []string
+		for gr, sv := range versions {
+			common, ok := storageversion.Agreement(sv)
+			if !ok || !slices.Equal(stored[gr].PersistedEncodings, []string{string(common)}) || stored[gr].StorageVersionUID != sv.UID {
+				missing = append(missing, fmt.Sprintf("%s stored in %v, agreed on %q", gr, stored[gr].PersistedEncodings, common))
+			}
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("%d: %v", len(missing), missing[0])
+		}
+		return nil
+	})
+}
+
+// value reads a key of etcd, and what it is encoded in.
+func (c *control) value(ctx context.Context, key string) (agree.Encoding, error) {
+	answer, err := c.raw.Get(ctx, key)
+	if err != nil {
+		return "", err
+	}
+	if len(answer.Kvs) == 0 {
+		return "", fmt.Errorf("%s is not in etcd", key)
+	}
+	encoding, _, ok := rewrite.Envelope(answer.Kvs[0].Value)
+	if !ok {
+		return "", fmt.Errorf("%s has no readable envelope", key)
+	}
+	return encoding, nil
+}
+
+// stores are where the objects of the resources are, without the registry's prefix.
+func stores(reported map[schema.GroupResource]agree.Encoding) map[string]schema.GroupResource {
+	found := map[string]schema.GroupResource{}
+	for gr := range reported {
+		prefix := gr.Resource
+		if special, ok := kubeapiserver.SpecialDefaultResourcePrefixes[gr]; ok {
+			prefix = special
+		} else if strings.Contains(gr.Group, ".") && !strings.HasSuffix(gr.Group, ".k8s.io") || slices.Contains([]string{"apiextensions.k8s.io", "apiregistration.k8s.io", migrationv1alpha1.GroupName}, gr.Group) {
+			prefix = gr.Group + "/" + gr.Resource
+		}
+		found[prefix+"/"] = gr
+	}
+	return found
+}
+
+// Everything that kube-apiserver stores is reported, and is stored as reported, for objects of
+// every kind that it serves. What is stored beside that is exactly what is listed above.
+func TestFenced(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	s := c.ready(ours, "one", append(c.peerFlags(), "--endpoint-reconciler-type=lease", "--advertise-address=192.0.2.1", "--runtime-config=api/all=true",
+		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition")...)
+	agreements := s.agreed(time.Minute, 1)
+	t.Logf("%d StorageVersions", len(agreements))
+	t.Run("Discovery", func(t *testing.T) { discoveryNamesEncodings(t, s, agreements) })
+	t.Run("Objects", func(t *testing.T) { createEverything(t, c, s, agreements) })
+	t.Run("Keys", func(t *testing.T) { nothingElseIsStored(t, c, s) })
+}
+
+// discoveryNamesEncodings compares the reports with the storage version hashes that the server
+// itself publishes for all that it persists.
+func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
+	groups, err := s.kube().Discovery().ServerGroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unseen := sets.KeySet(agreements)
+	for _, version := range metav1.ExtractGroupVersions(groups) {
+		gv, err := schema.ParseGroupVersion(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := s.kube().Discovery().ServerResourcesForGroupVersion(version) // not aggregated: with the hashes
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list.APIResources {
+			if r.StorageVersionHash == "" {
+				continue
+			}
+			gr := gv.WithResource(r.Name).GroupResource()
+			if gr == (schema.GroupResource{Group: "events.k8s.io", Resource: "events"}) {
+				gr.Group = "" // one store
+			}
+			unseen.Delete(gr)
+			encoding, err := schema.ParseGroupVersion(string(agreements[gr]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := migrationv1alpha1.StorageVersionHash(encoding.WithKind(r.Kind)); r.StorageVersionHash != want {
+				t.Errorf("%s is reported in %q, but the server says that it stores %s", gr, encoding, r.StorageVersionHash)
+			}
+		}
+	}
+	if !unseen.Equal(sets.New(storageversion.Resource)) { // which has no hash, as its only version
+		t.Errorf("reported, but not served as stored: %v", unseen)
+	}
+}
+
+// createEverything creates an object of every kind that Kubernetes' own test of storage paths
+// knows, and reads in raw etcd what became of it.
+func createEverything(t *testing.T, c *control, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
+	ctx := t.Context()
+	const namespace = "etcdstoragepathtestnamespace" // of that test
+	if _, err := s.kube().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// The default version of a server stands before others, whose objects have other names.
+	_, lists, err := s.kube().Discovery().ServerGroupsAndResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	created := sets.New[schema.GroupResource]()
+	data := etcddata.GetEtcdStorageData()
+	for _, list := range lists {
+		gv, _ := schema.ParseGroupVersion(list.GroupVersion)
+		for _, r := range list.APIResources {
+			gvr := gv.WithResource(r.Name)
+			sample, known := data[gvr]
+			if !known || !slices.Contains(r.Verbs, "create") {
+				continue
+			}
+			object := &unstructured.Unstructured{}
+			if err := json.Unmarshal([]byte(sample.Stub), &object.Object); err != nil {
+				t.Fatal(err)
+			}
+			object.SetGroupVersionKind(gv.WithKind(r.Kind))
+			client := s.dynamic().Resource(gvr)
+			if r.Namespaced {
+				_, err = client.Namespace(namespace).Create(ctx, object, metav1.CreateOptions{})
+			} else {
+				_, err = client.Create(ctx, object, metav1.CreateOptions{})
+			}
+			if err != nil {
+				t.Errorf("%s: %v", gvr, err)
+				continue
+			}
+			gr := gvr.GroupResource()
+			if gr.Group == "events.k8s.io" {
+				gr.Group = ""
+			}
+			created.Insert(gr)
+			if encoding, err := c.value(ctx, sample.ExpectedEtcdPath); err != nil || encoding != agreements[gr] {
+				t.Errorf("%s is stored in %q, agreed is %q, error %v", gvr, encoding, agreements[gr], err)
+			}
+		}
+	}
+	without := sets.KeySet(agreements).Difference(created)
+	for gr := range without {
+		if gr.Group != migrationv1alpha1.GroupName && !strings.HasSuffix(gr.Group, "concord.dev") && gr != storageversion.Resource {
+			t.Errorf("no object of %s was created", gr)
+		}
+	}
+}
+
+// nothingElseIsStored compares all keys in etcd with the stores of the reported resources.
+func nothingElseIsStored(t *testing.T, c *control, s *apiserver) {
+	var found map[string]bool
+	eventually(t, time.Minute, "every writer that bypasses the fence has written", func(ctx context.Context) error {
+		versions, err := s.storageVersions(ctx)
+		if err != nil {
+			return err
+		}
+		reported := map[schema.GroupResource]agree.Encoding{}
+		for gr := range versions {
+			reported[gr] = ""
+		}
+		known := stores(reported)
+		answer, err := c.raw.Get(ctx, registry, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return err
+		}
+		found = map[string]bool{}
+		for _, kv := range answer.Kvs {
+			key := strings.TrimPrefix(string(kv.Key), registry)
+			under := func(prefix string) bool { return strings.HasPrefix(key, prefix) }
+			if slices.ContainsFunc(slices.Collect(maps.Keys(known)), under) {
+				continue
+			}
+			i := slices.IndexFunc(slices.Collect(maps.Keys(bypassing)), under)
+			if i < 0 {
+				found[key] = true
+				continue
+			}
+			for prefix := range bypassing {
+				found[prefix] = found[prefix] || under(prefix)
+			}
+			encoding, err := c.value(ctx, string(kv.Key))
+			if err != nil || encoding != "v1" {
+				return fmt.Errorf("%s is in %q: %w", key, encoding, err)
+			}
+		}
+		if !maps.Equal(found, bypassers()) {
+			return fmt.Errorf("stored without a report is %v, listed is %v", found, bypassers())
+		}
+		return nil
+	})
+}
+
+func bypassers() map[string]bool {
+	all := map[string]bool{}
+	for prefix := range bypassing {
+		all[prefix] = true
+	}
+	return all
+}

@@ -1,0 +1,355 @@
+package kube_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/grpclog"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/component-base/cli"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/server/kube"
+)
+
+var slow = flag.Bool("slow", false, "also run the tests that take more than 20 s each")
+
+// skipUnlessSlow leaves out a test that takes long.
+func skipUnlessSlow(t *testing.T) {
+	t.Helper()
+	if !*slow {
+		t.Skip("takes more than 20 s; run it with -args -slow")
+	}
+}
+
+// roleVariable makes the test binary one of the programs below.
+const roleVariable = "CONCORD_KUBE_TEST_ROLE"
+
+const (
+	ours  = "concord" // concord kube-apiserver
+	stock = "stock"   // Kubernetes' own kube-apiserver
+	etcd  = "etcd"
+)
+
+// TestMain has the test binary double as all the programs that the tests run.
+func TestMain(m *testing.M) {
+	switch role := os.Getenv(roleVariable); role {
+	case "":
+		flag.Parse()
+		ctrllog.SetLogger(logr.Discard())
+		rest.SetDefaultWarningHandler(rest.NoWarnings{})
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
+		os.Exit(m.Run())
+	case ours:
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		cmd := kube.NewCommand()
+		cmd.SetArgs(os.Args[1:])
+		if err := cmd.ExecuteContext(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "concord:", err)
+			os.Exit(1)
+		}
+	case stock:
+		os.Exit(cli.Run(app.NewAPIServerCommand()))
+	case etcd:
+		etcdmain.Main(os.Args)
+	}
+}
+
+// start runs the test binary in a role until it ends or the test does.
+func start(t testing.TB, role, name, log string, args ...string) *process.Process {
+	t.Helper()
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(executable, args...)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	p, err := process.Start(name, cmd, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%s: %s", name, p.Tail())
+		}
+	})
+	return p
+}
+
+// control is a control plane's etcd and files. Servers are added to it.
+type control struct {
+	t   testing.TB
+	dir string
+	// etcd are the flags with which servers reach it, raw reads and writes it directly.
+	etcd []string
+	raw  *clientv3.Client
+}
+
+// The tokens of --token-auth-file and who they stand for.
+const (
+	adminToken    = "admin"
+	strangerToken = "stranger" // authenticated, in no group but system:authenticated
+)
+
+// newControl starts an etcd of one member.
+func newControl(t testing.TB) *control {
+	t.Helper()
+	c := &control{t: t, dir: t.TempDir()}
+	endpoint, peer := "http://"+freeAddress(t), "http://"+freeAddress(t)
+	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
+		"--listen-client-urls="+endpoint, "--advertise-client-urls="+endpoint,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+	c.etcd = []string{"--etcd-servers=" + endpoint}
+	c.connect(nil, endpoint)
+	c.prepare()
+	return c
+}
+
+func (c *control) connect(config *tls.Config, endpoints ...string) {
+	c.t.Helper()
+	var err error
+	c.raw, err = clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: config, Logger: zap.NewNop(), DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = c.raw.Close() })
+	eventually(c.t, time.Minute, "etcd answers", func(ctx context.Context) error {
+		_, err := c.raw.Get(ctx, "health")
+		return err
+	})
+}
+
+// prepare writes the files that all servers of a control plane share.
+func (c *control) prepare() {
+	c.t.Helper()
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.write("sa.key", string(key))
+	c.write("tokens.csv", adminToken+",admin,1,system:masters\n"+strangerToken+",stranger,2\n")
+}
+
+// write makes a file and returns its path.
+func (c *control) write(name, content string) string {
+	c.t.Helper()
+	path := filepath.Join(c.dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	return path
+}
+
+// apiserver is a running kube-apiserver, ours or a stock one.
+type apiserver struct {
+	*process.Process
+	t    testing.TB
+	name string
+	url  string
+}
+
+// start runs a server with more flags than those every one needs.
+func (c *control) start(role, name string, flags ...string) *apiserver {
+	c.t.Helper()
+	address := freeAddress(c.t)
+	_, port, _ := strings.Cut(address, ":")
+	certificates := filepath.Join(c.dir, name)
+	if err := os.MkdirAll(certificates, 0o700); err != nil {
+		c.t.Fatal(err)
+	}
+	args := append([]string{
+		"--bind-address=127.0.0.1", "--secure-port=" + port, "--cert-dir=" + certificates,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + filepath.Join(c.dir, "sa.key"), "--service-account-signing-key-file=" + filepath.Join(c.dir, "sa.key"),
+		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC",
+		"--token-auth-file=" + filepath.Join(c.dir, "tokens.csv"),
+		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
+		"--shutdown-delay-duration=0s",
+	}, append(c.etcd, flags...)...)
+	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: "https://" + address}
+}
+
+// ready starts a server and waits until it is ready.
+func (c *control) ready(role, name string, flags ...string) *apiserver {
+	c.t.Helper()
+	s := c.start(role, name, flags...)
+	s.waitReady()
+	return s
+}
+
+// waitReady waits until the server is ready.
+func (s *apiserver) waitReady() {
+	s.t.Helper()
+	eventually(s.t, 2*time.Minute, s.name+" is ready", func(ctx context.Context) error {
+		select {
+		case <-s.Done():
+			s.t.Fatal(s.Failure())
+		default:
+		}
+		status, body, err := s.get(ctx, "/readyz?verbose")
+		if err == nil && status != http.StatusOK {
+			err = fmt.Errorf("%d: %s", status, body)
+		}
+		return err
+	})
+}
+
+// end asks the server to end, and it has to do so without an error.
+func (s *apiserver) end() {
+	s.t.Helper()
+	if err := s.Terminate(s.t.Context(), time.Minute); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// kill ends the server as a crash does.
+func (s *apiserver) kill() {
+	s.t.Helper()
+	if err := s.Kill(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *apiserver) signal(signal syscall.Signal) {
+	s.t.Helper()
+	if err := s.Signal(signal); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// as is access to the server with a token, "" for an anonymous one.
+func (s *apiserver) as(token string) *rest.Config {
+	return &rest.Config{Host: s.url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1, Timeout: 30 * time.Second}
+}
+
+func must[C any](t testing.TB, make func(*rest.Config) (C, error), config *rest.Config) C {
+	t.Helper()
+	c, err := make(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// kube, dynamic and objects are an administrator's clients; objects knows Concord's kinds.
+func (s *apiserver) kube() kubernetes.Interface {
+	s.t.Helper()
+	return must(s.t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, s.as(adminToken))
+}
+
+func (s *apiserver) dynamic() dynamic.Interface {
+	s.t.Helper()
+	return must(s.t, func(c *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(c) }, s.as(adminToken))
+}
+
+func (s *apiserver) objects() client.WithWatch {
+	s.t.Helper()
+	config := s.as(adminToken)
+	config.Timeout = 0 // watches
+	return must(s.t, join.NewClient, config)
+}
+
+// get asks for a path as the administrator.
+func (s *apiserver) get(ctx context.Context, path string) (status int, body string, err error) {
+	return fetch(ctx, s.as(adminToken), path, nil)
+}
+
+func fetch(ctx context.Context, config *rest.Config, path string, header http.Header) (status int, body string, err error) {
+	c, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return 0, "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	for name, values := range header {
+		request.Header[name] = values
+	}
+	response, err := c.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	raw, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(raw), err
+}
+
+// freeAddress is an address that nobody listens on.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	port, err := process.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", port)
+}
+
+// eventually waits until check returns nil. After the timeout the test fails with what, and
+// check's last error.
+func eventually(t testing.TB, timeout time.Duration, what string, check func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	last := errors.New("not looked yet")
+	for {
+		look, done := context.WithTimeout(ctx, 5*time.Second)
+		err := check(look)
+		done()
+		if err == nil {
+			return
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			t.Fatalf("%s: not after %v: %v", what, timeout, last)
+		}
+	}
+}
+
+// peerFlags have a server proxy to its peers what they serve and it does not.
+func (c *control) peerFlags() []string {
+	c.t.Helper()
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("peers", nil, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	file := c.write("peers.crt", string(certificate))
+	return []string{"--feature-gates=UnknownVersionInteroperabilityProxy=true", "--peer-ca-file=" + file,
+		"--proxy-client-cert-file=" + file, "--proxy-client-key-file=" + c.write("peers.key", string(key))}
+}

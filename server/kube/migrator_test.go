@@ -1,0 +1,165 @@
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+
+// widgetCRD has two versions that differ in nothing else.
+func widgetCRD(stores string) *apiextensionsv1.CustomResourceDefinition {
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
+	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
+		Group: widgets.Group, Scope: apiextensionsv1.NamespaceScoped,
+		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
+	}
+	for _, v := range []string{"v1", "v2"} {
+		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: v, Served: true, Storage: v == stores,
+			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
+		})
+	}
+	return crd
+}
+
+// createWidgets creates the definition, which stores v1, and objects.
+func (s *apiserver) createWidgets(n int) {
+	s.t.Helper()
+	if err := s.objects().Create(s.t.Context(), widgetCRD("v1")); err != nil {
+		s.t.Fatal(err)
+	}
+	for i := range n {
+		eventually(s.t, time.Minute, "a widget is created", func(ctx context.Context) error {
+			_, err := s.widgets().Create(ctx, widget(fmt.Sprintf("w-%d", i)), metav1.CreateOptions{})
+			return err
+		})
+	}
+}
+
+func (s *apiserver) widgets() dynamic.ResourceInterface {
+	s.t.Helper()
+	return s.dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
+}
+
+func widget(name string) *unstructured.Unstructured {
+	w := &unstructured.Unstructured{}
+	w.SetAPIVersion("example.com/v1")
+	w.SetKind("Widget")
+	w.SetName(name)
+	return w
+}
+
+// changeCRD changes the definition as a user does.
+func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomResourceDefinition)) {
+	s.t.Helper()
+	eventually(s.t, 30*time.Second, "the definition is changed", func(ctx context.Context) error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+			return err
+		}
+		change(crd)
+		if status {
+			return s.objects().Status().Update(ctx, crd)
+		}
+		return s.objects().Update(ctx, crd)
+	})
+}
+
+// flip has the definition store another version.
+func (s *apiserver) flip(stores string) {
+	s.t.Helper()
+	s.changeCRD(false, func(crd *apiextensionsv1.CustomResourceDefinition) {
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == stores
+		}
+	})
+}
+
+// storedVersions waits until the definition's storedVersions are these.
+func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
+	s.t.Helper()
+	eventually(s.t, timeout, fmt.Sprintf("storedVersions become %v", want), func(ctx context.Context) error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+			return err
+		}
+		if !slices.Equal(crd.Status.StoredVersions, want) {
+			return fmt.Errorf("they are %v", crd.Status.StoredVersions)
+		}
+		return nil
+	})
+}
+
+// encodings counts in raw etcd what the widgets are encoded in.
+func (c *control) encodings() map[agree.Encoding]int {
+	c.t.Helper()
+	answer, err := c.raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	found := map[agree.Encoding]int{}
+	for _, kv := range answer.Kvs {
+		encoding, _, _ := rewrite.Envelope(kv.Value)
+		found[encoding]++
+	}
+	return found
+}
+
+// What another migrator does counts for nothing: storedVersions that are pruned while old
+// objects are stored are put right, also by another server than the elected one's client, and
+// pruned again only when Concord has migrated.
+func TestPrunedTooEarly(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	s := c.ready(ours, "one")
+	// A stock server keeps the migration from running, so that old objects stay.
+	s.createWidgets(20)
+	s.migrated(time.Minute)
+	other := c.ready(stock, "other")
+	s.disagreed(time.Minute)
+	s.flip("v2")
+	s.storedVersions(30*time.Second, "v1", "v2")
+	eventually(t, 30*time.Second, "the stored set knows both versions", func(ctx context.Context) error {
+		state := &migrationv1alpha1.StorageState{}
+		if err := s.objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
+			return err
+		}
+		if !slices.Contains(state.Status.PersistedEncodings, "example.com/v1") || !slices.Contains(state.Status.PersistedEncodings, "example.com/v2") {
+			return fmt.Errorf("it is %v", state.Status.PersistedEncodings)
+		}
+		return nil
+	})
+	// As kube-controller-manager's migrator does after a migration that failed.
+	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v2"} })
+	s.storedVersions(10*time.Second, "v2", "v1")
+	if found := c.encodings(); found["example.com/v1"] != 20 {
+		t.Errorf("in etcd are %v", found)
+	}
+	other.end() // deletes its Lease
+	s.storedVersions(time.Minute, "v2")
+	if found := c.encodings(); found["example.com/v2"] != 20 || len(found) != 1 {
+		t.Errorf("in etcd are %v", found)
+	}
+}
+
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}

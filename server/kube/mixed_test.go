@@ -1,0 +1,155 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+
+// advice is what the condition of a StorageVersion says is to be done about a crashed server.
+var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
+
+// disagreed waits until nothing is agreed for the sake of one Lease, and returns its name.
+func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
+	s.t.Helper()
+	eventually(s.t, timeout, "nothing is agreed, and it is said why", func(ctx context.Context) error {
+		versions, err := s.storageVersions(ctx)
+		if err != nil {
+			return err
+		}
+		if len(versions) < 60 {
+			return fmt.Errorf("there are %d StorageVersions", len(versions))
+		}
+		for gr, sv := range versions {
+			told := storageversion.WaitsFor(sv)
+			match := advice.FindStringSubmatch(told)
+			if common, ok := storageversion.Agreement(sv); ok || match == nil || match[1] != storageversion.IdentityNamespace {
+				return fmt.Errorf("%s: agreed on %q, it says %q", gr, common, told)
+			}
+			lease = match[2]
+		}
+		return nil
+	})
+	return lease
+}
+
+// Beside a stock kube-apiserver nothing is agreed and nothing migrates, and the stock one works
+// as ever. When it has crashed and its Lease is deleted as told, everything is migrated.
+func TestBesideStock(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	other := c.ready(stock, "other")
+	s := c.ready(ours, "one")
+	lease := s.disagreed(time.Minute)
+	if _, err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), lease, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "our definitions are served by the stock server", func(ctx context.Context) error {
+		return other.objects().List(ctx, &migrationv1alpha1.StorageStateList{})
+	})
+	discoveryIsWhole(t, other)
+	watchesSeeWhatIsWritten(t, s, other)
+	noMigrations(t, s)
+
+	other.kill()
+	if again := s.disagreed(time.Minute); again != lease {
+		t.Errorf("the crashed server's Lease is called %s, and was called %s", again, lease)
+	}
+	if err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.agreed(time.Minute, 1)
+	s.migrated(time.Minute)
+}
+
+func noMigrations(t *testing.T, s *apiserver) {
+	t.Helper()
+	var migrations migrationv1alpha1.StorageVersionMigrationList
+	if err := s.objects().List(t.Context(), &migrations); err != nil || len(migrations.Items) > 0 {
+		t.Errorf("%d migrations, error %v", len(migrations.Items), err)
+	}
+}
+
+// discoveryIsWhole says whether a server's aggregated discovery has groups that it could not
+// ask about, or that nobody serves.
+func discoveryIsWhole(t *testing.T, s *apiserver) {
+	t.Helper()
+	eventually(t, 30*time.Second, "discovery is whole", func(ctx context.Context) error {
+		for _, path := range []string{"/api", "/apis"} {
+			status, body, err := fetch(ctx, s.as(adminToken), path, http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}})
+			if err != nil || status != http.StatusOK {
+				return fmt.Errorf("%s: %d %s: %w", path, status, body, err)
+			}
+			var list apidiscoveryv2.APIGroupDiscoveryList
+			if err := json.Unmarshal([]byte(body), &list); err != nil {
+				return err
+			}
+			if len(list.Items) == 0 {
+				return fmt.Errorf("%s lists no group", path)
+			}
+			for _, group := range list.Items {
+				for _, v := range group.Versions {
+					if v.Freshness != apidiscoveryv2.DiscoveryFreshnessCurrent {
+						return fmt.Errorf("%s/%s is %s", group.Name, v.Version, v.Freshness)
+					}
+				}
+			}
+		}
+		services, err := s.dynamic().Resource(apiServices).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, service := range services.Items {
+			raw, err := json.Marshal(service.Object["status"])
+			if err != nil || !strings.Contains(string(raw), `"status":"True","type":"Available"`) {
+				return fmt.Errorf("APIService %s: %s, %w", service.GetName(), raw, err)
+			}
+		}
+		return nil
+	})
+}
+
+// watchesSeeWhatIsWritten writes by one server and watches by the other.
+func watchesSeeWhatIsWritten(t *testing.T, writer, watched *apiserver) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	config := watched.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	list, err := config.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := config.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for i := range 20 {
+		wrote, err := writer.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("seen-%d", i)}, Data: map[string]string{"n": fmt.Sprint(i)},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		event, ok := <-w.ResultChan()
+		seen, isConfigMap := event.Object.(*corev1.ConfigMap)
+		if !ok || !isConfigMap || seen.ResourceVersion != wrote.ResourceVersion || seen.Data["n"] != fmt.Sprint(i) {
+			t.Fatalf("wrote %+v, the watch saw %+v", wrote, event)
+		}
+	}
+}

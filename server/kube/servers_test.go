@@ -1,0 +1,170 @@
+package kube_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// identities are the identity Leases in the cluster: those of servers, and those that upstream's
+// code keeps in processes of ours.
+func (s *apiserver) identities(ctx context.Context) (servers, upstream []coordinationv1.Lease, err error) {
+	list, err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, lease := range list.Items {
+		if storageversion.IsServer(lease.Name) {
+			servers = append(servers, lease)
+		} else {
+			upstream = append(upstream, lease)
+		}
+	}
+	return servers, upstream, nil
+}
+
+// A webhook for everything that nobody answers keeps no server from joining, and none that runs
+// from staying.
+func TestBrokenWebhook(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	first := c.ready(ours, "one")
+	first.migrated(time.Minute)
+	every := admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}},
+	}
+	if _, err := first.kube().AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "broken"},
+		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+			Name: "broken.example.com", Rules: []admissionregistrationv1.RuleWithOperations{every},
+			ClientConfig:            admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + freeAddress(t))},
+			FailurePolicy:           ptr.To(admissionregistrationv1.Fail),
+			SideEffects:             ptr.To(admissionregistrationv1.SideEffectClassNone),
+			AdmissionReviewVersions: []string{"v1"}, TimeoutSeconds: ptr.To[int32](1),
+		}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	config := first.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	eventually(t, 30*time.Second, "the webhook refuses", func(ctx context.Context) error {
+		if _, err := config.Create(ctx, configMap("refused"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+			return nil
+		}
+		return fmt.Errorf("a ConfigMap was created")
+	})
+	second := c.ready(ours, "two")
+	second.agreed(time.Minute, 2)
+	first.end() // its successor has to be elected and to renew
+	before := time.Now()
+	eventually(t, time.Minute, "the second server renews its Leases", func(ctx context.Context) error {
+		for _, name := range []string{"concord-controllers"} {
+			lease, err := second.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if lease.Spec.RenewTime == nil || !lease.Spec.RenewTime.After(before.Add(2*time.Second)) {
+				return fmt.Errorf("%s was renewed at %v, by %s", name, lease.Spec.RenewTime, ptr.Deref(lease.Spec.HolderIdentity, ""))
+			}
+		}
+		servers, _, err := second.identities(ctx)
+		if err == nil && (len(servers) != 1 || !servers[0].Spec.RenewTime.After(before.Add(2*time.Second))) {
+			err = fmt.Errorf("the servers are %v", servers)
+		}
+		return err
+	})
+	second.agreed(time.Minute, 1)
+}
+
+// Two servers, each of which has two identity Leases, one of upstream's code: only those of the
+// protocol count, and a crashed server's does so no longer than 30 s. The controllers act as a
+// user of their own.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	policy := c.write("policy.yaml", `
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  verbs: [create, update, patch, delete]
+  resources: [{group: migration.k8s.io}, {group: internal.apiserver.k8s.io}]
+- level: None
+`)
+	log := filepath.Join(c.dir, "audit.log")
+	one := c.ready(ours, "one", "--audit-policy-file="+policy, "--audit-log-path="+log)
+	two := c.ready(ours, "two", "--controllers=false")
+	one.agreed(time.Minute, 2)
+	eventually(t, 30*time.Second, "four identity Leases", func(ctx context.Context) error {
+		servers, upstream, err := one.identities(ctx)
+		if err == nil && (len(servers) != 2 || len(upstream) != 2) {
+			err = fmt.Errorf("%d of servers, %d of upstream's code", len(servers), len(upstream))
+		}
+		return err
+	})
+	one.migrated(time.Minute)
+	two.kill()
+	one.agreed(30*time.Second, 1)
+	one.migrated(time.Minute)
+	controllersActAs(t, log)
+}
+
+// controllersActAs reads in the audit log who wrote what the controllers write.
+func controllersActAs(t *testing.T, log string) {
+	t.Helper()
+	file, err := os.Open(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	wrote := map[string]sets.Set[string]{}
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var event struct {
+			Verb             string
+			User             struct{ Username string }
+			ImpersonatedUser *struct{ Username string }
+			ObjectRef        struct{ Resource, Subresource string }
+			ResponseStatus   struct{ Code int }
+		}
+		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
+			t.Fatal(err)
+		}
+		who := event.User.Username
+		if event.ImpersonatedUser != nil {
+			who = event.ImpersonatedUser.Username
+		}
+		if event.ResponseStatus.Code == 403 {
+			t.Errorf("%s may not %s %s/%s", who, event.Verb, event.ObjectRef.Resource, event.ObjectRef.Subresource)
+		}
+		if wrote[event.ObjectRef.Resource] == nil {
+			wrote[event.ObjectRef.Resource] = sets.New[string]()
+		}
+		wrote[event.ObjectRef.Resource].Insert(who)
+	}
+	for resource, want := range map[string]sets.Set[string]{
+		"storagestates":            sets.New("system:concord-controllers"),
+		"storageversionmigrations": sets.New("system:concord-controllers"),
+		// Servers report as themselves; the collector drops the reports of who is gone.
+		"storageversions": sets.New("system:apiserver", "system:concord-controllers"),
+	} {
+		if !wrote[resource].Equal(want) {
+			t.Errorf("%s are written by %v, want %v", resource, sets.List(wrote[resource]), sets.List(want))
+		}
+	}
+}
