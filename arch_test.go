@@ -61,6 +61,7 @@ var arrows = []arrow{
 	{folder: "cmd", own: []string{"analysis", "join", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "stored", "keyring", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
 	{folder: "demo", own: []string{"join", "stored", "compat", "agree", "evolve", "api", "rewrite", "server", "process"}, forbidden: kube, why: "drives servers from outside"},
 	{folder: "bench", own: []string{"stored", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo", "process"}, forbidden: kube, why: "measures what is there"},
+	{folder: "examples", own: []string{"join"}, forbidden: kube, why: "what others write with the library: it uses nothing else of this module"},
 	{folder: "e2e", own: []string{"join", "api", "agree", "server", "rewrite", "stored", "keyring", "demo", "process"}, forbidden: kube, why: "uses servers as their users do"},
 }
 

@@ -30,7 +30,11 @@ func EncodingOf(codec runtime.Encoder) (agree.Encoding, error) {
 	if json.Unmarshal([]byte(target), &multi) == nil {
 		target = multi.Target
 	}
-	// What a LegacyCodec says, "[group/version]", is a list and names no single encoding.
+	// A LegacyCodec says "[group/version]": a list. With one entry there is nothing else that
+	// it could encode to; with more it may be any of them.
+	if one, ok := strings.CutPrefix(target, "["); ok {
+		target = strings.TrimSuffix(one, "]")
+	}
 	gv, err := schema.ParseGroupVersion(target)
 	if err == nil && strings.ContainsAny(target, "[]{},") {
 		err = errors.New("it may encode to any of several versions")

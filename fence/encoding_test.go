@@ -28,7 +28,9 @@ func TestEncodingOf(t *testing.T) {
 		{"no encoding", runtime.NoopEncoder{}, ""},
 		{"internal", builtinCodecs.EncoderForVersion(info.Serializer, internal), ""},
 		{"internal versioner", builtinCodecs.EncoderForVersion(info.Serializer, runtime.InternalGroupVersioner), ""},
-		{"a list of versions", builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion), ""},
+		{"a list of one version", builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion), "internal.apiserver.k8s.io/v1alpha1"},
+		{"a list of versions", builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion, schema.GroupVersion{Group: v1alpha1.GroupName, Version: "v1"}), ""},
+		{"an empty list", builtinCodecs.EncoderForVersion(info.Serializer, schema.GroupVersions{}), ""},
 		{"disabled versioner", builtinCodecs.EncoderForVersion(info.Serializer, runtime.DisabledGroupVersioner), ""},
 	} {
 		got, err := EncodingOf(tc.codec)

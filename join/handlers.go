@@ -29,7 +29,11 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 	}
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		handler = j.gate(j.clientLoad.wrap(handler), c.Serializer)
-		return build(withSkew(j.reporting.drain.wrap(handler, c.Serializer), j.config.window()), c)
+		handler = j.reporting.drain.wrap(handler, c.Serializer)
+		if j.hosting == nil { // an aggregated server has releases of its own
+			handler = withSkew(handler, j.config.window())
+		}
+		return build(handler, c)
 	}
 	c.LongRunningFunc = censusRuns(longRunning)
 }

@@ -16,6 +16,11 @@
 // Start serves the StorageVersions, whose strategy keeps the epoch, adds the post-start and
 // pre-shutdown hooks and the readiness check, and has the controllers run while this server
 // is elected.
+//
+// An aggregated API server, which keeps its objects in an etcd of its own, sets Config.Host
+// (Config.Aggregated does). The same then happens in that etcd, whose StorageVersions and
+// identity Leases nobody but the process is served; what is reported there is reported to the
+// host cluster besides, which migrates.
 package join
 
 import (
@@ -44,7 +49,12 @@ import (
 
 // Config says how a server takes part. Fields without "default" have to be set.
 type Config struct {
-	// Loopback reaches the server itself, as system:apiserver of system:masters.
+	// Host reaches the cluster that an aggregated API server belongs to. Such a server takes
+	// part in the protocol in its own etcd, and reports to its host besides. Default nil: the
+	// server is itself a cluster's.
+	Host *rest.Config
+	// Loopback reaches the server itself, as system:apiserver of system:masters. It is not
+	// needed where Host is set.
 	Loopback *rest.Config
 	// Address is where the server serves, "host:port". It names the process in elections.
 	Address string
@@ -115,8 +125,10 @@ func (c Config) withDefaults() Config {
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	switch {
-	case c.Loopback == nil:
-		return errors.New("join: Config.Loopback is missing")
+	case c.Loopback == nil && c.Host == nil:
+		return errors.New("join: Config.Loopback is missing, and Config.Host, which an aggregated server needs in its place")
+	case c.Silent && c.Host != nil:
+		return errors.New("join: Config.Silent is not for an aggregated server, which reports nothing if it does not join")
 	case c.Address == "":
 		return errors.New("join: Config.Address is missing")
 	case len(c.Etcd.Transport.ServerList) == 0:
@@ -167,6 +179,8 @@ type Join struct {
 	identity string
 
 	reporting *reporting
+	// hosting is nil but in an aggregated server.
+	hosting   *hosting
 	storing   *storing
 	crds      *definitions
 	migrating *migrating
@@ -204,6 +218,9 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 		clientLoad: clientLoad{clock: clock.RealClock{}},
 		inProcess:  inProcess{mark: fence.Rewriting},
 	}
+	if err := j.newHosting(); err != nil {
+		return nil, err
+	}
 	var err error
 	if j.clients, err = newClients(j.config); err != nil {
 		return nil, err
@@ -224,7 +241,12 @@ func (j *Join) newDefinitions() error {
 }
 
 // Ready says in one line what of the built-in resources is not reported yet; nil if all is.
-func (j *Join) Ready() error { return j.reporting.member.Ready() }
+func (j *Join) Ready() error {
+	if err := j.reporting.member.Ready(); err != nil || j.hosting == nil {
+		return err
+	}
+	return j.hosting.ready()
+}
 
 // Reported says whether the server has reported all that it has to, custom resources too.
 func (j *Join) Reported() bool { return j.reporting.member.AllReported() }
@@ -234,8 +256,12 @@ func (j *Join) Abandoned() <-chan struct{} { return j.running.abandoned }
 
 // Close ends what is left when the server has stopped, and the connection to etcd.
 func (j *Join) Close() error {
+	var err error
+	if j.hosting != nil {
+		err = j.hosting.close()
+	}
 	if j.storing.fence != nil {
 		j.storing.fence.Close()
 	}
-	return j.etcd.Close()
+	return errors.Join(err, j.etcd.Close())
 }

@@ -29,6 +29,8 @@ const (
 	// mirrorLock is the Lease of the elected server that mirrors the migrations of
 	// storagemigration.k8s.io. Only servers that serve these run for it.
 	mirrorLock = controllersLock + "-storagemigration"
+	// aggregatedLock elects among the replicas of an aggregated server, in their own etcd.
+	aggregatedLock = "concord-aggregated"
 )
 
 // leading is what the elected server does.
@@ -48,6 +50,10 @@ func (j *Join) newLeading() error {
 	l.election = l.newElection(controllersLock, j.identity, j.lead)
 	if j.config.Silent {
 		l.election.lock = silentLock
+	}
+	if j.hosting != nil {
+		l.election.lock, l.election.lead = aggregatedLock, j.hosting.lead
+		return nil
 	}
 	var err error
 	if l.skew, err = newSkew(l.clients.objects, j.identity); err != nil || j.config.Silent {
@@ -70,7 +76,7 @@ func (l *leading) newElection(lock, identity string, lead func(context.Context))
 // newMirror makes the controller of storagemigration.k8s.io, where that is served.
 func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	served, ok := servedMigrations(server, j.storing)
-	if !ok || j.config.Silent {
+	if !ok || j.config.Silent || j.hosting != nil {
 		return nil
 	}
 	objects, err := newClient(j.clients.controllers.config, served)

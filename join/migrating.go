@@ -23,7 +23,7 @@ import (
 type migrating struct {
 	config  Config
 	fence   *fence.Fence
-	claim   *migrate.Controller // nil in a server that reports nothing
+	claim   *migrate.Controller // nil in a server that reports nothing, and in an aggregated one
 	counts  *migrate.Metrics
 	convert *convert.Resources
 	// busy says whether clients are being served.
@@ -36,8 +36,8 @@ type migrating struct {
 func (j *Join) newMigrating() error {
 	m := &migrating{config: j.config, fence: j.storing.fence, convert: j.crds.convert, busy: j.clientLoad.busy}
 	j.migrating = m
-	if j.config.Silent {
-		return nil
+	if j.config.Silent || j.hosting != nil {
+		return nil // the host migrates what an aggregated server stores, through its API
 	}
 	var err error
 	if m.counts, err = migrationMetrics(); err != nil {

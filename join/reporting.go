@@ -67,6 +67,9 @@ func (j *Join) newReporting() error {
 	if r.member, err = member.New(config); err != nil {
 		return err
 	}
+	if j.hosting != nil {
+		j.hosting.local, j.hosting.own = r.member, j.clients.objects
+	}
 	j.config.Keyring.Listen(r.member.SetEncryption)
 	return nil
 }
@@ -114,8 +117,16 @@ func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Reso
 		}
 		return paths.Has(path) && j.storing.switchedOn(gvr)
 	}
+	return j.reportsOf(served)
+}
+
+// reportsOf is reports for who knows what is served.
+func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]member.Resource, error) {
 	var resources []member.Resource
 	for _, store := range j.storing.fence.Builtins() {
+		if j.hosting != nil && isLocal(store.GroupResource.Group) {
+			continue // exempt from the fence, and nobody else's business
+		}
 		r, err := resourceOf(store, j.config.Schemes, served)
 		if err != nil {
 			return nil, err

@@ -33,6 +33,9 @@ const (
 // Start serves the StorageVersions from a server whose New has returned, the last one of the
 // delegation chain, and has the protocol run with it. It is called before PrepareRun.
 func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
+	if j.hosting != nil && j.crds.stores {
+		return errors.New("join: an aggregated server cannot store custom resources: Config.Host is set, and CustomResources was called")
+	}
 	j.inProcess.serve(server.Handler)
 	j.running.started = server.MuxAndDiscoveryCompleteSignals()
 	hook, check := "concord-"+silentCheck, silentCheck
@@ -59,7 +62,17 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if err := server.AddPreShutdownHook("concord-depart", j.running.depart); err != nil {
 		return err
 	}
+	if j.hosting != nil {
+		server.RegisterDestroyFunc(j.closeAfter)
+	}
 	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.space.check())
+}
+
+// closeAfter is Close when an aggregated server, which has nobody else to do so, has ended.
+func (j *Join) closeAfter() {
+	if err := j.Close(); err != nil {
+		klog.Background().Error(err, "The end of the connection to etcd")
+	}
 }
 
 // serveProtocol serves the StorageVersions, reports what the server was built to store, and
@@ -74,6 +87,9 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	}
 	if err := j.reporting.member.SetBuiltins(reports); err != nil {
 		return err
+	}
+	if j.hosting != nil {
+		j.hosting.reports = reports
 	}
 	if err := j.newMirror(server); err != nil {
 		return err
@@ -135,12 +151,17 @@ func (r *running) begin() (departed bool) {
 	}
 	r.done.Go(func() { j.reporting.member.Run(context.Background()) })
 	loop("definitions", j.crds.run)
+	if j.hosting != nil {
+		j.hosting.running.Go(func() { workers.Loop(r.controllers, "host", j.hosting.run) })
+	}
 	if !j.config.Silent {
 		loop("collect", func(ctx context.Context) {
 			if j.awaitPermitted(ctx) == nil {
 				j.reporting.collect.Run(ctx, j.leading.election.leads)
 			}
 		})
+	}
+	if j.migrating.claim != nil {
 		loop("migrate", func(ctx context.Context) {
 			if j.awaitOwnCRDs(ctx) == nil {
 				j.migrating.claim.Run(ctx)
@@ -183,6 +204,10 @@ func (r *running) depart() error {
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
 	err := r.j.reporting.member.Depart(departing)
+	if err == nil && r.j.hosting != nil {
+		// Not before: the host may forget only who cannot write any more.
+		r.j.hosting.depart(departing)
+	}
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
 		// Requests that wait for etcd would hold up the stop.

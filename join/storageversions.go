@@ -1,6 +1,7 @@
 package join
 
 import (
+	clientv3 "go.etcd.io/etcd/client/v3"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/concord-dev/concord/api/storageversion"
@@ -9,21 +10,31 @@ import (
 
 // serveStorageVersions installs the StorageVersions on a server. No APIService is made of
 // them: kube-apiservers beside this one, which share its etcd and do not serve them, would
-// take it that they should, and answer 404 where their discovery promises something.
+// take it that they should, and answer 404 where their discovery promises something. An
+// aggregated server's own are for itself alone.
 func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) error {
-	codec, err := registry.Codec()
-	if err != nil {
-		return err
+	if j.hosting != nil {
+		return j.hosting.api.serve(j.storing, j.etcd.client)
 	}
-	options, err := j.storing.storageOf(storageversion.Resource, codec)
-	if err != nil {
-		return err
-	}
-	options.Decorator = tolerant(j.etcd.client, j.config.Etcd.Prefix, options.Decorator)
-	group, err := registry.Group(options)
+	group, err := storageVersions(j.storing, j.etcd.client)
 	if err != nil {
 		return err
 	}
 	j.config.Schemes = append(j.config.Schemes, registry.Scheme)
 	return server.InstallAPIGroup(group)
+}
+
+// storageVersions returns the group of StorageVersions, stored by the server's own
+// configuration.
+func storageVersions(s *storing, etcd *clientv3.Client) (*genericapiserver.APIGroupInfo, error) {
+	codec, err := registry.Codec()
+	if err != nil {
+		return nil, err
+	}
+	options, err := s.storageOf(storageversion.Resource, codec)
+	if err != nil {
+		return nil, err
+	}
+	options.Decorator = tolerant(etcd, s.config.Etcd.Prefix, options.Decorator)
+	return registry.Group(options)
 }

@@ -3,6 +3,7 @@ package join
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	apiextensionsapi "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -22,6 +23,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/join/registry"
 	"github.com/concord-dev/concord/stored"
 )
 
@@ -54,13 +56,19 @@ func (j *Join) newStoring() error {
 	if j.config.Silent {
 		return nil
 	}
+	var permits fence.Permits = j.reporting.member
+	uncached := sets.New(schema.GroupResource{Resource: "events"}, storageversion.Resource)
+	if j.hosting != nil {
+		permits = j.hosting
+		uncached.Insert(registry.Leases)
+	}
 	s.fence, err = fence.New(fence.Config{
 		Client:  j.etcd.client,
-		Permits: j.reporting.member,
+		Permits: permits,
 		// Events as upstream. StorageVersions are read consistently and often: from etcd that
 		// takes a millisecond, while a watch cache first has to learn that it is up to date,
 		// which it asks every 100 ms.
-		Uncached:           sets.New(schema.GroupResource{Resource: "events"}, storageversion.Resource).Union(j.config.Uncached),
+		Uncached:           uncached.Union(j.config.Uncached),
 		Renames:            func(gr schema.GroupResource) bool { return j.crds.renames(gr) },
 		SameSchema:         func(gr schema.GroupResource) bool { return j.crds.sameSchema(gr) },
 		CompactionInterval: j.config.Etcd.CompactionInterval,
@@ -125,6 +133,9 @@ func (f fenced) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 func (s *storing) complete(resource schema.GroupResource, options generic.RESTOptions) (generic.RESTOptions, error) {
 	storage := *options.StorageConfig
 	options.StorageConfig = &storage
+	if !slices.Equal(storage.Transport.ServerList, s.config.Etcd.Transport.ServerList) {
+		return options, fmt.Errorf("--etcd-servers-overrides is not supported: %s in another etcd than its StorageVersion cannot be fenced; remove the flag", resource)
+	}
 	if codec, encoding, err := codecOf(resource.Group); err != nil {
 		return options, err
 	} else if codec != nil {
@@ -174,7 +185,7 @@ func jsonCodec(codecs serializer.CodecFactory, encoding schema.GroupVersion) (ru
 // and not by that of a generic server.
 func (s *storing) storageOf(resource schema.GroupResource, codec runtime.Codec) (generic.RESTOptions, error) {
 	config := s.config.Etcd
-	config.Codec = codec
+	config.Codec, config.EncodeVersioner = codec, nil // what that says is of the server's own resources
 	return s.complete(resource, generic.RESTOptions{
 		StorageConfig:           config.ForResource(resource),
 		Decorator:               generic.UndecoratedStorage,

@@ -110,7 +110,7 @@ func readIdentities(ctx context.Context, reader rewrite.Reader, layout stored.La
 	err := rewrite.Walk(ctx, reader, under, func(e rewrite.Entry) error {
 		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
 		lease, ok := obj.(*coordinationv1.Lease)
-		if err != nil || !ok || lease.Labels[storageversion.IdentityLabel] != storageversion.IdentityLabelValue || !storageversion.IsServer(lease.Name) {
+		if err != nil || !ok || lease.Labels[storageversion.IdentityLabel] != storageversion.IdentityLabelValue || !storageversion.IsServer(lease.Name) || storageversion.IsAggregated(lease) {
 			return nil //nolint:nilerr // it is nobody's identity
 		}
 		lease.ResourceVersion = fmt.Sprint(e.ModRevision)

@@ -56,6 +56,8 @@ type Config struct {
 	Erase func(ctx context.Context) error
 
 	Versions Versions
+	// Labels and Annotations are what the identity Lease has besides those of every member.
+	Labels, Annotations map[string]string
 	// LeaseDuration is how long the identity Lease lives without a renewal, in whole seconds.
 	LeaseDuration time.Duration
 	// RenewInterval is the time between renewals, at most half of LeaseDuration: the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -87,6 +88,8 @@ func (m *Member) newLease() *coordinationv1.Lease {
 			RenewTime:            &now,
 		},
 	}
+	maps.Copy(lease.Labels, m.cfg.Labels)
+	maps.Copy(lease.Annotations, m.cfg.Annotations)
 	if m.silent() {
 		lease.Annotations[storageversion.APIAnnotation] = storageversion.APIOff
 	}

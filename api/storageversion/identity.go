@@ -46,6 +46,18 @@ const (
 	// in an encryption configuration. Without it a server opens what is not encrypted.
 	EncryptionKeysAnnotation = "concord.dev/encryption-keys"
 
+	// AggregatedLabel, on an identity Lease, marks it as that of an aggregated API server, which
+	// reports here what it keeps in an etcd of its own: the value names that etcd's prefix, by a
+	// uid made there. Such a server is a participant like every other, but no part of the
+	// control plane: it has a release of its own, reads nothing that is stored here, and its
+	// life is judged by its own kind, who take its permission to write away before its Lease
+	// (package join).
+	AggregatedLabel = "concord.dev/aggregated"
+	// LocalIdentityAnnotation, on such a Lease, is the server's ID in its own etcd, and
+	// AggregatedGroupsAnnotation, for people, the API groups that it reports.
+	LocalIdentityAnnotation    = "concord.dev/local-identity"
+	AggregatedGroupsAnnotation = "concord.dev/aggregated-groups"
+
 	// UpstreamIdentityPrefix begins the APIServerID that a Concord server gives to the code of
 	// kube-apiserver in its process, and so the name of the identity Lease that this code keeps
 	// beside the one of package member. Such a Lease is no server's but upstream's bookkeeping
@@ -82,6 +94,18 @@ func IsServer(lease string) bool { return !strings.HasPrefix(lease, UpstreamIden
 // slice over.
 func Servers(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(identities, func(l coordinationv1.Lease) bool { return !IsServer(l.Name) })
+}
+
+// IsAggregated says whether an identity Lease is an aggregated API server's.
+func IsAggregated(lease *coordinationv1.Lease) bool {
+	_, marked := lease.Labels[AggregatedLabel]
+	return marked
+}
+
+// ControlPlane returns those of the identity Leases that stand for a server of the control
+// plane each. It takes the slice over.
+func ControlPlane(identities []coordinationv1.Lease) []coordinationv1.Lease {
+	return slices.DeleteFunc(Servers(identities), func(l coordinationv1.Lease) bool { return IsAggregated(&l) })
 }
 
 // SilenceOf says why the server of an identity Lease never reports; empty for one that does.

@@ -61,6 +61,23 @@ func TestParticipants(t *testing.T) {
 	}
 }
 
+// TestControlPlane: an aggregated server is a participant that reports, and no part of the
+// control plane.
+func TestControlPlane(t *testing.T) {
+	aggregated := identity("g", BinaryVersionAnnotation, "1.2")
+	aggregated.Labels = map[string]string{AggregatedLabel: "5a1c"}
+	leases := []coordinationv1.Lease{identity("a", BinaryVersionAnnotation, "1.37"), aggregated, identity(NewUpstreamIdentity())}
+	if p := Participants(leases); !p.Has("g") || p.Reporting() != 2 {
+		t.Errorf("participants are %+v", p)
+	}
+	if !IsAggregated(&leases[1]) || IsAggregated(&leases[0]) {
+		t.Error("one is taken for the other")
+	}
+	if servers := ControlPlane(leases); len(servers) != 1 || servers[0].Name != "a" {
+		t.Errorf("the control plane is %+v", servers)
+	}
+}
+
 // TestUpstreamIdentity: no name that stock servers or ours have is taken for one of
 // upstream's Leases in a Concord process, and no two of these are the same.
 func TestUpstreamIdentity(t *testing.T) {

@@ -118,7 +118,7 @@ func (c *Collector) Step(ctx context.Context, leader bool) error {
 
 // observe lists the Leases and counts the time since the answer of the last observation,
 // of which two intervals at most were observed: a Lease may have been renewed while that
-// answer was on its way. After a failure, or a gap in which renewals may have been
+// answer was on its way. Those of aggregated servers are not judged here. After a failure, or a gap in which renewals may have been
 // impossible, as after a pause of this process or a slow answer, every count starts anew.
 func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error) {
 	begun := c.cfg.Clock.Now()
@@ -131,7 +131,9 @@ func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error)
 	}
 	beats := make([]agree.Beat, 0, len(leases))
 	for i := range leases {
-		beats = append(beats, beat(&leases[i]))
+		if !storageversion.IsAggregated(&leases[i]) {
+			beats = append(beats, beat(&leases[i]))
+		}
 	}
 	var gap, silent time.Duration
 	if !previous.IsZero() {
@@ -252,10 +254,10 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 	return strings.Join(lines, "\n")
 }
 
-// starting says whether a server may be about to report, which a silent one never is. One
+// starting says whether a server of the control plane may be about to report, which a silent one never is. One
 // that does not say, long after it was registered, that it has reported everything is not
 // waited for: reports that come later are made without help.
 func (c *Collector) starting(lease *coordinationv1.Lease) bool {
-	return lease.Annotations[storageversion.ReportedAnnotation] != "true" && storageversion.SilenceOf(lease) == "" &&
+	return lease.Annotations[storageversion.ReportedAnnotation] != "true" && storageversion.SilenceOf(lease) == "" && !storageversion.IsAggregated(lease) &&
 		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= duration(lease)
 }

@@ -58,7 +58,7 @@ func (w *work) refused(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// leases are the identity Leases of all servers.
+// leases are the identity Leases of the control plane's servers.
 func (w *work) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
 	var leases coordinationv1.LeaseList
 	err := w.c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
@@ -66,7 +66,7 @@ func (w *work) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
-	return storageversion.Servers(leases.Items), nil
+	return storageversion.ControlPlane(leases.Items), nil
 }
 
 func leaseOf(leases []coordinationv1.Lease, id agree.ServerID) *coordinationv1.Lease {

@@ -140,14 +140,14 @@ func (c *Controller) Step(ctx context.Context) error {
 	return nil
 }
 
-// servers reads the versions of all servers, sorted by ID.
+// servers reads the versions of the control plane's servers, sorted by ID.
 func (c *Controller) servers(ctx context.Context) ([]compat.ServerVersions, error) {
 	var leases coordinationv1.LeaseList
 	if err := c.cfg.Client.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
-	leases.Items = storageversion.Servers(leases.Items)
+	leases.Items = storageversion.ControlPlane(leases.Items)
 	servers := make([]compat.ServerVersions, 0, len(leases.Items))
 	for i := range leases.Items {
 		lease := &leases.Items[i]

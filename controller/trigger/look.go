@@ -127,8 +127,8 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	}
 	for i := range leases {
 		lease := &leases[i]
-		if storageversion.SilenceOf(lease) != "" {
-			continue // it will never report
+		if storageversion.SilenceOf(lease) != "" || storageversion.IsAggregated(lease) {
+			continue // it will never report, or nothing that is stored here
 		}
 		if lease.Annotations[storageversion.ReportedAnnotation] == "true" || lease.Spec.LeaseDurationSeconds == nil {
 			continue

@@ -1,0 +1,196 @@
+package wardle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/load"
+)
+
+// settle is how long replicas and host may take to agree and to migrate.
+const settle = 90 * time.Second
+
+// Replicas are rolled from v1alpha1 to v1beta1 under writers. The first one is paused in
+// mid-write, and resumed when all others agree on v1beta1, in their own etcd and in the host,
+// and the host has migrated what there was: what it had begun to write in v1alpha1 is not
+// written, and what it then writes the host knows of.
+func TestRoll(t *testing.T) {
+	skipUnlessSlow(t)
+	s := deploy(t, ours(t))
+	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
+	s.host.route(b.port)
+	if err := load.Fill(t.Context(), b.endpoint(), flunderLoad(), "fill", 200); err != nil {
+		t.Fatal(err)
+	}
+	s.waitAgreed("v1alpha1", 2)
+	s.waitMigrated("v1alpha1")
+
+	writes := s.write(a, b)
+	s.waitWritten(writes, a)
+	a.Pause()
+	s.waitBuried(1)
+	s.start("c", "v1beta1")
+	b.restart("v1beta1")
+	s.waitAgreed("v1beta1", 2)
+	s.waitMigrated("v1beta1")
+	s.wantOnly("v1beta1")
+
+	agreed := s.own.Revision()
+	resumed := time.Now()
+	a.Resume()
+	s.waitWritten(writes, a)
+	// It has registered anew, in v1alpha1 as it was told: nobody may think otherwise.
+	if reports := s.host.cluster.Reports(flunders); !slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Encoding == encoding("v1alpha1") }) {
+		t.Errorf("a replica writes v1alpha1 again, and the host has the reports %v", reports)
+	}
+	s.wantNewIdentity(a, agreed)
+	a.restart("v1beta1")
+	s.waitAgreed("v1beta1", 3)
+	s.waitMigrated("v1beta1")
+	report := writes.Stop()
+	if n := report.Across("a", resumed); n == 0 {
+		t.Error("no write was under way when the replica went on: nothing was tested")
+	} else {
+		t.Logf("%d writes were under way when the replica went on", n)
+	}
+	s.own.CheckLoad(report, load.BrokenTo("a", "b"))
+	s.wantOnly("v1beta1")
+	s.check()
+}
+
+// write writes through replicas all the time. Who waits for one that is paused is patient.
+func (s *deployment) write(through ...*replica) *load.Load {
+	config := load.Config{Resources: []load.Resource{flunderLoad()}, Workers: 6, Pause: time.Millisecond, Timeout: 55 * time.Second}
+	for _, r := range through {
+		config.Endpoints = append(config.Endpoints, r.endpoint())
+	}
+	writes := load.Start(config)
+	s.t.Cleanup(func() { writes.Stop() })
+	return writes
+}
+
+// ours is a host that serves StorageVersions.
+func ours(t *testing.T) *host {
+	t.Helper()
+	return startHost(t, cluster.Binary(t), "kube-apiserver", "--identity-lease-duration="+cluster.LeaseDuration.String(),
+		"--identity-lease-renew-interval="+cluster.RenewInterval.String(), "--controller-lease-duration="+cluster.LeaseDuration.String())
+}
+
+// waitWritten waits until a replica has acknowledged further writes.
+func (s *deployment) waitWritten(writes *load.Load, r *replica) {
+	s.t.Helper()
+	before := writes.Acked(r.Name)
+	cluster.Eventually(s.t, settle, r.Name+" is written through", func(context.Context) error {
+		if n := writes.Acked(r.Name) - before; n < 20 {
+			return fmt.Errorf("%d writes", n)
+		}
+		return nil
+	})
+}
+
+// waitBuried waits until the host has so many reports. None goes before that in the own etcd.
+func (s *deployment) waitBuried(left int) {
+	s.t.Helper()
+	cluster.Eventually(s.t, settle, "who is paused is buried", func(context.Context) error {
+		host, own := len(s.host.cluster.Reports(flunders)), len(s.own.Reports(flunders))
+		if host < own {
+			s.t.Errorf("the host has %d reports, and %d servers may write", host, own)
+		}
+		if host != left || own != left {
+			return fmt.Errorf("%d reports in the host, %d in the own etcd", host, own)
+		}
+		return nil
+	})
+}
+
+// waitAgreed waits until the own StorageVersion and the host's name the version, by the
+// reports of so many replicas.
+func (s *deployment) waitAgreed(version string, replicas int) {
+	s.t.Helper()
+	for where, c := range map[string]*cluster.Cluster{"own etcd": s.own, "host": s.host.cluster} {
+		cluster.Eventually(s.t, settle, "the replicas agree on "+version+" in the "+where, func(context.Context) error {
+			reports := c.Reports(flunders)
+			if common, ok := agree.Common(reports); !ok || common != encoding(version) || len(reports) != replicas {
+				return fmt.Errorf("reports are %v", reports)
+			}
+			return nil
+		})
+	}
+}
+
+// waitMigrated waits until the host knows that flunders are stored in the version alone.
+func (s *deployment) waitMigrated(version string) {
+	s.t.Helper()
+	took := cluster.Eventually(s.t, settle, "the host has migrated the flunders to "+version, func(context.Context) error {
+		standing := s.host.cluster.Standing(flunders)
+		if !standing.StoredCurrent || standing.Common != encoding(version) || !slices.Equal(standing.Stored, []string{string(encoding(version))}) {
+			return fmt.Errorf("it says %+v", standing)
+		}
+		return nil
+	})
+	s.t.Logf("migrated to %s after %v", version, took.Round(time.Millisecond))
+}
+
+// wantOnly expects that all flunders in the own etcd are stored in one version.
+func (s *deployment) wantOnly(version string) {
+	s.t.Helper()
+	found := s.own.Encodings(flunders)
+	if len(found) != 1 || found[encoding(version)] < 200 {
+		s.t.Errorf("flunders are stored in %v, want %s alone", found, version)
+	}
+}
+
+// wantNewIdentity expects that what a replica has written since a revision was permitted by
+// a report that it has made since.
+func (s *deployment) wantNewIdentity(r *replica, since int64) {
+	s.t.Helper()
+	ids := s.ids()[r.Name]
+	if len(ids) != 2 {
+		s.t.Fatalf("%s was registered as %v, want two identities", r.Name, ids)
+	}
+	s.own.Ledger(func(l *audit.Ledger) {
+		for _, w := range l.Writes() {
+			if w.Server() != r.Name || w.Revision <= since {
+				continue
+			}
+			if own, ok := agree.Of(w.Reports, ids[1]); !ok || own.Encoding != w.Encoding {
+				s.t.Errorf("revision %d: %s was written in %s with the reports %v", w.Revision, w.ID, w.Encoding, w.Reports)
+			}
+		}
+	})
+}
+
+// check fails the test for every violation in the own etcd and in the host's.
+func (s *deployment) check() {
+	s.t.Helper()
+	s.host.cluster.Ledger(func(l *audit.Ledger) {
+		for _, violation := range l.Violations() {
+			// kube-apiserver writes some core/v1 objects past its storage decorator.
+			if !strings.Contains(violation, "/registry/ranges/") && !strings.Contains(violation, "/registry/peerserverleases/") {
+				s.t.Error(violation)
+			}
+		}
+	})
+	s.wantFenced()
+}
+
+// wantFenced fails the test for every violation in the own etcd.
+func (s *deployment) wantFenced() {
+	s.t.Helper()
+	ids := s.ids()
+	s.own.Ledger(func(l *audit.Ledger) {
+		for _, violation := range append(l.Violations(), l.Strangers(ids)...) {
+			s.t.Error(violation)
+		}
+	})
+}
+
+var errNotBuried = errors.New("its report is still there")

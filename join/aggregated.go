@@ -1,0 +1,43 @@
+package join
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+)
+
+// Aggregated returns c with what an aggregated API server's own configuration says: which
+// cluster it belongs to (--kubeconfig), where it serves, its versions, and how it stores what
+// schemes know.
+func (c Config) Aggregated(server *genericapiserver.RecommendedConfig, etcd *genericoptions.EtcdOptions, schemes ...*runtime.Scheme) Config {
+	c.Host = server.ClientConfig
+	c.Address = server.ExternalAddress
+	if server.SecureServing != nil {
+		if host, port, err := server.SecureServing.HostPort(); err == nil {
+			c.Address = net.JoinHostPort(host, strconv.Itoa(port))
+		}
+	}
+	c.Etcd, c.EnableWatchCache, c.WatchCacheSizes = etcd.StorageConfig, etcd.EnableWatchCache, etcd.WatchCacheSizes
+	c.Schemes = slices.Concat(c.Schemes, schemes)
+	if v := server.EffectiveVersion; v != nil {
+		c.Binary, c.Emulation, c.MinCompatibility = v.BinaryVersion(), v.EmulationVersion(), v.MinCompatibilityVersion()
+	}
+	return c
+}
+
+// Join is New, Storage and Handlers for an aggregated API server with this configuration, which
+// is alone in its delegation chain. Start follows when all that it stores is installed.
+func (c Config) Join(ctx context.Context, server *genericapiserver.RecommendedConfig, etcd *genericoptions.EtcdOptions, schemes ...*runtime.Scheme) (*Join, error) {
+	j, err := New(ctx, c.Aggregated(server, etcd, schemes...))
+	if err != nil {
+		return nil, err
+	}
+	j.Storage(&server.Config)
+	j.Handlers(&server.Config)
+	return j, nil
+}

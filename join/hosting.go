@@ -1,0 +1,306 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/controller/collect"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/workers"
+)
+
+const (
+	// hostPoll is how often it is looked whether the own registration has changed.
+	hostPoll = 100 * time.Millisecond
+	// hostLook is how often a host that serves no StorageVersions is looked at again, and
+	// hostRetry when it did not answer.
+	hostLook, hostRetry = 10 * time.Second, time.Second
+	// hostTimeout bounds one question to the host.
+	hostTimeout = 10 * time.Second
+	// hostLeaseDuration keeps the host, and kube-apiserver's own collector of identity Leases
+	// there, from ending a Lease whose server may still have the permission to write: only
+	// who has taken that away deletes it.
+	hostLeaseDuration = 10 * 365 * 24 * time.Hour
+)
+
+// hosting is an aggregated API server's part in the cluster that it belongs to, its host. Its
+// permission to write is its report in its own etcd. What it may write it also reports to the
+// host, in this order: own report, the host's, writes; and back: no writes, own report, the
+// host's (KEP-2339, "aggregated API servers"). So whatever it writes is in an encoding that
+// the host knows of, also when it was paused and somebody else has buried it.
+//
+// The report to the host is made by another member, one for each registration in the own etcd.
+type hosting struct {
+	api    *localAPI
+	config Config
+	// local is the member in the own etcd, and own reads and writes there.
+	local *member.Member
+	own   client.WithWatch
+	// objects and kube are clients of the host.
+	objects client.WithWatch
+	kube    kubernetes.Interface
+	collect *collect.Collector
+	// reports are what the host is told.
+	reports []member.Resource
+	// look is hostLook but in tests.
+	look time.Duration
+
+	// stopped ends with stop: the host's members then make and renew nothing more.
+	stopped context.Context
+	stop    context.CancelFunc
+	members sync.WaitGroup
+	running sync.WaitGroup
+
+	mu    sync.RWMutex
+	now   tenure
+	store string // see storeUID
+
+	// saidAlone belongs to run, swept to lead.
+	saidAlone bool
+	swept     sweptHost
+}
+
+// tenure is what the host knows of one registration in the own etcd.
+type tenure struct {
+	id agree.ServerID
+	// member makes the reports to the host; nil before, and where nothing can be reported to.
+	member *member.Member
+	end    context.CancelFunc
+	// alone: the host serves no StorageVersions.
+	alone bool
+	// again is when the host is to be looked at again, and err why it is not known yet.
+	again time.Time
+	err   error
+}
+
+var _ fence.Permits = (*hosting)(nil)
+
+var errHostUnknown = errors.New("nothing is known of the host cluster yet")
+
+func (j *Join) newHosting() error {
+	if j.config.Host == nil {
+		return nil
+	}
+	host := AsComponent(j.config.Host, compat.ConcordServer, j.config.Emulation)
+	host.ContentType, host.AcceptContentTypes = "", ""
+	clients, err := clientsOf(host)
+	if err != nil {
+		return fmt.Errorf("the host cluster: %w", err)
+	}
+	h := &hosting{api: newLocalAPI(), config: j.config, objects: clients.objects, kube: clients.kube, look: hostLook}
+	h.stopped, h.stop = context.WithCancel(context.Background())
+	if h.collect, err = collect.New(collect.Config{Client: h.objects, Logger: klog.Background().WithName("host")}); err != nil {
+		return err
+	}
+	j.hosting = h
+	// All that the protocol does is done in the own etcd.
+	j.config.Loopback = h.api.config()
+	return nil
+}
+
+// Revision implements fence.Permits: the own report is the permission, once the host has its
+// report too. The own one is looked at first. If its registration has ended since, and another
+// one is reported to the host, then the revision is older than that one's report, and so than
+// the StorageVersion: the write is refused by it.
+func (h *hosting) Revision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error) {
+	revision, err := h.local.Revision(ctx, gr, enc)
+	if err != nil {
+		return 0, err
+	}
+	if err := h.current().reported(ctx, h.local.ID(), gr, enc); err != nil {
+		return 0, member.Unavailable(gr, err)
+	}
+	return revision, nil
+}
+
+// Moved implements fence.Permits.
+func (h *hosting) Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
+	return h.local.Moved(ctx, gr, enc, mod, reports)
+}
+
+func (h *hosting) current() tenure {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.now
+}
+
+// reported says why the host does not know yet that this registration writes a resource in an
+// encoding. What it is encrypted with is the own cluster's affair.
+func (t tenure) reported(ctx context.Context, id agree.ServerID, gr schema.GroupResource, enc agree.Encoding) error {
+	switch {
+	case t.id == "" || t.id != id:
+		return errHostUnknown
+	case t.alone:
+		return nil
+	case t.member == nil:
+		return t.err
+	}
+	if _, err := t.member.Revision(ctx, gr, enc.Plain()); err != nil {
+		return fmt.Errorf("not reported to the host cluster: %w", err)
+	}
+	return nil
+}
+
+// ready says why not everything is reported to the host; nil if it is, or cannot be.
+func (h *hosting) ready() error {
+	t := h.current()
+	switch {
+	case t.id == "" || t.id != h.local.ID():
+		return errHostUnknown
+	case t.alone:
+		return nil
+	case t.member == nil:
+		return fmt.Errorf("the host cluster: %w", t.err)
+	}
+	if err := t.member.Ready(); err != nil {
+		return fmt.Errorf("the host cluster: %w", err)
+	}
+	return nil
+}
+
+// run has the host follow the own registration until ctx ends.
+func (h *hosting) run(ctx context.Context) { wait.UntilWithContext(ctx, h.step, hostPoll) }
+
+// step makes the reports to the host once the own ones stand, for each registration anew. As
+// long as something is not reported the host is looked at: it may not serve StorageVersions, or
+// not any more.
+func (h *hosting) step(ctx context.Context) {
+	t := h.current()
+	if id := h.local.ID(); id != t.id {
+		if t.member != nil {
+			t.end() // whoever has buried the registration buries that of the host, too
+		}
+		t = tenure{id: id, err: errHostUnknown}
+		h.set(t)
+	}
+	if t.id == "" || time.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
+		return
+	}
+	served, err := h.serves(ctx)
+	switch {
+	case err != nil:
+		t.again, t.err = time.Now().Add(hostRetry), err
+	case !served:
+		if t.member != nil { // its reports are lost, and there is nobody any more to report to
+			t.end()
+			t.member = nil
+		}
+		t.again, t.alone = time.Now().Add(h.look), true
+		h.sayAlone()
+	case t.member != nil: // it is reporting
+		t.again = time.Now().Add(h.look)
+	default:
+		if t, err = h.begin(ctx, t); err != nil {
+			t.again, t.err = time.Now().Add(hostRetry), err
+		}
+	}
+	h.set(t)
+}
+
+func (h *hosting) set(t tenure) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.now = t
+}
+
+func (h *hosting) sayAlone() {
+	if !h.saidAlone {
+		klog.Background().Info("The host cluster serves no StorageVersions: this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.look)
+	}
+	h.saidAlone = true
+}
+
+// serves asks whether the host serves StorageVersions. An error means that it is not known.
+func (h *hosting) serves(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	// Discovery, which everybody may read: whether this server may read the objects themselves
+	// matters only where there are any.
+	served := &metav1.APIResourceList{}
+	err := h.kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("whether it serves StorageVersions: %w", err)
+	}
+	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }), nil
+}
+
+// begin makes the reports to the host for a registration.
+func (h *hosting) begin(ctx context.Context, t tenure) (tenure, error) {
+	store, err := h.storeUID(ctx)
+	if err != nil {
+		return t, err
+	}
+	m, err := member.New(member.Config{
+		Client: h.objects, Bury: h.collect.Bury,
+		Versions:      h.config.versions(),
+		Labels:        map[string]string{storageversion.AggregatedLabel: store},
+		Annotations:   map[string]string{storageversion.LocalIdentityAnnotation: string(t.id), storageversion.AggregatedGroupsAnnotation: groups(h.reports)},
+		LeaseDuration: hostLeaseDuration,
+		RenewInterval: h.config.IdentityLeaseRenewInterval,
+		WaitLimit:     -1,
+		Logger:        klog.Background().WithName("host").V(1),
+	})
+	if err != nil {
+		return t, err
+	}
+	if err := m.SetBuiltins(h.reports); err != nil {
+		return t, err
+	}
+	running, end := context.WithCancel(h.stopped)
+	h.members.Go(func() { workers.Loop(running, "host-member", m.Run) })
+	klog.Background().Info("Reporting to the host cluster", "server", t.id)
+	t.member, t.end, t.alone = m, end, false
+	return t, nil
+}
+
+// groups names the API groups of resources, for people.
+func groups(reports []member.Resource) string {
+	var named []string
+	for _, r := range reports {
+		named = append(named, r.GroupResource.Group)
+	}
+	slices.Sort(named)
+	return strings.Join(slices.Compact(named), ",")
+}
+
+// depart takes the reports to the host back. It is called when the own ones are gone, and run
+// is ending.
+func (h *hosting) depart(ctx context.Context) {
+	h.running.Wait()
+	t := h.current()
+	if t.member == nil {
+		return
+	}
+	if err := t.member.Depart(ctx); err != nil {
+		klog.Background().Info("Leaving without taking the reports to the host cluster back: another replica does so, or the next one that starts", "err", err)
+	}
+}
+
+// close ends what is left.
+func (h *hosting) close() error {
+	h.stop()
+	h.members.Wait()
+	return h.api.stop()
+}

@@ -1,0 +1,365 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/emicklei/go-restful/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/join/registry"
+)
+
+// things are what the aggregated server of the tests stores: Leases by another name.
+var things = schema.GroupResource{Group: "example.com", Resource: "things"}
+
+// hosted is an aggregated server and its host, on one etcd.
+type hosted struct {
+	t     *testing.T
+	j     *Join
+	store storage.Interface
+	// local and host are clients of both sides' Leases and StorageVersions, of the host past
+	// what answer and refuse say.
+	local, host client.Client
+	// answer is the status with which the host answers, 0 for what it has to say; writes are
+	// refused alone with refuse.
+	answer atomic.Int32
+	refuse atomic.Bool
+	// early are the deletions of Leases in the host of servers that could still write.
+	mu    sync.Mutex
+	early []string
+}
+
+func startTestEtcd(t *testing.T) string {
+	t.Helper()
+	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	config := embed.NewConfig()
+	config.Dir, config.UnsafeNoFsync = t.TempDir(), true
+	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
+	config.ListenClientUrls, config.AdvertiseClientUrls = loopback, loopback
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Close)
+	receive(t, etcd.Server.ReadyNotify())
+	return "http://" + etcd.Clients[0].Addr().String()
+}
+
+func newHosted(t *testing.T) *hosted {
+	t.Helper()
+	h := &hosted{t: t}
+	etcd := startTestEtcd(t)
+	backend := func(prefix string) storagebackend.Config {
+		c := storagebackend.NewDefaultConfig(prefix, nil)
+		c.Transport.ServerList = []string{etcd}
+		return *c
+	}
+	hostEtcd, err := Dial(t.Context(), backend("/host"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hostEtcd.Close() }) // it is the test's end
+	groups, err := localGroups(&storing{config: Config{Etcd: backend("/host")}}, hostEtcd.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := restful.NewContainer()
+	for _, group := range groups {
+		if err := install(container, group); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, direct := httptest.NewServer(h.hostHandler(localHandler(container))), httptest.NewServer(localHandler(container))
+	t.Cleanup(server.Close)
+	t.Cleanup(direct.Close)
+	v := version.MustParse("1.2")
+	h.j, err = New(t.Context(), Config{
+		Host: &rest.Config{Host: server.URL}, Address: "127.0.0.1:1", Etcd: backend("/own"), Schemes: []*runtime.Scheme{registry.LeaseScheme},
+		Binary: v, Emulation: v, MinCompatibility: v,
+		IdentityLeaseDuration: 2 * time.Second, IdentityLeaseRenewInterval: 500 * time.Millisecond, ControllerLeaseDuration: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.j.hosting.look = hostPoll
+	h.start(direct.URL)
+	return h
+}
+
+// start does what Start does of a generic server.
+func (h *hosted) start(url string) {
+	h.t.Helper()
+	codec, err := registry.LeaseCodec()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	options, err := h.j.storing.storageOf(things, codec)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var destroy func()
+	h.store, destroy, err = options.Decorator(options.StorageConfig, "/things", thingKey, func() runtime.Object { return &coordinationv1.Lease{} },
+		func() runtime.Object { return &coordinationv1.LeaseList{} }, storage.DefaultClusterScopedAttr, nil, nil)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := h.j.serveStorageVersions(nil); err != nil {
+		h.t.Fatal(err)
+	}
+	h.j.hosting.reports, err = h.j.reportsOf(func(schema.GroupVersionResource) bool { return true })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := h.j.reporting.member.SetBuiltins(h.j.hosting.reports); err != nil {
+		h.t.Fatal(err)
+	}
+	h.local = h.j.hosting.own
+	if h.host, err = NewClient(&rest.Config{Host: url}); err != nil {
+		h.t.Fatal(err)
+	}
+	h.j.running.begin()
+	h.t.Cleanup(func() {
+		if err := h.j.running.depart(); err != nil {
+			h.t.Error(err)
+		}
+		destroy()
+		if err := errors.Join(h.j.Close(), h.j.Close()); err != nil {
+			h.t.Error(err)
+		}
+	})
+}
+
+func thingKey(obj runtime.Object) (string, error) {
+	name, err := cache.ObjectToName(obj)
+	return "/things/" + name.Name, err
+}
+
+// hostHandler answers as the test says, and looks whether who is buried can still write.
+func (h *hosted) hostHandler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch status := int(h.answer.Load()); {
+		case status != 0:
+			w.WriteHeader(status)
+			return
+		case h.refuse.Load() && r.Method != http.MethodGet:
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		case r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/leases/"):
+			h.buried(r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:])
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (h *hosted) buried(name string) {
+	lease := &coordinationv1.Lease{}
+	if err := h.host.Get(context.Background(), client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: name}, lease); err != nil {
+		return
+	}
+	local := agree.ServerID(lease.Annotations[storageversion.LocalIdentityAnnotation])
+	if _, reports := agree.Of(h.reports(h.local), local); reports {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.early = append(h.early, name)
+	}
+}
+
+// reports are those of things.
+func (h *hosted) reports(c client.Client) []agree.Report {
+	sv := &v1alpha1.StorageVersion{}
+	if err := c.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(things)}, sv); err != nil {
+		return nil
+	}
+	return storageversion.Reports(sv)
+}
+
+// write creates a thing.
+func (h *hosted) write() error {
+	thing := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("t-%d", time.Now().UnixNano())}}
+	return h.store.Create(h.t.Context(), "/things/"+thing.Name, thing, nil, 0)
+}
+
+func (h *hosted) eventually(what string, is func() error) {
+	h.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for err := is(); err != nil; err = is() {
+		if time.Now().After(deadline) {
+			h.t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// wantRefused expects that writes are refused for what the host says, for a while.
+func (h *hosted) wantRefused(because string) {
+	h.t.Helper()
+	h.eventually("writes are refused for the host's sake", func() error {
+		if err := h.write(); !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), because) {
+			return fmt.Errorf("the write ended with: %w", err)
+		}
+		return nil
+	})
+	for range 20 {
+		if err := h.write(); !apierrors.IsServiceUnavailable(err) {
+			h.t.Fatalf("a write that the host knows nothing of ended with %v", err)
+		}
+	}
+	if h.j.Ready() == nil {
+		h.t.Error("the server calls itself ready")
+	}
+}
+
+func (h *hosted) wantWritable() {
+	h.t.Helper()
+	h.eventually("writes are let pass", h.write)
+	h.eventually("it is ready", h.j.Ready)
+}
+
+// TestHosting: what an aggregated server may write its host knows, from the first write to
+// the last, through everything that may happen to its registration. Without a host that
+// wants to know it writes all the same.
+func TestHosting(t *testing.T) {
+	h := newHosted(t)
+	h.answer.Store(http.StatusInternalServerError)
+	h.wantRefused("StorageVersions")
+	h.answer.Store(http.StatusNotFound)
+	h.wantWritable()
+	if n := len(h.reports(h.local)); n != 1 {
+		t.Errorf("%d reports in the own etcd", n)
+	}
+
+	h.refuse.Store(true)
+	h.answer.Store(0)
+	h.wantRefused("not reported to the host cluster")
+	h.refuse.Store(false)
+	h.wantWritable()
+	first := h.reports(h.host)
+	if len(first) != 1 || first[0].Encoding != "coordination.k8s.io/v1" {
+		t.Fatalf("the host has the reports %v", first)
+	}
+
+	// The report stands, whether the host answers or not.
+	h.answer.Store(http.StatusInternalServerError)
+	for range 20 {
+		if err := h.write(); err != nil {
+			t.Fatalf("while the host is away: %v", err)
+		}
+	}
+	if err := h.j.Ready(); err != nil {
+		t.Errorf("while the host is away: %v", err)
+	}
+	h.answer.Store(0)
+
+	// Buried by others, as after a pause: it is registered anew, and reported anew.
+	h.refuse.Store(true)
+	id := h.j.reporting.member.ID()
+	if err := h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("it is registered anew", func() error {
+		if now := h.j.reporting.member.ID(); now == "" || now == id {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	h.wantRefused("")
+	h.refuse.Store(false)
+	h.wantWritable()
+	h.eventually("the first report is collected", func() error {
+		now := h.reports(h.host)
+		if len(now) != 1 || now[0].Server == first[0].Server {
+			return fmt.Errorf("the host has the reports %v", now)
+		}
+		return nil
+	})
+
+	// Its Lease in the host was deleted by mistake, and then the host turned into one that
+	// serves no StorageVersions, for a while.
+	h.refuse.Store(true)
+	if err := h.host.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(h.reports(h.host)[0].Server)}}); err != nil {
+		t.Fatal(err)
+	}
+	h.wantRefused("not reported to the host cluster")
+	h.answer.Store(http.StatusNotFound)
+	h.wantWritable()
+	h.answer.Store(0)
+	h.wantRefused("not reported to the host cluster")
+	h.refuse.Store(false)
+	h.wantWritable()
+
+	if err := h.j.running.depart(); err != nil {
+		t.Fatal(err)
+	}
+	if own, host := h.reports(h.local), h.reports(h.host); len(own)+len(host) != 0 {
+		t.Errorf("it left %v in its own etcd and %v in the host", own, host)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.early) > 0 {
+		t.Errorf("buried in the host, with the permission to write: %v", h.early)
+	}
+}
+
+func TestOrphans(t *testing.T) {
+	lease := func(name, local string) coordinationv1.Lease {
+		l := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if local != "" {
+			l.Annotations = map[string]string{storageversion.LocalIdentityAnnotation: local}
+		}
+		return l
+	}
+	leases := []coordinationv1.Lease{lease("h3", "c"), lease("h1", "a"), lease("h2", "b"), lease("h4", "")}
+	if got, want := orphans(leases, sets.New[agree.ServerID]("b")), []agree.ServerID{"h1", "h3", "h4"}; !slices.Equal(got, want) {
+		t.Errorf("orphans are %v, want %v", got, want)
+	}
+}
+
+// TestTenure: what the host knows of one registration says nothing of the next.
+func TestTenure(t *testing.T) {
+	unknown := errors.New("it does not answer")
+	for _, test := range []struct {
+		name   string
+		tenure tenure
+		id     agree.ServerID
+		want   error
+	}{
+		{"alone", tenure{id: "a", alone: true}, "a", nil},
+		{"alone, and registered anew", tenure{id: "a", alone: true}, "b", errHostUnknown},
+		{"not registered", tenure{}, "", errHostUnknown},
+		{"not known yet", tenure{id: "a", err: unknown}, "a", unknown},
+		{"was alone when it last answered", tenure{id: "a", alone: true, err: unknown}, "a", nil},
+	} {
+		if err := test.tenure.reported(t.Context(), test.id, things, "example.com/v1"); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", test.name, err, test.want)
+		}
+	}
+}
