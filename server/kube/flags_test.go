@@ -70,7 +70,7 @@ func TestFlags(t *testing.T) {
 		"watch-cache": {[]string{"--watch-cache-sizes=configmaps#0"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
 			_, body, err := s.get(t.Context(), "/metrics")
 			cached := func(resource string) bool {
-				return strings.Contains(body, fmt.Sprintf(`apiserver_watch_cache_capacity{group="",resource="%s"}`, resource))
+				return strings.Contains(body, fmt.Sprintf(`watch_cache_capacity{group="",resource="%s"}`, resource))
 			}
 			if err != nil || cached("configmaps") || !cached("secrets") {
 				t.Errorf("ConfigMaps have a watch cache: %v, Secrets: %v, error %v", cached("configmaps"), cached("secrets"), err)
@@ -84,7 +84,7 @@ func TestFlags(t *testing.T) {
 		}},
 		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
 		"peers":  {c.peerFlags(), nil},
-		"alpha": {[]string{"--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false,ClientsAllowCBOR=false,ClientsPreferCBOR=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
 			_, body, err := s.get(t.Context(), "/metrics")
 			if err != nil || !strings.Contains(body, `name="StorageVersionAPI",stage="ALPHA"} 0`) {
 				t.Errorf("upstream's StorageVersionAPI is not off, error %v", err)

@@ -275,7 +275,7 @@ func newReplicated(t *testing.T) (*control, []*process.Process) {
 		members = append(members, start(t, etcd, name, filepath.Join(c.dir, name+".log"), "--name="+name, "--data-dir="+filepath.Join(c.dir, name), "--unsafe-no-fsync", "--log-level=error",
 			"--listen-client-urls="+clients[i], "--advertise-client-urls="+clients[i], "--cert-file="+cert, "--key-file="+private,
 			"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(cluster, ","),
-			"--peer-cert-file="+cert, "--peer-key-file="+private, "--peer-trusted-ca-file="+cert))
+			"--peer-auto-tls"))
 	}
 	pool, err := certutil.NewPool(cert)
 	if err != nil {
