@@ -11,6 +11,7 @@ test: ## Run all tests that need nothing but Go
 
 slow: ## Run the suites with real processes that are killed and paused
 	go test ./e2e -timeout 90m -args -slow
+	go test ./server/kube -timeout 20m -args -slow
 
 race: ## Run the tests under the race detector
 	go test -race -timeout 30m ./...
