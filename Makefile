@@ -10,7 +10,7 @@ test: ## Run all tests that need nothing but Go
 	go test ./...
 
 slow: ## Run the suites with real processes that are killed and paused
-	go test ./e2e ./examples/... -p 1 -timeout 90m -args -slow
+	go test ./e2e ./server/kube ./examples/... -p 1 -timeout 90m -args -slow
 
 race: ## Run the tests under the race detector
 	go test -race -timeout 60m ./...

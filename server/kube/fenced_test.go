@@ -63,7 +63,7 @@ func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupR
 		if err != nil {
 			return err
 		}
-		if len(versions) < 60 {
+		if len(versions) < 50 {
 			return fmt.Errorf("there are %d StorageVersions", len(versions))
 		}
 		for gr, sv := range versions {

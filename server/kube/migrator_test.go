@@ -124,8 +124,7 @@ func (c *control) encodings() map[agree.Encoding]int {
 }
 
 // What another migrator does counts for nothing: storedVersions that are pruned while old
-// objects are stored are put right, also by another server than the elected one's client, and
-// pruned again only when Concord has migrated.
+// objects are stored are put right, and pruned again only when Concord has migrated.
 func TestPrunedTooEarly(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)

@@ -32,7 +32,7 @@ func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 		if err != nil {
 			return err
 		}
-		if len(versions) < 60 {
+		if len(versions) < 50 {
 			return fmt.Errorf("there are %d StorageVersions", len(versions))
 		}
 		for gr, sv := range versions {

@@ -1,0 +1,70 @@
+package trigger
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// A version that may still be stored and was taken out of storedVersions is put back, of the
+// definition as it was read.
+func TestKeep(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v1)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	w.report(v1, v2)
+	w.settle(c)
+	stored := func() []string {
+		t.Helper()
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		w.quietly(func() {
+			w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+		})
+		return crd.Status.StoredVersions
+	}
+	prune := func() {
+		w.quietly(func() {
+			crd := &apiextensionsv1.CustomResourceDefinition{}
+			w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+			crd.Status.StoredVersions = []string{"v2"}
+			w.must(w.client.Status().Update(context.Background(), crd))
+		})
+	}
+	if got := stored(); !slices.Equal(got, []string{"v1", "v2"}) {
+		t.Fatalf("storedVersions are %v before anybody touched them", got)
+	}
+	prune()
+	expect(t, w.settle(c), "keep batch.example.com/v1 in storedVersions of "+cronJobs.String())
+	if got := stored(); !slices.Equal(got, []string{"v2", "v1"}) {
+		t.Errorf("storedVersions are %v", got)
+	}
+
+	prune()
+	touched := false
+	w.before = func(call string) error {
+		if call == "status CustomResourceDefinition" && !touched {
+			touched = true
+			prune() // the definition is not as it was read
+			w.quietly(func() {
+				crd := &apiextensionsv1.CustomResourceDefinition{}
+				w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+				crd.Labels = map[string]string{"touched": "true"}
+				w.must(w.client.Update(context.Background(), crd))
+			})
+		}
+		return nil
+	}
+	_, err := c.Step(context.Background(), cronJobs)
+	w.before = nil
+	if !touched || !changed(err) {
+		t.Errorf("touched %v, error %v", touched, err)
+	}
+}

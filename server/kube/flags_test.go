@@ -1,0 +1,178 @@
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// What the protocol cannot work with ends the server with one line that says so.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	for flag, want := range map[string]string{
+		"--feature-gates=CBORServingAndStorage=true":              "CBORServingAndStorage is not supported",
+		"--feature-gates=kube:StorageVersionAPI=true":             "StorageVersionAPI",
+		"--etcd-servers-overrides=/configmaps#http://127.0.0.1:1": "--etcd-servers-overrides is not supported",
+		"--emulated-version=1.20":                                 "1.20",
+		"--emulation-version=1.38":                                "1.38",
+		"--min-compatibility-version=1.30":                        "1.30",
+		"--identity-lease-duration=1500ms":                        "--identity-lease-duration 1.5s is not allowed",
+		"--watch-cache-sizes=configmaps":                          "watch-cache-sizes",
+		"--egress-selector-config-file=/does/not/exist":           "/does/not/exist",
+		"--encryption-provider-config=/does/not/exist":            "/does/not/exist",
+		"--runtime-config=storage.example.com/v1=true":            "storage.example.com",
+	} {
+		t.Run(flag, func(t *testing.T) {
+			s := c.start(ours, strings.NewReplacer("/", "_", ":", "_").Replace(flag)[2:20], flag)
+			select {
+			case <-s.Done():
+			case <-time.After(time.Minute):
+				t.Fatal("it runs")
+			}
+			said := s.Failure().Error()
+			if !strings.Contains(said, "exit status 1") || !strings.Contains(said, want) {
+				t.Errorf("it said %s", said)
+			}
+		})
+	}
+}
+
+var mutatingPolicies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
+
+// Flags of kube-apiserver, in rows of what is to be seen then.
+func TestFlags(t *testing.T) {
+	skipUnlessSlow(t)
+	c := newControl(t)
+	direct := c.write("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: etcd\n  connection: {proxyProtocol: Direct}\n")
+	for name, test := range map[string]struct {
+		flags []string
+		check func(*testing.T, *apiserver, map[schema.GroupResource]agree.Encoding)
+	}{
+		"emulated":      {[]string{"--emulated-version=1.36"}, storesPolicies("v1beta1")},
+		"emulation":     {[]string{"--emulation-version=1.36"}, storesPolicies("v1beta1")},
+		"compatibility": {[]string{"--emulated-version=1.36", "--min-compatibility-version=1.36"}, storesPolicies("v1")},
+		"newest":        {nil, storesPolicies("v1")},
+		"runtime-config": {[]string{"--runtime-config=batch/v1=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			if status, _, err := s.get(t.Context(), "/apis/batch/v1"); err != nil || status != 404 {
+				t.Errorf("%d, error %v", status, err)
+			}
+		}},
+		"watch-cache": {[]string{"--watch-cache-sizes=configmaps#0"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			_, body, err := s.get(t.Context(), "/metrics")
+			cached := func(resource string) bool {
+				return strings.Contains(body, fmt.Sprintf(`watch_cache_capacity{group="",resource="%s"}`, resource))
+			}
+			if err != nil || cached("configmaps") || !cached("secrets") {
+				t.Errorf("ConfigMaps have a watch cache: %v, Secrets: %v, error %v", cached("configmaps"), cached("secrets"), err)
+			}
+		}},
+		"json": {[]string{"--storage-media-type=application/json"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			answer, err := c.raw.Get(t.Context(), "/json/namespaces/default")
+			if err != nil || len(answer.Kvs) != 1 || answer.Kvs[0].Value[0] != '{' {
+				t.Errorf("error %v, stored is %v", err, answer)
+			}
+		}},
+		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
+		"peers":  {c.peerFlags(), nil},
+		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false,ClientsAllowCBOR=false,ClientsPreferCBOR=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			_, body, err := s.get(t.Context(), "/metrics")
+			if err != nil || !strings.Contains(body, `name="StorageVersionAPI",stage="ALPHA"} 0`) {
+				t.Errorf("upstream's StorageVersionAPI is not off, error %v", err)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inner := *c
+			inner.t = t
+			s := inner.ready(ours, name, append(test.flags, "--etcd-prefix=/"+name)...)
+			agreements := s.agreed(time.Minute, 1)
+			if test.check != nil {
+				test.check(t, s, agreements)
+			}
+			s.migrated(time.Minute)
+			s.end()
+		})
+	}
+}
+
+func storesPolicies(version string) func(*testing.T, *apiserver, map[schema.GroupResource]agree.Encoding) {
+	return func(t *testing.T, _ *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
+		if got := agreements[mutatingPolicies]; got != agree.Encoding("admissionregistration.k8s.io/"+version) {
+			t.Errorf("%s are stored as %s", mutatingPolicies, got)
+		}
+	}
+}
+
+// Two servers that encrypt name the key in what they report, follow a new configuration, and
+// encrypt anew what is stored.
+func TestEncryption(t *testing.T) {
+	skipUnlessSlow(t)
+	c := newControl(t)
+	configuration := func(keys ...string) string {
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - aescbc:\n      keys:\n"
+		for _, key := range keys {
+			text += "      - {name: " + key + ", secret: " + map[string]string{"key1": "MDEyMzQ1Njc4OWFiY2RlZg==", "key2": "ZmVkY2JhOTg3NjU0MzIxMA=="}[key] + "}\n"
+		}
+		return text + "  - identity: {}\n"
+	}
+	file := c.write("encryption.yaml", configuration("key1"))
+	flags := []string{"--encryption-provider-config=" + file, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s"}
+	one, two := c.start(ours, "one", flags...), c.start(ours, "two", flags...)
+	one.waitReady()
+	two.waitReady()
+	secrets := schema.GroupResource{Resource: "secrets"}
+	before := one.agreed(time.Minute, 2)[secrets]
+	if before.Seal() == "" || before.Plain() != "v1" {
+		t.Fatalf("Secrets are agreed to be stored as %s", before)
+	}
+	for i := range 100 {
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s-%d", i)}}
+		if _, err := one.kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one.migrated(time.Minute)
+	c.sealedWith(t, "key1")
+	c.write("encryption.yaml", configuration("key1", "key2")) // all can read what will be written
+	for _, s := range []*apiserver{one, two} {
+		eventually(t, time.Minute, s.name+" has loaded the keys", func(context.Context) error {
+			if output, err := s.Output(); err != nil || !strings.Contains(output, "Loaded the encryption configuration") {
+				return fmt.Errorf("it has not said so, error %v", err)
+			}
+			return nil
+		})
+	}
+	c.write("encryption.yaml", configuration("key2", "key1"))
+	eventually(t, time.Minute, "another key is agreed on", func(context.Context) error {
+		if now := one.agreed(time.Minute, 2)[secrets]; now == before || now.Seal() == "" {
+			return fmt.Errorf("agreed is %s", now)
+		}
+		return nil
+	})
+	one.migrated(time.Minute)
+	c.sealedWith(t, "key2")
+}
+
+// sealedWith says whether all Secrets in etcd are encrypted with a key.
+func (c *control) sealedWith(t *testing.T, key string) {
+	t.Helper()
+	answer, err := c.raw.Get(t.Context(), registry+"secrets/", clientv3.WithPrefix())
+	if err != nil || len(answer.Kvs) < 100 {
+		t.Fatalf("%d Secrets, error %v", len(answer.Kvs), err)
+	}
+	for _, kv := range answer.Kvs {
+		if !strings.HasPrefix(string(kv.Value), "k8s:enc:aescbc:v1:"+key+":") {
+			t.Fatalf("%s is stored as %.30q", kv.Key, kv.Value)
+		}
+	}
+}

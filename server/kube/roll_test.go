@@ -1,0 +1,288 @@
+package kube_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// writeTimeout is how long a write may be tried again: a server that goes answers 503, or not
+// at all.
+const writeTimeout = 30 * time.Second
+
+// writers write widgets until they are stopped.
+type writers struct {
+	t       *testing.T
+	mu      sync.Mutex
+	servers []*apiserver
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+	written atomic.Int64
+}
+
+// write has several clients change the first n widgets, each write through one of the servers
+// and, if that fails, through the others.
+func write(t *testing.T, n int, servers ...*apiserver) *writers {
+	ctx, stop := context.WithCancel(context.Background())
+	w := &writers{t: t, stop: stop}
+	w.through(servers...)
+	for client := range 4 {
+		w.done.Go(func() {
+			for i := client; ctx.Err() == nil; i += 4 {
+				w.one(ctx, i, fmt.Sprintf("w-%d", i%n))
+			}
+		})
+	}
+	t.Cleanup(func() { w.end() })
+	return w
+}
+
+// through names the servers that are written through from now on.
+func (w *writers) through(servers ...*apiserver) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.servers = servers
+}
+
+func (w *writers) server(i int) *apiserver {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.servers[i%len(w.servers)]
+}
+
+func (w *writers) one(ctx context.Context, i int, name string) {
+	patch := []byte(fmt.Sprintf(`{"spec":{"n":%d}}`, i))
+	deadline := time.Now().Add(writeTimeout)
+	for try := i; ctx.Err() == nil; try++ {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		_, err := w.server(try).widgets().Patch(attempt, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		cancel()
+		switch {
+		case err == nil:
+			w.written.Add(1)
+			return
+		case ctx.Err() != nil:
+			return
+		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline):
+			w.t.Errorf("write of %s: %v", name, err)
+			return
+		}
+	}
+}
+
+// end stops the writers and returns how much they wrote.
+func (w *writers) end() int64 {
+	w.stop()
+	w.done.Wait()
+	return w.written.Load()
+}
+
+// readable says whether a server reads all widgets.
+func (s *apiserver) readable(n int) {
+	s.t.Helper()
+	list, err := s.widgets().List(s.t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != n {
+		s.t.Errorf("%s lists %d widgets, error %v", s.name, len(list.Items), err)
+	}
+	if _, err := s.kube().CoreV1().Namespaces().List(s.t.Context(), metav1.ListOptions{}); err != nil {
+		s.t.Errorf("%s: %v", s.name, err)
+	}
+}
+
+// Two stock servers are exchanged for ours, one after the other, and back again.
+func TestRoll(t *testing.T) {
+	skipUnlessSlow(t)
+	c := newControl(t)
+	a, b := c.ready(stock, "a"), c.ready(stock, "b")
+	const n = 50
+	a.createWidgets(n)
+	w := write(t, n, a, b)
+	exchange := func(old *apiserver, stays *apiserver, role, name string) *apiserver {
+		w.through(stays)
+		old.end()
+		s := c.ready(role, name)
+		w.through(stays, s)
+		stays.readable(n)
+		s.readable(n)
+		return s
+	}
+	b = exchange(b, a, ours, "b-ours")
+	b.disagreed(time.Minute)
+	a = exchange(a, b, ours, "a-ours")
+	a.agreed(time.Minute, 2)
+	a.flip("v2")
+	a.storedVersions(time.Minute, "v2")
+	a.migrated(time.Minute)
+	b = exchange(b, a, stock, "b-again")
+	a.disagreed(time.Minute)
+	a = exchange(a, b, stock, "a-again")
+	discoveryIsWhole(t, a)
+	a.readable(n)
+	if written := w.end(); written < n {
+		t.Errorf("%d writes", written)
+	}
+}
+
+// A definition with 1,000 objects is flipped under writers.
+func TestFlip(t *testing.T) {
+	skipUnlessSlow(t)
+	c := newControl(t)
+	one, two := c.ready(ours, "one"), c.ready(ours, "two")
+	const n = 1000
+	one.createWidgets(n)
+	one.migrated(time.Minute)
+	w := write(t, 100, one, two)
+	one.flip("v2")
+	one.storedVersions(time.Minute, "v2")
+	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
+		t.Errorf("in etcd are %v", found)
+	}
+	t.Logf("%d writes", w.end())
+	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
+		t.Errorf("in etcd are %v", found)
+	}
+}
+
+// A server is paused in the middle of its writes while the others flip and migrate. When it goes
+// on it writes no old value.
+func TestPaused(t *testing.T) {
+	skipUnlessSlow(t)
+	c := newControl(t)
+	one, two := c.ready(ours, "one"), c.ready(ours, "two")
+	one.createWidgets(50)
+	one.migrated(time.Minute)
+	w := write(t, 50, two)
+	eventually(t, time.Minute, "writes are under way", func(context.Context) error {
+		if n := w.written.Load(); n < 100 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	two.signal(syscall.SIGSTOP)
+	w.through(one)
+	one.flip("v2")
+	one.storedVersions(time.Minute, "v2")
+	puts := c.follow()
+	w.through(two, one)
+	two.signal(syscall.SIGCONT)
+	one.agreed(time.Minute, 2)
+	before := w.written.Load()
+	eventually(t, time.Minute, "both servers write again", func(context.Context) error {
+		if n := w.written.Load(); n < before+100 {
+			return fmt.Errorf("%d", n-before)
+		}
+		return nil
+	})
+	w.end()
+	if found := puts(); found["example.com/v2"] < 100 || len(found) != 1 {
+		t.Errorf("written since are %v", found)
+	}
+	if found := c.encodings(); len(found) != 1 {
+		t.Errorf("in etcd are %v", found)
+	}
+}
+
+// follow counts the encodings of all puts of widgets from now until what it returns is called.
+func (c *control) follow() func() map[agree.Encoding]int {
+	c.t.Helper()
+	now, err := c.raw.Get(c.t.Context(), "health")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	const prefix = registry + "example.com/widgets"
+	ctx, cancel := context.WithCancel(context.Background())
+	c.t.Cleanup(cancel)
+	watch := c.raw.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
+	found, done := map[agree.Encoding]int{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		for batch := range watch {
+			for _, e := range batch.Events {
+				if string(e.Kv.Key) == prefix+"-end" {
+					return
+				}
+				encoding, _, _ := rewrite.Envelope(e.Kv.Value)
+				found[encoding]++
+			}
+		}
+	}()
+	return func() map[agree.Encoding]int {
+		if _, err := c.raw.Put(c.t.Context(), prefix+"-end", ""); err != nil {
+			c.t.Fatal(err)
+		}
+		<-done
+		return found
+	}
+}
+
+// An etcd of three members over TLS loses one while a migration runs.
+func TestReplicatedEtcd(t *testing.T) {
+	skipUnlessSlow(t)
+	c, members := newReplicated(t)
+	one, two := c.ready(ours, "one"), c.ready(ours, "two")
+	const n = 300
+	one.createWidgets(n)
+	one.migrated(time.Minute)
+	w := write(t, 50, one, two)
+	one.flip("v2")
+	if err := members[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	before := w.written.Load()
+	one.storedVersions(2*time.Minute, "v2")
+	if written := w.end(); written == before {
+		t.Error("nothing was written since a member was killed")
+	}
+	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
+		t.Errorf("in etcd are %v", found)
+	}
+}
+
+// newReplicated starts an etcd of three members over TLS.
+func newReplicated(t *testing.T) (*control, []*process.Process) {
+	t.Helper()
+	c := &control{t: t, dir: t.TempDir()}
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, private := c.write("etcd.crt", string(certificate)), c.write("etcd.key", string(key))
+	var clients, peers, cluster []string
+	for i := range 3 {
+		clients, peers = append(clients, "https://"+freeAddress(t)), append(peers, "https://"+freeAddress(t))
+		cluster = append(cluster, fmt.Sprintf("m%d=%s", i, peers[i]))
+	}
+	var members []*process.Process
+	for i := range 3 {
+		name := fmt.Sprintf("m%d", i)
+		members = append(members, start(t, etcd, name, filepath.Join(c.dir, name+".log"), "--name="+name, "--data-dir="+filepath.Join(c.dir, name), "--unsafe-no-fsync", "--log-level=error",
+			"--listen-client-urls="+clients[i], "--advertise-client-urls="+clients[i], "--cert-file="+cert, "--key-file="+private,
+			"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(cluster, ","),
+			"--peer-auto-tls"))
+	}
+	pool, err := certutil.NewPool(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.etcd = []string{"--etcd-servers=" + strings.Join(clients, ","), "--etcd-cafile=" + cert}
+	c.connect(&tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, clients...)
+	c.prepare()
+	return c, members
+}
