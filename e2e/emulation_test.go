@@ -75,10 +75,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 	if err != nil {
 		t.Fatalf("nobody has written down what %s serves: %v", release, err)
 	}
-	ours := map[schema.GroupResource]bool{}
-	for _, l := range planning.Lifecycles() {
-		ours[l.GroupResource()] = true
-	}
+	ours := planning.Generic()
 	groups, want := map[string]bool{}, map[string]bool{
 		// Alpha there, and off; what Concord stands on here.
 		"internal.apiserver.k8s.io/v1alpha1/storageversions": true,
@@ -90,7 +87,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 			t.Fatalf("%s: line %q: %v", release, line, err)
 		}
 		groups[gv.Group] = true
-		if ours[schema.GroupResource{Group: gv.Group, Resource: f[1]}] && (f[2] == "on" || betas) {
+		if ours.Has(schema.GroupResource{Group: gv.Group, Resource: f[1]}) && (f[2] == "on" || betas) {
 			want[gv.Group+"/"+gv.Version+"/"+f[1]] = true
 		}
 	}

@@ -353,7 +353,7 @@ spec: {resource: {group: "", resource: configmaps}}
 		}
 		return nil
 	})
-	table := k.run("get", "storageversionmigrations")
+	table := k.run("get", "storageversionmigrations.migration.k8s.io")
 	header, _, _ := strings.Cut(table, "\n")
 	if got := strings.Join(strings.Fields(header), " "); got != "NAME RESOURCE PHASE ENCODING DONE TOTAL FAILED RATE AGE" {
 		k.t.Errorf("the columns of migrations are %s", got)
@@ -362,10 +362,10 @@ spec: {resource: {group: "", resource: configmaps}}
 		k.t.Errorf("the migration is not shown in\n%s", table)
 	}
 	k.wants(k.run("get", "storagestates", "configmaps"), "RESOURCE", "STORED", "CURRENT", "AGE")
-	copied := k.run("get", "storageversionmigrations", "-o", "jsonpath={.items[?(@.metadata.ownerReferences[0].name=='kubectl')].metadata.name}")
+	copied := k.run("get", "storageversionmigrations.migration.k8s.io", "-o", "jsonpath={.items[?(@.metadata.ownerReferences[0].name=='kubectl')].metadata.name}")
 	k.wants(k.run("describe", "storageversionmigration.migration.k8s.io/"+copied), "Started", "rewrites configmaps to v1", "Succeeded")
 	k.run("delete", own)
-	k.run("wait", "--for=delete", "storageversionmigrations/"+copied, "--timeout=30s")
+	k.run("wait", "--for=delete", "storageversionmigrations.migration.k8s.io/"+copied, "--timeout=30s")
 }
 
 func kubectlDeleteNamespace(k *kubectl) {

@@ -154,7 +154,18 @@ func (l *Ledger) of(gr schema.GroupResource) *resource {
 	return r
 }
 
+// unowned are the folders of what kube-apiserver keeps for itself, past all storage of
+// resources, in the one version of it that there is (ARCHITECTURE.md).
+var unowned = []string{"ranges/", "masterleases/", "peerserverleases/"}
+
+func isUnowned(path string) bool {
+	return slices.ContainsFunc(unowned, func(folder string) bool { return strings.HasPrefix(path, folder) })
+}
+
 func (l *Ledger) put(e Event, path string) {
+	if isUnowned(path) {
+		return
+	}
 	value, seal := e.Value, agree.Seal("")
 	if l.open != nil {
 		var err error
