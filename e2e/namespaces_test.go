@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,73 +68,6 @@ func testNamespaceDeletion(t *testing.T) {
 		t.Errorf("the namespace is gone, but etcd still has %v", left)
 	}
 	c.Check()
-}
-
-// What a namespace holds of an API that the elected server does not serve, here since it is
-// switched off there, is not left behind: the namespace stays until a server is elected that
-// can delete it.
-func TestNamespaceOfOthers(t *testing.T) {
-	t.Parallel()
-	const namespace = "mixed"
-	c := cluster.New(t)
-	elected := c.Start(cluster.Options{Args: "--runtime-config=discovery.k8s.io/v1=false"}, "elected")[0]
-	waitLeader(t, elected)
-	other := c.Start(cluster.Options{}, "other")[0]
-	kube := other.Kube()
-	if _, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, AddressType: discoveryv1.AddressTypeIPv4}
-	if _, err := kube.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	wantNotServed(t, elected, "endpointslices.discovery.k8s.io")
-	if err := elected.Kube().CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	cluster.Eventually(t, 30*time.Second, "the namespace says what is left", func(ctx context.Context) error {
-		ns, err := kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if len(ns.Status.Conditions) != 1 || !strings.Contains(ns.Status.Conditions[0].Message, "1 endpointslices.discovery.k8s.io") {
-			return fmt.Errorf("it has the conditions %+v", ns.Status.Conditions)
-		}
-		return nil
-	})
-	elected.Terminate()
-	cluster.Eventually(t, 60*time.Second, "the namespace goes", func(ctx context.Context) error {
-		if _, err := kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is read with %w", err)
-		}
-		return nil
-	})
-	if left := keysOf(t, c, namespace); len(left) > 0 {
-		t.Errorf("the namespace is gone, but etcd still has %v", left)
-	}
-	c.Check()
-}
-
-// wantNotServed expects a dry run that asks a server which does not serve a resource to say
-// so of that resource alone.
-func wantNotServed(t *testing.T, s *cluster.Server, resource string) {
-	t.Helper()
-	cluster.Eventually(t, 30*time.Second, "the dry run tells of "+resource, func(context.Context) error {
-		result := cluster.Command(t, "migrate", "--all", "--dry-run", "-o", "json", "--kubeconfig", s.Kubeconfig())
-		if result.Code != 0 {
-			return fmt.Errorf("it ends with %+v", result) // nothing is stored yet
-		}
-		told := map[string]string{}
-		for _, row := range dryRun(t, result) {
-			if row.Elsewhere != "" {
-				told[row.Resource] = row.Elsewhere
-			}
-		}
-		if len(told) != 1 || told[resource] != "the server asked does not serve it now" {
-			return fmt.Errorf("it says that these are stored elsewhere: %v", told)
-		}
-		return nil
-	})
 }
 
 // keysOf returns the keys of all objects in the namespace.
