@@ -390,7 +390,7 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 		return nil
 	})
 	waiting := migrate(t, x.main, "while-away")
-	x.locate(func(*corev1.ServiceSpec) {})
+	x.locate(func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone })
 	x.waitAvailable(apiregistrationv1.ConditionFalse, "EndpointsNotFound")
 	x.listen()
 	x.waitAvailable(apiregistrationv1.ConditionTrue, "Passed")

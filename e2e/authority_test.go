@@ -114,41 +114,6 @@ func (a *authority) files(name string) pairFiles {
 	return f
 }
 
-// A server that has a CA of its own on another's etcd says so, naming both.
-func TestAnotherCA(t *testing.T) {
-	t.Parallel()
-	c := cluster.New(t)
-	first := c.Start(cluster.Options{}, "one")[0]
-	var published *corev1.ConfigMap
-	cluster.Eventually(t, 30*time.Second, "the CA is published", func(ctx context.Context) (err error) {
-		published, err = first.Kube().CoreV1().ConfigMaps("kube-system").Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
-		return err
-	})
-	if ca := first.Config().CAData; len(ca) == 0 || published.Data["client-ca-file"] != string(ca) {
-		t.Errorf("the published CA is %v", published.Data)
-	}
-	first.Terminate()
-	const warning = "THIS SERVER HAS ANOTHER CA THAN THE CLUSTER"
-	other := c.NewServer("other", cluster.Options{Args: "--cert-dir " + filepath.Join(c.Dir, "other-pki")})
-	same := c.NewServer("same", cluster.Options{})
-	other.Start()
-	same.Start()
-	same.WaitReady()
-	cluster.Eventually(t, time.Minute, "the server warns", func(context.Context) error {
-		for _, want := range []string{warning, filepath.Join(c.Dir, "other-pki", "ca.crt"), "kube-system/extension-apiserver-authentication", "--cert-dir"} {
-			if !strings.Contains(other.Output(), want) {
-				return fmt.Errorf("it does not say %q", want)
-			}
-		}
-		return nil
-	})
-	if strings.Contains(same.Output(), warning) {
-		t.Error("a server with the cluster's CA warns too")
-	}
-	other.Terminate()
-	same.Terminate()
-}
-
 // A server may be given certificates of a public key infrastructure that is not Concord's,
 // and has the generic server's audit log.
 func TestGivenCertificates(t *testing.T) {

@@ -28,6 +28,16 @@ func (o *Options) completeSecurity(certs *pki.Certificates) error {
 	if o.ControlPlane.ProxyClientCertFile == "" {
 		o.ControlPlane.ProxyClientCertFile, o.ControlPlane.ProxyClientKeyFile = certs.FrontProxy.CertFile, certs.FrontProxy.KeyFile
 	}
+	// kube-apiserver has no defaults for them, and takes nobody's word without.
+	if proxy := o.authentication().RequestHeader; proxy.ClientCAFile != "" {
+		for headers, usual := range map[*[]string]string{
+			&proxy.UsernameHeaders: "X-Remote-User", &proxy.GroupHeaders: "X-Remote-Group", &proxy.ExtraHeaderPrefixes: "X-Remote-Extra-",
+		} {
+			if len(*headers) == 0 {
+				*headers = []string{usual}
+			}
+		}
+	}
 	ca, err := clientCA(certs.CAFile, o.authentication().ClientCert.ClientCA)
 	if err != nil {
 		return err
