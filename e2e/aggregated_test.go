@@ -14,7 +14,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -109,18 +108,6 @@ func (x *extension) locate(by func(*corev1.ServiceSpec)) {
 	service.Spec.Ports = []corev1.ServicePort{{Port: int32(x.server.Port)}}
 	by(&service.Spec)
 	if _, err := x.main.Kube().CoreV1().Services(extensionNamespace).Create(x.t.Context(), service, metav1.CreateOptions{}); err != nil {
-		x.t.Fatal(err)
-	}
-}
-
-// listen says at which address the server behind the Service is.
-func (x *extension) listen() {
-	x.t.Helper()
-	slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
-	slice.Name, slice.Labels = extensionService, map[string]string{discoveryv1.LabelServiceName: extensionService}
-	slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}}
-	slice.Ports = []discoveryv1.EndpointPort{{Port: ptr.To(int32(x.server.Port))}}
-	if _, err := x.main.Kube().DiscoveryV1().EndpointSlices(extensionNamespace).Create(x.t.Context(), slice, metav1.CreateOptions{}); err != nil {
 		x.t.Fatal(err)
 	}
 }
@@ -390,9 +377,9 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 		return nil
 	})
 	waiting := migrate(t, x.main, "while-away")
-	x.locate(func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone })
-	x.waitAvailable(apiregistrationv1.ConditionFalse, "EndpointsNotFound")
-	x.listen()
+	x.locate(func(spec *corev1.ServiceSpec) {
+		spec.Type, spec.ExternalName = corev1.ServiceTypeExternalName, "localhost"
+	})
 	x.waitAvailable(apiregistrationv1.ConditionTrue, "Passed")
 	wantByAPI(t, waitEnded(t, x.main, waiting), objects)
 	cluster.Eventually(t, 30*time.Second, "the namespace goes", func(ctx context.Context) error {

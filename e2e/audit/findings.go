@@ -145,11 +145,12 @@ func (l *Ledger) Standing(gr schema.GroupResource) Standing {
 
 // Unsettled says what is missing to I7: every resource that has a StorageVersion or an
 // object has an agreement, a current stored set of that encoding alone, and a CRD that
-// stores nothing else. The resources named are left out.
+// stores nothing else. The resources named are left out, and so are trust bundles where no
+// server has them: a release before 1.37 leaves those of a later one as they are.
 func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
 	var found []string
 	for gr, r := range l.resources {
-		if slices.Contains(but, gr) || r.version == nil && len(r.counts) == 0 {
+		if slices.Contains(but, gr) || r.version == nil && (len(r.counts) == 0 || gr == trustBundles) {
 			continue
 		}
 		if why := l.Standing(gr).unsettled(); why != "" {
@@ -159,6 +160,8 @@ func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
 	slices.Sort(found)
 	return found
 }
+
+var trustBundles = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
 
 func (s Standing) unsettled() string {
 	switch {

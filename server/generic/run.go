@@ -31,6 +31,7 @@ import (
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/server/controllers"
 	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/server/pki"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
@@ -62,6 +63,7 @@ func (s *Server) Kubeconfig() string { return s.kubeconfig }
 func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	// client-go logs warnings that servers send; the server's own clients need none.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+	gates.AddMetrics(o.registry())
 	// The port first: a taken one is found before anything is made.
 	listening := o.serving()
 	if listening.Listener, listening.BindPort, err = openPort(listening.SecureServingOptions); err != nil {

@@ -13,11 +13,16 @@ var unsetGitVersion = baseversion.Get().GitVersion
 // without the libraries' link flags.
 type withGitVersion struct {
 	basecompatibility.EffectiveVersion
+	// plain leaves out what KEP-4330 added.
+	plain bool
 }
 
 // Info implements EffectiveVersion.
 func (v withGitVersion) Info() *apimachineryversion.Info {
 	info := v.EffectiveVersion.Info()
+	if info != nil && v.plain {
+		info.EmulationMajor, info.EmulationMinor, info.MinCompatibilityMajor, info.MinCompatibilityMinor = "", "", "", ""
+	}
 	if info != nil && (info.GitVersion == "" || info.GitVersion == unsetGitVersion) {
 		info.GitVersion = "v" + v.BinaryVersion().String() + ".0+concord"
 		info.GitTreeState = "unknown"
