@@ -13,7 +13,7 @@ import (
 )
 
 // soonStopped is what a stop may take beside draining, and what a busy machine adds.
-const soonStopped = 3*time.Second + 1500*time.Millisecond
+const soonStopped = 3*time.Second + 4*time.Second
 
 // A server that embeds etcd stops soon, with a watch open and a connection that asks nothing.
 func TestStopsSoon(t *testing.T) {

@@ -83,7 +83,8 @@ func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*con
 	if err != nil {
 		return nil, err
 	}
-	kube.ProxyTransport = o.Outbound.Transport(kube.ProxyTransport)
+	// Upstream's dials by itself, to wherever. There are no nodes to be reached by it.
+	kube.ProxyTransport.DialContext = o.Outbound.Dial()
 	auth := webhook.NewDefaultAuthenticationInfoResolverWrapper(kube.ProxyTransport, shared.EgressSelector, shared.LoopbackClientConfig, shared.TracerProvider)
 	// One server: where there are more, upstream has a CRD established 5 s later.
 	extensions, err := controlplaneapiserver.CreateAPIExtensionsConfig(*shared, informers, initializers, options, 1, services, auth)

@@ -48,6 +48,12 @@ func (o *Options) validateStorage() error {
 	if strings.Trim(etcd.StorageConfig.Prefix, "/") == "" {
 		return fmt.Errorf("--etcd-prefix %q is empty: objects are stored below a prefix such as /registry", etcd.StorageConfig.Prefix)
 	}
+	if err := o.checkSurroundings(); err != nil {
+		return err
+	}
+	if errs := o.serving().Validate(); len(errs) > 0 {
+		return errs[0]
+	}
 	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
 		return fmt.Errorf("the feature gate %s is not supported: objects that are stored in CBOR cannot be migrated; leave it off", genericfeatures.CBORServingAndStorage)
 	}
