@@ -197,7 +197,8 @@ const used = 50
 func (b *bench) holdings(ctx context.Context, s *side, round int) error {
 	if round == 0 {
 		for n := range min(used, b.crds) {
-			if _, err := s.do(ctx, "GET", "/apis/"+group+"/v1/"+plural(n), ""); err != nil {
+			// A storage that is new answers 429 until its watch cache is filled.
+			if err := await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/apis/"+group+"/v1/"+plural(n)) }); err != nil {
 				return err
 			}
 		}

@@ -25,9 +25,15 @@ func TestOverload(t *testing.T) {
 	c.write("tokens.csv", adminToken+",admin,1,system:masters\nflood,flood,2\nnormal,normal,3\n")
 	s := c.ready(ours, "one")
 	s.migrated(time.Minute)
+	if _, err := s.kube().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "overload"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := s.kube().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "overload"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "overload"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "flood"}, {APIGroup: rbacv1.GroupName, Kind: "User", Name: "normal"}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
