@@ -34,6 +34,7 @@ check: ## gofmt, go vet, concord-vet, golangci-lint where it is installed, and d
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: skipped"; fi
 
 bench: ## Measure what the protocol costs and how fast migrations are, side by side
+	go run ./bench/server
 	go run ./bench/migration
 
 demo: ## Watch three servers upgrade themselves

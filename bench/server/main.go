@@ -1,0 +1,114 @@
+// Command server measures concord kube-apiserver beside the stock kube-apiserver of the same
+// module, each on an etcd of its own, in turns and in one run:
+//
+//	go run ./bench/server [-rounds N] [-crds N] [-quick]
+//
+// Of each figure the median over rounds counts, and the ratio is what tells. The table goes to
+// stdout, progress to stderr. It exits with 1 when a measurement fails, not when a figure misses
+// its target.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+
+	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/server/kube"
+	"github.com/concord-dev/concord/server/stock"
+)
+
+// roleVariable makes the program one of those that it measures.
+const roleVariable = "CONCORD_BENCH_ROLE"
+
+const (
+	ours   = "concord"
+	theirs = "stock"
+	etcd   = "etcd"
+)
+
+func main() {
+	switch os.Getenv(roleVariable) {
+	case ours:
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		cmd := kube.NewCommand()
+		cmd.SetArgs(os.Args[1:])
+		err := cmd.ExecuteContext(ctx)
+		stop()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "concord:", err)
+			os.Exit(1)
+		}
+	case theirs:
+		os.Exit(cli.Run(stock.Command()))
+	case etcd:
+		etcdmain.Main(os.Args)
+	default:
+		stage.Main("server", run)
+	}
+}
+
+// options are what the command line says.
+type options struct {
+	rounds, crds int
+	// writes is how many requests of each kind are timed in a round.
+	writes int
+	// settle is how long a server is left alone before its memory is read, flood how long it is
+	// kept saturated in a round.
+	settle, flood time.Duration
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	flags := flag.NewFlagSet("server", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	o := options{writes: 300, settle: 30 * time.Second, flood: 10 * time.Second}
+	flags.IntVar(&o.rounds, "rounds", 7, "how often each side is measured, in turns")
+	flags.IntVar(&o.crds, "crds", 1000, "CRDs that are created")
+	quick := flags.Bool("quick", false, "two minutes, to see that it works: two rounds, 20 CRDs, figures of no worth")
+	if err := flags.Parse(args); err != nil {
+		return options{}, err
+	}
+	if *quick {
+		o = options{rounds: 2, crds: 20, writes: 30, settle: 3 * time.Second, flood: 2 * time.Second}
+	}
+	if flags.NArg() > 0 || o.rounds < 1 || o.crds < o.rounds {
+		return options{}, errors.New("no arguments, at least a round, and a CRD for every round are needed")
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "concord-bench-")
+	if err != nil {
+		return fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b := &bench{options: o, progress: stderr, samples: map[key][]float64{}}
+	defer func() { err = errors.Join(err, b.close()) }()
+	for _, role := range []string{ours, theirs} {
+		s, err := newSide(ctx, dir, role)
+		if s != nil {
+			b.sides = append(b.sides, s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := b.measure(ctx); err != nil {
+		return err
+	}
+	return b.publish(stdout)
+}

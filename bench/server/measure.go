@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/concord-dev/concord/bench/figures"
+)
+
+// key names the samples of one figure of one side, one sample a round.
+type key struct{ figure, role string }
+
+type bench struct {
+	options
+	progress io.Writer
+	sides    []*side // ours, the stock one
+	samples  map[key][]float64
+	created  int // objects so far, for names
+}
+
+func (b *bench) close() error {
+	var errs []error
+	for _, s := range b.sides {
+		errs = append(errs, s.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (b *bench) add(s *side, figure string, value float64) {
+	k := key{figure, s.role}
+	b.samples[k] = append(b.samples[k], value)
+	fmt.Fprintf(b.progress, "%s %s: %.3g\n", s.role, figure, value)
+}
+
+// turns measures both sides in every round; who comes first changes from round to round.
+func (b *bench) turns(ctx context.Context, what string, measure func(ctx context.Context, s *side, round int) error) error {
+	for round := range b.rounds {
+		for i := range b.sides {
+			s := b.sides[(i+round)%len(b.sides)]
+			fmt.Fprintf(b.progress, "%s, round %d of %d, %s\n", what, round+1, b.rounds, s.role)
+			if err := measure(ctx, s, round); err != nil {
+				return fmt.Errorf("%s of %s: %w", what, s.role, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) measure(ctx context.Context) error {
+	for _, s := range b.sides { // the first start fills etcd
+		if _, err := s.start(ctx); err != nil {
+			return err
+		}
+	}
+	if err := b.turns(ctx, "start", b.restart); err != nil {
+		return err
+	}
+	for _, s := range b.sides {
+		if err := s.define(ctx, "widgets"); err != nil {
+			return err
+		}
+		if err := s.established(ctx, "widgets"); err != nil {
+			return err
+		}
+	}
+	if err := b.turns(ctx, "writes", b.writeAll); err != nil {
+		return err
+	}
+	if err := b.turns(ctx, "saturation", b.saturate); err != nil {
+		return err
+	}
+	if err := b.turns(ctx, "CRDs", b.define); err != nil {
+		return err
+	}
+	return b.turns(ctx, "holdings", b.holdings)
+}
+
+// restart measures a start on an etcd in use, and the memory of a server that has nothing to do.
+func (b *bench) restart(ctx context.Context, s *side, _ int) error {
+	if err := s.stop(ctx); err != nil {
+		return err
+	}
+	took, err := s.start(ctx)
+	if err != nil {
+		return err
+	}
+	b.add(s, ready, took.Seconds())
+	if err := pause(ctx, b.settle); err != nil {
+		return err
+	}
+	memory, err := s.memory()
+	b.add(s, idle, memory)
+	return err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// writeAll times creates and updates of every kind, one after the other.
+func (b *bench) writeAll(ctx context.Context, s *side, _ int) error {
+	for _, k := range kinds {
+		creates, updates := make([]float64, b.writes), make([]float64, b.writes)
+		for i := range b.writes {
+			b.created++
+			name := fmt.Sprintf("o%d", b.created)
+			var err error
+			if creates[i], err = timed(func() error { _, err := s.do(ctx, "POST", k.path, k.body(name, "", 1)); return err }); err != nil {
+				return err
+			}
+			// Without a resourceVersion an update of a custom resource is refused.
+			version, err := s.version(ctx, k.path+"/"+name)
+			if err != nil {
+				return err
+			}
+			if updates[i], err = timed(func() error { _, err := s.do(ctx, "PUT", k.path+"/"+name, k.body(name, version, 2)); return err }); err != nil {
+				return err
+			}
+		}
+		for verb, times := range map[string][]float64{create: creates, update: updates} {
+			b.add(s, latency(verb, k.name, "p50"), figures.Quantile(times, 0.5))
+			b.add(s, latency(verb, k.name, "p99"), figures.Quantile(times, 0.99))
+		}
+	}
+	return nil
+}
+
+// timed returns how many milliseconds a request takes.
+func timed(send func() error) (float64, error) {
+	begin := time.Now()
+	err := send()
+	return float64(time.Since(begin)) / float64(time.Millisecond), err
+}
+
+const clients = 32
+
+// saturate lets clients create ConfigMaps without a pause.
+func (b *bench) saturate(ctx context.Context, s *side, round int) error {
+	until, cancel := context.WithTimeout(ctx, b.flood)
+	defer cancel()
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, clients)
+	begin := time.Now()
+	for c := range clients {
+		wg.Go(func() {
+			for n := 0; until.Err() == nil; n++ {
+				name := fmt.Sprintf("flood-%d-%d-%d", round, c, n)
+				if _, err := s.do(until, "POST", kinds[0].path, kinds[0].body(name, "", 1)); err == nil {
+					done.Add(1)
+				} else if until.Err() == nil {
+					errs[c] = err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.add(s, saturated, float64(done.Load())/time.Since(begin).Seconds())
+	return errors.Join(errs...)
+}
+
+// define creates a round's share of the CRDs, and waits until all are established.
+func (b *bench) define(ctx context.Context, s *side, round int) error {
+	first, last := b.crds*round/b.rounds, b.crds*(round+1)/b.rounds
+	begin := time.Now()
+	for n := first; n < last; n++ {
+		if err := s.define(ctx, plural(n)); err != nil {
+			return err
+		}
+	}
+	for n := first; n < last; n++ {
+		if err := s.established(ctx, plural(n)); err != nil {
+			return err
+		}
+	}
+	b.add(s, defined, time.Since(begin).Seconds())
+	return nil
+}
+
+func plural(n int) string { return fmt.Sprintf("kind%ds", n) }
+
+// used is how many CRDs have objects asked for when open files are counted.
+const used = 50
+
+// holdings reads what a server holds when all CRDs exist and some are in use.
+func (b *bench) holdings(ctx context.Context, s *side, round int) error {
+	if round == 0 {
+		for n := range min(used, b.crds) {
+			// A storage that is new answers 429 until its watch cache is filled.
+			if err := await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/apis/"+group+"/v1/"+plural(n)) }); err != nil {
+				return err
+			}
+		}
+	}
+	s.http.CloseIdleConnections()
+	if err := pause(ctx, b.settle); err != nil {
+		return err
+	}
+	memory, err := s.memory()
+	if err != nil {
+		return err
+	}
+	open, connections, err := s.descriptors()
+	if err != nil {
+		return err
+	}
+	b.add(s, full, memory)
+	b.add(s, files, float64(open))
+	b.add(s, sockets, float64(connections))
+	return nil
+}

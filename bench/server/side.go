@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/util/keyutil"
+
+	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/process"
+)
+
+// side is one of the two servers with its etcd.
+type side struct {
+	role, dir    string
+	etcd, server *process.Process
+	etcdPort     int
+	base         string
+	http         *http.Client
+}
+
+// newSide starts the etcd of a server.
+func newSide(ctx context.Context, dir, role string) (*side, error) {
+	s := &side{role: role, dir: filepath.Join(dir, role), http: &http.Client{Timeout: time.Minute, Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a certificate that the server made for this run
+		MaxIdleConns:    256, MaxIdleConnsPerHost: 256, ForceAttemptHTTP2: false,
+	}}}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, err
+	}
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.WriteFile(s.path("sa.key"), key, 0o600), os.WriteFile(s.path("tokens.csv"), []byte("admin,admin,1,system:masters\n"), 0o600)); err != nil {
+		return nil, err
+	}
+	if s.etcdPort, err = process.FreePort(); err != nil {
+		return nil, err
+	}
+	peers, err := process.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	client, peer := fmt.Sprintf("http://127.0.0.1:%d", s.etcdPort), fmt.Sprintf("http://127.0.0.1:%d", peers)
+	if s.etcd, err = s.run(etcd, "--data-dir="+s.path("etcd"), "--log-level=error", "--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer); err != nil {
+		return nil, err
+	}
+	return s, await(ctx, s.etcd, func(ctx context.Context) error { return s.ask(ctx, client+"/health") })
+}
+
+func (s *side) path(name string) string { return filepath.Join(s.dir, name) }
+
+// run starts this program in a role.
+func (s *side) run(role string, args ...string) (*process.Process, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	return process.Start(s.role+" "+role, cmd, s.path(role+".log"))
+}
+
+// start starts the server, and returns how long it took to become ready.
+func (s *side) start(ctx context.Context) (time.Duration, error) {
+	port, err := process.FreePort()
+	if err != nil {
+		return 0, err
+	}
+	s.base = fmt.Sprintf("https://127.0.0.1:%d", port)
+	begin := time.Now()
+	if s.server, err = s.run(s.role, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.path("certificates"),
+		"--etcd-servers=http://127.0.0.1:"+strconv.Itoa(s.etcdPort), "--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+s.path("sa.key"), "--service-account-signing-key-file="+s.path("sa.key"),
+		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file="+s.path("tokens.csv"),
+		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"); err != nil {
+		return 0, err
+	}
+	err = await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/readyz") })
+	return time.Since(begin), err
+}
+
+func (s *side) stop(ctx context.Context) error {
+	s.http.CloseIdleConnections()
+	return s.server.Terminate(ctx, time.Minute)
+}
+
+func (s *side) close() error {
+	var errs []error
+	for _, p := range []*process.Process{s.server, s.etcd} {
+		if p != nil {
+			errs = append(errs, p.Kill())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// await looks every 20 ms until look returns nil, for at most two minutes.
+func await(ctx context.Context, p *process.Process, look func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	if err := stage.Until(ctx, 20*time.Millisecond, func(ctx context.Context) error {
+		select {
+		case <-p.Done():
+			cancel()
+			return p.Failure()
+		default:
+			return look(ctx)
+		}
+	}); err != nil {
+		return fmt.Errorf("%w; %s", err, p.Tail())
+	}
+	return nil
+}
+
+func (s *side) ask(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	_, err = s.send(request)
+	return err
+}
+
+// do sends a request as the administrator; any answer but 2xx is an error.
+func (s *side) do(ctx context.Context, method, path, body string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, s.base+path, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	return s.send(request)
+}
+
+func (s *side) send(request *http.Request) ([]byte, error) {
+	request.Header.Set("Authorization", "Bearer admin")
+	response, err := s.http.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	answer, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s %s of %s: %d: %s", request.Method, request.URL.Path, request.URL.Host, response.StatusCode, answer)
+	}
+	return answer, err
+}
+
+// memory is the server's resident memory in MiB.
+func (s *side) memory() (float64, error) {
+	text, err := os.ReadFile(s.proc("statm"))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("/proc says %q", text)
+	}
+	pages, err := strconv.Atoi(fields[1])
+	return float64(pages) * float64(os.Getpagesize()) / (1 << 20), err
+}
+
+func (s *side) proc(name string) string {
+	return filepath.Join("/proc", strconv.Itoa(s.server.PID()), name)
+}
+
+// descriptors counts the server's open files and, among them, the connections to its etcd.
+func (s *side) descriptors() (open, connections int, err error) {
+	entries, err := os.ReadDir(s.proc("fd"))
+	if err != nil {
+		return 0, 0, err
+	}
+	table, err := os.ReadFile(s.proc("net/tcp"))
+	if err != nil {
+		return 0, 0, err
+	}
+	remote, toEtcd := fmt.Sprintf(":%04X", s.etcdPort), map[string]bool{}
+	for line := range strings.Lines(string(table)) { // sl local remote st queues timer retries uid timeout inode
+		if f := strings.Fields(line); len(f) > 9 && strings.HasSuffix(f[2], remote) && f[3] == "01" {
+			toEtcd["socket:["+f[9]+"]"] = true
+		}
+	}
+	for _, entry := range entries {
+		if target, err := os.Readlink(filepath.Join(s.proc("fd"), entry.Name())); err == nil && toEtcd[target] {
+			connections++
+		}
+	}
+	return len(entries), connections, nil
+}
