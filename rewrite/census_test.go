@@ -29,8 +29,8 @@ func TestLocate(t *testing.T) {
 		"services/endpoints/a":                                   {"v1", "services"}, // a service in a namespace called endpoints
 		"minions/a":                                              {"v1", "nodes"},
 		"ingress/default/a":                                      {"networking.k8s.io/v1", "ingresses.networking.k8s.io"},
-		"ranges/serviceips":                                      {"v1", "ranges"},
-		"masterleases/10.0.0.1":                                  {"v1", "masterleases"},
+		"ranges/serviceips":                                      {"v1", ResourceOther},
+		"masterleases/10.0.0.1":                                  {"v1", ResourceOther},
 		"compact_rev_key":                                        {"", "other"},
 		"":                                                       {"", "other"},
 		"example.com/widgets":                                    {"", "other"},
