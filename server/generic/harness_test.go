@@ -77,6 +77,7 @@ func start(change func(*generic.Options)) (*running, error) {
 	o := generic.NewOptions()
 	o.ControlPlane.SecureServing.BindPort = 0
 	o.Join.ControllerLeaseDuration = 3 * time.Second
+	o.Outbound.AllowLoopback = true // what Services lead to is on this host
 	change(o)
 	if err := o.Complete(); err != nil {
 		return nil, err

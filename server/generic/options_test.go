@@ -17,6 +17,15 @@ import (
 // the process's.
 func parse(t *testing.T, args ...string) *generic.Options {
 	t.Helper()
+	o, err := tryParse(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
+	t.Helper()
 	o := generic.NewOptions()
 	registry := basecompatibility.NewComponentGlobalsRegistry()
 	binary := compat.BinaryVersion()
@@ -30,10 +39,7 @@ func parse(t *testing.T, args ...string) *generic.Options {
 	o.ControlPlane.GenericServerRunOptions.ComponentGlobalsRegistry = registry
 	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
-	return o
+	return o, fs.Parse(args)
 }
 
 func TestFlagDefaults(t *testing.T) {
@@ -64,7 +70,7 @@ func TestGates(t *testing.T) {
 	}
 	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	generic.NewOptions().AddFlags(fs)
-	if err := fs.Parse([]string{"--feature-gates=kube:StorageVersionAPI=true"}); err == nil || !strings.Contains(err.Error(), "upstream's gate stays off") {
+	if err := fs.Parse([]string{"--feature-gates=kube:StorageVersionAPI=true"}); err == nil || !strings.Contains(err.Error(), "stays off") {
 		t.Errorf("upstream's gate: %v", err)
 	}
 }
@@ -85,7 +91,11 @@ func TestRefusedFlags(t *testing.T) {
 		{"--encryption-provider-config-reload-interval=0s", "must be above 0"},
 		{"--data-dir=", "--data-dir must not be empty"},
 	} {
-		if err := parse(t, strings.Fields(c.args)...).Complete(); err == nil || !strings.Contains(err.Error(), c.want) {
+		o, err := tryParse(t, strings.Fields(c.args)...)
+		if err == nil {
+			err = o.Complete()
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want it to say %q", c.args, err, c.want)
 		}
 	}

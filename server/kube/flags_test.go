@@ -20,7 +20,7 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	for flag, want := range map[string]string{
-		"--feature-gates=CBORServingAndStorage=true":              "CBORServingAndStorage is not supported",
+		"--feature-gates=CBORServingAndStorage=true":              "CBORServingAndStorage",
 		"--feature-gates=kube:StorageVersionAPI=true":             "StorageVersionAPI",
 		"--etcd-servers-overrides=/configmaps#http://127.0.0.1:1": "--etcd-servers-overrides is not supported",
 		"--emulated-version=1.20":                                 "1.20",
