@@ -173,6 +173,9 @@ const taken = 8
 // killed unwinds a task whose process is gone.
 type killed struct{}
 
+// Unwinding implements workers.Unwinding.
+func (killed) Unwinding() {}
+
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r role, what string, body func() error) *task {
 	t := &task{p: p, role: r, what: what, began: p.w.store.Revision(), on: p.w.worker(), body: body}

@@ -30,11 +30,18 @@ var (
 	registers = sync.OnceFunc(func() { legacyregistry.MustRegister(panics) })
 )
 
+// Unwinding is implemented by values of panics that are no bugs and are not caught: the
+// simulator ends a process that crashes by one.
+type Unwinding interface{ Unwinding() }
+
 // Do calls f in this goroutine. If it panics, that is the error. Locks that f holds without
 // defer stay locked.
 func Do(ctx context.Context, worker string, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
+			if _, ok := r.(Unwinding); ok {
+				panic(r)
+			}
 			registers()
 			panics.WithLabelValues(worker).Inc()
 			err = fmt.Errorf("%s: %w: %v", worker, ErrPanicked, r)
