@@ -1,16 +1,24 @@
 .DEFAULT_GOAL := help
 
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build bin/concord
 	go build -o bin/concord ./cmd/concord
 
+plugin: ## Build bin/kubectl-concord, and a krew manifest for it
+	go build -tags grpcnotrace -ldflags '-s -w' -o bin/kubectl-concord ./cmd/kubectl-concord
+	mkdir -p bin/krew
+	tar -czf bin/krew/kubectl-concord_$$(go env GOOS)_$$(go env GOARCH).tar.gz LICENSE -C bin kubectl-concord
+	sed -e "s/@VERSION@/v$${VERSION:-0.0.0}/g; s/@OS@/$$(go env GOOS)/g; s/@ARCH@/$$(go env GOARCH)/g" \
+	  -e "s/@SHA256@/$$(sha256sum bin/krew/kubectl-concord_$$(go env GOOS)_$$(go env GOARCH).tar.gz | cut -d' ' -f1)/" \
+	  deploy/krew/concord.yaml > bin/krew/concord.yaml
+
 test: ## Run all tests that need nothing but Go
 	go test ./...
 
-slow: ## Run the suites with real processes that are killed and paused
-	go test ./e2e ./server/kube ./examples/... -p 1 -timeout 90m -args -slow
+soak: ## Run all that is slow, before a release: servers rolled, killed and paused, and go install
+	go test . ./e2e ./server/kube ./examples/... -p 1 -timeout 4h -args -slow
 
 race: ## Run the tests under the race detector
 	go test -race -timeout 60m ./...
@@ -22,22 +30,48 @@ sim: ## Attack the protocol in simulated worlds, for a minute
 mutants: ## Drop every safety rule, one at a time, and see the simulator miss it
 	go run ./cmd/concord-sim --mutants --parallel 2
 
-generate: ## Write the generated code anew
+generate: ## Write the generated code and references anew
 	go generate ./...
 	gofmt -l . | xargs -r gofmt -w
+	CONCORD_UPDATE=1 go test ./cmd/concord ./cmd/kubectl-concord -run TestReference
+	cd deploy && go run ./generate && CONCORD_UPDATE=1 go test . -run TestChartValues
 
-check: ## gofmt, go vet, concord-vet, golangci-lint where it is installed, and drift of generated code
+manifests-test: ## Test deploy: what Helm and kustomize render, alerts, the image's layout
+	cd deploy && go vet ./... && go test ./...
+
+dashboard-test: ## Test the dashboard in Chromium, which has to be installed (or set $$CHROMIUM), against real servers
+	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod" && go vet ./... && go test ./... -timeout 20m
+
+dashboard-screenshots: ## Take the pictures of docs/dashboard.md anew, in Chromium
+	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod" && go test ./... -count 1 -run TestContent -screenshots $(CURDIR)/docs/dashboard
+
+image: ## Build the container image as an OCI layout in bin/image, for linux/amd64 and linux/arm64
+	cd deploy && go run ./image --version "$$(git describe --tags --always)" --commit "$$(git rev-parse HEAD)" --created "$$(git log -1 --format=%ct)"
+
+check: ## gofmt, go vet, concord-vet, golangci-lint, and drift of generated code
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	go vet ./...
 	go run ./cmd/concord-vet -test=false ./...
 	@go generate ./... && git diff --exit-code -- '*zz_generated*' || { echo "generated code differs: run make generate and commit"; exit 1; }
-	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: skipped"; fi
+	go tool -modfile=tools/go.mod golangci-lint run --timeout 20m
 
 bench: ## Measure what the protocol costs and how fast migrations are, side by side
 	go run ./bench/server
 	go run ./bench/migration
 
+conformance: ## Run Kubernetes' own e2e suites against our servers, stock as control
+	go run ./conformance
+	go run ./conformance -release 1.36
+
+interop: ## Run concord controllers beside Kubernetes' own programs of 1.37 and of 1.36
+	cd interop && export GOFLAGS="$$GOFLAGS -mod=mod" && go vet ./... && go test . -timeout 30m && go test . -timeout 60m -args -release 1.36
+
+picture: ## Draw docs/demo.svg, which the README shows, from a run of the demo
+	mkdir -p bin
+	go run ./cmd/concord demo > bin/demo.txt || { cat bin/demo.txt; exit 1; }
+	go run ./demo/picture < bin/demo.txt > docs/demo.svg
+
 demo: ## Watch three servers upgrade themselves
 	go run ./cmd/concord demo
 
-.PHONY: help build test slow race sim mutants generate check bench demo
+.PHONY: picture help build test soak race sim mutants generate manifests-test dashboard-test dashboard-screenshots image check bench conformance interop demo plugin

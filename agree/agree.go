@@ -1,7 +1,7 @@
-// Package agree decides what KEP-2339 asks of API servers: which reports stand,
-// whether all servers agree on an encoding, when the epoch rises, whose report is
-// garbage and what a write does whose permission has moved. It is pure: values in,
-// values out, no clock, I/O or goroutine.
+// Package agree decides on StorageVersions (KEP-2339): which of the servers' reports stand,
+// whether all servers agree on an encoding, when the epoch rises, which reports belong to
+// servers that are gone, and how a write goes on after its StorageVersion has changed. It is
+// pure: values in, values out, no clock, I/O or goroutine.
 package agree
 
 import (
@@ -20,7 +20,7 @@ type ServerID string
 // Encoding is how a server writes a resource: the group/version, as schema.GroupVersion
 // prints it ("networking.k8s.io/v1", and "v1" in the core group), and where the server
 // encrypts it a plus sign and the Seal. Servers that write one version with different keys
-// write different encodings, so that whatever holds of versions holds of keys.
+// write different encodings, and are treated as servers that write different versions.
 type Encoding string
 
 // sealMark stands between the group/version, which never contains it, and the Seal.
@@ -32,7 +32,7 @@ func (e Encoding) Plain() Encoding {
 	return Encoding(plain)
 }
 
-// Seal returns what values in this encoding are encrypted with, empty if they are not.
+// Seal returns the encryption key of values in this encoding; empty if they are not encrypted.
 func (e Encoding) Seal() Seal {
 	_, seal, _ := strings.Cut(string(e), sealMark)
 	return Seal(seal)
@@ -46,12 +46,12 @@ func (e Encoding) Sealed(s Seal) Encoding {
 	return e.Plain() + sealMark + Encoding(s)
 }
 
-// Seal names what values are encrypted with: "<provider>:<version>:<key>:<fingerprint>", for
+// Seal names an encryption key: "<provider>:<version>:<key>:<fingerprint>", for
 // example "aescbc:v1:key1:5bd1f0a2c3e49b77". The fingerprint tells secrets apart that have
 // one name. The empty Seal means that values are stored as they are.
 type Seal string
 
-// Key returns what an encrypted value itself says of its Seal: all but the fingerprint.
+// Key returns the Seal without its fingerprint: the part that encrypted values begin with.
 func (s Seal) Key() string {
 	i := strings.LastIndexByte(string(s), ':')
 	return string(s)[:max(i, 0)]
@@ -75,8 +75,8 @@ type Report struct {
 	Encoding  Encoding
 	Decodable []string
 	Served    []string
-	// Silence is why others made the report in the server's stead. It is for those who write
-	// it: a report that was read does not tell, and two that differ in it only are equal.
+	// Silence is the reason for which another server made this report for a server that does
+	// not report. It is not stored: a report that was read has none, and Equal ignores it.
 	Silence Silence
 }
 
@@ -225,7 +225,7 @@ func Equal(a, b []Report) bool { return slices.EqualFunc(a, b, Report.equal) }
 // not report any more: it has to be run again on the newest store.
 var ErrSuperseded = errors.New("the store's encoding is no longer the one this server reports")
 
-// Verdict is what becomes of a write that found its resource's StorageVersion changed.
+// Verdict is the next step of a write that failed because its StorageVersion has changed.
 type Verdict int
 
 const (

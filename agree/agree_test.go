@@ -261,3 +261,68 @@ func TestHistoryAgainstLog(t *testing.T) {
 		}
 	}
 }
+
+// TestHistoryForgets compares a History that may hold four encodings with the slow, obvious
+// record: what is asked of it is named, or Unknown stands for it, and Unknown stands for
+// nothing as long as all is remembered that was asked for.
+func TestHistoryForgets(t *testing.T) {
+	encodings := []Encoding{"g/v1", "g/v2", "g/v3", "g/v4", "g/v5", "g/v6", "g/v7", "g/v8"}
+	room := 4 * (len(encodings[0]) + perEpoch)
+	unnamed := 0
+	for seed := range uint64(500) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		var h, all History
+		for range 40 {
+			var reports []Report
+			for s := range rng.IntN(4) {
+				reports = append(reports, report(ServerID(rune('a'+s)), encodings[rng.IntN(len(encodings))]))
+			}
+			before := h.String()
+			h, all = h.next(reports, room), all.Next(reports)
+			if err := h.Validate(); err != nil {
+				t.Fatalf("seed %d: %s, then %s: %v", seed, before, h, err)
+			}
+			if h.Epoch != all.Epoch || !slices.Equal(h.Reported(), all.Reported()) {
+				t.Fatalf("seed %d: %s, and without a bound %s", seed, h, all)
+			}
+			if len(h.Last) > 4 {
+				t.Fatalf("seed %d: %s has more than 4 encodings", seed, h)
+			}
+			for looked := range h.Epoch + 1 {
+				got, want := sets.New(h.Since(looked)...), sets.New(all.Since(looked)...)
+				if got.Has(Unknown) {
+					unnamed++
+					got.Delete(Unknown)
+					if !want.IsSuperset(got) || looked >= h.Forgotten {
+						t.Fatalf("seed %d: %s since %d: %v and Unknown, want of %v", seed, h, looked, got, want)
+					}
+					continue
+				}
+				if !got.Equal(want) {
+					t.Fatalf("seed %d: %s since %d: %v, want %v", seed, h, looked, got, want)
+				}
+			}
+		}
+	}
+	if unnamed == 0 {
+		t.Error("nothing was ever forgotten")
+	}
+}
+
+// TestHistoryKeepsWhatIsReported has a bound that is smaller than what servers report now.
+func TestHistoryKeepsWhatIsReported(t *testing.T) {
+	h := History{}.next([]Report{report("a", v1), report("b", v1beta1)}, 0)
+	if got := h.Reported(); !slices.Equal(got, []Encoding{v1, v1beta1}) || h.Forgotten != 0 {
+		t.Errorf("%s: reported %v", h, got)
+	}
+	h = h.next([]Report{report("b", v1)}, 0)
+	if got, want := h.String(), "epoch 2 (apps/v1@2) forgotten up to 1"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := h.Since(0); !slices.Equal(got, []Encoding{Unknown, v1}) {
+		t.Errorf("since 0: %v", got)
+	}
+	if got := h.Since(1); !slices.Equal(got, []Encoding{v1}) {
+		t.Errorf("since 1: %v", got)
+	}
+}

@@ -18,11 +18,11 @@ type Beat struct {
 }
 
 // Liveness judges which identity Leases have expired: those not renewed during a whole
-// Duration of contiguous observation in which renewals could be made. An observation
-// that failed ends what was contiguous: call Forget. And that lists are answered does not
-// mean that puts are (an etcd without space takes none), so that time counts only while
-// puts are seen to work: after one was seen, a third of the Lease's Duration. When none is
-// seen for two thirds of what the Leases last put promise, every silence starts anew.
+// Duration of contiguous observation in which renewals could be made. A failed observation
+// interrupts it: call Forget. Lists may be answered while puts fail (an etcd without space
+// takes none), so that time counts only while puts are seen to work: a third of the Lease's
+// Duration after each. After two thirds of the shortest Duration without a put the silence of
+// every Lease is counted from zero again.
 //
 // A server that observes has a Lease itself. If it renews at least twice per Duration, its
 // own renewals are puts enough to expire all others. The zero value has seen nothing.

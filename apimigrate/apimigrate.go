@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/pace"
 )
 
 // API is what the engine needs of an API server. No call is repeated: errors that pass are
@@ -47,15 +49,12 @@ type Target struct {
 // Options bound what a run asks of the server. The zero value of a field means its default.
 type Options struct {
 	// MaxParallel bounds the patches under way. Fewer are where the server says that they are
-	// too many, or Busy that clients are served. Default: 128.
+	// too many. Default: 128.
 	MaxParallel int
-	// Busy, if not nil, says whether clients are being served now. It may not block: no patch
-	// begins or ends meanwhile.
-	Busy func() bool
+	// Pacer has the run give way to clients. Nil: it does not.
+	Pacer *pace.Pacer
 	// PageSize is how many objects are listed at a time. Default: 500.
 	PageSize int
-	// MaxPerSecond bounds the objects patched per second; 0 means no bound.
-	MaxPerSecond int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
 	// Failed, if not nil, is told every failure that the run meets, by several goroutines at
@@ -89,7 +88,7 @@ func (o Options) withDefaults() Options {
 
 // Validate refuses negative bounds.
 func (o Options) Validate() error {
-	if min(o.MaxParallel, o.PageSize, o.MaxPerSecond, o.MaxNamed) < 0 || min(o.Patience, o.WebhookPatience) < 0 {
+	if min(o.MaxParallel, o.PageSize, o.MaxNamed) < 0 || min(o.Patience, o.WebhookPatience) < 0 {
 		return errors.New("the bounds of a migration through the API must not be negative")
 	}
 	return nil

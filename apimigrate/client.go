@@ -15,7 +15,11 @@ import (
 // Client is an API over HTTP. Unlike client-go's metadata client, whose requests it makes,
 // it does not repeat them by itself, which would hide from the engine that the server is
 // too busy.
-type Client struct{ rest *rest.RESTClient }
+type Client struct {
+	rest *rest.RESTClient
+	// through names the subresource that patches go to, empty for the resource itself.
+	through func(schema.GroupVersionResource) string
+}
 
 var _ API = (*Client)(nil)
 
@@ -28,7 +32,14 @@ func NewClient(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("a client for metadata: %w", err)
 	}
-	return &Client{rest: c}, nil
+	return &Client{rest: c, through: func(schema.GroupVersionResource) string { return "" }}, nil
+}
+
+// Through returns a Client whose patches go to a subresource, where of names one. Less stands
+// in the way of a patch of the status than of one of the object: no validation of the rest,
+// and fewer webhooks.
+func (c *Client) Through(of func(schema.GroupVersionResource) string) *Client {
+	return &Client{rest: c.rest, through: of}
 }
 
 // fieldManager is who owns what the patches change, which is nothing.
@@ -53,7 +64,7 @@ func (c *Client) Get(ctx context.Context, resource schema.GroupVersionResource, 
 // Patch implements API. There is nothing in a patch to be validated strictly, which costs
 // the server a second decoding.
 func (c *Client) Patch(ctx context.Context, resource schema.GroupVersionResource, object types.NamespacedName, patch []byte) error {
-	return c.request("PATCH", resource, object, "PartialObjectMetadata").
+	return c.request("PATCH", resource, object, "PartialObjectMetadata").Suffix(c.through(resource)).
 		SetHeader("Content-Type", string(types.MergePatchType)).
 		Param("fieldManager", fieldManager).Param("fieldValidation", metav1.FieldValidationIgnore).Body(patch).Do(ctx).Error()
 }

@@ -5,17 +5,13 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/pace"
 )
 
-const (
-	// firstParallel is how many patches are under way at the beginning.
-	firstParallel = 8
-	// besideClients is how many are at most while clients are served, whose requests wait for
-	// processors that work on patches.
-	besideClients = 16
-)
+// firstParallel is how many patches are under way at the beginning.
+const firstParallel = 8
 
 // window is how many patches may be under way: one more after each that the server took, if
 // half of them were, and half of them after one was not; from then on one more only after as many as there may be
@@ -49,8 +45,7 @@ func (w window) throttled(begun, now time.Time) window {
 // gate lets patches through.
 type gate struct {
 	clock clock.WithTicker
-	rate  *rate.Limiter
-	busy  func() bool // nil: nobody looks
+	pacer *pace.Pacer
 	// free has something in it when a patch may be able to begin. Who takes it looks.
 	free chan struct{}
 
@@ -62,19 +57,15 @@ type gate struct {
 }
 
 func newGate(o Options) *gate {
-	limit := rate.Inf
-	if o.MaxPerSecond > 0 {
-		limit = rate.Limit(o.MaxPerSecond)
-	}
 	return &gate{
-		clock: o.Clock, rate: rate.NewLimiter(limit, 1), busy: o.Busy, free: make(chan struct{}, 1),
+		clock: o.Clock, pacer: o.Pacer, free: make(chan struct{}, 1),
 		window: window{limit: float64(min(firstParallel, o.MaxParallel)), most: float64(o.MaxParallel)},
 	}
 }
 
 // enter waits until a patch may begin, and says when it did.
 func (g *gate) enter(ctx context.Context) (begun time.Time, err error) {
-	if err := g.rate.Wait(ctx); err != nil {
+	if _, err := g.pacer.Admit(ctx, 0); err != nil { // metadata do not tell how large an object is
 		return time.Time{}, err
 	}
 	for {
@@ -94,22 +85,13 @@ func (g *gate) begin() (begun time.Time, closed time.Duration, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
-	if closed = g.closed.Sub(now); closed > 0 || g.under >= g.room() {
+	if closed = g.closed.Sub(now); closed > 0 || g.under >= int(g.window.limit) {
 		return time.Time{}, closed, false
 	}
-	if g.under++; g.under < g.room() {
+	if g.under++; g.under < int(g.window.limit) {
 		g.nudge()
 	}
 	return now, 0, true
-}
-
-// room is how many patches may be under way. It is called with mu.
-func (g *gate) room() int {
-	room := int(g.window.limit)
-	if room > besideClients && g.busy != nil && g.busy() {
-		room = besideClients
-	}
-	return room
 }
 
 // nudge has one look who waits.

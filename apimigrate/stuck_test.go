@@ -14,6 +14,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/pace"
 )
 
 // refusing is an API whose patches take a millisecond of the test's clock, unless they are
@@ -82,7 +85,9 @@ func TestObjectThrottled(t *testing.T) {
 	for objects, most := range map[int]time.Duration{50: 50*time.Second + 70*time.Second, 200: 200*time.Second + 5*time.Second} {
 		for _, err := range []error{throttling, etcdAway} {
 			synctest.Test(t, func(t *testing.T) {
-				result, took, err := runRefused(t, objects, Options{MaxPerSecond: 1, MaxParallel: 8}, func(n types.NamespacedName, _ time.Duration) error {
+				pacer, stop := pace.New(pace.Bounds{MaxPerSecond: 1}, nil, clock.RealClock{})
+				defer stop()
+				result, took, err := runRefused(t, objects, Options{Pacer: pacer, MaxParallel: 8}, func(n types.NamespacedName, _ time.Duration) error {
 					if n == name(0) {
 						return err
 					}

@@ -146,7 +146,7 @@ func TestGivingUp(t *testing.T) {
 
 // What was asked, and the answer, are let go when the caller has it.
 func TestNothingIsKept(t *testing.T) {
-	type large struct{ bytes [1 << 10]byte }
+	type large struct{ _ [1 << 10]byte }
 	kept := Calls[*large, *large]{
 		Fits: func([]*large, *large) bool { return true },
 		Make: func(_ context.Context, batch []*large) ([]*large, error) { return batch, nil },

@@ -50,7 +50,7 @@ func (l Lifecycle) decodedBy(release *version.Version) bool {
 	return l.introducedBy(release) && (l.Kept || !l.removedBy(release))
 }
 
-// Options is what the operator of a component chose.
+// Options are the choices of a component's operator, made by flags.
 type Options struct {
 	// Binary is the release of the component itself. Default BinaryVersion().
 	Binary *version.Version
@@ -89,7 +89,7 @@ func (o Options) withDefaults() (Options, error) {
 	return o, ValidateVersions(o.Binary, o.Emulation, o.MinCompatibility)
 }
 
-// Plan is what a server does with every resource at one choice of Options.
+// Plan lists for every resource the versions that a server with some Options serves, and the one that it stores.
 type Plan struct {
 	Binary, Emulation, MinCompatibility *version.Version
 	// Resources are sorted by group and resource.

@@ -39,7 +39,7 @@ type Phase struct {
 	Default, Locked bool
 }
 
-// Feature is what a binary knows of one feature gate.
+// Feature is a feature gate as a binary declares it.
 type Feature struct {
 	Name string
 	// History is oldest first.

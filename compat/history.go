@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// Rule is what CheckHistories asks of the histories of features (KEP-4330, "Changes to Feature Gates").
+// Rule names a rule that the declared histories of feature gates must keep (KEP-4330, "Changes to Feature Gates").
 type Rule string
 
 const (

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// Safety answers whether a server may start on what is stored (KEP-2343, Implications to cluster operators).
+// Safety answers whether a server may start with the objects stored in etcd (KEP-2343, Implications to cluster operators).
 type Safety int
 
 const (
@@ -29,32 +29,48 @@ func (s Safety) String() string { return [...]string{"unknown", "safe", "unsafe"
 // MarshalText implements encoding.TextMarshaler.
 func (s Safety) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Stored is what may be stored of one resource.
+// Stored lists the encodings in which objects of one resource may be stored, and how that is known.
 type Stored struct {
 	Resource schema.GroupResource
-	// Encodings are the group/versions that stored objects may have.
+	// Encodings are the group/versions that stored objects may have, as it is remembered.
 	Encodings []string
 	// Unknown says that they may have others too.
 	Unknown bool
+	// Reported are the group/versions that servers write: objects may have them a moment after
+	// a census that found none.
+	Reported []string
+	// Undecodable counts the objects of which a migration found that they cannot be read, and
+	// names the first. It goes by what the last migration that ended left behind.
+	Undecodable Undecodable
 	// Why tells where the rest of this comes from, such as why Unknown; for people.
 	Why string
-	// Census counts the raw values; nil: nobody did. It is asked for only where Unknown.
+	// Census counts the raw values; nil: nobody did. Where every value was read and says what it
+	// is, it goes before what is remembered.
 	Census *StoredCensus
 	// CRD is nil unless the resource is a custom one.
 	CRD *StoredCRD
+}
+
+// Undecodable are objects that cannot be read, by whatever release.
+type Undecodable struct {
+	Objects int64
+	// First names some of them.
+	First []string
 }
 
 // StoredCensus counts the raw values of one resource.
 type StoredCensus struct {
 	// Objects counts them by the group/version that their envelopes name.
 	Objects map[string]int64
+	// First names the first objects of each, and under "" those that are unreadable.
+	First map[string][]string
 	// Encrypted and Unreadable count the values whose envelopes cannot be read.
 	Encrypted, Unreadable int64
 	// Partial is why not every value was read; "" if all were.
 	Partial string
 }
 
-// StoredCRD is what a CustomResourceDefinition says of encodings, as group/versions.
+// StoredCRD holds the versions that a CustomResourceDefinition names, as group/versions.
 type StoredCRD struct {
 	// Versions are those of its spec, served or not: every server decodes them.
 	Versions []string
@@ -72,9 +88,13 @@ type Finding struct {
 	Reason string `json:"reason"`
 	// Undecodable are those of Stored that make it unsafe.
 	Undecodable []string `json:"undecodable,omitempty"`
+	// Objects are how many objects that concerns, where they were counted, and First names the
+	// first of them.
+	Objects int64    `json:"objects,omitempty"`
+	First   []string `json:"first,omitempty"`
 }
 
-// Target is a server that is to start on what is stored.
+// Target is a server that is to be started, for example after a downgrade, on the objects stored in etcd.
 type Target struct {
 	// Name is what reasons call it, such as "1.35".
 	Name string
@@ -212,8 +232,11 @@ func (t *Target) Resources() []schema.GroupResource {
 	})
 }
 
-// Judge says whether the target decodes what may be stored.
+// Judge says whether the target decodes every encoding in which objects of the resource may be stored.
 func (t *Target) Judge(s Stored) Finding {
+	if s.Census.complete() {
+		s.Encodings, s.Unknown = nil, false
+	}
 	if s.Unknown && s.Census == nil && s.CRD != nil && len(s.CRD.StoredVersions) > 0 {
 		s.Encodings, s.Unknown = append(slices.Clone(s.Encodings), s.CRD.StoredVersions...), false
 	}
@@ -250,6 +273,7 @@ func (t *Target) Judge(s Stored) Finding {
 		case e == "Unknown":
 		case !ok:
 			f.Undecodable = append(f.Undecodable, e)
+			f.concerns(s.Census, e)
 			reasons = append(reasons, e+" ("+v.why+s.counted(e)+")")
 		case v.why != "":
 			until = append(until, e+" is "+v.why)
@@ -260,12 +284,30 @@ func (t *Target) Judge(s Stored) Finding {
 		f.Verdict, f.Reason = Unsafe, t.Name+" cannot decode "+strings.Join(reasons, ", ")
 	case uncertain != "":
 		f.Reason = uncertain
+		f.unread(s)
 	case s.CRD != nil:
 		f.Verdict, f.Reason = Safe, "among the versions of its CustomResourceDefinition"
 	default:
 		f.Verdict, f.Reason = Safe, t.safely(read, f.Stored, until)
 	}
 	return f
+}
+
+// concerns adds the objects of an encoding.
+func (f *Finding) concerns(c *StoredCensus, encoding string) {
+	if c != nil {
+		f.Objects += c.Objects[encoding]
+		f.First = append(f.First, c.First[encoding]...)
+	}
+}
+
+// unread adds the objects that cannot be read.
+func (f *Finding) unread(s Stored) {
+	if s.Census != nil && s.Census.Unreadable > 0 {
+		f.Objects, f.First = s.Census.Unreadable, s.Census.First[""]
+		return
+	}
+	f.Objects, f.First = s.Undecodable.Objects, s.Undecodable.First
 }
 
 // safely is the reason where everything stored is decoded.
@@ -293,9 +335,14 @@ func (c *StoredCRD) reading() reading {
 	return read
 }
 
-// encodings are all that are named, by the stored set or by envelopes, sorted.
+// complete says whether every value was read and says what it is.
+func (c *StoredCensus) complete() bool {
+	return c != nil && c.Encrypted == 0 && c.Unreadable == 0 && c.Partial == ""
+}
+
+// encodings are all that are named, by the stored set, by reports or by envelopes, sorted.
 func (s Stored) encodings() []string {
-	all := append([]string{}, s.Encodings...)
+	all := append(append([]string{}, s.Encodings...), s.Reported...)
 	if s.Census != nil {
 		all = slices.AppendSeq(all, maps.Keys(s.Census.Objects))
 	}
@@ -307,14 +354,16 @@ func (s Stored) encodings() []string {
 func (s Stored) uncertain() string {
 	var more string
 	switch c := s.Census; {
+	case c != nil && c.Unreadable > 0:
+		return values(c.Unreadable) + " unreadable, for whatever release"
+	case s.Undecodable.Objects > 0: // a census reads envelopes only
+		return fmt.Sprintf("a migration found that %s cannot be read, for whatever release", objects(s.Undecodable.Objects))
 	case !s.Unknown:
 		return ""
 	case c == nil:
 		more = "raw values were not read"
 	case c.Encrypted > 0:
 		more = values(c.Encrypted) + " encrypted"
-	case c.Unreadable > 0:
-		more = values(c.Unreadable) + " unreadable"
 	case c.Partial != "":
 		more = "not all raw values were read: " + c.Partial
 	default:
@@ -329,6 +378,13 @@ func (s Stored) counted(encoding string) string {
 		return ""
 	}
 	return fmt.Sprintf("; %d stored", s.Census.Objects[encoding])
+}
+
+func objects(n int64) string {
+	if n == 1 {
+		return "1 object"
+	}
+	return fmt.Sprintf("%d objects", n)
 }
 
 func values(n int64) string {

@@ -40,12 +40,17 @@ func TestJudgeStored(t *testing.T) {
 	for name, test := range map[string]struct {
 		target, resource string
 		// stored are encodings; "Unknown" among them says that there may be others.
-		stored  string
-		census  *StoredCensus
-		crd     *StoredCRD
-		why     string
-		want    Safety
-		reasons []string
+		stored string
+		// reported is what servers write; undecodable counts what a migration met.
+		reported    string
+		undecodable int64
+		census      *StoredCensus
+		crd         *StoredCRD
+		why         string
+		want        Safety
+		reasons     []string
+		// first is the first object that is named.
+		first string
 	}{
 		"the version of today": {target: "1.37", resource: "configmaps", stored: "v1", want: Safe, reasons: []string{"decoded by this binary (1.37)"}},
 		"an old version that moves": {target: "1.37", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1beta1", want: Safe,
@@ -77,19 +82,28 @@ func TestJudgeStored(t *testing.T) {
 		"an alias writes into the same store":             {target: "1.37", resource: "events", stored: "events.k8s.io/v1 v1", want: Safe},
 		"an alias, at another release":                    {target: "1.36", resource: "events", stored: "events.k8s.io/v1", want: Safe},
 
-		"Unknown":                                   {target: "1.37", resource: "configmaps", stored: "v1 Unknown", want: CouldNotTell, reasons: []string{"its stored set says Unknown, and raw values were not read"}},
-		"Unknown, with a reason":                    {target: "1.37", resource: "configmaps", stored: "Unknown", why: "it has no StorageState", want: CouldNotTell, reasons: []string{"it has no StorageState, and raw values were not read"}},
-		"Unknown, and something undecodable":        {target: "1.35", resource: storedPolicies, stored: "Unknown admissionregistration.k8s.io/v1", want: Unsafe},
-		"Unknown, counted":                          {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"v1": 3}}, want: Safe},
-		"Unknown, and nothing stored":               {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{}, want: Safe, reasons: []string{"nothing is stored"}},
-		"Unknown, foreign values":                   {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"admissionregistration.k8s.io/v1": 12}}, want: Unsafe, reasons: []string{"(introduced in 1.36; 12 stored)"}},
-		"Unknown, encrypted values":                 {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Encrypted: 2}, want: CouldNotTell, reasons: []string{"2 values are encrypted"}},
-		"Unknown, encrypted and undecodable":        {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Encrypted: 2, Objects: map[string]int64{"v2": 1}}, want: Unsafe},
-		"Unknown, damaged values":                   {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Unreadable: 1}, want: CouldNotTell, reasons: []string{"1 value is unreadable"}},
-		"Unknown, not counted to the end":           {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Partial: "it took too long"}, want: CouldNotTell, reasons: []string{"not all raw values were read: it took too long"}},
-		"Unknown, at a release that never reads it": {target: "1.36", resource: "workloads.scheduling.k8s.io", stored: "Unknown", want: Safe},
-		"unknown lifecycle, and nothing stored":     {target: "1.38", resource: "pods", stored: "Unknown", census: &StoredCensus{}, want: Safe},
-		"nothing stored, with a reason":             {target: "1.38", resource: "configmaps", why: "no server has reported it", want: Safe, reasons: []string{"no server has reported it"}},
+		"Unknown":                                         {target: "1.37", resource: "configmaps", stored: "v1 Unknown", want: CouldNotTell, reasons: []string{"its stored set says Unknown, and raw values were not read"}},
+		"Unknown, with a reason":                          {target: "1.37", resource: "configmaps", stored: "Unknown", why: "it has no StorageState", want: CouldNotTell, reasons: []string{"it has no StorageState, and raw values were not read"}},
+		"Unknown, and something undecodable":              {target: "1.35", resource: storedPolicies, stored: "Unknown admissionregistration.k8s.io/v1", want: Unsafe},
+		"Unknown, counted":                                {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"v1": 3}}, want: Safe},
+		"Unknown, and nothing stored":                     {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{}, want: Safe, reasons: []string{"nothing is stored"}},
+		"Unknown, foreign values":                         {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"admissionregistration.k8s.io/v1": 12}}, want: Unsafe, reasons: []string{"(introduced in 1.36; 12 stored)"}},
+		"Unknown, encrypted values":                       {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Encrypted: 2}, want: CouldNotTell, reasons: []string{"2 values are encrypted"}},
+		"Unknown, encrypted and undecodable":              {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Encrypted: 2, Objects: map[string]int64{"v2": 1}}, want: Unsafe},
+		"Unknown, damaged values":                         {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Unreadable: 1}, want: CouldNotTell, reasons: []string{"1 value is unreadable"}},
+		"Unknown, not counted to the end":                 {target: "1.37", resource: "configmaps", stored: "Unknown", census: &StoredCensus{Partial: "it took too long"}, want: CouldNotTell, reasons: []string{"not all raw values were read: it took too long"}},
+		"Unknown, at a release that never reads it":       {target: "1.36", resource: "workloads.scheduling.k8s.io", stored: "Unknown", want: Safe},
+		"counted, and nothing of what is remembered":      {target: "1.35", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1 admissionregistration.k8s.io/v1beta1", census: &StoredCensus{Objects: map[string]int64{"admissionregistration.k8s.io/v1beta1": 3}}, want: Safe},
+		"counted, and written since":                      {target: "1.35", resource: storedPolicies, stored: "admissionregistration.k8s.io/v1beta1", reported: "admissionregistration.k8s.io/v1", census: &StoredCensus{}, want: Unsafe, reasons: []string{"1.35 cannot decode admissionregistration.k8s.io/v1 (introduced in 1.36)"}},
+		"counted, nobody serves it and nothing is stored": {target: "1.37", resource: storedPolicies, stored: "admissionregistration.k8s.io/v2 Unknown", census: &StoredCensus{}, want: Safe, reasons: []string{"nothing is stored"}},
+		"remembered, and a damaged value":                 {target: "1.37", resource: "configmaps", stored: "v1", census: &StoredCensus{Objects: map[string]int64{"v1": 3}, Unreadable: 1, First: map[string][]string{"": {"default/torn"}}}, want: CouldNotTell, reasons: []string{"1 value is unreadable"}, first: "default/torn"},
+		"remembered, and encrypted values":                {target: "1.37", resource: "configmaps", stored: "v1", census: &StoredCensus{Encrypted: 3}, want: Safe},
+		"remembered, encrypted and of another time":       {target: "1.37", resource: "configmaps", stored: "v1 v2", census: &StoredCensus{Encrypted: 3}, want: Unsafe},
+		"a migration that met what cannot be read":        {target: "1.37", resource: "configmaps", stored: "v1", undecodable: 2, want: CouldNotTell, reasons: []string{"a migration found that 2 objects cannot be read"}, first: "default/torn"},
+		"a census reads no more than the envelopes":       {target: "1.37", resource: "configmaps", stored: "v1", undecodable: 2, census: &StoredCensus{Objects: map[string]int64{"v1": 3}}, want: CouldNotTell},
+		"the first of what cannot be decoded":             {target: "1.35", resource: storedPolicies, stored: "Unknown", census: &StoredCensus{Objects: map[string]int64{"admissionregistration.k8s.io/v1": 12}, First: map[string][]string{"admissionregistration.k8s.io/v1": {"a", "b"}}}, want: Unsafe, first: "a"},
+		"unknown lifecycle, and nothing stored":           {target: "1.38", resource: "pods", stored: "Unknown", census: &StoredCensus{}, want: Safe},
+		"nothing stored, with a reason":                   {target: "1.38", resource: "configmaps", why: "no server has reported it", want: Safe, reasons: []string{"no server has reported it"}},
 
 		"custom resource":                           {target: "1.35", resource: storedWidgets, stored: "example.com/v1 example.com/v2", crd: widgets, want: Safe, reasons: []string{"among the versions of its CustomResourceDefinition"}},
 		"custom resource, a version was removed":    {target: "1.38", resource: storedWidgets, stored: "example.com/v1 example.com/v0", crd: widgets, want: Unsafe, reasons: []string{"its CustomResourceDefinition cannot decode example.com/v0 (not among its versions)"}},
@@ -108,7 +122,14 @@ func TestJudgeStored(t *testing.T) {
 					s.Encodings = append(s.Encodings, e)
 				}
 			}
+			s.Reported = strings.Fields(test.reported)
+			if test.undecodable > 0 {
+				s.Undecodable = Undecodable{Objects: test.undecodable, First: []string{"default/torn"}}
+			}
 			f := targetOf(t, test.target).Judge(s)
+			if test.first != "" && (len(f.First) == 0 || f.First[0] != test.first || f.Objects == 0) {
+				t.Errorf("the first objects are %v of %d", f.First, f.Objects)
+			}
 			if f.Verdict != test.want || f.Reason == "" || strings.Contains(f.Reason, "\n") {
 				t.Errorf("got %s: %q, want %s", f.Verdict, f.Reason, test.want)
 			}
@@ -184,7 +205,7 @@ func TestParseTarget(t *testing.T) {
 		{"1.33", true, "allowed versions are 1.34"},
 		{"2.0", false, "allowed versions are 1.34"},
 		{"new", false, `invalid value "new" for flag --to: not a version`},
-		{"1.36.2", false, "not a version"},
+		{"1.36.2", false, "a release is major.minor, 1.36 here, allowed versions are"},
 	} {
 		flag := "to"
 		if c.back {

@@ -38,7 +38,7 @@ const (
 // emulation versions where they are in use (KEP-4330, "Component Flags").
 const ComponentVersionHeader = "X-Concord-Component-Version"
 
-// Window is what one server allows skew by.
+// Window holds the two releases by which a server judges the skew of other components.
 //
 // Invariant: MinCompatibility <= Emulation.
 type Window struct {
@@ -143,7 +143,7 @@ func Judge(c Component, v *version.Version, w Window) Verdict {
 	return allowed.Judge(v)
 }
 
-// Identity is what a request tells about its sender.
+// Identity names the component that sent a request, and its version, as far as the request tells.
 type Identity struct {
 	// Component is one of Components, OtherComponent or UnknownComponent, whatever was sent.
 	Component Component

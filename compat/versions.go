@@ -17,7 +17,11 @@ var release = Binary
 // supported is how many releases before the binary can be emulated and be compatible with (KEP-4330, Graduation Criteria, Beta).
 const supported = 3
 
-var majorMinor = regexp.MustCompile(`^v?[0-9]+\.[0-9]+$`)
+var (
+	majorMinor = regexp.MustCompile(`^v?[0-9]+\.[0-9]+$`)
+	// patched is a version with more than that.
+	patched = regexp.MustCompile(`^v?([0-9]+\.[0-9]+)[.+-]`)
+)
 
 // BinaryVersion returns the release of this program.
 func BinaryVersion() *version.Version { return version.MustParseMajorMinor(release) }
@@ -85,6 +89,9 @@ func ParseVersions(binary *version.Version, emulation, minCompatibility string) 
 
 func parse(flag, value string, allowed []*version.Version) (*version.Version, error) {
 	v, err := version.ParseMajorMinor(value)
+	if more := patched.FindStringSubmatch(value); more != nil {
+		return nil, flagError(flag, value, "a release is major.minor, "+more[1]+" here", allowed)
+	}
 	if err != nil || !majorMinor.MatchString(value) {
 		return nil, flagError(flag, value, "not a version", allowed)
 	}

@@ -45,7 +45,7 @@ func TestHalfOfWhatIsLoadedAreCustomResources(t *testing.T) {
 	for i := range 100 {
 		counts[loadedResource(i)]++
 	}
-	if counts[gadgets] != 50 || counts[policies] != 25 || counts[bindings] != 25 {
+	if counts[gadgets] != 50 || counts[policies] != 5 || counts[bindings] != 45 {
 		t.Errorf("%v", counts)
 	}
 }

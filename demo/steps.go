@@ -370,7 +370,7 @@ func (r *run) prove(ctx context.Context) error {
 		return err
 	}
 	f := &r.facts
-	if f.Census, err = rewrite.Count(ctx, rewrite.NewEtcd(r.cluster.store), root); err != nil {
+	if f.Census, err = rewrite.Count(ctx, rewrite.NewEtcd(r.cluster.store), root, nil); err != nil {
 		return err
 	}
 	f.View, _ = r.world.look()

@@ -123,7 +123,7 @@ func TestJudgeFails(t *testing.T) {
 		{"a resource that nobody reports", func(f *facts) {
 			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: "ghosts", Encoding: "v1", Objects: 2})
 		}, "ghosts: 2 objects are stored in v1, and no servers agree"},
-		{"objects are missing", func(f *facts) { f.Census.Rows[2].Objects = 1 }, "1 objects are stored, 2 were loaded"},
+		{"objects are missing", func(f *facts) { f.Census.Rows[3].Objects = 2 }, "2 objects are stored, 3 were loaded"},
 		{"no agreement", change(configmaps, func(r *resource) { r.common = "" }), "configmaps: servers report"},
 		{"agreement on the wrong encoding", func(f *facts) {
 			change(gadgets, func(r *resource) { r.common = "demo.concord.dev/v1" })(f)

@@ -231,10 +231,20 @@ func startWriters(ctx context.Context, count int, endpoints []*endpoint, work *w
 	}
 }
 
+// policyEvery: of so many loaded objects one is a policy. Nobody has thousands of them, and a
+// server compiles each when it is created, which takes longer than all the rest of it.
+const policyEvery = 20
+
 // loadedResource says which resource the i-th loaded object is of: every other one is a
-// custom resource, the others are policies and bindings in turn.
+// custom resource, the others are bindings and some policies.
 func loadedResource(i int) schema.GroupResource {
-	return [...]schema.GroupResource{gadgets, policies, gadgets, bindings}[i%4]
+	switch {
+	case i%2 == 0:
+		return gadgets
+	case i%policyEvery == 1:
+		return policies
+	}
+	return bindings
 }
 
 // load creates the objects, spread over all servers. It fails with the first answer that

@@ -51,12 +51,12 @@ type extension struct {
 // what it stores is migrated by nobody but the main server.
 func aggregate(t *testing.T, server *cluster.Server, storage string) *extension {
 	t.Helper()
-	pki := newAuthority(t, "extension-ca")
-	files := pki.files(extensionService + "." + extensionNamespace + ".svc")
+	pki := cluster.NewAuthority(t, "extension-ca")
+	files := pki.Files(extensionService + "." + extensionNamespace + ".svc")
 	proxyCA, proxyName := publishedProxy(t, server)
-	x := &extension{t: t, main: server, own: cluster.New(t), ca: encodePEM(pki.cert.Raw)}
+	x := &extension{t: t, main: server, own: cluster.New(t), ca: cluster.EncodePEM(pki.Cert.Raw)}
 	x.server = x.own.Start(cluster.Options{Args: strings.Join([]string{
-		"--controllers=false", "--tls-cert-file", files.cert, "--tls-private-key-file", files.key,
+		"--controllers=false", "--tls-cert-file", files.Cert, "--tls-private-key-file", files.Key,
 		"--requestheader-client-ca-file", proxyCA, "--requestheader-allowed-names", proxyName,
 	}, " ")}, "extension")[0]
 	createWidgets(t, storage, x.server)
@@ -86,7 +86,7 @@ func aggregate(t *testing.T, server *cluster.Server, storage string) *extension 
 func publishedProxy(t *testing.T, s *cluster.Server) (file, name string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "front-proxy-ca.crt")
-	cluster.Eventually(t, 30*time.Second, "the front proxy's CA is published", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the front proxy's CA is published", func(ctx context.Context) error {
 		published, err := s.Kube().CoreV1().ConfigMaps("kube-system").Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -123,7 +123,7 @@ func (x *extension) services() apiregistrationclient.APIServiceInterface {
 
 func (x *extension) waitAvailable(status apiregistrationv1.ConditionStatus, reason string) {
 	x.t.Helper()
-	cluster.Eventually(x.t, 30*time.Second, "the APIServices' availability is "+string(status), func(ctx context.Context) error {
+	cluster.Eventually(x.t, time.Minute, "the APIServices' availability is "+string(status), func(ctx context.Context) error {
 		for _, version := range []string{"v1", "v2"} {
 			service, err := x.services().Get(ctx, version+"."+widgetGroup, metav1.GetOptions{})
 			if err != nil {
@@ -164,7 +164,7 @@ func (x *extension) report(version string) *member.Member {
 	ended := make(chan struct{})
 	go func() { defer close(ended); m.Run(ctx) }()
 	x.t.Cleanup(func() { stop(); <-ended })
-	cluster.Eventually(x.t, 30*time.Second, "the widgets are reported in "+version, func(context.Context) error { return m.Ready() })
+	cluster.Eventually(x.t, time.Minute, "the widgets are reported in "+version, func(context.Context) error { return m.Ready() })
 	return m
 }
 
@@ -209,7 +209,7 @@ func TestAggregatedAPI(t *testing.T) {
 	wantByAPI(t, waitEnded(t, main, migrate(t, main, "by-hand")), objects)
 	createFrom(t, main, `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: upstream}, spec: {resource: {group: e2e.concord.dev, resource: widgets}}}`)
 	var copied *migrationv1alpha1.StorageVersionMigration
-	cluster.Eventually(t, 30*time.Second, "the migration of storagemigration.k8s.io is copied", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "the migration of storagemigration.k8s.io is copied", func(context.Context) error {
 		copies := copiesOf(t, main, "upstream")
 		if len(copies) != 1 {
 			return fmt.Errorf("copies are %+v", copies)
@@ -298,7 +298,7 @@ func wantDryRun(t *testing.T, s *cluster.Server, objects *int64, how string) {
 // wantDiscovered expects the main server to tell of the widgets that another one serves.
 func wantDiscovered(t *testing.T, s *cluster.Server) {
 	t.Helper()
-	cluster.Eventually(t, 30*time.Second, "the widgets are discovered", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "the widgets are discovered", func(context.Context) error {
 		found := discovered(t, s)
 		for _, version := range []string{"v1", "v2"} {
 			if !found[widgetGroup+"/"+version+"/widgets"] {
@@ -315,7 +315,7 @@ func wantTrustOfProxyOnly(t *testing.T, x *extension) {
 	t.Helper()
 	config := rest.AnonymousClientConfig(x.main.Config())
 	config.Host, config.CAData = x.server.URL(), x.ca
-	config.CertData, config.KeyData = loadAuthority(t, filepath.Dir(x.main.Kubeconfig())).issue("front-proxy-client")
+	config.CertData, config.KeyData = cluster.LoadAuthority(t, filepath.Dir(x.main.Kubeconfig())).Issue("front-proxy-client")
 	config.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
 		return withHeaders{next, map[string]string{"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}}
 	}
@@ -362,7 +362,7 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 	if err := kube.Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, 30*time.Second, "the namespace is emptied", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the namespace is emptied", func(ctx context.Context) error {
 		left, err := kube.ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -382,7 +382,7 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 	})
 	x.waitAvailable(apiregistrationv1.ConditionTrue, "Passed")
 	wantByAPI(t, waitEnded(t, x.main, waiting), objects)
-	cluster.Eventually(t, 30*time.Second, "the namespace goes", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the namespace goes", func(ctx context.Context) error {
 		_, err := kube.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

@@ -215,7 +215,7 @@ func testAPIDefaults(t *testing.T) {
 	if phase, _, _ := unstructured.NestedString(stored.Object, "status", "phase"); phase != "Pending" {
 		t.Errorf("what is stored in v2 has the phase %q", phase)
 	}
-	cluster.Eventually(t, 30*time.Second, "the cache has what is stored", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "the cache has what is stored", func(context.Context) error {
 		if cached := get("0"); !reflect.DeepEqual(cached, stored) {
 			return fmt.Errorf("it has %v, and stored is %v", cached, stored)
 		}

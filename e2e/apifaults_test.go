@@ -299,7 +299,7 @@ func ruleWidgets(t *testing.T, servers []*cluster.Server, rules ...apiextensions
 		t.Fatal(err)
 	}
 	for _, s := range servers {
-		cluster.Eventually(t, 30*time.Second, s.Name+" knows the rules", func(ctx context.Context) error {
+		cluster.Eventually(t, time.Minute, s.Name+" knows the rules", func(ctx context.Context) error {
 			_, err := s.Dynamic().Resource(widgets.WithVersion("v2")).Namespace(metav1.NamespaceDefault).
 				Patch(ctx, "bad-0", types.MergePatchType, []byte(`{"spec":{"text":"bad"}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 			if apierrors.IsInvalid(err) != (len(rules) > 0) || err != nil && len(rules) == 0 {

@@ -30,13 +30,19 @@ import (
 //go:embed testdata/upstream-migrations.yaml
 var upstreamMigrations string
 
+// notServed are migrations of resources that a control plane without pods does not serve.
+const notServed = `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: pods-migration}, spec: {resource: {group: "", resource: pods}}}
+---
+{apiVersion: migration.k8s.io/v1alpha1, kind: StorageVersionMigration, metadata: {name: migrate-ingresses}, spec: {resource: {group: networking.k8s.io, version: v1, resource: ingresses}}}
+`
+
 var (
 	cronTabs   = schema.GroupResource{Group: "example.com", Resource: "crontabs"}
 	cronTabsV1 = load.Custom(cronTabs.WithVersion("v1"), "CronTab", metav1.NamespaceDefault)
 )
 
-// Manifests of either migration API work unchanged, and the same engine does both: they
-// run, succeed and fail with the conditions and Events of their API, also when the server is
+// Manifests of either migration API work unchanged, unless they name a version that is not
+// served, and the same engine does both: they run, succeed and fail with the conditions and Events of their API, also when the server is
 // killed that migrates and mirrors the one API into the other. Deleting one cancels it.
 func testBothMigrationAPIs(t *testing.T) {
 	c := cluster.New(t)
@@ -62,7 +68,7 @@ func testBothMigrationAPIs(t *testing.T) {
 	if err := resource(one, cancelled[0]).Delete(t.Context(), "cancelled", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, 30*time.Second, "the copy goes with its original", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "the copy goes with its original", func(context.Context) error {
 		if copies := copiesOf(t, one, "cancelled"); len(copies) > 0 {
 			return fmt.Errorf("there are %+v", copies)
 		}
@@ -74,7 +80,7 @@ func testBothMigrationAPIs(t *testing.T) {
 	cronTabsMigration := createFrom(t, one, manifests[first])[0]
 	waitMigrated(t, one, cronTabsMigration, "runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 	survivor := c.Start(slowly, "two")[0]
-	made := createFrom(t, survivor, strings.Join(slices.Delete(manifests, first, first+1), "---\n"))
+	made := createFrom(t, survivor, strings.Join(append(slices.Delete(manifests, first, first+1), notServed), "---\n"))
 	waitMigrated(t, survivor, cronTabsMigration, "still runs", storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 	one.Kill()
 	ended := waitMigrated(t, survivor, cronTabsMigration, "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
@@ -86,12 +92,15 @@ func testBothMigrationAPIs(t *testing.T) {
 	}
 	wantEncoding(t, c, cronTabs, "example.com/v2", stored)
 	waitMigrated(t, survivor, manifest(t, made, "secrets-migration"), "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
-	waitMigrated(t, survivor, manifest(t, made, "flowschemas-migration"), "fails", storagemigrationv1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
+	waitMigrated(t, survivor, manifest(t, made, "flowschemas-migration"), "succeeds", storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	waitMigrated(t, survivor, manifest(t, made, "pods-migration"), "fails", storagemigrationv1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
 	waitTold(t, survivor, cronTabsMigration, "Started", "Resumed", "Succeeded")
 	waitTold(t, survivor, manifest(t, made, "secrets-migration"), "Started", "Succeeded")
-	waitTold(t, survivor, manifest(t, made, "flowschemas-migration"), "ResourceNotFound")
+	waitTold(t, survivor, manifest(t, made, "pods-migration"), "ResourceNotFound")
 	waitPredecessor(t, survivor, "migrate-crontabs-v1", migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
-	waitPredecessor(t, survivor, "flowcontrol-flowschema-storage-version-migration", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
+	// It names v1beta1, which no release that can be emulated serves.
+	waitPredecessor(t, survivor, "flowcontrol-flowschema-storage-version-migration", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonVersionNotServed)
+	waitPredecessor(t, survivor, "migrate-ingresses", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
 	c.WaitSettled()
 	c.Check()
 }
@@ -192,7 +201,7 @@ func waitPredecessor(t *testing.T, s *cluster.Server, name string, wanted migrat
 // waitCommon waits until all servers agree on the encoding.
 func waitCommon(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding) {
 	t.Helper()
-	cluster.Eventually(t, 30*time.Second, "all servers agree on "+string(encoding), func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "all servers agree on "+string(encoding), func(context.Context) error {
 		if common := c.Standing(gr).Common; common != encoding {
 			return fmt.Errorf("they agree on %q", common)
 		}

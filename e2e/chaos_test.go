@@ -102,7 +102,7 @@ func (d *disturber) disturb() {
 	case 5:
 		d.t.Log("kill etcd")
 		d.cluster.Etcd.Kill()
-		s.WaitUnready(30 * time.Second)
+		s.WaitUnready(time.Minute)
 		d.cluster.Etcd.Start()
 		d.cluster.Etcd.WaitReady()
 	case 6:

@@ -23,9 +23,9 @@ import (
 )
 
 // betas makes servers offer the beta versions that all releases from 1.34 to 1.37 have and
-// that are off by default, so that what becomes stable in 1.37 can be written and read at
-// every emulation version.
-const betas = "--runtime-config=certificates.k8s.io/v1beta1=true,coordination.k8s.io/v1beta1=true,storagemigration.k8s.io/v1beta1=true"
+// that are off by default, with the gates that they need, so that what becomes stable in
+// 1.37 can be written and read at every emulation version.
+const betas = "--feature-gates=ClusterTrustBundle=true,StorageVersionMigrator=true --runtime-config=certificates.k8s.io/v1beta1=true,coordination.k8s.io/v1beta1=true,storagemigration.k8s.io/v1beta1=true"
 
 //go:embed testdata/objects.yaml
 var objectsYAML []byte
@@ -55,7 +55,7 @@ func samples(t *testing.T) []*unstructured.Unstructured {
 // certificate is one that a trust bundle can have, in PEM.
 func certificate(t *testing.T) string {
 	t.Helper()
-	return string(encodePEM(newAuthority(t, "bundled").cert.Raw))
+	return string(cluster.EncodePEM(cluster.NewAuthority(t, "bundled").Cert.Raw))
 }
 
 func resourceOf(u *unstructured.Unstructured) schema.GroupVersionResource {

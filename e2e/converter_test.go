@@ -56,7 +56,7 @@ func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinit
 	crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{
 		Strategy: apiextensionsv1.WebhookConverter,
 		Webhook: &apiextensionsv1.WebhookConversion{
-			ClientConfig:             &apiextensionsv1.WebhookClientConfig{URL: &url, CABundle: encodePEM(converter.ca.cert.Raw)},
+			ClientConfig:             &apiextensionsv1.WebhookClientConfig{URL: &url, CABundle: cluster.EncodePEM(converter.ca.Cert.Raw)},
 			ConversionReviewVersions: []string{"v1"},
 		},
 	}
@@ -107,7 +107,7 @@ func asV2(fields map[string]any) {
 // own, which can go down and come up again at the same address.
 type converter struct {
 	t       *testing.T
-	ca      *authority
+	ca      *cluster.Authority
 	tls     tls.Certificate
 	address string
 
@@ -132,8 +132,8 @@ type converter struct {
 
 func startConverter(t *testing.T) *converter {
 	t.Helper()
-	c := &converter{t: t, ca: newAuthority(t, "conversion-ca"), poisoned: sets.New[string](), left: -1, down: make(chan struct{}), several: map[string]int{}, converted: map[string]int{}, single: map[string]int{}}
-	cert, key := c.ca.issue(converterService + "." + metav1.NamespaceDefault + ".svc")
+	c := &converter{t: t, ca: cluster.NewAuthority(t, "conversion-ca"), poisoned: sets.New[string](), left: -1, down: make(chan struct{}), several: map[string]int{}, converted: map[string]int{}, single: map[string]int{}}
+	cert, key := c.ca.Issue(converterService + "." + metav1.NamespaceDefault + ".svc")
 	var err error
 	if c.tls, err = tls.X509KeyPair(cert, key); err != nil {
 		t.Fatal(err)

@@ -97,7 +97,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 		t.Errorf("the table of %s has only %d versions of resources that Concord has", release, len(want))
 	}
 	groups["internal.apiserver.k8s.io"] = true
-	cluster.Eventually(t, 30*time.Second, "discovery is current", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "discovery is current", func(context.Context) error {
 		all := discovered(t, s)
 		got := map[string]bool{}
 		for _, gvr := range slices.Sorted(maps.Keys(all)) {

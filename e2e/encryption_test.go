@@ -28,6 +28,7 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/keyring/use"
 )
 
 var secrets = schema.GroupResource{Resource: "secrets"}
@@ -183,7 +184,7 @@ func (e *encrypted) load(s *cluster.Server, keys ...string) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	cluster.Eventually(e.t, 30*time.Second, s.Name+" has loaded "+strings.Join(keys, ", "), func(ctx context.Context) error {
+	cluster.Eventually(e.t, time.Minute, s.Name+" has loaded "+strings.Join(keys, ", "), func(ctx context.Context) error {
 		id, _ := s.ID()
 		if err := leaseTells(ctx, s, id, raw); err != nil {
 			return err
@@ -214,14 +215,14 @@ func (e *encrypted) wantKey(key string, atLeast int) {
 
 // keys is what the command says of a key. It must not call one removable, at the revision that
 // it has counted, while a value uses it.
-func (e *encrypted) keys(key string) keyring.Use {
+func (e *encrypted) keys(key string) use.Key {
 	e.t.Helper()
 	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, "-o", "json")
-	var report keyring.Report
+	var report use.Report
 	if err := json.Unmarshal([]byte(result.Stdout), &report); err != nil || result.Code != 0 {
 		e.t.Fatalf("keys: exit %d: %s: %v", result.Code, result.Stderr, err)
 	}
-	i := slices.IndexFunc(report.Keys, func(k keyring.Use) bool { return k.Key == key })
+	i := slices.IndexFunc(report.Keys, func(k use.Key) bool { return k.Name == key })
 	if i < 0 {
 		e.t.Fatalf("nothing is said of %s: %s", key, result.Stdout)
 	}
@@ -326,7 +327,7 @@ func TestKeyRotation(t *testing.T) {
 	}
 	e.load(e.servers[0], keyB, keyA, identity)
 	e.wantNeeded(keyA)
-	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	e.wantNeeded(keyA)
 	e.load(e.servers[1], keyB, keyA, identity)
 	e.wantKey(keyB, stored)
@@ -334,7 +335,7 @@ func TestKeyRotation(t *testing.T) {
 	for _, s := range e.servers {
 		e.load(s, keyB)
 	}
-	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	e.wantNoneLost(writes, stored)
 
 	// A server that starts with the configuration of before would write what nobody else
@@ -346,7 +347,7 @@ func TestKeyRotation(t *testing.T) {
 		t.Errorf("a stale configuration: exit %d, ended %v: %s", result.Code, ended, result.Stderr)
 	}
 	e.configure("two", keyC, keyB)
-	cluster.Eventually(t, 30*time.Second, "a hasty configuration is refused", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "a hasty configuration is refused", func(context.Context) error {
 		if !strings.Contains(e.servers[1].Output(), "that are encrypted with "+keyC+": have every server load the key behind its first one") {
 			return errors.New("nothing is said of it")
 		}
@@ -357,7 +358,7 @@ func TestKeyRotation(t *testing.T) {
 	// What would make objects unreadable is refused: a configuration without their key, by a
 	// server that runs and by one that starts.
 	e.configure("one", identity, keyC)
-	cluster.Eventually(t, 30*time.Second, "the configuration is refused", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "the configuration is refused", func(context.Context) error {
 		if !strings.Contains(e.servers[0].Output(), "The encryption configuration was not loaded") {
 			return errors.New("nothing is said of it")
 		}

@@ -32,9 +32,9 @@ var discoveryPaths = []string{"/api", "/apis", "/openapi/v2"}
 func testAccess(t *testing.T, s *cluster.Server) {
 	anonymous := rest.AnonymousClientConfig(s.Config())
 	other := rest.AnonymousClientConfig(s.Config())
-	other.CertData, other.KeyData = loadAuthority(t, filepath.Dir(s.Kubeconfig())).issue("somebody", "staff")
+	other.CertData, other.KeyData = cluster.LoadAuthority(t, filepath.Dir(s.Kubeconfig())).Issue("somebody", "staff")
 	forger := rest.AnonymousClientConfig(s.Config())
-	forger.CertData, forger.KeyData = newAuthority(t, "concord-ca").issue("admin", "system:masters")
+	forger.CertData, forger.KeyData = cluster.NewAuthority(t, "concord-ca").Issue("admin", "system:masters")
 	for name, config := range map[string]*rest.Config{"anonymous": anonymous, "another user": other, "a forger": forger} {
 		for _, path := range []string{"/healthz", "/livez", "/readyz", "/readyz?verbose", "/version"} {
 			if status, body := request(t, config, path, ""); name != "a forger" && status != http.StatusOK {
@@ -132,7 +132,7 @@ func testDiscovery(t *testing.T, s *cluster.Server) {
 	if found == nil || found.StorageVersionHash == "" || found.SingularName != "mutatingadmissionpolicy" || found.Namespaced {
 		t.Errorf("discovery describes mutatingadmissionpolicies as %+v", found)
 	}
-	cluster.Eventually(t, 30*time.Second, "all resources are discovered", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "all resources are discovered", func(context.Context) error {
 		resources := discovered(t, s)
 		for _, want := range wellKnown {
 			if !resources[want] {
@@ -204,7 +204,7 @@ func testOpenAPI(t *testing.T, s *cluster.Server) {
 		"api/v1": "ConfigMap", "apis/admissionregistration.k8s.io/v1": "MutatingAdmissionPolicy",
 		"apis/internal.apiserver.k8s.io/v1alpha1": "StorageVersion", "apis/migration.k8s.io/v1alpha1": "StorageState",
 	} {
-		cluster.Eventually(t, 30*time.Second, "/openapi/v3 has "+path, func(context.Context) error {
+		cluster.Eventually(t, time.Minute, "/openapi/v3 has "+path, func(context.Context) error {
 			var index struct {
 				Paths map[string]struct{ ServerRelativeURL string }
 			}

@@ -189,7 +189,7 @@ func testMigratorPaused(t *testing.T) {
 func awaitLetGo(t *testing.T, s *cluster.Server, from int) (refused []string) {
 	t.Helper()
 	var log string
-	cluster.Eventually(t, 30*time.Second, s.Name+" leaves the migration to another server", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, s.Name+" leaves the migration to another server", func(context.Context) error {
 		log = s.Output()[from:]
 		if !strings.Contains(log, `"Not migrating" logger="migrate" migration="`+widgets.String()) {
 			return errors.New("it does not say so")
@@ -253,7 +253,7 @@ func (m *migrating) twoLead() (acted bool) {
 	to, term := "v1", ""
 	storeWidgetsIn(m.t, others[0], to)
 	changes := 1
-	cluster.Eventually(m.t, 30*time.Second, first.Name+" finds out that it leads no more", func(context.Context) error {
+	cluster.Eventually(m.t, time.Minute, first.Name+" finds out that it leads no more", func(context.Context) error {
 		var over bool
 		if term, _, over = strings.Cut(first.Output()[before:], `"Failed to renew lease" lock="kube-system/concord-controllers"`); over {
 			return nil
@@ -319,7 +319,7 @@ func testEtcdKilledMigrating(t *testing.T) {
 		m.c.Etcd.Kill()
 		if m.random.IntN(2) == 0 {
 			for _, s := range m.servers {
-				s.WaitUnready(30 * time.Second)
+				s.WaitUnready(time.Minute)
 			}
 		}
 		m.c.Etcd.Start()
@@ -455,7 +455,7 @@ func testOldServerJoins(t *testing.T) {
 // given up: by the server that did them, or by whoever deleted them before it noticed.
 func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want int) {
 	t.Helper()
-	cluster.Eventually(t, 30*time.Second, "the migration is told to be given up", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the migration is told to be given up", func(ctx context.Context) error {
 		events, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

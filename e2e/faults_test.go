@@ -59,7 +59,7 @@ func testKill(t *testing.T) {
 // waitLeader waits until the server runs the elected controllers.
 func waitLeader(t *testing.T, s *cluster.Server) {
 	t.Helper()
-	cluster.Eventually(t, 30*time.Second, s.Name+" is elected", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, s.Name+" is elected", func(context.Context) error {
 		if !strings.Contains(s.Output(), `"Successfully acquired lease" lock="kube-system/concord-controllers"`) {
 			return errors.New("it is not")
 		}
@@ -82,7 +82,7 @@ func testZombie(t *testing.T) {
 	var resumed []time.Time
 	for _, to := range []string{"v2", "v1", "v2"} {
 		before := writes.Acked(zombie.Name)
-		cluster.Eventually(t, 30*time.Second, "the server to be paused takes writes", func(context.Context) error {
+		cluster.Eventually(t, time.Minute, "the server to be paused takes writes", func(context.Context) error {
 			if writes.Acked(zombie.Name) < before+50 {
 				return fmt.Errorf("%d so far", writes.Acked(zombie.Name)-before)
 			}
@@ -141,11 +141,11 @@ func testEtcdOutage(t *testing.T) {
 		{"killed", c.Etcd.Kill, func() { c.Etcd.Start(); c.Etcd.WaitReady() }, 30 * time.Second},
 		{"paused", c.Etcd.Pause, c.Etcd.Resume, 3 * cluster.LeaseDuration},
 	} {
-		cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+		cluster.Eventually(t, time.Minute, "every server takes writes", acked(writes, servers))
 		fault.begin()
 		began := time.Now()
 		for _, s := range servers {
-			s.WaitUnready(30 * time.Second)
+			s.WaitUnready(time.Minute)
 		}
 		unready := time.Since(began)
 		outlast(t, began, fault.lasts, servers)
@@ -213,7 +213,7 @@ func testKillAll(t *testing.T) {
 	c.WaitSettled()
 	storeWidgetsIn(t, servers[1], "v2")
 	var rewritten int
-	cluster.Eventually(t, 30*time.Second, "the migration begins", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "the migration begins", func(context.Context) error {
 		if c.Audit.With(func(l *audit.Ledger) { rewritten = l.Rewrites() }); rewritten == 0 {
 			return errors.New("nothing is rewritten")
 		}

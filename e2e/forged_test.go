@@ -4,18 +4,26 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/join"
 )
 
-// A hash that somebody edits in a StorageState is not believed: the resource is migrated
-// again, and the state then says what is true.
+// An administrator cannot edit what the controllers rely on, and is told so. A hash that is
+// edited nevertheless is not believed: the resource is migrated again, and the state then
+// says what is true.
 func TestForgedStorageState(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -38,7 +46,25 @@ func TestForgedStorageState(t *testing.T) {
 	genuine := slices.Clone(state.Status.PersistedStorageVersionHashes)
 	forged := state.DeepCopy()
 	forged.Status.PersistedStorageVersionHashes = []string{"bogus"}
-	if err := objects.Status().Patch(t.Context(), forged, client.MergeFrom(state)); err != nil {
+	if err := objects.Status().Patch(t.Context(), forged.DeepCopy(), client.MergeFrom(state)); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "delete the StorageState") {
+		t.Errorf("an administrator edits a StorageState: %v", err)
+	}
+	succeeded := &migrationv1alpha1.StorageVersionMigration{}
+	succeeded.Name = "succeeded"
+	succeeded.Spec.Resource = migrationv1alpha1.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	succeeded.Spec.Paused = true
+	if err := objects.Create(t.Context(), succeeded); err != nil {
+		t.Fatal(err)
+	}
+	edited := succeeded.DeepCopy()
+	migrationv1alpha1.SetCondition(edited, migrationv1alpha1.MigrationSucceeded, "Forged", "by hand", metav1.Now())
+	if err := objects.Status().Patch(t.Context(), edited, client.MergeFrom(succeeded)); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "by Concord's servers alone") {
+		t.Errorf("an administrator ends a migration: %v", err)
+	}
+	if err := objects.Delete(t.Context(), succeeded); err != nil {
+		t.Fatal(err)
+	}
+	if err := asControllers(t, s).Status().Patch(t.Context(), forged, client.MergeFrom(state)); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Eventually(t, cluster.SettleTimeout, "the resource is migrated again", func(ctx context.Context) error {
@@ -62,4 +88,76 @@ func TestForgedStorageState(t *testing.T) {
 	})
 	c.WaitSettled()
 	c.Check()
+}
+
+// asControllers is a client whose word is believed.
+func asControllers(t *testing.T, s *cluster.Server) client.Client {
+	t.Helper()
+	config := rest.CopyConfig(s.Config())
+	config.Impersonate = rest.ImpersonationConfig{UserName: join.ControllerUser}
+	controllers, err := join.NewClient(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return controllers
+}
+
+// A StorageState that is edited consistently, with hashes that fit, while objects are stored in
+// v1, prunes nothing: a census finds them, the stored set names v1 again, and storedVersions
+// become [v2] when they are migrated.
+func TestForgedConsistently(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one")[0]
+	createWidgets(t, "v1", s)
+	fill(t, s, widgetsV1, stored)
+	c.WaitSettled()
+	storeWidgetsIn(t, s, "v2")
+	begun := waitMigration(t, s, "has got somewhere", func(m *migrationv1alpha1.StorageVersionMigration) bool {
+		return migrationv1alpha1.Resource(m) == widgets && m.Status.Progress != nil && m.Status.Progress.Done > 0 && !migrationv1alpha1.Final(m)
+	})
+	pauseMigration(t, s, begun, true)
+	waitResting(t, s, begun.DeepCopy())
+	if left := c.Encodings(widgets)[widgetEncoding("v1")]; left == 0 {
+		t.Fatal("nothing is left to be migrated")
+	}
+
+	objects := asControllers(t, s)
+	key := types.NamespacedName{Name: migrationv1alpha1.StateName(widgets)}
+	forged := &migrationv1alpha1.StorageState{}
+	if err := objects.Get(t.Context(), key, forged); err != nil {
+		t.Fatal(err)
+	}
+	before := forged.DeepCopy()
+	view := migrationv1alpha1.ViewState(forged)
+	view.Stored = []agree.Encoding{widgetEncoding("v2")}
+	migrationv1alpha1.SetState(forged, view, "Widget")
+	if err := objects.Status().Patch(t.Context(), forged, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	storedVersions := func(ctx context.Context) ([]string, error) {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		err := objects.Get(ctx, types.NamespacedName{Name: widgets.String()}, crd)
+		return crd.Status.StoredVersions, err
+	}
+	cluster.Eventually(t, cluster.SettleTimeout, "the stored set names v1 again", func(ctx context.Context) error {
+		if versions, err := storedVersions(ctx); err != nil || !slices.Contains(versions, "v1") {
+			t.Errorf("storedVersions are %v, %v, and objects are stored in v1", versions, err)
+		}
+		state := &migrationv1alpha1.StorageState{}
+		if err := objects.Get(ctx, key, state); err != nil {
+			return err
+		}
+		if !slices.Contains(state.Status.PersistedEncodings, string(widgetEncoding("v1"))) {
+			return fmt.Errorf("it is %v", state.Status.PersistedEncodings)
+		}
+		return nil
+	})
+	pauseMigration(t, s, begun, false)
+	c.WaitSettled()
+	if versions, err := storedVersions(t.Context()); err != nil || !slices.Equal(versions, []string{"v2"}) {
+		t.Errorf("storedVersions are %v, %v", versions, err)
+	}
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
+	// The audit of etcd's history is left out: it would find the forgery.
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,17 +69,6 @@ func testInformers(t *testing.T) {
 	starts, resumed := 0, 0
 	for _, r := range all {
 		starts, resumed = starts+int(r.starts.Load()), resumed+int(r.resumed.Load())
-	}
-	for _, s := range servers {
-		_, metrics, err := s.Get(t.Context(), "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(metrics) {
-			if strings.HasPrefix(line, "concord_fence_batch_watches_total{") {
-				t.Logf("%s: %s", s.Name, line)
-			}
-		}
 	}
 	t.Logf("%d caches were started and %d watches resumed", starts, resumed)
 	if resumed < informers {

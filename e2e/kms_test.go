@@ -249,7 +249,7 @@ func testKMS(t *testing.T) {
 	k.plugins["one"].turn("second")
 	k.turned(one)
 	k.wantNeeded(string(kmsSeal("first")))
-	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, k.servers))
+	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, k.servers))
 	if n := k.rewrites() - before; n > 0 {
 		t.Errorf("%d objects were rewritten before all servers had the new key", n)
 	}
@@ -315,7 +315,7 @@ func (k *kmsEncrypted) restartWithoutPlugins(old string) {
 		s.Start()
 	}
 	for _, s := range k.servers {
-		cluster.Eventually(k.t, 30*time.Second, s.Name+" is not ready without its plugin", func(ctx context.Context) error {
+		cluster.Eventually(k.t, time.Minute, s.Name+" is not ready without its plugin", func(ctx context.Context) error {
 			err := s.Ready(ctx)
 			if err == nil {
 				k.t.Fatalf("%s says that it is ready without its plugin", s.Name)
@@ -326,7 +326,7 @@ func (k *kmsEncrypted) restartWithoutPlugins(old string) {
 			return nil
 		})
 	}
-	cluster.Eventually(k.t, 30*time.Second, "both report that they do not know their key", func(context.Context) error {
+	cluster.Eventually(k.t, time.Minute, "both report that they do not know their key", func(context.Context) error {
 		for _, s := range k.servers {
 			id, _ := s.ID()
 			if own, ok := agree.Of(k.c.Reports(secrets), id); !ok || own.Encoding.Seal().Known() {

@@ -75,9 +75,7 @@ func (v *vault) Encrypt([]byte) ([]byte, error) { return nil, errors.New("only p
 func openV1(t *testing.T, v *vault) func(key string, stored []byte) ([]byte, agree.Seal, error) {
 	t.Helper()
 	others := openValue(t)
-	transformer := envelope.NewEnvelopeTransformer(v, 0, func(block cipher.Block) (value.Transformer, error) {
-		return aestransformer.NewGCMTransformer(block)
-	})
+	transformer := envelope.NewEnvelopeTransformer(v, 0, aestransformer.NewGCMTransformer)
 	return func(key string, stored []byte) ([]byte, agree.Seal, error) {
 		sealed, ok := bytes.CutPrefix(stored, []byte("k8s:enc:"+keyV1+":"))
 		if !ok {
@@ -117,7 +115,7 @@ func testKMSv1(t *testing.T) {
 		p.stop()
 	}
 	for _, s := range e.servers {
-		s.WaitUnready(30 * time.Second)
+		s.WaitUnready(time.Minute)
 	}
 	away := e.c.Encodings(secrets)
 	for _, p := range plugins {
@@ -170,7 +168,7 @@ func (e *encrypted) refusesV1(s *cluster.Server) {
 		e.t.Fatal(err)
 	}
 	e.configure(s.Name, keyB, keyV1)
-	cluster.Eventually(e.t, 30*time.Second, "the configuration is refused", func(context.Context) error {
+	cluster.Eventually(e.t, time.Minute, "the configuration is refused", func(context.Context) error {
 		if out := s.Output(); !strings.Contains(out, "The encryption configuration was not loaded") || !strings.Contains(out, `the KMS plugin \"p\" is of apiVersion v1`) {
 			return errors.New("nothing is said of it")
 		}

@@ -279,7 +279,7 @@ spec: {size: %d}
 func kubectlCustomResources(k *kubectl) {
 	k.with(gadgets, "apply", "-f", "-")
 	k.run("wait", "crd/gadgets.kubectl.concord.dev", "--for=condition=Established", "--timeout=30s")
-	cluster.Eventually(k.t, 30*time.Second, "kubectl finds the new resource", func(ctx context.Context) error {
+	cluster.Eventually(k.t, time.Minute, "kubectl finds the new resource", func(ctx context.Context) error {
 		_, stderr, err := k.command(ctx, "", "get", "gadgets")
 		if err != nil {
 			return errors.New(stderr)
@@ -294,7 +294,7 @@ func kubectlCustomResources(k *kubectl) {
 	k.wants(k.run("get", "gadget", "g", "-o", "jsonpath={.spec.size}"), "5")
 	k.wants(k.run("patch", "gadget", "g", "--type=merge", "--subresource=status", "-p", `{"status":{"size":5},"spec":{"size":9}}`), "patched")
 	k.wants(k.run("get", "gadget", "g", "-o", "jsonpath={.spec.size}/{.status.size}"), "5/5")
-	cluster.Eventually(k.t, 30*time.Second, "kubectl explains the new resource", func(ctx context.Context) error {
+	cluster.Eventually(k.t, time.Minute, "kubectl explains the new resource", func(ctx context.Context) error {
 		stdout, stderr, err := k.command(ctx, "", "explain", "gadget.spec.size")
 		if err != nil || !strings.Contains(stdout, "How large it is.") {
 			return errors.New(stdout + stderr)
@@ -346,7 +346,7 @@ spec: {resource: {group: "", resource: configmaps}}
 `, "apply", "-f", "-")
 	k.run("wait", "--for=condition=Succeeded", own, "--timeout=60s")
 	k.wants(k.run("get", own), "RESOURCE", "STATUS", "configmaps", "Succeeded")
-	cluster.Eventually(k.t, 30*time.Second, "events tell of the migration", func(ctx context.Context) error {
+	cluster.Eventually(k.t, time.Minute, "events tell of the migration", func(ctx context.Context) error {
 		stdout, stderr, err := k.command(ctx, "", "describe", own)
 		if err != nil || !strings.Contains(stdout, "Normal  Succeeded") || !strings.Contains(stdout, "objects are in v1") {
 			return errors.New(stdout + stderr)

@@ -61,7 +61,7 @@ func testMigrateCommand(t *testing.T) {
 		t.Errorf("afterwards the dry run says %+v", after)
 	}
 
-	if result := migrate("gadgets"); result.Code != 1 || !strings.Contains(result.Stderr, `"gadgets" is no resource that is stored; these are: `) ||
+	if result := migrate("gadgets"); result.Code != 1 || !strings.Contains(result.Stderr, `"gadgets" is no resource that is stored; `) ||
 		!strings.Contains(result.Stderr, widgets.String()) || strings.Count(result.Stderr, "\n") != 1 {
 		t.Errorf("of an unknown resource it ends with %+v", result)
 	}
@@ -202,7 +202,7 @@ func commands(t *testing.T, s *cluster.Server) *migrationv1alpha1.StorageVersion
 	}
 	var found []*migrationv1alpha1.StorageVersionMigration
 	for i := range list.Items {
-		if m := &list.Items[i]; m.Labels[migrationv1alpha1.MadeByLabel] == "concord-migrate" && migrationv1alpha1.Resource(m) == widgets {
+		if m := &list.Items[i]; m.Labels[migrationv1alpha1.AskedByLabel] == "concord-migrate" && migrationv1alpha1.Resource(m) == widgets {
 			found = append(found, m)
 		}
 	}

@@ -56,7 +56,7 @@ func testHastyFlips(t *testing.T) {
 	writes := c.Load(load.Config{Resources: []load.Resource{widgetsV1}, Pause: 5 * time.Millisecond}, servers...)
 	const flips = 20
 	for i := range flips {
-		cluster.Eventually(t, 30*time.Second, "every server takes writes", acked(writes, servers))
+		cluster.Eventually(t, time.Minute, "every server takes writes", acked(writes, servers))
 		storeWidgetsIn(t, servers[i%3], fmt.Sprint("v", 2-i%2))
 	}
 	t.Logf("settled %v after the last of %d changes", c.WaitSettled().Round(time.Millisecond), flips)
@@ -98,7 +98,7 @@ func testUserMigrations(t *testing.T) {
 			}
 			return fmt.Errorf("conditions %+v, want %s because of %s", m.Status.Conditions, test.ends, test.reason)
 		})
-		cluster.Eventually(t, 30*time.Second, "the migration is counted once", func(context.Context) error {
+		cluster.Eventually(t, time.Minute, "the migration is counted once", func(context.Context) error {
 			if got := endedMigrations(t, s, test.resource)[string(test.ends)]; got != test.counted {
 				return fmt.Errorf("%v migrations of %s are counted as %s", got, test.resource, test.ends)
 			}

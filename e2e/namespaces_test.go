@@ -58,7 +58,7 @@ func testNamespaceDeletion(t *testing.T) {
 	if _, err := kube.Secrets(namespace).Patch(t.Context(), "held", types.MergePatchType, release, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, 30*time.Second, "the namespace goes", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the namespace goes", func(ctx context.Context) error {
 		if _, err := kube.Namespaces().Get(ctx, namespace, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return errors.New("it is there")
 		}

@@ -16,7 +16,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
@@ -108,7 +110,7 @@ func TestEtcdNoSpace(t *testing.T) {
 	})
 	useUp(t, raw)
 	for _, server := range servers {
-		server.WaitUnready(30 * time.Second)
+		server.WaitUnready(time.Minute)
 	}
 	if _, body, err := s.Get(t.Context(), "/readyz?verbose"); err != nil || !strings.Contains(body, "[-]etcd-space") {
 		t.Errorf("readyz says %s %v", body, err)
@@ -122,7 +124,7 @@ func TestEtcdNoSpace(t *testing.T) {
 	}
 	ids := len(servers[0].IDs()) + len(servers[1].IDs())
 	stuck := widgetsIn(t, raw, "v2")
-	time.Sleep(3 * cluster.LeaseDuration) // nothing may happen in a time in which it could
+	cluster.Eventually(t, time.Minute, "every Lease has run out for long", leasesRunOut(s, len(servers)))
 	if found := widgetsIn(t, raw, "v2"); found != stuck || found == objects {
 		t.Errorf("of %d objects in v2 there came to be %d without space", stuck, found)
 	}
@@ -140,6 +142,25 @@ func TestEtcdNoSpace(t *testing.T) {
 	t.Logf("%d lines in the log when there was space again", lines)
 	if now := len(servers[0].IDs()) + len(servers[1].IDs()); now != ids {
 		t.Errorf("%d servers were buried", now-ids)
+	}
+}
+
+// leasesRunOut: servers whose identity Leases are so old would be buried if they were dead.
+func leasesRunOut(s *cluster.Server, want int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		leases, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
+		if err != nil {
+			return err
+		}
+		if len(leases.Items) < want {
+			return fmt.Errorf("there are %d Leases", len(leases.Items))
+		}
+		for _, lease := range leases.Items {
+			if age := time.Since(lease.Spec.RenewTime.Time); age < 3*cluster.LeaseDuration {
+				return fmt.Errorf("%s was renewed %v ago", lease.Name, age)
+			}
+		}
+		return nil
 	}
 }
 

@@ -90,7 +90,7 @@ func TestEtcdAway(t *testing.T) {
 		go func() {
 			sent <- send(context.Background(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", hasty))
 		}()
-		s.WaitUnready(30 * time.Second)
+		s.WaitUnready(time.Minute)
 		answersWithoutEtcd(t, config)
 		fault.end()
 		s.WaitReady()
@@ -101,7 +101,7 @@ func TestEtcdAway(t *testing.T) {
 			first.status == http.StatusCreated && found.status != http.StatusOK {
 			t.Errorf("%s: the write was answered with %v, and a read of it with %v", fault.name, first, found)
 		}
-		cluster.Eventually(t, 30*time.Second, "the server writes again", func(ctx context.Context) error {
+		cluster.Eventually(t, time.Minute, "the server writes again", func(ctx context.Context) error {
 			if a := send(ctx, config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "after-"+fault.name)); a.status != http.StatusCreated {
 				return errors.New(a.String())
 			}
@@ -114,7 +114,7 @@ func TestEtcdAway(t *testing.T) {
 	go func() {
 		late <- send(context.Background(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "late"))
 	}()
-	s.WaitUnready(30 * time.Second)
+	s.WaitUnready(time.Minute)
 	s.Signal(syscall.SIGTERM)
 	result, ended := s.Wait(2 * atOnce)
 	if !ended || result.Code != 0 {

@@ -53,13 +53,13 @@ func TestServicesOfOwnHost(t *testing.T) {
 	}
 	service := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.inside.example.com"}}
 	service.Spec = apiregistrationv1.APIServiceSpec{
-		Group: "inside.example.com", Version: "v1", GroupPriorityMinimum: 1000, VersionPriority: 100, CABundle: encodePEM(hook.ca.cert.Raw),
+		Group: "inside.example.com", Version: "v1", GroupPriorityMinimum: 1000, VersionPriority: 100, CABundle: cluster.EncodePEM(hook.ca.Cert.Raw),
 		Service: &apiregistrationv1.ServiceReference{Namespace: metav1.NamespaceDefault, Name: converterService, Port: ptr.To(int32(port))},
 	}
 	if _, err := registered.APIServices().Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, 30*time.Second, "the APIService says why it is not available", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the APIService says why it is not available", func(ctx context.Context) error {
 		found, err := registered.APIServices().Get(ctx, service.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -76,7 +76,7 @@ func TestServicesOfOwnHost(t *testing.T) {
 	}
 
 	byURL := convertibleCRD(hook).Spec.Conversion
-	cluster.Eventually(t, 30*time.Second, "the webhook is called by its URL", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "the webhook is called by its URL", func(ctx context.Context) error {
 		present := &apiextensionsv1.CustomResourceDefinition{}
 		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(crd), present); err != nil {
 			return err

@@ -228,7 +228,7 @@ func wantResumed(t *testing.T, s *cluster.Server, saved *migrationv1alpha1.Stora
 	id, _ := s.ID()
 	told := regexp.MustCompile(`event="Resumed" migration="` + regexp.QuoteMeta(saved.Name) + `" .*note="` + regexp.QuoteMeta(string(id)) + ` rewrites [^"]*, from ([^"]*)"`)
 	var from string
-	cluster.Eventually(t, 30*time.Second, s.Name+" tells that it goes on", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, s.Name+" tells that it goes on", func(context.Context) error {
 		match := told.FindStringSubmatch(s.Output())
 		if match == nil {
 			return errors.New("it does not")

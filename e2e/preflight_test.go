@@ -81,7 +81,7 @@ func wantUnsafe(t *testing.T, c *cluster.Cluster) {
 			}
 		}
 		table := cluster.Command(t, append([]string{"preflight", "--back-to", "1.35"}, source...)...)
-		if table.Code != 2 || !strings.HasPrefix(table.Stdout, "RESOURCE ") || !strings.Contains(table.Stdout, "1.35 cannot decode certificates.k8s.io/v1 (introduced in 1.37)") ||
+		if table.Code != 2 || !strings.HasPrefix(table.Stdout, "1.35: unsafe\n") || !strings.Contains(table.Stdout, "1.35 cannot decode certificates.k8s.io/v1 (introduced in 1.37") ||
 			!strings.Contains(table.Stderr, "unsafe: ") {
 			t.Errorf("preflight ends with %d and prints\n%s%s", table.Code, table.Stdout, table.Stderr)
 		}

@@ -140,7 +140,7 @@ func (m *migrating) stopAfterTheLast(claimer *cluster.Server, to agree.Encoding)
 // live says whether the resource's migration has not ended.
 func (m *migrating) live(but *cluster.Server) (live bool) {
 	m.t.Helper()
-	cluster.Eventually(m.t, 30*time.Second, "migrations are listed", func(ctx context.Context) error {
+	cluster.Eventually(m.t, time.Minute, "migrations are listed", func(ctx context.Context) error {
 		i := slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return s != but && !s.Ended() })
 		var list migrationv1alpha1.StorageVersionMigrationList
 		if err := m.servers[i].Objects().List(ctx, &list); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,9 +13,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/e2e/cluster"
 )
@@ -188,53 +184,25 @@ func refusesCorrupt(t *testing.T, flags []string, pattern string, damage func(co
 	refused(t, append(flags, "--data-dir", dir), dir, "backup")
 }
 
-// startTLSEtcd starts an etcd that wants certificates of its CA.
-func startTLSEtcd(t *testing.T, tls pairFiles) (endpoint string) {
-	t.Helper()
-	client := url.URL{Scheme: "https", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.FreePort(t)))}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = tls.ca, tls.cert, tls.key
-	cfg.ClientTLSInfo.ClientCertAuth = true
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(etcd.Close)
-	select {
-	case <-etcd.Server.ReadyNotify():
-	case err := <-etcd.Err():
-		t.Fatal(err)
-	case <-time.After(refusalTimeout):
-		t.Fatal("etcd does not become ready")
-	}
-	return client.String()
-}
-
 // A certificate that is refused is told at once: nothing but it is wrong.
 func refusesWrongCA(t *testing.T, flags []string) {
-	ca := newAuthority(t, "etcd-ca")
-	endpoint := startTLSEtcd(t, ca.files("etcd"))
-	client, stranger := ca.files("client"), newAuthority(t, "other-ca").files("client")
+	ca := cluster.NewAuthority(t, "etcd-ca")
+	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
+	client, stranger := ca.Files("client"), cluster.NewAuthority(t, "other-ca").Files("client")
 	with := func(ca, cert, key string) []string {
 		return append(flags, "--etcd-servers", endpoint, "--etcd-cafile", ca, "--etcd-certfile", cert, "--etcd-keyfile", key)
 	}
-	refused(t, with(stranger.ca, client.cert, client.key), "--etcd-cafile must name", "certificate signed by unknown authority")
-	refused(t, with(client.ca, stranger.cert, stranger.key), "--etcd-certfile and --etcd-keyfile must name")
+	refused(t, with(stranger.CA, client.Cert, client.Key), "--etcd-cafile must name", "certificate signed by unknown authority")
+	refused(t, with(client.CA, stranger.Cert, stranger.Key), "--etcd-certfile and --etcd-keyfile must name")
 }
 
 // A server on an etcd with TLS works with the right certificates.
 func TestEtcdWithTLS(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t, "etcd-ca")
-	endpoint := startTLSEtcd(t, ca.files("etcd"))
-	files := ca.files("client")
+	ca := cluster.NewAuthority(t, "etcd-ca")
+	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
+	files := ca.Files("client")
 	c := cluster.NewExternal(t, endpoint)
-	args := strings.Join([]string{"--etcd-cafile", files.ca, "--etcd-certfile", files.cert, "--etcd-keyfile", files.key}, " ")
+	args := strings.Join([]string{"--etcd-cafile", files.CA, "--etcd-certfile", files.Cert, "--etcd-keyfile", files.Key}, " ")
 	c.Start(cluster.Options{Args: args}, "one")[0].Terminate()
 }

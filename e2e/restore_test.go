@@ -25,7 +25,7 @@ import (
 // bump is far more than what may have been written between the backup and the restore.
 const bump = 1_000_000_000
 
-// TestRestore follows ARCHITECTURE.md's rule for backups: stop all servers, restore with
+// TestRestore follows docs/faults.md's rule for backups: stop all servers, restore with
 // a revision bump. No fence revision or resourceVersion of the time before comes again.
 func TestRestore(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)

@@ -69,7 +69,7 @@ func testRotationKilled(t *testing.T) {
 		e.load(s, keyB, keyA, identity)
 	}
 	e.wantNeeded(keyA)
-	cluster.Eventually(t, 30*time.Second, "all servers take writes", acked(writes, e.servers))
+	cluster.Eventually(t, time.Minute, "all servers take writes", acked(writes, e.servers))
 	if n := e.rewrites() - before; n > 0 {
 		t.Errorf("%d objects were rewritten before all servers had the new key", n)
 	}
@@ -94,7 +94,7 @@ func testRotationKilled(t *testing.T) {
 	for _, s := range e.servers {
 		e.load(s, keyB)
 	}
-	cluster.Eventually(t, 30*time.Second, "all servers take writes", acked(writes, e.servers))
+	cluster.Eventually(t, time.Minute, "all servers take writes", acked(writes, e.servers))
 	e.c.CheckLoad(writes.Stop(), disturbed)
 	e.wantReadable(objects)
 	e.c.Check()
@@ -104,7 +104,7 @@ func testRotationKilled(t *testing.T) {
 func (e *encrypted) kill() *cluster.Server {
 	e.t.Helper()
 	var claimer string
-	cluster.Eventually(e.t, 30*time.Second, "a server has claimed the migration", func(ctx context.Context) error {
+	cluster.Eventually(e.t, time.Minute, "a server has claimed the migration", func(ctx context.Context) error {
 		var list migrationv1alpha1.StorageVersionMigrationList
 		if err := e.servers[0].Objects().List(ctx, &list); err != nil {
 			return err
@@ -223,7 +223,7 @@ func testAPIRotation(t *testing.T) {
 		}
 		return nil
 	})
-	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	if left := e.c.Encodings(secrets)[sealed(keyA)]; left < objects {
 		t.Errorf("%d objects are encrypted with the old key before the migration begins, want %d", left, objects)
 	}
@@ -245,7 +245,7 @@ func testAPIRotation(t *testing.T) {
 	for _, s := range e.servers {
 		e.load(s, keyB)
 	}
-	cluster.Eventually(t, 30*time.Second, "both servers take writes", acked(writes, e.servers))
+	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	e.wantNoneLost(writes, objects)
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // graceful is how long an orderly stop may take to be noticed by everybody.
-const graceful = 10 * time.Second
+const graceful = time.Minute
 
 // Three servers on one etcd agree; one that stops in good order is gone from the reports
 // when its process ends, and one that is killed soon after its Lease.

@@ -120,7 +120,7 @@ func skewEvents(t *testing.T, s *cluster.Server) (found []string) {
 func waitEvents(t *testing.T, s *cluster.Server, reasons ...string) {
 	t.Helper()
 	slices.Sort(reasons)
-	cluster.Eventually(t, 30*time.Second, fmt.Sprintf("the events are %v", reasons), func(context.Context) error {
+	cluster.Eventually(t, time.Minute, fmt.Sprintf("the events are %v", reasons), func(context.Context) error {
 		events := skewEvents(t, s)
 		var found []string
 		for _, e := range events {
@@ -186,7 +186,7 @@ func samplesOf(t *testing.T, s *cluster.Server, metric string) map[string]string
 // and the others none.
 func waitGauges(t *testing.T, servers []*cluster.Server, want map[string]string) {
 	t.Helper()
-	cluster.Eventually(t, 30*time.Second, "one server shows the gauges", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "one server shows the gauges", func(context.Context) error {
 		shown := 0
 		for _, s := range servers {
 			found := samplesOf(t, s, "concord_server_skew_")

@@ -42,7 +42,7 @@ func TestStockServersLease(t *testing.T) {
 	const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
 	create(storageversion.NewUpstreamIdentity())
 	create(stock)
-	cluster.Eventually(t, 30*time.Second, "nobody agrees", func(context.Context) error {
+	cluster.Eventually(t, time.Minute, "nobody agrees", func(context.Context) error {
 		if standing := c.Standing(configMaps); standing.Common != "" {
 			return fmt.Errorf("servers agree on %s: %v", standing.Common, c.Reports(configMaps))
 		}
@@ -62,7 +62,7 @@ func TestStockServersLease(t *testing.T) {
 	if err := s.Objects().Create(ctx, m); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, 30*time.Second, "what waits says for whom", func(ctx context.Context) error {
+	cluster.Eventually(t, time.Minute, "what waits says for whom", func(ctx context.Context) error {
 		state := &migrationv1alpha1.StorageState{}
 		if err := s.Objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(configMaps)}, state); err != nil {
 			return err

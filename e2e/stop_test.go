@@ -1,19 +1,25 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
 	"net"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 // soonStopped is what a stop may take beside draining, and what a busy machine adds.
-const soonStopped = 3*time.Second + 4*time.Second
+const soonStopped = 3*time.Second + 2*time.Second
 
 // A server that embeds etcd stops soon, with a watch open and a connection that asks nothing.
 func TestStopsSoon(t *testing.T) {
@@ -44,4 +50,41 @@ func TestStopsSoon(t *testing.T) {
 	if t.Logf("stopped after %v", took); took > soonStopped {
 		t.Errorf("a stop took %v", took)
 	}
+}
+
+// A server that stops gives up what it was elected to, so that another one goes on at once.
+func TestElectionsGivenUp(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	elected := c.Start(cluster.Options{}, "one")[0]
+	leases := elected.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace)
+	locks := []string{"concord-controllers", "concord-controllers-storagemigration", "concord-kubernetes-controllers"}
+	cluster.Eventually(t, time.Minute, "it is elected", func(ctx context.Context) error {
+		for _, lock := range locks {
+			if lease, err := leases.Get(ctx, lock, metav1.GetOptions{}); err != nil || ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
+				return fmt.Errorf("%s: %+v, %w", lock, lease, err)
+			}
+		}
+		return nil
+	})
+	next := c.Start(cluster.Options{}, "two")[0]
+	watch, err := next.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	elected.Terminate()
+	kept, deadline := sets.New(locks...), time.After(time.Minute)
+	for kept.Len() > 0 {
+		select {
+		case event := <-watch.ResultChan():
+			if lease, ok := event.Object.(*coordinationv1.Lease); ok && ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
+				kept.Delete(lease.Name)
+			}
+		case <-deadline:
+			t.Fatalf("never given up: %v", sets.List(kept))
+		}
+	}
+	c.WaitSettled()
+	c.Check()
 }

@@ -139,14 +139,15 @@ func loggedFailures(servers []*cluster.Server, gr schema.GroupResource) sets.Set
 
 // Values that are no objects are counted, the first hundred named, and all others are
 // migrated, built-in and custom ones, also when the server that does it is killed in the
-// middle. What has met them goes on when they are gone.
+// middle. What has met them goes on when they are gone. (Of resources that admission reads no
+// object may be broken: kube-apiserver does not become ready then.)
 func testBrokenObjects(t *testing.T) {
 	const broken = 130
 	c := cluster.New(t)
-	servers := c.Start(cluster.Options{Emulation: "1.36"}, "one", "two")
+	servers := c.Start(cluster.Options{Emulation: "1.36", Args: betas}, "one", "two")
 	createWidgets(t, "v1", servers...)
 	fill(t, servers[0], widgetsV1, engineObjects)
-	fill(t, servers[0], load.Policies(), stored)
+	fill(t, servers[0], load.Bundles(certificate(t)), stored)
 	c.WaitSettled()
 	garbage := []string{
 		"k8s\x00 this is not protobuf",
@@ -167,9 +168,11 @@ func testBrokenObjects(t *testing.T) {
 		}
 	}
 	put(widgets, metav1.NamespaceDefault, broken)
-	put(policies, "", len(garbage))
+	put(bundles, "", len(garbage))
+	upgraded := atRate(300)
+	upgraded.MinCompatibility, upgraded.Args = "1.37", upgraded.Args+" "+betas
 	for _, s := range servers {
-		s.Restart(atRate(300))
+		s.Restart(upgraded)
 	}
 	storeWidgetsIn(t, servers[0], "v2")
 	m := &migrating{t: t, c: c, servers: servers, resource: widgetsV1}
@@ -180,7 +183,7 @@ func testBrokenObjects(t *testing.T) {
 	claimer.Start()
 	claimer.WaitReady()
 
-	for gr, n := range map[schema.GroupResource]int{widgets: broken, policies: len(garbage)} {
+	for gr, n := range map[schema.GroupResource]int{widgets: broken, bundles: len(garbage)} {
 		failed := waitFailedMigration(t, servers[0], gr, func(p migrationv1alpha1.MigrationProgress) bool { return int(p.Failed) == n })
 		if named := len(failed.Status.Failures); named != min(n, migrationv1alpha1.MaxFailures) {
 			t.Errorf("%d of %d broken objects of %s are named", named, n, gr)
@@ -195,8 +198,8 @@ func testBrokenObjects(t *testing.T) {
 		}
 	}
 	wantEncoding(t, c, widgets, widgetEncoding("v2"), engineObjects)
-	wantEncoding(t, c, policies, policyV1, stored)
-	for gr, encoding := range map[schema.GroupResource]string{widgets: string(widgetEncoding("v2")), policies: string(policyV1)} {
+	wantEncoding(t, c, bundles, "certificates.k8s.io/v1", stored)
+	for gr, encoding := range map[schema.GroupResource]string{widgets: string(widgetEncoding("v2")), bundles: "certificates.k8s.io/v1"} {
 		if standing := c.Standing(gr); slices.Equal(standing.Stored, []string{encoding}) {
 			t.Errorf("the stored set of %s is %v though objects could not be migrated", gr, standing.Stored)
 		}

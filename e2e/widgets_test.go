@@ -71,7 +71,7 @@ func createCRD(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, serv
 		t.Fatal(err)
 	}
 	for _, s := range servers {
-		cluster.Eventually(t, 30*time.Second, s.Name+" serves the custom resource", func(ctx context.Context) error {
+		cluster.Eventually(t, time.Minute, s.Name+" serves the custom resource", func(ctx context.Context) error {
 			_, err := s.Dynamic().Resource(schema.ParseGroupResource(crd.Name).WithVersion("v2")).List(ctx, metav1.ListOptions{Limit: 1})
 			return err
 		})

@@ -11,9 +11,9 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Action is something to do. Actions are done in the order in which Decide returns them.
-// After one that failed only those are done that do not depend on it, see Dependent; after
-// one that found what it was decided on changed, none.
+// Action is one write, or a wait. Actions are done in the order in which Decide returns them.
+// After one that failed only those follow that do not depend on it, see Dependent; after a
+// conflict, none.
 type Action interface {
 	fmt.Stringer
 	action()
@@ -44,21 +44,24 @@ type (
 	}
 	// DeleteMigration deletes a migration that the trigger made.
 	DeleteMigration struct{ Name, Why string }
+	// ResetMigration has a migration that the trigger made begin anew, without a Target and as
+	// a user's, who has paused it.
+	ResetMigration struct{ Name, Why string }
 	// EndMigration sets a migration Failed, if it is as observed.
 	EndMigration struct {
 		Name   string
 		Reason Reason
 		Why    string
 	}
-	// TellWaiting has a migration that did not begin say what it waits for. Begins says that
-	// it told nothing of the kind before.
+	// TellWaiting writes into a migration's condition why it has not begun. Begins says that
+	// the condition was not there before.
 	TellWaiting struct {
 		Name, Why string
 		Begins    bool
 	}
-	// Prune sets a CRD's status.storedVersions to what Target says, if, read in this
-	// order, the CRD stores it and the StorageVersion still has Target, and with the CRD's
-	// resourceVersion.
+	// Prune sets a CRD's status.storedVersions to the Target's version, with the CRD's
+	// resourceVersion, if the CRD stores that version and the StorageVersion, read after the
+	// CRD, still has Target.
 	Prune struct {
 		CRD    string
 		Target Target
@@ -85,10 +88,16 @@ const (
 	AgreementLost Reason = "AgreementLost"
 	// StorageVersionChanged: the agreement is another than the migration's.
 	StorageVersionChanged Reason = "StorageVersionChanged"
+	// BegunElsewhere: another migrator, such as kube-storage-version-migrator, has begun it.
+	BegunElsewhere Reason = "BegunElsewhere"
+	// Unproven: it said that it had succeeded, and objects are stored in other encodings.
+	Unproven Reason = "NotProven"
 	// ResourceNotFound: no server knows the resource.
 	ResourceNotFound Reason = "ResourceNotFound"
 	// NotManaged: the resource is served, but nobody reports how it is stored.
 	NotManaged Reason = "NotManaged"
+	// VersionNotServed: the migration names a version in which no server serves the resource.
+	VersionNotServed Reason = "VersionNotServed"
 )
 
 func (WriteState) action()      {}
@@ -96,6 +105,7 @@ func (DeleteState) action()     {}
 func (CreateMigration) action() {}
 func (AdoptMigration) action()  {}
 func (DeleteMigration) action() {}
+func (ResetMigration) action()  {}
 func (EndMigration) action()    {}
 func (TellWaiting) action()     {}
 func (Prune) action()           {}
@@ -121,6 +131,10 @@ func (a AdoptMigration) String() string {
 
 func (a DeleteMigration) String() string {
 	return fmt.Sprintf("delete migration %s: %s", a.Name, a.Why)
+}
+
+func (a ResetMigration) String() string {
+	return fmt.Sprintf("reset migration %s, which is paused: %s", a.Name, a.Why)
 }
 
 func (a EndMigration) String() string {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -11,10 +12,10 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Decide says what to do about one resource, in order. What the StorageState says is
-// written first and alone: the look after it decides about migrations. So no migration
-// is made that the state does not know of. Only a state that is missing is written last,
-// when the migrations made before are gone.
+// Decide returns the actions for one resource, in order. The StorageState is written first and
+// alone, and the next call, with the state as written, decides about migrations: so no migration
+// exists that the StorageState does not account for. Only a missing StorageState is written
+// last, when the migrations made before are deleted.
 func Decide(o Observation) []Action {
 	o.Migrations = slices.Clone(o.Migrations)
 	slices.SortFunc(o.Migrations, func(a, b Migration) int { return cmp.Compare(a.Name, b.Name) })
@@ -71,15 +72,56 @@ func nextState(o Observation) State {
 		next.Why = sv.disagreement()
 	}
 	switch {
+	case o.State == nil && o.Policy.Initial != nil:
+		next.Stored = add(o.Policy.Initial, sv.History.Reported()...)
 	case old.Of.UID != sv.UID:
 		next.Stored = add(old.Stored, Unknown)
-	case agreed && old.Of == target.Ref && succeeded(o.Migrations, target):
+	case agreed && old.Of == target.Ref && succeeded(o.Migrations, target) && o.proves(target):
 		next.Stored = []agree.Encoding{target.Encoding}
 	default:
 		next.Stored = add(old.Stored, sv.History.Since(old.Of.Epoch)...)
 	}
+	if o.Census != nil {
+		next.Stored = add(next.Stored, o.Census.Found...)
+	}
 	next.Removable = removable(sv.History, next.Stored)
 	return next
+}
+
+// Counts returns the target for which the stored values have to be counted before Decide can
+// make the stored set one encoding, or shrink storedVersions. The StorageState and the migration
+// alone do not prove it: somebody may have edited them.
+func Counts(o Observation) (Target, bool) {
+	if o.State == nil || o.State.Forged || o.StorageVersion == nil {
+		return Target{}, false
+	}
+	target, agreed := o.StorageVersion.Agreement()
+	if !agreed || o.State.Of != target.Ref || o.Census != nil && o.Census.Of == target {
+		return Target{}, false
+	}
+	if o.State.Only(target.Encoding) {
+		return target, prunes(o, target)
+	}
+	return target, succeeded(o.Migrations, target)
+}
+
+// Believed returns the observation as if the count had found nothing else, for clusters whose
+// stored values nobody can read.
+func Believed(o Observation) Observation {
+	if target, counts := Counts(o); counts {
+		o.Census = &Census{Of: target}
+	}
+	return o
+}
+
+// proves says whether a count has found nothing but the target's encoding.
+func (o Observation) proves(target Target) bool {
+	return o.Census != nil && o.Census.Of == target && len(o.Census.Found) == 0
+}
+
+// refutes says whether a count has found something else.
+func (o Observation) refutes(target Target) bool {
+	return o.Census != nil && o.Census.Of == target && len(o.Census.Found) > 0
 }
 
 // succeeded says whether a migration for exactly this target succeeded.
@@ -105,7 +147,16 @@ func decideMigrations(o Observation, target Target) []Action {
 	var stale, starts []Action
 	var tries attempts
 	for _, m := range o.Migrations {
+		if why := unserved(o, m); why != "" && m.Phase == Pending && m.Target != target {
+			stale = append(stale, EndMigration{Name: m.Name, Reason: VersionNotServed, Why: why})
+			continue
+		}
 		switch {
+		case m.Target == target && m.Phase == Succeeded && o.refutes(target):
+			stale = append(stale, EndMigration{Name: m.Name, Reason: Unproven,
+				Why: "objects are stored in " + agree.Join(o.Census.Found) + " nevertheless"})
+			tries.count(m)
+			tries.live = true // until it counts as failed
 		case m.Target == target:
 			tries.count(m)
 		case m.Made:
@@ -113,12 +164,15 @@ func decideMigrations(o Observation, target Target) []Action {
 		case m.Phase == Pending:
 			// A migration that did not begin can be given another target.
 			starts = append(starts, AdoptMigration{Name: m.Name, Target: target})
+		case m.Phase == Running && m.Target == (Target{}) && o.Policy.TakeOver:
+			stale = append(stale, EndMigration{Name: m.Name, Reason: BegunElsewhere,
+				Why: "another migrator has begun it, and does not tell what it counts for: it is done anew where it is needed"})
 		case m.Phase == Running && m.Target != (Target{}):
 			stale = append(stale, EndMigration{Name: m.Name, Reason: StorageVersionChanged,
 				Why: fmt.Sprintf("it was made for %s, servers now agree on %s", m.Target, target)})
 		}
 	}
-	if len(starts) == 0 && !tries.live && !o.State.Only(target.Encoding) {
+	if len(starts) == 0 && !tries.live && !o.State.Only(target.Encoding) && o.Policy.Manual == "" {
 		wait := tries.wait(o.Now)
 		if wait > 0 {
 			return append(stale, Wait{For: wait, Why: fmt.Sprintf("%s before another migration", plural(tries.failures, "failure"))})
@@ -129,6 +183,24 @@ func decideMigrations(o Observation, target Target) []Action {
 		return append(stale, Wait{For: wait, Why: "servers are still starting", Starting: true})
 	}
 	return append(stale, starts...)
+}
+
+// unserved says that a user's migration names a version in which no server serves the resource;
+// "" if it does not, or that is not known.
+func unserved(o Observation, m Migration) string {
+	var served []string
+	for _, r := range o.StorageVersion.Reports {
+		for _, gv := range r.Served {
+			if version := versionOf(agree.Encoding(gv)); groupOf(gv) == o.Resource.Group && !slices.Contains(served, version) {
+				served = append(served, version)
+			}
+		}
+	}
+	if m.Made || m.Version == "" || len(served) == 0 || slices.Contains(served, m.Version) {
+		return ""
+	}
+	slices.Sort(served)
+	return fmt.Sprintf("no server serves %s in version %q of spec.resource, but in %s: name one of these, or none, since it does not choose the encoding", o.Resource, m.Version, strings.Join(served, ", "))
 }
 
 // attempts sums up the migrations made for one target.
@@ -215,11 +287,20 @@ func decideLost(o Observation) []Action {
 	return actions
 }
 
-// decidePrune tells a CRD that no other encoding is stored any more.
+// prunes says whether a CRD's storedVersions are more than the target's, and neither on hold nor
+// to be kept.
+func prunes(o Observation, target Target) bool {
+	return o.CRD != nil && !o.CRD.Held && o.CRD.Storage == target.Encoding.Plain() && o.Policy.KeepStored == "" &&
+		!slices.Equal(o.CRD.StoredVersions, []agree.Encoding{target.Encoding.Plain()})
+}
+
+// decidePrune tells a CRD that no other encoding is stored any more, unless that is on hold.
 func decidePrune(o Observation, target Target) []Action {
-	if o.CRD == nil || !o.State.Only(target.Encoding) || o.CRD.Storage != target.Encoding.Plain() ||
-		slices.Equal(o.CRD.StoredVersions, []agree.Encoding{target.Encoding.Plain()}) {
+	if !o.State.Only(target.Encoding) || !prunes(o, target) || !o.proves(target) {
 		return nil
+	}
+	if o.Policy.PruneIn > 0 {
+		return []Action{Wait{For: o.Policy.PruneIn, Why: "storedVersions are kept for a while after the proof"}}
 	}
 	return []Action{Prune{CRD: o.CRD.Name, Target: target}}
 }
@@ -299,7 +380,10 @@ func decideUnreported(o Observation) []Action {
 func deleteMade(o Observation, why string) []Action {
 	var actions []Action
 	for _, m := range o.Migrations {
-		if m.Made {
+		switch {
+		case m.Made && m.Paused && !m.Phase.Final():
+			actions = append(actions, ResetMigration{Name: m.Name, Why: why})
+		case m.Made:
 			actions = append(actions, DeleteMigration{Name: m.Name, Why: why})
 		}
 	}

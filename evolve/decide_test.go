@@ -117,6 +117,11 @@ var decisions = []struct {
 		[]string{"delete migration m: the resource has no StorageState"},
 	},
 	{
+		"one that a user has paused stays, and stays paused, for what is agreed on later",
+		Observation{StorageVersion: at(3, "batch/v1"), Migrations: []Migration{done, {Name: "p", Made: true, Paused: true, Phase: Running, Target: running.Target}}},
+		[]string{"delete migration m: the resource has no StorageState", "reset migration p, which is paused: the resource has no StorageState"},
+	},
+	{
 		"agreement needs both the common encoding and the history",
 		Observation{StorageVersion: func() *StorageVersion { sv := at(3, "batch/v1", "batch/v2"); sv.Common = "batch/v1"; return sv }(),
 			State: because(state(3, Unknown, "batch/v1", "batch/v2"), differ)},
@@ -146,6 +151,53 @@ func TestDecide(t *testing.T) {
 			test.o.Now = now
 		}
 		test.o.Resource = decided
+		var got []string
+		for _, a := range Decide(Believed(test.o)) {
+			got = append(got, a.String())
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s\n got: %s\nwant: %s", test.sentence, strings.Join(got, "; "), strings.Join(test.want, "; "))
+		}
+	}
+}
+
+// TestCounts: what a stored set or storedVersions lose is counted first; what is found is added
+// and migrated, whatever a success or a StorageState says.
+func TestCounts(t *testing.T) {
+	target := done.Target
+	crd := func(stored ...agree.Encoding) *CRD {
+		return &CRD{Name: "c", Storage: "batch/v1", Versions: []agree.Encoding{"batch/v1", "batch/v1beta1"}, StoredVersions: stored}
+	}
+	found := &Census{Of: target, Found: []agree.Encoding{"batch/v1beta1"}}
+	for _, test := range []struct {
+		sentence string
+		o        Observation
+		counts   bool
+		want     []string
+	}{
+		{"a success is not believed without a count",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"), Migrations: []Migration{done}}, true,
+			[]string{"create migration cronjobs.batch-sv-3-2 to batch/v1@sv/3, attempt 2"}},
+		{"nor one that a count refutes: it failed",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"), Migrations: []Migration{done}, Census: found}, false,
+			[]string{"fail migration m: NotProven: objects are stored in batch/v1beta1 nevertheless"}},
+		{"a StorageState of one encoding is not believed where storedVersions would shrink",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1"), CRD: crd("batch/v1beta1", "batch/v1")}, true, nil},
+		{"what is found is in the stored set",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1"), CRD: crd("batch/v1beta1", "batch/v1"), Census: found}, false,
+			[]string{"write state sv/3 stored [batch/v1,batch/v1beta1] current batch/v1"}},
+		{"nothing found is proof",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1"), CRD: crd("batch/v1beta1", "batch/v1"), Census: &Census{Of: target}}, false,
+			[]string{"prune storedVersions of c to batch/v1@sv/3"}},
+		{"of that agreement only",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1"), CRD: crd("batch/v1beta1", "batch/v1"), Census: &Census{Of: Target{Ref: Ref{"sv", 1}, Encoding: "batch/v1"}}}, true, nil},
+		{"where nothing shrinks nothing is counted",
+			Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1"), CRD: crd("batch/v1"), Migrations: []Migration{done}}, false, nil},
+	} {
+		test.o.Now, test.o.Resource, test.o.State.Custom = now, decided, test.o.CRD != nil
+		if of, counts := Counts(test.o); counts != test.counts || counts && of != target {
+			t.Errorf("%s: counts %v, for %s", test.sentence, counts, of)
+		}
 		var got []string
 		for _, a := range Decide(test.o) {
 			got = append(got, a.String())

@@ -10,12 +10,12 @@ import (
 // discoveredUID begins the uid of what stands for a StorageVersion where there is none.
 const discoveredUID = "discovery-"
 
-// Discovered returns what stands for a StorageVersion in an Observation on a cluster
-// without them (DESIGN 3.5): shown is the encoding that the discovery document shows,
-// state what is stored, nil if nothing, and start when this trigger began to look, which
-// it does every DiscoveryPeriod. The uid names the time from which on somebody has looked
-// so often, and the epoch counts the changes seen since. As KEP-2343 says, a change that is
-// taken back within one period is not seen.
+// Discovered makes a StorageVersion for the Observation of a cluster without them (DESIGN 3.5).
+// shown is the encoding in the discovery document, state the StorageState, nil if there is none,
+// and start the time at which this trigger began to ask for discovery, once in a
+// DiscoveryPeriod. The uid tells since when the document was read without a gap, and the epoch
+// counts the changes seen since. As KEP-2343 says, a change that is taken back within one period
+// is not seen.
 func Discovered(state *State, shown agree.Encoding, start time.Time) *StorageVersion {
 	of := Ref{UID: discoveredUID + start.UTC().Format(time.RFC3339), Epoch: 1}
 	if state != nil && strings.HasPrefix(state.Of.UID, discoveredUID) && !Recreate(state.Heartbeat, start) {

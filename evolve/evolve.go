@@ -1,7 +1,7 @@
-// Package evolve decides how the stored encodings of a resource come to be one: what its
-// StorageState says, and when a migration is made, adopted, aborted or counted
-// (KEP-2343, and KEP-2339 "Consuming the StorageVersion API"). It is pure: an
-// Observation in, Actions out, no clock, I/O or goroutine; the time is an argument.
+// Package evolve decides on StorageStates and StorageVersionMigrations (KEP-2343, and KEP-2339
+// "Consuming the StorageVersion API"): the content of a resource's StorageState, and when a
+// migration is made, adopted, aborted or counted as a success. It is pure: an Observation in,
+// Actions out, no clock, I/O or goroutine; the time is an argument.
 package evolve
 
 import (
@@ -28,9 +28,9 @@ type Ref struct {
 // String prints "uid/epoch".
 func (r Ref) String() string { return fmt.Sprintf("%s/%d", r.UID, r.Epoch) }
 
-// Target is what a migration counts for: the encoding that all servers agreed on, and
-// the StorageVersion and epoch of that agreement. The zero Target is none: a migration
-// without a Target never counts.
+// Target is the goal of a migration: the encoding that all servers agreed on, and the
+// StorageVersion and epoch of that agreement. Its success counts only for that Target. The zero
+// Target is none, as of a user's migration that was not adopted.
 type Target struct {
 	Ref
 	Encoding agree.Encoding
@@ -44,7 +44,7 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s@%s", t.Encoding, t.Ref)
 }
 
-// StorageVersion is what is read of the resource's StorageVersion.
+// StorageVersion holds the fields of a StorageVersion that decisions need.
 type StorageVersion struct {
 	UID     string
 	History agree.History
@@ -59,8 +59,8 @@ type StorageVersion struct {
 // Ref returns the StorageVersion and its epoch.
 func (sv *StorageVersion) Ref() Ref { return Ref{UID: sv.UID, Epoch: sv.History.Epoch} }
 
-// Agreement returns what all servers agree on, and at which epoch. The object must say
-// so twice, in its common encoding and in its history.
+// Agreement returns the encoding that all servers agree on, with the epoch. There is none
+// unless the common encoding and the history name the same.
 func (sv *StorageVersion) Agreement() (Target, bool) {
 	if sv.Common == "" || !slices.Equal(sv.History.Reported(), []agree.Encoding{sv.Common}) {
 		return Target{}, false
@@ -82,10 +82,10 @@ func (sv *StorageVersion) disagreement() string {
 	}
 }
 
-// State is what a StorageState says.
+// State holds the content of a StorageState.
 type State struct {
-	// Of is what the rest is computed for; zero in an object that was created and not
-	// written since. Its epoch never goes back for one uid.
+	// Of is the StorageVersion, at its epoch, that the other fields were computed from; zero
+	// in an object that was just created. Its epoch never goes back for one uid.
 	Of Ref
 	// Stored is the stored set, in the order in which encodings entered it.
 	// Invariant: it holds Unknown, or every encoding reported at Of.
@@ -101,7 +101,7 @@ type State struct {
 	Heartbeat time.Time
 	// Custom says that the resource was seen to be a custom resource.
 	Custom bool
-	// Forged says that what was observed contradicts itself: somebody has edited it.
+	// Forged says that the fields contradict each other: somebody has edited the object.
 	Forged bool
 }
 
@@ -139,28 +139,44 @@ func (p Phase) String() string {
 // Final says whether the migration has ended.
 func (p Phase) Final() bool { return p == Succeeded || p == Failed }
 
-// Migration is what is read of a StorageVersionMigration.
+// Migration holds the fields of a StorageVersionMigration that decisions need.
 type Migration struct {
 	Name   string
 	Target Target
 	Phase  Phase
 	// Made says that the trigger made it, and not a user.
 	Made bool
+	// Paused says that a user has it rest.
+	Paused bool
 	// Attempt counts the migrations made for one Target, from 1; 0 for a user's.
 	Attempt int
-	// Waiting is what it says that it waits for, if it does.
+	// Version is the version in spec.resource, in which the resource is served; may be empty.
+	Version string
+	// Waiting is the message of the condition that says why it has not begun; may be empty.
 	Waiting string
 	// Created is when the object was created, Ended when it became final.
 	Created, Ended time.Time
 }
 
-// CRD is what is read of a custom resource's definition.
+// CRD holds the fields of a CustomResourceDefinition that decisions need.
 type CRD struct {
 	Name string
 	// Storage is the version that the spec says to store.
 	Storage agree.Encoding
 	// Versions are those of the spec, and StoredVersions is status.storedVersions, as encodings.
 	Versions, StoredVersions []agree.Encoding
+	// Held says that somebody postpones the cut-over: nothing is pruned meanwhile.
+	Held bool
+}
+
+// Census is the result of a count of all stored values that began when Of was agreed on. While
+// that agreement lasts nobody writes another encoding, so that an encoding which the count did
+// not find is not stored.
+type Census struct {
+	Of Target
+	// Found are the encodings but Of's that values are in, sorted: Unknown for those that cannot
+	// be read, or are not encrypted with Of's key.
+	Found []agree.Encoding
 }
 
 // Existence is whether discovery knows a resource.
@@ -185,7 +201,7 @@ type Starting struct {
 
 // Observation is all that a decision about one resource is made from. The StorageState
 // was read first, then the StorageVersion, then everything else (section 3.5): so
-// StorageVersion is at least as new as what State was computed from.
+// StorageVersion is at least as new as the one that State was computed from.
 type Observation struct {
 	Resource schema.GroupResource
 	Now      time.Time
@@ -198,7 +214,25 @@ type Observation struct {
 	CRD *CRD
 	// Existence needs to be looked up only without a StorageVersion.
 	Existence Existence
+	// Census is nil where the stored values were not counted.
+	Census *Census
 	// Starting is a hint: migrations that would begin now wait for these servers, for at
 	// most one Lease duration.
 	Starting []Starting
+	Policy   Policy
+}
+
+// Policy restricts the trigger: by a user's choice, or beside servers that do not report, of
+// which less is known. The zero Policy restricts nothing.
+type Policy struct {
+	// Initial is the stored set of a new StorageState, beside the encodings reported; nil for
+	// Unknown.
+	Initial []agree.Encoding
+	// Manual says why no migration is made unless somebody asks for one; empty if it is.
+	Manual string
+	// TakeOver has migrations ended that another migrator has begun.
+	TakeOver bool
+	// KeepStored says why a CRD's storedVersions are not pruned, PruneIn for how long not.
+	KeepStored string
+	PruneIn    time.Duration
 }

@@ -11,7 +11,7 @@ import (
 // Identity is the key of objects that are stored as they are, as the provider is called.
 const Identity = "identity"
 
-// KeyOf names what objects in an encoding are encrypted with: its Seal, Identity, or Unknown.
+// KeyOf names the encryption key of objects in an encoding: its Seal, Identity, or Unknown.
 func KeyOf(e agree.Encoding) string {
 	switch {
 	case e == Unknown:

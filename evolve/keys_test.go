@@ -47,7 +47,7 @@ func TestRemovable(t *testing.T) {
 			if r.IntN(3) == 0 && done == nil {
 				continue // the trigger does not look
 			}
-			next := nextState(Observation{State: state, StorageVersion: sv, Migrations: done})
+			next := nextState(Believed(Observation{State: state, StorageVersion: sv, Migrations: done}))
 			state = &next
 			for e := range may {
 				if slices.Contains(state.Removable, KeyOf(e)) {

@@ -131,6 +131,7 @@ func (h *history) look(t *trigger) {
 		if h.tamper.observe != nil {
 			h.tamper.observe(&t.o)
 		}
+		t.o = Believed(t.o)
 		t.todo = Decide(t.o)
 	default:
 		if len(t.todo) == 0 {

@@ -2,11 +2,11 @@ package evolve
 
 import "github.com/concord-dev/concord/agree"
 
-// StoredSet returns the encodings that objects may be stored in, for a reader that is
-// not the trigger and changes nothing: the state's stored set, and what follows from a
-// StorageVersion that the state was not computed for (invariant I1). It holds Unknown
-// where objects may have encodings that nobody can name. Either argument may be nil: the
-// object does not exist, or cannot be read. The state was read first.
+// StoredSet returns the encodings that objects may be stored in, for a reader such as a starting
+// server: the stored set of the StorageState, and the encodings that the StorageVersion says
+// were reported since (invariant I1). It holds Unknown where objects may have encodings that
+// nobody can name. Either argument may be nil: the object does not exist, or cannot be read. The
+// StorageState was read first.
 func StoredSet(state *State, sv *StorageVersion) []agree.Encoding {
 	var stored State
 	if state != nil {

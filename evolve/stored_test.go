@@ -14,6 +14,8 @@ func TestStoredSet(t *testing.T) {
 		return &State{Of: Ref{UID: uid, Epoch: epoch}, Stored: stored}
 	}
 	v1 := history(1, map[agree.Encoding]int64{"g/v1": 1})
+	forgetful := history(3, map[agree.Encoding]int64{"g/v3": 3})
+	forgetful.History.Forgotten = 2
 	for name, test := range map[string]struct {
 		state *State
 		sv    *StorageVersion
@@ -24,6 +26,8 @@ func TestStoredSet(t *testing.T) {
 		"no StorageVersion":               {state("u", 1, "g/v1"), nil, "g/v1,Unknown"},
 		"at the same epoch":               {state("u", 1, "g/v1"), v1, "g/v1"},
 		"behind by a moment":              {state("u", 1, "g/v1"), history(3, map[agree.Encoding]int64{"g/v1": 3, "g/v2": 2}), "g/v1,g/v2"},
+		"behind by what is forgotten":     {state("u", 1, "g/v1"), forgetful, "g/v1,Unknown,g/v3"},
+		"not behind what is forgotten":    {state("u", 2, "g/v1"), forgetful, "g/v1,g/v3"},
 		"all servers have left":           {state("u", 1, "g/v1"), history(2, map[agree.Encoding]int64{"g/v1": 1}), "g/v1"},
 		"another StorageVersion":          {state("other", 1, "g/v2"), v1, "g/v2,Unknown,g/v1"},
 		"the epoch went back":             {state("u", 9, "g/v2"), v1, "g/v2,Unknown,g/v1"},

@@ -121,6 +121,10 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 			Name: a.Name, Target: a.Target, Made: true, Attempt: a.Attempt, Created: w.now}}
 	case DeleteMigration:
 		delete(w.migrations, a.Name)
+	case ResetMigration:
+		return w.change(a.Name, revs[a.Name], func(m *Migration) {
+			m.Target, m.Phase, m.Made, m.Attempt, m.Waiting = Target{}, Pending, false, 0, ""
+		})
 	case AdoptMigration:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target, m.Waiting = a.Target, "" })
 	case TellWaiting:
@@ -169,7 +173,7 @@ func (w *world) look() []Action {
 	stateRev := w.observeState(&o)
 	w.observeVersion(&o)
 	revs := w.observeRest(&o)
-	actions := Decide(o)
+	actions := Decide(Believed(o))
 	for _, a := range actions {
 		if err := w.apply(a, stateRev, revs); err != nil {
 			panic(fmt.Sprintf("%s: %v", a, err))

@@ -37,10 +37,10 @@ func (a attempt) judge(fenceRevision int64) outcome {
 	}
 }
 
-// readAttempt takes a transaction's response apart; revision is etcd's after it, and reads
-// the number of gets in its Else branch: the StorageVersion and, if asked for, the object.
-func readAttempt(resp *clientv3.TxnResponse, revision int64, reads int) (attempt, error) {
-	a := attempt{succeeded: resp.Succeeded, revision: revision}
+// readAttempt takes a transaction's response apart; reads is the number of gets in its Else
+// branch: the StorageVersion and, if asked for, the object.
+func readAttempt(resp *clientv3.TxnResponse, reads int) (attempt, error) {
+	a := attempt{succeeded: resp.Succeeded, revision: resp.Header.Revision}
 	if resp.Succeeded {
 		return a, nil
 	}

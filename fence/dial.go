@@ -21,6 +21,8 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/klog/v2"
+
+	_ "github.com/concord-dev/concord/grpclimit" // watches and writes share the connection
 )
 
 const (

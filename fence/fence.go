@@ -6,10 +6,6 @@
 // report for that encoding was seen. A server that is not in the StorageVersion, or is
 // in it with another encoding, cannot write, however late the request arrives. Deletes
 // write no value and carry no fence.
-//
-// A rewrite writes many objects in one transaction, and so do concurrent updates of a
-// migration through the API. The library's watch cache does not know of such transactions;
-// the stores see to it that no watch misses a part of one.
 package fence
 
 import (
@@ -49,7 +45,7 @@ type Permits interface {
 // DefaultForwardTimeout is Config.ForwardTimeout's default.
 const DefaultForwardTimeout = 5 * time.Second
 
-// Config is what New needs.
+// Config configures a Fence.
 type Config struct {
 	// Client is the connection that all stores share, and not one to an etcd in this process,
 	// which has none. It stays its owner's to close, after Fence.Close.
@@ -61,12 +57,6 @@ type Config struct {
 	Unfenced sets.Set[schema.GroupResource]
 	// Uncached names the resources that never get a watch cache, like events upstream.
 	Uncached sets.Set[schema.GroupResource]
-	// Renames says that a custom resource is converted by name only, so that an object's form
-	// in one version depends on nothing but what is stored. Nil means that it is not known.
-	Renames func(schema.GroupResource) bool
-	// SameSchema says that all its versions have the same schema, so that what one of them
-	// has made of an object no other one changes. Nil means that it is not known.
-	SameSchema func(schema.GroupResource) bool
 	// CompactionInterval is how often old revisions are compacted; 0 means never.
 	CompactionInterval time.Duration
 	// ForwardTimeout bounds how long a call on a superseded store waits for the newer
@@ -104,13 +94,10 @@ type Fence struct {
 	permits        Permits
 	unfenced       sets.Set[schema.GroupResource]
 	uncached       sets.Set[schema.GroupResource]
-	renames        func(schema.GroupResource) bool
-	sameSchema     func(schema.GroupResource) bool
 	forwardTimeout time.Duration
 	clock          clock.WithTicker
 	versions       *storageVersions
 	registry       *registry
-	written        *written
 }
 
 type stoppableCompactor interface {
@@ -127,12 +114,6 @@ func New(cfg Config) (*Fence, error) {
 		cfg.Unfenced = storageversion.Unfenced()
 	}
 	cfg.ForwardTimeout = cmp.Or(cfg.ForwardTimeout, DefaultForwardTimeout)
-	if cfg.Renames == nil {
-		cfg.Renames = func(schema.GroupResource) bool { return false }
-	}
-	if cfg.SameSchema == nil {
-		cfg.SameSchema = func(schema.GroupResource) bool { return false }
-	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -150,13 +131,10 @@ func New(cfg Config) (*Fence, error) {
 		permits:        cfg.Permits,
 		unfenced:       cfg.Unfenced,
 		uncached:       cfg.Uncached,
-		renames:        cfg.Renames,
-		sameSchema:     cfg.SameSchema,
 		forwardTimeout: cfg.ForwardTimeout,
 		clock:          cfg.Clock,
 		versions:       &storageVersions{decoder: cfg.Decoder},
 		registry:       newRegistry(),
-		written:        newWritten(),
 	}
 	if cfg.CompactionInterval > 0 {
 		// Not StartCompactorPerEndpoint: that one is shared by all servers of a process

@@ -25,13 +25,11 @@ var errWaitedTooLong = errors.New("waited too long")
 // again.
 //
 // Reads and watches stay where they are: any store decodes all versions. So do deletes:
-// they write no value. Watches are started so that they miss nothing of a batch.
+// they write no value.
 type forwarder struct {
 	storage.Interface
-	fence   *Fence
-	self    *entry
-	batches *batches
-	feeder  *feeder // what the cache reads; nil without a cache
+	fence *Fence
+	self  *entry
 }
 
 // Create implements storage.Interface.
@@ -42,15 +40,10 @@ func (s *forwarder) Create(ctx context.Context, key string, obj, out runtime.Obj
 	})
 }
 
-// GuaranteedUpdate implements storage.Interface. On the newer store, and in a rewrite on any,
-// it starts from what etcd holds: neither the object that the caller suggests nor any cache
-// is asked.
+// GuaranteedUpdate implements storage.Interface. On the newer store it starts from what etcd
+// holds: neither the object that the caller suggests nor any cache is asked.
 func (s *forwarder) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cachedExistingObject runtime.Object) error {
-	first, firstly := s.Interface, ctx
-	if rewriting(ctx) {
-		first, firstly, cachedExistingObject = s.self.raw, s.withHeld(ctx, key), nil
-	}
-	err := first.GuaranteedUpdate(firstly, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
+	err := s.Interface.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
 	return s.forward(ctx, err, func(newer storage.Interface) error {
 		return newer.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, nil)
 	})

@@ -3,6 +3,7 @@ package fence
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -98,6 +99,31 @@ func TestForward(t *testing.T) {
 			f.stepUntil(done)
 			f.wantForwarded()
 		})
+	}
+}
+
+// TestForwardWithoutTheCachedObject: what a caller knows of the object is only for the store that
+// it calls: the newer one begins with what etcd holds.
+func TestForwardWithoutTheCachedObject(t *testing.T) {
+	f := newFlip(t, false)
+	f.buildNew()
+	const key = "/example.com/widgets/existing"
+	cached := emptyWidget(widgetsV1)
+	if err := f.old.Get(t.Context(), key, storage.GetOptions{}, cached); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.old.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV1), false, nil, setSize("m"), nil); err != nil {
+		t.Fatal(err)
+	}
+	f.permit(widgets, encV2)
+	var seen []string
+	err := f.old.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV1), false, nil,
+		func(in runtime.Object, res storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			seen = append(seen, sizeOf(in.(*unstructured.Unstructured)))
+			return setSize("l")(in, res)
+		}, cached)
+	if err != nil || !slices.Equal(seen, []string{"s", "m"}) {
+		t.Errorf("%v, computed from %v, want from the cached s and then from m", err, seen)
 	}
 }
 

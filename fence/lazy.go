@@ -101,9 +101,6 @@ func (l *lazyCache) Watch(ctx context.Context, key string, opts storage.ListOpti
 
 // GetList implements storage.Interface.
 func (l *lazyCache) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
-	if rewriting(ctx) {
-		return l.Interface.GetList(ctx, key, opts, list)
-	}
 	return l.read(ctx, func(s storage.Interface) error { return s.GetList(ctx, key, opts, list) })
 }
 

@@ -17,9 +17,6 @@ var (
 	forwards = newCounter("forwards_total",
 		"Writes that found their store superseded, by how they ended: success, error (the newer store's), unavailable (no newer store came in time).",
 		"group", "resource", "result")
-	betweenBatches = newCounter("batch_watches_total",
-		"Watches that could not be started at once because the watch cache was in the middle of a transaction of several objects, by where they were started then: cache (between two such transactions), etcd.",
-		"group", "resource", "source")
 )
 
 func newCounter(name, help string, labels ...string) *metrics.CounterVec {
@@ -32,6 +29,9 @@ func newCounter(name, help string, labels ...string) *metrics.CounterVec {
 	}, labels)
 }
 
-var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(mismatches, retries, forwards, betweenBatches)
-})
+// Registerables returns the metrics, which New registers.
+func Registerables() []metrics.Registerable {
+	return []metrics.Registerable{mismatches, retries, forwards}
+}
+
+var registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(Registerables()...) })

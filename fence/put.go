@@ -35,20 +35,16 @@ type fencedClient struct {
 	enc      agree.Encoding
 	// stamped says that the values tell what they are encrypted with.
 	stamped bool
-	// gets and puts, if they are not nil, read and write what is rewritten.
-	gets *gets
-	puts *puts
-	// once is the codec of a custom resource's store, nil for others.
-	once *onceCodec
 }
 
-// ClientConfig is what NewClient needs.
+// ClientConfig configures a client of NewClient.
 type ClientConfig struct {
 	// KV runs the transactions.
 	KV clientv3.KV
 	// Permits answers for this server's reports.
 	Permits Permits
-	// Resource is what is written and Encoding what it is written in, with its Seal.
+	// Resource is the resource of the objects that are written, and Encoding theirs, with its
+	// Seal.
 	Resource schema.GroupResource
 	Encoding agree.Encoding
 	// Prefix is the etcd prefix of the stored StorageVersions, with a trailing slash, and
@@ -63,19 +59,6 @@ func NewClient(inner kubernetes.Interface, c ClientConfig) kubernetes.Interface 
 	versions := &storageVersions{decoder: c.Decoder}
 	versions.locate(c.Prefix, identity.NewEncryptCheckTransformer())
 	return &fencedClient{Interface: inner, kv: c.KV, permits: c.Permits, versions: versions, gr: c.Resource, enc: c.Encoding}
-}
-
-// Get is kubernetes.Interface's. The reads of rewrites, which come in numbers, are made
-// together.
-func (c *fencedClient) Get(ctx context.Context, key string, opts kubernetes.GetOptions) (kubernetes.GetResponse, error) {
-	if c.gets == nil || opts != (kubernetes.GetOptions{}) || !rewriting(ctx) {
-		return c.Interface.Get(ctx, key, opts)
-	}
-	resp, err := c.gets.Do(ctx, key)
-	if err == nil && resp.KV != nil && c.once != nil && !c.stamped {
-		c.once.hold(ctx, resp.KV.Value, resp.KV.ModRevision)
-	}
-	return resp, err
 }
 
 // OptimisticPut is kubernetes.Interface's, with one more compare. A lost permission is
@@ -100,10 +83,7 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 		if !ok || rev <= 0 {
 			return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, enc)
 		}
-		tried, err := c.try(ctx, put{
-			key: key, revision: expectedRevision, value: value, lease: opts.LeaseID, getOnFailure: opts.GetOnFailure,
-			fenceKey: fenceKey, fenceRevision: rev,
-		})
+		tried, err := c.try(ctx, key, value, expectedRevision, opts, fenceKey, rev)
 		if err != nil {
 			return kubernetes.PutResponse{}, err
 		}
@@ -121,12 +101,22 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 	return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
 }
 
-// try makes one attempt. The writes of rewrites, which come in numbers, are made together.
-func (c *fencedClient) try(ctx context.Context, p put) (attempt, error) {
-	if c.puts == nil || p.lease != clientv3.NoLease || !rewriting(ctx) {
-		return try(ctx, c.kv, p)
+// try makes one attempt.
+func (c *fencedClient) try(ctx context.Context, key string, value []byte, expectedRevision int64, opts kubernetes.PutOptions, fenceKey string, fenceRevision int64) (attempt, error) {
+	txn := c.kv.Txn(ctx).If(
+		clientv3.Compare(clientv3.ModRevision(key), "=", expectedRevision),
+		clientv3.Compare(clientv3.ModRevision(fenceKey), "=", fenceRevision),
+	)
+	txn = txn.Then(clientv3.OpPut(key, string(value), clientv3.WithLease(opts.LeaseID)))
+	reads := []clientv3.Op{clientv3.OpGet(fenceKey)}
+	if opts.GetOnFailure {
+		reads = append(reads, clientv3.OpGet(key))
 	}
-	return c.puts.Do(ctx, p)
+	resp, err := txn.Else(reads...).Commit()
+	if err != nil {
+		return attempt{}, err
+	}
+	return readAttempt(resp, len(reads))
 }
 
 // moved asks whether the write may be tried again after the StorageVersion changed.

@@ -15,9 +15,9 @@ import (
 // a key which this server does not report any more cannot be written.
 type Sealer interface {
 	value.Transformer
-	// Seal is TransformToStorage, and names what it has encrypted with.
+	// Seal encrypts as TransformToStorage does, and returns the Seal of the key that it used.
 	Seal(ctx context.Context, data []byte, dataCtx value.Context) (out []byte, with agree.Seal, err error)
-	// Current is what Seal would encrypt with now.
+	// Current returns the Seal of the key that the method Seal would use now.
 	Current() agree.Seal
 }
 

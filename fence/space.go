@@ -10,8 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NoSpaceMessage says what is wrong with an etcd that raised its alarm NOSPACE, and the way
-// out.
+// NoSpaceMessage explains etcd's alarm NOSPACE to users, and how to end it.
 const NoSpaceMessage = "etcd is out of space (alarm NOSPACE) and takes deletes only: delete what is not needed, " +
 	"run etcdctl compact and etcdctl defrag or raise --quota-backend-bytes, then etcdctl alarm disarm"
 

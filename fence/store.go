@@ -28,11 +28,12 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Store describes one store, as much as is needed to rewrite what it stored.
+// Store describes the storage of one resource in one encoding. A migration decodes and encodes
+// the stored objects with it.
 type Store struct {
 	GroupResource schema.GroupResource
-	// Encoding is the group/version that the store writes, for its whole life. What it is
-	// encrypted with may change: see Sealer.
+	// Encoding is the group/version that the store writes, for its whole life. The encryption
+	// key may change: see Sealer.
 	Encoding agree.Encoding
 	// ServedVersion is the group/version whose handler a custom resource's store belongs
 	// to. It is empty for built-in resources.
@@ -50,9 +51,12 @@ type Store struct {
 	Transformer value.Transformer
 }
 
-// Decorator returns what makes the storage of a resource: fenced unless the resource
-// is exempt, and with a watch cache if cached is set and the resource allows it. It
-// only builds and records: custom resources call it under a lock.
+var versioner = storage.APIObjectVersioner{}
+
+// Decorator returns the function that generic API servers call to make the storage of a
+// resource. The storage is fenced unless the resource is exempt, and has a watch cache if cached
+// is set and the resource allows it. The function does no I/O: custom resources call it under a
+// lock.
 func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 	return func(
 		config *storagebackend.ConfigForResource,
@@ -67,18 +71,14 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 		if err != nil {
 			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
 		}
-		seen := &batches{}
-		raw, stopRaw, err := f.open(described, seen, config, resourcePrefix, newFunc, newListFunc)
+		raw, stopRaw, err := f.open(described, config, resourcePrefix, newFunc, newListFunc)
 		if err != nil {
 			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
 		}
 		top, stopCache := raw, func() {}
-		var feed *feeder
 		if cached && !f.uncached.Has(config.GroupResource) {
-			feed = newFeeder(raw, newFunc, seen, newGate(f.clock))
 			top, stopCache, err = cachedStore(described, raw, cacher.Config{
-				Storage:             feed,
-				Versioner:           storage.APIObjectVersioner{},
+				Versioner:           versioner,
 				GroupResource:       config.GroupResource,
 				EventsHistoryWindow: config.EventsHistoryWindow,
 				ResourcePrefix:      resourcePrefix,
@@ -104,7 +104,7 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 			stopCache()
 			stopRaw()
 		})
-		return &forwarder{Interface: top, fence: f, self: e, batches: seen, feeder: feed}, destroy, nil
+		return &forwarder{Interface: top, fence: f, self: e}, destroy, nil
 	}
 }
 
@@ -148,22 +148,13 @@ func sameEtcd(wanted, shared []string) error {
 }
 
 // open builds the etcd3 store, without a cache.
-func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
-	codec := config.Codec
-	var once *onceCodec
-	if s.ServedVersion != "" {
-		once = &onceCodec{Codec: codec, written: f.written}
-		codec = once
-	}
-	client, release := f.storeClient(s, seen, once)
+func (f *Fence) open(s Store, config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, func(), error) {
+	client, release := f.storeClient(s)
 	transformer := s.Transformer
 	if sealer, ok := transformer.(Sealer); ok && !f.unfenced.Has(s.GroupResource) {
 		transformer = stamping{sealer}
 	}
-	decoder := etcd3.NewDefaultDecoder(codec, versioner)
-	if s.ServedVersion != "" {
-		decoder = plainDecoder{decoder}
-	}
+	decoder := etcd3.NewDefaultDecoder(config.Codec, versioner)
 	unsafeDeletion := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 	if unsafeDeletion {
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
@@ -173,7 +164,7 @@ func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForRes
 	if f.compactor != nil {
 		compactor = f.compactor
 	}
-	store, err := etcd3.New(client, compactor, codec, newFunc, newListFunc, config.Prefix, resourcePrefix,
+	store, err := etcd3.New(client, compactor, config.Codec, newFunc, newListFunc, config.Prefix, resourcePrefix,
 		config.GroupResource, transformer, config.LeaseManagerConfig, decoder, versioner)
 	if err != nil {
 		release()
@@ -191,13 +182,12 @@ func (f *Fence) open(s Store, seen *batches, config *storagebackend.ConfigForRes
 
 // storeClient returns a view of the shared connection for one store. Its watches have
 // a gRPC stream of their own: progress requests are answered per stream, and on a shared
-// one each of them would have to wait for all resources' watches. What is seen there of
-// batches is noted.
-func (f *Fence) storeClient(s Store, seen *batches, once *onceCodec) (*kubernetes.Client, func()) {
+// one each of them would have to wait for all resources' watches.
+func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 	ctx, cancel := context.WithCancel(f.client.Ctx())
 	view := clientv3.NewCtxClient(ctx, clientv3.WithZapLogger(f.client.GetLogger()))
 	view.Cluster, view.Auth, view.Maintenance = f.client.Cluster, f.client.Auth, f.client.Maintenance
-	view.KV, view.Lease, view.Watcher = f.kv, f.client.Lease, seen.observed(f.client)
+	view.KV, view.Lease, view.Watcher = f.kv, f.client.Lease, clientv3.NewWatcher(f.client)
 	release := func() {
 		cancel()
 		// The error is that of a stream which is being torn down.
@@ -215,16 +205,12 @@ func (f *Fence) storeClient(s Store, seen *batches, once *onceCodec) (*kubernete
 			versions:  f.versions,
 			gr:        s.GroupResource,
 			enc:       s.Encoding,
-			gets:      newGets(f.kv),
-			once:      once,
-			puts:      newPuts(f.kv),
 		}
 	}
 	return client, release
 }
 
-// cachedStore puts the watch cache, which reads from config.Storage, on top of a store: of
-// a custom resource when it is first read, else at once.
+// cachedStore puts the watch cache on top of a store: of a custom resource when it is first read, else at once.
 func cachedStore(s Store, raw storage.Interface, config cacher.Config) (storage.Interface, func(), error) {
 	if s.ServedVersion == "" {
 		return withCache(raw, config)
@@ -237,12 +223,14 @@ func cachedStore(s Store, raw storage.Interface, config cacher.Config) (storage.
 
 // withCache puts the watch cache on top of a store.
 func withCache(raw storage.Interface, config cacher.Config) (storage.Interface, func(), error) {
+	from := &filling{Interface: raw}
+	config.Storage = from
 	c, err := cacher.NewCacherFromConfig(config)
 	if err != nil {
 		return nil, nil, err
 	}
 	delegator := cacher.NewCacheDelegator(c, raw)
-	return delegator, func() {
+	return &explained{delegator, from}, func() {
 		delegator.Stop()
 		c.Stop()
 	}, nil

@@ -10,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/features"
@@ -162,5 +163,35 @@ func TestUnsafeDeletionOfCorruptObjects(t *testing.T) {
 	err = s.Delete(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{ExpectTransformOrDecodeError: true})
 	if err != nil || w.stored("/configmaps") != "" {
 		t.Errorf("deleting garbage: %v, left %q", err, w.stored("/configmaps"))
+	}
+}
+
+// A value that does not decode keeps the watch cache from being filled: lists and watches are
+// answered with its name and not, without end, with a request to come again.
+func TestDamagedValueIsNamed(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
+	w := newWorld(t)
+	w.permit(configMaps, "v1")
+	if _, err := testEtcd.Put(t.Context(), w.prefix+"/configmaps/damaged", "garbage"); err != nil {
+		t.Fatal(err)
+	}
+	s := w.configMaps(true)
+	everything := storage.ListOptions{Predicate: storage.Everything, Recursive: true}
+	list := func() error { return s.GetList(t.Context(), "/configmaps/", everything, &corev1.ConfigMapList{}) }
+	named := func(err error) bool {
+		return apierrors.IsStoreReadError(err) && strings.Contains(err.Error(), "/configmaps/damaged")
+	}
+	eventually(t, "a list to name the damaged value", func() bool { return named(list()) })
+	if _, err := s.Watch(t.Context(), "/configmaps/", everything); !named(err) {
+		t.Errorf("a watch is answered with %v", err)
+	}
+	err := s.Delete(t.Context(), "/configmaps/damaged", &corev1.ConfigMap{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{ExpectTransformOrDecodeError: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "lists to be answered", func() bool { return list() == nil })
+	// Damage that was mended explains nothing that comes later.
+	if err := s.(*forwarder).Interface.(*explained).explain(apierrors.NewTooManyRequests("later", 1)); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("after the value was deleted: %v", err)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 )
 
-// Aggregated returns c with what an aggregated API server's own configuration says: which
-// cluster it belongs to (--kubeconfig), where it serves, its versions, and how it stores what
-// schemes know.
+// Aggregated returns c completed from an aggregated API server's own configuration: the cluster
+// that it belongs to (--kubeconfig), its address, its versions, and the storage of the types in
+// schemes.
 func (c Config) Aggregated(server *genericapiserver.RecommendedConfig, etcd *genericoptions.EtcdOptions, schemes ...*runtime.Scheme) Config {
 	c.Host = server.ClientConfig
 	c.Address = server.ExternalAddress

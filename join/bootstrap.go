@@ -21,11 +21,11 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/controller/owncrds"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -63,7 +63,7 @@ func (j *Join) keepOwn(ctx context.Context) {
 func (j *Join) ensureOwn(ctx context.Context) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
-		last = ensureCRDs(ctx, j.clients.objects, j.ownCRDs())
+		last = owncrds.Install(ctx, j.clients.objects, j.ownCRDs())
 		if user := j.config.ControllerUser; user != "" {
 			last = errors.Join(last, ensurePermissions(ctx, j.clients.kube, user))
 		}
@@ -129,41 +129,6 @@ func (j *Join) awaitPermitted(ctx context.Context) error {
 		}
 		return true, nil
 	})
-}
-
-// ensureCRDs installs definitions and brings older ones up to date.
-func ensureCRDs(ctx context.Context, c client.Client, crds []*apiextensionsv1.CustomResourceDefinition) error {
-	for _, want := range crds {
-		if err := ensureCRD(ctx, c, want); err != nil {
-			return fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
-		}
-	}
-	return nil
-}
-
-func ensureCRD(ctx context.Context, c client.Client, want *apiextensionsv1.CustomResourceDefinition) error {
-	var have apiextensionsv1.CustomResourceDefinition
-	err := c.Get(ctx, client.ObjectKeyFromObject(want), &have)
-	if apierrors.IsNotFound(err) {
-		err = c.Create(ctx, want)
-		if apierrors.IsAlreadyExists(err) {
-			return nil
-		}
-		return err
-	}
-	if err != nil {
-		return err
-	}
-	// A server of another release may hold another schema: only a missing version or
-	// column is worth a write, and defaulted fields are not compared.
-	if equality.Semantic.DeepDerivative(want.Spec, have.Spec) {
-		return nil
-	}
-	have.Spec = want.Spec
-	if err := c.Update(ctx, &have); err != nil && !apierrors.IsConflict(err) {
-		return err
-	}
-	return nil
 }
 
 // permissionsName is the name of the controllers' ClusterRole, Role and bindings.

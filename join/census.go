@@ -9,28 +9,25 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/stored"
 )
 
-// censusRuns also lets a census take its time.
-func censusRuns(check apirequest.LongRunningRequestCheck) apirequest.LongRunningRequestCheck {
-	return func(r *http.Request, info *apirequest.RequestInfo) bool {
-		return check(r, info) || !info.IsResourceRequest && strings.HasPrefix(info.Path, stored.CensusPath)
-	}
-}
-
-// serveCensus serves stored.CensusPath. One census is taken at a time.
+// serveCensus serves census.Path. One census is taken at a time.
 func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 	taking := make(chan struct{}, 1)
-	server.Handler.NonGoRestfulMux.HandlePrefix(stored.CensusPath, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server.Handler.NonGoRestfulMux.HandlePrefix(census.Path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			answer(server.Serializer, w, r, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "census"}, r.Method))
 			return
@@ -41,35 +38,58 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 		case <-r.Context().Done():
 			return
 		}
-		census, err := j.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, stored.CensusPath)))
+		counted, err := j.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, census.Path)))
 		if err != nil {
 			answer(server.Serializer, w, r, err)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(census) // the client is gone
+		_ = json.NewEncoder(w).Encode(counted) // the client is gone
 	}))
 }
 
 // census counts what is stored of a resource.
-func (j *Join) census(ctx context.Context, gr schema.GroupResource) (*stored.ResourceCensus, error) {
+func (j *Join) census(ctx context.Context, gr schema.GroupResource) (*census.Resource, error) {
 	prefix, transformer, err := j.stored(gr)
 	if err != nil {
 		return nil, err
 	}
-	census := &stored.ResourceCensus{
-		Resource: gr.String(), Rows: []rewrite.Row{},
+	counted := &census.Resource{
+		Resource: gr.String(), Rows: []census.Row{},
 		ObjectsPerSecond: j.migrating.speed.last(), MaxObjectsPerSecond: j.config.MigrationMaxObjectsPerSecond,
 	}
 	switch sv, err := j.clients.kube.InternalV1alpha1().StorageVersions().Get(ctx, storageversion.Name(gr), metav1.GetOptions{}); {
 	case err == nil:
 		common, _ := storageversion.Agreement(sv)
-		census.Encoding = string(common)
+		counted.Encoding = string(common)
 	case !storageversion.IsGone(err):
 		return nil, err
 	}
-	err = census.Count(ctx, rewrite.NewEtcd(j.etcd.client), prefix, transformer, func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) })
-	return census, err
+	err = stored.Take(ctx, counted, rewrite.NewEtcd(j.etcd.client), prefix, transformer, func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) })
+	return counted, err
+}
+
+// countLeft is trigger.Config.Census: it reads every value of a resource, and says in which
+// encodings those are that are not in the target's or not encrypted with its key.
+func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
+	prefix, _, err := j.stored(gr)
+	if census.IsNotStored(err, gr) {
+		return nil, trigger.ErrNotStored
+	}
+	if err != nil {
+		return nil, err
+	}
+	wanted := &rewrite.Target{GroupResource: gr, Encoding: target.Encoding.Plain(), Prefix: prefix}
+	if wanted.Transformer, err = j.config.Keyring.Pin(gr, target.Encoding.Seal()); err != nil {
+		return nil, err
+	}
+	pacer, stop := j.migrating.pacer(migrate.Job{})
+	defer stop()
+	left, err := rewrite.CountLeft(ctx, rewrite.NewEtcd(j.etcd.client), wanted, rewrite.Options{Pacer: pacer})
+	if err == nil && left.Values > 0 {
+		klog.FromContext(ctx).Info("A census has found values that should not be there", "resource", gr.String(), "values", left.Values, "first", left.First.Key, "which", left.First.Detail)
+	}
+	return left.Found, err
 }
 
 // stored says where a resource's objects are in etcd, and how they are encrypted.
@@ -87,7 +107,7 @@ func (j *Join) stored(gr schema.GroupResource) (prefix string, transformer value
 	}
 	store, ok := j.storing.fence.Newest(gr)
 	if !ok {
-		return "", nil, stored.NotStored(gr)
+		return "", nil, census.NotStored(gr)
 	}
 	if store.Transformer != nil {
 		transformer = store.Transformer

@@ -2,11 +2,14 @@ package join
 
 import (
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/pace"
 )
 
 const (
@@ -17,61 +20,167 @@ const (
 	// a client that waits longer and longer. A request now and then does not count.
 	busyRequests          = 5
 	busyShare, waitsShare = 0.05, 0.5
+	// lateAfter is after how long a request that has not ended counts with what it has taken.
+	lateAfter = 100 * time.Millisecond
+	// maxTook bounds the requests of a class that are remembered between two looks.
+	maxTook = 4096
 )
 
-// clientLoad measures how many of its clients' requests for resources a server has under
-// way on average. Watches and what the server asks of itself do not count.
+// clientLoad measures what a server's clients' requests for resources take, and how many of
+// them are under way on average. Watches and what the server asks of itself do not count.
 type clientLoad struct {
 	clock clock.PassiveClock
 
 	mu sync.Mutex
-	// under is how many are under way as of last.
-	under int
+	// under are under way as of last.
+	under map[*served]bool
 	// now is the window since began, before the one before it.
 	now, before loadOf
 	began, last time.Time
+	// looks are those of migrations.
+	looks map[*clientLook]bool
+}
+
+var _ pace.Clients = (*clientLoad)(nil)
+
+func newClientLoad(c clock.PassiveClock) *clientLoad {
+	return &clientLoad{clock: c, under: map[*served]bool{}, looks: map[*clientLook]bool{}}
+}
+
+// served is a request that a client waits for.
+type served struct {
+	began time.Time
+	// class says with what others it is compared; empty for a list, which takes as long as
+	// there are objects.
+	class string
+}
+
+// latencies are what requests took, by class.
+type latencies map[string][]time.Duration
+
+// add remembers a request, unless there are too many already.
+func (l latencies) add(class string, took time.Duration) {
+	if class != "" && len(l[class]) < maxTook {
+		l[class] = append(l[class], took)
+	}
+}
+
+// clientLook remembers what requests took that ended since it was last asked.
+type clientLook struct {
+	took latencies
+	// undisturbed says that no migration was under way meanwhile.
+	undisturbed bool
 }
 
 // loadOf is what happened in a window.
 type loadOf struct {
 	requests int
 	spent    time.Duration // by all requests together
+	took     latencies     // those that ended without a migration
 }
 
 func (l *clientLoad) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromLoopback(r) {
-			l.add(1)
-			defer l.add(-1)
+			defer l.begin(classOf(info))()
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-func (l *clientLoad) add(n int) {
+// classOf tells reads and writes of single objects from each other.
+func classOf(info *apirequest.RequestInfo) string {
+	switch info.Verb {
+	case "get":
+		if info.Subresource == "" || info.Subresource == "status" || info.Subresource == "scale" {
+			return "read" // and no log or connection
+		}
+	case "create", "update", "patch", "delete":
+		if info.Subresource == "" || info.Subresource == "status" || info.Subresource == "scale" {
+			return "write"
+		}
+	}
+	return ""
+}
+
+// begin notes a request until end is called.
+func (l *clientLoad) begin(class string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	l.under += n
-	l.now.requests += max(n, 0)
+	r := &served{began: l.last, class: class}
+	l.under[r] = true
+	l.now.requests++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.advance()
+		delete(l.under, r)
+		took := l.last.Sub(r.began)
+		for look := range l.looks {
+			look.took.add(class, took)
+		}
+		if len(l.looks) == 0 {
+			l.now.took.add(class, took)
+		}
+	}
+}
+
+// Watch implements pace.Clients.
+func (l *clientLoad) Watch() (look func() pace.Seen, stop func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.advance()
+	one := &clientLook{took: latencies{}, undisturbed: len(l.looks) == 0}
+	if one.undisturbed {
+		for _, window := range []loadOf{l.before, l.now} {
+			for class, took := range window.took {
+				one.took[class] = append(one.took[class], took...)
+			}
+		}
+	}
+	l.looks[one] = true
+	return func() pace.Seen { return l.seen(one) }, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.looks, one)
+	}
+}
+
+func (l *clientLoad) seen(look *clientLook) pace.Seen {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen := pace.Seen{Serving: l.busy(), Undisturbed: look.undisturbed, Latencies: map[string]pace.Latency{}}
+	look.undisturbed = false
+	for r := range l.under {
+		if so := l.last.Sub(r.began); so >= lateAfter {
+			look.took.add(r.class, so)
+		}
+	}
+	for class, took := range look.took {
+		slices.Sort(took)
+		seen.Latencies[class] = pace.Latency{Requests: len(took), Slow: took[len(took)*9/10]}
+	}
+	clear(look.took)
+	return seen
 }
 
 // advance takes in the time since it was last called.
 func (l *clientLoad) advance() {
 	now := l.clock.Now()
 	since := now.Sub(l.last)
-	l.now.spent += time.Duration(l.under) * since
+	l.now.spent += time.Duration(len(l.under)) * since
 	l.last = now
 	windows := float64(now.Sub(l.began)) / float64(loadWindow)
 	switch {
 	case windows < 1:
 		return
 	case since >= loadWindow: // what was before is long ago, and nothing has begun or ended since
-		l.before = loadOf{spent: time.Duration(l.under) * loadWindow}
+		l.before = loadOf{spent: time.Duration(len(l.under)) * loadWindow}
 	default: // what is spread over more than a window is brought down to one
-		l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows)}
+		l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows), took: l.now.took}
 	}
-	l.now, l.began = loadOf{}, now
+	l.now, l.began = loadOf{took: latencies{}}, now
 }
 
 func (w loadOf) busy(under int) bool {
@@ -79,10 +188,8 @@ func (w loadOf) busy(under int) bool {
 	return w.requests >= busyRequests && share >= busyShare || under > 0 && share >= waitsShare
 }
 
-// busy says whether clients are being served.
+// busy says whether clients are being served. It is called with mu.
 func (l *clientLoad) busy() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.advance()
-	return l.now.busy(l.under) || l.before.busy(l.under)
+	return l.now.busy(len(l.under)) || l.before.busy(len(l.under))
 }

@@ -4,10 +4,12 @@ import (
 	"testing"
 	"time"
 
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/pace"
 	"github.com/concord-dev/concord/rewrite"
 )
 
@@ -26,35 +28,92 @@ func TestClientLoad(t *testing.T) {
 		{"many that take nothing", 100 * time.Microsecond, 10 * time.Millisecond, 200, false},
 	} {
 		clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-		l := &clientLoad{clock: clock}
+		l := newClientLoad(clock)
+		look, stop := l.Watch()
 		for range test.n {
 			clock.Step(test.after)
-			l.add(1)
+			end := l.begin("write")
 			clock.Step(test.takes)
-			l.add(-1)
+			end()
 		}
-		if got := l.busy(); got != test.want {
-			t.Errorf("%s: busy %v", test.name, got)
+		seen := look()
+		if seen.Serving != test.want {
+			t.Errorf("%s: served %v", test.name, seen.Serving)
 		}
+		if got := seen.Latencies["write"]; got.Requests != test.n || got.Slow != test.takes {
+			t.Errorf("%s: seen are %+v", test.name, got)
+		}
+		stop()
 		clock.Step(2 * loadWindow)
-		if l.busy() {
-			t.Errorf("%s: busy two seconds after the end", test.name)
+		if seen := look(); seen.Serving || len(seen.Latencies) > 0 {
+			t.Errorf("%s: %+v two seconds after the end", test.name, seen)
 		}
+	}
+}
+
+// TestClientsBefore: whoever begins to look learns what requests took shortly before, unless a
+// migration was under way then.
+func TestClientsBefore(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	l := newClientLoad(clock)
+	for range 100 {
+		end := l.begin("write")
+		clock.Step(20 * time.Millisecond)
+		end()
+	}
+	look, stop := l.Watch()
+	if seen := look(); !seen.Undisturbed || seen.Latencies["write"].Requests < 50 || seen.Latencies["write"].Slow != 20*time.Millisecond {
+		t.Errorf("before: %+v", seen)
+	}
+	if seen := look(); seen.Undisturbed || len(seen.Latencies) > 0 {
+		t.Errorf("then: %+v", seen)
+	}
+	other, stopOther := l.Watch()
+	if seen := other(); seen.Undisturbed || len(seen.Latencies) > 0 {
+		t.Errorf("beside another: %+v", seen)
+	}
+	stopOther()
+	end := l.begin("write")
+	clock.Step(3 * time.Second)
+	end()
+	stop()
+	last, stop := l.Watch()
+	defer stop()
+	if seen := last(); len(seen.Latencies) > 0 {
+		t.Errorf("what was during another's is taken for what was before: %+v", seen)
 	}
 }
 
 // TestSlowClientsCount: a client that waits for a second is being served, until it is.
 func TestSlowClientsCount(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	l := &clientLoad{clock: clock}
-	l.add(1)
+	l := newClientLoad(clock)
+	look, stop := l.Watch()
+	defer stop()
+	end, list := l.begin("read"), l.begin("")
 	clock.Step(900 * time.Millisecond)
-	if !l.busy() {
-		t.Error("a client that waits is not seen")
+	if seen := look(); !seen.Serving || len(seen.Latencies) != 1 || seen.Latencies["read"] != (pace.Latency{Requests: 1, Slow: 900 * time.Millisecond}) {
+		t.Errorf("a client that waits is seen as %+v", seen)
 	}
-	l.add(-1)
-	if l.busy() {
-		t.Error("one long request counts when it has ended")
+	end()
+	list()
+	if seen := look(); seen.Serving || len(seen.Latencies) != 1 {
+		t.Errorf("when it has ended: %+v", seen)
+	}
+}
+
+// TestClassOf: requests are compared with those that take as long.
+func TestClassOf(t *testing.T) {
+	for want, infos := range map[string][]apirequest.RequestInfo{
+		"read":  {{Verb: "get"}, {Verb: "get", Subresource: "status"}},
+		"write": {{Verb: "create"}, {Verb: "update", Subresource: "scale"}, {Verb: "patch", Subresource: "status"}, {Verb: "delete"}},
+		"":      {{Verb: "list"}, {Verb: "deletecollection"}, {Verb: "get", Subresource: "log"}, {Verb: "create", Subresource: "exec"}},
+	} {
+		for _, info := range infos {
+			if got := classOf(&info); got != want {
+				t.Errorf("%s %s: %q, want %q", info.Verb, info.Subresource, got, want)
+			}
+		}
 	}
 }
 

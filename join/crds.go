@@ -11,7 +11,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apiextensionsinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/convert"
 	"github.com/concord-dev/concord/listwatch"
@@ -39,15 +39,13 @@ type definitions struct {
 	informer cache.SharedIndexInformer
 	// stores says whether this server stores custom resources.
 	stores bool
-	// storedChanged is told of every change of a definition's storedVersions.
+	// storedChanged is told of every change of a definition's storedVersions, and of the hold
+	// on them.
 	storedChanged func(gr schema.GroupResource)
 	// synced says that the events of all definitions that existed at the start have reached
 	// the member.
 	synced atomic.Pointer[cache.InformerSynced]
 }
-
-// sameSchemaAnnotation stands on a kept definition whose versions all have one schema.
-const sameSchemaAnnotation = "concord.dev/same-schema"
 
 func newDefinitions(clients *clients, convert *convert.Resources, m *member.Member, f *fence.Fence) (*definitions, error) {
 	client, err := apiextensionsclient.NewForConfig(clients.config)
@@ -63,30 +61,18 @@ func newDefinitions(clients *clients, convert *convert.Resources, m *member.Memb
 	return d, d.informer.SetTransform(withoutSchemas)
 }
 
-// withoutSchemas drops what is large in a definition, and notes what is asked of it.
+// withoutSchemas drops what is large in a definition.
 func withoutSchemas(obj any) (any, error) {
 	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
 	if !ok {
 		return obj, nil
 	}
-	same := oneSchema(crd)
-	crd.Annotations = nil
-	if same {
-		crd.Annotations = map[string]string{sameSchemaAnnotation: "true"}
-	}
-	crd.ManagedFields = nil
+	crd.Annotations, crd.ManagedFields = nil, nil
 	for i := range crd.Spec.Versions {
 		v := &crd.Spec.Versions[i]
 		crd.Spec.Versions[i] = apiextensionsv1.CustomResourceDefinitionVersion{Name: v.Name, Served: v.Served, Storage: v.Storage}
 	}
 	return crd, nil
-}
-
-func oneSchema(crd *apiextensionsv1.CustomResourceDefinition) bool {
-	versions := crd.Spec.Versions
-	return !slices.ContainsFunc(versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
-		return !equality.Semantic.DeepEqual(v.Schema, versions[0].Schema)
-	})
 }
 
 // stored says that this server stores custom resources, and how.
@@ -133,7 +119,7 @@ func (d *definitions) observe(obj any) {
 func (d *definitions) compareStored(old, obj any) {
 	was, before := old.(*apiextensionsv1.CustomResourceDefinition)
 	is, now := obj.(*apiextensionsv1.CustomResourceDefinition)
-	if before && now && !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) {
+	if before && now && (!slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations)) {
 		d.storedChanged(schema.GroupResource{Group: is.Spec.Group, Resource: is.Spec.Names.Plural})
 	}
 }
@@ -155,18 +141,6 @@ func (d *definitions) get(gr schema.GroupResource) *apiextensionsv1.CustomResour
 		return nil
 	}
 	return crd
-}
-
-// renames says whether a custom resource is converted by name only.
-func (d *definitions) renames(gr schema.GroupResource) bool {
-	crd := d.get(gr)
-	return crd != nil && crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.NoneConverter
-}
-
-// sameSchema says whether all versions of a custom resource have the same schema.
-func (d *definitions) sameSchema(gr schema.GroupResource) bool {
-	crd := d.get(gr)
-	return crd != nil && crd.Annotations[sameSchemaAnnotation] != ""
 }
 
 // rebuildBackoff lists for about five seconds at most.

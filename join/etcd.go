@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -58,12 +59,13 @@ func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
 }
 
 func newEtcd(client *clientv3.Client, limit time.Duration) *Etcd {
+	registerServerMetrics() // what is set before that is lost
 	health, space := newEtcdHealth(client, limit), newEtcdSpace(client, limit)
 	fence.NoteNoSpace(client, space.refuse)
 	ctx, stop := context.WithCancel(context.Background())
 	var asking sync.WaitGroup
-	asking.Go(func() { health.run(ctx) })
-	asking.Go(func() { space.run(ctx) })
+	asking.Go(func() { workers.Loop(ctx, "etcd-health", health.run) })
+	asking.Go(func() { workers.Loop(ctx, "etcd-space", space.run) })
 	return &Etcd{client: client, health: health, space: space, end: sync.OnceValue(func() error {
 		stop()
 		asking.Wait()

@@ -7,25 +7,54 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// defaultAddedLatency is the flag's default of MigrationMaxAddedLatency.
-const defaultAddedLatency = time.Millisecond
-
 // Defaults returns a Config with the defaults of the fields that have flags.
 func Defaults() Config {
-	return Config{MigrationMaxAddedLatency: defaultAddedLatency}.withDefaults()
+	return Config{}.withDefaults()
 }
 
-// AddFlags adds the flags of the fields that operators set. Their defaults are what c has:
+// AddFlags adds the flags of the fields that operators set. Their defaults are the values in c:
 // begin with Defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.IdentityLeaseDuration, "identity-lease-duration", c.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
 	fs.DurationVar(&c.IdentityLeaseRenewInterval, "identity-lease-renew-interval", c.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
 	fs.DurationVar(&c.ControllerLeaseDuration, "controller-lease-duration", c.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
 	fs.VarPF(unless{&c.NoControllers}, "controllers", "", "Whether this server may run the leader-elected controllers.").NoOptDefVal = "true"
-	fs.DurationVar(&c.MigrationMaxAddedLatency, "migration-max-added-latency", c.MigrationMaxAddedLatency, "By how much a storage migration may lengthen a small read of etcd while clients are being served; beyond it the migration slows down, to no less than 200 objects per second (20 of large ones). 0 means full speed. A migration's spec.maxAddedLatency goes first.")
+	fs.Var(latency{&c.MigrationMaxAddedLatency}, "migration-max-added-latency", "By how much a storage migration may lengthen the slower requests of this server's clients; beyond it the migration slows down, to no less than 500 objects per second of up to 16 KiB, or 100 through the API. \"relative\" means by half of what they take without it, and never less than 2ms; 0 means full speed. A migration's spec.maxAddedLatency goes first.")
 	fs.IntVar(&c.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", c.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
 	fs.DurationVar(&c.KeyringInterval, "encryption-provider-config-reload-interval", c.KeyringInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 }
+
+// relative is what the flag of a latency says where there is no absolute bound.
+const relative = "relative"
+
+// latency is the value of a flag for a duration that may be none.
+type latency struct{ field **time.Duration }
+
+var _ pflag.Value = latency{}
+
+// String implements pflag.Value.
+func (l latency) String() string {
+	if l.field == nil || *l.field == nil {
+		return relative
+	}
+	return (*l.field).String()
+}
+
+// Set implements pflag.Value.
+func (l latency) Set(text string) error {
+	if text == relative {
+		*l.field = nil
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err == nil {
+		*l.field = &d
+	}
+	return err
+}
+
+// Type implements pflag.Value.
+func (l latency) Type() string { return "duration" }
 
 // unless is the value of a flag that is the opposite of a field.
 type unless struct{ field *bool }

@@ -28,14 +28,15 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 		build = genericapiserver.DefaultBuildHandlerChain
 	}
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
+		handler = again(handler, c.Serializer, func(gr schema.GroupResource) bool { return j.crds.get(gr) != nil })
 		handler = j.gate(j.clientLoad.wrap(handler), c.Serializer)
 		handler = j.reporting.drain.wrap(handler, c.Serializer)
 		if j.hosting == nil { // an aggregated server has releases of its own
-			handler = withSkew(handler, j.config.window())
+			handler = withSkew(withEmulation(handler, j.config.window()), j.config.window())
 		}
 		return build(handler, c)
 	}
-	c.LongRunningFunc = censusRuns(longRunning)
+	c.LongRunningFunc = runsLong(longRunning)
 }
 
 // cohabitants share the store of another resource. Kubernetes has no others, in any release
@@ -48,8 +49,17 @@ var cohabitants = map[schema.GroupResource]schema.GroupResource{
 // server has not reported (KEP-2339, "Updating StorageVersion").
 func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	return j.reporting.member.Gate(next, describe, func(w http.ResponseWriter, r *http.Request, err error) {
+		refused.WithLabelValues(j.refusal()).Inc()
 		answer(serializer, w, r, err)
 	})
+}
+
+// refusal says, for a metric, why the gate refuses writes now.
+func (j *Join) refusal() string {
+	if j.etcd.unwritable() != nil {
+		return refusedByEtcd
+	}
+	return refusedUnreported
 }
 
 // describe reads what the gate decides on from a request's context.

@@ -48,20 +48,21 @@ func (h *hosting) lead(ctx context.Context) {
 }
 
 // sweep buries in the host whoever has neither a Lease nor a report here any more. The host's
-// Leases are read first: each was made by a server that was registered here before.
+// Leases are read first: each was made by a server that was registered here before. Whose
+// registration ended meanwhile may have made one since.
 func (h *hosting) sweep(ctx context.Context) error {
-	living, err := registrations(ctx, h.own)
+	lived, err := registrations(ctx, h.own)
 	if err != nil {
 		return err
 	}
-	if time.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(living) {
+	if time.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(lived) {
 		return nil
 	}
 	switch served, err := h.serves(ctx); {
 	case err != nil:
 		return err
 	case !served:
-		h.swept = sweptHost{at: time.Now(), lived: living}
+		h.swept = sweptHost{at: time.Now(), lived: lived}
 		return nil
 	}
 	store, err := h.storeUID(ctx)
@@ -74,7 +75,8 @@ func (h *hosting) sweep(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("list the host's identity Leases: %w", err)
 	}
-	if living, err = registrations(ctx, h.own); err != nil {
+	living, err := registrations(ctx, h.own)
+	if err != nil {
 		return err
 	}
 	for _, id := range orphans(leases.Items, living) {
@@ -82,7 +84,7 @@ func (h *hosting) sweep(ctx context.Context) error {
 			klog.FromContext(ctx).Info("Took the reports of a server that is gone back from the host cluster", "server", id)
 		}
 	}
-	if err == nil {
+	if err == nil && living.Equal(lived) {
 		h.swept = sweptHost{at: time.Now(), lived: living}
 	}
 	return err

@@ -18,8 +18,6 @@ import (
 // They pass the same handlers as a client's, authentication first of all. An answer is
 // there when it is whole, so it is not for watches.
 type inProcess struct {
-	// mark adds to the context with which the handlers are called what no client can.
-	mark    func(context.Context) context.Context
 	handler atomic.Pointer[http.Handler]
 }
 
@@ -50,7 +48,7 @@ func (p *inProcess) RoundTrip(r *http.Request) (response *http.Response, err err
 		return nil, err
 	}
 	// What the sender's context holds is the sender's: the handlers see only its end.
-	ctx, cancel := context.WithCancelCause(p.mark(context.Background()))
+	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	defer context.AfterFunc(r.Context(), func() { cancel(context.Cause(r.Context())) })()
 

@@ -26,10 +26,8 @@ import (
 	"github.com/concord-dev/concord/apimigrate"
 )
 
-type testMark struct{}
-
 func newInProcess(handler http.Handler) *inProcess {
-	p := &inProcess{mark: func(ctx context.Context) context.Context { return context.WithValue(ctx, testMark{}, true) }}
+	p := &inProcess{}
 	if handler != nil {
 		p.serve(handler)
 	}
@@ -75,9 +73,6 @@ func TestInProcessPassesTheGuards(t *testing.T) {
 			info == nil || info.Verb != "patch" || info.Namespace != "n" || !fromLoopback(r) {
 			t.Errorf("%s %s with %q, %v, info %+v: %v", r.Method, r.URL, body, r.Header, info, err)
 		}
-		if r.Context().Value(testMark{}) == nil {
-			t.Error("the mark is missing")
-		}
 		if r.Context().Value("sender's") != nil { //nolint:staticcheck // any key does
 			t.Error("the handler sees what the sender's context holds")
 		}
@@ -100,27 +95,6 @@ func TestInProcessPassesTheGuards(t *testing.T) {
 	}
 	if len(asked) != 1 || !strings.HasPrefix(asked[0], "/apis/example.com/v1/namespaces/n/widgets/") {
 		t.Errorf("asked for %q", asked)
-	}
-}
-
-// No header, query or address of a request that comes over the network makes it one of
-// the server's own: the mark is in no request, only in the context of those sent in process.
-func TestMarkStaysInTheProcess(t *testing.T) {
-	seen := make(chan bool, 2)
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen <- r.Context().Value(testMark{}) != nil })
-	p := newInProcess(handler)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://in-process/apis/x", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := p.RoundTrip(request)
-	if err != nil || response.StatusCode != http.StatusOK || !<-seen {
-		t.Fatalf("%v: %v", response, err)
-	}
-	// The very same request, as a listener would hand it on.
-	handler.ServeHTTP(&wholeAnswer{header: http.Header{}}, received(t.Context(), request))
-	if <-seen {
-		t.Error("a request of a client is marked")
 	}
 }
 

@@ -41,7 +41,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/convert"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
@@ -70,7 +69,7 @@ type Config struct {
 	// Schemes know the kinds of all built-in resources that the server stores, and so in which
 	// versions it can read them.
 	Schemes []*runtime.Scheme
-	// Keyring is what stored values are encrypted with; default nil: nothing is encrypted. A
+	// Keyring has the keys by which stored values are encrypted; default nil: nothing is encrypted. A
 	// changed file is looked for, and KMS plugins are asked which key they use, every
 	// KeyringInterval; default 10 s.
 	Keyring         *keyring.Ring
@@ -97,10 +96,11 @@ type Config struct {
 	// ControllerUser is whom the controllers act as; their ClusterRole and its binding are made
 	// at the start. Default empty: as the loopback's own user, in a server without RBAC.
 	ControllerUser string
-	// MigrationMaxAddedLatency is by how much a migration may lengthen a small read of etcd
-	// while clients are served, 0 for full speed; MigrationMaxObjectsPerSecond bounds what it
-	// writes, 0 for no bound. A migration can say otherwise for itself.
-	MigrationMaxAddedLatency     time.Duration
+	// MigrationMaxAddedLatency is by how much a migration may lengthen the slower requests of
+	// this server's clients, 0 for full speed; nil for half of what they take without it, and
+	// never less than 2 ms. MigrationMaxObjectsPerSecond bounds what it writes, 0 for no bound.
+	// A migration can say otherwise for itself.
+	MigrationMaxAddedLatency     *time.Duration
 	MigrationMaxObjectsPerSecond int
 }
 
@@ -121,7 +121,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate says in one line what New cannot work with.
+// Validate returns an error of one line for the first field that New cannot work with.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	switch {
@@ -155,8 +155,8 @@ func (c Config) ValidateFlags() error {
 		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration)
 	case c.KeyringInterval <= 0:
 		return fmt.Errorf("--encryption-provider-config-reload-interval %v must be above 0", c.KeyringInterval)
-	case c.MigrationMaxAddedLatency < 0 || c.MigrationMaxObjectsPerSecond < 0:
-		return fmt.Errorf("--migration-max-added-latency %v and --migration-max-objects-per-second %d must not be negative", c.MigrationMaxAddedLatency, c.MigrationMaxObjectsPerSecond)
+	case c.MigrationMaxAddedLatency != nil && *c.MigrationMaxAddedLatency < 0 || c.MigrationMaxObjectsPerSecond < 0:
+		return fmt.Errorf("--migration-max-added-latency %v and --migration-max-objects-per-second %d must not be negative", latency{&c.MigrationMaxAddedLatency}, c.MigrationMaxObjectsPerSecond)
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ type Join struct {
 	running   *running
 	inProcess inProcess
 	// clientLoad tells migrations whether they have to give way.
-	clientLoad clientLoad
+	clientLoad *clientLoad
 }
 
 // New connects to etcd and makes the parts. Nothing runs yet.
@@ -215,8 +215,7 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	j := &Join{
 		config: config.withDefaults(), etcd: etcd,
 		identity:   config.Address + "_" + rand.String(8),
-		clientLoad: clientLoad{clock: clock.RealClock{}},
-		inProcess:  inProcess{mark: fence.Rewriting},
+		clientLoad: newClientLoad(clock.RealClock{}),
 	}
 	if err := j.newHosting(); err != nil {
 		return nil, err
@@ -240,7 +239,8 @@ func (j *Join) newDefinitions() error {
 	return err
 }
 
-// Ready says in one line what of the built-in resources is not reported yet; nil if all is.
+// Ready returns an error of one line that names the built-in resources which the server has not
+// reported yet; nil if it has reported all.
 func (j *Join) Ready() error {
 	if err := j.reporting.member.Ready(); err != nil || j.hosting == nil {
 		return err
@@ -254,7 +254,7 @@ func (j *Join) Reported() bool { return j.reporting.member.AllReported() }
 // Abandoned is closed when a stop is not to wait for the generic server any longer.
 func (j *Join) Abandoned() <-chan struct{} { return j.running.abandoned }
 
-// Close ends what is left when the server has stopped, and the connection to etcd.
+// Close ends the remaining goroutines of a server that has stopped, and the connection to etcd.
 func (j *Join) Close() error {
 	var err error
 	if j.hosting != nil {

@@ -13,8 +13,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/controller/mirror"
 	"github.com/concord-dev/concord/controller/skew"
+	"github.com/concord-dev/concord/controller/tally"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/workers"
 )
@@ -42,6 +44,7 @@ type leading struct {
 	mirror  *election
 	trigger *trigger.Controller
 	skew    *skew.Controller
+	tally   *tally.Controller
 }
 
 func (j *Join) newLeading() error {
@@ -59,9 +62,17 @@ func (j *Join) newLeading() error {
 	if l.skew, err = newSkew(l.clients.objects, j.identity); err != nil || j.config.Silent {
 		return err
 	}
+	counts, err := tallyMetrics()
+	if err != nil {
+		return err
+	}
+	if l.tally, err = tally.New(tally.Config{Client: l.clients.objects, Metrics: counts, Logger: klog.Background().WithName("tally")}); err != nil {
+		return err
+	}
 	l.trigger, err = trigger.New(trigger.Config{
 		Client:   l.clients.objects,
 		Kinds:    newKinds(j.config.Kinds, l.clients.kube.Discovery()),
+		Census:   j.countLeft,
 		Instance: j.identity,
 		Ended:    j.migrating.counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
@@ -79,7 +90,7 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	if !ok || j.config.Silent || j.hosting != nil {
 		return nil
 	}
-	objects, err := newClient(j.clients.controllers.config, served)
+	objects, err := connect.NewClientWith(j.clients.controllers.config, served)
 	if err != nil {
 		return err
 	}
@@ -123,6 +134,11 @@ func (j *Join) lead(ctx context.Context) {
 		run("trigger", func(ctx context.Context) {
 			if j.awaitOwnCRDs(ctx) == nil {
 				j.leading.trigger.Run(ctx)
+			}
+		})
+		run("tally", func(ctx context.Context) {
+			if j.awaitOwnCRDs(ctx) == nil {
+				j.leading.tally.Run(ctx)
 			}
 		})
 	}

@@ -1,5 +1,7 @@
 package join
 
+//go:generate env CONCORD_UPDATE=1 go test . -run TestMetricsReference
+
 import (
 	"fmt"
 	"sync"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/skew"
+	"github.com/concord-dev/concord/controller/tally"
 	"github.com/concord-dev/concord/member"
 )
 
@@ -17,6 +20,41 @@ var (
 	memberMetrics    = registered(member.NewMetrics)
 	migrationMetrics = registered(migrate.NewMetrics)
 	skewMetrics      = registered(skew.NewMetrics)
+	tallyMetrics     = sync.OnceValues(func() (*tally.Metrics, error) {
+		made := tally.NewMetrics()
+		return made, legacyregistry.CustomRegister(made)
+	})
+)
+
+// Why the gate refuses a write.
+const (
+	refusedUnreported = "NotReported" // this server has not reported the resource
+	refusedByEtcd     = "EtcdUnwritable"
+)
+
+var (
+	refused = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace: "concord", Subsystem: "gate", Name: "refused_requests_total",
+		Help:           "Writes that the gate has answered with 503, by reason: NotReported while this server has not reported how it stores the resource, EtcdUnwritable while etcd does not answer or has no space.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+	etcdFull = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "concord", Subsystem: "etcd", Name: "no_space",
+		Help:           "1 while etcd refuses writes since its space is used up (alarm NOSPACE), else 0.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	etcdUsed = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "concord", Subsystem: "etcd", Name: "space_used_ratio",
+		Help:           "How much of etcd's quota its database takes, 0 to 1, in the member that was asked; 0 if etcd does not tell its quota (before 3.6).",
+		StabilityLevel: metrics.ALPHA,
+	})
+	serverMetrics         = []metrics.Registerable{skewRequests, refused, etcdFull, etcdUsed}
+	registerServerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(serverMetrics...)
+		for _, reason := range []string{refusedUnreported, refusedByEtcd} {
+			refused.WithLabelValues(reason) // so that its first refusal is seen as an increase
+		}
+	})
 )
 
 // registered returns what makes metrics and registers them, once.

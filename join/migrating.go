@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/convert"
-	"github.com/concord-dev/concord/join/garbage"
+	"github.com/concord-dev/concord/pace"
 	"github.com/concord-dev/concord/rewrite"
 )
 
@@ -26,15 +27,15 @@ type migrating struct {
 	claim   *migrate.Controller // nil in a server that reports nothing, and in an aggregated one
 	counts  *migrate.Metrics
 	convert *convert.Resources
-	// busy says whether clients are being served.
-	busy func() bool
+	// clients are those that migrations give way to.
+	clients pace.Clients
 	// speed is how fast this server's rewrites wrote.
 	speed speed
 }
 
 // newMigrating makes the controller that claims migrations, and both engines.
 func (j *Join) newMigrating() error {
-	m := &migrating{config: j.config, fence: j.storing.fence, convert: j.crds.convert, busy: j.clientLoad.busy}
+	m := &migrating{config: j.config, fence: j.storing.fence, convert: j.crds.convert, clients: j.clientLoad}
 	j.migrating = m
 	if j.config.Silent || j.hosting != nil {
 		return nil // the host migrates what an aggregated server stores, through its API
@@ -43,18 +44,17 @@ func (j *Join) newMigrating() error {
 	if m.counts, err = migrationMetrics(); err != nil {
 		return err
 	}
-	collector := garbage.New()
-	api, err := newAPIMigrator(j.clients.controllers.config, &j.inProcess, collector, &j.storing.migrated, m.yield)
+	api, err := newAPIMigrator(j.clients.controllers.config, &j.inProcess, &j.storing.migrated, m.patching)
 	if err != nil {
 		return err
 	}
 	kv := rewrite.NewEtcd(j.etcd.client)
-	store := rewriter{m: m, kv: kv, engine: rewrite.New(kv), garbage: collector}
+	store := rewriter{m: m, kv: kv, engine: rewrite.New(kv)}
 	m.claim, err = migrate.New(migrate.Config{
 		Client:    j.clients.controllers.objects,
 		ID:        j.reporting.member.ID,
 		Rewriter:  store,
-		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere, yield: m.yield},
+		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere, pacer: m.pacer},
 		Elsewhere: api.elsewhere,
 		Metrics:   m.counts,
 		Logger:    klog.Background().WithName("migrate"),
@@ -64,10 +64,9 @@ func (j *Join) newMigrating() error {
 
 // rewriter runs rewrites next to this server's stores.
 type rewriter struct {
-	m       *migrating
-	kv      rewrite.KV
-	engine  *rewrite.Engine
-	garbage *garbage.Collector
+	m      *migrating
+	kv     rewrite.KV
+	engine *rewrite.Engine
 }
 
 var _ migrate.Rewriter = rewriter{}
@@ -78,11 +77,12 @@ func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(mi
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Yield: r.m.yield(job), MaxNamed: migrationv1alpha1.MaxFailures}
+	pacer, stop := r.m.pacer(job)
+	defer stop()
+	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Pacer: pacer, MaxNamed: migrationv1alpha1.MaxFailures}
 	if job.Failed != nil {
 		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
-	defer r.garbage.Hold()()
 	result, err := r.run(ctx, target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
 	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
@@ -93,25 +93,37 @@ func (r rewriter) run(ctx context.Context, target *rewrite.Target, options rewri
 	result, err := r.engine.Run(ctx, *target, options, told)
 	r.m.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
 	if err == nil && result.Failures == 0 {
-		err = prove(ctx, r.kv, target, options.Yield)
+		err = prove(ctx, r.kv, target, options.Pacer)
 	}
 	return result, err
 }
 
-// yield says how a job gives way: as its migration says, and else as the server's flags do.
-func (m *migrating) yield(job migrate.Job) rewrite.Yield {
-	y := rewrite.Yield{
-		MaxAddedLatency: m.config.MigrationMaxAddedLatency,
-		MaxPerSecond:    m.config.MigrationMaxObjectsPerSecond,
-		Busy:            m.busy,
-	}
+// bounds say how a job gives way: as its migration says, and else as the server's flags do.
+func (m *migrating) bounds(job migrate.Job) pace.Bounds {
+	b := pace.Bounds{MaxPerSecond: m.config.MigrationMaxObjectsPerSecond}
+	added := m.config.MigrationMaxAddedLatency
 	if job.MaxAddedLatency != nil {
-		y.MaxAddedLatency = *job.MaxAddedLatency
+		added = job.MaxAddedLatency
+	}
+	if added != nil {
+		b.MaxAdded, b.Blind = *added, *added == 0
 	}
 	if job.MaxPerSecond != nil {
-		y.MaxPerSecond = int(*job.MaxPerSecond)
+		b.MaxPerSecond = int(*job.MaxPerSecond)
 	}
-	return y
+	return b
+}
+
+// pacer has a job give way, until stop.
+func (m *migrating) pacer(job migrate.Job) (p *pace.Pacer, stop func()) {
+	return pace.New(m.bounds(job), m.clients, clock.RealClock{})
+}
+
+// patching is pacer for the engine that goes through the API.
+func (m *migrating) patching(job migrate.Job) (p *pace.Pacer, stop func()) {
+	b := m.bounds(job)
+	b.Least = pace.Patched
+	return pace.New(b, m.clients, clock.RealClock{})
 }
 
 // position is what a migration keeps of a cursor.
@@ -170,7 +182,7 @@ type provenAPI struct {
 	migrate.Rewriter
 	kv     rewrite.Reader
 	target func(context.Context, migrate.Job) (*rewrite.Target, error)
-	yield  func(migrate.Job) rewrite.Yield
+	pacer  func(migrate.Job) (*pace.Pacer, func())
 }
 
 // Rewrite implements migrate.Rewriter.
@@ -181,7 +193,9 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 	}
 	target, err := a.target(ctx, job)
 	if err == nil && target != nil {
-		err = prove(ctx, a.kv, target, a.yield(job))
+		pacer, stop := a.pacer(job)
+		defer stop()
+		err = prove(ctx, a.kv, target, pacer)
 	}
 	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
 }
@@ -189,11 +203,11 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 // prove counts, after a rewrite, the values that it should have encrypted anew: a key is
 // not to be called removable because nobody met a value that needs it. Whether the
 // agreement stood until then is asked by whoever counts the rewrite as a success.
-func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target, yield rewrite.Yield) error {
+func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target, pacer *pace.Pacer) error {
 	if target.Transformer == nil {
 		return nil
 	}
-	left, err := rewrite.CountLeft(ctx, reader, target, rewrite.Options{Yield: yield})
+	left, err := rewrite.CountLeft(ctx, reader, target, rewrite.Options{Pacer: pacer})
 	if err != nil {
 		return fmt.Errorf("census after the rewrite: %w", err)
 	}

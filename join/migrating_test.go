@@ -15,48 +15,34 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
-	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/pace"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
 
-// A job gives way as its migration says, and else as the flags do; to clients in any case.
-func TestYield(t *testing.T) {
-	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	load := clientLoad{clock: clock}
-	m := &migrating{config: Config{MigrationMaxAddedLatency: 5 * time.Millisecond, MigrationMaxObjectsPerSecond: 70}, busy: load.busy}
+// A migration gives way as it says itself, and else as the server's flags do.
+func TestBounds(t *testing.T) {
 	for _, test := range []struct {
-		job          migrate.Job
-		latency      time.Duration
-		maxPerSecond int
+		flag *time.Duration
+		job  migrate.Job
+		want pace.Bounds
 	}{
-		{migrate.Job{}, 5 * time.Millisecond, 70},
-		{migrate.Job{MaxAddedLatency: ptr.To(time.Second)}, time.Second, 70},
-		{migrate.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, 0, 0}, // without a bound
-		{migrate.Job{MaxPerSecond: ptr.To[int64](3)}, 5 * time.Millisecond, 3},
+		{nil, migrate.Job{}, pace.Bounds{MaxPerSecond: 70}},
+		{ptr.To(time.Duration(0)), migrate.Job{}, pace.Bounds{Blind: true, MaxPerSecond: 70}},
+		{ptr.To(time.Minute), migrate.Job{MaxPerSecond: ptr.To[int64](3)}, pace.Bounds{MaxAdded: time.Minute, MaxPerSecond: 3}},
+		{ptr.To(time.Minute), migrate.Job{MaxAddedLatency: ptr.To(time.Second)}, pace.Bounds{MaxAdded: time.Second, MaxPerSecond: 70}},
+		{nil, migrate.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, pace.Bounds{Blind: true}},
 	} {
-		y := m.yield(test.job)
-		if y.MaxAddedLatency != test.latency || y.MaxPerSecond != test.maxPerSecond {
-			t.Errorf("%+v gives way by %v and %d objects/s, want %v and %d", test.job, y.MaxAddedLatency, y.MaxPerSecond, test.latency, test.maxPerSecond)
+		m := &migrating{config: Config{MigrationMaxAddedLatency: test.flag, MigrationMaxObjectsPerSecond: 70}}
+		if got := m.bounds(test.job); got != test.want {
+			t.Errorf("%v, %+v: %+v, want %+v", test.flag, test.job, got, test.want)
 		}
-		idle := y.Busy()
-		load.add(1)
-		clock.Step(900 * time.Millisecond)
-		if served := y.Busy(); idle || !served {
-			t.Errorf("clients are served: %t with none, %t with one", idle, served)
-		}
-		api := giving(y)
-		if looks := api.Busy != nil && api.Busy(); looks != (test.latency > 0) || api.MaxPerSecond != test.maxPerSecond {
-			t.Errorf("%+v gives way to clients through the API: %t, and by %d objects/s", test.job, looks, api.MaxPerSecond)
-		}
-		load.add(-1)
-		clock.Step(2 * loadWindow)
 	}
 }
 
@@ -81,16 +67,16 @@ func (v values) Range(context.Context, string, string, int64, int64) (rewrite.Pa
 func TestProve(t *testing.T) {
 	const old, current = `{"apiVersion":"example.com/v1","kind":"Widget"}`, `{"apiVersion":"example.com/v2","kind":"Widget"}`
 	target := &rewrite.Target{GroupResource: widgetsResource, Encoding: "example.com/v2", Prefix: "/widgets/", Transformer: identity.NewEncryptCheckTransformer()}
-	if err := prove(t.Context(), values{current, current}, target, rewrite.Yield{}); err != nil {
+	if err := prove(t.Context(), values{current, current}, target, nil); err != nil {
 		t.Error(err)
 	}
 	for _, wrong := range []string{old, "k8s:enc:aescbc:v1:a:", "noise"} {
-		err := prove(t.Context(), values{current, wrong, current, wrong}, target, rewrite.Yield{})
+		err := prove(t.Context(), values{current, wrong, current, wrong}, target, nil)
 		if err == nil || !strings.Contains(err.Error(), ": 2 values, ") || !strings.Contains(err.Error(), "/widgets/1") {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}
-	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}, rewrite.Yield{}); err != nil {
+	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}, nil); err != nil {
 		t.Errorf("of a resource that is never encrypted: %v", err)
 	}
 }
@@ -177,7 +163,7 @@ func TestProvenByACensus(t *testing.T) {
 	}
 	api := provenAPI{
 		Rewriter: idle{}, kv: kv, target: func(context.Context, migrate.Job) (*rewrite.Target, error) { return target, nil },
-		yield: func(migrate.Job) rewrite.Yield { return rewrite.Yield{} },
+		pacer: func(migrate.Job) (*pace.Pacer, func()) { return nil, func() {} },
 	}
 	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); !refused(err) {
 		t.Errorf("through the API: %v", err)

@@ -95,6 +95,11 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 		return err
 	}
 	j.serveCensus(server)
+	if j.hosting == nil { // an aggregated server's cluster has servers that show it
+		if err := j.serveDashboard(server); err != nil {
+			return err
+		}
+	}
 	j.crds.storedChanged = j.leading.trigger.Look
 	return j.crds.follow()
 }
@@ -114,7 +119,8 @@ type running struct {
 
 	mu       sync.Mutex
 	departed bool
-	done     sync.WaitGroup
+	// controlling are the controllers' loops, reporting is the member's.
+	controlling, reporting sync.WaitGroup
 }
 
 func newRunning(j *Join) *running {
@@ -147,9 +153,9 @@ func (r *running) begin() (departed bool) {
 	}
 	j := r.j
 	loop := func(worker string, f func(context.Context)) {
-		r.done.Go(func() { workers.Loop(r.controllers, worker, f) })
+		r.controlling.Go(func() { workers.Loop(r.controllers, worker, f) })
 	}
-	r.done.Go(func() { j.reporting.member.Run(context.Background()) })
+	r.reporting.Go(func() { j.reporting.member.Run(context.Background()) })
 	loop("definitions", j.crds.run)
 	if j.hosting != nil {
 		j.hosting.running.Go(func() { workers.Loop(r.controllers, "host", j.hosting.run) })
@@ -183,9 +189,10 @@ func (r *running) begin() (departed bool) {
 	return false
 }
 
-// depart is the pre-shutdown hook: the controllers stop, no new writes begin, the last
+// depart is the pre-shutdown hook: the controllers end, no new writes begin, the last
 // ones land, the reports are dropped and the Lease with them (DESIGN 3.4). The server still
-// listens meanwhile. While etcd is away none of that can be done: then it leaves as if it
+// listens meanwhile, and takes what the controllers write last, with which they give up
+// migrations and elections. While etcd is away none of that can be done: then it leaves as if it
 // had crashed.
 func (r *running) depart() error {
 	r.mu.Lock()
@@ -195,10 +202,15 @@ func (r *running) depart() error {
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
 	workers.Go(ctx, "outage", func() { r.j.watchOutage(ctx, giveUp) })
-	select {
-	case <-r.j.reporting.drain.begin():
-	case <-ctx.Done():
-	case <-time.After(drainTimeout):
+	controlled := make(chan struct{})
+	go func() {
+		defer close(controlled)
+		r.controlling.Wait()
+	}()
+	if !await(ctx, controlled) {
+		klog.Background().Info("Controllers have not ended yet; what they write from now on is refused", "after", drainTimeout)
+	}
+	if !await(ctx, r.j.reporting.drain.begin()) {
 		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
 	}
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
@@ -213,9 +225,22 @@ func (r *running) depart() error {
 		// Requests that wait for etcd would hold up the stop.
 		err = r.j.etcd.Close()
 	}
-	r.done.Wait()
+	<-controlled
+	r.reporting.Wait()
 	r.letStart(departing)
 	return err
+}
+
+// await returns when an event has happened or is not worth to be waited for any more, and
+// false if it took too long.
+func await(ctx context.Context, event <-chan struct{}) bool {
+	select {
+	case <-event:
+	case <-ctx.Done():
+	case <-time.After(drainTimeout):
+		return false
+	}
+	return true
 }
 
 // watchOutage gives up when etcd is away, awayTimeout after it was called at the earliest.

@@ -1,22 +1,19 @@
 package join
 
 import (
-	"fmt"
 	"net/http"
-	goruntime "runtime"
 	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/version"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/connect"
 )
 
 const (
@@ -37,13 +34,11 @@ var skewRequests = metrics.NewCounterVec(&metrics.CounterOpts{
 	StabilityLevel: metrics.ALPHA,
 }, []string{"component", "direction"})
 
-var registerSkewMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(skewRequests) })
-
 // withSkew counts the requests of components outside the skew that the window allows, and
 // logs each such component once (KEP-4330, "Risk: Unintended and out-of-allowance version
 // skew"). No request is refused. It belongs behind authentication.
 func withSkew(handler http.Handler, window compat.Window) http.Handler {
-	registerSkewMetrics()
+	registerServerMetrics()
 	count := func(c compat.Component, v compat.Verdict) { skewRequests.WithLabelValues(string(c), v.String()).Inc() }
 	return newSkewFilter(window, count, klog.Background().WithName("skew")).wrap(handler)
 }
@@ -95,6 +90,9 @@ func (f *skewFilter) wrap(next http.Handler) http.Handler {
 }
 
 func (f *skewFilter) observe(r *http.Request) {
+	if fromLoopback(r) { // Kubernetes' own code in this process does not tell its version
+		return
+	}
 	j := f.judge(sender{header: r.Header.Get(compat.ComponentVersionHeader), userAgent: r.UserAgent()})
 	if j.verdict == compat.Within {
 		return
@@ -164,44 +162,12 @@ func (f *skewFilter) admit(who offender) (first, last bool) {
 	return true, len(f.offenders) == maxOffenders
 }
 
-// userAgent names a component of this binary as client-go names others.
-func userAgent(component compat.Component) string {
-	return fmt.Sprintf("%s/v%s.0 (%s/%s) kubernetes/concord", component, compat.BinaryVersion(), goruntime.GOOS, goruntime.GOARCH)
-}
-
 // AsComponent returns a copy of config whose requests tell which component sends them,
 // and which release it stands for. Of several the last one counts.
 func AsComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.UserAgent = userAgent(component)
-	told := compat.ComponentVersion(component, emulation)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return tells{next: next, value: told} })
-	return config
+	return connect.AsComponent(config, component, emulation)
 }
 
 // AsCommand returns a copy of config whose requests tell that this program's command sends
 // them.
-func AsCommand(config *rest.Config) *rest.Config {
-	return AsComponent(config, compat.ConcordCommand, compat.BinaryVersion())
-}
-
-// tells adds the component's version to requests.
-type tells struct {
-	next  http.RoundTripper
-	value string
-}
-
-var _ utilnet.RoundTripperWrapper = tells{}
-
-// RoundTrip implements http.RoundTripper.
-func (t tells) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Header.Get(compat.ComponentVersionHeader) != "" {
-		return t.next.RoundTrip(r)
-	}
-	r = utilnet.CloneRequest(r)
-	r.Header.Set(compat.ComponentVersionHeader, t.value)
-	return t.next.RoundTrip(r)
-}
-
-// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
-func (t tells) WrappedRoundTripper() http.RoundTripper { return t.next }
+func AsCommand(config *rest.Config) *rest.Config { return connect.AsCommand(config) }

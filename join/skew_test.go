@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/connect"
 )
 
 var skewWindow = compat.Window{Emulation: version.MustParse("1.36"), MinCompatibility: version.MustParse("1.35")}
@@ -110,6 +111,21 @@ func TestSkewFilter(t *testing.T) {
 	}
 }
 
+// TestSkewOfItself: what Kubernetes' own code in this process sends tells no version, and is
+// not counted; what others send of that name is.
+func TestSkewOfItself(t *testing.T) {
+	counted := &counts{}
+	h := newSkewFilter(skewWindow, counted.add, logr.Discard()).wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, groups := range [][]string{{user.SystemPrivilegedGroup}, nil} {
+		r := sent("concord/v0.0.0 (linux/amd64) kubernetes/$Format", "", user.APIServerUser)
+		r = r.WithContext(apirequest.WithUser(r.Context(), &user.DefaultInfo{Name: user.APIServerUser, Groups: groups}))
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	if want := map[string]int{"concord unknown": 1}; !maps.Equal(counted.of, want) {
+		t.Errorf("counted %v, want %v", counted.of, want)
+	}
+}
+
 // TestSkewFilterIsBounded: clients that make up headers and users cost neither memory nor
 // log, and those seen before are still judged.
 func TestSkewFilterIsBounded(t *testing.T) {
@@ -157,7 +173,7 @@ func TestSkewFilterAllocatesNothing(t *testing.T) {
 	f := newSkewFilter(skewWindow, (&counts{}).add, logr.Discard())
 	for _, r := range []*http.Request{
 		sent("kubelet/v1.36.0 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:a"),
-		sent(userAgent(compat.ConcordControllers), "concord-controllers/1.36", "controllers"),
+		sent(connect.UserAgent(compat.ConcordControllers), "concord-controllers/1.36", "controllers"),
 	} {
 		if n := testing.AllocsPerRun(100, func() { f.observe(r) }); n != 0 {
 			t.Errorf("%v: %v allocations per request", r.Header, n)

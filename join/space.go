@@ -17,9 +17,13 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-// spaceAskInterval is how often etcd is asked for its alarms: each question is an entry of
-// its log.
-const spaceAskInterval = 2 * time.Second
+const (
+	// spaceAskInterval is how often etcd is asked for its alarms: each question is an entry of
+	// its log.
+	spaceAskInterval = 2 * time.Second
+	// usedAskInterval is how often it is asked how much of its quota is used.
+	usedAskInterval = 15 * time.Second
+)
 
 // errNoSpace is what there is to say while etcd's alarm NOSPACE is raised.
 var errNoSpace = fmt.Errorf("%s: %w", fence.NoSpaceMessage, member.ErrDeletesOnly)
@@ -29,15 +33,24 @@ var errNoSpace = fmt.Errorf("%s: %w", fence.NoSpaceMessage, member.ErrDeletesOnl
 // refused tells at once.
 type etcdSpace struct {
 	alarmed func(context.Context) (bool, error)
-	limit   time.Duration
-	full    atomic.Bool
+	// used returns how much of the quota is used, 0 to 1; 0 if that is not known.
+	used  func(context.Context) (float64, error)
+	limit time.Duration
+	full  atomic.Bool
 	// refused says that a put was refused since the last question was begun.
 	refused atomic.Bool
 }
 
 func newEtcdSpace(etcd *clientv3.Client, limit time.Duration) *etcdSpace {
 	maintenance := etcdserverpb.NewMaintenanceClient(etcd.ActiveConnection())
-	return &etcdSpace{limit: limit, alarmed: func(ctx context.Context) (bool, error) {
+	used := func(ctx context.Context) (float64, error) {
+		resp, err := maintenance.Status(ctx, &etcdserverpb.StatusRequest{})
+		if err != nil || resp.DbSizeQuota <= 0 {
+			return 0, err
+		}
+		return float64(resp.DbSize) / float64(resp.DbSizeQuota), nil
+	}
+	return &etcdSpace{limit: limit, used: used, alarmed: func(ctx context.Context) (bool, error) {
 		resp, err := maintenance.Alarm(ctx, &etcdserverpb.AlarmRequest{Action: etcdserverpb.AlarmRequest_GET})
 		if err != nil {
 			return false, err
@@ -53,15 +66,28 @@ func newEtcdSpace(etcd *clientv3.Client, limit time.Duration) *etcdSpace {
 
 // run asks until ctx ends.
 func (s *etcdSpace) run(ctx context.Context) {
-	ticker := time.NewTicker(spaceAskInterval)
+	ticker, seldom := time.NewTicker(spaceAskInterval), time.NewTicker(usedAskInterval)
 	defer ticker.Stop()
+	defer seldom.Stop()
+	s.measure(ctx)
 	for {
 		s.once(ctx)
 		select {
 		case <-ticker.C:
+		case <-seldom.C:
+			s.measure(ctx)
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// measure has a metric show how much of the quota is used. Without an answer it stays as it is.
+func (s *etcdSpace) measure(ctx context.Context) {
+	asking, cancel := context.WithTimeout(ctx, s.limit)
+	defer cancel()
+	if used, err := s.used(asking); err == nil {
+		etcdUsed.Set(used)
 	}
 }
 
@@ -86,8 +112,10 @@ func (s *etcdSpace) refuse() {
 func (s *etcdSpace) set(full bool) {
 	switch was := s.full.Swap(full); {
 	case full && !was:
+		etcdFull.Set(1)
 		klog.Background().Error(errNoSpace, "Writes are refused")
 	case !full && was:
+		etcdFull.Set(0)
 		klog.Background().Info("Etcd has space again: writes are let through")
 	}
 }

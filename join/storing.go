@@ -69,8 +69,6 @@ func (j *Join) newStoring() error {
 		// takes a millisecond, while a watch cache first has to learn that it is up to date,
 		// which it asks every 100 ms.
 		Uncached:           uncached.Union(j.config.Uncached),
-		Renames:            func(gr schema.GroupResource) bool { return j.crds.renames(gr) },
-		SameSchema:         func(gr schema.GroupResource) bool { return j.crds.sameSchema(gr) },
 		CompactionInterval: j.config.Etcd.CompactionInterval,
 	})
 	if err != nil {
@@ -87,6 +85,7 @@ func (j *Join) Storage(c *genericapiserver.Config) {
 	if c.AdmissionControl != nil {
 		c.AdmissionControl = unhindered{Interface: c.AdmissionControl, controllers: j.config.ControllerUser}
 	}
+	c.AdmissionControl = authors{Interface: c.AdmissionControl, controllers: j.config.ControllerUser}
 	if c.MergedResourceConfig != nil {
 		j.storing.enabled = append(j.storing.enabled, c.MergedResourceConfig)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/verdict"
 )
 
 var _ stored.Keys = (*Keys)(nil)
@@ -35,7 +36,7 @@ func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, layout st
 // either counts for nothing, and values that cannot all be read in time refuse them.
 func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	all := append(s.Resources(), known...)
-	slices.SortFunc(all, stored.CompareResources)
+	slices.SortFunc(all, verdict.CompareResources)
 	var unreadable []string
 	for _, gr := range slices.Compact(all) {
 		if exempt(gr) || present != nil && k.readsAll(gr, present) {

@@ -16,6 +16,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/rewrite"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/verdict"
 )
 
 // reading lists the keys that k opens values with, as a server's identity Lease has them.
@@ -93,7 +94,7 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 			all = append(all, pattern) // a custom resource, or several
 		}
 	}
-	slices.SortFunc(all, stored.CompareResources)
+	slices.SortFunc(all, verdict.CompareResources)
 	for _, gr := range all {
 		if seal := k.Writes(gr); !exempt(gr) && !readsAs(lists, gr, seal) {
 			return fmt.Sprintf("%s that are %s", gr, describeKeys([]string{seal.Key()})[0])

@@ -2,6 +2,7 @@ package rewrite
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -14,8 +15,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// The rewrite beside the raw limit (the same bytes in transactions with the same
-// compares, nothing read or decoded) and beside one put per object, one after another:
+// The rewrite beside the raw limit (the same bytes in transactions with the same compares,
+// as many under way, nothing read or decoded) and beside one put after another:
 //
 //	go test ./rewrite -run '^$' -bench Rewrite -benchtime 5x
 //
@@ -45,12 +46,12 @@ func BenchmarkRewrite(b *testing.B) {
 				FenceKey: policyFence, FenceRevision: put(b, c, policyFence, nil),
 			}
 			now := 0 // the index of the encoding that everything is in
-			for _, workers := range []int{1, 2, 4, 8} {
-				b.Run("workers="+string(rune('0'+workers)), func(b *testing.B) {
+			for _, underWay := range []int{16, 64, 128, 256, 512} {
+				b.Run(fmt.Sprint("under way=", underWay), func(b *testing.B) {
 					for b.Loop() {
 						now = 1 - now
 						target.Encoding, target.Codec = resource.encodings[now], resource.codecs[now]
-						result, err := New(NewEtcd(c)).Run(b.Context(), target, Options{Workers: workers}, nil)
+						result, err := New(NewEtcd(c)).Run(b.Context(), target, Options{UnderWay: underWay}, nil)
 						must(b, err)
 						if result.Rewritten != benchObjects {
 							b.Fatalf("got %+v", result.Progress)
@@ -67,9 +68,10 @@ func BenchmarkRewrite(b *testing.B) {
 				report(b)
 			})
 			fence := Fence{Key: target.FenceKey, Revision: target.FenceRevision}
-			b.Run("raw, 1 in flight", func(b *testing.B) { benchRaw(b, c, fence, resource.prefix, 1) })
-			b.Run("raw, 8 in flight", func(b *testing.B) { benchRaw(b, c, fence, resource.prefix, 8) })
-			b.Run("one put per object", func(b *testing.B) { benchPuts(b, c, resource.prefix) })
+			for _, underWay := range []int{16, 128, 256, 512} {
+				b.Run(fmt.Sprint("raw, under way=", underWay), func(b *testing.B) { benchRaw(b, c, fence, resource.prefix, underWay) })
+			}
+			b.Run("one put after another", func(b *testing.B) { benchPuts(b, c, resource.prefix) })
 		})
 	}
 }
@@ -88,17 +90,20 @@ func entries(b *testing.B, c *clientv3.Client, prefix string) []Put {
 	return puts
 }
 
-func benchRaw(b *testing.B, c *clientv3.Client, fence Fence, prefix string, inFlight int) {
+func benchRaw(b *testing.B, c *clientv3.Client, fence Fence, prefix string, underWay int) {
 	kv := NewEtcd(c)
 	for b.Loop() {
 		b.StopTimer()
 		puts := entries(b, c, prefix)
 		b.StartTimer()
 		group, ctx := errgroup.WithContext(b.Context())
-		group.SetLimit(inFlight)
-		for _, batch := range inBatches(puts, 100, 1<<20) {
+		group.SetLimit(underWay)
+		for _, p := range puts {
 			group.Go(func() error {
-				_, err := kv.Commit(ctx, fence, batch)
+				written, _, err := kv.Put(ctx, fence, p)
+				if err == nil && !written {
+					err = fmt.Errorf("%s has changed", p.Key)
+				}
 				return err
 			})
 		}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
@@ -28,16 +29,7 @@ const (
 )
 
 // Row counts the stored objects of one resource in one encoding.
-type Row struct {
-	// Resource is the plural name, with the group behind a dot: "configmaps",
-	// "ipaddresses.networking.k8s.io".
-	Resource string `json:"resource"`
-	// Encoding is a group/version or one of the words above.
-	Encoding string `json:"encoding"`
-	Objects  int64  `json:"objects"`
-	// Bytes is the size of the values as stored.
-	Bytes int64 `json:"bytes"`
-}
+type Row = census.Row
 
 // Census is what is stored, at one revision.
 type Census struct {
@@ -46,18 +38,31 @@ type Census struct {
 	Rows []Row `json:"rows"`
 	// Unknown names the keys whose values cannot be read, in key order.
 	Unknown []string `json:"unknown"`
+	// Undecodable names the values whose envelope can be read and whose content does not
+	// decode, in key order; only of a census that verifies.
+	Undecodable []Damaged `json:"undecodable,omitempty"`
 }
+
+// Damaged is a stored value that does not decode, and why.
+type Damaged struct {
+	Key    string `json:"key"`
+	Reason string `json:"reason"`
+}
+
+// Verify decodes a stored value as an API server does, and says why that fails.
+type Verify func(value []byte) error
 
 // censusAttempts is how often a census starts anew because its revision was compacted.
 const censusAttempts = 5
 
 // Count counts the objects stored under prefix ("/registry") by resource and encoding.
-// It reads raw values, all at one revision, and only their envelopes: no value makes it
-// fail. An error comes from the store or ctx.
-func Count(ctx context.Context, reader Reader, prefix string) (Census, error) {
+// It reads raw values, all at one revision, and only their envelopes unless verify is given,
+// which is called with every value that is not encrypted: no value makes it fail. An error
+// comes from the store or ctx.
+func Count(ctx context.Context, reader Reader, prefix string, verify Verify) (Census, error) {
 	prefix = strings.TrimSuffix(prefix, "/") + "/"
 	for range censusAttempts {
-		census, err := count(ctx, reader, prefix)
+		census, err := count(ctx, reader, prefix, verify)
 		if !errors.Is(err, ErrCompacted) {
 			return census, err
 		}
@@ -65,11 +70,12 @@ func Count(ctx context.Context, reader Reader, prefix string) (Census, error) {
 	return Census{}, fmt.Errorf("count the objects under %s: %w, %d times; compact etcd less often or ask again later", prefix, ErrCompacted, censusAttempts)
 }
 
-func count(ctx context.Context, reader Reader, prefix string) (Census, error) {
+func count(ctx context.Context, reader Reader, prefix string, verify Verify) (Census, error) {
 	defaults := Options{}.withDefaults()
 	pager := newPager(reader, prefix, defaults.PageKeys, defaults.PageBytes)
 	defer pager.close()
 	t := newTally()
+	t.verify = verify
 	for !pager.done {
 		page, err := pager.page(ctx)
 		if err != nil {
@@ -87,6 +93,13 @@ func count(ctx context.Context, reader Reader, prefix string) (Census, error) {
 // resources: the service IP and node port allocators' bitmaps, and the addresses of API
 // servers. All are in core/v1, the only version that they have ever had.
 var unowned = sets.New("ranges", "masterleases", "peerserverleases")
+
+// Unowned says whether a key, without the prefix, is of what kube-apiserver keeps for itself,
+// past all storage of resources, in core/v1.
+func Unowned(key string) bool {
+	folder, _, _ := strings.Cut(key, "/")
+	return unowned.Has(folder)
+}
 
 // place is what an object's key tells of its resource.
 type place struct {
@@ -110,8 +123,10 @@ type amount struct{ objects, bytes int64 }
 // tally collects a census. Values that cannot be read do not tell their group; it is
 // looked up at the end, among what else was found.
 type tally struct {
-	cells   map[cell]amount
-	unknown []string
+	verify      Verify
+	cells       map[cell]amount
+	unknown     []string
+	undecodable []Damaged
 	// seen has the groups of the readable objects of each resource whose keys do not tell
 	// the group, reported the groups that StorageVersions name for each resource.
 	seen, reported map[string]sets.Set[string]
@@ -137,8 +152,13 @@ func (t *tally) add(path string, e Entry) {
 		case c.encoding == EncodingUnknown, c.encoding == EncodingEncrypted+Unnamed:
 			t.unknown = append(t.unknown, e.Key)
 		}
-	} else if !strings.HasPrefix(path, c.place.group+"/") {
-		insert(t.seen, c.place.resource, c.place.group)
+	} else {
+		if !strings.HasPrefix(path, c.place.group+"/") {
+			insert(t.seen, c.place.resource, c.place.group)
+		}
+		if err := t.verify.of(e.Value); err != nil {
+			t.undecodable = append(t.undecodable, Damaged{Key: e.Key, Reason: err.Error()})
+		}
 	}
 	if name, ok := strings.CutPrefix(path, storageversion.Resource.Resource+"/"); ok {
 		if gr, err := storageversion.GroupResource(name); err == nil {
@@ -147,6 +167,14 @@ func (t *tally) add(path string, e Entry) {
 	}
 	n := t.cells[c]
 	t.cells[c] = amount{objects: n.objects + 1, bytes: n.bytes + int64(len(e.Value))}
+}
+
+// of is nil where nothing verifies.
+func (v Verify) of(value []byte) error {
+	if v == nil {
+		return nil
+	}
+	return v(value)
 }
 
 func unreadable(value []byte) string {
@@ -182,7 +210,7 @@ func locate(segments []string, encoding agree.Encoding) place {
 		return place{resource: ResourceOther, grouped: true}
 	}
 	first, second := segments[0], segments[1]
-	if unowned.Has(first) {
+	if Unowned(first) {
 		return place{resource: ResourceOther, grouped: true}
 	}
 	gv, err := schema.ParseGroupVersion(string(encoding))
@@ -210,7 +238,7 @@ func (t *tally) census(revision int64) Census {
 		row := Row{Resource: c.place.groupResource().String(), Encoding: c.encoding}
 		rows[row] = amount{objects: rows[row].objects + n.objects, bytes: rows[row].bytes + n.bytes}
 	}
-	census := Census{Revision: revision, Rows: make([]Row, 0, len(rows)), Unknown: t.unknown}
+	census := Census{Revision: revision, Rows: make([]Row, 0, len(rows)), Unknown: t.unknown, Undecodable: t.undecodable}
 	for row, n := range rows {
 		row.Objects, row.Bytes = n.objects, n.bytes
 		census.Rows = append(census.Rows, row)

@@ -1,6 +1,7 @@
 package rewrite
 
 import (
+	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -73,7 +74,7 @@ func TestCount(t *testing.T) {
 	}
 	last := put(t, c, "/registry/namespaces/default", unknown("v1", "Namespace"))
 
-	census, err := Count(t.Context(), NewEtcd(c), "/registry")
+	census, err := Count(t.Context(), NewEtcd(c), "/registry", nil)
 	must(t, err)
 	if census.Revision != last {
 		t.Errorf("revision %d, want %d", census.Revision, last)
@@ -122,8 +123,36 @@ func TestCount(t *testing.T) {
 	}
 }
 
+// TestCountVerifies: a census that verifies names what does not decode although its envelope can
+// be read, and tries nothing that is encrypted.
+func TestCountVerifies(t *testing.T) {
+	c := startEtcd(t)
+	whole := []byte(`{"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":1}}`)
+	for key, value := range map[string][]byte{
+		"/registry/example.com/widgets/default/a": whole,
+		"/registry/example.com/widgets/default/b": whole[:len(whole)-3],
+		"/registry/example.com/widgets/default/c": whole[:len(whole)-1],
+		"/registry/secrets/default/d":             []byte("k8s:enc:aescbc:v1:key1:\x00"),
+		"/registry/secrets/default/e":             {0xff},
+	} {
+		put(t, c, key, value)
+	}
+	census, err := Count(t.Context(), NewEtcd(c), "/registry", func(value []byte) error {
+		var any map[string]any
+		return json.Unmarshal(value, &any)
+	})
+	must(t, err)
+	const why = "unexpected end of JSON input"
+	if want := []Damaged{{"/registry/example.com/widgets/default/b", why}, {"/registry/example.com/widgets/default/c", why}}; !reflect.DeepEqual(census.Undecodable, want) {
+		t.Errorf("got %v, want %v", census.Undecodable, want)
+	}
+	if want := []string{"/registry/secrets/default/e"}; !reflect.DeepEqual(census.Unknown, want) {
+		t.Errorf("unknown: got %v, want %v", census.Unknown, want)
+	}
+}
+
 func TestCountOfNothing(t *testing.T) {
-	census, err := Count(t.Context(), NewEtcd(startEtcd(t)), "/registry/")
+	census, err := Count(t.Context(), NewEtcd(startEtcd(t)), "/registry/", nil)
 	must(t, err)
 	if census.Rows == nil || len(census.Rows) != 0 || census.Unknown == nil {
 		t.Fatalf("got %+v", census)
@@ -142,13 +171,13 @@ func TestCountStartsAnewAfterCompaction(t *testing.T) {
 		}
 		return nil
 	}}
-	census, err := Count(t.Context(), kv, "/registry")
+	census, err := Count(t.Context(), kv, "/registry", nil)
 	must(t, err)
 	if compactions != 1 || len(census.Rows) != 2 || census.Rows[0].Objects != 100 || census.Rows[1].Objects != 1 {
 		t.Fatalf("%d compactions, %+v", compactions, census)
 	}
 	always = true
-	if _, err := Count(t.Context(), kv, "/registry"); !errors.Is(err, ErrCompacted) {
+	if _, err := Count(t.Context(), kv, "/registry", nil); !errors.Is(err, ErrCompacted) {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -17,7 +17,7 @@ type Cursor struct {
 	Failed []Failure
 }
 
-// chunk is a piece of a page that is judged and written together.
+// chunk is a piece of a page whose entries are judged together.
 type chunk struct {
 	entries []Entry
 	// last is the key up to which everything is done when this chunk and all before it are.

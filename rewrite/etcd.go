@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,18 +16,15 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	_ "github.com/concord-dev/concord/grpclimit" // many calls are under way beside a stream
 )
 
 // Etcd is a KV in etcd.
 type Etcd struct {
 	kv clientv3.KV
-	// commit sends a transaction whose reply is expected to have at most so many bytes.
-	commit func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error)
 	// open begins to read a range as a stream.
 	open func(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error)
-	// conflicting is how many of the next transactions are expected to meet keys that have
-	// changed.
-	conflicting atomic.Int32
 	// streamless says that etcd has no streams, which are new in 3.7.
 	streamless atomic.Bool
 }
@@ -38,56 +34,17 @@ type Etcd struct {
 func NewEtcd(kv clientv3.KV) *Etcd {
 	client, ok := kv.(*clientv3.Client)
 	if !ok || client.ActiveConnection() == nil {
-		return &Etcd{kv: kv, commit: unconnected{kv}.commit, open: unconnected{kv}.open}
+		return &Etcd{kv: kv, open: unconnected{kv}.open}
 	}
 	remote := clientv3.RetryKVClient(client)
-	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{remote}, client), commit: connected{remote}.commit, open: connected{remote}.open}
+	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{remote}, client), open: connected{remote}.open}
 }
 
-// connected sends transactions and receives streams as they are: clientv3 would copy every value.
+// connected receives streams as they are: clientv3 would copy every value.
 type connected struct{ etcdserverpb.KVClient }
-
-func (c connected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error) {
-	// As clientv3 does: who waits for an etcd that restarts is bounded by ctx. What is too large
-	// is for etcd to say, which has a setting for it.
-	resp, err := c.Txn(ctx, txn, grpc.WaitForReady(true), grpc.MaxCallSendMsgSize(math.MaxInt32), grpc.MaxCallRecvMsgSize(maxReply))
-	if err != nil {
-		return nil, clientv3.ContextError(ctx, err)
-	}
-	return resp, nil
-}
 
 // unconnected does the same by a KV that has no connection.
 type unconnected struct{ clientv3.KV }
-
-func (u unconnected) commit(ctx context.Context, txn *etcdserverpb.TxnRequest, _ int) (*etcdserverpb.TxnResponse, error) {
-	cmps, then, _ := transactionOf(txn)
-	resp, err := u.Txn(ctx).If(cmps...).Then(then...).Commit()
-	return (*etcdserverpb.TxnResponse)(resp), err
-}
-
-// transactionOf says in clientv3's words what is in a transaction of Commit.
-func transactionOf(txn *etcdserverpb.TxnRequest) (cmps []clientv3.Cmp, then, otherwise []clientv3.Op) {
-	for _, c := range txn.Compare {
-		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(string(c.Key)), "=", c.GetModRevision()))
-	}
-	return cmps, operationsOf(txn.Success), operationsOf(txn.Failure)
-}
-
-func operationsOf(requests []*etcdserverpb.RequestOp) (ops []clientv3.Op) {
-	for _, r := range requests {
-		switch r := r.Request.(type) {
-		case *etcdserverpb.RequestOp_RequestTxn:
-			ops = append(ops, clientv3.OpTxn(transactionOf(r.RequestTxn)))
-		case *etcdserverpb.RequestOp_RequestPut:
-			lease := clientv3.WithLease(clientv3.LeaseID(r.RequestPut.Lease))
-			ops = append(ops, clientv3.OpPut(string(r.RequestPut.Key), string(r.RequestPut.Value), lease))
-		case *etcdserverpb.RequestOp_RequestRange:
-			ops = append(ops, clientv3.OpGet(string(r.RequestRange.Key)))
-		}
-	}
-	return ops
-}
 
 // boundedReplies refuses replies of several values that are larger than MaxReply, by
 // their announced length and hence before they take memory.
@@ -124,114 +81,44 @@ func pageOf(resp *etcdserverpb.RangeResponse) Page {
 	return page
 }
 
-// afterConflict is how many transactions after one in which a key had changed are taken to
-// have changed keys as well: clients are at work.
-const afterConflict = 8
-
-// Commit implements KV. Where no key has changed, which is the rule, one compare and one put
-// for each is all that etcd has to be told. Only where one has is it asked for each by itself.
-func (e *Etcd) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
-	if len(puts) <= 1 || e.conflicting.Load() > 0 && e.conflicting.Add(-1) >= 0 {
-		return e.commitEach(ctx, fence, puts)
-	}
-	committed, ok, err := e.commitAll(ctx, fence, puts)
-	if ok || err != nil {
-		return committed, err
-	}
-	e.conflicting.Store(afterConflict)
-	return e.commitEach(ctx, fence, puts)
-}
-
-// commitAll writes all or, where a key has changed or the fence has, nothing.
-func (e *Etcd) commitAll(ctx context.Context, fence Fence, puts []Put) (_ Committed, ok bool, err error) {
-	txn := &etcdserverpb.TxnRequest{
-		Compare: make([]*etcdserverpb.Compare, 0, 1+len(puts)), Success: make([]*etcdserverpb.RequestOp, 0, len(puts)),
-	}
-	txn.Compare = append(txn.Compare, unchanged([]byte(fence.Key), fence.Revision))
-	for _, p := range puts {
-		key := []byte(p.Key)
-		txn.Compare, txn.Success = append(txn.Compare, unchanged(key, p.ModRevision)), append(txn.Success, putOf(key, p))
-	}
-	resp, err := e.transact(ctx, txn, len(puts), MaxReply)
-	if err != nil || !resp.Succeeded {
-		return Committed{}, false, err
-	}
-	return Committed{Revision: resp.Header.GetRevision(), Outcomes: slices.Repeat([]Outcome{{Written: true}}, len(puts))}, true, nil
-}
-
-// commitEach writes those whose keys have not changed, if the fence has not.
-func (e *Etcd) commitEach(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
-	maxReply := MaxReply // keys that have changed come with the values they have now
-	if len(puts) == 1 {
-		maxReply = math.MaxInt32
-	}
-	resp, err := e.transact(ctx, &etcdserverpb.TxnRequest{
-		Compare: []*etcdserverpb.Compare{unchanged([]byte(fence.Key), fence.Revision)},
-		Success: operations(puts),
-	}, len(puts), maxReply)
+// Put implements KV. Where the put was not made, it is asked first whether the fence holds.
+func (e *Etcd) Put(ctx context.Context, fence Fence, put Put) (written bool, revision int64, err error) {
+	txn := e.kv.Txn(ctx).If(
+		clientv3.Compare(clientv3.ModRevision(put.Key), "=", put.ModRevision),
+		clientv3.Compare(clientv3.ModRevision(fence.Key), "=", fence.Revision),
+	)
+	txn = txn.Then(clientv3.OpPut(put.Key, string(put.Value), clientv3.WithLease(clientv3.LeaseID(put.Lease))))
+	resp, err := txn.Else(clientv3.OpGet(fence.Key, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
-		return Committed{}, err
+		return false, 0, fmt.Errorf("write %s: %w", put.Key, classify(err))
 	}
-	if !resp.Succeeded {
-		return Committed{}, fmt.Errorf("%q is not at revision %d: %w", fence.Key, fence.Revision, ErrFenced)
+	if resp.Succeeded {
+		return true, resp.Header.GetRevision(), nil
 	}
-	result := Committed{Revision: resp.Header.GetRevision(), Outcomes: make([]Outcome, len(puts))}
-	for i, r := range resp.Responses {
-		result.Outcomes[i] = outcome(r.GetResponseTxn())
-	}
-	return result, nil
-}
-
-// transact sends a transaction of one operation for each of n objects, if its compares hold.
-func (e *Etcd) transact(ctx context.Context, txn *etcdserverpb.TxnRequest, n, maxReply int) (*etcdserverpb.TxnResponse, error) {
-	resp, err := e.commit(ctx, txn, maxReply)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("write %d objects: %w", n, classify(err))
-	case resp.Succeeded && len(resp.Responses) != n:
-		return nil, fmt.Errorf("etcd answered %d of %d operations", len(resp.Responses), n)
-	}
-	return resp, nil
-}
-
-// unchanged holds if the key is at the revision.
-func unchanged(key []byte, revision int64) *etcdserverpb.Compare {
-	return &etcdserverpb.Compare{
-		Key: key, Target: etcdserverpb.Compare_MOD, Result: etcdserverpb.Compare_EQUAL,
-		TargetUnion: &etcdserverpb.Compare_ModRevision{ModRevision: revision},
-	}
-}
-
-// operations nests a transaction for each put, so that every key has a result of its own.
-func operations(puts []Put) []*etcdserverpb.RequestOp {
-	ops := make([]*etcdserverpb.RequestOp, len(puts))
-	for i, p := range puts {
-		key := []byte(p.Key)
-		ops[i] = &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestTxn{RequestTxn: &etcdserverpb.TxnRequest{
-			Compare: []*etcdserverpb.Compare{unchanged(key, p.ModRevision)},
-			Success: []*etcdserverpb.RequestOp{putOf(key, p)},
-			Failure: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestRange{RequestRange: &etcdserverpb.RangeRequest{Key: key}}}},
-		}}}
-	}
-	return ops
-}
-
-func putOf(key []byte, p Put) *etcdserverpb.RequestOp {
-	put := &etcdserverpb.PutRequest{Key: key, Value: p.Value, Lease: p.Lease}
-	return &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: put}}
-}
-
-func outcome(txn *etcdserverpb.TxnResponse) Outcome {
-	if txn.GetSucceeded() {
-		return Outcome{Written: true}
-	}
-	if rs := txn.GetResponses(); len(rs) > 0 {
-		if kvs := rs[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
-			current := entry(kvs[0])
-			return Outcome{Current: &current}
+	for _, r := range resp.Responses {
+		for _, kv := range r.GetResponseRange().GetKvs() {
+			if kv.ModRevision == fence.Revision {
+				return false, resp.Header.GetRevision(), nil
+			}
 		}
 	}
-	return Outcome{}
+	return false, 0, fence.moved()
+}
+
+// Prove implements KV.
+func (e *Etcd) Prove(ctx context.Context, fence Fence) error {
+	resp, err := e.kv.Get(ctx, fence.Key, clientv3.WithKeysOnly())
+	if err != nil {
+		return readError(fence.Key, 0, err)
+	}
+	if len(resp.Kvs) != 1 || resp.Kvs[0].ModRevision != fence.Revision {
+		return fence.moved()
+	}
+	return nil
+}
+
+func (f Fence) moved() error {
+	return fmt.Errorf("%q is not at revision %d: %w", f.Key, f.Revision, ErrFenced)
 }
 
 func entry(kv *mvccpb.KeyValue) Entry {

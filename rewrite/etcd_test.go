@@ -9,11 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -111,9 +109,8 @@ func stored(tb testing.TB, c *clientv3.Client, prefix string) map[string]Entry {
 // operation's.
 type hooked struct {
 	KV
-	beforeRange  func(start string, revision int64) error
-	beforeCommit func(fence Fence, puts []Put) error
-	afterCommit  func(Committed)
+	beforeRange func(start string, revision int64) error
+	beforePut   func(fence Fence, put Put) error
 }
 
 func (h hooked) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
@@ -125,17 +122,13 @@ func (h hooked) Range(ctx context.Context, start, end string, limit, revision in
 	return h.KV.Range(ctx, start, end, limit, revision)
 }
 
-func (h hooked) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
-	if h.beforeCommit != nil {
-		if err := h.beforeCommit(fence, puts); err != nil {
-			return Committed{}, err
+func (h hooked) Put(ctx context.Context, fence Fence, put Put) (bool, int64, error) {
+	if h.beforePut != nil {
+		if err := h.beforePut(fence, put); err != nil {
+			return false, 0, err
 		}
 	}
-	c, err := h.KV.Commit(ctx, fence, puts)
-	if err == nil && h.afterCommit != nil {
-		h.afterCommit(c)
-	}
-	return c, err
+	return h.KV.Put(ctx, fence, put)
 }
 
 func numbered(prefix string) func(int) string {
@@ -202,107 +195,65 @@ func TestRangeRefuses(t *testing.T) {
 	}
 }
 
-// countTransactions returns a KV and how many transactions it has sent.
-func countTransactions(c *clientv3.Client) (*Etcd, *int) {
-	kv, transactions := NewEtcd(c), new(int)
-	commit := kv.commit
-	kv.commit = func(ctx context.Context, txn *etcdserverpb.TxnRequest, maxReply int) (*etcdserverpb.TxnResponse, error) {
-		*transactions++
-		return commit(ctx, txn, maxReply)
-	}
-	return kv, transactions
-}
-
-// Objects that nobody has touched take one transaction without one for each of them. Where one
-// was touched, only that one is not written, and comes back as it is.
-func TestCommit(t *testing.T) {
+// A value is written if neither its key nor the fence has changed, at a revision of its own,
+// and keeps its lease. Whatever became of the key, a fence that has moved is said first.
+func TestPut(t *testing.T) {
 	for name, test := range map[string]struct {
-		objects          int
-		changed, deleted []int
-		moved            bool
-		transactions     int
+		changed, deleted, moved, unfenced bool
 	}{
-		"untouched":        {objects: 5, transactions: 1},
-		"one changed":      {objects: 5, changed: []int{2}, transactions: 2},
-		"one deleted":      {objects: 5, deleted: []int{4}, transactions: 2},
-		"both":             {objects: 5, changed: []int{0}, deleted: []int{1}, transactions: 2},
-		"all changed":      {objects: 2, changed: []int{0, 1}, transactions: 2},
-		"a single one":     {objects: 1, transactions: 1},
-		"one that changed": {objects: 1, changed: []int{0}, transactions: 1},
-		"the fence moved":  {objects: 5, moved: true, transactions: 2},
-		"nothing to write": {transactions: 1},
+		"untouched":                    {},
+		"changed":                      {changed: true},
+		"deleted":                      {deleted: true},
+		"the fence moved":              {moved: true},
+		"the fence is gone":            {unfenced: true},
+		"changed, and so is the fence": {changed: true, moved: true},
+		"deleted, and so is the fence": {deleted: true, unfenced: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startEtcd(t)
-			kv, transactions := countTransactions(c)
-			key := numbered("/k/")
-			fence := Fence{Key: policyFence, Revision: put(t, c, policyFence, nil)}
+			kv := NewEtcd(c)
+			fence := Fence{Key: policyFence, Revision: put(t, c, policyFence, []byte("a StorageVersion"))}
 			lease, err := c.Grant(t.Context(), 3600)
 			must(t, err)
-			var puts []Put
-			want := map[string]Entry{}
-			for i := range test.objects {
-				revision := put(t, c, key(i), []byte("old"), clientv3.WithLease(lease.ID))
-				puts = append(puts, Put{Key: key(i), Value: []byte("new"), ModRevision: revision, Lease: int64(lease.ID)})
-				want[key(i)] = Entry{Key: key(i), Value: []byte("new"), Lease: int64(lease.ID)}
+			p := Put{Key: "/k", Value: []byte("new"), ModRevision: put(t, c, "/k", []byte("old"), clientv3.WithLease(lease.ID)), Lease: int64(lease.ID)}
+			if test.changed {
+				put(t, c, p.Key, []byte("a client's"))
 			}
-			for _, i := range test.changed {
-				revision := put(t, c, key(i), []byte("a client's"))
-				want[key(i)] = Entry{Key: key(i), Value: []byte("a client's"), ModRevision: revision}
-			}
-			for _, i := range test.deleted {
-				_, err := c.Delete(t.Context(), key(i))
+			if test.deleted {
+				_, err := c.Delete(t.Context(), p.Key)
 				must(t, err)
-				delete(want, key(i))
 			}
 			if test.moved {
 				put(t, c, policyFence, nil)
-				before := stored(t, c, "/k/")
-				if _, err := kv.Commit(t.Context(), fence, puts); !errors.Is(err, ErrFenced) || !reflect.DeepEqual(stored(t, c, "/k/"), before) || *transactions != test.transactions {
-					t.Errorf("after %d transactions: %v", *transactions, err)
-				}
-				return
 			}
-			got, err := kv.Commit(t.Context(), fence, puts)
+			if test.unfenced {
+				_, err := c.Delete(t.Context(), policyFence)
+				must(t, err)
+			}
+			before := stored(t, c, "/")
+			newest, err := c.Get(t.Context(), "/")
 			must(t, err)
-			if len(got.Outcomes) != len(puts) || *transactions != test.transactions {
-				t.Fatalf("%d transactions have %d outcomes", *transactions, len(got.Outcomes))
-			}
-			now := stored(t, c, "/k/")
-			for i, o := range got.Outcomes {
-				entry, there := want[key(i)]
-				switch touched := slices.Contains(test.changed, i); {
-				case !there && (o.Written || o.Current != nil), touched && (o.Written || o.Current == nil || !reflect.DeepEqual(*o.Current, entry)), there && !touched && (!o.Written || o.Current != nil):
-					t.Errorf("object %d: %+v", i, o)
+
+			written, revision, err := kv.Put(t.Context(), fence, p)
+			stands := kv.Prove(t.Context(), fence)
+			if test.moved || test.unfenced {
+				if !errors.Is(err, ErrFenced) || !errors.Is(stands, ErrFenced) || written {
+					t.Errorf("got %t, %v, %v", written, err, stands)
 				}
-				if there && entry.ModRevision == 0 {
-					entry.ModRevision = got.Revision
-					want[key(i)] = entry
-				}
+			} else if err != nil || stands != nil {
+				t.Errorf("got %v, %v", err, stands)
 			}
-			if !reflect.DeepEqual(now, want) {
-				t.Errorf("stored is %+v, want %+v", now, want)
+			if want := before; !test.changed && !test.deleted && !test.moved && !test.unfenced {
+				if !written || revision != newest.Header.Revision+1 {
+					t.Errorf("written %t, at %d after %d", written, revision, newest.Header.Revision)
+				}
+				want[p.Key] = Entry{Key: p.Key, Value: p.Value, ModRevision: revision, Lease: p.Lease}
+			} else if written {
+				t.Error("it says that it has written")
+			}
+			if got := stored(t, c, "/"); !reflect.DeepEqual(got, before) {
+				t.Errorf("stored is %+v, want %+v", got, before)
 			}
 		})
-	}
-}
-
-// After a key had changed, transactions are made for each key for a while: clients are at work.
-func TestAfterConflict(t *testing.T) {
-	c := startEtcd(t)
-	kv, transactions := countTransactions(c)
-	fence := Fence{Key: policyFence, Revision: put(t, c, policyFence, nil)}
-	key := numbered("/k/")
-	for i := range 3 * afterConflict {
-		puts := []Put{{Key: key(2 * i), ModRevision: put(t, c, key(2*i), nil)}, {Key: key(2*i + 1), ModRevision: put(t, c, key(2*i+1), nil)}}
-		put(t, c, key(2*i), nil)
-		got, err := kv.Commit(t.Context(), fence, puts)
-		must(t, err)
-		if got.Outcomes[0].Written || got.Outcomes[0].Current == nil || !got.Outcomes[1].Written {
-			t.Fatalf("%+v", got)
-		}
-	}
-	if most := 3*afterConflict + 3; *transactions > most {
-		t.Errorf("%d transactions, want %d at most", *transactions, most)
 	}
 }

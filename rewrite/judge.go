@@ -172,20 +172,3 @@ func newFailure(key string, reason Reason, err error) *Failure {
 	}
 	return &Failure{Key: key, Reason: reason, Detail: detail}
 }
-
-// overhead estimates the bytes that a put costs in a request beside its key and value:
-// the compare, the lease and the frames around them.
-const overhead = 64
-
-// batch says how many of the puts, from the first, go into one transaction within the
-// bounds. A put that is larger than maxBytes gets one of its own.
-func batch(puts []Put, maxKeys, maxBytes int) int {
-	bytes := 0
-	for i, p := range puts {
-		bytes += len(p.Value) + 3*len(p.Key) + overhead // the key is in the compare, the put and the get
-		if i > 0 && (i == maxKeys || bytes > maxBytes) {
-			return i
-		}
-	}
-	return len(puts)
-}

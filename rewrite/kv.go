@@ -9,13 +9,12 @@ import (
 // Errors that a KV tells apart, so that callers can branch on them with errors.Is.
 var (
 	// ErrFenced means that the StorageVersion key is not at the revision a transaction
-	// was to prove: nothing of that transaction was written.
+	// was to prove: that transaction wrote nothing.
 	ErrFenced = errors.New("the resource's StorageVersion has changed")
 	// ErrCompacted means that the revision to read at is not kept any more.
 	ErrCompacted = errors.New("the revision to read at has been compacted")
-	// ErrTooLarge means that the store takes no transaction of that many bytes or
-	// operations, of which nothing was written; or that a reply is larger than is taken at
-	// a time, and then the transaction may have been written.
+	// ErrTooLarge means that the store takes no value of that many bytes, and has not written
+	// it; or that a reply to a read is larger than is taken at a time.
 	ErrTooLarge = errors.New("too large")
 	// ErrUnavailable means that the store does not answer now, for example because it
 	// restarts or has no leader. What a transaction was to write may have been written.
@@ -26,8 +25,8 @@ var (
 	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of what encrypts:
 	// nothing is known to be wrong with the value.
 	ErrKeysUnavailable = errors.New("the encryption key is not at hand")
-	// ErrLeaseLost means that a put names an etcd lease that does not exist: nothing of
-	// the transaction was written.
+	// ErrLeaseLost means that a put names an etcd lease that does not exist, and so was not
+	// made.
 	ErrLeaseLost = errors.New("the etcd lease does not exist")
 )
 
@@ -90,20 +89,6 @@ type Fence struct {
 	Revision int64
 }
 
-// Outcome is what became of one Put.
-type Outcome struct {
-	Written bool
-	// Current is the entry found instead when the key had changed, nil when it was deleted.
-	Current *Entry
-}
-
-// Committed is the result of a transaction whose fence held.
-type Committed struct {
-	Revision int64
-	// Outcomes has one element for each put, in the order of the puts.
-	Outcomes []Outcome
-}
-
 // MaxReply bounds the bytes that a Reader takes at a time, but for a single entry. It is
 // what a read may cost in memory, however wrong the guess of the values' sizes was.
 const MaxReply = 4 << 20
@@ -120,11 +105,13 @@ type Reader interface {
 // KV is what the engine needs of the store.
 type KV interface {
 	Reader
-	// Commit does all puts in one transaction, each only if its key is unchanged, and
-	// none unless the fence holds (ErrFenced). A lost reply shows as another error; the
-	// same transaction may then be tried again, since its own puts change the keys.
-	// Without puts it only proves the fence. It fails with ErrTooLarge if the puts are too
-	// many or too large for one transaction, or if the values that other keys have instead
-	// have more than MaxReply bytes, those of a single put excepted.
-	Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error)
+	// Put writes one value in a transaction of its own, if its key is unchanged and the fence
+	// holds: it fails with ErrFenced if the fence does not, and is not written if the key has
+	// changed or is gone. The revision is the store's after the transaction; a value that was
+	// written has it, and no other object does. A lost reply shows as another error; the same
+	// put may then be tried again: if it was made, its key has changed. It fails with
+	// ErrTooLarge if the value is too large for the store.
+	Put(ctx context.Context, fence Fence, put Put) (written bool, revision int64, err error)
+	// Prove fails with ErrFenced if the fence does not hold.
+	Prove(ctx context.Context, fence Fence) error
 }

@@ -25,7 +25,7 @@ func TestPanic(t *testing.T) {
 	loadOld(t, c, 50)
 	before := stored(t, c, policyPrefix)
 	target.Codec = panicking{target.Codec}
-	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 4}, nil); !errors.Is(err, workers.ErrPanicked) {
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4}, nil); !errors.Is(err, workers.ErrPanicked) {
 		t.Fatalf("the rewrite ends with %v", err)
 	}
 	for key, e := range stored(t, c, policyPrefix) {

@@ -61,12 +61,24 @@ func within(ctx context.Context, call func(context.Context) error) error {
 	return err
 }
 
-// commit is patient. Where the store did not say whether it has written, the keys tell:
-// they have changed then, and are judged anew.
-func (r *run) commit(ctx context.Context, fence Fence, puts []Put) (committed Committed, err error) {
+// put is patient. Where the store did not say whether it has written, the key tells: it has
+// changed then, and is judged anew.
+func (r *run) put(ctx context.Context, fence Fence, put Put) (written bool, revision int64, err error) {
 	err = r.patiently(ctx, func(ctx context.Context) (err error) {
-		committed, err = r.kv.Commit(ctx, fence, puts)
+		written, revision, err = r.kv.Put(ctx, fence, put)
 		return err
 	})
-	return committed, err
+	return written, revision, err
+}
+
+// wait waits for d or until ctx ends.
+func wait(ctx context.Context, c clock.Clock, d time.Duration) error {
+	timer := c.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -4,6 +4,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/pace"
 )
 
 // TestSlowProgressHoldsUpNobody: while one piece's progress is being told, others are
@@ -14,18 +18,17 @@ func TestSlowProgressHoldsUpNobody(t *testing.T) {
 	contents := loadOld(t, c, 4)
 	key := numbered(policyPrefix)
 	telling, went := make(chan struct{}), make(chan struct{})
-	kv := hooked{KV: NewEtcd(c), beforeCommit: func(_ Fence, puts []Put) error {
-		switch {
-		case len(puts) == 0:
-		case puts[0].Key == key(2): // the other page's first value, to be counted while the first page's progress is told
+	kv := hooked{KV: NewEtcd(c), beforePut: func(_ Fence, p Put) error {
+		switch p.Key {
+		case key(2): // the other page's first value, to be counted while the first page's progress is told
 			<-telling
-		case puts[0].Key == key(3): // was counted
+		case key(3): // was counted
 			close(went)
 		}
 		return nil
 	}}
 	first := true
-	result, err := New(kv).Run(t.Context(), target, Options{Workers: 2, PageKeys: 2, TxnKeys: 1}, func(Report) {
+	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 2, PageKeys: 2, PieceKeys: 1}, func(Report) {
 		if !first {
 			return
 		}
@@ -49,7 +52,7 @@ func TestProgressComesInOrder(t *testing.T) {
 	loadOld(t, c, 400)
 	var calls atomic.Int32
 	var last Progress
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 8, PageKeys: 5}, func(now Report) {
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 8, PageKeys: 5}, func(now Report) {
 		p := now.Progress
 		if calls.Add(1) > 1 {
 			t.Error("two calls at a time")
@@ -71,11 +74,13 @@ func TestProgressComesInOrder(t *testing.T) {
 func TestProgressWithinAPiece(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
-	const objects, pace = 30, 100
-	piece := int64(pace * tick.Seconds())
+	const objects, perSecond = 30, 100
+	piece := int64(max(minAhead, perSecond*aheadFor.Seconds()))
 	loadOld(t, c, objects)
+	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: perSecond}, nil, clock.RealClock{})
+	defer stop()
 	var told []int64
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 1, Yield: Yield{MaxPerSecond: 100}}, func(now Report) {
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 1, Pacer: pacer}, func(now Report) {
 		told = append(told, now.Rewritten)
 		if behind := now.Cursor.Progress.Rewritten; behind > now.Rewritten || now.Rewritten-behind > piece {
 			t.Errorf("one can go on behind %d with %d done", behind, now.Rewritten)

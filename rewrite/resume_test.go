@@ -22,8 +22,8 @@ var errCrash = errors.New("the process is gone")
 // one had time to save.
 func TestResumesAfterCrashes(t *testing.T) {
 	for seed := range int64(6) {
-		workers := []int{1, 4}[seed%2]
-		t.Run(fmt.Sprintf("seed %d, workers %d", seed, workers), func(t *testing.T) {
+		underWay := []int{1, 40}[seed%2]
+		t.Run(fmt.Sprintf("seed %d, %d under way", seed, underWay), func(t *testing.T) {
 			c := startEtcd(t)
 			target := policyTarget(t, c)
 			contents := loadOld(t, c, 1500)
@@ -38,7 +38,7 @@ func TestResumesAfterCrashes(t *testing.T) {
 			var failed []Failure
 			for {
 				var mu sync.Mutex
-				left, crashed := random.Intn(12), false
+				left, crashed := random.Intn(240), false
 				hooks := hooked{KV: NewEtcd(c), beforeRange: func(start string, _ int64) error {
 					if strings.HasPrefix(start, policyPrefix) && start <= saved.After {
 						t.Errorf("%q is read again, although everything to %q is done", start, saved.After)
@@ -56,7 +56,7 @@ func TestResumesAfterCrashes(t *testing.T) {
 				newest := saved
 				every, reports := 1+random.Intn(3), 0
 				var err error
-				result, err = New(kv).Run(t.Context(), target, Options{Workers: workers, PageKeys: 70, TxnKeys: 20, Resume: saved}, func(r Report) {
+				result, err = New(kv).Run(t.Context(), target, Options{UnderWay: underWay, PageKeys: 70, PieceKeys: 20, Resume: saved}, func(r Report) {
 					mu.Lock()
 					defer mu.Unlock()
 					if reports++; reports%every == 0 && !crashed {
@@ -97,22 +97,22 @@ func TestResumesAfterCrashes(t *testing.T) {
 	}
 }
 
-// crashing is a KV that ends with its process, before a commit or after it.
+// crashing is a KV that ends with its process, before a put or after it.
 type crashing struct {
 	KV
 	gone func() (before, after bool)
 }
 
-func (k crashing) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
+func (k crashing) Put(ctx context.Context, fence Fence, put Put) (bool, int64, error) {
 	before, after := k.gone()
 	if before {
-		return Committed{}, errCrash
+		return false, 0, errCrash
 	}
-	committed, err := k.KV.Commit(ctx, fence, puts)
+	written, revision, err := k.KV.Put(ctx, fence, put)
 	if after {
-		return Committed{}, errCrash
+		return false, 0, errCrash
 	}
-	return committed, err
+	return written, revision, err
 }
 
 func TestResumeMustBeInTheRange(t *testing.T) {
@@ -135,7 +135,7 @@ func TestTheFenceHoldsTheCursorBack(t *testing.T) {
 		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix, Codec: widgets("v2"), New: newWidget,
 		FenceKey: fence, FenceRevision: put(t, c, fence, widget(t, "v1", 13)),
 	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 1, TxnKeys: 5}, func(r Report) {
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 1, PieceKeys: 5}, func(r Report) {
 		if r.Cursor.After >= fence {
 			t.Errorf("the cursor is at %q before the StorageVersion is written", r.Cursor.After)
 		}
@@ -171,14 +171,12 @@ func (k *counting) Range(ctx context.Context, start, end string, limit, revision
 	return page, err
 }
 
-func (k *counting) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
-	committed, err := k.KV.Commit(ctx, fence, puts)
+func (k *counting) Put(ctx context.Context, fence Fence, put Put) (bool, int64, error) {
+	written, revision, err := k.KV.Put(ctx, fence, put)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range puts {
-		k.held -= k.out[p.Key]
-	}
-	return committed, err
+	k.held -= k.out[put.Key]
+	return written, revision, err
 }
 
 // TestMemoryIsBounded rewrites small values, then values near etcd's limit, which no guess
@@ -202,7 +200,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	const bound = 2 * MaxReply
 	kv := &counting{KV: NewEtcd(c), out: map[string]int{}}
-	result, err := New(kv).Run(t.Context(), target, Options{Workers: 4, MemoryBytes: bound}, nil)
+	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
 	must(t, err)
 	if result.Rewritten != 700 {
 		t.Fatalf("got %+v", result.Progress)
@@ -219,7 +217,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 	// And back by streams, which etcd alone has.
 	target.Encoding, target.Codec = "example.com/v1", widgets("v1")
-	back, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 4, MemoryBytes: bound}, nil)
+	back, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
 	must(t, err)
 	if back.Rewritten != 700 || back.PeakBytes > bound+2*huge || back.PeakBytes < huge {
 		t.Errorf("back: %+v", back)
@@ -245,7 +243,7 @@ func TestCompactionAllTheTime(t *testing.T) {
 			}
 		}
 	})
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 4, PageKeys: 30}, nil)
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4, PageKeys: 30}, nil)
 	stop()
 	running.Wait()
 	must(t, err)
@@ -269,30 +267,37 @@ func (k silent) Range(ctx context.Context, start, end string, limit, revision in
 	return k.KV.Range(ctx, start, end, limit, revision)
 }
 
-func (k silent) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
+func (k silent) Put(ctx context.Context, fence Fence, put Put) (bool, int64, error) {
 	n := k.calls.Add(1)
 	if n%6 == 3 {
-		return Committed{}, ErrUnavailable
+		return false, 0, ErrUnavailable
 	}
-	committed, err := k.KV.Commit(ctx, fence, puts)
+	written, revision, err := k.KV.Put(ctx, fence, put)
 	if n%6 == 0 {
-		return Committed{}, ErrUnavailable
+		return false, 0, ErrUnavailable
 	}
-	return committed, err
+	return written, revision, err
+}
+
+func (k silent) Prove(ctx context.Context, fence Fence) error {
+	if k.calls.Add(1)%3 == 0 {
+		return ErrUnavailable
+	}
+	return k.KV.Prove(ctx, fence)
 }
 
 func TestLostRepliesAreSurvived(t *testing.T) {
-	for _, workers := range []int{1, 4} {
+	for _, underWay := range []int{1, 40} {
 		c := startEtcd(t)
 		target := policyTarget(t, c)
 		contents := loadOld(t, c, 600)
 		var calls atomic.Int64
-		result, err := New(silent{NewEtcd(c), &calls}).Run(t.Context(), target, Options{Workers: workers, PageKeys: 60, TxnKeys: 10}, nil)
+		result, err := New(silent{NewEtcd(c), &calls}).Run(t.Context(), target, Options{UnderWay: underWay, PageKeys: 60, PieceKeys: 10}, nil)
 		must(t, err)
 		requireSum(t, result)
 		// What was written and not answered is found changed, and already as it should be.
 		if result.Total != 600 || result.Changed == 0 || result.AlreadyCurrent != result.Changed {
-			t.Errorf("%d workers: %+v", workers, result.Progress)
+			t.Errorf("%d under way: %+v", underWay, result.Progress)
 		}
 		requireNew(t, c, contents)
 	}
@@ -306,18 +311,18 @@ func TestEtcdRestartIsSurvived(t *testing.T) {
 	contents := loadOld(t, c, 1200)
 	var commits atomic.Int64
 	var restarting sync.WaitGroup
-	kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error {
-		if n := commits.Add(1); n == 4 || n == 40 {
+	kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error {
+		if n := commits.Add(1); n == 40 || n == 400 {
 			restarting.Wait()
 			restarting.Go(restart)
 		}
 		return nil
 	}}
-	result, err := New(kv).Run(t.Context(), target, Options{Workers: 4, PageKeys: 60, TxnKeys: 10}, nil)
+	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 4, PageKeys: 60, PieceKeys: 10}, nil)
 	restarting.Wait()
 	must(t, err)
 	requireSum(t, result)
-	if result.Total != 1200 || commits.Load() < 120 {
+	if result.Total != 1200 || commits.Load() < 1200 {
 		t.Errorf("%+v in %d transactions", result.Progress, commits.Load())
 	}
 	requireNew(t, c, contents)
@@ -327,7 +332,7 @@ func TestPatienceEnds(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
 	loadOld(t, c, 3)
-	kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error { return ErrUnavailable }}
+	kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error { return ErrUnavailable }}
 	_, err := New(kv).Run(t.Context(), target, Options{Patience: 50 * time.Millisecond}, nil)
 	if !errors.Is(err, ErrUnavailable) {
 		t.Errorf("got %v", err)

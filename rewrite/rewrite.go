@@ -2,8 +2,10 @@
 // and counts what is stored (census).
 //
 // It reads raw values page by page, decodes and encodes only those whose envelope does
-// not say the encoding wanted, and writes them back in transactions that compare every
-// key and the resource's StorageVersion. There is no admission, no webhook and no
+// not say the encoding wanted, and writes each back in a transaction of its own that compares
+// its key and the resource's StorageVersion: one object, one transaction, one revision, as
+// every client and watch cache of Kubernetes takes it. Speed comes from many of them under
+// way at once. There is no admission, no webhook and no
 // validation on that way: an object that is stored stays migratable.
 package rewrite
 
@@ -25,6 +27,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/pace"
 )
 
 // Target says what is rewritten to what, and under which permission.
@@ -49,7 +52,7 @@ type Target struct {
 	// by several goroutines at once. It may be nil where there is Convert.
 	Codec machinery.Codec
 	// Convert, if not nil, does what Codec does for the plaintexts of a piece of a page at
-	// once, and instead of it: at most Options.TxnKeys of them, and Options.TxnBytes but for
+	// once, and instead of it: at most Options.PieceKeys of them, and Options.PieceBytes but for
 	// one that is larger alone. It returns one Converted for each, in their order, and is
 	// used by several goroutines at once.
 	Convert func(ctx context.Context, plains [][]byte) []Converted
@@ -99,17 +102,17 @@ func (t *Target) transformer() value.Transformer {
 // Options bound what a run takes of memory, CPU and the store. The zero value of a
 // field means its default.
 type Options struct {
-	// Workers is how many pieces of pages are decoded, encoded and written at a time, each
-	// with at most one transaction under way. With 1 everything happens in the calling
-	// goroutine and in key order, but for the yielding. Default: DefaultWorkers.
-	Workers int
+	// UnderWay is how many transactions may be under way at once, each of them for one object.
+	// With 1 everything happens in the calling goroutine and in key order, but for the yielding.
+	// Default: DefaultUnderWay.
+	UnderWay int
 	// PageKeys and PageBytes bound a page. Where pages would be long, etcd sends pieces of its
 	// own size instead. Bytes are estimated from the page before, and in no case more than
 	// MaxReply, but for a single value. Defaults: 4000 and 3 MiB.
 	PageKeys, PageBytes int
-	// TxnKeys and TxnBytes bound a transaction; a larger single value goes alone.
-	// Defaults: 100 (etcd allows 128 minus one) and 1 MiB (etcd allows 1.5 MiB).
-	TxnKeys, TxnBytes int
+	// PieceKeys and PieceBytes bound what is judged together, and so converted by one call of
+	// Target.Convert; a larger single value goes alone. Defaults: 100 and 1 MiB.
+	PieceKeys, PieceBytes int
 	// MemoryBytes bounds the values held at a time, each counted twice: as it was read and
 	// as it is written. Less than MaxReply means a page at a time. What etcd has sent and
 	// nobody has taken in comes on top of it. Default: 6 MiB.
@@ -119,10 +122,13 @@ type Options struct {
 	// Failed, if not nil, is told every failure that the run meets, by several goroutines at
 	// once. A run that goes on from a cursor may meet one again.
 	Failed func(Failure)
+	// Threads has the transactions of a piece under way at once; nil: goroutines, as many in all
+	// as UnderWay. Where it is given pieces are settled one after the other.
+	Threads Threads
 	// Resume is where to go on; the zero Cursor is the beginning.
 	Resume Cursor
-	// Yield says how the run gives way to others. Its zero value never does.
-	Yield Yield
+	// Pacer has the run give way to clients. Nil: it does not.
+	Pacer *pace.Pacer
 	// Patience is how long the store, or what encrypts, may be unavailable before the run fails; less than 20 ms
 	// means that it fails at once. Default: 1 min.
 	Patience time.Duration
@@ -130,19 +136,24 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// DefaultWorkers is four times the CPUs, since most of the time a worker waits for the store, or
-// to be told that it has answered; but more than 16 only if there are more CPUs.
-func DefaultWorkers() int {
+// DefaultUnderWay is how many transactions a run has under way at once. etcd writes its log for
+// all that it has been sent meanwhile, so that with few of them most of the time is spent
+// waiting for the disk.
+const DefaultUnderWay = 256
+
+// pieces is how many pieces of pages are decoded, encoded and written at a time: most of the
+// time one waits for the store.
+func (o Options) pieces() int {
 	cpus := runtime.GOMAXPROCS(0)
-	return max(cpus, min(16, 4*cpus))
+	return min(o.UnderWay, max(cpus, min(16, 4*cpus)))
 }
 
 func (o Options) withDefaults() Options {
-	o.Workers = cmp.Or(o.Workers, DefaultWorkers())
+	o.UnderWay = cmp.Or(o.UnderWay, DefaultUnderWay)
 	o.PageKeys = cmp.Or(o.PageKeys, 4000)
 	o.PageBytes = cmp.Or(o.PageBytes, 3<<20)
-	o.TxnKeys = cmp.Or(o.TxnKeys, 100)
-	o.TxnBytes = cmp.Or(o.TxnBytes, 1<<20)
+	o.PieceKeys = cmp.Or(o.PieceKeys, 100)
+	o.PieceBytes = cmp.Or(o.PieceBytes, 1<<20)
 	o.MemoryBytes = cmp.Or(o.MemoryBytes, 6<<20)
 	o.MaxNamed = cmp.Or(o.MaxNamed, 1000)
 	o.Patience = cmp.Or(o.Patience, time.Minute)
@@ -154,10 +165,10 @@ func (o Options) withDefaults() Options {
 
 // Validate refuses negative bounds.
 func (o Options) Validate() error {
-	if min(o.Workers, o.PageKeys, o.PageBytes, o.TxnKeys, o.TxnBytes, o.MemoryBytes, o.MaxNamed) < 0 || o.Patience < 0 {
+	if min(o.UnderWay, o.PageKeys, o.PageBytes, o.PieceKeys, o.PieceBytes, o.MemoryBytes, o.MaxNamed) < 0 || o.Patience < 0 {
 		return errors.New("the bounds of a rewrite must not be negative")
 	}
-	return o.Yield.Validate()
+	return nil
 }
 
 // Progress counts keys. Invariant: at the end of a run that returns no error,
@@ -260,11 +271,8 @@ type Result struct {
 	Revision int64
 }
 
-// Engine rewrites stored values. Runs may overlap; they do not take each other for clients.
-type Engine struct {
-	kv    KV
-	crowd crowd
-}
+// Engine rewrites stored values. It has no state of its own; runs may overlap.
+type Engine struct{ kv KV }
 
 // New returns an engine over kv.
 func New(kv KV) *Engine { return &Engine{kv: kv} }

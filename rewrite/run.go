@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -20,7 +22,7 @@ type run struct {
 	opts     Options
 	progress *progress.Teller[Report]
 	budget   *budget
-	pacer    *pacer
+	threads  Threads // of transactions
 
 	mu       sync.Mutex // guards what follows
 	result   Result
@@ -30,7 +32,7 @@ type run struct {
 	// Writing it moves the fence, so it is written when everything else is done.
 	ownFence *chunk
 
-	refencing sync.Mutex // held while Refence is asked, so that it is asked once per change
+	refencing sync.Locker // held while Refence is asked, so that it is asked once per change
 }
 
 func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
@@ -40,11 +42,15 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 		target:   target,
 		opts:     opts,
 		budget:   newBudget(opts.MemoryBytes),
-		pacer:    newPacer(opts.Yield, opts.Workers, opts.Clock, &e.crowd),
+		threads:  opts.Threads,
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: progress.NewFrontier[string, Progress, Failure](opts.Resume.After, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
 		fence:    Fence{Key: target.FenceKey, Revision: target.FenceRevision},
 	}
+	if r.threads == nil {
+		r.threads = newGoroutines(opts.UnderWay)
+	}
+	r.refencing = r.threads.NewLock()
 	r.progress = progress.NewTeller(r.report, told)
 	return r
 }
@@ -52,15 +58,6 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 // all rewrites every page, then the StorageVersion if it is one of the values, and
 // proves at the end that the fence stood throughout.
 func (r *run) all(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	var governing sync.WaitGroup
-	if r.opts.Yield.MaxAddedLatency > 0 {
-		governing.Go(func() {
-			workers.Loop(ctx, "rewrite-pace", func(ctx context.Context) { r.pacer.govern(ctx, r.probe) })
-		})
-	}
-	defer governing.Wait()
-	defer stop()
 	if err := r.pages(ctx); err != nil {
 		return err
 	}
@@ -69,29 +66,20 @@ func (r *run) all(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err := r.fenced(ctx, nil)
-	return err
-}
-
-// probe reads one small value from the store's newest state, as its clients do.
-func (r *run) probe(ctx context.Context) (revision int64, err error) {
-	err = within(ctx, func(ctx context.Context) error {
-		page, err := r.kv.Range(ctx, r.target.FenceKey, r.target.FenceKey+"\x00", 1, 0)
-		revision = page.Revision
-		return err
+	return r.fenced(ctx, func(fence Fence) error {
+		return r.patiently(ctx, func(ctx context.Context) error { return r.kv.Prove(ctx, fence) })
 	})
-	return revision, err
 }
 
-// pages reads all pages, a few ahead, and has each piece of them rewritten, Workers at a
-// time.
+// pages reads all pages, a few ahead, and has each piece of them rewritten, several
+// at a time.
 func (r *run) pages(ctx context.Context) error {
-	if r.opts.Workers == 1 {
+	if r.opts.UnderWay == 1 || r.opts.Threads != nil {
 		return r.read(ctx, r.rewrite)
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	// About two pages wait, so that reading, CPU and store are busy together.
-	chunks := make(chan *chunk, max(r.opts.Workers, 2*r.opts.PageKeys/r.opts.TxnKeys))
+	chunks := make(chan *chunk, max(r.opts.pieces(), 2*r.opts.PageKeys/r.opts.PieceKeys))
 	begin := func(f func() error) {
 		group.Go(func() error { return workers.Do(ctx, "rewrite", f) })
 	}
@@ -106,7 +94,7 @@ func (r *run) pages(ctx context.Context) error {
 			}
 		})
 	})
-	for range r.opts.Workers {
+	for range r.opts.pieces() {
 		begin(func() error {
 			for c := range chunks {
 				if err := r.rewrite(ctx, c); err != nil {
@@ -128,7 +116,7 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 		if err := r.budget.take(ctx, MaxReply); err != nil {
 			return err
 		}
-		pager.atMost(r.pacer.ahead(r.opts.PageKeys))
+		pager.atMost(r.ahead())
 		var page Page
 		err := r.patiently(ctx, func(ctx context.Context) (err error) {
 			page, err = pager.pageAcrossCompaction(ctx)
@@ -162,7 +150,24 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 	return nil
 }
 
-// split divides a page into what is written together. The StorageVersion that is the
+// aheadFor is for how much time a page is read where the pace is bounded, and minAhead how many
+// keys it has at the least: a long read lengthens requests, too, and what is under way has to
+// be looked at again after a crash.
+const (
+	aheadFor = 100 * time.Millisecond
+	minAhead = 8
+)
+
+// ahead is how many keys are read at a time.
+func (r *run) ahead() int {
+	rate := r.opts.Pacer.Rate()
+	if math.IsInf(rate, 1) {
+		return r.opts.PageKeys
+	}
+	return min(r.opts.PageKeys, max(minAhead, int(rate*aheadFor.Seconds())))
+}
+
+// split divides a page into what is judged together. The StorageVersion that is the
 // fence becomes a piece of its own, and does not count as held from then on.
 func (r *run) split(entries []Entry) []*chunk {
 	var chunks []*chunk
@@ -176,7 +181,7 @@ func (r *run) split(entries []Entry) []*chunk {
 	}
 	for i, e := range entries {
 		n := len(e.Value)
-		if i-start == r.opts.TxnKeys || bytes+n > r.opts.TxnBytes {
+		if i-start == r.opts.PieceKeys || bytes+n > r.opts.PieceBytes {
 			flush(i)
 		}
 		bytes += n
@@ -229,39 +234,97 @@ func (r *run) cursor() (c Cursor) {
 	return c
 }
 
-// settle judges and writes the entries of a piece until none of them is open. Keys that
-// changed after they were read are judged anew as they are then.
+// settle judges and writes the entries of a piece until none of them is open.
 func (r *run) settle(ctx context.Context, c *chunk) error {
 	defer func() { r.budget.grow(-c.held) }()
 	r.count(c, Progress{Total: int64(len(c.entries))})
-	for entries := c.entries; len(entries) > 0; {
-		puts, err := r.judgeAll(ctx, c, entries)
-		if err != nil {
-			return err
-		}
-		entries = nil
-		for len(puts) > 0 {
-			keys, err := r.pacer.admit(ctx, min(len(puts), r.opts.TxnKeys))
-			if err != nil {
-				return err
-			}
-			n := batch(puts, keys, r.opts.TxnBytes)
-			changed, err := r.write(ctx, c, puts[:n])
-			if err != nil {
-				return err
-			}
-			puts, entries = puts[n:], append(entries, changed...)
-			if len(puts) > 0 {
-				r.progress.Tell() // where the pace is slow, the rest of the piece takes its time
-			}
-		}
+	puts, err := r.judgeAll(ctx, c, c.entries)
+	if err != nil {
+		return err
+	}
+	changed, err := r.writeAll(ctx, c, puts)
+	if err != nil {
+		return err
 	}
 	settled := c.settled
 	c.settled = nil  // it has the page, and the piece may wait for others before it
 	clear(c.entries) // else the values live as long as any other piece of their page
 	c.entries = nil
-	r.note(func(*Result) { r.frontier.End(c.piece) })
 	settled()
+	for _, p := range changed {
+		if err := r.again(ctx, c, p); err != nil {
+			return err
+		}
+	}
+	r.note(func(*Result) { r.frontier.End(c.piece) })
+	return nil
+}
+
+// writeAll writes values, several at a time, each in a transaction of its own. It returns
+// the keys that were not written, without their values.
+func (r *run) writeAll(ctx context.Context, c *chunk, puts []Put) (changed []Put, err error) {
+	written := make([]bool, len(puts))
+	err = r.threads.Each(ctx, len(puts), func(ctx context.Context, i int) (err error) {
+		written[i], err = r.admitted(ctx, c, puts[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range puts {
+		if !written[i] {
+			changed = append(changed, Put{Key: p.Key, ModRevision: p.ModRevision})
+		}
+	}
+	return changed, nil
+}
+
+// admitted writes a value when the pace allows it.
+func (r *run) admitted(ctx context.Context, c *chunk, p Put) (written bool, err error) {
+	waited, err := r.opts.Pacer.Admit(ctx, len(p.Value))
+	if err != nil {
+		return false, err
+	}
+	written, err = r.write(ctx, c, p)
+	if waited && err == nil {
+		r.progress.Tell() // the rest of the piece takes its time
+	}
+	return written, err
+}
+
+// again judges a value that was not written as it is now, until it is written or needs not be.
+// Other pieces go on meanwhile, but of this one there is no other value in memory: clients may
+// have made all of them large.
+func (r *run) again(ctx context.Context, c *chunk, p Put) error {
+	for written := false; !written; {
+		var page Page
+		err := r.patiently(ctx, func(ctx context.Context) (err error) {
+			page, err = r.kv.Range(ctx, p.Key, p.Key+"\x00", 1, 0)
+			return err
+		})
+		switch {
+		case err != nil:
+			return err
+		case len(page.Entries) == 0:
+			r.count(c, Progress{Gone: 1})
+			return nil
+		case page.Entries[0].ModRevision == p.ModRevision: // so its lease has gone, and it has not
+			r.fail(c, *newFailure(p.Key, LeaseLost, ErrLeaseLost))
+			return nil
+		}
+		r.count(c, Progress{Changed: 1})
+		held := 2 * int64(len(page.Entries[0].Value))
+		r.budget.grow(held)
+		puts, err := r.judgeAll(ctx, c, page.Entries)
+		if err == nil && len(puts) == 1 {
+			p = puts[0]
+			written, err = r.admitted(ctx, c, p)
+		}
+		r.budget.grow(-held)
+		if err != nil || len(puts) == 0 {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -318,94 +381,43 @@ func (r *run) fail(c *chunk, failures ...Failure) {
 	})
 }
 
-// write commits a batch and returns the entries that had changed, as they are now. What
-// cannot be written in one transaction is halved until the culprit is alone.
-func (r *run) write(ctx context.Context, c *chunk, batch []Put) ([]Entry, error) {
-	committed, err := r.fenced(ctx, batch)
-	switch {
-	case err == nil:
-		bytes := 0
-		for _, p := range batch {
-			bytes += len(p.Value)
-		}
-		r.pacer.wrote(len(batch), bytes, committed.Revision)
-		return r.tally(c, batch, committed), nil
-	case !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrLeaseLost):
-		return nil, err
-	case len(batch) > 1:
-		half := len(batch) / 2
-		first, err := r.write(ctx, c, batch[:half])
-		if err != nil {
-			return nil, err
-		}
-		second, err := r.write(ctx, c, batch[half:])
-		return append(first, second...), err
-	case errors.Is(err, ErrTooLarge):
-		r.fail(c, *newFailure(batch[0].Key, TooLarge, err))
-		return nil, nil
-	}
-	return r.leaseLost(ctx, c, batch[0], err)
-}
-
-// tally counts the outcomes of a transaction and returns the entries to judge anew.
-func (r *run) tally(c *chunk, batch []Put, committed Committed) []Entry {
-	var changed []Entry
-	var what Progress
-	for i, o := range committed.Outcomes {
-		switch {
-		case o.Written:
-			what.Rewritten++
-			what.Bytes += int64(len(batch[i].Value))
-			if batch[i].Key == r.target.FenceKey {
-				r.note(func(*Result) { r.fence.Revision = committed.Revision })
-			}
-		case o.Current != nil:
-			what.Changed++
-			changed = append(changed, *o.Current)
-		default:
-			what.Gone++
-		}
-	}
-	r.count(c, what)
-	return changed
-}
-
-// leaseLost finds out what became of an entry whose lease had gone when it was written.
-// With its lease an object goes too, unless a client has moved it to another one.
-func (r *run) leaseLost(ctx context.Context, c *chunk, put Put, cause error) ([]Entry, error) {
-	var page Page
-	err := r.patiently(ctx, func(ctx context.Context) (err error) {
-		page, err = r.kv.Range(ctx, put.Key, put.Key+"\x00", 1, 0)
+// write writes a value, and counts it if it was written. It was not if its key has changed or
+// its lease has gone.
+func (r *run) write(ctx context.Context, c *chunk, p Put) (written bool, err error) {
+	var revision int64
+	err = r.fenced(ctx, func(fence Fence) (err error) {
+		written, revision, err = r.put(ctx, fence, p)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
 	switch {
-	case len(page.Entries) == 0:
-		r.count(c, Progress{Gone: 1})
-		return nil, nil
-	case page.Entries[0].ModRevision != put.ModRevision:
-		r.count(c, Progress{Changed: 1})
-		return page.Entries, nil
+	case errors.Is(err, ErrTooLarge):
+		r.fail(c, *newFailure(p.Key, TooLarge, err))
+		return true, nil
+	case errors.Is(err, ErrLeaseLost):
+		return false, nil
+	case err != nil || !written:
+		return false, err
 	}
-	r.fail(c, *newFailure(put.Key, LeaseLost, cause))
-	return nil, nil
+	if p.Key == r.target.FenceKey {
+		r.note(func(*Result) { r.fence.Revision = revision })
+	}
+	r.count(c, Progress{Rewritten: 1, Bytes: int64(len(p.Value))})
+	return true, nil
 }
 
-// fenced commits puts under the fence. If the fence has moved and the target's Refence
-// still finds the rewrite allowed, they are committed under the new one.
-func (r *run) fenced(ctx context.Context, puts []Put) (Committed, error) {
+// fenced makes a call under the fence. If the fence has moved and the target's Refence still
+// finds the rewrite allowed, it is made under the new one.
+func (r *run) fenced(ctx context.Context, call func(Fence) error) error {
 	for {
 		r.mu.Lock()
 		fence := r.fence
 		r.mu.Unlock()
-		committed, err := r.commit(ctx, fence, puts)
+		err := call(fence)
 		if !errors.Is(err, ErrFenced) || r.target.Refence == nil {
-			return committed, err
+			return err
 		}
 		if err := r.refence(ctx, fence); err != nil {
-			return Committed{}, err
+			return err
 		}
 	}
 }

@@ -122,7 +122,7 @@ func TestLeasesAreKept(t *testing.T) {
 		put(t, c, numbered(policyPrefix)(i), codecs.value(t, codecs.old, i), clientv3.WithLease(id))
 	}
 	revoked := false
-	kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error {
+	kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error {
 		if !revoked {
 			revoked = true
 			_, err := c.Revoke(t.Context(), gone.ID)
@@ -130,7 +130,7 @@ func TestLeasesAreKept(t *testing.T) {
 		}
 		return nil
 	}}
-	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1, PageKeys: 100}, nil)
+	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 1, PageKeys: 100}, nil)
 	must(t, err)
 	requireSum(t, result)
 	all := stored(t, c, policyPrefix)
@@ -149,42 +149,36 @@ func TestLeasesAreKept(t *testing.T) {
 	}
 }
 
-// scripted is a KV whose transactions fail while they hold a key named in errs.
+// scripted is a KV whose puts of some keys fail.
 type scripted struct {
 	KV
 	errs map[string]error
-	// before is called with a batch that is going to fail.
-	before func(puts []Put)
+	// before is called with a put that is going to fail.
+	before func(Put)
 }
 
-func (s scripted) Commit(ctx context.Context, fence Fence, puts []Put) (Committed, error) {
-	for _, p := range puts {
-		if err := s.errs[p.Key]; err != nil {
-			if s.before != nil {
-				s.before(puts)
-			}
-			return Committed{}, fmt.Errorf("scripted: %w", err)
-		}
+func (s scripted) Put(ctx context.Context, fence Fence, put Put) (bool, int64, error) {
+	if err := s.errs[put.Key]; err != nil {
+		s.before(put)
+		return false, 0, fmt.Errorf("scripted: %w", err)
 	}
-	return s.KV.Commit(ctx, fence, puts)
+	return s.KV.Put(ctx, fence, put)
 }
 
-// TestOneBadPutDoesNotStopItsBatch isolates the values that make etcd refuse a whole
-// transaction.
-func TestOneBadPutDoesNotStopItsBatch(t *testing.T) {
+// TestOneBadPutStopsNoOther has etcd refuse some values.
+func TestOneBadPutStopsNoOther(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
 	loadOld(t, c, 200)
 	key := numbered(policyPrefix)
 	codecs := newTyped(t)
 	kv := scripted{KV: NewEtcd(c), errs: map[string]error{key(20): ErrTooLarge, key(120): ErrLeaseLost, key(150): ErrLeaseLost, key(199): ErrLeaseLost}}
-	kv.before = func(puts []Put) {
-		switch {
-		case len(puts) > 1:
-		case puts[0].Key == key(150): // it has gone with its lease
+	kv.before = func(p Put) {
+		switch p.Key {
+		case key(150): // it has gone with its lease
 			_, err := c.Delete(t.Context(), key(150))
 			must(t, err)
-		case puts[0].Key == key(199): // a client has put it on another lease
+		case key(199): // a client has put it on another lease
 			put(t, c, key(199), codecs.value(t, codecs.new, 7))
 		}
 	}
@@ -207,22 +201,18 @@ func TestEtcdsRefusalsAreRecognised(t *testing.T) {
 	target := policyTarget(t, c)
 	kv, fence := NewEtcd(c), Fence{Key: target.FenceKey, Revision: target.FenceRevision}
 	revision := put(t, c, "/k", nil)
-	one := func(p Put) []Put { p.Key, p.ModRevision = "/k", revision; return []Put{p} }
 	for name, test := range map[string]struct {
-		puts []Put
+		put  Put
 		want error
 	}{
-		"etcd's limit on requests":   {one(Put{Value: make([]byte, 1700<<10)}), ErrTooLarge},
-		"etcd's limit on messages":   {one(Put{Value: make([]byte, 3<<20)}), ErrTooLarge},
-		"etcd's limit on operations": {slices.Repeat(one(Put{}), 129), ErrTooLarge},
-		"lease":                      {one(Put{Lease: 4711}), ErrLeaseLost},
+		"etcd's limit on requests": {Put{Value: make([]byte, 1700<<10)}, ErrTooLarge},
+		"etcd's limit on messages": {Put{Value: make([]byte, 3<<20)}, ErrTooLarge},
+		"lease":                    {Put{Lease: 4711}, ErrLeaseLost},
 	} {
-		if _, err := kv.Commit(t.Context(), fence, test.puts); !errors.Is(err, test.want) {
+		test.put.Key, test.put.ModRevision = "/k", revision
+		if _, _, err := kv.Put(t.Context(), fence, test.put); !errors.Is(err, test.want) {
 			t.Errorf("%s: got %v", name, err)
 		}
-	}
-	if _, err := kv.Commit(t.Context(), Fence{Key: target.FenceKey, Revision: 1}, nil); !errors.Is(err, ErrFenced) {
-		t.Errorf("fence: got %v", err)
 	}
 	_, err := c.Compact(t.Context(), revision)
 	must(t, err)
@@ -235,33 +225,68 @@ func TestLargeValues(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/example.com/widgets/"
 	for i := range 12 {
-		put(t, c, numbered(prefix)(i), []byte(fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":%q}`, i, strings.Repeat("x", 1300<<10))))
+		put(t, c, numbered(prefix)(i), widgetOf(i, 1300<<10))
 	}
-	var largest int
 	target := Target{
 		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
 		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
 	}
-	kv := hooked{KV: NewEtcd(c), beforeCommit: func(_ Fence, puts []Put) error { largest = max(largest, len(puts)); return nil }}
-	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1}, nil)
-	must(t, err)
-	if result.Rewritten != 12 || largest != 1 {
-		t.Fatalf("%+v, up to %d values in a transaction", result.Progress, largest)
+	for _, underWay := range []int{1, DefaultUnderWay} {
+		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: underWay}, nil)
+		must(t, err)
+		if result.Rewritten != 12 {
+			t.Fatalf("%d under way: %+v", underWay, result.Progress)
+		}
+		target.Encoding, target.Codec = "example.com/v1", widgets("v1")
 	}
 }
 
-// Clients may replace small objects by large ones before they are rewritten. These come back with
-// the answer, which is not taken if it is too long.
+// widgetOf returns one in v1 whose spec has so many bytes.
+func widgetOf(i, size int) []byte {
+	return fmt.Appendf(nil, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":%q}`, i, strings.Repeat("x", size))
+}
+
+// holding is a KV that knows how many large values were read and not put, at the most.
+type holding struct {
+	hooked
+	mu        sync.Mutex
+	now, most int
+	sizeFrom  int
+}
+
+func (h *holding) add(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.now += n
+	h.most = max(h.most, h.now)
+}
+
+func (h *holding) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
+	page, err := h.hooked.Range(ctx, start, end, limit, revision)
+	for _, e := range page.Entries {
+		if len(e.Value) >= h.sizeFrom {
+			h.add(1)
+		}
+	}
+	return page, err
+}
+
+func (h *holding) Put(ctx context.Context, fence Fence, put Put) (bool, int64, error) {
+	written, revision, err := h.hooked.Put(ctx, fence, put)
+	if len(put.Value) >= h.sizeFrom {
+		h.add(-1)
+	}
+	return written, revision, err
+}
+
+// Clients may replace small objects by large ones before they are rewritten. What they have
+// made of them is in memory for one object of each piece at a time, however many changed.
 func TestGrownMeanwhile(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/example.com/widgets/"
-	widget := func(i, size int) []byte {
-		return []byte(fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":%q}`, i, strings.Repeat("x", size)))
-	}
-	const objects = MaxReply>>20 + 4
-	var stale []Put
+	const objects, large = 60, 1 << 20
 	for i := range objects {
-		stale = append(stale, Put{Key: numbered(prefix)(i), Value: []byte("{}"), ModRevision: put(t, c, numbered(prefix)(i), widget(i, 10))})
+		put(t, c, numbered(prefix)(i), widgetOf(i, 10))
 	}
 	target := Target{
 		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
@@ -269,57 +294,22 @@ func TestGrownMeanwhile(t *testing.T) {
 	}
 	grow := sync.OnceFunc(func() {
 		for i := range objects {
-			put(t, c, numbered(prefix)(i), widget(i, 1<<20))
+			put(t, c, numbered(prefix)(i), widgetOf(i, large))
 		}
 	})
-	kv := hooked{KV: NewEtcd(c), beforeCommit: func(Fence, []Put) error { grow(); return nil }}
-	result, err := New(kv).Run(t.Context(), target, Options{Workers: 1}, nil)
+	kv := &holding{hooked: hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error { grow(); return nil }}, sizeFrom: large}
+	options := Options{PieceKeys: 20}.withDefaults()
+	result, err := New(kv).Run(t.Context(), target, options, nil)
 	must(t, err)
+	requireSum(t, result)
 	if result.Rewritten != objects || result.Changed != objects || result.Failures > 0 {
 		t.Errorf("%+v", result.Progress)
 	}
-	fence := Fence{Key: target.FenceKey, Revision: target.FenceRevision}
-	if _, err := kv.Commit(t.Context(), fence, stale); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("an answer of %d MiB: %v", objects, err)
+	if most := min(options.pieces(), objects/options.PieceKeys); kv.most > most || kv.most == 0 {
+		t.Errorf("%d large values were in memory, want %d at most", kv.most, most)
 	}
-	one, err := kv.Commit(t.Context(), fence, stale[:1])
-	must(t, err)
-	if got := one.Outcomes[0].Current; got == nil || len(got.Value) <= 1<<20 {
-		t.Errorf("the answer for one is %+v", got)
-	}
-}
-
-func inBatches(puts []Put, maxKeys, maxBytes int) (all [][]Put) {
-	for len(puts) > 0 {
-		n := batch(puts, maxKeys, maxBytes)
-		all, puts = append(all, puts[:n]), puts[n:]
-	}
-	return all
-}
-
-func TestBatches(t *testing.T) {
-	puts := make([]Put, 10)
-	for i := range puts {
-		puts[i] = Put{Key: "k", Value: make([]byte, 100)}
-	}
-	puts[4].Value = make([]byte, 5000)
-	each := 100 + 3 + overhead
-	for _, test := range []struct {
-		keys, bytes int
-		want        []int
-	}{
-		{100, 1 << 20, []int{10}},
-		{3, 1 << 20, []int{3, 3, 3, 1}},
-		{100, 2 * each, []int{2, 2, 1, 2, 2, 1}},
-		{100, 1, []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
-	} {
-		var got []int
-		for _, b := range inBatches(puts, test.keys, test.bytes) {
-			got = append(got, len(b))
-		}
-		if !slices.Equal(got, test.want) {
-			t.Errorf("%d keys, %d bytes: got %v, want %v", test.keys, test.bytes, got, test.want)
-		}
+	if result.PeakBytes < 2*large {
+		t.Errorf("the run says that it held %d bytes", result.PeakBytes)
 	}
 }
 
@@ -459,7 +449,7 @@ func TestKeysAway(t *testing.T) {
 		t.Errorf("%v, %+v", err, counted)
 	}
 	left.Store(20)
-	result, err = New(NewEtcd(c)).Run(t.Context(), target, Options{Workers: 2, PageKeys: 20, TxnKeys: 5}, nil)
+	result, err = New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 2, PageKeys: 20, PieceKeys: 5}, nil)
 	must(t, err)
 	requireSum(t, result)
 	if result.Rewritten != 50 || left.Load() >= 0 {
@@ -485,7 +475,7 @@ func TestTheStorageVersionItself(t *testing.T) {
 		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix, Codec: widgets("v2"), New: newWidget, Transformer: sealing(t, "new", "old"),
 		FenceKey: fence, FenceRevision: put(t, c, fence, seal(fence, 3)),
 	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{PageKeys: 10, TxnKeys: 5}, nil)
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{PageKeys: 10, PieceKeys: 5}, nil)
 	must(t, err)
 	requireSum(t, result)
 	if result.Rewritten != 40 {

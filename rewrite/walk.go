@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 // Walk visits the entries under a prefix in key order, a page at a time, until visit
@@ -23,7 +27,7 @@ func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts O
 	pager := newPager(reader, prefix, opts.PageKeys, opts.PageBytes)
 	defer pager.close()
 	for !pager.done {
-		gives, began := opts.Yield.gives(), p.clock.Now()
+		gives, began := !math.IsInf(opts.Pacer.Rate(), 1), p.clock.Now()
 		if gives {
 			pager.atMost(min(besideClients, opts.PageKeys))
 		} else {
@@ -57,13 +61,16 @@ type Left struct {
 	Values int64
 	// First names one of them.
 	First Failure
+	// Found are the encodings that they are in, sorted: agree.Unknown for those that cannot be
+	// opened or read, or are encrypted with another key.
+	Found []agree.Encoding
 }
 
 // CountLeft reads every value of a target and counts those that are in another encoding or
 // encrypted with another key than the target's, or cannot be opened. It begins with a
 // linearizable read; what it says holds from then on as long as the fence does. Of the options
-// those for reading count, Patience, Clock and Yield: while that says that clients are served,
-// it rests as long as it works.
+// those for reading count, Patience, Clock and Pacer: while that bounds the rate, as beside
+// clients, it rests as long as it works.
 func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options) (Left, error) {
 	var left Left
 	opts = opts.withDefaults()
@@ -76,6 +83,7 @@ func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options)
 			return err
 		})
 		var failure *Failure
+		found := agree.Unknown
 		switch encoding, _, ok := Envelope(plain); {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -88,12 +96,15 @@ func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options)
 		case !ok:
 			failure = newFailure(e.Key, Undecodable, errNoEnvelope)
 		case encoding != target.Encoding:
-			failure = newFailure(e.Key, WrongEncoding, fmt.Errorf("it is in %s", encoding))
+			found, failure = encoding, newFailure(e.Key, WrongEncoding, fmt.Errorf("it is in %s", encoding))
 		default:
 			return nil
 		}
 		if left.Values++; left.Values == 1 {
 			left.First = *failure
+		}
+		if at, known := slices.BinarySearch(left.Found, found); !known {
+			left.Found = slices.Insert(left.Found, at, found)
 		}
 		return nil
 	})
@@ -106,13 +117,19 @@ var errStale = errors.New("it is not encrypted with the present key")
 // encodings that a Row can have. With an error it returns what it counted so far.
 func CountEncodings(ctx context.Context, reader Reader, prefix string) (map[string]int64, error) {
 	counts := map[string]int64{}
-	err := Walk(ctx, reader, prefix, func(e Entry) error {
+	err := EachEncoding(ctx, reader, prefix, func(_, encoding string) { counts[encoding]++ })
+	return counts, err
+}
+
+// EachEncoding tells the key and the encoding of each value of one resource, whose keys all
+// have prefix.
+func EachEncoding(ctx context.Context, reader Reader, prefix string, found func(key, encoding string)) error {
+	return Walk(ctx, reader, prefix, func(e Entry) error {
 		if encoding, _, ok := Envelope(e.Value); ok {
-			counts[string(encoding)]++
+			found(e.Key, string(encoding))
 		} else {
-			counts[unreadable(e.Value)]++
+			found(e.Key, unreadable(e.Value))
 		}
 		return nil
 	})
-	return counts, err
 }

@@ -10,6 +10,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/pace"
 )
 
 func TestCountEncodings(t *testing.T) {
@@ -112,16 +114,36 @@ func TestCountGivesWay(t *testing.T) {
 	prefix := "/registry/example.com/widgets/"
 	load(t, c, 5*besideClients, numbered(prefix), func(i int) []byte { return widget(t, "v2", i) })
 	target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix}
-	for _, yield := range []Yield{{}, {MaxAddedLatency: time.Millisecond}, {MaxAddedLatency: time.Millisecond, Busy: func() bool { return false }}, {MaxAddedLatency: time.Millisecond, Busy: func() bool { return true }}, {Busy: func() bool { return true }}} {
+	for _, test := range []struct {
+		bounds  pace.Bounds
+		serving pace.Clients
+		gives   bool
+	}{
+		{pace.Bounds{}, nil, false},
+		{pace.Bounds{}, served(false), false},
+		{pace.Bounds{}, served(true), true},
+		{pace.Bounds{MaxAdded: time.Millisecond}, served(true), true},
+		{pace.Bounds{Blind: true}, served(true), false},
+	} {
 		largest, timers := 0, &timers{}
-		left, err := CountLeft(t.Context(), ranged{NewEtcd(c), func(p Page) { largest = max(largest, len(p.Entries)) }}, &target, Options{Yield: yield, Clock: timers})
+		pacer, stop := pace.New(test.bounds, test.serving, clock.RealClock{})
+		defer stop()
+		left, err := CountLeft(t.Context(), ranged{NewEtcd(c), func(p Page) { largest = max(largest, len(p.Entries)) }}, &target, Options{Pacer: pacer, Clock: timers})
 		if err != nil || left.Values != 0 {
 			t.Fatalf("%+v, %v", left, err)
 		}
-		if gives := yield.MaxAddedLatency > 0 && yield.Busy != nil && yield.Busy(); gives != (largest <= besideClients) || gives != (timers.made > 0) {
-			t.Errorf("%+v: up to %d keys at a time, %d rests", yield, largest, timers.made)
+		if test.gives != (largest <= besideClients) || test.gives != (timers.made > 0) {
+			t.Errorf("%+v: up to %d keys at a time, %d rests", test, largest, timers.made)
 		}
 	}
+}
+
+// served are clients that are served, or not.
+type served bool
+
+// Watch implements pace.Clients.
+func (s served) Watch() (look func() pace.Seen, stop func()) {
+	return func() pace.Seen { return pace.Seen{Serving: bool(s)} }, func() {}
 }
 
 // timers counts who waits.

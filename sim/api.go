@@ -535,12 +535,13 @@ type etcdDoer struct{ p *Process }
 // Do implements etcd.Doer.
 func (d etcdDoer) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
 	var response clientv3.OpResponse
-	err := d.p.call(ctx, &request{verb: verbOf(op), kind: kinds, key: keyIn(op), apply: func(w *World, _ *request) error {
+	err := d.p.call(ctx, &request{verb: verbOf(op), kind: kinds, key: keyIn(op), apply: func(w *World, r *request) error {
 		if w.etcd == etcdFull && !op.IsGet() && !op.IsDelete() {
 			return errFull
 		}
 		var err error
 		response, err = w.store.Do(everyContext, op)
+		r.refused = err == nil && op.IsTxn() && !response.Txn().Succeeded
 		return err
 	}})
 	return response, err

@@ -42,6 +42,8 @@ type temper struct {
 	fail     int
 	late     int
 	absent   int
+	losePut  int // per mille of the transactions of rewrites whose answer is lost, besides
+	put      int // weight of a rewrite's next step
 	lag      int // weight of a watch's events: little means that they lag
 	faults   [verbs]int
 	tick     time.Duration
@@ -87,6 +89,21 @@ func newChooser(w *World, r, stock *rand.Rand) *chooser {
 		t.stock = 10 + stock.IntN(40)
 	}
 	return c
+}
+
+// rewrite is the temper of a seed whose rewrites have several transactions under way: there is
+// more to rewrite, and more often, and transactions lose their answers.
+func (t *temper) rewrite(r *rand.Rand) {
+	t.objects = 3 + r.IntN(4)
+	t.writes = 8 + r.IntN(20)
+	t.losePut = r.IntN(400)
+	t.faults[Define] = 1 + r.IntN(4)
+	t.admin = max(t.admin, r.IntN(4))
+	t.put = 50 + r.IntN(300)
+	t.tick = min(t.tick, time.Second)
+	for _, v := range []Verb{Stop, Kill, Cut, Undefine} {
+		t.faults[v] = min(t.faults[v], 1)
+	}
 }
 
 // add offers an event.
@@ -162,15 +179,22 @@ func (c *chooser) goOn(t *task) Event {
 	if t.req == nil {
 		return e
 	}
+	lose, late := c.temper.lose, c.temper.late
+	if t.role >= putting1 {
+		lose, late = lose+c.temper.losePut, late+c.temper.losePut
+	}
 	n := c.IntN(1000)
 	for _, f := range []struct {
 		verb Verb
 		rate int
-	}{{Lose, c.temper.lose}, {Fail, c.temper.fail}, {Apply, c.temper.late}, {Absent, c.temper.absent}} {
+	}{{Lose, lose}, {Fail, c.temper.fail}, {Apply, late}, {Absent, c.temper.absent}} {
 		if n -= f.rate; n < 0 {
 			e.Do = f.verb
 			if t.req.applied && f.verb != Lose {
 				e.Do = Do
+			}
+			if e.Do == Lose && t.req.key != "" {
+				e.What = lostKinds[c.IntN(len(lostKinds))]
 			}
 			return e
 		}
@@ -197,7 +221,11 @@ func (c *chooser) offerTasks(p *Process) {
 		if t := p.tasks[r]; t != nil {
 			switch {
 			case t.req != nil && (!p.paused && !p.cut && c.w.etcd != etcdDown) || t.req == nil && t.due() && !p.paused:
-				c.add(60, Event{Do: Do, Slot: slot, Role: r})
+				weight := 60
+				if r.rewrites() && c.temper.put > 0 {
+					weight = c.temper.put
+				}
+				c.add(weight, Event{Do: Do, Slot: slot, Role: r})
 			case t.req != nil && !p.paused:
 				c.add(10, Event{Do: Fail, Slot: slot, Role: r})
 				c.add(10, Event{Do: Lose, Slot: slot, Role: r})
@@ -225,7 +253,7 @@ func (c *chooser) offerTasks(p *Process) {
 			for i, res := range all {
 				for n, weight := range []int{12, 4} {
 					if c.live[i][n] {
-						c.add(weight, Event{Do: Run, Slot: slot, Role: r, What: numbered(res, n)})
+						c.add(weight+c.temper.put/4, Event{Do: Run, Slot: slot, Role: r, What: numbered(res, n)})
 					}
 				}
 			}
@@ -321,7 +349,10 @@ func (w *World) rewritten() *resource {
 		if p == nil || p.gone {
 			continue
 		}
-		if t := p.tasks[migrating]; t != nil && t.req != nil && t.req.key != "" {
+		for _, t := range &p.tasks {
+			if t == nil || t.req == nil || t.req.key == "" || !t.role.rewrites() {
+				continue
+			}
 			for _, r := range all {
 				if strings.HasPrefix("/registry/"+t.req.key, r.prefix) {
 					return r
@@ -368,6 +399,10 @@ func (c *chooser) offerWorld() {
 	if c.temper.admin > 0 {
 		deed := deeds[c.IntN(len(deeds))]
 		c.add(c.temper.admin, Event{Do: Admin, What: deed[c.IntN(len(all))]})
+	}
+	if c.temper.admin > 0 {
+		c.add(1, Event{Do: Admin, What: "forge widgets"})
+		c.add(1, Event{Do: Admin, What: "lower widgets"})
 	}
 	if c.temper.admin > 0 && w.failedMigration() {
 		c.add(4, Event{Do: Admin, What: heal[c.IntN(len(all))]})

@@ -123,10 +123,10 @@ func (d *discovery) poll() {
 	}
 	d.polled = true
 	for range 10 {
-		actions := evolve.Decide(evolve.Observation{
+		actions := evolve.Decide(evolve.Believed(evolve.Observation{
 			Resource: schema.GroupResource{Group: "example.com", Resource: "widgets"}, Now: d.now,
 			State: d.state, StorageVersion: evolve.Discovered(d.state, d.shown, d.start), Migrations: d.migrations,
-		})
+		}))
 		if len(actions) == 0 {
 			return
 		}

@@ -27,7 +27,7 @@ const (
 	Run                  // run s1/report: a task begins and runs to its first call
 	Do                   // do s1/report: the call arrives, is answered, and the task goes on to its next
 	Apply                // apply s1/report: the call arrives and is not answered yet
-	Lose                 // lose s1/report: the task hears that there is no answer; the call may arrive later
+	Lose                 // lose s1/report: the task hears that there is no answer; the call may arrive later; lose s1/write1 unavailable: as etcd's client says it
 	Fail                 // fail s1/report: the call is lost, and the task hears so
 	Absent               // absent s1/report: the answer is a 404 that does not come from an API server
 	Finish               // finish s1/report: the task runs to its end, undisturbed

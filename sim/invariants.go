@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ var everyContext = context.Background()
 
 // Violation is an invariant of DESIGN 3.7 that does not hold.
 type Violation struct {
-	// Invariant is "I1" to "I8", or "panic" if production code panicked.
+	// Invariant is "I1" to "I10", or "panic" if production code panicked.
 	Invariant string
 	// What tells what was found.
 	What string
@@ -68,6 +69,14 @@ type ledger struct {
 	// ended are the StorageVersions that a server has written although it knew that their
 	// definition had come to its end, by uid: they permit nothing for its successor any more.
 	ended map[types.UID]bool
+	// committed are the clients' writes that were, by what names them.
+	committed map[string]bool
+	// forged says that the StorageState of widgets was edited, and lowered since which revision
+	// its storedVersions were, while that was not put right.
+	forged  bool
+	lowered int64
+	// verdicts are the last ones.
+	verdicts map[*resource]*judged
 	// encodings and readings are what stored values say, which never changes.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
 	readings  map[*v1alpha1.StorageVersion]*reading
@@ -86,7 +95,9 @@ func (l *ledger) init() {
 	l.erased = map[agree.ServerID]bool{}
 	l.stray = map[string]bool{}
 	l.unnoticed = map[string]agree.ServerID{}
+	l.committed = map[string]bool{}
 	l.ended = map[types.UID]bool{}
+	l.verdicts = map[*resource]*judged{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
 	l.readings = map[*v1alpha1.StorageVersion]*reading{}
 }
@@ -122,6 +133,9 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	if e.KV == nil {
 		return
 	}
+	if r.role == writing1 || r.role == writing2 {
+		w.ledger.committed[unmarshal(e.KV.Value).data] = true
+	}
 	encoding := w.encodingOf(e.KV)
 	sv := w.lookStorageVersion(res)
 	switch {
@@ -148,7 +162,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	}
 
 	// I5 Migration never changes an object's content, and never undoes a concurrent write.
-	if r.role == migrating {
+	if r.role.rewrites() {
 		w.judgeRewrite(r, e, encoding)
 	}
 	if res.custom {
@@ -156,6 +170,18 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 		if crd := w.lookDefinition(); crd != nil && w.ledger.ended[sv.UID] {
 			w.ledger.madeFor[e.Key] = crd.UID
 		}
+	}
+}
+
+// answered checks what a client is told of a write:
+// I9 What was acknowledged was written, and a write that was committed is not answered as one
+// that found another object, or none.
+func (w *World) answered(what, data string, err error) {
+	switch committed := w.ledger.committed[data]; {
+	case err == nil && !committed:
+		w.violate("I9", "%s is acknowledged and was not written", what)
+	case committed && (errors.Is(err, errExists) || errors.Is(err, errNotFound) || errors.Is(err, errBusy)):
+		w.violate("I9", "%s was written and is answered: %v", what, err)
 	}
 }
 
@@ -336,27 +362,36 @@ func (w *World) checkStored(r *resource) {
 			stored, uid = crd.Status.StoredVersions, crd.UID
 		}
 	}
+	believed := !r.custom || !w.ledger.forged
+	named := true // whether the stored set has every encoding
 	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
 		encoding := w.encodingOf(kv)
 		if w.excepted(kv) {
 			return
 		}
+		named = named && (slices.Contains(view.Stored, encoding) || slices.Contains(view.Stored, evolve.Unknown))
 		// I4 Stored set = [v] at the StorageVersion's current (uid, epoch) implies that every
 		// stored object is encoded in v.
-		if current && len(view.Stored) == 1 && view.Stored[0] != evolve.Unknown && view.Stored[0] != encoding {
+		if believed && current && len(view.Stored) == 1 && view.Stored[0] != evolve.Unknown && view.Stored[0] != encoding {
 			w.violate("I4", "%s is stored in %s; %s; %s", kv.Key, encoding, view, described{sv})
 		}
 		// I1 Every stored object's encoding is in the stored set, or the set contains Unknown, or
 		// the state's (uid, epoch) differs from the StorageVersion's.
-		if current && !slices.Contains(view.Stored, encoding) && !slices.Contains(view.Stored, evolve.Unknown) {
+		if believed && current && !slices.Contains(view.Stored, encoding) && !slices.Contains(view.Stored, evolve.Unknown) {
 			w.violate("I1", "%s is stored in %s; %s; %s", kv.Key, encoding, view, described{sv})
 		}
 		// I8 The encoding of every stored custom resource is in its CRD's status.storedVersions.
-		if stored != nil && w.ledger.madeFor[string(kv.Key)] == uid &&
+		if stored != nil && w.ledger.lowered == 0 && w.ledger.madeFor[string(kv.Key)] == uid &&
 			!slices.ContainsFunc(stored, func(v string) bool { return r.encoding(v) == encoding.Plain() }) {
 			w.violate("I8", "%s is stored in %s, and storedVersions is %v", kv.Key, encoding, stored)
 		}
+		if believed {
+			w.checkVerdict(r, state, sv, encoding, string(kv.Key))
+		}
 	})
+	if r.custom && (named || state == nil) {
+		w.ledger.forged = false // it is right again, or is made anew
+	}
 }
 
 // excepted says whether nothing is promised of an object, for who has written it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -22,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/sim/etcd"
 )
@@ -186,7 +189,11 @@ func (w *World) start(slot int, r release, silent, stock bool) {
 	if !silent {
 		w.must(p.member.SetBuiltins(p.builtins()))
 	}
-	p.trigger, err = trigger.New(trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1})
+	triggers := trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1}
+	if w.config.Census > 0 {
+		triggers.Census = p.census
+	}
+	p.trigger, err = trigger.New(triggers)
 	w.must(err)
 	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond})
 	w.must(err)
@@ -210,6 +217,23 @@ func (p *Process) builtins() []member.Resource {
 func (p *Process) load(seal agree.Seal) {
 	p.seal, p.w.seals[p.slot] = seal, seal
 	p.member.SetEncryption(member.Encryption{Config: string(seal), Seal: func(schema.GroupResource) agree.Seal { return seal }})
+}
+
+// census counts what is stored of a resource, for trigger.Config.Census.
+func (p *Process) census(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
+	i := slices.IndexFunc(all[:], func(r *resource) bool { return r.gr == gr })
+	if i < 0 {
+		return nil, trigger.ErrNotStored
+	}
+	stored, err := p.kv().Get(ctx, all[i].prefix, clientv3.WithPrefix())
+	if err != nil {
+		return nil, err
+	}
+	found := sets.New[agree.Encoding]()
+	for _, kv := range stored.Kvs {
+		found.Insert(p.w.encodingOf(kv))
+	}
+	return sets.List(found.Delete(target.Encoding)), nil
 }
 
 // sealNamed returns the seal of a key as scripts name it, "-" for none.
@@ -270,7 +294,7 @@ func (p *Process) end() {
 
 // abandon ends a task without its knowing.
 func (p *Process) abandon(t *task) {
-	if t == nil {
+	if t == nil || t.ended {
 		return
 	}
 	if t.req != nil && !t.req.applied && !t.req.reads() {
@@ -278,6 +302,13 @@ func (p *Process) abandon(t *task) {
 	}
 	t.killed, t.ended = true, true
 	p.tasks[t.role] = nil
+	if t.role == migrating {
+		defer func() {
+			for _, put := range p.tasks[putting1:] {
+				p.abandon(put)
+			}
+		}()
+	}
 	before := p.w.current
 	p.w.current = t
 	_, alive := t.on.next()
@@ -303,7 +334,7 @@ func (p *Process) begin(r role, what string) bool {
 
 // startable says whether the process would start a task of this role now.
 func (p *Process) startable(r role) bool {
-	if p.gone || p.paused || p.tasks[r] != nil || (p.silent || p.stock) && (r == collecting || r == triggering || r == migrating) {
+	if p.gone || p.paused || p.tasks[r] != nil || r >= putting1 || (p.silent || p.stock) && (r == collecting || r == triggering || r == migrating) {
 		return false
 	}
 	now := p.w.now
@@ -355,7 +386,20 @@ func (p *Process) body(r role, what string) func() error {
 		if !ok {
 			return nil
 		}
-		return func() error { _, err := p.trigger.Step(ctx, gr.gr); return err }
+		return func() error {
+			for {
+				result, err := p.trigger.Step(ctx, gr.gr)
+				if err == nil && !result.Again && result.Count == nil && gr.custom {
+					p.w.kept(p.tasks[triggering])
+				}
+				if err != nil || result.Count == nil {
+					return err
+				}
+				if err := p.trigger.Count(ctx, gr.gr, *result.Count); err != nil {
+					return err
+				}
+			}
+		}
 	case migrating:
 		name, ok := p.w.migration(what)
 		if !ok {

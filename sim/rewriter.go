@@ -20,14 +20,16 @@ type rewriter struct{ p *Process }
 
 var _ migrate.Rewriter = rewriter{}
 
-// Rewrite implements migrate.Rewriter. Pages and transactions are small, so that much can
-// happen between them.
+// Rewrite implements migrate.Rewriter. Pages are small, so that much can happen between them.
 func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
 	target, err := r.target(ctx, job)
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	options := rewrite.Options{Workers: 1, PageKeys: r.p.w.config.Page, TxnKeys: r.p.w.config.Txn, Patience: 1}
+	options := rewrite.Options{UnderWay: 1, PageKeys: r.p.w.config.Page, PieceKeys: r.p.w.config.Txn, Patience: 1}
+	if r.p.w.config.Under > 1 {
+		options.Threads = threads(r)
+	}
 	// What cannot be read is the beginning.
 	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
 		options.Resume = rewrite.Cursor{}

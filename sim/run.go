@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -17,6 +18,30 @@ type Outcome struct {
 	Steps int
 	// Simulated is how much time passed in the world.
 	Simulated time.Duration
+	Rewrites  Rewrites
+}
+
+// Rewrites counts the object transactions of migrations, each of which was written, or refused
+// because its object or the fence had moved, or failed otherwise, or has not arrived.
+type Rewrites struct {
+	Sent, Written, Refused, Failed int
+	// Unanswered are those whose sender did not hear of it, and Unheard those of them that were
+	// written all the same when the sender gave up.
+	Unanswered, Unheard int
+}
+
+// Plus adds counts.
+func (r Rewrites) Plus(o Rewrites) Rewrites {
+	return Rewrites{
+		Sent: r.Sent + o.Sent, Written: r.Written + o.Written, Refused: r.Refused + o.Refused, Failed: r.Failed + o.Failed,
+		Unanswered: r.Unanswered + o.Unanswered, Unheard: r.Unheard + o.Unheard,
+	}
+}
+
+// String tells them in one line.
+func (r Rewrites) String() string {
+	return fmt.Sprintf("%d object transactions of migrations: %d written, %d refused, %d failed; %d unanswered, of which %d had been written",
+		r.Sent, r.Written, r.Refused, r.Failed, r.Unanswered, r.Unheard)
 }
 
 // MinEvents and MaxEvents bound how many events the script of a seed has that chooses
@@ -36,13 +61,25 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 	if r.IntN(20) == 0 {
 		config.More = 8
 	}
-	config.Lag = random(seed, 1).IntN(2)
+	lag := random(seed, 1)
+	config.Lag, config.Census = lag.IntN(2), lag.IntN(2)
+	busy := random(seed, 3)
+	if busy.IntN(2) == 0 {
+		config.Under = 2 + busy.IntN(maxUnder-1)
+		config.Txn = config.Under + busy.IntN(2)
+		config.Page = config.Txn + busy.IntN(3)
+	}
 	run := Outcome{Config: config}
 	run.in(trace, func(w *World) {
-		for _, e := range opening(config, r.IntN(4)) {
+		begin := opening(config, r.IntN(4))
+		c := newChooser(w, r, random(seed, 2))
+		if config.Under > 1 {
+			c.temper.rewrite(busy)
+			begin = rewriting(config, c.temper.objects, busy)
+		}
+		for _, e := range begin {
 			run.event(w, e)
 		}
-		c := newChooser(w, r, random(seed, 2))
 		n := events
 		if n == 0 {
 			n = MinEvents + r.IntN(MaxEvents-MinEvents)
@@ -75,7 +112,7 @@ func (r *Outcome) in(trace io.Writer, body func(*World)) {
 			w.violate("panic", "%v\n%s", e, debug.Stack())
 		}
 		w.Close()
-		r.Violation, r.Simulated = w.violation, w.now
+		r.Violation, r.Simulated, r.Rewrites = w.violation, w.now, w.rewrites
 	}()
 	body(w)
 }
@@ -119,6 +156,47 @@ func opening(config Config, kind int) []Event {
 	events = append(events, Event{Do: Lead}, Event{Do: Define, What: "v1"}, Event{Do: Settle})
 	for _, what := range []string{"create things/a", "create widgets/a", "create things/b"} {
 		events = append(events, Event{Do: Run, Role: writing1, What: what}, Event{Do: Finish, Role: writing1})
+	}
+	return events
+}
+
+// rewriting is how a world begins whose rewrites have several transactions under way: there are
+// objects, the version that is stored has changed, and a migration has been made.
+func rewriting(config Config, objects int, r *rand.Rand) []Event {
+	release := r.IntN(len(releases) - 1)
+	moved := things
+	if r.IntN(2) == 0 {
+		moved = widgets
+	}
+	if moved == things {
+		release = 1 + r.IntN(len(releases)-2) // the next one stores another version
+	}
+	events := opening(config, release+1)
+	for i := range objects {
+		for _, of := range all {
+			create := fmt.Sprintf("create %s/%c", of.name, 'a'+i)
+			events = append(events, Event{Do: Run, Role: writing1, What: create}, Event{Do: Finish, Role: writing1})
+		}
+	}
+	if moved == widgets {
+		events = append(events, Event{Do: Define, What: "v2"})
+	}
+	for slot := range config.Slots {
+		if moved == things {
+			events = append(events, Event{Do: Admin, What: deleteLease[slot]}, Event{Do: Kill, Slot: slot},
+				Event{Do: Start, Slot: slot, What: releases[release+1].name}, Event{Do: Run, Slot: slot, Role: leasing}, Event{Do: Finish, Slot: slot, Role: leasing})
+		}
+	}
+	for range 2 {
+		for slot := range config.Slots {
+			events = append(events, Event{Do: Relist, Slot: slot, See: seeLeases}, Event{Do: Relist, Slot: slot, See: seeVersions},
+				Event{Do: Relist, Slot: slot, See: seeDefinitions}, Event{Do: Relist, Slot: slot, See: seeHandler},
+				Event{Do: Run, Slot: slot, Role: reporting}, Event{Do: Finish, Slot: slot, Role: reporting})
+		}
+	}
+	events = append(events, Event{Do: Lead})
+	for range 3 {
+		events = append(events, Event{Do: Run, Role: triggering, What: moved.name}, Event{Do: Finish, Role: triggering})
 	}
 	return events
 }

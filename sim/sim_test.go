@@ -86,7 +86,7 @@ func TestScripts(t *testing.T) {
 		t.Errorf("a tick prints as %q", e)
 	}
 	config, events, err := ParseStory("world slots=2 page=1 txn=1 more=0\nstart s1 r0 # a comment\n\nsettle\n")
-	if err != nil || config != (Config{Slots: 2, Page: 1, Txn: 1}) || len(events) != 2 {
+	if err != nil || config != (Config{Slots: 2, Page: 1, Txn: 1, Under: 1}) || len(events) != 2 {
 		t.Errorf("ParseStory: %v, %v, %v", config, events, err)
 	}
 	if again, _, err := ParseStory(FormatStory(config, events)); err != nil || again != config {

@@ -8,6 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,10 +30,20 @@ const (
 	migrating              // migrate.Step for one migration
 	writing1               // a client's write
 	writing2
+	putting1 // a transaction of the rewrite that migrating does
+	putting2
+	putting3
+	putting4
 	roles // how many there are
 )
 
-var roleName = [roles]string{"lease", "report", "collect", "trigger", "migrate", "write1", "write2"}
+// maxUnder is how many transactions of a rewrite can be under way at once.
+const maxUnder = int(roles - putting1)
+
+// rewrites says whether a role is a rewrite's.
+func (r role) rewrites() bool { return r == migrating || r >= putting1 }
+
+var roleName = [roles]string{"lease", "report", "collect", "trigger", "migrate", "write1", "write2", "put1", "put2", "put3", "put4"}
 
 // request is a call of a task to the API or to etcd. Between its being sent, its being
 // applied and its answer anything else can happen, and one or the other may be lost.
@@ -53,12 +66,16 @@ type request struct {
 	id      agree.ServerID
 	ended   types.UID
 	applied bool
+	refused bool  // a compare of the transaction did not hold
 	err     error // what apply returned
 	began   int64 // the revision at which its task began
 }
 
 // reads says whether the request changes nothing: one that is late does not matter.
 func (r *request) reads() bool { return r.verb == "get" || r.verb == "list" || r.verb == "range" }
+
+// rewritesObject says whether the request is a migration's transaction of an object.
+func (r *request) rewritesObject() bool { return r.verb == "txn" && r.role.rewrites() }
 
 // String prints the request without its arguments.
 func (r *request) String() string {
@@ -85,6 +102,26 @@ var (
 	errNoAnswer = errors.New("no answer")
 	errFull     = errors.New("etcdserver: mvcc: database space exceeded")
 )
+
+// lost are the errors with which etcd's client says that it got no answer, as scripts name
+// them. Every one of them can come after a commit.
+var lost = map[string]error{
+	"unavailable": status.Error(codes.Unavailable, "transport is closing"),
+	"timeout":     rpctypes.ErrTimeout,
+	"leader":      rpctypes.ErrLeaderChanged,
+	"deadline":    context.DeadlineExceeded,
+}
+
+// lostKinds are their names, for who chooses.
+var lostKinds = [...]string{"", "unavailable", "timeout", "leader", "deadline"}
+
+// lostAnswer is what a task hears of a request without an answer.
+func lostAnswer(r *request, what string) error {
+	if err, ok := lost[what]; ok && r.key != "" {
+		return err
+	}
+	return errNoAnswer
+}
 
 // task is a coroutine of a process: production code that runs until its next call.
 type task struct {
@@ -217,14 +254,17 @@ func (p *Process) call(ctx context.Context, r *request) error {
 		return err
 	}
 	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.id(), p.ended, t.began
-	if t.role == migrating {
+	if t.role.rewrites() {
 		// A migrator asks who it is once, when it has read the migration.
-		if t.calls <= 1 {
+		if t.role == migrating && t.calls <= 1 {
 			t.id = r.id
 		}
 		r.id = t.id
 	}
 	t.req, t.err = r, nil
+	if r.rewritesObject() {
+		p.w.rewrites.Sent++
+	}
 	t.calls++
 	t.pause()
 	t.req = nil

@@ -34,21 +34,28 @@ const maxSlots = 4
 type Config struct {
 	// Slots is how many servers there can be at a time, at most 4.
 	Slots int
-	// Page and Txn are how many objects a rewrite reads and writes at a time.
+	// Page and Txn are how many objects a rewrite reads and judges at a time; it writes each in
+	// a transaction of its own.
 	Page, Txn int
+	// Under is how many of these transactions a rewrite has under way at once, at most 4.
+	Under int
 	// More is how many more built-in resources servers report: with eight or more of them
 	// they work with lists.
 	More int
+	// Census says, if it is 1, that triggers count what is stored before a stored set or
+	// storedVersions shrink. If it is 0 they believe what migrations say, as where nobody reads
+	// etcd: so both lines of defence are tried, each without the other.
+	Census int
 	// Lag says, if it is 1, that triggers list migrations as their watch has shown them.
 	Lag int
 }
 
 // DefaultConfig is the smallest world in which everything can happen.
-func DefaultConfig() Config { return Config{Slots: 3, Page: 2, Txn: 1} }
+func DefaultConfig() Config { return Config{Slots: 3, Page: 2, Txn: 1, Under: 1} }
 
 // String prints the configuration as a script's first line has it.
 func (c Config) String() string {
-	return fmt.Sprintf("slots=%d page=%d txn=%d more=%d lag=%d", c.Slots, c.Page, c.Txn, c.More, c.Lag)
+	return fmt.Sprintf("slots=%d page=%d txn=%d under=%d more=%d lag=%d census=%d", c.Slots, c.Page, c.Txn, c.Under, c.More, c.Lag, c.Census)
 }
 
 // ParseConfig reads what String prints; what is missing has its default.
@@ -57,14 +64,14 @@ func ParseConfig(text string) (Config, error) {
 	for _, word := range strings.Fields(text) {
 		name, value, _ := strings.Cut(word, "=")
 		n, err := strconv.Atoi(value)
-		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "more": &c.More, "lag": &c.Lag}[name]
+		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "under": &c.Under, "more": &c.More, "lag": &c.Lag, "census": &c.Census}[name]
 		if err != nil || !ok {
-			return c, fmt.Errorf("configuration %q: want slots, page, txn, more or lag, =, and a number", word)
+			return c, fmt.Errorf("configuration %q: want slots, page, txn, under, more, lag or census, =, and a number", word)
 		}
 		*field = n
 	}
-	if c.Slots < 1 || c.Slots > maxSlots || c.Page < 1 || c.Txn < 1 || c.More < 0 {
-		return c, fmt.Errorf("configuration %q: want 1 to %d slots, and pages and transactions of at least 1", text, maxSlots)
+	if c.Slots < 1 || c.Slots > maxSlots || c.Page < 1 || c.Txn < 1 || c.Under < 1 || c.Under > maxUnder || c.More < 0 {
+		return c, fmt.Errorf("configuration %q: want 1 to %d slots, pages and pieces of at least 1, and 1 to %d transactions under way", text, maxSlots, maxUnder)
 	}
 	return c, nil
 }
@@ -111,6 +118,7 @@ type World struct {
 	checked int // and how much of it was there when the invariants were last checked
 
 	ledger    ledger
+	rewrites  Rewrites
 	violation *Violation
 	trace     io.Writer
 	steps     int
@@ -347,12 +355,14 @@ func (w *World) doTask(e Event) bool {
 		if !t.req.applied && !t.req.reads() {
 			w.late = append(w.late, t.req)
 		}
-		t.err = errNoAnswer
+		t.err = lostAnswer(t.req, e.What)
+		w.unanswered(t.req)
 	case Fail:
 		if t.req.applied {
 			return false
 		}
 		t.err = errNoAnswer
+		w.unanswered(t.req)
 	case Absent:
 		if t.req.applied || t.req.key != "" {
 			return false
@@ -367,6 +377,17 @@ func (w *World) doTask(e Event) bool {
 	return true
 }
 
+// unanswered counts a request whose sender does not hear of it.
+func (w *World) unanswered(r *request) {
+	if !r.rewritesObject() {
+		return
+	}
+	w.rewrites.Unanswered++
+	if r.applied && r.err == nil && !r.refused {
+		w.rewrites.Unheard++
+	}
+}
+
 // finish runs a task to its end.
 func (w *World) finish(t *task) bool {
 	p := t.p
@@ -376,6 +397,9 @@ func (w *World) finish(t *task) bool {
 	for calls := 0; !t.ended && calls < 1000 && w.violation == nil; calls++ {
 		if t.req == nil && !t.due() {
 			if t.until == 0 {
+				if w.finishPuts(t) {
+					continue
+				}
 				return true // it waits for something else
 			}
 			w.tick(t.until - w.now)
@@ -387,6 +411,21 @@ func (w *World) finish(t *task) bool {
 		w.resume(t)
 	}
 	return true
+}
+
+// finishPuts runs the transactions that a rewrite waits for to their ends. It returns false if
+// none of them has ended.
+func (w *World) finishPuts(t *task) (some bool) {
+	if t.role != migrating {
+		return false
+	}
+	for _, put := range t.p.tasks[putting1:] {
+		if put != nil {
+			w.finish(put)
+			some = some || put.ended
+		}
+	}
+	return some
 }
 
 // doLate has the oldest late request of a server's task arrive.
@@ -411,6 +450,15 @@ func (w *World) apply(r *request) {
 		w.tick(slowTime)
 	}
 	r.err = r.apply(w, r)
+	switch {
+	case !r.rewritesObject():
+	case r.err != nil:
+		w.rewrites.Failed++
+	case r.refused:
+		w.rewrites.Refused++
+	default:
+		w.rewrites.Written++
+	}
 	if w.trace != nil {
 		w.tracef("   %s/%s %s: %s", r.by, roleName[r.role], r, outcome(r.err))
 	}
@@ -566,7 +614,8 @@ func (w *World) purge() bool {
 // "delete lease s1", "delete stock lease s1" (of a stock server that runs or ran there),
 // "delete version things", "migrate things", "pause things" and
 // "continue things" (their migrations), "heal things" (deletes objects that no codec can
-// decode).
+// decode), "forge widgets" (its StorageState then says consistently that only what is agreed on
+// is stored), "lower widgets" (its storedVersions then name only what the definition stores).
 func (w *World) admin(what string) bool {
 	words := strings.Fields(what)
 	if !w.etcd.writable() || len(words) < 2 {
@@ -603,6 +652,10 @@ func (w *World) admin(what string) bool {
 		done = w.pauseMigrations(r, deed == "pause")
 	case deed == "heal":
 		done = w.healObjects(r)
+	case deed == "forge":
+		done = w.forge(r)
+	case deed == "lower":
+		done = w.lower(r)
 	}
 	w.observe(nil)
 	return done
@@ -625,6 +678,49 @@ func (w *World) pauseMigrations(r *resource, paused bool) bool {
 		w.must(w.put(migrations, m))
 	}
 	return len(changed) > 0
+}
+
+// forge edits a StorageState consistently. That is found out only where storedVersions would
+// shrink by it, so only what has them can be forged.
+func (w *World) forge(r *resource) bool {
+	state, sv, crd := w.lookState(r), w.lookStorageVersion(r), w.lookDefinition()
+	if !r.custom || w.config.Census == 0 || state == nil || sv == nil || !w.read(sv).agreed ||
+		crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.lowered > 0 {
+		return false
+	}
+	next := state.DeepCopy()
+	view := migrationv1alpha1.ViewState(next)
+	view.Of, view.Current, view.Stored = w.read(sv).ref, w.read(sv).common, []agree.Encoding{w.read(sv).common}
+	migrationv1alpha1.SetState(next, view, r.kind)
+	w.ledger.forged = true
+	w.must(w.put(states, next))
+	return true
+}
+
+// lower takes out of storedVersions all but what the definition stores.
+func (w *World) lower(r *resource) bool {
+	crd := w.lookDefinition()
+	if !r.custom || crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.forged {
+		return false
+	}
+	next := crd.DeepCopy()
+	next.Status.StoredVersions = []string{storedBy(crd)}
+	w.ledger.lowered = w.store.Revision() + 1
+	w.must(w.put(definitions, next))
+	return true
+}
+
+// kept is called when a look at widgets has ended that left nothing to do: what was lowered by
+// hand before it is put right, if the stored set can be named.
+func (w *World) kept(t *task) {
+	state := w.lookState(widgets)
+	if state == nil || t.began < w.ledger.lowered || slices.Contains(migrationv1alpha1.ViewState(state).Stored, agree.Unknown) {
+		return
+	}
+	if w.ledger.lowered > 0 {
+		w.ledger.lowered = 0
+		w.checkStored(widgets)
+	}
 }
 
 func (w *World) healObjects(r *resource) bool {

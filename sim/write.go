@@ -49,7 +49,7 @@ func (p *Process) write(what string) func() error {
 		wanted.future = wanted.data
 	}
 	ctx := context.Background()
-	return func() error {
+	put := func() error {
 		if !p.stock {
 			if err := p.member.Admit(member.Request{IsResource: true, Resource: r.gr, Verb: verb}); err != nil {
 				return err
@@ -75,6 +75,11 @@ func (p *Process) write(what string) func() error {
 				return err
 			}
 		}
+	}
+	return func() error {
+		err := put()
+		p.w.answered(what, wanted.data, err)
+		return err
 	}
 }
 

@@ -29,6 +29,10 @@ const (
 	othersPoll = 200 * time.Millisecond
 	// namedInLog is how many resources a log line names.
 	namedInLog = 5
+	// decodeTimeout bounds how long a starting server looks for values that do not decode.
+	decodeTimeout = 2 * time.Second
+	// namedUndecodable is how many of them it logs, each in a line.
+	namedUndecodable = 100
 )
 
 // Keys are what a server opens stored values with (package keyring).
@@ -53,6 +57,8 @@ type Start struct {
 	// Keys are what it opens values with. Required; those of a server that encrypts nothing
 	// open what is not encrypted.
 	Keys Keys
+	// Decode says why the server could not decode a value that is not encrypted; nil tries none.
+	Decode rewrite.Verify
 	// Allow has it start whatever is stored (AllowFlag).
 	Allow bool
 }
@@ -67,6 +73,10 @@ type Start struct {
 // as damaged values, does not keep the server from starting; of built-in resources it is
 // logged. But where the stored set has a key that is not among the server's, not to have read
 // all values in that time is a reason to refuse. With Allow nothing is.
+//
+// At last it looks for values that do not decode, whatever they say of their encoding, as many
+// as it can read in decodeTimeout, and logs their keys: it starts, but lists of their resources
+// will fail.
 func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
 	reader := s.Keys.Opening(etcd, s.Layout)
 	err := s.refuseStored(ctx, reader)
@@ -75,9 +85,40 @@ func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
 	}
 	if err != nil && s.Allow {
 		klog.FromContext(ctx).Error(err, "STARTING ALTHOUGH STORED OBJECTS MAY BE UNDECODABLE, as --"+AllowFlag+" says: they cannot be read, and lists of their resources fail")
-		return nil
+		err = nil
+	}
+	if err == nil && s.Decode != nil {
+		s.nameUndecodable(ctx, etcd)
 	}
 	return err
+}
+
+// nameUndecodable logs the keys of values that do not decode.
+func (s Start) nameUndecodable(ctx context.Context, etcd rewrite.Reader) {
+	limited, cancel := context.WithTimeout(ctx, decodeTimeout)
+	defer cancel()
+	logger := klog.FromContext(ctx)
+	found := 0
+	prefix := "/" + strings.Trim(s.Layout.Prefix, "/") + "/"
+	err := rewrite.Walk(limited, etcd, prefix, func(e rewrite.Entry) error {
+		_, encrypted := rewrite.Encryption(e.Value)
+		isObject := strings.Contains(strings.TrimPrefix(e.Key, prefix), "/")
+		if encrypted || !isObject {
+			return limited.Err()
+		}
+		if err := s.Decode(e.Value); err != nil {
+			if found++; found <= namedUndecodable {
+				logger.Error(err, "A stored value does not decode, so that lists of its resource fail", "key", e.Key)
+			}
+		}
+		return limited.Err()
+	})
+	switch {
+	case found > 0:
+		logger.Info("Stored values do not decode; docs/faults.md says how to delete them", "values", found, "readAll", err == nil)
+	case limited.Err() != nil && ctx.Err() == nil:
+		logger.V(2).Info("Not all stored values could be decoded in time; concord census --verify does", "time", decodeTimeout)
+	}
 }
 
 // refuseStored says why the server could not decode or open what is stored.
@@ -88,17 +129,17 @@ func (s Start) refuseStored(ctx context.Context, reader rewrite.Reader) error {
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read, so that nobody can tell whether this server decodes it (--%s starts it all the same): %w", AllowFlag, err)
 	}
-	if err := sets.refuseUndecodable(ctx, reader, s.Layout, s.Target); err != nil {
+	if err := refuseUndecodable(ctx, sets, reader, s.Layout, s.Target); err != nil {
 		return err
 	}
 	return s.Keys.CheckStored(ctx, reader, s.Layout, sets, s.Target.Resources())
 }
 
 // refuseUndecodable says why the target could not decode what is stored.
-func (s Sets) refuseUndecodable(ctx context.Context, reader rewrite.Reader, layout Layout, target *compat.Target) error {
+func refuseUndecodable(ctx context.Context, sets Sets, reader rewrite.Reader, layout Layout, target *compat.Target) error {
 	var stored, uncounted []compat.Stored
 	for _, gr := range target.Resources() {
-		if set := s.Of(gr); set.Unknown {
+		if set := sets.Of(gr); set.Unknown {
 			uncounted = append(uncounted, set)
 		} else {
 			stored = append(stored, set)

@@ -1,7 +1,10 @@
 package stored_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -140,7 +143,7 @@ func TestCheckStorage(t *testing.T) {
 				delete(v, storedtest.StateKey(policies))
 				v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = "\xff", "{}"
 			},
-			untold: policies.String() + ": it has no StorageState, and 2 values are unreadable",
+			untold: policies.String() + ": 2 values are unreadable, for whatever release",
 		},
 		"events share a store": {change: func(v map[string]string) {
 			delete(v, storedtest.StateKey(schema.GroupResource{Resource: "events"}))
@@ -182,6 +185,46 @@ func TestCheckStorage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUndecodableIsNamed asserts that a start names every value that does not decode, of whatever
+// resource and whatever is known of its stored set, and that it refuses nothing for them.
+func TestUndecodableIsNamed(t *testing.T) {
+	etcd := storedtest.Start(t)
+	values := storedtest.Agreed(t)
+	values["mutatingadmissionpolicies/a"] = policyIn(admissionGroup + "/v1")
+	values["mutatingadmissionpolicies/b"] = "\xff"
+	values["example.com/widgets/default/a"] = `{"apiVersion":"example.com/v1","kind":"Widget","spec":`
+	values["health"] = "true"
+	values["secrets/default/sealed"] = "k8s:enc:aescbc:v1:key1:\x00"
+	s := start(t, etcd.Fill(t, values), false)
+	s.Keys = opensAll{s.Keys}
+	s.Decode = func(value []byte) error {
+		if !json.Valid(value) && !bytes.HasPrefix(value, []byte("k8s\x00")) {
+			return errors.New("it is damaged")
+		}
+		return nil
+	}
+	ctx, logged := logs(t)
+	if err := s.Check(ctx, rewrite.NewEtcd(etcd.Client)); err != nil {
+		t.Fatal(err)
+	}
+	for part, want := range map[string]int{
+		"mutatingadmissionpolicies/b": 1, "example.com/widgets/default/a": 1, "it is damaged": 2, "values=2": 1,
+		"mutatingadmissionpolicies/a": 0, "secrets/default/sealed": 0,
+	} {
+		if got := strings.Count(logged(), part); got != want {
+			t.Errorf("%q is logged %d times, want %d: %s", part, got, want, logged())
+		}
+	}
+}
+
+// opensAll are keys that open everything.
+type opensAll struct{ stored.Keys }
+
+// CheckStored implements stored.Keys.
+func (opensAll) CheckStored(context.Context, rewrite.Reader, stored.Layout, stored.Sets, []schema.GroupResource) error {
+	return nil
 }
 
 // TestCheckStorageOfSpecialPlaces asserts that the values of a resource are looked for where

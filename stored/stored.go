@@ -3,11 +3,9 @@
 package stored
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -16,20 +14,15 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
-	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/verdict"
 )
 
-// Sets is what a cluster remembers of the encodings that may be stored, by
-// resource. An object that exists and cannot be read is nil.
-type Sets struct {
-	States   map[schema.GroupResource]*migrationv1alpha1.StorageState
-	Versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
-}
+// Sets is what a cluster remembers of the encodings that may be stored, by resource.
+type Sets = verdict.Sets
 
 // ReadSets reads the StorageStates and then the StorageVersions straight from
 // etcd, where no server serves them. prefix is the servers' --etcd-prefix. An error comes
@@ -101,101 +94,23 @@ func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string 
 	return prefix + gr.Resource + "/"
 }
 
-// Resources returns the resources that anything is remembered of, sorted by group and
-// resource.
-func (s Sets) Resources() []schema.GroupResource {
-	var all []schema.GroupResource
-	for gr := range s.States {
-		all = append(all, gr)
-	}
-	for gr := range s.Versions {
-		all = append(all, gr)
-	}
-	slices.SortFunc(all, CompareResources)
-	return slices.Compact(all)
-}
-
-// CompareResources orders by group, then by resource.
-func CompareResources(a, b schema.GroupResource) int {
-	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
-}
-
-// Of returns what may be stored of a resource (DESIGN 3.7, I1), without a census.
-func (s Sets) Of(gr schema.GroupResource) compat.Stored {
-	stored := compat.Stored{Resource: gr}
-	state, why := s.state(gr)
-	version, whyVersion := s.version(gr)
-	for _, e := range evolve.StoredSet(state, version) {
-		if e == evolve.Unknown {
-			stored.Unknown = true
-			continue
-		}
-		if plain := string(e.Plain()); !slices.Contains(stored.Encodings, plain) {
-			stored.Encodings = append(stored.Encodings, plain)
-		}
-	}
-	if stored.Unknown {
-		stored.Why = cmp.Or(why, whyVersion, "its StorageState was computed for another StorageVersion")
-	}
-	return stored
-}
-
-// Encodings returns what may be stored of a resource with what it may be encrypted with, and
-// evolve.Unknown where nobody knows all.
-func (s Sets) Encodings(gr schema.GroupResource) []agree.Encoding {
-	state, _ := s.state(gr)
-	version, _ := s.version(gr)
-	return evolve.StoredSet(state, version)
-}
-
-// Custom says whether the resource was seen to be a custom one: its key has the group in it.
-func (s Sets) Custom(gr schema.GroupResource) bool {
-	if state := s.States[gr]; state != nil && state.Annotations[migrationv1alpha1.CustomResourceAnnotation] == "true" {
-		return true
-	}
-	sv := s.Versions[gr]
-	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
-}
-
-// state returns what the StorageState says, and why the stored set is not known by it.
-func (s Sets) state(gr schema.GroupResource) (view *evolve.State, why string) {
-	state, ok := s.States[gr]
-	switch {
-	case !ok:
-		return nil, "it has no StorageState"
-	case state == nil:
-		return nil, "its StorageState cannot be read"
-	}
-	v := migrationv1alpha1.ViewState(state)
-	if len(v.Stored) == 0 || slices.Contains(v.Stored, evolve.Unknown) {
-		why = "its stored set says Unknown"
-	}
-	return &v, why
-}
-
-// version returns what the StorageVersion says; nil, with the reason, if that is nothing.
-func (s Sets) version(gr schema.GroupResource) (view *evolve.StorageVersion, why string) {
-	sv, ok := s.Versions[gr]
-	if !ok {
-		return nil, "it has no StorageVersion"
-	}
-	if sv == nil {
-		return nil, "its StorageVersion cannot be read"
-	}
-	history, err := storageversion.History(sv)
-	if err != nil {
-		return nil, "its StorageVersion cannot be read"
-	}
-	reports := storageversion.Reports(sv)
-	common, _ := storageversion.AgreementOn(sv, reports)
-	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common}, ""
-}
+// namedObjects is how many objects of each encoding a census names.
+const namedObjects = 10
 
 // Count counts the raw values under a resource's prefix. What stops it before the
 // end, ctx for one, makes the census partial.
 func Count(ctx context.Context, reader rewrite.Reader, prefix string) *compat.StoredCensus {
-	counts, err := rewrite.CountEncodings(ctx, reader, prefix)
-	census := &compat.StoredCensus{Objects: map[string]int64{}}
+	census := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}
+	counts := map[string]int64{}
+	err := rewrite.EachEncoding(ctx, reader, prefix, func(key, encoding string) {
+		counts[encoding]++
+		if encoding == rewrite.EncodingUnknown {
+			encoding = ""
+		}
+		if len(census.First[encoding]) < namedObjects {
+			census.First[encoding] = append(census.First[encoding], strings.TrimPrefix(key, prefix))
+		}
+	})
 	switch {
 	case ctx.Err() != nil:
 		census.Partial = "it took too long"

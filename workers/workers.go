@@ -27,8 +27,11 @@ var (
 	again     = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 7, Cap: time.Minute}
 	wentWell  = 5 * time.Minute
 	panics    = metrics.NewCounterVec(&metrics.CounterOpts{Namespace: "concord", Name: "worker_panics_total", Help: "Panics in goroutines of the server, which were caught, by what the goroutine does. Every one is a bug.", StabilityLevel: metrics.ALPHA}, []string{"worker"})
-	registers = sync.OnceFunc(func() { legacyregistry.MustRegister(panics) })
+	registers = sync.OnceFunc(func() { legacyregistry.MustRegister(Registerables()...) })
 )
+
+// Registerables returns the metrics, which are registered when something panics.
+func Registerables() []metrics.Registerable { return []metrics.Registerable{panics} }
 
 // Unwinding is implemented by values of panics that are no bugs and are not caught: the
 // simulator ends a process that crashes by one.

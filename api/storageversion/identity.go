@@ -179,9 +179,19 @@ func silentServers(reports []agree.Report) string {
 	return fmt.Sprintf(message, strings.Join(described, ", ")) + fmt.Sprintf("kubectl delete lease -n %s %s", IdentityNamespace, strings.Join(ids, " "))
 }
 
+// ReasonObserved is the reason of the condition AllEncodingVersionsEqual where no server
+// reports and others have observed what is stored (package stock).
+const ReasonObserved = "Observed"
+
 // WaitsFor says which servers keep the others from agreeing because they do not report, and
-// how to go on; "" if there are none, whatever else there may be no agreement for.
+// how to go on; "" if there are none, whatever else there may be no agreement for. Where
+// nobody reports it says all that there is no agreement for.
 func WaitsFor(sv *v1alpha1.StorageVersion) string {
+	for _, c := range sv.Status.Conditions {
+		if c.Reason == ReasonObserved && c.Status == v1alpha1.ConditionFalse {
+			return c.Message
+		}
+	}
 	for _, s := range sv.Status.StorageVersions {
 		if agree.Encoding(s.EncodingVersion) != agree.Unknown {
 			continue

@@ -22,6 +22,9 @@ const (
 	// EncodingsAnnotation holds the last epoch at which each encoding was reported, a
 	// JSON object. Both are computed by the strategy; what a client sends is ignored.
 	EncodingsAnnotation = "concord.dev/encoding-epochs"
+	// ForgottenAnnotation holds the newest epoch of the encodings that the history does not
+	// name any more, a decimal number, if there are any. It is computed as the others are.
+	ForgottenAnnotation = "concord.dev/forgotten-epoch"
 	// SealsAnnotation holds what each server encrypts the resource with, a JSON object of
 	// agree.Seals by server. It belongs to the reports, beside encodingVersion, which has no
 	// room for it, and is written with them: by updates of the status.
@@ -200,12 +203,12 @@ func unstated(sv *v1alpha1.StorageVersion) bool {
 // History reads the epoch annotations. An object without them has the zero history.
 func History(sv *v1alpha1.StorageVersion) (agree.History, error) {
 	h := agree.History{Last: map[agree.Encoding]int64{}}
-	if value, ok := sv.Annotations[EpochAnnotation]; ok {
-		epoch, err := strconv.ParseInt(value, 10, 64)
-		if err != nil {
-			return h, fmt.Errorf("StorageVersion %s, annotation %s: %w: %s", sv.Name, EpochAnnotation, err, wayOut(sv))
-		}
-		h.Epoch = epoch
+	var err error
+	if h.Epoch, err = epochIn(sv, EpochAnnotation); err != nil {
+		return h, err
+	}
+	if h.Forgotten, err = epochIn(sv, ForgottenAnnotation); err != nil {
+		return h, err
 	}
 	if value, ok := sv.Annotations[EncodingsAnnotation]; ok {
 		if err := json.Unmarshal([]byte(value), &h.Last); err != nil {
@@ -216,6 +219,19 @@ func History(sv *v1alpha1.StorageVersion) (agree.History, error) {
 		return h, fmt.Errorf("StorageVersion %s: %w: %s", sv.Name, err, wayOut(sv))
 	}
 	return h, nil
+}
+
+// epochIn reads an epoch from an annotation, 0 if there is none.
+func epochIn(sv *v1alpha1.StorageVersion, annotation string) (int64, error) {
+	value, ok := sv.Annotations[annotation]
+	if !ok {
+		return 0, nil
+	}
+	epoch, err := strconv.ParseInt(value, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("StorageVersion %s, annotation %s: %w: %s", sv.Name, annotation, err, wayOut(sv))
+	}
+	return epoch, nil
 }
 
 // wayOut is what to do with a StorageVersion that decodes, and is damaged nevertheless.
@@ -239,4 +255,8 @@ func SetHistory(sv *v1alpha1.StorageVersion, h agree.History) {
 	}
 	sv.Annotations[EpochAnnotation] = strconv.FormatInt(h.Epoch, 10)
 	sv.Annotations[EncodingsAnnotation] = string(encodings)
+	delete(sv.Annotations, ForgottenAnnotation)
+	if h.Forgotten > 0 {
+		sv.Annotations[ForgottenAnnotation] = strconv.FormatInt(h.Forgotten, 10)
+	}
 }

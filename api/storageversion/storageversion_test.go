@@ -78,7 +78,15 @@ func TestHistory(t *testing.T) {
 	if got, err := History(sv); err != nil || got.String() != want.String() {
 		t.Errorf("History: %v, %v, want %v", got, err, want)
 	}
+	want.Forgotten, want.Last["g/v2"] = 1, 2
+	SetHistory(sv, want)
+	if got, err := History(sv); err != nil || got.String() != want.String() {
+		t.Errorf("History: %v, %v, want %v", got, err, want)
+	}
 	for _, bad := range []map[string]string{
+		{EpochAnnotation: "1", ForgottenAnnotation: "x"},
+		{EpochAnnotation: "1", ForgottenAnnotation: "1"},
+		{EpochAnnotation: "3", ForgottenAnnotation: "1", EncodingsAnnotation: `{"g/v1":1}`},
 		{EpochAnnotation: "x"},
 		{EpochAnnotation: "-1"},
 		{EpochAnnotation: "1", EncodingsAnnotation: "[]"},

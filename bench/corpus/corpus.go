@@ -26,11 +26,8 @@ import (
 	"github.com/concord-dev/concord/stored"
 )
 
-const (
-	Rewritten = "rewrittens"
-	// batchKeys is how many keys a raw transaction writes.
-	batchKeys = 100
-)
+// Rewritten is the plural name of the custom resource whose objects are rewritten.
+const Rewritten = "rewrittens"
 
 // Corpus is a resource whose objects are rewritten.
 type Corpus struct {
@@ -269,11 +266,14 @@ func (c Corpus) fill(ctx context.Context, s *Stored, servers *Servers, n int) (*
 // Objects is how many there are.
 func (s *Stored) Objects() int { return len(s.puts) }
 
+// Path is where the i-th of them is served; the next after the last is the first.
+func (s *Stored) Path(i int) string { return s.Corpus.path + "/" + s.Corpus.object(i%len(s.puts)) }
+
 // ValueBytes is the size of one in the old encoding.
 func (s *Stored) ValueBytes() int { return len(s.puts[0].Value) }
 
-// Restore brings the first n objects back to the old encoding, by raw transactions of
-// the form that a rewrite has: this is the raw limit.
+// Restore brings the first n objects back to the old encoding, by raw transactions of the
+// form that a rewrite has, one for each, as many at a time: this is the raw limit.
 func (s *Stored) Restore(ctx context.Context, n int) (Span, error) {
 	if err := s.Check(ctx, n); err != nil {
 		return Span{}, err
@@ -335,21 +335,15 @@ func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 	}
 	done := Span{objects: n, began: time.Now()}
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(rewrite.DefaultWorkers())
-	for from := 0; from < n; from += batchKeys {
-		batch := s.puts[from:min(from+batchKeys, n)]
+	group.SetLimit(rewrite.DefaultUnderWay)
+	for i, p := range s.puts[:n] {
 		group.Go(func() error {
-			committed, err := s.kv.Commit(groupCtx, fence, batch)
-			if err != nil {
-				return err
+			written, revision, err := s.kv.Put(groupCtx, fence, p)
+			if err == nil && !written {
+				err = fmt.Errorf("%s has changed", p.Key)
 			}
-			for i, outcome := range committed.Outcomes {
-				if !outcome.Written {
-					return fmt.Errorf("%s has changed", batch[i].Key)
-				}
-				batch[i].ModRevision = committed.Revision
-			}
-			return nil
+			s.puts[i].ModRevision = revision
+			return err
 		})
 	}
 	if err := group.Wait(); err != nil {

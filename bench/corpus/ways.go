@@ -38,7 +38,7 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 	return w.oneByOne(ctx, stored, i, sampled)
 }
 
-// together measures once what writes many objects in one transaction. The raw writes of the
+// together measures once what writes many objects at a time. The raw writes of the
 // old bytes undo the rewrites.
 func (w *Ways) together(ctx context.Context, stored *Stored, i int) error {
 	if err := stored.Servers.Rest(ctx); err != nil {

@@ -63,6 +63,9 @@ func RatioAtLeast(bound float64) *Target { return &Target{Ratio: true, AtLeast: 
 // AtMost is the target of a value that must not be larger.
 func AtMost(bound float64) *Target { return &Target{Bound: bound} }
 
+// AtLeast is the target of a value that must not be smaller.
+func AtLeast(bound float64) *Target { return &Target{AtLeast: true, Bound: bound} }
+
 // Compare puts another side beside the row, of the same unit.
 func (r Row) Compare(what string, value float64) Row {
 	r.Beside = &Beside{What: what, Value: value, Ratio: finite(r.Value / value)}

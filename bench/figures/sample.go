@@ -26,9 +26,6 @@ func Median(samples []float64) float64 {
 	return (low + slices.Sorted(slices.Values(samples))[len(samples)/2]) / 2
 }
 
-// Max returns the largest sample; NaN without samples.
-func Max(samples []float64) float64 { return Quantile(samples, 1) }
-
 const resamples = 400
 
 // RatioInterval returns the bounds between which statistic(a)/statistic(b) lies with

@@ -1,10 +1,13 @@
 // Command migration measures how fast stored objects are migrated, beside the raw limit
 // of etcd and the ways of existing migrators, on the same data, servers and run:
 //
-//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-dir DIR] [-o json]
+//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-only-loads] [-dir DIR] [-o json]
 //
 // With -scale 10000,100000,1000000 it also measures, in some minutes, what a migration
-// takes of time and memory at each of these numbers of objects.
+// takes of time and memory at each of these numbers of objects. With -only-loads it measures
+// nothing but migrations beside clients of the migrated resource: an open loop of them, whose
+// latencies count from when a request was due, and a closed loop that saturates the machine.
+// Kubernetes' own migrator does the same on a stock server.
 //
 // What is compared is measured in turns, and of each way the median round counts: ratios are
 // what tells. The table and a chart are written to files, migration.md and migration.svg, and
@@ -31,10 +34,15 @@ type options struct {
 	servers, rounds  int
 	// samples is how many client writes have to be seen with a migration and without.
 	samples int
-	// scale are numbers of objects at which time per object and memory are measured.
-	scale []int
-	dir   string
-	json  bool
+	// scale are numbers of objects at which time per object and memory are measured, in at
+	// most so many rounds of each leg.
+	scale     []int
+	legRounds int
+	dir       string
+	json      bool
+	// onlyLoads leaves out what is not measured beside clients of the migrated resource.
+	onlyLoads  bool
+	serverArgs []string
 }
 
 func main() { stage.Main("migration", run) }
@@ -49,6 +57,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.samples, "samples", 10_000, "client writes that are timed with a migration, and without")
 	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
 	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)
+	flags.IntVar(&o.legRounds, "leg-rounds", 20, "at most how often each number of -scale is migrated before the next one has its turn")
+	flags.BoolVar(&o.onlyLoads, "only-loads", false, "measure nothing but migrations beside clients of the migrated resource")
+	flags.Func("server-arg", "an argument of the servers", func(a string) error { o.serverArgs = append(o.serverArgs, a); return nil })
 	output := flags.String("o", "", `"json" for one JSON document on stdout`)
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
@@ -58,7 +69,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return options{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case *output != "" && *output != "json":
 		return options{}, fmt.Errorf("-o %s: only json is known", *output)
-	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.samples < 100:
+	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.legRounds < 1 || o.samples < 100:
 		return options{}, errors.New("at least 100 objects, 100 samples, a server and a round are needed")
 	}
 	o.sampled = min(o.objects, 300)
@@ -88,7 +99,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	b := &bench{options: o, stage: s, progress: stderr}
-	if err := errors.Join(b.measure(ctx), b.scale(ctx)); err != nil {
+	if !o.onlyLoads {
+		if err := errors.Join(b.measure(ctx), b.scale(ctx)); err != nil {
+			return err
+		}
+	}
+	if err := b.besideClients(ctx); err != nil {
 		return err
 	}
 	return b.figures().publish(o, stdout)

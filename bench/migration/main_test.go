@@ -25,13 +25,14 @@ func TestSmallestRun(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	dir := filepath.Join(t.TempDir(), "figures")
 	var stdout, stderr bytes.Buffer
-	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-scale", "200,300", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
+	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	// By its keys, as who reads it does.
 	var d struct {
-		Results []map[string]any
-		Ratios  map[string]float64
+		Results              []map[string]any
+		Ratios               map[string]float64
+		OpenLoop, ClosedLoop map[string]float64
 	}
 	if err := json.Unmarshal(stdout.Bytes(), &d); err != nil {
 		t.Fatalf("%v in %s", err, stdout.String())
@@ -54,6 +55,13 @@ func TestSmallestRun(t *testing.T) {
 			t.Errorf("result %+v", r)
 		}
 	}
+	for name, load := range map[string]map[string]float64{"open": d.OpenLoop, "closed": d.ClosedLoop} {
+		for _, field := range []string{"objectsPerSecond", "p99Ratio", "stockObjectsPerSecond", "stockP99Ratio"} {
+			if load[field] <= 0 {
+				t.Errorf("%s loop: %s is %v", name, field, load[field])
+			}
+		}
+	}
 	for file, want := range map[string]string{"migration.md": "| rewriteCR/raw", "migration.svg": "raw limit"} {
 		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: %v, %s", file, err, text)
@@ -65,7 +73,7 @@ func TestSmallestRun(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}} {
+	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}} {
 		if _, err := parse(args, &bytes.Buffer{}); err == nil {
 			t.Errorf("%v: accepted", args)
 		}

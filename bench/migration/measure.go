@@ -24,6 +24,8 @@ type bench struct {
 	idle, busy []float64
 	yielding   []corpus.Span
 	scaled     []*scaled
+	// ours and stock are what was measured beside an open loop of clients, and a closed one.
+	ours, stock map[bool]*beside
 }
 
 func (b *bench) logf(format string, args ...any) {

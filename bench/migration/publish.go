@@ -31,20 +31,38 @@ type document struct {
 	// Ratios are named as their targets in ratioTargets.
 	Ratios map[string]float64 `json:"ratios"`
 	// ClientWrites are quantiles of the latency of client writes, in milliseconds.
-	ClientWrites map[string]float64 `json:"clientWritesMilliseconds"`
+	ClientWrites map[string]float64 `json:"clientWritesMilliseconds,omitempty"`
+	// OpenLoop and ClosedLoop are beside clients of the migrated resource.
+	OpenLoop   loadedResult `json:"openLoop"`
+	ClosedLoop loadedResult `json:"closedLoop"`
 
 	rows []figures.Row
 }
 
+// loadedResult is how fast objects are migrated beside clients, and how much longer the slowest of
+// a hundred of their requests takes than without, by Concord and by Kubernetes' own migrator.
+type loadedResult struct {
+	ObjectsPerSecond      float64 `json:"objectsPerSecond"`
+	P99Ratio              float64 `json:"p99Ratio"`
+	StockObjectsPerSecond float64 `json:"stockObjectsPerSecond"`
+	StockP99Ratio         float64 `json:"stockP99Ratio"`
+}
+
 func (b *bench) figures() *document {
-	d := &document{
-		Machine: stage.Machine(),
-		Servers: b.options.servers,
-		Ratios:  map[string]float64{},
-		ClientWrites: map[string]float64{
-			"p50Idle": figures.Median(b.idle), "p99Idle": figures.Quantile(b.idle, 0.99),
-			"p50Busy": figures.Median(b.busy), "p99Busy": figures.Quantile(b.busy, 0.99),
-		},
+	d := &document{Machine: stage.Machine(), Servers: b.options.servers, Ratios: map[string]float64{}}
+	if !b.options.onlyLoads {
+		d.addWays(b)
+		d.addScale(b.scaled)
+	}
+	d.OpenLoop, d.ClosedLoop = d.addLoad(b, true), d.addLoad(b, false)
+	return d
+}
+
+// addWays adds what was measured of each way of migrating, and of clients of other objects.
+func (d *document) addWays(b *bench) {
+	d.ClientWrites = map[string]float64{
+		"p50Idle": figures.Median(b.idle), "p99Idle": figures.Quantile(b.idle, 0.99),
+		"p50Busy": figures.Median(b.busy), "p99Busy": figures.Quantile(b.busy, 0.99),
 	}
 	w, caughtUp := corpus.Span.Written, corpus.Span.Watched
 	cr := d.add("rewrite of custom resources", b.custom.Rewrite, w)
@@ -79,8 +97,34 @@ func (b *bench) figures() *document {
 	d.rows, d.Ratios[p99.Figure] = append(d.rows, p99), p99.Beside.Ratio
 	d.rows = append(d.rows, figures.Row{Figure: "rewriteCR while clients write", Unit: "objects/s", Value: yielding.ObjectsPerSecond}.
 		Compare(cr.Name, cr.ObjectsPerSecond))
-	d.addScale(b.scaled)
-	return d
+}
+
+// addLoad adds what was measured beside clients of the migrated resource. Their slowest requests
+// may take half as long again, or 5 ms more; twice as long where they saturate the machine.
+func (d *document) addLoad(b *bench, open bool) loadedResult {
+	ours, stock, name := b.ours[open], b.stock[open], loadName(open)
+	least, ratio, more := 500.0, 2.0, 0.0
+	if open {
+		least, ratio, more = 2500, 1.5, 5
+	}
+	fast := d.add("rewrite of custom resources beside clients, "+name, ours.spans, corpus.Span.Written)
+	slow := d.add("Kubernetes' own migrator beside clients, "+name, stock.spans, corpus.Span.Written)
+	d.rows = append(d.rows, figures.Row{Figure: name, Unit: "objects/s", Value: fast.ObjectsPerSecond}.
+		Compare("Kubernetes' own migrator, stock server", slow.ObjectsPerSecond).Judged(figures.AtLeast(least)))
+	for _, side := range []struct {
+		name   string
+		of     *beside
+		judged bool
+	}{{name + ", p99 of clients", ours, true}, {name + ", p99 of clients of the stock server", stock, false}} {
+		idle := figures.Quantile(side.of.idle, 0.99)
+		row := figures.Row{Figure: side.name, Unit: "ms", Value: figures.Quantile(side.of.busy, 0.99),
+			Note: fmt.Sprintf("%d requests with a migration, %d without", len(side.of.busy), len(side.of.idle))}.Compare("without a migration", idle)
+		if side.judged {
+			row = row.Judged(figures.AtMost(max(ratio*idle, idle+more)))
+		}
+		d.rows = append(d.rows, row)
+	}
+	return loadedResult{fast.ObjectsPerSecond, ours.p99Ratio(), slow.ObjectsPerSecond, stock.p99Ratio()}
 }
 
 // add notes a way and returns it: its median round, since machines have better minutes and

@@ -32,11 +32,11 @@ const (
 	// legs is how often all sizes are gone through, up and down in turns: machines have better
 	// minutes and worse ones.
 	legs = 4
-	// legObjects is how many objects are migrated in a leg at each size, in at most
-	// maxLegRounds rounds and at least one: of a short migration alone the time says more of
-	// its beginning than of its size, and the memory more of when garbage happened to be
-	// collected.
-	legObjects, maxLegRounds = 200_000, 20
+	// legObjects is how many objects are migrated in a leg at each size, in at most as many
+	// rounds as -leg-rounds says and at least one: of a short migration alone the time says
+	// more of its beginning than of its size, and the memory more of when garbage happened to
+	// be collected.
+	legObjects = 200_000
 )
 
 // scale migrates each number of objects.
@@ -84,7 +84,7 @@ func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	if err != nil {
 		return nil, err
 	}
-	one := &scaled{cluster: cluster, perLeg: max(1, min(maxLegRounds, legObjects/n))}
+	one := &scaled{cluster: cluster, perLeg: max(1, min(b.options.legRounds, legObjects/n))}
 	servers, err := corpus.Open(ctx, cluster)
 	if err != nil {
 		return one, err

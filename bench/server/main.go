@@ -31,9 +31,10 @@ import (
 const roleVariable = "CONCORD_BENCH_ROLE"
 
 const (
-	ours   = "concord"
-	theirs = "stock"
-	etcd   = "etcd"
+	ours     = "concord"
+	theirs   = "stock"
+	etcd     = "etcd"
+	flooding = "flood"
 )
 
 func main() {
@@ -52,6 +53,8 @@ func main() {
 		os.Exit(cli.Run(stock.Command()))
 	case etcd:
 		etcdmain.Main(os.Args)
+	case flooding:
+		stage.Main("flood", runFlood)
 	default:
 		stage.Main("server", run)
 	}

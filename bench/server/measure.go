@@ -67,17 +67,31 @@ func (b *bench) measure(ctx context.Context) error {
 		if err := s.established(ctx, "widgets"); err != nil {
 			return err
 		}
+		if err := s.permit(ctx); err != nil {
+			return err
+		}
 	}
-	if err := b.turns(ctx, "writes", b.writeAll); err != nil {
+	// For 2 s after it is established a CRD's first requests wait, in kube-apiserver too.
+	if err := pause(ctx, b.settle); err != nil {
 		return err
 	}
-	if err := b.turns(ctx, "saturation", b.saturate); err != nil {
-		return err
+	for _, part := range []struct {
+		what    string
+		measure func(context.Context, *side, int) error
+	}{
+		{"writes", b.writeAll},
+		{"first write", b.firstWrite},
+		{"CRDs", b.define},
+		{"holdings", b.holdings},
+		// These leave as many objects behind as the server could write, so they come last.
+		{"saturation", b.saturate},
+		{"overload", b.overload},
+	} {
+		if err := b.turns(ctx, part.what, part.measure); err != nil {
+			return err
+		}
 	}
-	if err := b.turns(ctx, "CRDs", b.define); err != nil {
-		return err
-	}
-	return b.turns(ctx, "holdings", b.holdings)
+	return nil
 }
 
 // restart measures a start on an etcd in use, and the memory of a server that has nothing to do.
@@ -128,10 +142,35 @@ func (b *bench) writeAll(ctx context.Context, s *side, _ int) error {
 			}
 		}
 		for verb, times := range map[string][]float64{create: creates, update: updates} {
-			b.add(s, latency(verb, k.name, "p50"), figures.Quantile(times, 0.5))
-			b.add(s, latency(verb, k.name, "p99"), figures.Quantile(times, 0.99))
+			b.pool(s, latency(verb, k.name), times)
 		}
 	}
+	return nil
+}
+
+// pool adds the latencies of a round; they are judged together with those of all others.
+func (b *bench) pool(s *side, figure string, times []float64) {
+	k := key{figure, s.role}
+	b.samples[k] = append(b.samples[k], times...)
+	fmt.Fprintf(b.progress, "%s %s: p50 %.3g, p99 %.3g\n", s.role, figure, figures.Quantile(times, 0.5), figures.Quantile(times, 0.99))
+}
+
+// firstWrite measures how long after a CRD was asked for its first object is stored, by a client
+// that asks again at once.
+func (b *bench) firstWrite(ctx context.Context, s *side, round int) error {
+	plural := fmt.Sprintf("firsts%d", round)
+	begin := time.Now()
+	if err := s.define(ctx, plural); err != nil {
+		return err
+	}
+	k := custom(plural)
+	if err := await(ctx, s.server, func(ctx context.Context) error {
+		_, err := s.do(ctx, "POST", k.path, k.body("first", "", 1))
+		return err
+	}); err != nil {
+		return err
+	}
+	b.add(s, first, time.Since(begin).Seconds())
 	return nil
 }
 
@@ -201,6 +240,11 @@ func (b *bench) holdings(ctx context.Context, s *side, round int) error {
 			if err := await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/apis/"+group+"/v1/"+plural(n)) }); err != nil {
 				return err
 			}
+		}
+	}
+	if s.role == ours {
+		if err := s.migrated(ctx); err != nil {
+			return err
 		}
 	}
 	s.http.CloseIdleConnections()

@@ -18,19 +18,25 @@ const (
 	files     = "open files with CRDs in use"
 	sockets   = "etcd connections with CRDs in use"
 
+	first   = "a new CRD until its first object is stored"
+	normal  = "create of a ConfigMap, nothing else to do"
+	pressed = "create of a ConfigMap beside a flood of 600 clients of another user"
+	refused = "requests of the flood that were answered 429"
+
+	pressedSeats = pressed + ", 60 requests served at once"
+	refusedSeats = refused + ", 60 requests served at once"
+
 	create, update = "create", "update"
 )
 
-func latency(verb, kind, quantile string) string { return verb + " of " + kind + ", " + quantile }
+func latency(verb, kind string) string { return verb + " of " + kind }
 
 // publish writes the table.
 func (b *bench) publish(w io.Writer) error {
 	text := fmt.Sprintf("%s; %d rounds, %d CRDs, %d writes of each kind a round\n\n", stage.Machine(), b.rounds, b.crds, b.writes) + figures.Header
 	for _, k := range kinds {
 		for _, verb := range []string{create, update} {
-			for _, q := range []string{"p50", "p99"} {
-				text += b.row(latency(verb, k.name, q), "ms", figures.RatioAtMost(1.05))
-			}
+			text += b.quantiles(latency(verb, k.name), figures.RatioAtMost(1.05))
 		}
 	}
 	text += b.row(saturated, "requests/s", figures.RatioAtLeast(0.95)) +
@@ -38,8 +44,14 @@ func (b *bench) publish(w io.Writer) error {
 		b.row(idle, "MiB", figures.RatioAtMost(1.1)) +
 		b.row(full, "MiB", figures.RatioAtMost(1.1)) +
 		b.row(defined, "s", figures.RatioAtMost(1.3)) +
+		b.row(first, "s", nil) +
 		b.row(files, "", figures.AtMost(figures.Median(b.samples[key{files, theirs}])-1)) +
-		b.row(sockets, "", figures.AtMost(figures.Median(b.samples[key{sockets, theirs}])-1))
+		b.row(sockets, "", figures.AtMost(figures.Median(b.samples[key{sockets, theirs}])-1)) +
+		b.quantiles(normal, nil)
+	for _, flood := range []struct{ latency, refused string }{{pressed, refused}, {pressedSeats, refusedSeats}} {
+		text += b.quantiles(flood.latency, nil) + b.slowdown(ours, flood.latency, figures.RatioAtMost(5)) + b.slowdown(theirs, flood.latency, nil) +
+			b.row(flood.refused, "%", nil)
+	}
 	_, err := io.WriteString(w, text)
 	return err
 }
@@ -48,5 +60,34 @@ func (b *bench) publish(w io.Writer) error {
 func (b *bench) row(figure, unit string, target *figures.Target) string {
 	own, other := b.samples[key{figure, ours}], b.samples[key{figure, theirs}]
 	row := figures.Row{Measure: "server", Figure: figure, Unit: unit, Value: figures.Median(own)}.Compare("stock", figures.Median(other)).Keep(own, other)
-	return row.Judged(target).Markdown()
+	return judged(row, target)
+}
+
+// quantiles compares the latencies of all rounds.
+func (b *bench) quantiles(figure string, target *figures.Target) string {
+	own, other := b.samples[key{figure, ours}], b.samples[key{figure, theirs}]
+	var text string
+	for _, q := range []float64{0.5, 0.99} {
+		quantile := func(times []float64) float64 { return figures.Quantile(times, q) }
+		row := figures.Row{Measure: "server", Figure: fmt.Sprintf("%s, p%g", figure, 100*q), Unit: "ms", Value: quantile(own)}.
+			Compare("stock", quantile(other)).Within(figures.RatioInterval(own, other, quantile))
+		text += judged(row, target)
+	}
+	return text
+}
+
+// slowdown compares one client's latency beside the flood with that without.
+func (b *bench) slowdown(role, figure string, target *figures.Target) string {
+	quantile := func(times []float64) float64 { return figures.Quantile(times, 0.99) }
+	beside, alone := b.samples[key{figure, role}], b.samples[key{normal, role}]
+	row := figures.Row{Measure: "server", Figure: role + ": " + figure + ", p99", Unit: "ms", Value: quantile(beside)}.
+		Compare("idle", quantile(alone)).Within(figures.RatioInterval(beside, alone, quantile))
+	return judged(row, target)
+}
+
+func judged(row figures.Row, target *figures.Target) string {
+	if target != nil {
+		row = row.Judged(target)
+	}
+	return row.Markdown()
 }

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/util/keyutil"
-
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/process"
 )
@@ -39,13 +37,10 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
-	key, err := keyutil.MakeEllipticPrivateKeyPEM()
-	if err != nil {
+	if err := stage.APIServerFiles(s.dir, "admin,admin,1,system:masters", "flood,flood,2", "normal,normal,3"); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.WriteFile(s.path("sa.key"), key, 0o600), os.WriteFile(s.path("tokens.csv"), []byte("admin,admin,1,system:masters\n"), 0o600)); err != nil {
-		return nil, err
-	}
+	var err error
 	if s.etcdPort, err = process.FreePort(); err != nil {
 		return nil, err
 	}
@@ -75,22 +70,25 @@ func (s *side) run(role string, args ...string) (*process.Process, error) {
 }
 
 // start starts the server, and returns how long it took to become ready.
-func (s *side) start(ctx context.Context) (time.Duration, error) {
+func (s *side) start(ctx context.Context, flags ...string) (time.Duration, error) {
 	port, err := process.FreePort()
 	if err != nil {
 		return 0, err
 	}
 	s.base = fmt.Sprintf("https://127.0.0.1:%d", port)
+	flags = append(flags, stage.APIServerFlags(s.dir, "http://127.0.0.1:"+strconv.Itoa(s.etcdPort), port)...)
 	begin := time.Now()
-	if s.server, err = s.run(s.role, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.path("certificates"),
-		"--etcd-servers=http://127.0.0.1:"+strconv.Itoa(s.etcdPort), "--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+s.path("sa.key"), "--service-account-signing-key-file="+s.path("sa.key"),
-		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file="+s.path("tokens.csv"),
-		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"); err != nil {
+	if s.server, err = s.run(s.role, flags...); err != nil {
 		return 0, err
 	}
 	err = await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/readyz") })
 	return time.Since(begin), err
+}
+
+// begin starts the server and does not say how long that took.
+func (s *side) begin(ctx context.Context, flags ...string) error {
+	_, err := s.start(ctx, flags...)
+	return err
 }
 
 func (s *side) stop(ctx context.Context) error {
@@ -131,22 +129,27 @@ func (s *side) ask(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.send(request)
+	_, err = s.send(request, "admin")
 	return err
 }
 
 // do sends a request as the administrator; any answer but 2xx is an error.
 func (s *side) do(ctx context.Context, method, path, body string) ([]byte, error) {
+	return s.as(ctx, "admin", method, path, body)
+}
+
+// as sends a request with a user's token.
+func (s *side) as(ctx context.Context, token, method, path, body string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, method, s.base+path, bytes.NewReader([]byte(body)))
 	if err != nil {
 		return nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	return s.send(request)
+	return s.send(request, token)
 }
 
-func (s *side) send(request *http.Request) ([]byte, error) {
-	request.Header.Set("Authorization", "Bearer admin")
+func (s *side) send(request *http.Request, token string) ([]byte, error) {
+	request.Header.Set("Authorization", "Bearer "+token)
 	response, err := s.http.Do(request)
 	if err != nil {
 		return nil, err

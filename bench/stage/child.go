@@ -21,17 +21,19 @@ const (
 	etcdArgument   = "etcd"
 )
 
-// Child runs the program as a server or an etcd if it was started as one, and then does
-// not return. Every program that uses this package calls it first, be it by Main.
+// Child runs the program as a server, an etcd or a migrator if it was started as one, and then
+// does not return. Every program that uses this package calls it first, be it by Main.
 func Child() {
-	if len(os.Args) < 2 || os.Args[1] != serverArgument && os.Args[1] != etcdArgument {
+	if len(os.Args) < 2 {
+		return
+	}
+	run := map[string]func(context.Context, []string) error{
+		serverArgument: runServer, etcdArgument: runEtcd, stockArgument: runStock, migratorArgument: runMigrator,
+	}[os.Args[1]]
+	if run == nil {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	run := runServer
-	if os.Args[1] == etcdArgument {
-		run = runEtcd
-	}
 	err := run(ctx, os.Args[2:])
 	stop()
 	if err != nil {

@@ -32,6 +32,9 @@ type Server struct {
 	name    string
 	port    int
 	process *process.Process
+	// stock says that it is Kubernetes' own, which may have a migrator beside it.
+	stock    bool
+	migrator *process.Process
 }
 
 // Name is unique on the stage.
@@ -46,6 +49,12 @@ func (s *Server) Start(args ...string) error {
 		"--etcd-servers", s.cluster.endpoint,
 		"--secure-port", strconv.Itoa(s.port),
 	}, args...)
+	if s.stock {
+		var err error
+		if all, err = s.stockArgs(); err != nil {
+			return err
+		}
+	}
 	cmd := exec.Command(s.cluster.stage.program, all...)
 	cmd.Env = os.Environ()
 	var err error
@@ -82,11 +91,15 @@ func (s *Server) AwaitReady(ctx context.Context, every time.Duration) (time.Time
 // Config is the administrator's access to the server, without limits, over connections
 // that no other client shares.
 func (s *Server) Config() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", pki.AdminKubeconfigName))
-	if err != nil {
-		return nil, fmt.Errorf("administrator's kubeconfig: %w", err)
+	host := "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+	config := stockConfig(host)
+	if !s.stock {
+		var err error
+		if config, err = clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", pki.AdminKubeconfigName)); err != nil {
+			return nil, fmt.Errorf("administrator's kubeconfig: %w", err)
+		}
 	}
-	config.Host = "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+	config.Host = host
 	config.QPS = -1
 	config.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	return config, nil
@@ -106,8 +119,10 @@ func (s *Server) Stop(ctx context.Context) error {
 // Kill ends the server at once, if it runs, and returns when it was told to.
 func (s *Server) Kill() time.Time {
 	at := time.Now()
-	if s.process != nil {
-		_ = s.process.Kill() // it fails only for a process that has ended
+	for _, p := range []*process.Process{s.migrator, s.process} {
+		if p != nil {
+			_ = p.Kill() // it fails only for a process that has ended
+		}
 	}
 	return at
 }

@@ -167,6 +167,8 @@ func (o options) exhaust(out io.Writer) (int, error) {
 func (o options) search(out io.Writer) int {
 	var next, done, events atomic.Uint64
 	var simulated atomic.Int64
+	var rewrites sim.Rewrites
+	var counting sync.Mutex
 	next.Store(o.from)
 	began := time.Now()
 	var found atomic.Pointer[failure]
@@ -194,6 +196,9 @@ func (o options) search(out io.Writer) int {
 				done.Add(1)
 				events.Add(uint64(run.Steps))
 				simulated.Add(int64(run.Simulated))
+				counting.Lock()
+				rewrites = rewrites.Plus(run.Rewrites)
+				counting.Unlock()
 				if run.Violation != nil {
 					found.CompareAndSwap(nil, &failure{seed, run})
 				}
@@ -218,6 +223,7 @@ func (o options) search(out io.Writer) int {
 		}
 	}
 	progress()
+	fmt.Fprintln(out, rewrites)
 	if f := found.Load(); f != nil {
 		o.print(out, f)
 		return exitViolation

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
-
 	"github.com/spf13/cobra"
 
+	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/server/generic"
 )
@@ -31,32 +28,17 @@ resource is stored. With --features, print every feature instead, whether it is 
 				if err != nil {
 					return err
 				}
-				return printed(cmd.OutOrStdout(), output, rows, func() string { return gates.Table(rows) })
+				return migrating.Printed(cmd.OutOrStdout(), output, rows, func() string { return gates.Table(rows) })
 			}
 			plan, err := o.Plan()
 			if err != nil {
 				return err
 			}
-			return printed(cmd.OutOrStdout(), output, plan.Rows(), plan.String)
+			return migrating.Printed(cmd.OutOrStdout(), output, plan.Rows(), plan.String)
 		},
 	}
 	o.AddVersionFlags(cmd.Flags())
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	cmd.Flags().BoolVar(&features, "features", false, "Print the features instead of the APIs.")
 	return cmd
-}
-
-// printed writes rows in the format that -o names.
-func printed(w io.Writer, output string, rows any, table func() string) error {
-	switch output {
-	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(rows)
-	case "table":
-		_, err := fmt.Fprint(w, table())
-		return err
-	default:
-		return fmt.Errorf("-o %s: allowed are table and json", output)
-	}
 }

@@ -24,6 +24,7 @@ import (
 const (
 	socketDialTimeout = 2 * time.Second
 	storeLockTimeout  = 2 * time.Second
+	storeReadyTimeout = 10 * time.Second
 )
 
 // storedData is the etcd of a data directory: behind endpoint if it is running, else at
@@ -157,8 +158,8 @@ func startPrivate(ctx context.Context, dir string) (etcd *embed.Etcd, err error)
 	case <-etcd.Server.ReadyNotify():
 		return etcd, nil
 	case err = <-etcd.Err():
-	case <-time.After(etcdAnswerTimeout):
-		err = fmt.Errorf("not ready after %v", etcdAnswerTimeout)
+	case <-time.After(storeReadyTimeout):
+		err = fmt.Errorf("not ready after %v", storeReadyTimeout)
 	case <-ctx.Done():
 		err = ctx.Err()
 	}

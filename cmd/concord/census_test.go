@@ -303,3 +303,29 @@ func overwrite(t *testing.T, file string) {
 	}
 	requireNoError(t, os.WriteFile(file, content, 0o600))
 }
+
+// TestCensusVerifies: with --verify what does not decode is named, in the table and as JSON.
+func TestCensusVerifies(t *testing.T) {
+	_, etcd, client := startData(t)
+	defer func() { requireNoError(t, etcd.Close()) }()
+	const damaged = "/registry/configmaps/default/damaged"
+	_, err := client.Put(t.Context(), damaged, `{"apiVersion":"v1","kind":"ConfigMap","data":7}`)
+	requireNoError(t, err)
+	out, err := runCensus(t.Context(), "--etcd-servers", etcd.Endpoint, "--verify")
+	requireNoError(t, err)
+	for _, part := range []string{
+		"\nvalues that cannot be read: 12\n", "\nvalues that do not decode: 1\n  \"" + damaged + "\": ",
+		"\nall others decode, but for 1 encrypted values, which were not tried\n",
+	} {
+		if !strings.Contains(out, part) {
+			t.Errorf("no %q in %s", part, out)
+		}
+	}
+	census, _ := censusRows(t, "--etcd-servers", etcd.Endpoint, "--verify")
+	if len(census.Undecodable) != 1 || census.Undecodable[0].Key != damaged {
+		t.Errorf("got %v", census.Undecodable)
+	}
+	if census, _ := censusRows(t, "--etcd-servers", etcd.Endpoint); census.Undecodable != nil {
+		t.Errorf("without --verify it names %v", census.Undecodable)
+	}
+}

@@ -2,27 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/cmd/rawetcd"
 	"github.com/concord-dev/concord/rewrite"
 )
-
-// keysAttempts is how often the keys are counted anew because the revision was compacted.
-const keysAttempts = 5
-
-// errKeyNeeded is returned where a key that was asked for is not safe to remove: exit code 2.
-type errKeyNeeded struct{ error }
-
-// ExitCode is the process's.
-func (errKeyNeeded) ExitCode() int { return 2 }
 
 // newKeysCommand returns "concord keys", which says which encryption keys may be removed.
 func newKeysCommand() *cobra.Command {
@@ -30,23 +17,7 @@ func newKeysCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys [KEY...]",
 		Short: "Say which encryption keys stored values need, and which are safe to remove",
-		Long: `Say which encryption keys stored values need, and which are safe to remove.
-
-It counts the values in raw etcd by the key that each says it was encrypted with, at one
-revision, and reads with which keys servers report to encrypt at that revision. A key is
-safe to remove from --encryption-provider-config when no value has it and no server
-encrypts with it: a server cannot write what it does not report. That holds as long as no
-server is started, or loads a configuration, with that key in the first place.
-
-Keys are named <provider>:<version>:<name>; "identity" stands for values that are not
-encrypted. Of a KMS plugin each key that it uses, or used, is listed as
-kms:v2:<plugin>:<fingerprint>, with the first 16 digits of the SHA-256 of the key's ID
-(printf %s ID | sha256sum): one that is safe to remove can be destroyed in the KMS. The
-name kms:v2:<plugin> stands for all of them. A plugin of KMS v1 does not tell its keys,
-and is one key, kms:v1:<plugin>.
-
-It exits with 0, with 2 if a KEY that was given is not safe to remove, and with 1 if that
-cannot be found out.`,
+		Long:  "Say which encryption keys stored values need, and which are safe to remove.\n\n" + rawetcd.AboutKeys,
 		Example: `  concord keys
   concord keys aescbc:v1:key1 && echo "key1 can go"`,
 		SilenceUsage:  true,
@@ -69,63 +40,5 @@ func (o *censusOptions) runKeys(ctx context.Context, out io.Writer, asked []stri
 		return err
 	}
 	defer func() { err = errors.Join(err, closeClient()) }()
-	var report keyring.Report
-	for range keysAttempts {
-		report, err = keyring.ReadReport(ctx, rewrite.NewEtcd(client), "/"+strings.Trim(o.prefix, "/"))
-		if !errors.Is(err, rewrite.ErrCompacted) {
-			break
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("keys cannot be counted: %w", err)
-	}
-	if o.output == "json" {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		err = encoder.Encode(report)
-	} else {
-		err = printKeys(out, report)
-	}
-	return errors.Join(err, needed(report, asked))
-}
-
-// needed says which of the keys asked for are not safe to remove. Of one that nobody has
-// heard of only that can be said.
-func needed(report keyring.Report, asked []string) error {
-	var reasons []string
-	for _, name := range asked {
-		known := false
-		for _, k := range report.Keys {
-			if plugin, _, kms := rewrite.KMSKey(k.Key); k.Key != name && (!kms || plugin != name) {
-				continue
-			}
-			if known = true; !k.Removable {
-				reasons = append(reasons, k.Key+": "+k.Reason)
-			}
-		}
-		if !known {
-			return fmt.Errorf("no stored value and no server knows a key %q: keys are named <provider>:<version>:<name>, such as aescbc:v1:key1", name)
-		}
-	}
-	if len(reasons) == 0 {
-		return nil
-	}
-	return errKeyNeeded{fmt.Errorf("not safe to remove: %s", strings.Join(reasons, "; "))}
-}
-
-func printKeys(out io.Writer, report keyring.Report) error {
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "KEY\tVALUES\tSAFE TO REMOVE\tREASON")
-	for _, k := range report.Keys {
-		safe := "no"
-		if k.Removable {
-			safe = "yes"
-		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", k.Key, k.Values, safe, k.Reason)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(out, "\nrevision %d\n", report.Revision)
-	return err
+	return rawetcd.Keys(ctx, out, rewrite.NewEtcd(client), o.etcd.Under(), asked, o.output)
 }

@@ -11,7 +11,10 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/server/kube"
 )
 
@@ -40,6 +43,14 @@ func newCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
 	})
-	withVersionFlag(root).AddCommand(withVersionFlag(newServerCommand()), kube.NewCommand(), newDemoCommand(), NewCensusCommand(), newKeysCommand(), newAPIsCommand(), newPreflightCommand(), newMigrateCommand(), newVersionCommand())
+	withVersionFlag(root).AddCommand(withVersionFlag(newServerCommand()), kube.NewCommand(), newDemoCommand(), NewCensusCommand(), newKeysCommand(), newAPIsCommand(), newPreflightCommand(), newMigrateCommand(), newControllersCommand(), newVersionCommand())
 	return root
+}
+
+// newMigrateCommand returns "concord migrate".
+func newMigrateCommand() *cobra.Command {
+	var kubeconfig string
+	cmd := migrating.NewCommand("concord", func() (*rest.Config, error) { return connect.Kubeconfig(kubeconfig) })
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "the live cluster to ask (default $KUBECONFIG)")
+	return cmd
 }

@@ -15,10 +15,15 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -39,8 +44,8 @@ var (
 	widgets  = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// preflight runs the command and returns its report, if it printed one, and its exit code.
-func preflight(t *testing.T, args ...string) (report struct {
+// judged runs the command and returns its report, if it printed one, and its exit code.
+func judged(t *testing.T, args ...string) (report struct {
 	Target, Verdict string
 	Resources       []struct {
 		Resource, Verdict, Reason string
@@ -131,6 +136,9 @@ func (c *cluster) values(t *testing.T) map[string]string {
 		"mutatingadmissionpolicies/a":    policyIn(admission + "/v1beta1"),
 		"example.com/widgets/default/w1": `{"apiVersion":"example.com/v1","kind":"Widget"}`,
 		"health":                         "true",
+		"ranges/servicenodeports":        `{"apiVersion":"v1","kind":"RangeAllocation"}`,
+		"masterleases/127.0.0.1":         `{"apiVersion":"v1","kind":"Endpoints"}`,
+		"peerserverleases/apiserver-a":   `{"apiVersion":"v1","kind":"Endpoints"}`,
 	}
 	for gr, state := range c.states {
 		values[stateKey(gr)] = asJSON(t, state)
@@ -138,10 +146,27 @@ func (c *cluster) values(t *testing.T) map[string]string {
 	for gr, sv := range c.versions {
 		values["storageversions/"+storageversion.Name(gr)] = asJSON(t, sv)
 	}
-	for _, crd := range c.crds {
-		values["apiextensions.k8s.io/customresourcedefinitions/"+crd.Name] = asJSON(t, crd)
+	for i, crd := range c.crds {
+		value := asJSON(t, crd)
+		if i == 0 {
+			value = asStored(t, crd)
+		}
+		values["apiextensions.k8s.io/customresourcedefinitions/"+crd.Name] = value
 	}
 	return values
+}
+
+// asStored is a definition as servers store it.
+func asStored(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) string {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	internal := &apiextensions.CustomResourceDefinition{}
+	requireNoError(t, scheme.Convert(crd, internal, nil))
+	to := protobuf.NewSerializer(scheme, scheme)
+	value, err := runtime.Encode(serializer.NewCodecFactory(scheme).EncoderForVersion(to, apiextensionsv1beta1.SchemeGroupVersion), internal)
+	requireNoError(t, err)
+	return string(value)
 }
 
 func stateKey(gr schema.GroupResource) string {
@@ -173,7 +198,7 @@ func (test preflightCase) run(t *testing.T, source ...string) {
 	if test.to < "1.37" {
 		flag = "--back-to"
 	}
-	report, code, err := preflight(t, append(source, flag, test.to)...)
+	report, code, err := judged(t, append(source, flag, test.to)...)
 	if code != test.code || len(report.Resources) == 0 {
 		t.Fatalf("exit %d: %v, want %d", code, err, test.code)
 	}
@@ -233,7 +258,16 @@ func TestPreflightInEtcd(t *testing.T) {
 			v["mutatingadmissionpolicies/b"] = policyIn(admission + "/v1alpha1")
 		}, preflightCase{to: "1.38", code: 2, reasons: map[string]string{policies.String(): admission + "/v1alpha1 (removed in 1.38; 1 stored)"}}},
 		"a damaged state": {func(_ *cluster, v map[string]string) { v[stateKey(policies)] = "{" },
-			preflightCase{to: "1.38", code: 0}},
+			preflightCase{to: "1.38", code: 1, reasons: map[string]string{
+				policies.String(): "safe", migrationv1alpha1.StorageStates.String(): "unknown: 1 value is unreadable, for whatever release"}}},
+		"a newer version remembered, and none stored": {func(c *cluster, _ map[string]string) { c.set(policies, v1, v1beta1) },
+			preflightCase{to: "1.35", code: 0, reasons: map[string]string{policies.String(): "safe: decoded by 1.35"}}},
+		"nobody serves it any more, and none stored": {func(c *cluster, _ map[string]string) {
+			c.set(schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}, evolve.Unknown, "certificates.k8s.io/v1")
+			delete(c.versions, schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"})
+		}, preflightCase{to: "1.35", code: 0, reasons: map[string]string{"clustertrustbundles.certificates.k8s.io": "safe: nothing is stored"}}},
+		"a damaged value, though the stored set is known": {func(_ *cluster, v map[string]string) { v["configmaps/default/torn"] = "{" },
+			preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: 1 value is unreadable, for whatever release"}}},
 		"encrypted values": {func(c *cluster, v map[string]string) {
 			c.set(policies, evolve.Unknown)
 			v["mutatingadmissionpolicies/a"] = "k8s:enc:aescbc:v1:key1:\x00"
@@ -377,7 +411,7 @@ func TestPreflightInLiveCluster(t *testing.T) {
 func TestPreflightVersions(t *testing.T) {
 	path := newCluster(t).serve(t)
 	for _, args := range [][]string{{"--emulation-version", "1.36"}, {"--emulation-version", "1.36", "--min-compatibility-version", "1.36"}, {"--min-compatibility-version", "1.37"}} {
-		report, code, err := preflight(t, append(args, "--kubeconfig", path)...)
+		report, code, err := judged(t, append(args, "--kubeconfig", path)...)
 		if code != 0 || !strings.HasPrefix(report.Target, "this binary (1.37") {
 			t.Errorf("%v: exit %d of %s: %v", args, code, report.Target, err)
 		}
@@ -389,17 +423,23 @@ func TestPreflightTable(t *testing.T) {
 	c.set(policies, admission+"/v1beta1", admission+"/v1")
 	c.set(schema.GroupResource{Resource: "gadgets"}, "v1")
 	out, err := runPreflight(t, "--kubeconfig", c.serve(t), "--back-to", "1.35")
-	lines := strings.Split(out, "\n")
-	if !strings.HasPrefix(lines[0], "RESOURCE ") || !strings.HasPrefix(lines[1], policies.String()+" ") || !strings.HasPrefix(lines[2], "gadgets ") {
+	if unsafe, untold := strings.Index(out, "\n"+policies.String()+": unsafe\n"), strings.Index(out, "\ngadgets: could not tell\n"); !strings.HasPrefix(out, "1.35: unsafe\n") || unsafe < 0 || untold < unsafe {
 		t.Errorf("the unsafe resource is not the first, or the one of which nobody could tell not the next:\n%s", out)
 	}
 	for _, want := range []string{
-		admission + "/v1," + admission + "/v1beta1   unsafe           1.35 cannot decode " + admission + "/v1 (introduced in 1.36)\n",
-		"   could not tell   it is not known which releases decode it\n",
-		"\n1.35: unsafe\n",
+		"  stored as " + admission + "/v1,\n  " + admission + "/v1beta1\n  1.35 cannot decode " + admission + "/v1 (introduced in 1.36)\n",
+		"\n  it is not known which releases decode it\n",
+		" resources are safe.\n",
+		"What to do: choose versions whose storage it reads",
+		"This covers whether every stored object can be decoded.",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	for _, line := range strings.Split(out, "\n") {
+		if len(line) > 80 {
+			t.Errorf("a line of %d columns: %s", len(line), line)
 		}
 	}
 	if err == nil || !strings.Contains(err.Error(), "unsafe: "+policies.String()+" of ") || exitCode(err) != 2 {
@@ -416,7 +456,7 @@ func TestPreflightTellsItsVersion(t *testing.T) {
 		http.NotFound(w, r)
 	}))
 	defer s.Close()
-	_, _, err := preflight(t, "--kubeconfig", kubeconfig(t, s.URL), "--to", "1.38")
+	_, _, err := judged(t, "--kubeconfig", kubeconfig(t, s.URL), "--to", "1.38")
 	if len(sent) == 0 {
 		t.Fatalf("it asks nothing: %v", err)
 	}
@@ -446,7 +486,7 @@ func TestPreflightErrors(t *testing.T) {
 		"no such kubeconfig": {[]string{"--to", "1.38", "--kubeconfig", "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
 		"nobody there":       {[]string{"--to", "1.38", "--kubeconfig", kubeconfig(t, refuses.URL)}, "connection refused"},
 		"no etcd there":      {[]string{"--to", "1.38", "--data-dir", t.TempDir()}, "there is no etcd in"},
-		"no such output":     {[]string{"--to", "1.38", "-o", "yaml"}, "it can be table or json"},
+		"no such output":     {[]string{"--to", "1.38", "-o", "yaml"}, "it can be text, json, junit, sarif"},
 		"an argument":        {[]string{"everything"}, "unknown command"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -66,7 +66,7 @@ func versionText(output string) (string, error) {
 func withVersionFlag(cmd *cobra.Command) *cobra.Command {
 	if text, err := versionText(""); err == nil { // else the command version says why not
 		cmd.Version = text
-		// Before cobra looks, which would find that of kube-apiserver's library.
+		// Before cobra looks, which would find that of Kubernetes' library.
 		cmd.Flags().Bool("version", false, "Print which Concord this is, and exit.")
 		cmd.SetVersionTemplate("{{.Version}}")
 	}

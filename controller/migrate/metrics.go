@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -31,12 +32,15 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		migrated:   counter(migrator, core, "migrated_objects_total", "Objects that this server has migrated or found migrated, by resource.", "resource"),
 		remaining:  gauge(migrator, core, "remaining_objects_total", "Objects that still have to be migrated, by resource; absent where this server does not migrate."),
-		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded, Failed, or Aborted for one that was deleted because the agreement it was made for is gone.", "resource", "status"),
+		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded, Failed, or Aborted for one that was ended or deleted because the agreement it was made for is gone.", "resource", "status"),
 		failed:     counter(concord, migration, "failed_objects_total", "Objects that could not be migrated, by resource and reason. One that is tried again counts again.", "resource", "reason"),
 		conflicts:  counter(concord, migration, "conflicts_total", "Times that an object was found changed by a client when it was to be written, by resource.", "resource"),
 		rate:       gauge(concord, migration, "objects_per_second", "Mean rate of the migration that this server does, by resource; absent where it does none."),
 	}
 }
+
+// superseded are the reasons of migrations that failed because they are not needed any more.
+var superseded = sets.New(migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged)
 
 // Registerables returns what to register.
 func (x *Metrics) Registerables() []metrics.Registerable {
@@ -73,9 +77,13 @@ func (x *Metrics) observe(w *work, p Progress) {
 }
 
 // Ended counts a migration that this server has ended: Succeeded, Failed or Aborted. It is
-// to be called by whoever wrote that, whichever controller it is, and so once.
+// to be called by whoever wrote that, whichever controller it is, and so once. One that
+// failed because the agreement it was made for is gone was aborted: nothing is wrong.
 func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status string) {
 	if x != nil {
+		if failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed); failed != nil && superseded.Has(failed.Reason) {
+			status = migrationv1alpha1.EventAborted
+		}
 		x.migrations.WithLabelValues(label(m, migrationv1alpha1.Resource(m), migrationv1alpha1.TargetOf(m)), status).Inc()
 	}
 }

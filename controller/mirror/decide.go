@@ -5,7 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,6 +24,9 @@ type plan struct {
 	create *migrationv1alpha1.StorageVersionMigration
 	// status is the original's new status, nil if it is as it should be.
 	status *storagemigrationv1.StorageVersionMigrationStatus
+	// ended is the resource whose definition may not say any more that the original runs, nil
+	// if it may.
+	ended *schema.GroupResource
 }
 
 // decide compares the original, nil if it is gone, with its copies. gv is the version in
@@ -33,14 +39,23 @@ func decide(gv schema.GroupVersion, original *storagemigrationv1.StorageVersionM
 		switch {
 		case original == nil || owner.UID != original.UID:
 			p.remove = append(p.remove, c)
+			if original == nil {
+				p.ended = &schema.GroupResource{Group: c.Spec.Resource.Group, Resource: c.Spec.Resource.Resource}
+			}
 		case c.Name == copyName(original):
 			own = c
 		}
 	}
 	switch {
-	case original == nil || original.DeletionTimestamp != nil || ended(original):
+	case original == nil || original.DeletionTimestamp != nil:
+	case ended(original):
+		// While it is Running, too, kube-controller-manager's migrator has not cleaned up yet.
+		if !is(original.Status.Conditions, storagemigrationv1.MigrationRunning) {
+			p.ended = &schema.GroupResource{Group: original.Spec.Resource.Group, Resource: original.Spec.Resource.Resource}
+		}
 	case own == nil:
 		p.create = newCopy(gv, original)
+		p.follow(original, p.create, now)
 	default:
 		p.follow(original, own, now)
 	}
@@ -77,12 +92,13 @@ func newCopy(gv schema.GroupVersion, m *storagemigrationv1.StorageVersionMigrati
 // follow has the original say what its copy says.
 func (p *plan) follow(original *storagemigrationv1.StorageVersionMigration, own *migrationv1alpha1.StorageVersionMigration, now metav1.Time) {
 	status := original.Status.DeepCopy()
-	if status.ResourceVersion == "" {
+	if status.ResourceVersion == "" && begun(own) {
 		// All resources are in one etcd, so that its revision is every list's. At the copy's
-		// every encoding that may be stored is known, or will be read later.
+		// every encoding that may be stored is known, or will be read later. Not before it has
+		// begun: kube-controller-manager's migrator takes it as a start, and would not wait
+		// for the servers to agree.
 		status.ResourceVersion = own.ResourceVersion
 	}
-	before := truth(status.Conditions)
 	for _, c := range own.Status.Conditions {
 		condition := metav1.Condition{
 			Type: string(c.Type), Status: metav1.ConditionStatus(c.Status), ObservedGeneration: original.Generation,
@@ -93,11 +109,11 @@ func (p *plan) follow(original *storagemigrationv1.StorageVersionMigration, own 
 		}
 		meta.SetStatusCondition(&status.Conditions, condition)
 	}
-	if len(own.Status.Conditions) == 0 && before != nil {
-		// The copy was deleted and made again.
+	if len(own.Status.Conditions) == 0 {
+		// Said at once: kube-controller-manager's migrator begins with what says nothing.
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: before.Type, Status: metav1.ConditionFalse, ObservedGeneration: original.Generation, LastTransitionTime: now,
-			Reason: "Pending", Message: "no server has begun",
+			Type: string(storagemigrationv1.MigrationRunning), Status: metav1.ConditionFalse, ObservedGeneration: original.Generation, LastTransitionTime: now,
+			Reason: migrationv1alpha1.ReasonPending, Message: "no server has begun",
 		})
 	}
 	if !same(status, &original.Status) {
@@ -121,12 +137,25 @@ func same(a, b *storagemigrationv1.StorageVersionMigrationStatus) bool {
 	return a.ResourceVersion == b.ResourceVersion && slices.Equal(a.Conditions, b.Conditions)
 }
 
-// truth returns the condition that is true, nil if none is.
-func truth(conditions []metav1.Condition) *metav1.Condition {
-	for _, t := range conditionTypes {
-		if c := meta.FindStatusCondition(conditions, string(t)); c != nil && c.Status == metav1.ConditionTrue {
-			return c.DeepCopy()
-		}
+// begun says that the copy runs or has ended.
+func begun(own *migrationv1alpha1.StorageVersionMigration) bool {
+	return slices.ContainsFunc(own.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
+		return c.Status == corev1.ConditionTrue && slices.Contains(conditionTypes, c.Type)
+	})
+}
+
+// rest has a definition that says that a migration of this name runs not say so any more. It
+// returns false if it does not say so.
+func rest(crd *apiextensionsv1.CustomResourceDefinition, name string, now metav1.Time) bool {
+	c := apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating)
+	// What kube-controller-manager's migrator says; it takes it back only of a migration that
+	// it has ended itself.
+	if c == nil || c.Status != apiextensionsv1.ConditionTrue || c.Message != fmt.Sprintf("Migration %s is running", name) {
+		return false
 	}
-	return nil
+	apihelpers.SetCRDCondition(crd, apiextensionsv1.CustomResourceDefinitionCondition{
+		Type: apiextensionsv1.StorageMigrating, Status: apiextensionsv1.ConditionFalse, ObservedGeneration: crd.Generation, LastTransitionTime: now,
+		Reason: "MigrationEnded", Message: fmt.Sprintf("Migration %s does not run any more", name),
+	})
+	return true
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -89,18 +90,42 @@ func (c *Controller) Step(ctx context.Context, name string) error {
 		}
 		c.cfg.Logger.Info("Migration cancelled, as what it was made for is gone", "migration", m.Name, "original", name)
 	}
+	if err := c.rest(ctx, name, p.ended); err != nil {
+		return err
+	}
+	if p.status != nil {
+		original.Status = *p.status
+		if err := c.cfg.Client.Status().Update(ctx, original); err != nil {
+			return fmt.Errorf("write the status of %s: %w", name, err)
+		}
+	}
 	if p.create != nil {
 		// One that is not seen yet is no error.
 		if err := c.cfg.Client.Create(ctx, p.create); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create migration %s: %w", p.create.Name, err)
 		}
 	}
-	if p.status == nil {
+	return nil
+}
+
+// rest has the definition of a resource, if it has one, not say any more that the migration of
+// this name runs.
+func (c *Controller) rest(ctx context.Context, name string, of *schema.GroupResource) error {
+	if of == nil || of.Group == "" {
 		return nil
 	}
-	original.Status = *p.status
-	if err := c.cfg.Client.Status().Update(ctx, original); err != nil {
-		return fmt.Errorf("write the status of %s: %w", name, err)
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := c.cfg.Client.Get(ctx, client.ObjectKey{Name: of.String()}, crd); err != nil {
+		if storageversion.IsGone(err) {
+			return nil
+		}
+		return fmt.Errorf("get definition %s: %w", of, err)
+	}
+	if !rest(crd, name, metav1.NewTime(c.cfg.Clock.Now())) {
+		return nil
+	}
+	if err := c.cfg.Client.Status().Update(ctx, crd); err != nil {
+		return fmt.Errorf("write the status of definition %s: %w", of, err)
 	}
 	return nil
 }

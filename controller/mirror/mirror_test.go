@@ -8,6 +8,8 @@ import (
 	"time"
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -42,11 +44,13 @@ func newWorld(t *testing.T, version string) *world {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(served, &original{}, &storagemigrationv1.StorageVersionMigrationList{})
 	metav1.AddToGroupVersion(scheme, served)
-	if err := migrationv1alpha1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
+	for _, add := range []func(*runtime.Scheme) error{migrationv1alpha1.AddToScheme, apiextensionsv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}).
+	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}, &apiextensionsv1.CustomResourceDefinition{}).
 		WithInterceptorFuncs(interceptor.Funcs{Watch: replay.Watch}).Build()
 	var err error
 	w.c, err = New(Config{Client: w.client, Served: served, Clock: w.clock})
@@ -138,8 +142,8 @@ func TestLife(t *testing.T) {
 				t.Error("the copy has to be adopted as a user's migration is")
 			}
 			w.step()
-			began := w.read().Status.ResourceVersion
-			if began != copies[0].ResourceVersion || len(w.read().Status.Conditions) > 0 {
+			// Else kube-controller-manager's migrator begins.
+			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); w.read().Status.ResourceVersion != "" || c == nil || c.Status != metav1.ConditionFalse {
 				t.Errorf("status %+v before anything began", w.read().Status)
 			}
 
@@ -148,11 +152,12 @@ func TestLife(t *testing.T) {
 			w.must(w.client.Status().Update(context.Background(), &waits))
 			w.step()
 			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); c == nil || c.Status != metav1.ConditionFalse ||
-				c.Reason != migrationv1alpha1.ReasonWaitingForAgreement || c.Message != "apiserver-x does not report" {
-				t.Errorf("condition %+v while it waits", c)
+				c.Reason != migrationv1alpha1.ReasonWaitingForAgreement || c.Message != "apiserver-x does not report" || w.read().Status.ResourceVersion != "" {
+				t.Errorf("status %+v while it waits", w.read().Status)
 			}
 
 			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
+			began := w.copies()[0].ResourceVersion
 			w.step()
 			w.expectTrue(storagemigrationv1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, &migrationv1alpha1.MigrationProgress{Total: 10, Done: 4, Failed: 1})
@@ -178,6 +183,63 @@ func TestLife(t *testing.T) {
 			}
 		})
 	}
+}
+
+// migrating has the definition say what kube-controller-manager's migrator has it say.
+func (w *world) migrating(migration string) {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	crd.Name = "crontabs.example.com"
+	crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{
+		Type: apiextensionsv1.StorageMigrating, Status: apiextensionsv1.ConditionTrue, Reason: "MigrationRunning", Message: "Migration " + migration + " is running",
+	}}
+	w.must(w.client.Create(context.Background(), crd))
+}
+
+func (w *world) expectMigrating(want bool) {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	w.must(w.client.Get(context.Background(), client.ObjectKey{Name: "crontabs.example.com"}, crd))
+	if got := apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.StorageMigrating); got != want {
+		w.t.Errorf("the definition says %+v", crd.Status.Conditions)
+	}
+}
+
+// TestDefinitionComesToRest: a definition does not say for ever that a migration runs, which
+// kube-controller-manager's migrator takes back of those only that it has ended itself.
+func TestDefinitionComesToRest(t *testing.T) {
+	for name, test := range map[string]struct {
+		says string
+		end  func(*world)
+		want bool
+	}{
+		"ended":           {"crontabs-migration", func(w *world) { w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil) }, false},
+		"deleted":         {"crontabs-migration", func(w *world) { w.must(w.client.Delete(context.Background(), w.read())) }, false},
+		"another one's":   {"another", func(w *world) { w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil) }, true},
+		"does not end":    {"crontabs-migration", func(*world) {}, true},
+		"not yet cleaned": {"crontabs-migration", cleansUpLater, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "v1")
+			w.make("one-uid")
+			w.migrating(test.says)
+			w.step()
+			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
+			w.step()
+			test.end(w)
+			w.step()
+			w.step()
+			w.expectMigrating(test.want)
+		})
+	}
+}
+
+// cleansUpLater ends a migration as kube-controller-manager's migrator does, which looks at what
+// is Running when it cleans up.
+func cleansUpLater(w *world) {
+	m := w.read()
+	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: string(storagemigrationv1.MigrationSucceeded), Status: metav1.ConditionTrue, Reason: "StorageVersionMigrationSucceeded"})
+	w.must(w.client.Status().Update(context.Background(), m))
 }
 
 // TestFails: why a copy failed is why the original did.
@@ -272,6 +334,7 @@ func TestRun(t *testing.T) {
 	}
 	w.make("one-uid")
 	eventually("the copy", func() bool { return len(w.copies()) == 1 })
+	w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
 	eventually("the resourceVersion", func() bool { return w.read().Status.ResourceVersion != "" })
 	w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
 	eventually("the end", func() bool { return ended(w.read()) })

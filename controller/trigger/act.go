@@ -34,6 +34,8 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 		return c.tellWaiting(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.DeleteMigration:
 		return c.deleteMigration(ctx, l.migrations[a.Name], a.Why)
+	case evolve.ResetMigration:
+		return c.resetMigration(ctx, l.migrations[a.Name].DeepCopy())
 	case evolve.EndMigration:
 		return c.endMigration(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.Prune:
@@ -49,7 +51,8 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 
 // writeState writes the StorageState. What counts is in its status and goes in one
 // update. The readable copy is an annotation, which a status update cannot write: it is
-// widened before and narrowed after, so that it never promises too much.
+// widened before and narrowed after, so that it never promises too much. Migrations that have
+// ended are remembered before: they were from the stored set that the update may lower.
 func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State) error {
 	kind, err := c.kind(ctx, l, state)
 	if err != nil {
@@ -63,12 +66,16 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 			Resource: migrationv1alpha1.GroupResource{Group: l.Resource.Group, Resource: l.Resource.Resource},
 		}}
 		obj.Name = migrationv1alpha1.StateName(l.Resource)
-		obj.Annotations = copies
+		obj.Annotations = maps.Clone(copies)
 		if err := c.cfg.Client.Create(ctx, obj); err != nil {
 			return err
 		}
-	case !migrationv1alpha1.Covers(obj, state):
-		if err := c.annotate(ctx, obj, copies); err != nil {
+	default:
+		before := map[string]string{}
+		if !migrationv1alpha1.Covers(obj, state) {
+			before = maps.Clone(copies)
+		}
+		if err := c.annotate(ctx, obj, l.remembering(before)); err != nil {
 			return err
 		}
 	}
@@ -78,6 +85,36 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 	}
 	l.state = obj
 	return c.annotate(ctx, obj, copies)
+}
+
+// remember has the StorageState tell which migrations have ended, if it does not yet.
+func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action) error {
+	gone := func(a evolve.Action) bool { _, deleted := a.(evolve.DeleteState); return deleted }
+	if l.state == nil || slices.ContainsFunc(done, gone) {
+		return nil
+	}
+	return c.annotate(ctx, l.state, l.remembering(map[string]string{}))
+}
+
+// remembering adds to the annotations of the StorageState which migrations have ended, if it
+// does not tell them yet.
+func (l *look) remembering(annotations map[string]string) map[string]string {
+	var stored []agree.Encoding
+	if l.State != nil {
+		stored = l.State.Stored
+	}
+	var ended []migrationv1alpha1.Past
+	told := migrationv1alpha1.History(l.state.Annotations)
+	for _, name := range slices.Sorted(maps.Keys(l.migrations)) {
+		p, final := migrationv1alpha1.PastOf(l.migrations[name], stored)
+		if final && !slices.ContainsFunc(told, func(t migrationv1alpha1.Past) bool { return t.UID == p.UID }) {
+			ended = append(ended, p)
+		}
+	}
+	if len(ended) > 0 {
+		annotations[migrationv1alpha1.HistoryAnnotation] = migrationv1alpha1.Recorded(l.state.Annotations, ended...)
+	}
+	return annotations
 }
 
 // annotate sets the annotations if they are not so already.
@@ -139,6 +176,17 @@ func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.S
 	return err
 }
 
+// resetMigration takes off a migration what it was made for, the status first: one that says
+// that it runs and has no target would be nobody's.
+func (c *Controller) resetMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration) error {
+	migrationv1alpha1.Reset(m)
+	if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
+		return err
+	}
+	migrationv1alpha1.Free(m)
+	return c.cfg.Client.Update(ctx, m)
+}
+
 // adopt stamps the target on a migration. One that waited says first that it does not any
 // more: who migrates looks at it from the stamp on, and should not meet a conflict.
 func (c *Controller) adopt(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, target evolve.Target) error {
@@ -194,6 +242,9 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	}
 	if now, agreed := sv.Agreement(); !agreed || now != a.Target {
 		return fmt.Errorf("servers do not agree on %s: %w", a.Target, errChanged)
+	}
+	if migrationv1alpha1.Held(crd.Annotations) {
+		return fmt.Errorf("the cut-over is on hold: %w", errChanged)
 	}
 	if err := c.allReport(ctx); err != nil {
 		return err

@@ -64,6 +64,9 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 		}
 	}
 	l.Now = c.cfg.Clock.Now()
+	if c.cfg.Policy != nil {
+		l.Policy = c.cfg.Policy(l.Observation, l.crd)
+	}
 	return l, nil
 }
 
@@ -108,7 +111,7 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 		return err
 	}
 	l.crd = crd
-	l.CRD = &evolve.CRD{Name: crd.Name, Storage: stores(crd)}
+	l.CRD = &evolve.CRD{Name: crd.Name, Storage: stores(crd), Held: migrationv1alpha1.Held(crd.Annotations)}
 	for _, v := range crd.Spec.Versions {
 		l.CRD.Versions = append(l.CRD.Versions, encoding(crd, v.Name))
 	}

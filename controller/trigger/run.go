@@ -17,6 +17,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/workers"
 )
@@ -45,7 +46,7 @@ type run struct {
 func newRun(c *Controller) *run {
 	return &run{
 		// The copy lists migrations from its own watch.
-		Controller: &Controller{cfg: c.cfg},
+		Controller: &Controller{cfg: c.cfg, counted: map[schema.GroupResource]evolve.Census{}},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
@@ -110,14 +111,18 @@ func (r *run) work(ctx context.Context) {
 
 // one looks at a resource and arranges for the next look.
 func (r *run) one(ctx context.Context, gr schema.GroupResource) {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
 	// A server that has started by the time its Lease is read must not go unnoticed.
 	r.setStarting(gr, true)
 	var result Result
 	err := workers.Do(ctx, "trigger", func() (err error) {
-		result, err = r.Step(ctx, gr)
-		return err
+		for {
+			if result, err = r.timely(ctx, gr); err != nil || result.Count == nil {
+				return err
+			}
+			if err = r.Count(ctx, gr, *result.Count); err != nil {
+				return err
+			}
+		}
 	})
 	r.setStarting(gr, result.Starting)
 	if err != nil {
@@ -136,6 +141,13 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	case result.After > 0:
 		r.queue.AddAfter(gr, result.After)
 	}
+}
+
+// timely is Step within a time; what it wants counted takes its own.
+func (r *run) timely(ctx context.Context, gr schema.GroupResource) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	return r.Step(ctx, gr)
 }
 
 func (r *run) setStarting(gr schema.GroupResource, starting bool) {

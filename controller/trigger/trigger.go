@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
@@ -53,12 +55,19 @@ type Config struct {
 	Client client.WithWatch
 	// Kinds is asked for the kinds of built-in resources, and which resources exist.
 	Kinds Kinds
+	// Census, if not nil, counts the stored values of a resource, and says which encodings but
+	// the target's it has found (evolve.Census), or ErrNotStored. It begins with a linearizable
+	// read. Without it, what migrations say is believed, as where nobody reads etcd.
+	Census func(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error)
 	// Instance names this process in events.
 	Instance string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Workers is how many resources Run looks at at a time. Default: 4.
 	Workers int
+	// Policy says what the trigger may do by itself, by an observation and the definition that
+	// it was made with, if there is one. Nil: everything.
+	Policy func(o evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) evolve.Policy
 	// Ended is told every migration that the trigger has ended, with the status Failed or,
 	// for one that was deleted before its end, Aborted. Nil: nobody is.
 	Ended func(m *migrationv1alpha1.StorageVersionMigration, status string)
@@ -87,6 +96,8 @@ type Controller struct {
 	cached migrations
 
 	mu sync.Mutex
+	// counted is what the last count of each resource has found.
+	counted map[schema.GroupResource]evolve.Census
 	// current is the run that is under way.
 	current *run
 }
@@ -103,13 +114,16 @@ func New(cfg Config) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Controller{cfg: cfg}, nil
+	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}}, nil
 }
 
 // Result is what one look did.
 type Result struct {
 	// Done are the actions carried out, in order.
 	Done []evolve.Action
+	// Count, if not nil, is what has to be counted, by Controller.Count, before more can be
+	// decided; nothing was done.
+	Count *evolve.Target
 	// Again says that the look changed what the next one will decide.
 	Again bool
 	// After is when to look again even if nothing changes; 0 is never.
@@ -127,6 +141,14 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 	l, err := c.look(ctx, gr)
 	if err != nil {
 		return result, fmt.Errorf("look at %s: %w", gr, err)
+	}
+	if c.cfg.Census == nil {
+		l.Observation = evolve.Believed(l.Observation)
+	} else if target, counts := evolve.Counts(l.Observation); counts {
+		if l.Census = c.census(gr, target); l.Census == nil {
+			result.Count = &target
+			return result, nil
+		}
 	}
 	actions := evolve.Decide(l.Observation)
 	if evolve.Starts(actions) || len(l.Migrations) > 0 && l.StorageVersion == nil {
@@ -149,7 +171,7 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 			continue
 		}
 		result.add(action)
-		if _, deleted := action.(evolve.DeleteMigration); deleted && l.State == nil && c.cached == nil {
+		if stopped(action) && l.State == nil && c.cached == nil {
 			result.Again = true // else the watch that fills the cache leads to the next look
 		}
 		if _, deleted := action.(evolve.DeleteState); deleted && l.StorageVersion != nil {
@@ -159,10 +181,24 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 			log.Info("Done", "resource", gr.String(), "action", action.String())
 		}
 	}
+	if failed == nil {
+		if err := c.remember(ctx, l, result.Done); err != nil {
+			failed = fmt.Errorf("%s: remember what has ended: %w", gr, err)
+		}
+	}
 	if l.State != nil {
 		result.wait(evolve.UntilBeat(gr, l.Now))
 	}
 	return result, failed
+}
+
+// stopped says whether an action has stopped a migration that the trigger made.
+func stopped(a evolve.Action) bool {
+	switch a.(type) {
+	case evolve.DeleteMigration, evolve.ResetMigration:
+		return true
+	}
+	return false
 }
 
 func (r *Result) add(action evolve.Action) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -93,12 +94,38 @@ func (c *content) into(obj any) error {
 }
 
 // diff names the first field in which two contents differ. An object that is being
-// deleted is changed by the server itself.
+// deleted is changed by the server itself. Where a controller has written the status
+// since, which managedFields tell, status and managedFields are left out.
 func (c *content) diff(o *content) string {
-	if c.deleting || o.deleting {
+	switch {
+	case c.deleting || o.deleting:
 		return ""
+	case c.sameStatusWriters(o):
+		return differ("", c.fields, o.fields)
 	}
-	return differ("", c.fields, o.fields)
+	return differ("", c.withoutStatus(), o.withoutStatus())
+}
+
+// sameStatusWriters says whether managedFields name the same writers of the status, at the same
+// times. A rewrite never changes them.
+func (c *content) sameStatusWriters(o *content) bool {
+	return reflect.DeepEqual(c.statusWriters(), o.statusWriters())
+}
+
+func (c *content) statusWriters() (entries []metav1.ManagedFieldsEntry) {
+	for _, e := range (&unstructured.Unstructured{Object: c.fields}).GetManagedFields() {
+		if e.Subresource == "status" {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+func (c *content) withoutStatus() map[string]any {
+	u := (&unstructured.Unstructured{Object: c.fields}).DeepCopy()
+	u.SetManagedFields(nil)
+	delete(u.Object, "status")
+	return u.Object
 }
 
 func differ(path string, a, b any) string {

@@ -246,9 +246,11 @@ func (l *Ledger) record(e Event, gr schema.GroupResource, encoding agree.Encodin
 	case old.content.write != c.write:
 		l.violate(e, "I5: write %s was undone: the object is back at %s", old.content.write, c.write)
 	default:
-		l.rewrites++
-		if encoding == old.encoding {
-			l.needless++
+		if old.content.sameStatusWriters(c) {
+			l.rewrites++
+			if encoding == old.encoding {
+				l.needless++
+			}
 		}
 		diff := old.content.diff(c)
 		if diff != "" {

@@ -26,6 +26,13 @@ const etcdDirVariable = "CONCORD_E2E_ETCD"
 // Main is the TestMain of packages that use this one. The test binary doubles as the
 // etcd's program, so that an etcd too can be killed and paused.
 func Main(m *testing.M) {
+	Serve()
+	os.Exit(Suite{m}.Run())
+}
+
+// Serve makes this process the etcd that a test has started it as, and ends it; if it was
+// started as none it returns.
+func Serve() {
 	if dir := os.Getenv(etcdDirVariable); dir != "" {
 		if err := runEtcd(dir); err != nil {
 			fmt.Fprintln(os.Stderr, "etcd:", err)
@@ -40,14 +47,21 @@ func Main(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+}
+
+// Suite is the tests of a package, without what they leave behind.
+type Suite struct{ M *testing.M }
+
+// Run runs the tests and returns the process's exit code.
+func (s Suite) Run() int {
 	silence()
-	code := m.Run()
+	code := s.M.Run()
 	if built.dir != "" {
 		if err := os.RemoveAll(built.dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}
-	os.Exit(code)
+	return code
 }
 
 // silence keeps the libraries of the tests' clients from writing between the results.

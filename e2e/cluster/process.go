@@ -139,6 +139,9 @@ func (p *Process) current() *life {
 	return p.life
 }
 
+// PID is the number of the process that runs, or has run last.
+func (p *Process) PID() int { return p.current().pid }
+
 // Signal sends a signal to the running program.
 func (p *Process) Signal(signal syscall.Signal) {
 	p.t.Helper()

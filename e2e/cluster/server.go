@@ -234,3 +234,9 @@ func FreePort(t testing.TB) int {
 	}
 	return port
 }
+
+// FreeAddress returns an address that nobody listens on, another one each time.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	return fmt.Sprintf("127.0.0.1:%d", FreePort(t))
+}

@@ -96,7 +96,7 @@ func (w *webhookConversion) convert(ctx context.Context, plains [][]byte) []rewr
 
 func (w *webhookConversion) decode(plain []byte) (*unstructured.Unstructured, error) {
 	object := &unstructured.Unstructured{}
-	if _, _, err := unstructured.UnstructuredJSONScheme.Decode(plain, nil, object); err != nil {
+	if err := decode(plain, object); err != nil {
 		return nil, err
 	}
 	if from := object.GetAPIVersion(); !w.versions.Has(from) {
@@ -114,9 +114,13 @@ func (w *webhookConversion) together(ctx context.Context, objects []unstructured
 	if most := w.bound(); len(objects) > most {
 		return append(w.together(ctx, objects[:most]), w.together(ctx, objects[most:])...)
 	}
+	before := (&unstructured.UnstructuredList{Items: objects}).DeepCopy().Items // the call may change its argument
 	converted, divide, err := w.call(ctx, objects)
 	switch {
 	case err == nil:
+		for i := range converted[:min(len(converted), len(before))] {
+			keepNumbers(before[i].Object, converted[i].Object)
+		}
 		return w.encoded(converted)
 	case divide && len(objects) > 1:
 		half := len(objects) / 2

@@ -136,14 +136,15 @@ type customCodec struct {
 
 var _ runtime.Codec = customCodec{}
 
-// Decode implements runtime.Decoder. The result is in the codec's encoding.
-func (c customCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	decoded, gvk, err := unstructured.UnstructuredJSONScheme.Decode(data, defaults, into)
-	if err != nil {
-		return nil, gvk, err
+// Decode implements runtime.Decoder. The result is in the codec's encoding, and a new object.
+func (c customCodec) Decode(data []byte, _ *schema.GroupVersionKind, _ runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	decoded := &unstructured.Unstructured{}
+	if err := decode(data, decoded); err != nil {
+		return nil, nil, err
 	}
+	gvk := decoded.GroupVersionKind()
 	converted, err := c.convertor.ConvertToVersion(decoded, c.encoding)
-	return converted, gvk, err
+	return converted, &gvk, err
 }
 
 // Encode implements runtime.Encoder.

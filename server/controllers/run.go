@@ -3,11 +3,10 @@ package controllers
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -20,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/controller-manager/pkg/informerfactory"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -58,24 +59,29 @@ func Run(ctx context.Context, config Config) error {
 			return fmt.Errorf("controller %s: %w", c.name, err)
 		}
 	}
-	var running sync.WaitGroup
-	defer running.Wait()
-	for _, run := range t.loops {
-		running.Go(func() {
-			defer utilruntime.HandleCrashWithContext(ctx)
-			run(ctx)
-		})
-	}
-	running.Go(func() {
-		wait.UntilWithContext(ctx, func(context.Context) { t.mapper.Reset() }, config.DiscoveryInterval)
-	})
 	t.shared.Start(ctx.Done())
 	t.metadata.Start(ctx.Done())
 	close(t.started)
-	<-ctx.Done()
+	err = runLoops(ctx, append(t.loops, func(ctx context.Context) {
+		wait.UntilWithContext(ctx, func(context.Context) { t.mapper.Reset() }, config.DiscoveryInterval)
+	}))
+	cancel()
 	t.shared.Shutdown()
 	t.metadata.Shutdown()
-	return nil
+	return err
+}
+
+// runLoops runs controllers until ctx ends, or one of them panics: then the others end, too, and
+// the term with them, and the next one has all.
+func runLoops(ctx context.Context, loops []loop) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, run := range loops {
+		group.Go(func() error {
+			return workers.Do(ctx, "kubernetes-controllers", func() error { run(ctx); return nil })
+		})
+	}
+	group.Go(func() error { <-ctx.Done(); return nil })
+	return group.Wait()
 }
 
 // newTerm makes what the controllers share. Their informers have kube-controller-manager's

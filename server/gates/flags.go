@@ -56,8 +56,10 @@ func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegist
 		}}
 	}
 	if set.Lookup(emulationVersionFlag) == nil {
-		alias := *emulated
+		alias, given := *emulated, map[string]string{}
 		alias.Name, alias.Usage = emulationVersionFlag, "Alias of --"+emulatedVersionFlag+"."
+		alias.Value = &twinValue{emulated.Value, emulationVersionFlag, given}
+		emulated.Value = &twinValue{emulated.Value, emulatedVersionFlag, given}
 		set.AddFlag(&alias)
 	}
 	return f, nil
@@ -112,6 +114,29 @@ func (v *versionValue) Set(s string) error {
 		}
 	}
 	return v.Value.Set(s)
+}
+
+// twinValue is a flag that has another name: giving both with different values is refused,
+// since nobody could tell which one is meant.
+type twinValue struct {
+	pflag.Value
+	name string
+	// given is what each name was given; the names share it.
+	given map[string]string
+}
+
+// Set implements pflag.Value.
+func (v *twinValue) Set(s string) error {
+	for other, value := range v.given {
+		if other != v.name && value != s {
+			return fmt.Errorf("--%s is %s: these are two names of one flag, give one of them", other, value)
+		}
+	}
+	if err := v.Value.Set(s); err != nil {
+		return err
+	}
+	v.given[v.name] = s
+	return nil
 }
 
 // gatesValue names the component of every setting before the library's flag gets it: that one takes all without a component for kube's, and

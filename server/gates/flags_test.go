@@ -238,7 +238,7 @@ func TestKubernetesFlags(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		registry.Reset()
-		if err := utilfeature.DefaultMutableFeatureGate.(featuregate.MutableVersionedFeatureGate).ResetFeatureValueToDefault("WatchList"); err != nil {
+		if err := utilfeature.DefaultMutableFeatureGate.ResetFeatureValueToDefault("WatchList"); err != nil {
 			t.Error(err)
 		}
 	})

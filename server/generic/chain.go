@@ -65,7 +65,7 @@ func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*con
 	if err != nil {
 		return nil, err
 	}
-	shared.EffectiveVersion = withGitVersion{shared.EffectiveVersion, !o.registry().FeatureGateFor(gates.Concord).Enabled(gates.CompatibilityVersions)}
+	shared.EffectiveVersion = gates.Reported(shared.EffectiveVersion, o.registry())
 	// Upstream's is the same for all servers of a host.
 	shared.APIServerID = storageversion.NewUpstreamIdentity()
 	if err := planning.ApplyAPIs(o.plan, shared); err != nil {

@@ -1,7 +1,9 @@
 package generic
 
 import (
+	"fmt"
 	"net"
+	"runtime"
 	"time"
 
 	basecompatibility "k8s.io/component-base/compatibility"
@@ -71,9 +73,22 @@ func NewOptions() *Options {
 	serving.ServerCert.CertDirectory = ""
 	o.ControlPlane.Authorization.Modes = []string{modes.ModeRBAC}
 	o.ControlPlane.Authentication.ServiceAccounts.Issuers = []string{DefaultIssuer}
+	run := o.ControlPlane.GenericServerRunOptions
+	run.MaxRequestsInFlight, run.MaxMutatingRequestsInFlight = inFlight(runtime.GOMAXPROCS(0), run.MaxRequestsInFlight, run.MaxMutatingRequestsInFlight)
 	// Else a stop waits a minute for every open watch, and there always is one.
 	o.ControlPlane.GenericServerRunOptions.ShutdownWatchTerminationGracePeriod = 2 * time.Second
 	return o
+}
+
+// seatsPerCore is how many requests that read are served at once for each core, by default, and
+// half as many that write.
+const seatsPerCore = 20
+
+// inFlight are the defaults of --max-requests-inflight and --max-mutating-requests-inflight on so
+// many cores. Kubernetes' own, most, are for any machine: on a small one a request that is let in
+// shares the cores with hundreds of a flood, and fair queues in front of them are of no use.
+func inFlight(cores, mostReads, mostWrites int) (reads, writes int) {
+	return min(mostReads, seatsPerCore*cores), min(mostWrites, seatsPerCore*cores/2)
 }
 
 // AddFlags adds the server's flags: its own, and kube-apiserver's that apply.
@@ -104,6 +119,9 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 	if f := fs.Lookup("etcd-servers-overrides"); f != nil {
 		f.Hidden = true
 	}
+	// Help says the same on every machine.
+	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, at most 400", seatsPerCore)
+	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, at most 200", seatsPerCore/2)
 	o.ControlPlane.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"server": fs}}}
 }
 

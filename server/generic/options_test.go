@@ -1,6 +1,8 @@
 package generic_test
 
 import (
+	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -42,13 +44,31 @@ func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
 	return o, fs.Parse(args)
 }
 
+// TestSeats: the defaults of requests at once are for the machine's cores, up to Kubernetes' own.
+func TestSeats(t *testing.T) {
+	for cores, want := range map[int][2]int{1: {20, 10}, 2: {40, 20}, 64: {400, 200}} {
+		t.Run(fmt.Sprint(cores), func(t *testing.T) {
+			before := runtime.GOMAXPROCS(cores)
+			defer runtime.GOMAXPROCS(before)
+			o := parse(t).ControlPlane.GenericServerRunOptions
+			if got := [2]int{o.MaxRequestsInFlight, o.MaxMutatingRequestsInFlight}; got != want {
+				t.Errorf("%d requests at once, %d of them writes, want %d", got[0], got[1], want)
+			}
+		})
+	}
+	o := parse(t, "--max-requests-inflight=7", "--max-mutating-requests-inflight=3").ControlPlane.GenericServerRunOptions
+	if o.MaxRequestsInFlight != 7 || o.MaxMutatingRequestsInFlight != 3 {
+		t.Errorf("the flags give %d and %d", o.MaxRequestsInFlight, o.MaxMutatingRequestsInFlight)
+	}
+}
+
 func TestFlagDefaults(t *testing.T) {
 	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	generic.NewOptions().AddFlags(fs)
 	for flag, want := range map[string]string{
 		"bind-address": "127.0.0.1", "secure-port": "6443", "data-dir": ".concord", "cert-dir": "", "etcd-prefix": "/registry",
 		"identity-lease-duration": "15s", "identity-lease-renew-interval": "5s", "controller-lease-duration": "6s", "controllers": "true",
-		"migration-max-added-latency": "1ms", "migration-max-objects-per-second": "0", "encryption-provider-config-reload-interval": "10s",
+		"migration-max-added-latency": "relative", "migration-max-objects-per-second": "0", "encryption-provider-config-reload-interval": "10s",
 		"allow-undecodable-storage": "false", "emulation-version": "[]", "emulated-version": "[]", "min-compatibility-version": "[]",
 		"authorization-mode": "[RBAC]", "service-account-issuer": "[https://kubernetes.default.svc]", "enable-priority-and-fairness": "true",
 		"oidc-issuer-url": "", "authentication-config": "", "authorization-config": "", "audit-policy-file": "", "client-ca-file": "",

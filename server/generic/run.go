@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -26,6 +28,7 @@ import (
 	controlplaneoptions "k8s.io/kubernetes/pkg/controlplane/apiserver/options"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
 
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/rewrite"
@@ -35,6 +38,7 @@ import (
 	"github.com/concord-dev/concord/server/pki"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -58,11 +62,16 @@ func (s *Server) Address() string { return s.address }
 // Kubeconfig is the administrator's kubeconfig for it.
 func (s *Server) Kubeconfig() string { return s.kubeconfig }
 
+// surviveControllers has panics in the workers of Kubernetes' controllers logged, and the workers go
+// on. There they end the process, which is the controllers' alone; here they would end the server.
+var surviveControllers = sync.OnceFunc(func() { utilruntime.ReallyCrash = false })
+
 // Run starts the server that completed options describe and serves until ctx ends; then
 // it drains and returns. serving is called once the port answers.
 func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	// client-go logs warnings that servers send; the server's own clients need none.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+	surviveControllers()
 	gates.AddMetrics(o.registry())
 	// The port first: a taken one is found before anything is made.
 	listening := o.serving()
@@ -102,6 +111,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 func (o *Options) checkStorage(ctx context.Context, etcd *join.Etcd, ring *keyring.Ring) error {
 	return stored.Start{
 		Layout: o.layout(), Target: o.plan.Target(), Keys: ring.Keys(), Allow: o.AllowUndecodableStorage,
+		Decode: planning.Decode,
 	}.Check(ctx, rewrite.NewEtcd(etcd.Client()))
 }
 
@@ -177,7 +187,7 @@ func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs,
 		}
 	}
 	if err := last.AddPostStartHook("concord-certificates", func(hook genericapiserver.PostStartHookContext) error {
-		go certs.Renew(hook)
+		go workers.Loop(hook, "certificates", certs.Renew)
 		return nil
 	}); err != nil {
 		return err
@@ -203,7 +213,7 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *con
 		return err
 	}
 	config := controllers.Config{
-		Client:     c.controlPlane.Generic.LoopbackClientConfig,
+		Client:     join.AsComponent(c.controlPlane.Generic.LoopbackClientConfig, compat.ConcordControllers, o.plan.Emulation),
 		RootCA:     root,
 		CACertFile: certs.CAFile, CAKeyFile: filepath.Join(o.CertDir, pki.CAKeyName),
 		TokenKeyFile: o.ControlPlane.ServiceAccountSigningKeyFile,
@@ -224,7 +234,7 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *con
 	if err := last.AddPostStartHook("concord-kubernetes-controllers", func(genericapiserver.PostStartHookContext) error {
 		go func() {
 			defer close(ended)
-			elected.Campaign(ctx)
+			workers.Loop(ctx, "kubernetes-controllers", elected.Campaign)
 		}()
 		return nil
 	}); err != nil {

@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -9,6 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/cli/globalflag"
+	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // metrics of work queues, as kube-apiserver has them
@@ -41,6 +44,7 @@ func NewCommand() *cobra.Command {
 	registry := s.GenericServerRunOptions.ComponentGlobalsRegistry
 	utilruntime.Must(gates.Register(registry))
 	flags := s.Flags()
+	verflag.AddFlags(flags.FlagSet("global"))
 	versions, err := gates.Adapt(flags.FlagSet("generic"), registry)
 	utilruntime.Must(err)
 	cmd := &cobra.Command{
@@ -53,6 +57,7 @@ control plane in place of the stock image (docs/kubeadm.md).`,
 		SilenceUsage: true,
 		Args:         cobra.NoArgs,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
+			logs.InitLogs()
 			if err := versions.Set(); err != nil {
 				return err
 			}
@@ -61,10 +66,16 @@ control plane in place of the stock image (docs/kubeadm.md).`,
 			rest.SetDefaultWarningHandler(rest.NoWarnings{})
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return runCommand(cmd, s, own) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			defer logs.FlushLogs()
+			if printed, err := printVersion(cmd, registry); printed || err != nil {
+				return err
+			}
+			return runCommand(cmd, s, own)
+		},
 	}
+	cmd.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc) // --feature_gates, too
 	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: flags}
-	verflag.AddFlags(flags.FlagSet("global"))
 	globalflag.AddGlobalFlags(flags.FlagSet("global"), cmd.Name(), logs.SkipLoggingConfigurationFlags())
 	own.Join.AddFlags(flags.FlagSet("storage migration"))
 	flags.FlagSet("storage migration").BoolVar(&own.AllowUndecodableStorage, stored.AllowFlag, false, stored.AllowUsage)
@@ -76,8 +87,21 @@ control plane in place of the stock image (docs/kubeadm.md).`,
 	return cmd
 }
 
+// printVersion prints the version if flag --version asks for it, in kube-apiserver's form.
+func printVersion(cmd *cobra.Command, registry basecompatibility.ComponentGlobalsRegistry) (printed bool, err error) {
+	info := gates.Reported(registry.EffectiveVersionFor(gates.Kube), registry).Info()
+	switch cmd.Flags().Lookup("version").Value.String() {
+	case string(verflag.VersionTrue):
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "Kubernetes %s\n", info)
+	case string(verflag.VersionRaw):
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%#v\n", *info)
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
 func runCommand(cmd *cobra.Command, s *kubeoptions.ServerRunOptions, own *Options) error {
-	verflag.PrintAndExitIfRequested()
 	registry := s.GenericServerRunOptions.ComponentGlobalsRegistry
 	if err := logsapi.ValidateAndApply(s.Logs, registry.FeatureGateFor(gates.Kube)); err != nil {
 		return err

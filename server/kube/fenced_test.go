@@ -78,6 +78,19 @@ func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupR
 	return agreements
 }
 
+// storageStates reads the statuses of all StorageStates.
+func (s *apiserver) storageStates(ctx context.Context) (map[schema.GroupResource]migrationv1alpha1.StorageStateStatus, error) {
+	var states migrationv1alpha1.StorageStateList
+	if err := s.objects().List(ctx, &states); err != nil {
+		return nil, err
+	}
+	stored := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
+	for _, state := range states.Items {
+		stored[schema.GroupResource(state.Spec.Resource)] = state.Status
+	}
+	return stored, nil
+}
+
 // migrated waits until the stored set of every StorageVersion's resource is its agreement alone.
 func (s *apiserver) migrated(timeout time.Duration) {
 	s.t.Helper()
@@ -86,13 +99,9 @@ func (s *apiserver) migrated(timeout time.Duration) {
 		if err != nil {
 			return err
 		}
-		var states migrationv1alpha1.StorageStateList
-		if err := s.objects().List(ctx, &states); err != nil {
+		stored, err := s.storageStates(ctx)
+		if err != nil {
 			return err
-		}
-		stored := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
-		for _, state := range states.Items {
-			stored[schema.GroupResource(state.Spec.Resource)] = state.Status
 		}
 		var missing []string
 		for gr, sv := range versions {

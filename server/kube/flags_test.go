@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ func TestRefused(t *testing.T) {
 	c := newControl(t)
 	for flag, want := range map[string]string{
 		"--feature-gates=CBORServingAndStorage=true":              "CBORServingAndStorage",
+		"--feature_gates=CBORServingAndStorage=true":              "CBORServingAndStorage",
 		"--feature-gates=kube:StorageVersionAPI=true":             "StorageVersionAPI",
 		"--etcd-servers-overrides=/configmaps#http://127.0.0.1:1": "--etcd-servers-overrides is not supported",
 		"--emulated-version=1.20":                                 "1.20",
@@ -50,8 +52,7 @@ func TestRefused(t *testing.T) {
 var mutatingPolicies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
 
 // Flags of kube-apiserver, in rows of what is to be seen then.
-func TestFlags(t *testing.T) {
-	skipUnlessSlow(t)
+func testFlags(t *testing.T) {
 	c := newControl(t)
 	direct := c.write("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: etcd\n  connection: {proxyProtocol: Direct}\n")
 	for name, test := range map[string]struct {
@@ -61,7 +62,13 @@ func TestFlags(t *testing.T) {
 		"emulated":      {[]string{"--emulated-version=1.36"}, storesPolicies("v1beta1")},
 		"emulation":     {[]string{"--emulation-version=1.36"}, storesPolicies("v1beta1")},
 		"compatibility": {[]string{"--emulated-version=1.36", "--min-compatibility-version=1.36"}, storesPolicies("v1")},
-		"newest":        {nil, storesPolicies("v1")},
+		"newest": {nil, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
+			storesPolicies("v1")(t, s, agreements)
+			version, err := s.kube().Discovery().ServerVersion()
+			if err != nil || !regexp.MustCompile(`^v1\.37\.\d+\+concord$`).MatchString(version.GitVersion) {
+				t.Errorf("clients are told version %v, error %v", version, err)
+			}
+		}},
 		"runtime-config": {[]string{"--runtime-config=batch/v1=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
 			if status, _, err := s.get(t.Context(), "/apis/batch/v1"); err != nil || status != 404 {
 				t.Errorf("%d, error %v", status, err)
@@ -115,8 +122,7 @@ func storesPolicies(version string) func(*testing.T, *apiserver, map[schema.Grou
 
 // Two servers that encrypt name the key in what they report, follow a new configuration, and
 // encrypt anew what is stored.
-func TestEncryption(t *testing.T) {
-	skipUnlessSlow(t)
+func testEncryption(t *testing.T) {
 	c := newControl(t)
 	configuration := func(keys ...string) string {
 		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - aescbc:\n      keys:\n"

@@ -3,7 +3,6 @@ package kube_test
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -28,24 +27,34 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/component-base/cli"
-	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server/kube"
+	stockserver "github.com/concord-dev/concord/server/stock"
 )
 
 var slow = flag.Bool("slow", false, "also run the tests that take more than 20 s each")
 
-// skipUnlessSlow leaves out a test that takes long.
-func skipUnlessSlow(t *testing.T) {
-	t.Helper()
+// TestSlow holds the tests of rolls, pauses and outages.
+func TestSlow(t *testing.T) {
 	if !*slow {
-		t.Skip("takes more than 20 s; run it with -args -slow")
+		t.Log("not run: they take minutes; run them with -slow")
+		return
 	}
+	t.Run("Flags", testFlags)
+	t.Run("Encryption", testEncryption)
+	t.Run("BrokenWebhook", testBrokenWebhook)
+	t.Run("Roll", testRoll)
+	t.Run("Flip", testFlip)
+	t.Run("Paused", testPaused)
+	t.Run("ReplicatedEtcd", testReplicatedEtcd)
+	t.Run("BothMigrators", testBothMigrators)
+	t.Run("MigratorBesideStock", testMigratorBesideStock)
 }
 
 // roleVariable makes the test binary one of the programs below.
@@ -55,6 +64,10 @@ const (
 	ours  = "concord" // concord kube-apiserver
 	stock = "stock"   // Kubernetes' own kube-apiserver
 	etcd  = "etcd"
+	// manager is Kubernetes' own kube-controller-manager.
+	manager = "kube-controller-manager"
+	// listing prints the flags of ours and of the stock one.
+	listing = "flags"
 )
 
 // TestMain has the test binary double as all the programs that the tests run.
@@ -73,10 +86,18 @@ func TestMain(m *testing.M) {
 		cmd.SetArgs(os.Args[1:])
 		if err := cmd.ExecuteContext(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "concord:", err)
-			os.Exit(1)
+			stop()
+			os.Exit(1) //nolint:gocritic // stop is called
 		}
 	case stock:
-		os.Exit(cli.Run(app.NewAPIServerCommand()))
+		os.Exit(cli.Run(stockserver.Command()))
+	case manager:
+		os.Exit(cli.Run(stockserver.ControllerManagerCommand()))
+	case listing:
+		if err := listFlags(os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	case etcd:
 		etcdmain.Main(os.Args)
 	}
@@ -125,7 +146,7 @@ const (
 func newControl(t testing.TB) *control {
 	t.Helper()
 	c := &control{t: t, dir: t.TempDir()}
-	endpoint, peer := "http://"+freeAddress(t), "http://"+freeAddress(t)
+	endpoint, peer := "http://"+cluster.FreeAddress(t), "http://"+cluster.FreeAddress(t)
 	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls="+endpoint, "--advertise-client-urls="+endpoint,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
@@ -176,12 +197,14 @@ type apiserver struct {
 	t    testing.TB
 	name string
 	url  string
+	// access is the administrator's, nil for that of a token.
+	access *rest.Config
 }
 
 // start runs a server with more flags than those every one needs.
 func (c *control) start(role, name string, flags ...string) *apiserver {
 	c.t.Helper()
-	address := freeAddress(c.t)
+	address := cluster.FreeAddress(c.t)
 	_, port, _ := strings.Cut(address, ":")
 	certificates := filepath.Join(c.dir, name)
 	if err := os.MkdirAll(certificates, 0o700); err != nil {
@@ -224,10 +247,11 @@ func (s *apiserver) waitReady() {
 	})
 }
 
-// end asks the server to end, and it has to do so without an error.
+// end asks the server to end, and it has to do so without an error. kube-apiserver waits up to
+// a minute for a connection that was made in the moment of its end.
 func (s *apiserver) end() {
 	s.t.Helper()
-	if err := s.Terminate(s.t.Context(), time.Minute); err != nil {
+	if err := s.Terminate(s.t.Context(), 3*time.Minute); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -261,27 +285,37 @@ func must[C any](t testing.TB, make func(*rest.Config) (C, error), config *rest.
 	return c
 }
 
+// admin is an administrator's access.
+func (s *apiserver) admin() *rest.Config {
+	if s.access == nil {
+		return s.as(adminToken)
+	}
+	config := rest.CopyConfig(s.access)
+	config.QPS, config.Timeout = -1, 30*time.Second
+	return config
+}
+
 // kube, dynamic and objects are an administrator's clients; objects knows Concord's kinds.
 func (s *apiserver) kube() kubernetes.Interface {
 	s.t.Helper()
-	return must(s.t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, s.as(adminToken))
+	return must(s.t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, s.admin())
 }
 
 func (s *apiserver) dynamic() dynamic.Interface {
 	s.t.Helper()
-	return must(s.t, func(c *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(c) }, s.as(adminToken))
+	return must(s.t, func(c *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(c) }, s.admin())
 }
 
 func (s *apiserver) objects() client.WithWatch {
 	s.t.Helper()
-	config := s.as(adminToken)
+	config := s.admin()
 	config.Timeout = 0 // watches
 	return must(s.t, join.NewClient, config)
 }
 
 // get asks for a path as the administrator.
 func (s *apiserver) get(ctx context.Context, path string) (status int, body string, err error) {
-	return fetch(ctx, s.as(adminToken), path, nil)
+	return fetch(ctx, s.admin(), path, nil)
 }
 
 func fetch(ctx context.Context, config *rest.Config, path string, header http.Header) (status int, body string, err error) {
@@ -305,41 +339,11 @@ func fetch(ctx context.Context, config *rest.Config, path string, header http.He
 	return response.StatusCode, string(raw), err
 }
 
-// freeAddress is an address that nobody listens on.
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	port, err := process.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("127.0.0.1:%d", port)
-}
-
 // eventually waits until check returns nil. After the timeout the test fails with what, and
 // check's last error.
 func eventually(t testing.TB, timeout time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
-	defer cancel()
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	last := errors.New("not looked yet")
-	for {
-		look, done := context.WithTimeout(ctx, 5*time.Second)
-		err := check(look)
-		done()
-		if err == nil {
-			return
-		}
-		if ctx.Err() == nil {
-			last = err
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			t.Fatalf("%s: not after %v: %v", what, timeout, last)
-		}
-	}
+	cluster.EventuallyEach(t, timeout, 20*time.Second, what, check)
 }
 
 // peerFlags have a server proxy to its peers what they serve and it does not.

@@ -16,7 +16,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
-	utilversion "k8s.io/component-base/version"
 	"k8s.io/klog/v2"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -30,13 +29,13 @@ import (
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
 )
 
 // Run serves until ctx ends, with options that are valid.
 func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options) error {
-	klog.InfoS("Starting", "version", utilversion.Get())
 	s := &server{options: options, own: own}
 	if err := s.refuse(); err != nil {
 		return err
@@ -78,8 +77,8 @@ type server struct {
 
 // refuse says what the protocol cannot work with.
 func (s *server) refuse() error {
-	switch gates := utilfeature.DefaultFeatureGate; {
-	case gates.Enabled(genericfeatures.CBORServingAndStorage):
+	switch {
+	case utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage):
 		return fmt.Errorf("the feature gate %s is not supported: objects that are stored in CBOR cannot be migrated; leave it off", genericfeatures.CBORServingAndStorage)
 	case len(s.options.Etcd.EtcdServersOverrides) > 0:
 		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
@@ -114,6 +113,9 @@ func (s *server) configure() error {
 		return err
 	}
 	generic := s.config.KubeAPIs.ControlPlane.Generic
+	version := gates.Reported(generic.EffectiveVersion, s.options.GenericServerRunOptions.ComponentGlobalsRegistry)
+	generic.EffectiveVersion, s.config.Aggregator.GenericConfig.EffectiveVersion, s.config.ApiExtensions.GenericConfig.EffectiveVersion = version, version, version
+	klog.InfoS("Starting", "version", version.Info().GitVersion)
 	s.plan, err = planning.New(planning.Options{
 		Effective:         generic.EffectiveVersion,
 		RuntimeConfig:     s.options.APIEnablement.RuntimeConfig,
@@ -160,6 +162,7 @@ func (s *server) checkStorage(ctx context.Context, etcd *join.Etcd) error {
 	return stored.Start{
 		Layout: stored.Layout{Prefix: s.options.Etcd.StorageConfig.Prefix, Special: kubeapiserver.SpecialDefaultResourcePrefixes},
 		Target: s.plan.Target(), Keys: s.ring.Keys(), Allow: s.own.AllowUndecodableStorage,
+		Decode: planning.Decode,
 	}.Check(ctx, rewrite.NewEtcd(etcd.Client()))
 }
 

@@ -70,7 +70,7 @@ func widget(name string) *unstructured.Unstructured {
 // changeCRD changes the definition as a user does.
 func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomResourceDefinition)) {
 	s.t.Helper()
-	eventually(s.t, 30*time.Second, "the definition is changed", func(ctx context.Context) error {
+	eventually(s.t, time.Minute, "the definition is changed", func(ctx context.Context) error {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
 			return err
@@ -135,8 +135,8 @@ func TestPrunedTooEarly(t *testing.T) {
 	other := c.ready(stock, "other")
 	s.disagreed(time.Minute)
 	s.flip("v2")
-	s.storedVersions(30*time.Second, "v1", "v2")
-	eventually(t, 30*time.Second, "the stored set knows both versions", func(ctx context.Context) error {
+	s.storedVersions(time.Minute, "v1", "v2")
+	eventually(t, time.Minute, "the stored set knows both versions", func(ctx context.Context) error {
 		state := &migrationv1alpha1.StorageState{}
 		if err := s.objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
 			return err
@@ -148,7 +148,7 @@ func TestPrunedTooEarly(t *testing.T) {
 	})
 	// As kube-controller-manager's migrator does after a migration that failed.
 	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v2"} })
-	s.storedVersions(10*time.Second, "v2", "v1")
+	s.storedVersions(time.Minute, "v2", "v1")
 	if found := c.encodings(); found["example.com/v1"] != 20 {
 		t.Errorf("in etcd are %v", found)
 	}

@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 )
@@ -49,11 +52,29 @@ func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 }
 
 // Beside a stock kube-apiserver nothing is agreed and nothing migrates, and the stock one works
-// as ever. When it has crashed and its Lease is deleted as told, everything is migrated.
+// as ever. When it has crashed and its Lease is deleted as told, everything is migrated, also
+// what the stock server has written in another version.
 func TestBesideStock(t *testing.T) {
 	t.Parallel()
+	for name, test := range map[string]struct {
+		flags []string
+		// writes is in which version the stock server writes policies, which ours writes in v1.
+		writes agree.Encoding
+	}{
+		"1.37":               {nil, "admissionregistration.k8s.io/v1"},
+		"1.37 that emulates": {[]string{"--emulated-version=1.36"}, "admissionregistration.k8s.io/v1beta1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			besideStock(t, test.writes, test.flags...)
+		})
+	}
+}
+
+func besideStock(t *testing.T, writes agree.Encoding, flags ...string) {
 	c := newControl(t)
-	other := c.ready(stock, "other")
+	migrations := c.follow(migrationv1alpha1.GroupName + "/storageversionmigrations")
+	other := c.ready(stock, "other", flags...)
 	s := c.ready(ours, "one")
 	lease := s.disagreed(time.Minute)
 	if _, err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), lease, metav1.GetOptions{}); err != nil {
@@ -64,24 +85,69 @@ func TestBesideStock(t *testing.T) {
 	})
 	discoveryIsWhole(t, other)
 	watchesSeeWhatIsWritten(t, s, other)
-	noMigrations(t, s)
+	const policy = registry + "mutatingadmissionpolicies/written-by-stock"
+	if _, err := other.kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(t.Context(), mutatingPolicy("written-by-stock"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := c.value(t.Context(), policy); err != nil || found != writes {
+		t.Errorf("the stock server wrote %s, error %v, want %s", found, err, writes)
+	}
+	s.unknown(time.Minute)
 
 	other.kill()
 	if again := s.disagreed(time.Minute); again != lease {
 		t.Errorf("the crashed server's Lease is called %s, and was called %s", again, lease)
 	}
+	s.unknown(time.Minute)
+	if made := migrations(); len(made) > 0 {
+		t.Errorf("migrations were written while nothing was agreed: %v", made)
+	}
 	if err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.agreed(time.Minute, 1)
+	want := s.agreed(time.Minute, 1)[mutatingPolicies]
 	s.migrated(time.Minute)
+	if found, err := c.value(t.Context(), policy); err != nil || found != want || want != "admissionregistration.k8s.io/v1" {
+		t.Errorf("the policy is stored as %s, error %v, agreed on is %s", found, err, want)
+	}
 }
 
-func noMigrations(t *testing.T, s *apiserver) {
-	t.Helper()
-	var migrations migrationv1alpha1.StorageVersionMigrationList
-	if err := s.objects().List(t.Context(), &migrations); err != nil || len(migrations.Items) > 0 {
-		t.Errorf("%d migrations, error %v", len(migrations.Items), err)
+// unknown waits until nobody claims to know what is stored of anything.
+func (s *apiserver) unknown(timeout time.Duration) {
+	s.t.Helper()
+	eventually(s.t, timeout, "all that is stored is Unknown", func(ctx context.Context) error {
+		versions, err := s.storageVersions(ctx)
+		if err != nil {
+			return err
+		}
+		stored, err := s.storageStates(ctx)
+		if err != nil {
+			return err
+		}
+		for gr := range versions {
+			if encodings := stored[gr].PersistedEncodings; !slices.Contains(encodings, string(agree.Unknown)) {
+				return fmt.Errorf("%s: %v", gr, encodings)
+			}
+		}
+		return nil
+	})
+}
+
+func mutatingPolicy(name string) *admissionregistrationv1.MutatingAdmissionPolicy {
+	rule := admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"example.org"}, APIVersions: []string{"*"}, Resources: []string{"gadgets"}},
+	}
+	return &admissionregistrationv1.MutatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.MutatingAdmissionPolicySpec{
+			MatchConstraints:   &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
+			ReinvocationPolicy: admissionregistrationv1.NeverReinvocationPolicy,
+			Mutations: []admissionregistrationv1.Mutation{{
+				PatchType:          admissionregistrationv1.PatchTypeApplyConfiguration,
+				ApplyConfiguration: &admissionregistrationv1.ApplyConfiguration{Expression: `Object{metadata: Object.metadata{labels: {"a": "b"}}}`},
+			}},
+		},
 	}
 }
 
@@ -89,7 +155,7 @@ func noMigrations(t *testing.T, s *apiserver) {
 // ask about, or that nobody serves.
 func discoveryIsWhole(t *testing.T, s *apiserver) {
 	t.Helper()
-	eventually(t, 30*time.Second, "discovery is whole", func(ctx context.Context) error {
+	eventually(t, time.Minute, "discovery is whole", func(ctx context.Context) error {
 		for _, path := range []string{"/api", "/apis"} {
 			status, body, err := fetch(ctx, s.as(adminToken), path, http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}})
 			if err != nil || status != http.StatusOK {

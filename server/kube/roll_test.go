@@ -16,9 +16,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -27,21 +30,40 @@ import (
 // at all.
 const writeTimeout = 30 * time.Second
 
+// patience is how long a client waits for an answer.
+const patience = 5 * time.Second
+
 // writers write widgets until they are stopped.
 type writers struct {
-	t       *testing.T
+	t *testing.T
+	// patience is how long each waits for an answer.
+	patience time.Duration
+
 	mu      sync.Mutex
 	servers []*apiserver
 	stop    context.CancelFunc
 	done    sync.WaitGroup
 	written atomic.Int64
+	// ended has what is known of each attempt that has come to an end: through which server it
+	// was, and its time.
+	ended []attempt
+}
+
+type attempt struct {
+	server     *apiserver
+	begin, end time.Time
 }
 
 // write has several clients change the first n widgets, each write through one of the servers
 // and, if that fails, through the others.
 func write(t *testing.T, n int, servers ...*apiserver) *writers {
+	return writePatiently(t, patience, n, servers...)
+}
+
+// writePatiently is write of clients that wait so long for an answer.
+func writePatiently(t *testing.T, patience time.Duration, n int, servers ...*apiserver) *writers {
 	ctx, stop := context.WithCancel(context.Background())
-	w := &writers{t: t, stop: stop}
+	w := &writers{t: t, patience: patience, stop: stop}
 	w.through(servers...)
 	for client := range 4 {
 		w.done.Go(func() {
@@ -71,9 +93,7 @@ func (w *writers) one(ctx context.Context, i int, name string) {
 	patch := []byte(fmt.Sprintf(`{"spec":{"n":%d}}`, i))
 	deadline := time.Now().Add(writeTimeout)
 	for try := i; ctx.Err() == nil; try++ {
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		_, err := w.server(try).widgets().Patch(attempt, name, types.MergePatchType, patch, metav1.PatchOptions{})
-		cancel()
+		err := w.attempt(ctx, w.server(try), name, patch)
 		switch {
 		case err == nil:
 			w.written.Add(1)
@@ -85,6 +105,37 @@ func (w *writers) one(ctx context.Context, i int, name string) {
 			return
 		}
 	}
+}
+
+func (w *writers) attempt(ctx context.Context, s *apiserver, name string, patch []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, w.patience)
+	defer cancel()
+	client := dynamic.NewForConfigOrDie(w.config(s)).Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
+	begin := time.Now()
+	_, err := client.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = append(w.ended, attempt{s, begin, time.Now()})
+	return err
+}
+
+// config is access that has no limit of its own.
+func (w *writers) config(s *apiserver) *rest.Config {
+	config := s.as(adminToken)
+	config.Timeout = 0
+	return config
+}
+
+// across counts the attempts through a server that were under way from one time to another.
+func (w *writers) across(s *apiserver, from, to time.Time) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range w.ended {
+		if a.server == s && a.begin.Before(from) && a.end.After(to) {
+			n++
+		}
+	}
+	return n
 }
 
 // end stops the writers and returns how much they wrote.
@@ -106,10 +157,10 @@ func (s *apiserver) readable(n int) {
 	}
 }
 
-// Two stock servers are exchanged for ours, one after the other, and back again.
-func TestRoll(t *testing.T) {
-	skipUnlessSlow(t)
-	c := newControl(t)
+// Two stock servers are exchanged for ours, one after the other, and back again, on an etcd of
+// three members, of which one is killed on the way.
+func testRoll(t *testing.T) {
+	c, members := newReplicated(t)
 	a, b := c.ready(stock, "a"), c.ready(stock, "b")
 	const n = 50
 	a.createWidgets(n)
@@ -125,24 +176,36 @@ func TestRoll(t *testing.T) {
 	}
 	b = exchange(b, a, ours, "b-ours")
 	b.disagreed(time.Minute)
+	if err := members[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
 	a = exchange(a, b, ours, "a-ours")
 	a.agreed(time.Minute, 2)
 	a.flip("v2")
 	a.storedVersions(time.Minute, "v2")
 	a.migrated(time.Minute)
+	migrated := func(s *apiserver) {
+		t.Helper()
+		s.storedVersions(time.Minute, "v2")
+		if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
+			t.Errorf("%s runs, and in etcd are %v", s.name, found)
+		}
+	}
+	migrated(a)
 	b = exchange(b, a, stock, "b-again")
 	a.disagreed(time.Minute)
+	migrated(b)
 	a = exchange(a, b, stock, "a-again")
 	discoveryIsWhole(t, a)
 	a.readable(n)
+	migrated(a)
 	if written := w.end(); written < n {
 		t.Errorf("%d writes", written)
 	}
 }
 
 // A definition with 1,000 objects is flipped under writers.
-func TestFlip(t *testing.T) {
-	skipUnlessSlow(t)
+func testFlip(t *testing.T) {
 	c := newControl(t)
 	one, two := c.ready(ours, "one"), c.ready(ours, "two")
 	const n = 1000
@@ -161,14 +224,14 @@ func TestFlip(t *testing.T) {
 }
 
 // A server is paused in the middle of its writes while the others flip and migrate. When it goes
-// on it writes no old value.
-func TestPaused(t *testing.T) {
-	skipUnlessSlow(t)
-	c := newControl(t)
+// on it writes no old value, although clients still wait for the writes that it had begun. An
+// etcd of three members loses one meanwhile.
+func testPaused(t *testing.T) {
+	c, members := newReplicated(t)
 	one, two := c.ready(ours, "one"), c.ready(ours, "two")
 	one.createWidgets(50)
 	one.migrated(time.Minute)
-	w := write(t, 50, two)
+	w := writePatiently(t, 5*time.Minute, 50, two)
 	eventually(t, time.Minute, "writes are under way", func(context.Context) error {
 		if n := w.written.Load(); n < 100 {
 			return fmt.Errorf("%d", n)
@@ -176,11 +239,16 @@ func TestPaused(t *testing.T) {
 		return nil
 	})
 	two.signal(syscall.SIGSTOP)
+	paused := time.Now()
 	w.through(one)
+	if err := members[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
 	one.flip("v2")
-	one.storedVersions(time.Minute, "v2")
-	puts := c.follow()
+	one.storedVersions(2*time.Minute, "v2")
+	puts := c.follow("example.com/widgets")
 	w.through(two, one)
+	resumed := time.Now()
 	two.signal(syscall.SIGCONT)
 	one.agreed(time.Minute, 2)
 	before := w.written.Load()
@@ -191,6 +259,11 @@ func TestPaused(t *testing.T) {
 		return nil
 	})
 	w.end()
+	if n := w.across(two, paused, resumed); n == 0 {
+		t.Error("no write was under way while the server was paused: nothing was tested")
+	} else {
+		t.Logf("%d writes were under way while the server was paused", n)
+	}
 	if found := puts(); found["example.com/v2"] < 100 || len(found) != 1 {
 		t.Errorf("written since are %v", found)
 	}
@@ -199,14 +272,14 @@ func TestPaused(t *testing.T) {
 	}
 }
 
-// follow counts the encodings of all puts of widgets from now until what it returns is called.
-func (c *control) follow() func() map[agree.Encoding]int {
+// follow counts the encodings of all puts of a resource from now until what it returns is called.
+func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	c.t.Helper()
 	now, err := c.raw.Get(c.t.Context(), "health")
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	const prefix = registry + "example.com/widgets"
+	prefix := registry + resource
 	ctx, cancel := context.WithCancel(context.Background())
 	c.t.Cleanup(cancel)
 	watch := c.raw.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
@@ -233,8 +306,7 @@ func (c *control) follow() func() map[agree.Encoding]int {
 }
 
 // An etcd of three members over TLS loses one while a migration runs.
-func TestReplicatedEtcd(t *testing.T) {
-	skipUnlessSlow(t)
+func testReplicatedEtcd(t *testing.T) {
 	c, members := newReplicated(t)
 	one, two := c.ready(ours, "one"), c.ready(ours, "two")
 	const n = 300
@@ -264,17 +336,17 @@ func newReplicated(t *testing.T) (*control, []*process.Process) {
 		t.Fatal(err)
 	}
 	cert, private := c.write("etcd.crt", string(certificate)), c.write("etcd.key", string(key))
-	var clients, peers, cluster []string
+	var clients, peers, initial []string
 	for i := range 3 {
-		clients, peers = append(clients, "https://"+freeAddress(t)), append(peers, "https://"+freeAddress(t))
-		cluster = append(cluster, fmt.Sprintf("m%d=%s", i, peers[i]))
+		clients, peers = append(clients, "https://"+cluster.FreeAddress(t)), append(peers, "https://"+cluster.FreeAddress(t))
+		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
 	}
 	var members []*process.Process
 	for i := range 3 {
 		name := fmt.Sprintf("m%d", i)
 		members = append(members, start(t, etcd, name, filepath.Join(c.dir, name+".log"), "--name="+name, "--data-dir="+filepath.Join(c.dir, name), "--unsafe-no-fsync", "--log-level=error",
 			"--listen-client-urls="+clients[i], "--advertise-client-urls="+clients[i], "--cert-file="+cert, "--key-file="+private,
-			"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(cluster, ","),
+			"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(initial, ","),
 			"--peer-auto-tls"))
 	}
 	pool, err := certutil.NewPool(cert)

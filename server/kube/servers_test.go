@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 // identities are the identity Leases in the cluster: those of servers, and those that upstream's
@@ -38,8 +39,7 @@ func (s *apiserver) identities(ctx context.Context) (servers, upstream []coordin
 
 // A webhook for everything that nobody answers keeps no server from joining, and none that runs
 // from staying.
-func TestBrokenWebhook(t *testing.T) {
-	skipUnlessSlow(t)
+func testBrokenWebhook(t *testing.T) {
 	c := newControl(t)
 	first := c.ready(ours, "one")
 	first.migrated(time.Minute)
@@ -51,7 +51,7 @@ func TestBrokenWebhook(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "broken"},
 		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
 			Name: "broken.example.com", Rules: []admissionregistrationv1.RuleWithOperations{every},
-			ClientConfig:            admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + freeAddress(t))},
+			ClientConfig:            admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + cluster.FreeAddress(t))},
 			FailurePolicy:           ptr.To(admissionregistrationv1.Fail),
 			SideEffects:             ptr.To(admissionregistrationv1.SideEffectClassNone),
 			AdmissionReviewVersions: []string{"v1"}, TimeoutSeconds: ptr.To[int32](1),
@@ -60,11 +60,12 @@ func TestBrokenWebhook(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := first.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
-	eventually(t, 30*time.Second, "the webhook refuses", func(ctx context.Context) error {
-		if _, err := config.Create(ctx, configMap("refused"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-			return nil
+	eventually(t, time.Minute, "the webhook refuses", func(ctx context.Context) error {
+		_, err := config.Create(ctx, configMap("refused"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return fmt.Errorf("a ConfigMap was created")
 		}
-		return fmt.Errorf("a ConfigMap was created")
+		return nil
 	})
 	second := c.ready(ours, "two")
 	second.agreed(time.Minute, 2)
@@ -88,8 +89,8 @@ func TestBrokenWebhook(t *testing.T) {
 }
 
 // Two servers, each of which has two identity Leases, one of upstream's code: only those of the
-// protocol count, and a crashed server's does so no longer than 30 s. The controllers act as a
-// user of their own.
+// protocol count, and a crashed server's does for its own time, not for the hour of upstream's.
+// The controllers act as a user of their own.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -107,7 +108,7 @@ rules:
 	one := c.ready(ours, "one", "--audit-policy-file="+policy, "--audit-log-path="+log)
 	two := c.ready(ours, "two", "--controllers=false")
 	one.agreed(time.Minute, 2)
-	eventually(t, 30*time.Second, "four identity Leases", func(ctx context.Context) error {
+	eventually(t, time.Minute, "four identity Leases", func(ctx context.Context) error {
 		servers, upstream, err := one.identities(ctx)
 		if err == nil && (len(servers) != 2 || len(upstream) != 2) {
 			err = fmt.Errorf("%d of servers, %d of upstream's code", len(servers), len(upstream))
@@ -116,7 +117,7 @@ rules:
 	})
 	one.migrated(time.Minute)
 	two.kill()
-	one.agreed(30*time.Second, 1)
+	one.agreed(time.Minute, 1)
 	one.migrated(time.Minute)
 	controllersActAs(t, log)
 }

@@ -1,12 +1,22 @@
-// Package stock runs Kubernetes' own kube-apiserver as it is, which is what measurements and
-// tests put beside concord kube-apiserver.
+// Package stock has Kubernetes' own kube-apiserver and kube-controller-manager as they are, which is
+// what measurements and tests put beside concord kube-apiserver.
 package stock
 
 import (
 	"github.com/spf13/cobra"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 )
 
 // Command returns the unmodified command of kube-apiserver, of the version of Kubernetes that
 // this module requires.
 func Command() *cobra.Command { return app.NewAPIServerCommand() }
+
+// ControllerManagerCommand returns that of kube-controller-manager.
+func ControllerManagerCommand() *cobra.Command {
+	return controllermanager.NewControllerManagerCommand()
+}
+
+// MigratorFlag has kube-controller-manager run its migrator of stored objects alone, with the garbage
+// collector that it needs.
+const MigratorFlag = "--controllers=garbage-collector-controller,storage-version-migrator-controller"

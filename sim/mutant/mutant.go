@@ -39,6 +39,9 @@ type Mutant struct {
 	// Find are arguments for the simulator that find the violation fast; empty: those of
 	// Config.Args.
 	Find []string
+	// Test is a package's folder and a pattern of its tests, for a mutant of what the simulator
+	// does not run: one of those tests has to fail. Empty: the simulator has to find it.
+	Test []string
 	// Covered says which other rule prevents all harm, so that there is no counterexample;
 	// empty for a mutant that has to be caught.
 	Covered string
@@ -143,6 +146,10 @@ func (m *Mutant) head(comment string) error {
 			m.Violates = strings.Fields(text)
 		case "find":
 			m.Find = strings.Fields(text)
+		case "test":
+			if m.Test = strings.Fields(text); len(m.Test) != 2 {
+				return fmt.Errorf("%q is not a folder and a pattern of tests", text)
+			}
 		case "covered":
 			m.Covered = text
 		default:

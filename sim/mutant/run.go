@@ -109,7 +109,7 @@ func Run(ctx context.Context, cfg Config, mutants []Mutant) ([]Outcome, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	r := &runner{cfg: cfg, dir: dir}
+	r := &runner{cfg: cfg, dir: dir, tests: map[string]error{}}
 	if err := r.build(ctx, mutants); err != nil {
 		return nil, err
 	}
@@ -139,7 +139,11 @@ func Run(ctx context.Context, cfg Config, mutants []Mutant) ([]Outcome, error) {
 type runner struct {
 	cfg Config
 	dir string
-	mu  sync.Mutex // held while Config.Done is called
+	// tests are the test binaries, by which they are and the package's folder. They are linked
+	// when they are first needed, with or without the mutants.
+	linking sync.Mutex
+	tests   map[string]error
+	mu      sync.Mutex // held while Config.Done is called
 }
 
 func (r *runner) done(o Outcome) {
@@ -154,8 +158,64 @@ func (r *runner) done(o Outcome) {
 // mutant runs a mutant until it is caught.
 func (r *runner) mutant(ctx context.Context, m Mutant) Outcome {
 	o := Outcome{Mutant: m}
+	if len(m.Test) > 0 {
+		begun := time.Now()
+		o.Violation, o.Err = r.test(ctx, m.Name, m.Test)
+		o.Ran = time.Since(begun)
+		return o
+	}
 	r.search(ctx, &o, r.budgets(m))
 	return o
+}
+
+// test runs tests with a mutant, or without any. A test that fails is a violation.
+func (r *runner) test(ctx context.Context, name string, test []string) (*Violation, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	folder, pattern := test[0], test[1]
+	binary, err := r.linkTests(ctx, name, folder)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"-test.run", pattern, "-test.v"}
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), chosen+"="+name)
+	cmd.Dir = filepath.Join(r.cfg.Root, filepath.FromSlash(folder))
+	out, err := cmd.CombinedOutput()
+	failed := failedTest.Find(out)
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("the tests of %s: %w", folder, ctx.Err())
+	case err == nil && passedTest.Match(out):
+		return nil, nil
+	case err != nil && failed != nil:
+		return &Violation{Invariant: "test", Args: []string{"go", "test", "./" + folder, "-run", pattern}, Line: string(failed)}, nil
+	case err == nil:
+		return nil, fmt.Errorf("no test of %s is called %s", folder, pattern)
+	}
+	return nil, fmt.Errorf("the tests of %s: %w: %s", folder, err, tail(string(out)))
+}
+
+var (
+	failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: .*$`)
+	passedTest = regexp.MustCompile(`(?m)^\s*--- PASS: `)
+)
+
+// linkTests links a package's tests, once with all mutants and once without.
+func (r *runner) linkTests(ctx context.Context, name, folder string) (string, error) {
+	which, flags := mutated, []string{"-overlay", filepath.Join(r.dir, overlay)}
+	if name == "" {
+		which, flags = control, nil
+	}
+	binary := r.binary(which + "-" + strings.ReplaceAll(folder, "/", "-") + ".test")
+	r.linking.Lock()
+	defer r.linking.Unlock()
+	err, linked := r.tests[binary]
+	if !linked {
+		err = r.compile(ctx, append([]string{"test", "-c", "-o", binary}, flags...), folder)
+		r.tests[binary] = err
+	}
+	return binary, err
 }
 
 // control runs the simulator as it is with everything that the mutants were run with.
@@ -170,6 +230,11 @@ func (r *runner) control(ctx context.Context, mutants []Mutant) Outcome {
 	}
 	var o Outcome
 	r.search(ctx, &o, all)
+	for _, m := range mutants {
+		if len(m.Test) > 0 && o.Violation == nil && o.Err == nil {
+			o.Violation, o.Err = r.test(ctx, "", m.Test)
+		}
+	}
 	return o
 }
 
@@ -185,6 +250,9 @@ const (
 	control = "control"
 	mutated = "mutated"
 )
+
+// overlay is the file that has the sources with all mutants built.
+const overlay = "overlay.json"
 
 func (r *runner) binary(which string) string { return filepath.Join(r.dir, which) }
 
@@ -206,25 +274,30 @@ func (r *runner) build(ctx context.Context, mutants []Mutant) error {
 	if err != nil {
 		return err
 	}
-	overlay := filepath.Join(r.dir, "overlay.json")
-	if err := os.WriteFile(overlay, text, 0o600); err != nil {
+	replaced := filepath.Join(r.dir, overlay)
+	if err := os.WriteFile(replaced, text, 0o600); err != nil {
 		return err
 	}
 	if err := r.link(ctx, r.binary(control)); err != nil {
 		return fmt.Errorf("the simulator does not build: %w", err)
 	}
-	if err := r.link(ctx, r.binary(mutated), "-overlay", overlay); err != nil {
+	if err := r.link(ctx, r.binary(mutated), "-overlay", replaced); err != nil {
 		return fmt.Errorf("the mutants do not build: %w", err)
 	}
 	return nil
 }
 
 func (r *runner) link(ctx context.Context, binary string, flags ...string) error {
-	args := append([]string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", binary}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, "./"+filepath.ToSlash(r.cfg.Package))...)
+	return r.compile(ctx, append([]string{"build", "-o", binary}, flags...), r.cfg.Package)
+}
+
+// compile has go build or test a package.
+func (r *runner) compile(ctx context.Context, args []string, folder string) error {
+	args = append(args, "-buildvcs=false", "-ldflags=-s -w", "./"+filepath.ToSlash(folder))
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = r.cfg.Root
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build: %w: %s", err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("go %s: %w: %s", args[0], err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }

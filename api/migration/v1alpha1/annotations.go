@@ -1,5 +1,7 @@
 package v1alpha1
 
+import "strings"
+
 const (
 	// StoredEncodingsAnnotation, on a StorageState, is its stored set for people: the
 	// encodings, comma-separated. It is a copy that lists at least what the status lists;
@@ -27,3 +29,16 @@ const (
 	MadeByLabel   = "concord.dev/made-by"
 	MadeByTrigger = "trigger"
 )
+
+// AskedByLabel, on a migration, names the program that asked for it. Unlike those of
+// concord.dev, which the servers write alone, any client may set it.
+const AskedByLabel = "migrate.concord.dev/asked-by"
+
+// HoldAnnotation, on a CustomResourceDefinition, postpones its cut-over while its value is
+// "true", in any letter case: objects are migrated, and status.storedVersions is not pruned.
+const HoldAnnotation = "concord.dev/hold"
+
+// Held says whether the annotations of a CustomResourceDefinition postpone its cut-over.
+func Held(annotations map[string]string) bool {
+	return strings.EqualFold(annotations[HoldAnnotation], "true")
+}

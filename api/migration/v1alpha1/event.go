@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -27,6 +28,18 @@ func NewEvents(m *StorageVersionMigration, instance, kind, reason, note string, 
 		events[i] = newEvent(ref, instance, kind, reason, note, now)
 	}
 	return events
+}
+
+// ReasonMigratedElsewhere is that of an event about a definition whose resource
+// kube-controller-manager migrates.
+const ReasonMigratedElsewhere = "MigratedElsewhere"
+
+// NewDefinitionEvent returns an event about a CustomResourceDefinition, as NewEvents does.
+func NewDefinitionEvent(crd *apiextensionsv1.CustomResourceDefinition, instance, kind, reason, note string, now time.Time) *corev1.Event {
+	about := corev1.ObjectReference{
+		APIVersion: apiextensionsv1.SchemeGroupVersion.String(), Kind: "CustomResourceDefinition", Name: crd.Name, UID: crd.UID, ResourceVersion: crd.ResourceVersion,
+	}
+	return newEvent(about, instance, kind, reason, note, now)
 }
 
 func newEvent(about corev1.ObjectReference, instance, kind, reason, note string, now time.Time) *corev1.Event {

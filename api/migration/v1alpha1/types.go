@@ -127,7 +127,7 @@ type GroupVersionResource struct {
 // StorageVersionMigrationSpec says what to migrate.
 type StorageVersionMigrationSpec struct {
 	// Resource is the resource to migrate. It cannot be changed. The version is one in
-	// which the resource is served; it does not choose the encoding.
+	// which the resource is served, and need not be given; it does not choose the encoding.
 	Resource GroupVersionResource `json:"resource"`
 	// ContinueToken is where kube-storage-version-migrator notes its progress. Concord
 	// neither reads nor writes it; its own is in the status.
@@ -138,13 +138,11 @@ type StorageVersionMigrationSpec struct {
 	// was (beyond kube-storage-version-migrator, like the fields below).
 	// +optional
 	Paused bool `json:"paused,omitempty"`
-	// MaxAddedLatency is by how much the migration may lengthen what clients do while they
-	// are being served: it slows down where a small read of etcd takes longer than without
-	// it by more than this, to no less than 200 objects per second, or 20 large ones, which
-	// maxObjectsPerSecond may lower. 0 means full speed. Default: the server's
-	// --migration-max-added-latency. A migration through the API measures no latency: it makes
-	// fewer requests at a time when the server says that it is busy and, unless this is 0,
-	// while clients are being served.
+	// MaxAddedLatency is by how much the migration may lengthen the slower requests of clients
+	// of the server that does the work, compared with what they take without it: it slows down
+	// beyond that, to no less than 500 objects per second of up to 16 KiB, or 100 through the
+	// API, which maxObjectsPerSecond may lower. 0 means full speed. Default: the server's
+	// --migration-max-added-latency.
 	// +optional
 	MaxAddedLatency *metav1.Duration `json:"maxAddedLatency,omitempty"`
 	// MaxObjectsPerSecond bounds the objects written per second; 0 means no bound. Default:
@@ -186,16 +184,24 @@ const (
 	// ReasonStorageVersionChanged: the StorageVersion has another uid, epoch or encoding
 	// than the migration was made for.
 	ReasonStorageVersionChanged = "StorageVersionChanged"
+	// ReasonBegunElsewhere: another migrator, such as kube-storage-version-migrator, has begun
+	// with the migration, and does not tell what it counts for.
+	ReasonBegunElsewhere = "BegunElsewhere"
 	// ReasonCRDChanged: the CustomResourceDefinition changed while its objects were rewritten.
 	ReasonCRDChanged = "CustomResourceDefinitionChanged"
 	// ReasonObjectsFailed: some objects cannot be migrated; all others are.
 	ReasonObjectsFailed = "ObjectsFailed"
 	// ReasonRewriteFailed: the rewrite met the same kind of error too many times in a row.
 	ReasonRewriteFailed = "RewriteFailed"
+	// ReasonNotProven: a census of what is stored has found other encodings after it.
+	ReasonNotProven = "NotProven"
 	// ReasonResourceNotFound: no server knows the resource.
 	ReasonResourceNotFound = "ResourceNotFound"
 	// ReasonNotManaged: the resource is served, but no server reports how it is stored.
 	ReasonNotManaged = "NotManaged"
+	// ReasonVersionNotServed: spec.resource names a version in which no server serves the
+	// resource.
+	ReasonVersionNotServed = "VersionNotServed"
 	// ReasonRewriting, ReasonRetrying and ReasonPaused tell how a running migration fares.
 	ReasonRewriting = "Rewriting"
 	ReasonRetrying  = "Retrying"
@@ -221,6 +227,15 @@ const (
 	EventAborted = "Aborted"
 )
 
+// MigrationPhase is how far a migration is, in one word.
+type MigrationPhase string
+
+// The phases are those of the conditions, and two more.
+const (
+	PhasePending MigrationPhase = "Pending"
+	PhasePaused  MigrationPhase = "Paused"
+)
+
 // MigrationCondition is one observation of a migration.
 type MigrationCondition struct {
 	Type   MigrationConditionType `json:"type"`
@@ -237,6 +252,10 @@ type MigrationCondition struct {
 
 // StorageVersionMigrationStatus tells how far the migration is.
 type StorageVersionMigrationStatus struct {
+	// Phase is Pending, Running, Paused, Succeeded or Failed, as the conditions say in more
+	// words (beyond kube-storage-version-migrator).
+	// +optional
+	Phase MigrationPhase `json:"phase,omitempty"`
 	// +optional
 	// +patchMergeKey=type
 	// +patchStrategy=merge

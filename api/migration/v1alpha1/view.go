@@ -148,6 +148,19 @@ func SetTarget(m *StorageVersionMigration, t evolve.Target) {
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, EncodingAnnotation, string(t.Encoding))
 }
 
+// Reset empties the status of a migration that begins anew: it is paused.
+func Reset(m *StorageVersionMigration) {
+	m.Status = StorageVersionMigrationStatus{Phase: PhasePaused}
+}
+
+// Free takes the target, the claim and the mark of the trigger off a migration.
+func Free(m *StorageVersionMigration) {
+	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, AttemptAnnotation, ClaimedByAnnotation} {
+		delete(m.Annotations, annotation)
+	}
+	delete(m.Labels, MadeByLabel)
+}
+
 // ViewMigration returns what the migration says. One that a server has claimed is
 // running, also before its condition says so.
 func ViewMigration(m *StorageVersionMigration) evolve.Migration {
@@ -155,7 +168,9 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 		Name:    m.Name,
 		Target:  TargetOf(m),
 		Made:    m.Labels[MadeByLabel] == MadeByTrigger,
+		Paused:  m.Spec.Paused,
 		Waiting: Waiting(m),
+		Version: m.Spec.Resource.Version,
 		Created: m.CreationTimestamp.Time,
 	}
 	view.Attempt, _ = strconv.Atoi(m.Annotations[AttemptAnnotation])
@@ -191,12 +206,16 @@ func Final(m *StorageVersionMigration) bool {
 	return True(m, MigrationSucceeded) != nil || True(m, MigrationFailed) != nil
 }
 
-// SetCondition makes the condition of type t the one that is true.
+// SetCondition makes the condition of type t the one that is true, and the phase what it says.
+// A condition that was true before does not go on telling what is not so any more.
 func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, message string, now metav1.Time) {
 	for i := range m.Status.Conditions {
 		if c := &m.Status.Conditions[i]; c.Type != t && c.Status == corev1.ConditionTrue {
-			c.Status, c.LastUpdateTime = corev1.ConditionFalse, now
+			c.Status, c.LastUpdateTime, c.Reason, c.Message = corev1.ConditionFalse, now, reason, ""
 		}
+	}
+	if m.Status.Phase = MigrationPhase(t); reason == ReasonPaused {
+		m.Status.Phase = PhasePaused
 	}
 	c := MigrationCondition{Type: t, Status: corev1.ConditionTrue, LastUpdateTime: now, Reason: reason, Message: message}
 	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == t })
@@ -225,6 +244,7 @@ func SetWaiting(m *StorageVersionMigration, why string, now metav1.Time) {
 	if why == "" {
 		c.Reason, c.Message = ReasonPending, "no server has begun"
 	}
+	m.Status.Phase = PhasePending
 	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == MigrationRunning })
 	if i < 0 {
 		m.Status.Conditions = append(m.Status.Conditions, c)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func startHost(t *testing.T, command ...string) *host {
 	t.Helper()
 	port := cluster.FreePort(t)
 	h := &host{t: t, cluster: cluster.New(t), dir: t.TempDir(), config: access(port, adminToken)}
-	args := append(command[1:], h.files()...)
+	args := slices.Concat(command[1:], h.files())
 	args = append(args,
 		"--etcd-servers="+h.cluster.Endpoint, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+filepath.Join(h.dir, "certs"),
 		"--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",

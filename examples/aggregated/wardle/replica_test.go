@@ -24,11 +24,14 @@ func TestMain(m *testing.M) {
 	cluster.Main(m)
 }
 
-func skipUnlessSlow(t *testing.T) {
-	t.Helper()
+// TestSlow holds the tests with real hosts, etcds and replicas.
+func TestSlow(t *testing.T) {
 	if !*slow {
-		t.Skip("it takes minutes; run it with -args -slow")
+		t.Log("not run: they take minutes; run them with -slow")
+		return
 	}
+	t.Run("Roll", testRoll)
+	t.Run("StockHost", testStockHost)
 }
 
 // build compiles a command of this module, or of one that it requires.

@@ -22,8 +22,7 @@ const settle = 90 * time.Second
 // mid-write, and resumed when all others agree on v1beta1, in their own etcd and in the host,
 // and the host has migrated what there was: what it had begun to write in v1alpha1 is not
 // written, and what it then writes the host knows of.
-func TestRoll(t *testing.T) {
-	skipUnlessSlow(t)
+func testRoll(t *testing.T) {
 	s := deploy(t, ours(t))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
 	s.host.route(b.port)

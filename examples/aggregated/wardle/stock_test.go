@@ -16,8 +16,7 @@ const saidAlone = "The host cluster serves no StorageVersions"
 
 // In a stock cluster a server serves and says once that it has nobody to report to. Its
 // replicas fence each other all the same.
-func TestStockHost(t *testing.T) {
-	skipUnlessSlow(t)
+func testStockHost(t *testing.T) {
 	s := deploy(t, startHost(t, build(t, "k8s.io/kubernetes/cmd/kube-apiserver")))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
 	writes := s.write(a, b)

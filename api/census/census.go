@@ -1,0 +1,65 @@
+// Package census is the wire form of a census: how many stored objects there are by encoding.
+package census
+
+import (
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Path, with the name of a resource behind it ("widgets.example.com"), answers a GET with that
+// resource's census, a Resource. Only who may get that path may ask: system:masters, until
+// others are allowed to. Every value is read, so that it takes a while.
+const Path = "/concord/census/"
+
+// Named is how many objects of each encoding are named.
+const Named = 10
+
+// Row counts the objects of one resource in one encoding.
+type Row struct {
+	// Resource is the plural name, with the group behind a dot: "configmaps",
+	// "ipaddresses.networking.k8s.io".
+	Resource string `json:"resource"`
+	// Encoding is a group/version, or a word of package rewrite where that cannot be told.
+	Encoding string `json:"encoding"`
+	Objects  int64  `json:"objects"`
+	// Bytes is the size of the values as stored.
+	Bytes int64 `json:"bytes"`
+}
+
+// Resource counts the stored objects of one resource, from raw etcd.
+type Resource struct {
+	Resource string `json:"resource"`
+	// Encoding is what all servers agree on, empty if they do not.
+	Encoding string `json:"encoding"`
+	// Rows are sorted by encoding. Their resource is this one.
+	Rows []Row `json:"rows"`
+	// First names the first objects of each encoding, as "namespace/name".
+	First map[string][]string `json:"first,omitempty"`
+	// ReadSeconds is how long it took to read all of them.
+	ReadSeconds float64 `json:"readSeconds"`
+	// ObjectsPerSecond is how fast the server's last rewrite of at least a thousand objects
+	// wrote, of whatever resource; 0 if it did none since it started.
+	ObjectsPerSecond float64 `json:"objectsPerSecond"`
+	// MaxObjectsPerSecond is what the server allows a migration that says nothing itself; 0
+	// is no bound.
+	MaxObjectsPerSecond int `json:"maxObjectsPerSecond"`
+}
+
+// censuses is what the answer that a server has no census of a resource says is not found.
+var censuses = schema.GroupResource{Group: "concord.dev", Resource: "census"}
+
+// NotStored is the error with which Path says that the server has no store of the resource.
+func NotStored(gr schema.GroupResource) error { return apierrors.NewNotFound(censuses, gr.String()) }
+
+// IsNotStored tells the error with which Path says that the server has no store of the
+// resource from all others, also from a 404 of a server that takes no censuses.
+func IsNotStored(err error, gr schema.GroupResource) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	d := status.Status().Details
+	return d != nil && d.Group == censuses.Group && d.Kind == censuses.Resource && d.Name == gr.String()
+}

@@ -1,0 +1,118 @@
+package v1alpha1
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// HistoryAnnotation, on a StorageState, tells the last migrations of the resource that have
+// ended, a JSON list of Past with the newest first. It is for people: nothing is decided by it.
+const HistoryAnnotation = "concord.dev/history"
+
+// MaxHistory bounds the history of a resource.
+const MaxHistory = 10
+
+// Past is a migration that has ended.
+type Past struct {
+	Migration string    `json:"migration"`
+	UID       types.UID `json:"uid"`
+	// From are the encodings that objects might be in beside To; unknown where it is empty.
+	From []string `json:"from,omitempty"`
+	To   string   `json:"to,omitempty"`
+	// Objects are those that are in To, Failed those that could not be migrated, of which
+	// Failures names the first.
+	Objects  int64    `json:"objects"`
+	Failed   int64    `json:"failed,omitempty"`
+	Failures []string `json:"failures,omitempty"`
+	// Result is Succeeded or Failed, and Reason the condition's.
+	Result string `json:"result"`
+	Reason string `json:"reason,omitempty"`
+	// Made says who asked for it: the trigger, or the program that created it.
+	Made string `json:"made,omitempty"`
+	// By is the server that migrated.
+	By    string      `json:"by,omitempty"`
+	Began metav1.Time `json:"began"`
+	Ended metav1.Time `json:"ended"`
+}
+
+// pastFailures is how many objects of a past migration are named.
+const pastFailures = 3
+
+// PastOf returns what is told of a migration that has ended, and false of one that has not.
+// stored is what objects might be in when it began.
+func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
+	ended := True(m, MigrationSucceeded)
+	if ended == nil {
+		ended = True(m, MigrationFailed)
+	}
+	if ended == nil {
+		return Past{}, false
+	}
+	p := Past{
+		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel],
+		By: m.Annotations[ClaimedByAnnotation], Began: m.CreationTimestamp, Ended: ended.LastUpdateTime,
+	}
+	p.Made = cmp.Or(p.Made, m.Labels[AskedByLabel])
+	if p.Made == "" && len(m.ManagedFields) > 0 {
+		p.Made = m.ManagedFields[0].Manager
+	}
+	if target := TargetOf(m); target != (evolve.Target{}) {
+		p.To = string(target.Encoding)
+	}
+	for _, e := range stored {
+		if string(e) != p.To {
+			p.From = append(p.From, string(e))
+		}
+	}
+	if progress := m.Status.Progress; progress != nil {
+		p.Objects, p.Failed = progress.Done, progress.Failed
+	}
+	for _, f := range m.Status.Failures[:min(len(m.Status.Failures), pastFailures)] {
+		p.Failures = append(p.Failures, types.NamespacedName{Namespace: f.Namespace, Name: f.Name}.String())
+	}
+	return p, true
+}
+
+// Took is how long the migration took, from when it was asked for.
+func (p Past) Took() time.Duration { return max(0, p.Ended.Sub(p.Began.Time)) }
+
+// History reads the annotation. One that cannot be read tells nothing.
+func History(annotations map[string]string) []Past {
+	var all []Past
+	if json.Unmarshal([]byte(annotations[HistoryAnnotation]), &all) != nil {
+		return nil
+	}
+	return all
+}
+
+// Recorded returns the annotation's value with more past migrations in it; those that it has
+// are told as they were.
+func Recorded(annotations map[string]string, more ...Past) string {
+	text, err := json.Marshal(Merged(History(annotations), more...))
+	if err != nil {
+		// What is made of strings and numbers always marshals.
+		panic(err)
+	}
+	return string(text)
+}
+
+// Merged returns a history with more migrations in it, the newest first and at most
+// MaxHistory.
+func Merged(history []Past, more ...Past) []Past {
+	all := slices.Clone(history)
+	for _, p := range more {
+		if !slices.ContainsFunc(all, func(old Past) bool { return old.UID == p.UID }) {
+			all = append(all, p)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Past) int { return b.Ended.Compare(a.Ended.Time) })
+	return all[:min(len(all), MaxHistory)]
+}

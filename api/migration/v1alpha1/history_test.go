@@ -1,0 +1,51 @@
+package v1alpha1_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// TestHistory: what has ended is told once, the newest first, and not for ever.
+func TestHistory(t *testing.T) {
+	began := time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC)
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{
+		Name: "m", UID: "u", CreationTimestamp: metav1.NewTime(began), ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-create"}},
+	}}
+	migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "sv", Epoch: 2}, Encoding: "example.com/v2"})
+	stored := []agree.Encoding{"example.com/v1", "example.com/v2"}
+	if p, ended := migrationv1alpha1.PastOf(m, stored); ended {
+		t.Errorf("one that has not ended is told: %+v", p)
+	}
+	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 5, Done: 1, Failed: 4}
+	for i := range 4 {
+		m.Status.Failures = append(m.Status.Failures, migrationv1alpha1.MigrationFailure{Namespace: "ns", Name: fmt.Sprint(i)})
+	}
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "", metav1.NewTime(began.Add(time.Minute)))
+	p, ended := migrationv1alpha1.PastOf(m, stored)
+	if !ended || !slices.Equal(p.From, []string{"example.com/v1"}) || p.To != "example.com/v2" || p.Objects != 1 || p.Failed != 4 || len(p.Failures) != 3 ||
+		p.Failures[0] != "ns/0" || p.Took() != time.Minute || p.Made != "kubectl-create" || p.Result != "Failed" {
+		t.Errorf("told %+v, %v", p, ended)
+	}
+	annotations := map[string]string{}
+	for i := range 30 {
+		later := p
+		later.UID, later.Ended = types.UID(fmt.Sprint(i)), metav1.NewTime(began.Add(time.Duration(i)*time.Minute))
+		annotations[migrationv1alpha1.HistoryAnnotation] = migrationv1alpha1.Recorded(annotations, later, later)
+	}
+	all := migrationv1alpha1.History(annotations)
+	if len(all) != migrationv1alpha1.MaxHistory || all[0].UID != "29" || all[9].UID != "20" {
+		t.Errorf("%d are told: %v", len(all), annotations)
+	}
+	if got := migrationv1alpha1.History(map[string]string{migrationv1alpha1.HistoryAnnotation: "no list"}); got != nil {
+		t.Errorf("of what is no history %v is told", got)
+	}
+}

@@ -1,0 +1,157 @@
+package corpus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+	svmv1 "k8s.io/api/storagemigration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/rewrite"
+)
+
+const mergePatch = "application/merge-patch+json"
+
+// Flip has the CRD of the custom resources store another version.
+func Flip(ctx context.Context, c *stage.Client, plural, storage string) error {
+	var definition Fields
+	if err := json.Unmarshal(Definition(plural, storage), &definition); err != nil {
+		return err
+	}
+	patch := Marshal(Fields{"spec": Fields{"versions": definition["spec"].(Fields)["versions"]}})
+	return Eventually(ctx, "the storage version of "+plural+" is changed", func(ctx context.Context) error {
+		_, err := c.Do(ctx, http.MethodPatch, CRDPath+"/"+plural+"."+CustomGroup, mergePatch, patch)
+		return err
+	})
+}
+
+// Flipped is a change of a CRD's storage version, with the migration after it.
+type Flipped struct {
+	Span
+	// Changed is when the change was asked for.
+	Changed time.Time
+}
+
+// FlipAndMigrate changes the storage version and waits for the migration that the servers make of
+// it.
+func (s *Stored) FlipAndMigrate(ctx context.Context, storage string) (Flipped, error) {
+	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
+	defer cancel()
+	before, err := s.Servers.Cluster.Raw.Get(ctx, migrationsPrefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		return Flipped{}, err
+	}
+	watch := s.Servers.Cluster.Raw.Watch(ctx, migrationsPrefix, clientv3.WithPrefix(), clientv3.WithRev(before.Header.Revision+1))
+	done := Flipped{Span: Span{objects: len(s.puts)}, Changed: time.Now()}
+	if err := Flip(ctx, s.Servers.Clients[0], s.Corpus.gr.Resource, storage); err != nil {
+		return Flipped{}, err
+	}
+	for response := range watch {
+		at := time.Now()
+		if err := response.Err(); err != nil {
+			return Flipped{}, err
+		}
+		for _, event := range response.Events {
+			if event.Type == clientv3.EventTypeDelete {
+				continue
+			}
+			var m migrationv1alpha1.StorageVersionMigration
+			if err := json.Unmarshal(event.Kv.Value, &m); err != nil {
+				return Flipped{}, err
+			}
+			if m.Spec.Resource.Resource != s.Corpus.gr.Resource {
+				continue
+			}
+			ended, err := done.follow(event, at)
+			if err != nil {
+				return Flipped{}, fmt.Errorf("migration %s: %w", m.Name, err)
+			}
+			if ended {
+				done.Span, err = s.seen(ctx, done.Span)
+				return done, err
+			}
+		}
+	}
+	return Flipped{}, errors.Join(errors.New("the migration after a flip has not ended"), ctx.Err())
+}
+
+const (
+	// creators is how many clients create objects at once.
+	creators = 16
+	// stockMigrationsPath is where Kubernetes' own migrations are.
+	stockMigrationsPath = "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
+)
+
+// CreateThroughAPI creates n objects by a server, one by one: for servers that are not ours.
+func (c Corpus) CreateThroughAPI(ctx context.Context, servers *Servers, n int) (*Stored, error) {
+	s := &Stored{Corpus: c, Servers: servers, puts: make([]rewrite.Put, n)}
+	group, creating := errgroup.WithContext(ctx)
+	group.SetLimit(creators)
+	for i := range n {
+		group.Go(func() error {
+			_, err := servers.Clients[0].Do(creating, http.MethodPost, c.path, JSONType, Marshal(c.template(c.object(i))))
+			return err
+		})
+	}
+	return s, group.Wait()
+}
+
+// FlipAndMigrateStock changes the storage version and has Kubernetes' own migrator migrate the
+// objects, as users of kube-apiserver have to.
+func (s *Stored) FlipAndMigrateStock(ctx context.Context, name, storage string) (Flipped, error) {
+	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
+	defer cancel()
+	client := s.Servers.Clients[0]
+	done := Flipped{Span: Span{objects: len(s.puts)}, Changed: time.Now()}
+	if err := Flip(ctx, client, s.Corpus.gr.Resource, storage); err != nil {
+		return Flipped{}, err
+	}
+	body := Marshal(Fields{
+		"apiVersion": "storagemigration.k8s.io/v1", "kind": "StorageVersionMigration", "metadata": Fields{"name": name},
+		"spec": Fields{"resource": Fields{"group": s.Corpus.gr.Group, "resource": s.Corpus.gr.Resource}},
+	})
+	if _, err := client.Do(ctx, http.MethodPost, stockMigrationsPath, JSONType, body); err != nil {
+		return Flipped{}, err
+	}
+	err := stage.Until(ctx, CalmPoll, func(ctx context.Context) error {
+		raw, err := client.Do(ctx, http.MethodGet, stockMigrationsPath+"/"+name, "", nil)
+		if err != nil {
+			return err
+		}
+		var m svmv1.StorageVersionMigration
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return err
+		}
+		for _, c := range m.Status.Conditions {
+			switch {
+			case c.Status != metav1.ConditionTrue:
+			case c.Type == string(svmv1.MigrationFailed):
+				cancel()
+				return fmt.Errorf("it failed: %s", c.Message)
+			case c.Type == string(svmv1.MigrationRunning) && done.began.IsZero():
+				done.began = time.Now()
+			case c.Type == string(svmv1.MigrationSucceeded):
+				done.end, done.seen = time.Now(), time.Now()
+			}
+		}
+		if done.end.IsZero() {
+			return errors.New("it has not succeeded")
+		}
+		if done.began.IsZero() {
+			done.began = done.Changed
+		}
+		return nil
+	})
+	if err != nil {
+		return Flipped{}, fmt.Errorf("migration %s by kube-controller-manager: %w", name, err)
+	}
+	return done, nil
+}

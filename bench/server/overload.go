@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/concord-dev/concord/process"
+)
+
+// crowd is how many clients make the flood, each with a connection of its own.
+const crowd = 600
+
+// seats limits the requests that are served at once to what two cores can do, where the defaults
+// are 400 and 200 on any machine. That leaves a request fewer others to share the cores with.
+var seats = []string{"--max-requests-inflight=40", "--max-mutating-requests-inflight=20"}
+
+// overload measures what one client with normal needs feels of a flood by another user. The flood
+// is a process of the lowest priority: clients have machines of their own elsewhere.
+//
+// A round of it takes a minute and a half, so there are two of them, however many others there are.
+func (b *bench) overload(ctx context.Context, s *side, round int) error {
+	if round >= 2 {
+		return nil
+	}
+	if err := b.normalClient(ctx, s, normal); err != nil {
+		return err
+	}
+	if err := b.flooded(ctx, s, pressed, refused); err != nil {
+		return err
+	}
+	if err := errors.Join(s.stop(ctx), s.begin(ctx, seats...), pause(ctx, b.settle)); err != nil {
+		return err
+	}
+	if err := b.flooded(ctx, s, pressedSeats, refusedSeats); err != nil {
+		return err
+	}
+	return errors.Join(s.stop(ctx), s.begin(ctx))
+}
+
+// flooded measures the normal client while the flood lasts, and how much of the flood is refused.
+func (b *bench) flooded(ctx context.Context, s *side, figure, share string) error {
+	p, err := s.run(flooding, s.base)
+	if err != nil {
+		return err
+	}
+	// The flood says how many requests were served and refused, once a second.
+	if err := await(ctx, p, func(context.Context) error {
+		_, refused, err := counts(p)
+		if err == nil && refused == 0 {
+			err = fmt.Errorf("nothing of the flood was refused yet")
+		}
+		return err
+	}); err != nil {
+		return fmt.Errorf("flood: %w", errors.Join(err, p.Kill()))
+	}
+	err = b.normalClient(ctx, s, figure)
+	served, refusals, failed := counts(p)
+	if err := errors.Join(err, failed, p.Kill()); err != nil {
+		return err
+	}
+	b.add(s, share, 100*refusals/(served+refusals))
+	return nil
+}
+
+// normalClient creates ten ConfigMaps a second, as many as are timed of each kind in a round.
+// The latency counts from when a request was due, whatever became of the one before.
+func (b *bench) normalClient(ctx context.Context, s *side, figure string) error {
+	const interval = 100 * time.Millisecond
+	times, errs := make([]float64, b.writes), make([]error, b.writes)
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for i := range times {
+		b.created++
+		name, due := fmt.Sprintf("o%d", b.created), begin.Add(time.Duration(i)*interval)
+		if err := pause(ctx, time.Until(due)); err != nil {
+			return err
+		}
+		wg.Go(func() {
+			// A connection that the server closes is no answer; a client asks again.
+			errs[i] = await(ctx, s.server, func(ctx context.Context) error {
+				_, err := s.as(ctx, "normal", "POST", kinds[0].path, kinds[0].body(name, "", 1))
+				return err
+			})
+			times[i] = float64(time.Since(due)) / float64(time.Millisecond)
+		})
+	}
+	wg.Wait()
+	b.pool(s, figure, times)
+	return errors.Join(errs...)
+}
+
+const (
+	rbac = "/apis/rbac.authorization.k8s.io/v1"
+	// Role edit is empty without the controller that aggregates ClusterRoles.
+	role    = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"overload"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["list","create"]}]}`
+	binding = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"overload"},
+"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"overload"},
+"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"flood"},{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"normal"}]}`
+)
+
+// permit lets the users of flood and of normal needs write ConfigMaps.
+func (s *side) permit(ctx context.Context) error {
+	for path, body := range map[string]string{rbac + "/clusterroles": role, rbac + "/clusterrolebindings": binding} {
+		if _, err := s.do(ctx, "POST", path, body); err != nil {
+			return err
+		}
+	}
+	return await(ctx, s.server, func(ctx context.Context) error {
+		_, err := s.as(ctx, "normal", "GET", kinds[0].path+"?limit=1", "")
+		return err
+	})
+}
+
+// counts reads the last line that the flood wrote: how many of its requests were served and how
+// many refused.
+func counts(p *process.Process) (served, refused float64, err error) {
+	output, err := p.Output()
+	if err != nil {
+		return 0, 0, err
+	}
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	_, err = fmt.Sscanf(lines[len(lines)-1], "served %f refused %f", &served, &refused)
+	return served, refused, err
+}
+
+// runFlood is the process of the flood: it creates ConfigMaps at the server that its argument
+// names, until it is killed. Clients that are refused come back after a second, as client-go does.
+func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	// The process leads a group of its own; on Linux PRIO_PROCESS would be this thread only.
+	if err := syscall.Setpriority(syscall.PRIO_PGRP, 0, 19); err != nil {
+		return err
+	}
+	var served, refused atomic.Int64
+	began := time.Now().UnixNano()
+	for client := range crowd {
+		go func() {
+			transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // a certificate that the server made for this run
+			for n := 0; ctx.Err() == nil; n++ {
+				body := kinds[0].body(fmt.Sprintf("flood-%d-%d-%d", began, client, n), "", 1)
+				switch status(ctx, transport, args[0]+kinds[0].path, body) {
+				case http.StatusCreated:
+					served.Add(1)
+				case http.StatusTooManyRequests:
+					refused.Add(1)
+					_ = pause(ctx, time.Second)
+				default: // the server closes a connection now and then; never ask in a busy loop
+					_ = pause(ctx, time.Second)
+				}
+			}
+		}()
+	}
+	for pause(ctx, time.Second) == nil {
+		fmt.Fprintf(stdout, "served %d refused %d\n", served.Load(), refused.Load())
+	}
+	return nil
+}
+
+func status(ctx context.Context, transport http.RoundTripper, url, body string) int {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return 0
+	}
+	request.Header.Set("Authorization", "Bearer flood")
+	request.Header.Set("Content-Type", "application/json")
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return 0
+	}
+	_, _ = io.Copy(io.Discard, response.Body)
+	_ = response.Body.Close()
+	return response.StatusCode
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/api/census"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/cmd/rawetcd"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/status"
+)
+
+func newCensusCommand(p *plugin) *cobra.Command {
+	var o outputOptions
+	var etcd rawetcd.Options
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "census RESOURCE... | --all | --etcd-servers URL,...",
+		Short: "Count stored objects by encoding, from raw etcd",
+		Long: `Count the stored objects of resources by encoding, from raw etcd. It reads every value, which
+takes a while for many objects.
+
+A server of Concord counts, if only cluster admins ask it to. With --etcd-servers the etcd of
+any cluster is read, of stock servers too, and no API server is asked: the permission to read
+what is under --etcd-prefix is enough, and nothing is written. Encrypted values are counted as
+such: no key is asked for.`,
+		Example: `  kubectl concord census widgets.example.com
+  kubectl concord census --all -o json
+  kubectl concord census --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := errors.Join(o.validate(), etcd.Validate()); err != nil {
+				return err
+			}
+			if len(etcd.Servers) > 0 {
+				return censusOfEtcd(cmd.Context(), cmd.OutOrStdout(), etcd, args, o.output)
+			}
+			if all == (len(args) > 0) {
+				return errors.New("say what to count: names of resources, or --all")
+			}
+			return p.census(cmd.Context(), cmd.OutOrStdout(), args, o.output)
+		},
+	}
+	o.add(cmd)
+	etcd.AddFlags(cmd.Flags(), "asking a server")
+	cmd.Flags().BoolVar(&all, "all", false, "count every resource that servers store")
+	return cmd
+}
+
+// censusOfEtcd counts what an etcd holds, of the resources if some are given and else of all.
+func censusOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, resources []string, output string) (err error) {
+	client, err := etcd.Connect(ctx, etcd.Servers)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	counted, err := rewrite.Count(ctx, rewrite.NewEtcd(client), etcd.Under(), nil)
+	if err != nil {
+		return err
+	}
+	if len(resources) > 0 {
+		counted.Rows = slices.DeleteFunc(counted.Rows, func(row rewrite.Row) bool { return !slices.Contains(resources, row.Resource) })
+	}
+	return rawetcd.PrintCensus(out, counted, false, output)
+}
+
+func (p *plugin) census(ctx context.Context, out io.Writer, args []string, output string) error {
+	c, o, err := p.look(ctx)
+	if err != nil {
+		return err
+	}
+	resources := stored(o)
+	if len(args) > 0 {
+		if resources, err = c.resolveAll(o, args); err != nil {
+			return err
+		}
+	}
+	patient := rest.CopyConfig(c.config)
+	patient.Timeout = 0 // a census takes as long as there are objects
+	counted, elsewhere := []census.Resource{}, []string{}
+	for _, gr := range resources {
+		one, err := migrating.TakeCensus(ctx, patient, gr)
+		switch {
+		case census.IsNotStored(err, gr):
+			elsewhere = append(elsewhere, gr.String())
+		case err != nil:
+			return fmt.Errorf("census of %s: %w", gr, err)
+		default:
+			counted = append(counted, *one)
+		}
+	}
+	if output == "json" {
+		return printJSON(out, counted)
+	}
+	_, err = io.WriteString(out, censusTable(counted, elsewhere))
+	return err
+}
+
+// stored are the resources that have a StorageState.
+func stored(o status.Observed) (all []schema.GroupResource) {
+	for _, s := range o.States {
+		all = append(all, schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
+	}
+	slices.SortFunc(all, func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) })
+	return all
+}
+
+// censusTable has resources of which something is not in the version that servers agree on
+// first.
+func censusTable(counted []census.Resource, elsewhere []string) string {
+	mixed := func(c census.Resource) int {
+		if slices.ContainsFunc(c.Rows, func(r census.Row) bool { return r.Encoding != c.Encoding }) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(counted, func(a, b census.Resource) int { return mixed(a) - mixed(b) })
+	var text strings.Builder
+	empty := 0
+	for _, c := range counted {
+		if len(c.Rows) == 0 {
+			empty++
+			continue
+		}
+		fmt.Fprintln(&text, c.Resource)
+		for _, row := range c.Rows {
+			mark := ""
+			if row.Encoding != c.Encoding {
+				mark = "  (not as agreed)"
+			}
+			fmt.Fprintf(&text, "  %9d objects  %12d bytes  %s%s\n", row.Objects, row.Bytes, row.Encoding, mark)
+		}
+	}
+	if empty > 0 {
+		fmt.Fprintf(&text, "nothing is stored of %d resources\n", empty)
+	}
+	for _, name := range elsewhere {
+		fmt.Fprintf(&text, "%s is stored elsewhere, by another API server\n", name)
+	}
+	return text.String()
+}
+
+func newKeysCommand(p *plugin) *cobra.Command {
+	var o outputOptions
+	var etcd rawetcd.Options
+	cmd := &cobra.Command{
+		Use:   "keys | keys --etcd-servers URL,... [KEY...]",
+		Short: "Say which encryption keys stored objects need",
+		Long: `Say which encryption keys stored objects need: without --etcd-servers by what the StorageStates
+remember, with it by the values themselves. Before a key is destroyed prove with
+--etcd-servers that no value has it.
+
+` + rawetcd.AboutKeys,
+		Example: `  kubectl concord keys
+  kubectl concord keys --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key aescbc:v1:key1`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := errors.Join(o.validate(), etcd.Validate()); err != nil {
+				return err
+			}
+			if len(etcd.Servers) > 0 {
+				return keysOfEtcd(cmd.Context(), cmd.OutOrStdout(), etcd, args, o.output)
+			}
+			if len(args) > 0 {
+				return errors.New("whether a KEY is safe to remove is found in raw etcd only: give --etcd-servers")
+			}
+			c, err := p.cluster()
+			if err != nil {
+				return err
+			}
+			observed, err := c.observe(cmd.Context())
+			if err != nil {
+				return err
+			}
+			keys := keysOf(observed.States)
+			if o.output == "json" {
+				return printJSON(cmd.OutOrStdout(), keys)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), keysText(keys))
+			return err
+		},
+	}
+	o.add(cmd)
+	etcd.AddFlags(cmd.Flags(), "asking a server")
+	return cmd
+}
+
+func keysOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, asked []string, output string) (err error) {
+	client, err := etcd.Connect(ctx, etcd.Servers)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	return rawetcd.Keys(ctx, out, rewrite.NewEtcd(client), etcd.Under(), asked, output)
+}
+
+// key is an encryption key, and who may need it.
+type key struct {
+	Key string `json:"key"`
+	// Encrypts are the resources that servers encrypt with it, Needs those that may have
+	// objects encrypted with it.
+	Encrypts []string `json:"encrypts,omitempty"`
+	Needs    []string `json:"needs,omitempty"`
+	// Unneeded are the resources that once needed it.
+	Unneeded []string `json:"unneeded,omitempty"`
+}
+
+// keysOf gathers the keys, sorted, those that nobody needs last.
+func keysOf(states []migrationv1alpha1.StorageState) []key {
+	found := map[string]*key{}
+	of := func(name string) *key {
+		if found[name] == nil {
+			found[name] = &key{Key: name}
+		}
+		return found[name]
+	}
+	for _, s := range states {
+		e := s.Status.Encryption
+		if e == nil {
+			continue
+		}
+		of(e.CurrentKey).Encrypts = append(of(e.CurrentKey).Encrypts, s.Name)
+		for _, k := range e.StoredKeys {
+			of(k).Needs = append(of(k).Needs, s.Name)
+		}
+		for _, k := range e.RemovableKeys {
+			of(k).Unneeded = append(of(k).Unneeded, s.Name)
+		}
+	}
+	keys := []key{}
+	for _, k := range found {
+		keys = append(keys, *k)
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		if d := min(1, len(b.Needs)) - min(1, len(a.Needs)); d != 0 {
+			return d
+		}
+		return strings.Compare(a.Key, b.Key)
+	})
+	return keys
+}
+
+func keysText(keys []key) string {
+	if len(keys) == 0 {
+		return "nothing is encrypted, as far as is remembered\n"
+	}
+	var text strings.Builder
+	for _, k := range keys {
+		fmt.Fprintln(&text, k.Key)
+		for _, line := range []struct {
+			says      string
+			resources []string
+		}{{"encrypts", k.Encrypts}, {"may be needed by", k.Needs}} {
+			if len(line.resources) > 0 {
+				fmt.Fprintf(&text, "  %s %s\n", line.says, strings.Join(line.resources, ", "))
+			}
+		}
+		if len(k.Needs) == 0 && len(k.Encrypts) == 0 {
+			text.WriteString("  nothing needs it any more; prove that with concord keys before destroying it\n")
+		}
+	}
+	return text.String()
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/cmd/preflight"
+	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/verdict"
+)
+
+// program is how users call this one.
+const program = "kubectl concord"
+
+// plugin is what all commands share.
+type plugin struct {
+	// flags are kubectl's for the cluster to reach: --kubeconfig, --context and so on.
+	flags clientcmd.ClientConfig
+}
+
+func (p *plugin) config() (*rest.Config, error) { return connect.Loaded(p.flags) }
+
+func newCommand() *cobra.Command {
+	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	p := &plugin{flags: clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)}
+	root := newStatusCommand(p)
+	root.Use = "kubectl-concord"
+	root.Short = "See and steer how a cluster's stored objects move between API versions"
+	root.Long = `See and steer how a cluster's stored objects move between API versions.
+
+Without a command it prints the status: ` + statusHelp
+	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: program}
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
+	})
+	flags := root.PersistentFlags()
+	flags.StringVar(&rules.ExplicitPath, "kubeconfig", "", "the kubeconfig that names the cluster (default $KUBECONFIG, or ~/.kube/config)")
+	clientcmd.BindOverrideFlags(overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+	root.AddCommand(newStatusCommand(p), newWhyCommand(p), newHistoryCommand(p), newCensusCommand(p), newKeysCommand(p), migrating.NewCommand(program, p.config),
+		newPauseCommand(p), newResumeCommand(p), newCancelCommand(p), newThrottleCommand(p),
+		newHoldCommand(p), newReleaseCommand(p), newRevertCommand(p), newDashboardCommand(p),
+		preflight.NewCommand(preflight.Config{Program: program, Lifecycles: verdict.Lifecycles, Cluster: p.config}))
+	return root
+}
+
+// newStatusCommand returns "status", which is also what the plugin does without a command.
+func newStatusCommand(p *plugin) *cobra.Command {
+	var o outputOptions
+	var watch bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Print on one screen how the cluster is, what is not well first",
+		Long:  "Print on one screen how the cluster is: " + statusHelp,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			return p.status(cmd.Context(), cmd.OutOrStdout(), o.output, watch)
+		},
+	}
+	o.add(cmd)
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on, and print it anew whenever it changes")
+	return cmd
+}
+
+const statusHelp = `its servers and their releases, what they agree
+on, what moves and how fast, what waits and why, and what failed, with the first names.
+What is not well comes first, with what to do about it.
+
+MIN in the table of servers is the min compatibility version: the oldest release that reads
+what the server stores. It exits with 0 if the cluster could be read, however it is, and
+else with 1.`
+
+// outputOptions say how to print.
+type outputOptions struct{ output string }
+
+func (o *outputOptions) add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "what to print: text or json")
+}
+
+func (o *outputOptions) validate() error {
+	if o.output != "text" && o.output != "json" {
+		return fmt.Errorf("--output is %q; it can be text or json", o.output)
+	}
+	return nil
+}
+
+func printJSON(out io.Writer, v any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(v)
+}
+
+const (
+	// plainWidth is how wide text is that goes to no terminal.
+	plainWidth = 80
+	// leastWidth is below what tables cannot be read.
+	leastWidth = 40
+)
+
+// terminal says whether out is one, and how text looks there. Colours are for terminals, and
+// NO_COLOR (no-color.org) and TERM=dumb turn them off.
+func terminal(out io.Writer) (style status.Style, is bool) {
+	style.Width = plainWidth
+	file, ok := out.(*os.File)
+	if !ok || !term.IsTerminal(int(file.Fd())) {
+		return style, false
+	}
+	if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
+		style.Width = max(width, leastWidth)
+	}
+	style.Color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return style, true
+}

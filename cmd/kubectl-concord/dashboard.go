@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/dashboard"
+	"github.com/concord-dev/concord/verdict"
+)
+
+func newDashboardCommand(p *plugin) *cobra.Command {
+	var port uint16
+	cmd := &cobra.Command{
+		Use:   "dashboard",
+		Short: "Serve a page that shows the status live, on this machine only",
+		Long: `Serve a page that shows the status live: how each server stores each resource, what is not
+well, migrations, what happened lately, and whether the releases before and after this one
+could read what is stored. It changes nothing.
+
+It is served on the loopback, with your credentials, until the command is interrupted. Its URL
+has a token in it: who does not know it, such as other users of this machine, sees nothing.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.dashboard(cmd.Context(), cmd.OutOrStdout(), port)
+		},
+	}
+	cmd.Flags().Uint16Var(&port, "port", 0, "the port of 127.0.0.1 to listen on; 0 is any that is free")
+	return cmd
+}
+
+func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) error {
+	config, err := p.config()
+	if err != nil {
+		return err
+	}
+	// What fails is on the page.
+	ctx = logr.NewContext(ctx, logr.Discard())
+	klog.SetLogger(logr.Discard())
+	handler, err := dashboard.New(ctx, dashboard.Config{Cluster: config, Of: config.Host, Lifecycles: verdict.Lifecycles})
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+	if err != nil {
+		return fmt.Errorf("--port %d: %w", port, err)
+	}
+	local := dashboard.NewLocal(handler, listener.Addr())
+	server := &http.Server{Handler: local, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve says how it ended
+	defer stop()
+	if _, err := fmt.Fprintf(out, "%s\nshows %s until you press Ctrl-C.\n", local.URL(), config.Host); err != nil {
+		return err
+	}
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/status"
+)
+
+func newHistoryCommand(p *plugin) *cobra.Command {
+	var o outputOptions
+	cmd := &cobra.Command{
+		Use:   "history RESOURCE",
+		Short: "Print the last migrations of a resource that have ended",
+		Long: fmt.Sprintf(`Print the last migrations of a resource that have ended, the newest first: when, from which
+encodings to which, how many objects, how long, who asked for it, and what failed. The last
+%d of a resource are remembered, on its StorageState.`, migrationv1alpha1.MaxHistory),
+		Example: "  kubectl concord history widgets.example.com",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			return p.history(cmd.Context(), cmd.OutOrStdout(), args[0], o.output)
+		},
+	}
+	o.add(cmd)
+	return cmd
+}
+
+func (p *plugin) history(ctx context.Context, out io.Writer, name, output string) error {
+	_, o, gr, err := p.lookAt(ctx, name)
+	if err != nil {
+		return err
+	}
+	past := pastOf(o, gr)
+	if output == "json" {
+		return printJSON(out, past)
+	}
+	_, err = io.WriteString(out, historyTable(gr, past))
+	return err
+}
+
+// pastOf are the migrations of a resource that have ended: those that its StorageState tells,
+// and those that still exist. Before the StorageState tells of one, its stored set is what
+// objects might be in when it began.
+func pastOf(o status.Observed, gr schema.GroupResource) []migrationv1alpha1.Past {
+	past, stored := []migrationv1alpha1.Past{}, []agree.Encoding(nil)
+	for i := range o.States {
+		if s := &o.States[i]; s.Name == migrationv1alpha1.StateName(gr) {
+			past = append(past, migrationv1alpha1.History(s.Annotations)...)
+			stored = migrationv1alpha1.ViewState(s).Stored
+		}
+	}
+	for i := range o.Migrations {
+		m := &o.Migrations[i]
+		if p, ended := migrationv1alpha1.PastOf(m, stored); ended && migrationv1alpha1.Resource(m) == gr {
+			past = migrationv1alpha1.Merged(past, p)
+		}
+	}
+	return past
+}
+
+// historyTable has a line for each migration, and under it what it was from and to, and what
+// failed: encodings are too long to stand beside the rest.
+func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string {
+	if len(past) == 0 {
+		return fmt.Sprintf("%s: no migration that has ended is remembered\n", gr)
+	}
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ENDED (UTC)\tRESULT\tOBJECTS\tFAILED\tTOOK\tASKED FOR BY")
+	for _, p := range past {
+		took := "<1s"
+		if p.Took() >= time.Second {
+			took = duration.HumanDuration(p.Took())
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", p.Ended.UTC().Format(time.DateTime), p.Result, p.Objects, p.Failed, took, cmp.Or(p.Made, "-"))
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+	out := lines[0] + "\n"
+	for i, p := range past {
+		out += lines[i+1] + "\n"
+		if p.To != "" {
+			out += "  " + plain(p.From) + "to " + string(agree.Encoding(p.To).Plain()) + "\n"
+		}
+		if p.Result == string(migrationv1alpha1.MigrationFailed) {
+			out += "  " + p.Reason
+			if len(p.Failures) > 0 {
+				out += ": " + strings.Join(p.Failures, ", ")
+			}
+			out += "\n"
+		}
+	}
+	return out
+}
+
+// plain names encodings without what they are encrypted with.
+func plain(encodings []string) string {
+	if len(encodings) == 0 {
+		return ""
+	}
+	var all []string
+	for _, e := range encodings {
+		all = append(all, string(agree.Encoding(e).Plain()))
+	}
+	return "from " + strings.Join(all, ", ") + " "
+}

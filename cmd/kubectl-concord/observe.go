@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/status"
+)
+
+// cluster is one that the plugin talks to.
+type cluster struct {
+	config  *rest.Config
+	objects client.WithWatch
+	served  discovery.DiscoveryInterface
+	clock   *connect.Clock
+}
+
+func (p *plugin) cluster() (*cluster, error) {
+	config, err := p.config()
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{config: connect.WithTimeout(config), clock: &connect.Clock{}}
+	c.clock.SetBy(c.config)
+	if c.objects, err = connect.NewClient(c.config); err != nil {
+		return nil, err
+	}
+	c.served, err = discovery.NewDiscoveryClientForConfig(c.config)
+	return c, err
+}
+
+// look reads the cluster.
+func (p *plugin) look(ctx context.Context) (*cluster, status.Observed, error) {
+	c, err := p.cluster()
+	if err != nil {
+		return nil, status.Observed{}, err
+	}
+	o, err := c.observe(ctx)
+	return c, o, err
+}
+
+// lookAt reads the cluster, and finds the resource that a name means.
+func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Observed, schema.GroupResource, error) {
+	c, o, err := p.look(ctx)
+	if err != nil {
+		return nil, o, schema.GroupResource{}, err
+	}
+	gr, err := c.resolve(o, name)
+	return c, o, gr, err
+}
+
+// observe reads what a status is made of. A kind that is not served has no objects; one that
+// may not be read is told as unread.
+func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
+	var o status.Observed
+	var mu sync.Mutex
+	group, ctx := errgroup.WithContext(ctx)
+	read := func(kind string, list func(context.Context) error) {
+		group.Go(func() error {
+			err := list(ctx)
+			switch {
+			case err == nil, apierrors.IsNotFound(err):
+				return nil
+			case apierrors.IsForbidden(err):
+				mu.Lock()
+				defer mu.Unlock()
+				o.Unread = append(o.Unread, fmt.Sprintf("%s may not be listed, so what follows lacks what they tell: %v", kind, err))
+				return nil
+			}
+			return fmt.Errorf("the cluster at %s: list %s: %w", c.config.Host, kind, err)
+		})
+	}
+	read("identity Leases", func(ctx context.Context) error {
+		var list coordinationv1.LeaseList
+		err := c.objects.List(ctx, &list, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
+		o.Leases = list.Items
+		return err
+	})
+	read("StorageStates", func(ctx context.Context) error {
+		var list migrationv1alpha1.StorageStateList
+		err := c.objects.List(ctx, &list)
+		o.States = list.Items
+		return err
+	})
+	read("StorageVersions", func(ctx context.Context) error {
+		var list apiserverinternalv1alpha1.StorageVersionList
+		err := c.objects.List(ctx, &list)
+		o.StorageVersions = list.Items
+		return err
+	})
+	read("StorageVersionMigrations", func(ctx context.Context) error {
+		var list migrationv1alpha1.StorageVersionMigrationList
+		err := c.objects.List(ctx, &list)
+		o.Migrations = list.Items
+		return err
+	})
+	read("CustomResourceDefinitions", func(ctx context.Context) (err error) {
+		o.CRDs, err = c.definitions(ctx)
+		return err
+	})
+	err := group.Wait()
+	slices.Sort(o.Unread)
+	o.Now = c.clock.Now()
+	return o, err
+}
+
+// definitions lists the CustomResourceDefinitions without decoding their schemas.
+func (c *cluster) definitions(ctx context.Context) ([]status.CRD, error) {
+	result := c.served.RESTClient().Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Accept", "application/json").Do(ctx)
+	if err := result.Error(); err != nil { // unlike that of Raw it says what the server says
+		return nil, err
+	}
+	raw, err := result.Raw()
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Items []status.CRD `json:"items"`
+	}
+	return list.Items, json.Unmarshal(raw, &list)
+}

@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/status"
+)
+
+// change is what a command does to a migration that has not ended.
+type change struct {
+	// done is the word for it.
+	done string
+	// apply changes the spec; false if it is so already.
+	apply func(*migrationv1alpha1.StorageVersionMigration) bool
+	// remove has the migration deleted instead.
+	remove bool
+}
+
+func paused(yes bool) change {
+	c := change{done: "paused", apply: func(m *migrationv1alpha1.StorageVersionMigration) bool {
+		changed := m.Spec.Paused != yes
+		m.Spec.Paused = yes
+		return changed
+	}}
+	if !yes {
+		c.done = "resumed"
+	}
+	return c
+}
+
+// throttled bounds the objects per second; 0 is no bound.
+func throttled(rate int64) change {
+	c := change{done: fmt.Sprintf("throttled to %d objects/s", rate), apply: func(m *migrationv1alpha1.StorageVersionMigration) bool {
+		changed := m.Spec.MaxObjectsPerSecond == nil || *m.Spec.MaxObjectsPerSecond != rate
+		m.Spec.MaxObjectsPerSecond = &rate
+		return changed
+	}}
+	if rate == 0 {
+		c.done = "not throttled any more"
+	}
+	return c
+}
+
+// rateOf reads the RATE of "throttle": objects per second, or none for no bound.
+func rateOf(text string) (int64, error) {
+	if text == "none" {
+		return 0, nil
+	}
+	rate, err := strconv.ParseInt(strings.TrimSuffix(text, "/s"), 10, 64)
+	if err != nil || rate <= 0 {
+		return 0, fmt.Errorf("RATE is %q; it is objects per second, 200 for example, or none", text)
+	}
+	return rate, nil
+}
+
+func newPauseCommand(p *plugin) *cobra.Command {
+	return p.changing("pause", "Let the migrations of resources rest; they keep their place", paused(true))
+}
+
+func newResumeCommand(p *plugin) *cobra.Command {
+	return p.changing("resume", "Let paused migrations go on where they were", paused(false))
+}
+
+func newCancelCommand(p *plugin) *cobra.Command {
+	cmd := p.changing("cancel", "Take back migrations that were asked for; what is migrated stays so", change{done: "cancelled", remove: true})
+	cmd.Long = `Take back migrations that were asked for, by "kubectl concord migrate" or otherwise. Objects
+that are migrated stay so.
+
+A migration that Concord has made by itself, because objects are not in the version that all
+servers agree on, would be made again at once: pause that one instead.`
+	return cmd
+}
+
+// changing returns a command that changes the live migrations of the resources it is given.
+func (p *plugin) changing(verb, short string, what change) *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use: verb + " RESOURCE...", Short: short, Args: cobra.MinimumNArgs(1),
+		Example: "  kubectl concord " + verb + " widgets.example.com",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.change(cmd.Context(), cmd.OutOrStdout(), args, what, dryRun)
+		},
+	}
+	addDryRun(cmd, &dryRun)
+	return cmd
+}
+
+func addDryRun(cmd *cobra.Command, dryRun *bool) {
+	cmd.Flags().BoolVar(dryRun, "dry-run", false, "have the server check it, and change nothing")
+}
+
+func newThrottleCommand(p *plugin) *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "throttle RESOURCE RATE",
+		Short: "Bound how many objects per second the migrations of a resource write, while they run",
+		Example: `  kubectl concord throttle widgets.example.com 200
+  kubectl concord throttle widgets.example.com none`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			rate, err := rateOf(args[1])
+			if err != nil {
+				return err
+			}
+			return p.change(cmd.Context(), cmd.OutOrStdout(), args[:1], throttled(rate), dryRun)
+		},
+	}
+	addDryRun(cmd, &dryRun)
+	return cmd
+}
+
+func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what change, dryRun bool) error {
+	c, o, err := p.look(ctx)
+	if err != nil {
+		return err
+	}
+	resources, err := c.resolveAll(o, args)
+	if err != nil {
+		return err
+	}
+	for _, gr := range resources {
+		live := liveOf(o, gr)
+		if len(live) == 0 {
+			return fmt.Errorf("%s has no migration that has not ended; kubectl concord migrate %s asks for one", gr, gr)
+		}
+		for _, m := range live {
+			done, err := c.apply(ctx, m, what, dryRun)
+			if err != nil {
+				return err
+			}
+			if dryRun {
+				done += " (dry run)"
+			}
+			fmt.Fprintf(out, "%s: %s: migration %s\n", gr, done, m.Name)
+		}
+	}
+	return nil
+}
+
+// liveOf are the migrations of a resource that have not ended.
+func liveOf(o status.Observed, gr schema.GroupResource) (live []*migrationv1alpha1.StorageVersionMigration) {
+	for i := range o.Migrations {
+		if m := &o.Migrations[i]; migrationv1alpha1.Resource(m) == gr && !migrationv1alpha1.Final(m) {
+			live = append(live, m)
+		}
+	}
+	return live
+}
+
+// apply makes one change and says what was done.
+func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, what change, dryRun bool) (string, error) {
+	if what.remove {
+		return what.done, c.cancel(ctx, m, dryRun)
+	}
+	before := client.MergeFrom(m.DeepCopy())
+	if !what.apply(m) {
+		return what.done + " already", nil
+	}
+	var options []client.PatchOption
+	if dryRun {
+		options = append(options, client.DryRunAll)
+	}
+	if err := c.objects.Patch(ctx, m, before, options...); err != nil {
+		return "", fmt.Errorf("migration %s: %w", m.Name, err)
+	}
+	return what.done, nil
+}
+
+// cancel deletes a migration, or that of storagemigration.k8s.io of which it is a copy: the
+// copy alone would be made again.
+func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, dryRun bool) error {
+	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger {
+		gr := migrationv1alpha1.Resource(m)
+		return fmt.Errorf("migration %s was made by Concord itself, since objects of %s are not in the version that all servers agree on, and would be made again: kubectl concord pause %s", m.Name, gr, gr)
+	}
+	options := metav1.DeleteOptions{}
+	if dryRun {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	if original := migrationv1alpha1.Original(m); original != nil {
+		gv, err := schema.ParseGroupVersion(original.APIVersion)
+		if err != nil {
+			return err
+		}
+		api, err := metadata.NewForConfig(c.config)
+		if err != nil {
+			return err
+		}
+		options.Preconditions = &metav1.Preconditions{UID: &original.UID}
+		err = api.Resource(gv.WithResource(migrationv1alpha1.StorageVersionMigrations.Resource)).Delete(ctx, original.Name, options)
+		return gone(err, "migration "+original.Name+" of "+gv.String())
+	}
+	err := c.objects.Delete(ctx, m, client.Preconditions{UID: &m.UID}, &client.DeleteOptions{DryRun: options.DryRun})
+	return gone(err, "migration "+m.Name)
+}
+
+// gone takes it for no error that what was to be deleted does not exist.
+func gone(err error, what string) error {
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("delete %s: %w", what, err)
+}
+
+func newHoldCommand(p *plugin) *cobra.Command {
+	return p.holding("hold", "Postpone the cut-over of a custom resource: its storedVersions are not pruned", `"true"`)
+}
+
+func newReleaseCommand(p *plugin) *cobra.Command {
+	return p.holding("release", "Let a cut-over go that was on hold", "null")
+}
+
+// holding returns a command that sets the annotation concord.dev/hold.
+func (p *plugin) holding(verb, short, value string) *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use: verb + " CRD...", Short: short, Args: cobra.MinimumNArgs(1),
+		Long: short + `.
+
+Objects are migrated all the same; only status.storedVersions of the CustomResourceDefinition
+keeps the older version, so that the API server refuses to take it out of spec.versions. The
+hold is the annotation ` + migrationv1alpha1.HoldAnnotation + `: "true" on the CustomResourceDefinition.`,
+		Example: "  kubectl concord " + verb + " widgets.example.com",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.hold(cmd.Context(), cmd.OutOrStdout(), args, verb, value, dryRun)
+		},
+	}
+	addDryRun(cmd, &dryRun)
+	return cmd
+}
+
+func (p *plugin) hold(ctx context.Context, out io.Writer, args []string, verb, value string, dryRun bool) error {
+	c, o, err := p.look(ctx)
+	if err != nil {
+		return err
+	}
+	for _, arg := range args {
+		gr, err := c.resolve(o, arg)
+		if err != nil {
+			return err
+		}
+		crd := definitionOf(o, gr)
+		if crd == nil {
+			return fmt.Errorf("%s has no CustomResourceDefinition: only those have storedVersions, and so a cut-over", gr)
+		}
+		if crd.Held() == (verb == "hold") {
+			fmt.Fprintf(out, "%s: %s already\n", gr, heldWord(verb))
+			continue
+		}
+		if err := c.annotate(ctx, crd.Name, value, dryRun); err != nil {
+			return err
+		}
+		after := ""
+		if dryRun {
+			after = " (dry run)"
+		}
+		fmt.Fprintf(out, "%s: %s%s\n", gr, heldWord(verb), after)
+	}
+	return nil
+}
+
+func heldWord(verb string) string {
+	if verb == "hold" {
+		return "on hold"
+	}
+	return "released"
+}
+
+func definitionOf(o status.Observed, gr schema.GroupResource) *status.CRD {
+	for i := range o.CRDs {
+		if o.CRDs[i].Resource() == gr {
+			return &o.CRDs[i]
+		}
+	}
+	return nil
+}
+
+// annotate sets the hold of a CustomResourceDefinition to a JSON value.
+func (c *cluster) annotate(ctx context.Context, name, value string, dryRun bool) error {
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, migrationv1alpha1.HoldAnnotation, value)
+	var options []client.PatchOption
+	if dryRun {
+		options = append(options, client.DryRunAll)
+	}
+	if err := c.objects.Patch(ctx, crd, client.RawPatch(types.MergePatchType, []byte(patch)), options...); err != nil {
+		return fmt.Errorf("change CustomResourceDefinition %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/status"
+)
+
+// revertOptions say how to go back.
+type revertOptions struct {
+	to  string
+	yes bool
+}
+
+func newRevertCommand(p *plugin) *cobra.Command {
+	var o revertOptions
+	cmd := &cobra.Command{
+		Use:   "revert CRD",
+		Short: "Store a custom resource in the version before again, and migrate its objects back",
+		Long: `Store a custom resource in the version before again, and migrate its objects back. It shows
+what it will do; with --yes it does it, and waits until every object is in that version and
+status.storedVersions says so.
+
+The version before is the one that servers wrote last before the present one; --to names
+another one. It must still be among the definition's versions. What the newer version has and
+the older one cannot express is lost in conversion, as your webhook, or pruning, does it:
+nobody can tell that beforehand.
+
+It exits with 0 when it is done or was only shown, with 2 if objects cannot be migrated or
+servers do not follow, and with 1 on an error.`,
+		Example: `  kubectl concord revert widgets.example.com
+  kubectl concord revert widgets.example.com --yes`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.revert(cmd.Context(), cmd.OutOrStdout(), args[0], o)
+		},
+	}
+	cmd.Flags().StringVar(&o.to, "to", "", "the version to go back to (default the one that was written before)")
+	cmd.Flags().BoolVar(&o.yes, "yes", false, "do it")
+	return cmd
+}
+
+// plan is a way back.
+type plan struct {
+	crd      string
+	resource schema.GroupResource
+	// from is the version that is stored now, to the one that will be.
+	from, to string
+	// objects is how many will be migrated, as text.
+	objects string
+}
+
+func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options revertOptions) error {
+	c, o, gr, err := p.lookAt(ctx, name)
+	if err != nil {
+		return err
+	}
+	way, err := planOf(o, gr, options.to)
+	if err != nil {
+		return err
+	}
+	way.objects = countedIn(c.count(ctx, gr), way)
+	if _, err := io.WriteString(out, way.text()); err != nil {
+		return err
+	}
+	if !options.yes {
+		_, err := fmt.Fprintln(out, "\nNothing was changed: give --yes to do it.")
+		return err
+	}
+	if err := c.store(ctx, way); err != nil {
+		return err
+	}
+	return c.followRevert(ctx, out, way)
+}
+
+// planOf decides how to go back.
+func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error) {
+	crd := definitionOf(o, gr)
+	if crd == nil {
+		return plan{}, fmt.Errorf("%s has no CustomResourceDefinition: the versions in which built-in resources are stored follow the servers' --emulation-version and --min-compatibility-version", gr)
+	}
+	way := plan{crd: crd.Name, resource: gr, from: crd.Storage(), to: to}
+	var versions []string
+	for _, v := range crd.Spec.Versions {
+		versions = append(versions, v.Name)
+	}
+	if way.to == "" {
+		way.to = before(o, crd, versions)
+	}
+	switch {
+	case way.to == "":
+		return plan{}, fmt.Errorf("it is not known in which version %s was stored before %s: name one of %s by --to", gr, way.from, strings.Join(versions, ", "))
+	case way.to == way.from:
+		return plan{}, fmt.Errorf("%s is stored in %s already", gr, way.to)
+	case !slices.Contains(versions, way.to):
+		return plan{}, fmt.Errorf("%s has no version %s any more, only %s: add it to the definition's spec.versions first", gr, way.to, strings.Join(versions, ", "))
+	case crd.Held():
+		return plan{}, fmt.Errorf("the cut-over of %s is on hold, and so would this one be: kubectl concord release %s", gr, gr)
+	}
+	return way, nil
+}
+
+// before is the version that servers wrote last before the present one; the only other one
+// where nobody remembers; else empty.
+func before(o status.Observed, crd *status.CRD, versions []string) string {
+	gr := crd.Resource()
+	last, version := int64(-1), ""
+	for i := range o.StorageVersions {
+		sv := &o.StorageVersions[i]
+		history, err := storageversion.History(sv)
+		if sv.Name != storageversion.Name(gr) || err != nil {
+			continue
+		}
+		for e, epoch := range history.Last {
+			gv, err := schema.ParseGroupVersion(string(e.Plain()))
+			if err == nil && gv.Group == gr.Group && gv.Version != crd.Storage() && epoch > last {
+				last, version = epoch, gv.Version
+			}
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == crd.Storage() })
+	if version == "" && len(others) == 1 {
+		return others[0]
+	}
+	return version
+}
+
+// countedIn is how many objects a way back migrates.
+func countedIn(counted status.Counted, way plan) string {
+	if counted.Objects == nil {
+		return "all objects that are not stored so"
+	}
+	var n int64
+	for encoding, objects := range counted.Objects {
+		if encoding != (schema.GroupVersion{Group: way.resource.Group, Version: way.to}).String() {
+			n += objects
+		}
+	}
+	if n == 1 {
+		return "1 object"
+	}
+	return fmt.Sprintf("%d objects", n)
+}
+
+func (w plan) text() string {
+	return fmt.Sprintf(`%s goes back from %s to %s:
+  1. the CustomResourceDefinition stores %s, and all servers follow
+  2. %s: migrated to %s
+  3. status.storedVersions is pruned to %s
+`, w.resource, w.from, w.to, w.to, w.objects, w.to, w.to)
+}
+
+// store has the definition store the version, if it is as it was planned for.
+func (c *cluster) store(ctx context.Context, way plan) error {
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := c.objects.Get(ctx, client.ObjectKey{Name: way.crd}, crd); err != nil {
+		return err
+	}
+	for i := range crd.Spec.Versions {
+		v := &crd.Spec.Versions[i]
+		if v.Storage && v.Name != way.from {
+			return fmt.Errorf("%s stores %s by now and not %s: look again", way.crd, v.Name, way.from)
+		}
+		v.Storage = v.Name == way.to
+	}
+	if err := c.objects.Update(ctx, crd); err != nil {
+		return fmt.Errorf("change CustomResourceDefinition %s: %w", way.crd, err)
+	}
+	return nil
+}
+
+const (
+	followEvery = 500 * time.Millisecond
+	// settleTime is how long servers may disagree after a change before that counts as a
+	// problem: they follow within seconds.
+	settleTime = 30 * time.Second
+)
+
+// followRevert waits until every object is back.
+func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan) error {
+	began, last := time.Now(), ""
+	style, _ := terminal(out)
+	for {
+		o, err := c.observe(ctx)
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("%w; the definition is changed, and the servers go on", err)
+		}
+		if err == nil {
+			answer, err := status.Why(o, way.resource, status.Counted{})
+			if err != nil {
+				return err
+			}
+			if !answer.Blocked {
+				_, err := fmt.Fprintf(out, "%s: every object is in %s\n", way.resource, way.to)
+				return err
+			}
+			if stuck(answer, time.Since(began)) {
+				_, err := io.WriteString(out, answer.Text(style))
+				return orBlocked(err)
+			}
+			if line := progressOf(answer); line != last {
+				last = line
+				fmt.Fprintln(out, line)
+			}
+		}
+		select {
+		case <-time.After(followEvery):
+		case <-ctx.Done():
+			return fmt.Errorf("interrupted: the definition is changed, and the servers go on; kubectl concord why %s tells", way.resource)
+		}
+	}
+}
+
+func orBlocked(err error) error {
+	if err != nil {
+		return err
+	}
+	return blocked{}
+}
+
+// stuck says whether what a way back waits for needs somebody to do something.
+func stuck(a status.Answer, since time.Duration) bool {
+	return slices.ContainsFunc(a.Problems, func(p status.Problem) bool {
+		switch p.Kind {
+		case status.BadObjects, status.WebhookDown, status.MigrationFailed, status.Paused, status.StockServer, status.SilentServer:
+			return true
+		}
+		return since > settleTime
+	})
+}
+
+func progressOf(a status.Answer) string {
+	if len(a.Moving) == 0 {
+		return "waiting: " + a.Summary
+	}
+	if m := a.Moving[0]; m.Total > 0 {
+		return fmt.Sprintf("%s: %d of %d objects", m.State, m.Done, m.Total)
+	}
+	return a.Moving[0].State
+}

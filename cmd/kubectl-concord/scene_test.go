@@ -1,0 +1,237 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	e2e "github.com/concord-dev/concord/e2e/cluster"
+)
+
+// patience is how long something may take that is expected, on a busy machine.
+const patience = 5 * time.Minute
+
+// TestScene runs testdata/scene against three real servers, the third of which can be killed
+// and keeps its Lease for a while. Beside testscript's own commands there are
+//
+//	apply <file>            create a CustomResourceDefinition, and wait until it is served
+//	fill <resource> <n>     create objects
+//	flip <crd> <version>    store a custom resource in another version
+//	put <key> <value>, del <key>
+//	crash three, bury three  kill a server with SIGKILL; delete its Lease
+//	await <regexp> <command> <argument>...  run it until it prints what matches
+//	page <regexp>...        look at the dashboard, which tells what matches
+//	screen <file>           write the last stdout to a file, with names for what differs
+func TestScene(t *testing.T) {
+	c := e2e.New(t)
+	s := &scene{cluster: c, servers: map[string]*e2e.Server{}}
+	slowly := "--migration-max-objects-per-second=20"
+	for _, server := range c.Start(e2e.Options{Args: slowly}, "one", "two") {
+		s.servers[server.Name] = server
+	}
+	s.servers["three"] = c.Start(e2e.Options{Args: slowly + " --identity-lease-duration=120s"}, "three")[0]
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/scene", RequireExplicitExec: true, UpdateScripts: os.Getenv("UPDATE_SCREENS") != "",
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("KUBECONFIG", s.servers["one"].Kubeconfig())
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"apply": s.apply, "fill": s.fill, "flip": s.flip, "put": s.put, "del": s.del, "crash": s.crash, "bury": s.bury, "await": await, "page": page, "screen": screen,
+		},
+	})
+}
+
+type scene struct {
+	cluster *e2e.Cluster
+	servers map[string]*e2e.Server
+}
+
+func (s *scene) objects() client.WithWatch { return s.servers["one"].Objects() }
+
+// until does something until it succeeds.
+func until(ts *testscript.TestScript, what string, do func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := do(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			ts.Fatalf("%s: %v", what, err)
+		case <-ticker.C:
+		}
+	}
+}
+
+func (s *scene) apply(ts *testscript.TestScript, _ bool, args []string) {
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	ts.Check(yaml.Unmarshal([]byte(ts.ReadFile(args[0])), crd))
+	ts.Check(s.objects().Create(context.Background(), crd))
+	until(ts, crd.Name+" is served", func(ctx context.Context) error {
+		gvr := schema.GroupVersionResource{Group: crd.Spec.Group, Version: "v1", Resource: crd.Spec.Names.Plural}
+		for _, server := range s.servers {
+			if _, err := server.Dynamic().Resource(gvr).List(ctx, metav1.ListOptions{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *scene) fill(ts *testscript.TestScript, _ bool, args []string) {
+	gr := schema.ParseGroupResource(args[0])
+	n, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	kind := strings.ToUpper(gr.Resource[:1]) + strings.TrimSuffix(gr.Resource[1:], "s")
+	api := s.servers["one"].Dynamic().Resource(gr.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
+	for i := range n {
+		obj := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": gr.Group + "/v1", "kind": kind, "metadata": map[string]any{"name": fmt.Sprintf("%s-%03d", gr.Resource, i)},
+		}}
+		_, err := api.Create(context.Background(), obj, metav1.CreateOptions{})
+		ts.Check(err)
+	}
+}
+
+func (s *scene) flip(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.objects().Get(context.Background(), client.ObjectKey{Name: args[0]}, crd); err != nil {
+			return err
+		}
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == args[1]
+		}
+		return s.objects().Update(context.Background(), crd)
+	}))
+}
+
+func (s *scene) put(ts *testscript.TestScript, _ bool, args []string) {
+	_, err := s.cluster.Raw.Put(context.Background(), args[0], args[1])
+	ts.Check(err)
+}
+
+func (s *scene) del(ts *testscript.TestScript, _ bool, args []string) {
+	_, err := s.cluster.Raw.Delete(context.Background(), args[0])
+	ts.Check(err)
+}
+
+func (s *scene) crash(ts *testscript.TestScript, _ bool, args []string) {
+	s.servers[args[0]].Kill()
+}
+
+func (s *scene) bury(ts *testscript.TestScript, _ bool, args []string) {
+	api := s.servers["one"].Kube().CoordinationV1().Leases(storageversion.IdentityNamespace)
+	for _, id := range s.servers[args[0]].IDs() {
+		ts.Check(api.Delete(context.Background(), string(id), metav1.DeleteOptions{}))
+	}
+}
+
+func await(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	until(ts, strings.Join(args, " "), func(context.Context) error {
+		err := ts.Exec(args[1], args[2:]...)
+		if out := ts.ReadFile("stdout"); !want.MatchString(out) {
+			return fmt.Errorf("%v, and it printed\n%s%s", err, out, ts.ReadFile("stderr"))
+		}
+		return nil
+	})
+}
+
+// page runs the dashboard, and looks at what it sends at first.
+func page(ts *testscript.TestScript, _ bool, args []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var program string
+	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
+		if file := filepath.Join(dir, "kubectl-concord"); program == "" {
+			if _, err := os.Stat(file); err == nil {
+				program = file
+			}
+		}
+	}
+	cmd := exec.CommandContext(ctx, program, "dashboard")
+	cmd.Env = []string{"PATH=" + ts.Getenv("PATH"), "KUBECONFIG=" + ts.Getenv("KUBECONFIG")}
+	out, err := cmd.StdoutPipe()
+	ts.Check(err)
+	ts.Check(cmd.Start())
+	url, err := bufio.NewReader(out).ReadString('\n')
+	ts.Check(err)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSpace(url)+"page/stream", http.NoBody)
+	ts.Check(err)
+	answer, err := http.DefaultClient.Do(r)
+	ts.Check(err)
+	var seen strings.Builder
+	events := bufio.NewReader(answer.Body)
+	for !strings.Contains(seen.String(), "event: whole") {
+		line, err := events.ReadString('\n')
+		ts.Check(err)
+		seen.WriteString(line)
+	}
+	ts.Check(answer.Body.Close())
+	for _, want := range args {
+		if !regexp.MustCompile(want).MatchString(seen.String()) {
+			ts.Fatalf("the dashboard tells nothing like %q: %s", want, seen.String())
+		}
+	}
+	ts.Check(cmd.Process.Signal(os.Interrupt))
+	ts.Check(cmd.Wait())
+}
+
+var (
+	identity = regexp.MustCompile(`apiserver-[0-9a-f]{16}`)
+	// varying is what differs between runs: ages, rates, counts of resources and the share that
+	// a migration was paused at.
+	varying = regexp.MustCompile(`(Lease|dead) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]`)
+	digits  = regexp.MustCompile(`[0-9]+[smh]?([0-9]+s)?`)
+	bar     = regexp.MustCompile(`#`)
+)
+
+// pausedAt is how far the migration of 400 objects was when it was paused.
+var pausedAt = regexp.MustCompile(`[0-9]+(\s+of 400)|(example.com/v[12]  )[0-9]+`)
+
+// screen names servers in the order in which they appear, with names as long as their own, so
+// that columns stay, and writes N for what varies.
+func screen(ts *testscript.TestScript, _ bool, args []string) {
+	text, n := ts.ReadFile("stdout"), map[string]string{}
+	text = identity.ReplaceAllStringFunc(text, func(id string) string {
+		if n[id] == "" {
+			n[id] = fmt.Sprintf("apiserver-%016d", len(n)+1)
+		}
+		return n[id]
+	})
+	text = varying.ReplaceAllStringFunc(text, func(v string) string {
+		return strings.TrimLeft(bar.ReplaceAllString(digits.ReplaceAllString(v, "N"), "."), " ")
+	})
+	if strings.Contains(text, "of 400") {
+		text = pausedAt.ReplaceAllString(text, "${2}N${1}")
+	}
+	// A share has a column of its own.
+	text = regexp.MustCompile(` +N %`).ReplaceAllString(text, " N %")
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
+}

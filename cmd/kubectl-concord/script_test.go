@@ -1,0 +1,48 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	e2e "github.com/concord-dev/concord/e2e/cluster"
+)
+
+func TestMain(m *testing.M) {
+	e2e.Serve()
+	testscript.Main(e2e.Suite{M: m}, map[string]func(){"kubectl-concord": main})
+}
+
+// TestScripts runs testdata/script, where no cluster is needed.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true})
+}
+
+// TestSize: the plugin is a small program, as people link it, and starts at once.
+func TestSize(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubectl-concord")
+	if out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best := time.Hour
+	for range 5 {
+		began := time.Now()
+		if out, err := exec.Command(file, "--help").CombinedOutput(); err != nil || !strings.Contains(string(out), "kubectl concord") {
+			t.Fatalf("%v: %s", err, out)
+		}
+		best = min(best, time.Since(began))
+	}
+	t.Logf("%.1f MB, starts in %s", float64(info.Size())/1e6, best.Round(time.Millisecond))
+	if info.Size() >= 45e6 {
+		t.Errorf("it has %d bytes, which is not below 45 MB", info.Size())
+	}
+}

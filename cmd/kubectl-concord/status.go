@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/concord-dev/concord/status"
+)
+
+// watchEvery is the time between two looks of status -w.
+const watchEvery = time.Second
+
+// status prints how the cluster is, once or until ctx ends.
+func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch bool) error {
+	c, err := p.cluster()
+	if err != nil {
+		return err
+	}
+	var last string
+	for {
+		text, err := c.screen(ctx, out, output)
+		if err != nil && (!watch || last == "") {
+			return err
+		}
+		if err != nil { // a server that restarts is worth watching
+			text = fmt.Sprintf("%s\n\n%v\n", time.Now().Format(time.TimeOnly), err)
+		}
+		if err := draw(out, text, &last, watch); err != nil || !watch {
+			return err
+		}
+		select {
+		case <-time.After(watchEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// screen is the status as it is to be printed.
+func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (string, error) {
+	o, err := c.observe(ctx)
+	if err != nil {
+		return "", err
+	}
+	now := status.Of(o)
+	if output == "json" {
+		var text strings.Builder
+		err := printJSON(&text, now)
+		return text.String(), err
+	}
+	style, _ := terminal(out)
+	return now.Text(style), nil
+}
+
+// draw prints a screen. One that is watched replaces the last one on a terminal, and
+// elsewhere follows it if it differs.
+func draw(out io.Writer, text string, last *string, watch bool) error {
+	first := *last == ""
+	same := text == *last
+	*last = text
+	switch _, is := terminal(out); {
+	case !watch:
+	case is:
+		text = "\x1b[H\x1b[2J" + text
+	case same:
+		return nil
+	case !first:
+		text = "\n" + text
+	}
+	_, err := io.WriteString(out, text)
+	return err
+}

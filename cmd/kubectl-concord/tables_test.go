@@ -1,0 +1,168 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/census"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status"
+)
+
+var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+
+func wantText(t *testing.T, got, want string) {
+	t.Helper()
+	if got != strings.TrimPrefix(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	for _, line := range strings.Split(got, "\n") {
+		if len(line) > 80 {
+			t.Errorf("a line of %d columns: %s", len(line), line)
+		}
+	}
+}
+
+// TestCensusTable: what is not as servers agree on comes first, and empty resources are counted.
+func TestCensusTable(t *testing.T) {
+	wantText(t, censusTable([]census.Resource{
+		{Resource: "configmaps", Encoding: "v1", Rows: []census.Row{{Encoding: "v1", Objects: 5, Bytes: 900}}},
+		{Resource: "secrets", Encoding: "v1"},
+		{Resource: "widgets.example.com", Encoding: "example.com/v2", Rows: []census.Row{{Encoding: "example.com/v1", Objects: 3, Bytes: 600}, {Encoding: "example.com/v2", Objects: 4997, Bytes: 1000000}}},
+	}, []string{"pods.metrics.k8s.io"}), `
+widgets.example.com
+          3 objects           600 bytes  example.com/v1  (not as agreed)
+       4997 objects       1000000 bytes  example.com/v2
+configmaps
+          5 objects           900 bytes  v1
+nothing is stored of 1 resources
+pods.metrics.k8s.io is stored elsewhere, by another API server
+`)
+}
+
+// TestKeys: a key that something needs comes before one that nothing needs any more.
+func TestKeys(t *testing.T) {
+	state := func(name, current string, needs, unneeded []string) migrationv1alpha1.StorageState {
+		s := migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		s.Status.Encryption = &migrationv1alpha1.StorageEncryption{CurrentKey: current, StoredKeys: needs, RemovableKeys: unneeded}
+		return s
+	}
+	wantText(t, keysText(keysOf([]migrationv1alpha1.StorageState{
+		state("secrets", "aescbc:v1:key2:b", []string{"aescbc:v1:key2:b"}, []string{"aescbc:v1:key1:a"}),
+		state("widgets.example.com", "aescbc:v1:key2:b", []string{"aescbc:v1:key2:b", "identity"}, nil),
+		{},
+	})), `
+aescbc:v1:key2:b
+  encrypts secrets, widgets.example.com
+  may be needed by secrets, widgets.example.com
+identity
+  may be needed by widgets.example.com
+aescbc:v1:key1:a
+  nothing needs it any more; prove that with concord keys before destroying it
+`)
+	wantText(t, keysText(nil), "nothing is encrypted, as far as is remembered\n")
+}
+
+// TestHistoryTable: the newest first, with what it was from and to, and what failed.
+func TestHistoryTable(t *testing.T) {
+	at := metav1.NewTime(time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC))
+	wantText(t, historyTable(widgets, []migrationv1alpha1.Past{
+		{Result: "Succeeded", Objects: 5000, From: []string{"example.com/v1+aescbc:v1:k:1"}, To: "example.com/v2+aescbc:v1:k:1", Made: "trigger", Began: at, Ended: metav1.NewTime(at.Add(12 * time.Second))},
+		{Result: "Failed", Reason: "ObjectsFailed", Objects: 4999, Failed: 1, Failures: []string{"default/torn"}, To: "example.com/v2", Began: at, Ended: at},
+	}), `
+ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
+2026-11-24 10:00:12  Succeeded  5000     0       12s   trigger
+  from example.com/v1 to example.com/v2
+2026-11-24 10:00:00  Failed     4999     1       <1s   -
+  to example.com/v2
+  ObjectsFailed: default/torn
+`)
+	wantText(t, historyTable(widgets, nil), "widgets.example.com: no migration that has ended is remembered\n")
+}
+
+// TestPastOf: a migration that has just ended is told with what objects were in before, also while
+// its StorageState does not tell of it.
+func TestPastOf(t *testing.T) {
+	m := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "u"}}
+	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Resource: widgets.Resource}
+	migrationv1alpha1.SetTarget(&m, evolve.Target{Ref: evolve.Ref{UID: "v", Epoch: 2}, Encoding: "example.com/v2"})
+	m.Status.Conditions = []migrationv1alpha1.MigrationCondition{{Type: migrationv1alpha1.MigrationSucceeded, Status: corev1.ConditionTrue}}
+	state := migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: migrationv1alpha1.StateName(widgets)}}
+	state.Status.PersistedEncodings, state.Status.PersistedStorageVersionHashes = []string{"example.com/v1", "example.com/v2"}, []string{"a", "b"}
+	past := pastOf(status.Observed{States: []migrationv1alpha1.StorageState{state}, Migrations: []migrationv1alpha1.StorageVersionMigration{m}}, widgets)
+	if len(past) != 1 || !slices.Equal(past[0].From, []string{"example.com/v1"}) || past[0].To != "example.com/v2" {
+		t.Errorf("told is %+v", past)
+	}
+}
+
+// TestPlanOf: a way back leads to the version that servers wrote last before the present one,
+// or is refused with the reason.
+func TestPlanOf(t *testing.T) {
+	observed := func(last map[agree.Encoding]int64, hold bool, versions ...string) status.Observed {
+		crd := status.CRD{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
+		crd.Spec.Group, crd.Spec.Names.Plural = widgets.Group, widgets.Resource
+		for _, v := range versions {
+			crd.Spec.Versions = append(crd.Spec.Versions, status.CRDVersion{Name: v, Storage: v == "v3"})
+		}
+		if hold {
+			crd.Annotations = map[string]string{migrationv1alpha1.HoldAnnotation: "true"}
+		}
+		o := status.Observed{CRDs: []status.CRD{crd}}
+		if last != nil {
+			o.StorageVersions = make([]apiserverinternalv1alpha1.StorageVersion, 1)
+			o.StorageVersions[0].Name = storageversion.Name(widgets)
+			storageversion.SetHistory(&o.StorageVersions[0], agree.History{Epoch: 9, Last: last})
+		}
+		return o
+	}
+	history := map[agree.Encoding]int64{"example.com/v1": 3, "example.com/v2": 5, "example.com/v3": 9}
+	for name, test := range map[string]struct {
+		o        status.Observed
+		to, want string
+		err      string
+	}{
+		"the one before":     {o: observed(history, false, "v1", "v2", "v3"), want: "v2"},
+		"one that is named":  {o: observed(history, false, "v1", "v2", "v3"), to: "v1", want: "v1"},
+		"the only other one": {o: observed(nil, false, "v1", "v3"), want: "v1"},
+		"nobody remembers":   {o: observed(nil, false, "v1", "v2", "v3"), err: "name one of v1, v2, v3 by --to"},
+		"it is gone":         {o: observed(history, false, "v1", "v3"), err: "has no version v2 any more, only v1, v3"},
+		"it is stored so":    {o: observed(history, false, "v1", "v3"), to: "v3", err: "is stored in v3 already"},
+		"on hold":            {o: observed(history, true, "v2", "v3"), err: "kubectl concord release"},
+		"no custom resource": {o: status.Observed{}, err: "has no CustomResourceDefinition"},
+	} {
+		way, err := planOf(test.o, widgets, test.to)
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: %+v, %v; want %q", name, way, err, test.err)
+			}
+			continue
+		}
+		if err != nil || way.to != test.want || way.from != "v3" {
+			t.Errorf("%s: %+v, %v; want %s", name, way, err, test.want)
+		}
+	}
+}
+
+// TestRateOf: objects per second, or none.
+func TestRateOf(t *testing.T) {
+	for text, want := range map[string]int64{"200": 200, "200/s": 200, "none": 0} {
+		if got, err := rateOf(text); err != nil || got != want {
+			t.Errorf("%s is %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "fast", "1.5"} {
+		if got, err := rateOf(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+}

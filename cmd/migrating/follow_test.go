@@ -1,0 +1,184 @@
+package migrating
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// terminal keeps what is written to it. Lines that have left its rows cannot be changed.
+type terminal struct {
+	t             *testing.T
+	width, height int
+	lines         []string // all of them, the cursor stands behind the last
+	gone          int      // how many have left
+}
+
+var upAndErase = regexp.MustCompile("^\x1b\\[([0-9]+)A\r\x1b\\[J")
+
+// Write implements io.Writer.
+func (s *terminal) Write(p []byte) (int, error) {
+	text := string(p)
+	if up := upAndErase.FindStringSubmatch(text); up != nil {
+		n, err := strconv.Atoi(up[1])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.lines = s.lines[:max(s.gone, len(s.lines)-n)]
+		text = text[len(up[0]):]
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		for runes := []rune(line); len(runes) > s.width; runes = []rune(line) {
+			s.lines, line = append(s.lines, string(runes[:s.width])), string(runes[s.width:])
+		}
+		s.lines = append(s.lines, line)
+	}
+	s.gone = max(s.gone, len(s.lines)+1-s.height)
+	return len(p), nil
+}
+
+// TestLook: only an answer that names the migration says that it was deleted; a server that starts
+// answers 404 for the path.
+func TestLook(t *testing.T) {
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1"}}
+	named := apierrors.NewNotFound(migrationv1alpha1.StorageVersionMigrations, "m")
+	path := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", migrationv1alpha1.StorageVersionMigrations, "m", "404 page not found", 0, true)
+	for name, test := range map[string]struct {
+		answer  error
+		deleted bool
+		fails   bool
+	}{
+		"there":                 {nil, false, false},
+		"deleted":               {named, true, false},
+		"a server that starts":  {path, false, true},
+		"a server that is away": {errors.New("connection refused"), false, true},
+	} {
+		cluster, err := newFake(interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, found client.Object, _ ...client.GetOption) error {
+			if test.answer == nil {
+				if got, ok := found.(*migrationv1alpha1.StorageVersionMigration); ok {
+					*got = *m.DeepCopy()
+				}
+			}
+			return test.answer
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
+		if err := look(t.Context(), cluster, []*asked{a}); (err != nil) != test.fails || a.deleted != test.deleted {
+			t.Errorf("%s: deleted %v, %v", name, a.deleted, err)
+		}
+	}
+}
+
+// TestLookWaits: a migration that waits for agreement is shown with what it says itself.
+func TestLookWaits(t *testing.T) {
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1"}}
+	cluster, err := newFake(interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, found client.Object, _ ...client.GetOption) error {
+		if got, ok := found.(*migrationv1alpha1.StorageVersionMigration); ok {
+			*got = *m.DeepCopy()
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
+	for _, step := range []struct{ why, want string }{
+		{"x does not report", "secrets: waiting: x does not report"},
+		{"", "secrets: waiting for a server"},
+	} {
+		migrationv1alpha1.SetWaiting(m, step.why, metav1.Now())
+		if err := look(t.Context(), cluster, []*asked{a}); err != nil || a.line(8) != step.want {
+			t.Errorf("shown %q, %v, want %q", a.line(8), err, step.want)
+		}
+	}
+}
+
+func newFake(funcs interceptor.Funcs) (client.Client, error) {
+	scheme := runtime.NewScheme()
+	if err := migrationv1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(funcs).Build(), nil
+}
+
+// TestMigrateViewOnTerminal: however many migrations there are, and however small the
+// terminal, each ended one leaves one line, and below them stands the present only.
+func TestMigrateViewOnTerminal(t *testing.T) {
+	for _, size := range []struct{ width, height int }{{80, 24}, {80, 40}, {44, 5}, {44, 2}} {
+		screen := &terminal{t: t, width: size.width, height: size.height}
+		view := newMigrateView(screen)
+		view.size = func() (int, int) { return size.width, size.height }
+		var all []*asked
+		for i := range 30 {
+			a := &asked{resource: schema.GroupResource{Resource: fmt.Sprintf("r%02d", i)}, migration: &migrationv1alpha1.StorageVersionMigration{}}
+			all = append(all, a)
+		}
+		now := metav1.NewTime(time.Now())
+		var ended []string
+		view.show(all)
+		for _, a := range slices.Backward(all) {
+			migrationv1alpha1.SetCondition(a.migration, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", now)
+			a.migration.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 5, ObjectsPerSecond: 1}
+			view.show(all)
+			running := a.resource.String() + ": [###############.................."
+			if below := screen.lines[len(ended):]; size.height > 2 && !slices.ContainsFunc(below, func(line string) bool { return strings.HasPrefix(line, running[:18]) }) {
+				t.Errorf("%v: %s, which runs, is not among\n%s", size, a.resource, strings.Join(below, "\n"))
+			}
+			a.deleted = true
+			a.migration.Name = "m"
+			ended = append(ended, fmt.Sprintf("%s: cancelled: the migration m was deleted", a.resource))
+			view.show(all)
+			wantOnTerminal(t, screen, ended, len(all)-len(ended))
+		}
+	}
+}
+
+// wantOnTerminal expects the lines of those that ended, and of those that did not as many as
+// have room, with the number of the others.
+func wantOnTerminal(t *testing.T, screen *terminal, ended []string, left int) {
+	t.Helper()
+	n := min(len(ended), len(screen.lines))
+	if !slices.Equal(screen.lines[:n], ended) {
+		t.Fatalf("%d columns, %d rows: ended are\n%s\nand shown is\n%s", screen.width, screen.height, strings.Join(ended, "\n"), strings.Join(screen.lines, "\n"))
+	}
+	below := screen.lines[n:]
+	told := 0
+	for i, line := range below {
+		more, found := strings.CutPrefix(line, "… and ")
+		switch {
+		case found && i == len(below)-1:
+			hidden, err := strconv.Atoi(strings.TrimSuffix(more, " more"))
+			if err != nil || hidden < 2 {
+				t.Errorf("the last line is %q", line)
+			}
+			told += hidden
+		case strings.HasPrefix(line, "r"):
+			told++
+		default:
+			t.Errorf("below the ended ones is %q", line)
+		}
+	}
+	if told != left || len(below) > screen.height-1 {
+		t.Errorf("%d columns, %d rows: %d have not ended, and below the others is\n%s", screen.width, screen.height, left, strings.Join(below, "\n"))
+	}
+}

@@ -1,0 +1,153 @@
+package migrating
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/api/census"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+func TestResolve(t *testing.T) {
+	stored := []schema.GroupResource{
+		{Resource: "configmaps"}, {Resource: "events"}, {Group: "a.example.com", Resource: "widgets"}, {Group: "b.example.com", Resource: "widgets"},
+	}
+	discovered := func(name string) (schema.GroupResource, error) {
+		switch name {
+		case "cm":
+			return schema.GroupResource{Resource: "configmaps"}, nil
+		case "pods":
+			return schema.GroupResource{Resource: "pods"}, nil
+		case "away":
+			return schema.GroupResource{}, errors.New("connection refused")
+		}
+		return schema.GroupResource{}, &meta.NoResourceMatchError{PartialResource: schema.GroupVersionResource{Resource: name}}
+	}
+	for name, want := range map[string]string{
+		"configmaps": "configmaps", "cm": "configmaps", "widgets.a.example.com": "widgets.a.example.com",
+		"widgets": `may be widgets.a.example.com, widgets.b.example.com: give the name with its group`,
+		"pods":    `"pods" is no resource that is stored; 4 are, the nearest by name: events, widgets.a.example.com, widgets.b.example.com`,
+		"nothing": `"nothing" is no resource that is stored; 4 are, the nearest by name: events`,
+		"away":    `look for "away": connection refused`,
+	} {
+		gr, err := resolve(name, stored, discovered)
+		if err == nil && gr.String() != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is %s, %v; want %s", name, gr, err, want)
+		}
+	}
+}
+
+// TestEstimate: what is in another encoding is rewritten, at the speed that was measured,
+// or assumed, or allowed.
+func TestEstimate(t *testing.T) {
+	counted := census.Resource{
+		Resource: "widgets.example.com", Encoding: "example.com/v2", ReadSeconds: 3,
+		Rows: []census.Row{{Encoding: "example.com/v1", Objects: 1000, Bytes: 5000}, {Encoding: "example.com/v2", Objects: 200, Bytes: 900}, {Encoding: "unknown", Objects: 10, Bytes: 7}},
+	}
+	for name, test := range map[string]struct {
+		change  func(*census.Resource, *migrateOptions)
+		rate    float64
+		basis   string
+		seconds float64
+	}{
+		"assumed":        {func(*census.Resource, *migrateOptions) {}, assumedPerSecond, "assumed", 3 + 1010./assumedPerSecond},
+		"measured":       {func(c *census.Resource, _ *migrateOptions) { c.ObjectsPerSecond = 505 }, 505, "measured", 5},
+		"server's bound": {func(c *census.Resource, _ *migrateOptions) { c.MaxObjectsPerSecond = 101 }, 101, "limited", 13},
+		"own bound": {func(c *census.Resource, o *migrateOptions) {
+			c.MaxObjectsPerSecond, o.maxPerSecond, o.rateSet = 101, 202, true
+		}, 202, "limited", 8},
+		"no own bound": {func(c *census.Resource, o *migrateOptions) {
+			c.ObjectsPerSecond, c.MaxObjectsPerSecond, o.rateSet = 505, 101, true
+		}, 505, "measured", 5},
+	} {
+		c, o := counted, migrateOptions{}
+		test.change(&c, &o)
+		e := o.of(c)
+		if *e.Objects != 1210 || *e.Bytes != 5907 || *e.Rewrite != 1010 || len(e.Encodings) != 3 {
+			t.Errorf("%s: counts %+v", name, e)
+		}
+		if *e.ObjectsPerSecond != test.rate || e.Basis != test.basis || *e.ExpectedSeconds < test.seconds-.001 || *e.ExpectedSeconds > test.seconds+.001 {
+			t.Errorf("%s: %f s at %f/s, %s; want %f s at %f/s, %s", name, *e.ExpectedSeconds, *e.ObjectsPerSecond, e.Basis, test.seconds, test.rate, test.basis)
+		}
+	}
+	o := migrateOptions{}
+	table := estimateTable([]estimate{o.of(counted), o.of(census.Resource{Resource: "empty"})})
+	for _, want := range []string{"RESOURCE", "widgets.example.com   example.com/v1   1000      5000", "4s", "objects per second are assumed", "empty                 -                0"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+}
+
+// TestMigrateView: without a terminal every change is one line, and the first objects that
+// failed are named once.
+func TestMigrateView(t *testing.T) {
+	a := &asked{resource: schema.GroupResource{Group: "example.com", Resource: "widgets"}, migration: &migrationv1alpha1.StorageVersionMigration{}}
+	m := a.migration
+	m.Name = "widgets.example.com-x"
+	var out bytes.Buffer
+	view := newMigrateView(&out)
+	expect := func(want string) {
+		t.Helper()
+		view.show([]*asked{a})
+		view.show([]*asked{a})
+		if got := out.String(); got != want {
+			t.Errorf("shown %q, want %q", got, want)
+		}
+		out.Reset()
+	}
+	now := metav1.NewTime(time.Now())
+	expect("widgets.example.com: waiting for a server\n")
+	a.waiting = "waiting until all servers agree on an encoding"
+	expect("widgets.example.com: waiting until all servers agree on an encoding\n")
+	m.Spec.Paused = true
+	expect("widgets.example.com: paused before it began\n")
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", now)
+	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 1000, Done: 240, Failed: 10, ObjectsPerSecond: 25}
+	expect("widgets.example.com: 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left\n")
+	if got, want := a.line(8), "widgets.example.com: [##......] 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left"; got != want {
+		t.Errorf("bar %q, want %q", got, want)
+	}
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, "", now)
+	expect("widgets.example.com: paused: 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left\n")
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "2 of 1000 objects cannot be migrated", now)
+	m.Status.Failures = []migrationv1alpha1.MigrationFailure{{Namespace: "ns", Name: "one", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "broken"}, {Name: "two", Message: "torn"}}
+	m.Status.Progress.Failed = 2
+	expect("widgets.example.com: failed: 2 of 1000 objects cannot be migrated\n  ns/one: DoesNotDecode: broken\n  two: not migrated: torn\n")
+	if err := verdict([]*asked{a}); exitCode(err) != 2 || !strings.Contains(err.Error(), "1 of 1 migrations did not succeed: widgets.example.com") {
+		t.Errorf("verdict %v with code %d", err, exitCode(err))
+	}
+	a.migration, a.deleted = &migrationv1alpha1.StorageVersionMigration{}, true
+	if err := verdict([]*asked{a}); exitCode(err) != 2 {
+		t.Errorf("of a deleted migration the verdict is %v", err)
+	}
+}
+
+// TestGoesOn: who is interrupted learns what goes on.
+func TestGoesOn(t *testing.T) {
+	a := &asked{migration: &migrationv1alpha1.StorageVersionMigration{}}
+	a.migration.Name = "widgets-x"
+	err := butGoesOn(errors.New("interrupted"), []*asked{a})
+	if !strings.Contains(err.Error(), "interrupted; the migrations go on in the servers") || !strings.HasSuffix(err.Error(), ": widgets-x") || exitCode(err) != 1 {
+		t.Errorf("error %v", err)
+	}
+}
+
+// exitCode is what a program's main makes of an error.
+func exitCode(err error) int {
+	var coded interface{ ExitCode() int }
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &coded):
+		return coded.ExitCode()
+	}
+	return 1
+}

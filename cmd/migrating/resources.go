@@ -1,0 +1,109 @@
+package migrating
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/status"
+)
+
+// resources are what the arguments mean, in their order, or all that are stored.
+func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, cluster client.Client, args []string) ([]schema.GroupResource, error) {
+	var states migrationv1alpha1.StorageStateList
+	if err := cluster.List(ctx, &states); err != nil {
+		return nil, fmt.Errorf("list StorageStates: %w", err)
+	}
+	var stored []schema.GroupResource
+	for _, s := range states.Items {
+		stored = append(stored, schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
+	}
+	if len(stored) == 0 {
+		return nil, errors.New("it has no StorageStates: wait until its servers have started")
+	}
+	slices.SortFunc(stored, compare)
+	stored = slices.Compact(stored)
+	if o.all {
+		return stored, nil
+	}
+	var chosen []schema.GroupResource
+	for _, arg := range args {
+		gr, err := resolve(arg, stored, func(name string) (schema.GroupResource, error) {
+			gvr, err := Discover(config, name)
+			return gvr.GroupResource(), err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(chosen, gr) {
+			chosen = append(chosen, gr)
+		}
+	}
+	return chosen, nil
+}
+
+// compare orders by group, then by resource.
+func compare(a, b schema.GroupResource) int {
+	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
+}
+
+// resolve finds the stored resource that a name means. What is no plural name is looked up
+// in discovery.
+func resolve(name string, stored []schema.GroupResource, discover func(string) (schema.GroupResource, error)) (schema.GroupResource, error) {
+	var found []schema.GroupResource
+	for _, gr := range stored {
+		if gr.String() == name {
+			return gr, nil
+		}
+		if gr.Resource == name {
+			found = append(found, gr)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, list(found))
+	}
+	gr, err := discover(name)
+	switch {
+	case err == nil && slices.Contains(stored, gr):
+		return gr, nil
+	case err != nil && !meta.IsNoMatchError(err) && !meta.IsAmbiguousError(err):
+		return schema.GroupResource{}, fmt.Errorf("look for %q: %w", name, err)
+	}
+	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; %d are, the nearest by name: %s", name, len(stored), list(status.Nearest(name, stored)))
+}
+
+func list(resources []schema.GroupResource) string {
+	var names []string
+	for _, gr := range resources {
+		names = append(names, gr.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// Discover finds the resource of a short, singular or partly qualified name, in the version
+// that the server prefers.
+func Discover(config *rest.Config, name string) (schema.GroupVersionResource, error) {
+	served, err := discovery.NewDiscoveryClientForConfig(connect.WithTimeout(config))
+	if err != nil {
+		return schema.GroupVersionResource{}, err
+	}
+	cached := memory.NewMemCacheClient(served)
+	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
+	return mapper.ResourceFor(schema.ParseGroupResource(name).WithVersion(""))
+}

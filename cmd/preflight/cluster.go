@@ -1,0 +1,122 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/verdict"
+)
+
+// inCluster reads what a live cluster remembers, and has its servers count where that is asked
+// for.
+func inCluster(ctx context.Context, config *rest.Config, known []schema.GroupResource) (*World, error) {
+	cluster, err := connect.NewClient(connect.WithTimeout(config))
+	if err != nil {
+		return nil, err
+	}
+	world, err := readCluster(ctx, cluster, known)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster at %s: %w", config.Host, err)
+	}
+	patient := rest.CopyConfig(config)
+	patient.Timeout = 0 // a census takes as long as there are objects
+	world.Count = func(ctx context.Context, gr schema.GroupResource) *compat.StoredCensus {
+		return countIn(ctx, cluster, patient, gr)
+	}
+	return world, nil
+}
+
+func readCluster(ctx context.Context, cluster client.Client, known []schema.GroupResource) (*World, error) {
+	var states migrationv1alpha1.StorageStateList
+	if err := cluster.List(ctx, &states); err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("list StorageStates: %w", err)
+	}
+	var versions apiserverinternalv1alpha1.StorageVersionList
+	if err := cluster.List(ctx, &versions); err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("list StorageVersions: %w", err)
+	}
+	var migrations migrationv1alpha1.StorageVersionMigrationList
+	if err := cluster.List(ctx, &migrations); err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("list StorageVersionMigrations: %w", err)
+	}
+	var crds apiextensionsv1.CustomResourceDefinitionList
+	if err := cluster.List(ctx, &crds); err != nil {
+		return nil, fmt.Errorf("list CustomResourceDefinitions: %w", err)
+	}
+	world := &World{Definitions: map[schema.GroupResource]*verdict.Definition{}}
+	for i := range crds.Items {
+		d := DefinitionOf(&crds.Items[i])
+		world.Definitions[d.Resource] = &d
+	}
+	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions}.Stored(known)
+	return world, nil
+}
+
+// DefinitionOf is what a CustomResourceDefinition says of versions.
+func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definition {
+	d := verdict.Definition{
+		Resource:       schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural},
+		StoredVersions: crd.Status.StoredVersions,
+	}
+	for _, v := range crd.Spec.Versions {
+		d.Versions = append(d.Versions, v.Name)
+		if v.Storage {
+			d.Storage = v.Name
+		}
+	}
+	return d
+}
+
+// countIn has a server count a resource's objects; nil where it does not. What servers began to
+// write while it counted is not in the census: then there is none.
+func countIn(ctx context.Context, cluster client.Client, config *rest.Config, gr schema.GroupResource) *compat.StoredCensus {
+	before, known := epochOf(ctx, cluster, gr)
+	counted, err := migrating.TakeCensus(ctx, config, gr)
+	if err != nil || !known {
+		return nil
+	}
+	if after, known := epochOf(ctx, cluster, gr); !known || after != before {
+		return nil
+	}
+	census := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}
+	for _, row := range counted.Rows {
+		if row.Encoding == "unknown" {
+			census.Unreadable += row.Objects
+			census.First[""] = counted.First[row.Encoding]
+			continue
+		}
+		plain := string(agree.Encoding(row.Encoding).Plain())
+		census.Objects[plain] += row.Objects
+		census.First[plain] = append(census.First[plain], counted.First[row.Encoding]...)
+	}
+	return census
+}
+
+// epoch is a StorageVersion's uid and epoch.
+type epoch struct {
+	uid   string
+	epoch int64
+}
+
+// epochOf reads the epoch of a resource's StorageVersion; false if nobody knows it.
+func epochOf(ctx context.Context, cluster client.Client, gr schema.GroupResource) (epoch, bool) {
+	sv := &apiserverinternalv1alpha1.StorageVersion{}
+	if err := cluster.Get(ctx, client.ObjectKey{Name: storageversion.Name(gr)}, sv); err != nil {
+		return epoch{}, false
+	}
+	history, err := storageversion.History(sv)
+	return epoch{string(sv.UID), history.Epoch}, err == nil
+}

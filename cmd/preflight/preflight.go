@@ -1,0 +1,219 @@
+// Package preflight is the command "preflight", which "concord" and "kubectl concord" both
+// have. What raw etcd says it is told, so that it links no client of etcd.
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/verdict"
+)
+
+// Config is what the programs that have the command differ in. All fields are required but
+// Etcd.
+type Config struct {
+	// Program is how users call it.
+	Program string
+	// Lifecycles say in which releases each version of each built-in resource exists.
+	Lifecycles func() []compat.Lifecycle
+	// Cluster is how to reach a live cluster.
+	Cluster func() (*rest.Config, error)
+	// Etcd returns what reads etcd, if flags say that it is to be read; known are resources that
+	// are looked for. Nil: there are no such flags.
+	Etcd func(ctx context.Context) (read func(ctx context.Context, known []schema.GroupResource) (*World, error), err error)
+}
+
+// World is what is known of what is stored.
+type World struct {
+	// Stored is what may be stored of each resource, and a census of it if one was taken.
+	Stored []compat.Stored
+	// Definitions are the CustomResourceDefinitions by resource; nil is one that cannot be read.
+	Definitions map[schema.GroupResource]*verdict.Definition
+	// Count takes the census of a resource that has none; nil where all were taken. It returns
+	// nil where none can be had.
+	Count func(ctx context.Context, gr schema.GroupResource) *compat.StoredCensus
+}
+
+// options say what is to be done.
+type options struct {
+	Config
+	to, backTo                  string
+	emulation, minCompatibility string
+	crd, chart, uninstall       string
+	output                      string
+	all                         bool
+	in                          io.Reader
+}
+
+// NewCommand returns "preflight".
+func NewCommand(config Config) *cobra.Command {
+	o := options{Config: config}
+	cmd := &cobra.Command{
+		Use:   "preflight",
+		Short: "Tell beforehand whether an upgrade, a rollback or a change of a CRD leaves every stored object readable",
+		Long: `Tell beforehand whether every stored object stays readable: if a server of another release
+is started (--to, --back-to), or one of this release at other versions (--emulation-version,
+--min-compatibility-version); if a CustomResourceDefinition is applied (--crd, --chart) or
+deleted (--uninstall-crd). Nothing is changed.
+
+What may be stored is read from a live cluster: its StorageStates, what migrations failed at,
+and, where these do not decide it, a census of raw values that a server takes for cluster
+admins.` + etcdHelp(config) + ` Raw values go before what is remembered.
+
+--chart reads the files in crds/, and those in templates/ that are, but for lines of
+directives, plain CustomResourceDefinitions. Others have to be rendered first:
+helm template DIR | ` + config.Program + ` preflight --crd -
+
+The answer is safe, unsafe, or that nobody could tell, with the reason, the first objects and
+what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are for CI.`,
+		Example: strings.ReplaceAll(`  PROGRAM preflight --to 1.38
+  PROGRAM preflight --back-to 1.35 -o json
+  PROGRAM preflight --emulation-version 1.36 --min-compatibility-version 1.35
+  PROGRAM preflight --crd crd.yaml -o junit
+  PROGRAM preflight --uninstall-crd widgets.example.com`, "PROGRAM", config.Program),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.in = cmd.InOrStdin()
+			return o.run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.to, "to", "", "the release to go forward to, 1.38 for example")
+	flags.StringVar(&o.backTo, "back-to", "", "the release to go back to, 1.35 for example")
+	flags.StringVar(&o.emulation, "emulation-version", "", "the release that this release's servers are to emulate")
+	flags.StringVar(&o.minCompatibility, "min-compatibility-version", "", "the oldest release that must be able to read what they will store")
+	flags.StringVar(&o.crd, "crd", "", "a file of CustomResourceDefinitions that are to be applied, or - for stdin")
+	flags.StringVar(&o.chart, "chart", "", "the directory of a Helm chart whose CustomResourceDefinitions are to be applied")
+	flags.StringVar(&o.uninstall, "uninstall-crd", "", "the name of a CustomResourceDefinition that is to be deleted")
+	flags.BoolVar(&o.all, "all", false, "list in the text what is safe, too")
+	flags.StringVarP(&o.output, "output", "o", "text", "what to print: "+strings.Join(verdict.Formats, ", "))
+	return cmd
+}
+
+func etcdHelp(config Config) string {
+	if config.Etcd == nil {
+		return ""
+	}
+	return ` Or from an etcd (--etcd-servers, or --data-dir of a server that runs or is
+stopped), where all raw values are read; without any of these flags and $KUBECONFIG it is the
+etcd in ./.concord.`
+}
+
+func (o *options) validate() error {
+	given := 0
+	for _, flag := range []string{o.to, o.backTo, o.emulation + o.minCompatibility, o.crd, o.chart, o.uninstall} {
+		if flag != "" {
+			given++
+		}
+	}
+	switch {
+	case !slices.Contains(verdict.Formats, o.output):
+		return fmt.Errorf("--output is %q; it can be %s", o.output, strings.Join(verdict.Formats, ", "))
+	case given == 0:
+		return errors.New("say which server is to start, --to or --back-to a release or --emulation-version; or which definition is to change, --crd, --chart or --uninstall-crd")
+	case given > 1:
+		return errors.New("give one of --to, --back-to, --emulation-version (with --min-compatibility-version), --crd, --chart and --uninstall-crd")
+	}
+	return nil
+}
+
+func (o *options) run(ctx context.Context, out io.Writer) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	report, err := o.report(ctx)
+	if err != nil {
+		return err
+	}
+	if err := report.Write(out, o.output, o.all); err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+func (o *options) report(ctx context.Context) (verdict.Report, error) {
+	if o.crd+o.chart+o.uninstall != "" {
+		return o.definitions(ctx)
+	}
+	target, err := o.target()
+	if err != nil {
+		return verdict.Report{}, err
+	}
+	world, err := o.world(ctx, target.Resources())
+	if err != nil {
+		return verdict.Report{}, err
+	}
+	for i := range world.Stored {
+		s := &world.Stored[i]
+		if world.Count != nil && target.Judge(*s).Verdict != compat.Safe {
+			s.Census = world.Count(ctx, s.Resource)
+		}
+		if err := ctx.Err(); err != nil {
+			return verdict.Report{}, err
+		}
+	}
+	return verdict.OfServer(target, world.Stored), nil
+}
+
+// target returns the server that is to start.
+func (o *options) target() (*compat.Target, error) {
+	binary := compat.BinaryVersion()
+	if o.to+o.backTo == "" {
+		return o.thisRelease()
+	}
+	flag, value := "to", o.to
+	if o.backTo != "" {
+		flag, value = "back-to", o.backTo
+	}
+	release, err := compat.ParseTarget(binary, flag, value, o.backTo != "")
+	if err != nil {
+		return nil, err
+	}
+	if release.EqualTo(binary) {
+		return o.thisRelease()
+	}
+	return compat.ReleaseTarget(o.Lifecycles(), release), nil
+}
+
+// thisRelease plans as this release's servers do.
+func (o *options) thisRelease() (*compat.Target, error) {
+	binary := compat.BinaryVersion()
+	emulation, minCompatibility, err := compat.ParseVersions(binary, o.emulation, o.minCompatibility)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := compat.NewPlan(o.Lifecycles(), compat.Options{Binary: binary, Emulation: emulation, MinCompatibility: minCompatibility})
+	if err != nil {
+		return nil, err
+	}
+	return plan.Target(), nil
+}
+
+// world reads what is stored, from where the flags say.
+func (o *options) world(ctx context.Context, known []schema.GroupResource) (*World, error) {
+	if o.Etcd != nil {
+		read, err := o.Etcd(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if read != nil {
+			return read(ctx, known)
+		}
+	}
+	config, err := o.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	return inCluster(ctx, config, known)
+}

@@ -1,0 +1,69 @@
+package rawetcd
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/concord-dev/concord/rewrite"
+)
+
+// namedInTable is how many unreadable keys the table names; JSON names all.
+const namedInTable = 10
+
+// PrintCensus prints a census as a table or, if output is json, as that. verified says that
+// every value was decoded.
+func PrintCensus(out io.Writer, census rewrite.Census, verified bool, output string) error {
+	if output == "json" {
+		return printJSON(out, census)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "RESOURCE\tENCODING\tOBJECTS\tBYTES")
+	var encrypted int64
+	for _, row := range census.Rows {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", row.Resource, row.Encoding, row.Objects, row.Bytes)
+		if strings.HasPrefix(row.Encoding, rewrite.EncodingEncrypted) {
+			encrypted += row.Objects
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	printNamed(out, "values that cannot be read", len(census.Unknown), func(i int) string {
+		return fmt.Sprintf("%q", census.Unknown[i])
+	})
+	if verified {
+		printNamed(out, "values that do not decode", len(census.Undecodable), func(i int) string {
+			return fmt.Sprintf("%q: %s", census.Undecodable[i].Key, census.Undecodable[i].Reason)
+		})
+		verdict := "all others decode"
+		if encrypted > 0 {
+			verdict += fmt.Sprintf(", but for %d encrypted values, which were not tried", encrypted)
+		}
+		fmt.Fprintln(out, "\n"+verdict)
+	}
+	_, err := fmt.Fprintf(out, "\nrevision %d\n", census.Revision)
+	return err
+}
+
+// printNamed prints the number of something, and the names of the first.
+func printNamed(out io.Writer, what string, n int, name func(i int) string) {
+	if n == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\n%s: %d\n", what, n)
+	for i := range min(n, namedInTable) {
+		fmt.Fprintf(out, "  %s\n", name(i))
+	}
+	if n > namedInTable {
+		fmt.Fprintf(out, "  and %d more, named by -o json\n", n-namedInTable)
+	}
+}
+
+func printJSON(out io.Writer, value any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRule has one spec of every fate on stock and on ours.
+func TestRule(t *testing.T) {
+	passed, failed := outcome{ran: true, passed: true, attempts: 1}, outcome{ran: true, attempts: 2, message: "boom", place: "a.go:1"}
+	itself := outcome{ran: true, skippedItself: "only for gce"}
+	for name, c := range map[string]struct {
+		stock, ours outcome
+		reason      string
+		want        string // part of the only complaint; empty: none
+	}{
+		"passes on both":             {passed, passed, "", ""},
+		"fails on ours":              {passed, failed, "", "server: spec: failed: boom (a.go:1)"},
+		"fails on stock":             {failed, passed, "", "stock: spec: failed: boom (a.go:1)"},
+		"skips itself on both":       {itself, itself, "", ""},
+		"skips itself on ours":       {passed, itself, "", "server: spec: passed on stock, not for this cluster: only for gce"},
+		"was not run on ours":        {passed, outcome{}, "", "server: spec: passed on stock, not run"},
+		"was not run for a reason":   {passed, outcome{}, "no pods", ""},
+		"was run on neither of them": {outcome{}, outcome{}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := &skipList{}
+			if c.reason != "" {
+				list.entries = []skip{{plane: alone, name: "spec", reason: c.reason}}
+			}
+			broken := judge([]string{"spec"}, list, map[string]outcomes{stock: {"spec": c.stock}, alone: {"spec": c.ours}}).broken
+			if c.want == "" && len(broken) > 0 || c.want != "" && (len(broken) != 1 || broken[0] != c.want) {
+				t.Errorf("complaints %q, want %q", broken, c.want)
+			}
+		})
+	}
+	if broken := judge(nil, &skipList{}, map[string]outcomes{alone: {}}).broken; len(broken) != 1 {
+		t.Errorf("without stock: complaints %q", broken)
+	}
+}
+
+func TestSkipList(t *testing.T) {
+	for text, want := range map[string]string{
+		"== all: needs nodes\nA\n\n# why not\n== server: needs pods\nB": "",
+		"A":                               `:1: a line`,
+		"== everywhere: no":               `no plane "everywhere"`,
+		"== all":                          "names no reason",
+		"== all: r\nC":                    `no spec "C"`,
+		"== all: r\nA\n== server: r\nA":   `"A" stands there twice`,
+		"== stock: r\nA\n== server: r\nA": "",
+	} {
+		path := filepath.Join(t.TempDir(), "skipped.txt")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		list, err := readSkipped(path)
+		if err == nil {
+			err = list.check([]string{"A", "B"})
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestReport reads what ginkgo writes.
+func TestReport(t *testing.T) {
+	path := filepath.Join(t.TempDir(), reportName)
+	write := func(specs string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(`[{"SpecReports": [`+specs+`]}]`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
+		{"ContainerHierarchyTexts": ["[sig-auth] A", "b  c"], "LeafNodeText": "passes", "LeafNodeType": "It", "State": "passed", "NumAttempts": 2},
+		{"ContainerHierarchyTexts": null, "LeafNodeText": "fails", "LeafNodeType": "It", "State": "timedout", "NumAttempts": 1, "Failure": {"Message": "late\nvery", "Location": {"FileName": "a.go", "LineNumber": 7}}},
+		{"ContainerHierarchyTexts": null, "LeafNodeText": "says no", "LeafNodeType": "It", "State": "skipped", "NumAttempts": 1, "Failure": {"Message": "no nodes"}},
+		{"ContainerHierarchyTexts": null, "LeafNodeText": "left", "LeafNodeType": "It", "State": "skipped", "NumAttempts": 0}`)
+	got, err := readReport(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]outcome{
+		"[sig-auth] A b c passes": {ran: true, passed: true, attempts: 2},
+		"fails":                   {ran: true, attempts: 1, message: "late", place: "a.go:7"},
+		"says no":                 {ran: true, attempts: 1, skippedItself: "no nodes"},
+		"left":                    {},
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %+v, want %+v", name, got[name], want)
+		}
+	}
+	write(`{"LeafNodeType": "SynchronizedBeforeSuite", "State": "failed", "Failure": {"Message": "no cluster"}}`)
+	if _, err := readReport(path); err == nil || !strings.Contains(err.Error(), "no cluster") {
+		t.Errorf("suite that did not begin: %v", err)
+	}
+}

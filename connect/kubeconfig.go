@@ -1,0 +1,37 @@
+package connect
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// answerTimeout bounds the wait for each answer of a cluster.
+const answerTimeout = 10 * time.Second
+
+// Kubeconfig is how to reach the cluster that a kubeconfig names, or $KUBECONFIG.
+func Kubeconfig(file string) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = file
+	return Loaded(clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil))
+}
+
+// Loaded is how a command reaches the cluster of a kubeconfig that flags were bound to.
+func Loaded(flags clientcmd.ClientConfig) (*rest.Config, error) {
+	config, err := flags.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig or $KUBECONFIG: %w", err)
+	}
+	config.QPS = -1 // a request or two for every migration, which the servers' own flow control bounds
+	return AsCommand(config), nil
+}
+
+// WithTimeout returns a copy of config that waits for each answer only so long as somebody at
+// a terminal would.
+func WithTimeout(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Timeout = answerTimeout
+	return config
+}

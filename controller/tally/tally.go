@@ -1,0 +1,103 @@
+// Package tally counts what StorageStates, migrations and identity Leases say, as metrics for
+// alerts and dashboards: which resources the servers do not agree on, how far migrations are, which
+// encryption keys are needed, and which server's Lease has not been renewed. It runs on the elected
+// server, or in the elected process of the controllers for stock clusters; the others show nothing.
+package tally
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+const (
+	// DefaultInterval is Config.Interval's default.
+	DefaultInterval = 10 * time.Second
+	// stepTimeout bounds one Step of Run, in real time.
+	stepTimeout = 30 * time.Second
+)
+
+// Config is what New needs.
+type Config struct {
+	// Client lists StorageStates, migrations and Leases.
+	Client client.Reader
+	// Metrics shows what is counted.
+	Metrics *Metrics
+	// Interval is the time between two counts.
+	Interval time.Duration
+	// Logger is silent by default.
+	Logger logr.Logger
+}
+
+// Validate names the first field with which New cannot work. Zero values that have a default are
+// valid.
+func (c Config) Validate() error {
+	switch {
+	case c.Client == nil:
+		return errors.New("tally: Config.Client is missing")
+	case c.Metrics == nil:
+		return errors.New("tally: Config.Metrics is missing")
+	case c.Interval < 0:
+		return fmt.Errorf("tally: Config.Interval is negative: %s", c.Interval)
+	}
+	return nil
+}
+
+// Controller counts.
+type Controller struct{ cfg Config }
+
+// New returns a Controller; it does nothing by itself.
+func New(cfg Config) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Interval = cmp.Or(cfg.Interval, DefaultInterval)
+	if cfg.Logger.GetSink() == nil {
+		cfg.Logger = logr.Discard()
+	}
+	return &Controller{cfg: cfg}, nil
+}
+
+// Run counts until ctx ends; then nothing is shown any more.
+func (c *Controller) Run(ctx context.Context) {
+	defer c.cfg.Metrics.show(nil)
+	wait.JitterUntilWithContext(ctx, func(ctx context.Context) {
+		step, cancel := context.WithTimeout(ctx, stepTimeout)
+		defer cancel()
+		if err := c.Step(step); err != nil && ctx.Err() == nil {
+			// What was counted last stays: whoever alerts on it would else be told that all is well.
+			c.cfg.Logger.Error(err, "Metrics of StorageStates and migrations are not up to date")
+		}
+	}, c.cfg.Interval, 0.1, false)
+}
+
+// Step counts once.
+func (c *Controller) Step(ctx context.Context) error {
+	var states migrationv1alpha1.StorageStateList
+	var migrations migrationv1alpha1.StorageVersionMigrationList
+	var leases coordinationv1.LeaseList
+	// Any server's cache is good enough, and cheap.
+	cached := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}
+	for _, list := range []client.ObjectList{&states, &migrations} {
+		if err := c.cfg.Client.List(ctx, list, cached); err != nil {
+			return fmt.Errorf("list %T: %w", list, err)
+		}
+	}
+	if err := c.cfg.Client.List(ctx, &leases, cached, client.InNamespace(storageversion.IdentityNamespace),
+		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
+		return fmt.Errorf("list identity Leases: %w", err)
+	}
+	c.cfg.Metrics.show(count(states.Items, migrations.Items, storageversion.Servers(leases.Items)))
+	return nil
+}

@@ -1,0 +1,49 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// ErrNotStored says that a resource's values cannot be counted, since they are stored elsewhere:
+// by an aggregated API server, for one. Then what migrations say is believed.
+var ErrNotStored = errors.New("the resource is not stored here")
+
+// Count counts the stored values of a resource for a Result that asks for it, so that the next
+// Step can decide. It takes as long as it takes to read all of them.
+func (c *Controller) Count(ctx context.Context, gr schema.GroupResource, target evolve.Target) error {
+	found, err := c.cfg.Census(ctx, gr, target)
+	switch {
+	case errors.Is(err, ErrNotStored):
+		found = nil
+	case err != nil:
+		return fmt.Errorf("count what is stored of %s: %w", gr, err)
+	case len(found) > 0:
+		c.cfg.Logger.Info("Objects are stored in encodings that should be gone: they are migrated, and nothing is pruned before", "resource", gr.String(), "found", agree.Join(found), "expected", string(target.Encoding))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counted[gr] = evolve.Census{Of: target, Found: found}
+	return nil
+}
+
+// census returns what was counted for a target; nil if it was not. What was found decides once:
+// it is counted anew after the migration that follows. That nothing was found stays true.
+func (c *Controller) census(gr schema.GroupResource, target evolve.Target) *evolve.Census {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	census, ok := c.counted[gr]
+	if !ok || census.Of != target {
+		return nil
+	}
+	if len(census.Found) > 0 {
+		delete(c.counted, gr)
+	}
+	return &census
+}

@@ -1,0 +1,105 @@
+package trigger
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// changeCRD changes the definition, and returns it.
+func (w *world) changeCRD(change func(*apiextensionsv1.CustomResourceDefinition)) *apiextensionsv1.CustomResourceDefinition {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	w.quietly(func() {
+		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+		if change != nil {
+			change(crd)
+			w.must(w.client.Update(context.Background(), crd))
+		}
+	})
+	return crd
+}
+
+// A cut-over on hold is not made though every object is migrated, and is made when it is
+// released. The migration is remembered once, and tells what it was from and to.
+func TestHoldAndHistory(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		crd.Annotations = map[string]string{migrationv1alpha1.HoldAnnotation: "true"}
+	})
+	w.report(v2)
+	w.settle(c)
+	migration := w.migrations()[0]
+	w.end(migration.Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v1", "v2"}) {
+		t.Fatalf("on hold, storedVersions are %v", got)
+	}
+	past := migrationv1alpha1.History(w.state().Annotations)
+	if len(past) != 1 || past[0].UID != migration.UID || past[0].To != string(v2) || past[0].Result != string(migrationv1alpha1.MigrationSucceeded) ||
+		past[0].Made != migrationv1alpha1.MadeByTrigger || !slices.Equal(past[0].From, []string{migrationv1alpha1.Unknown}) {
+		t.Errorf("remembered: %+v", past)
+	}
+	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations = nil })
+	w.settle(c)
+	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("released, storedVersions are %v", got)
+	}
+	if again := migrationv1alpha1.History(w.state().Annotations); len(again) != 1 {
+		t.Errorf("remembered later: %+v", again)
+	}
+}
+
+// A migration is remembered no later than the stored set is lowered: whoever reads the
+// StorageState in between is told what it was from.
+func TestRememberedBeforeLowered(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	lowered := false
+	w.before = func(string) error {
+		state := w.state()
+		if slices.Equal(migrationv1alpha1.ViewState(state).Stored, []agree.Encoding{v1}) {
+			lowered = true
+			if past := migrationv1alpha1.History(state.Annotations); len(past) != 1 || !slices.Equal(past[0].From, []string{migrationv1alpha1.Unknown}) {
+				t.Errorf("lowered, it remembers %+v", past)
+			}
+		}
+		return nil
+	}
+	w.settle(c)
+	if !lowered {
+		t.Error("the stored set was not lowered, or nobody looked")
+	}
+}
+
+// A migration that failed is remembered before it makes room for the next attempt.
+func TestFailureIsRemembered(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	first := w.migrations()[0]
+	w.end(first.Name, migrationv1alpha1.MigrationFailed)
+	w.settle(c)
+	if past := migrationv1alpha1.History(w.state().Annotations); len(past) != 1 {
+		t.Errorf("remembered when it has failed: %+v", past)
+	}
+	w.clock.Step(evolve.Backoff(1))
+	w.settle(c)
+	if now := w.migrations(); len(now) != 1 || now[0].UID == first.UID {
+		t.Fatalf("there is no second attempt: %v", now)
+	}
+	past := migrationv1alpha1.History(w.state().Annotations)
+	if len(past) != 1 || past[0].UID != first.UID || past[0].Result != string(migrationv1alpha1.MigrationFailed) {
+		t.Errorf("remembered: %+v", past)
+	}
+}

@@ -1,0 +1,218 @@
+package browser
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-rod/rod/lib/proto"
+
+	"github.com/concord-dev/concord/status"
+)
+
+// eventful is a cluster of which every part of the page has something to show.
+func eventful(t *testing.T) status.Observed {
+	o := story(t, "scene")
+	roll, timeline := story(t, "roll"), story(t, "timeline")
+	o.StorageVersions, o.States = append(o.StorageVersions, roll.StorageVersions...), append(o.States, roll.States...)
+	o.Events, o.Versions = timeline.Events, timeline.Versions
+	for i := range o.Leases {
+		o.Leases[i].CreationTimestamp.Time = o.Now.Add(-5 * 60e9)
+	}
+	return o
+}
+
+// TestContent: the page shows what is not well by name, in light and dark, at any width, for
+// everybody: axe-core finds nothing with all its rules.
+func TestContent(t *testing.T) {
+	a := newAPI(t, eventful(t))
+	b := chromium(t)
+	v := open(t, b, serve(t, a.config()).local.URL(), look{width: 1280, height: 900})
+	v.waitText("#live", "live")
+	v.waitText("#problems", "has not renewed its Lease", "default/broken", "its migration is paused", "kubectl concord resume gadgets.example.com")
+	v.waitText("#migrations", "gadgets.example.com", "paused")
+	v.waitText("#servers", "apiserver-", "dead for")
+	v.waitText("#releases", "Forward to 1.38: ", "Back to 1.36: ")
+	v.waitText("#timeline", "was started", "all servers are 1.37", "Paused: spec.paused is set")
+	v.waitText("concord-matrix .told", "resources")
+	var best struct{ First, Useful float64 }
+	v.eval(&best, `() => ({ First: performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0, Useful: performance.getEntriesByName('useful')[0]?.startTime ?? 0 })`)
+	t.Logf("first contentful paint after %.0f ms, with the cluster's state after %.0f ms", best.First, best.Useful)
+	defer func() { // what finds nothing has to be able to find something
+		v.eval(nil, `() => { document.querySelector('main').append(document.createElement('img')); document.querySelector('#headline').style.color = 'color-mix(in srgb, currentColor 20%, var(--ground))'; }`)
+		found := v.violations()
+		for _, id := range []string{"image-alt", "color-contrast"} {
+			if !slices.ContainsFunc(found, func(f violation) bool { return f.ID == id }) {
+				t.Errorf("axe-core does not find %s, but %+v", id, found)
+			}
+		}
+	}()
+	for _, width := range []int{320, 768, 1280, 2560} {
+		for _, dark := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d-dark-%t", width, dark), func(t *testing.T) {
+				l := look{width: width, height: 900, dark: dark}
+				v := &view{v.Page, t}
+				v.as(l)
+				v.fits(width)
+				v.accessible()
+				if width == 320 && !dark || width == 1280 {
+					v.as(look{width: width, height: 1500, dark: dark})
+					v.screenshot(fmt.Sprintf("dashboard-%d-%s.png", width, map[bool]string{true: "dark", false: "light"}[dark]))
+				}
+			})
+		}
+	}
+}
+
+// fits: the page itself does not scroll to the side.
+func (v *view) fits(width int) {
+	v.t.Helper()
+	v.wait(func() error {
+		var got struct{ Inner, Scroll int }
+		v.eval(&got, `() => ({ Inner: innerWidth, Scroll: document.documentElement.scrollWidth })`)
+		if got.Inner != width || got.Scroll > width {
+			return fmt.Errorf("at %d px the page is %d px wide in %d", width, got.Scroll, got.Inner)
+		}
+		return nil
+	})
+}
+
+// violation is what axe-core finds.
+type violation struct {
+	ID, Help string
+	Nodes    []struct{ HTML, FailureSummary string }
+}
+
+// accessible has axe-core look at the page, with all its rules.
+func (v *view) accessible() {
+	v.t.Helper()
+	for _, f := range v.violations() {
+		v.t.Errorf("%s: %s: %+v", f.ID, f.Help, f.Nodes)
+	}
+}
+
+func (v *view) violations() (found []violation) {
+	v.t.Helper()
+	if _, err := (proto.RuntimeEvaluate{Expression: axe}).Call(v); err != nil { // the page's policy allows no other way
+		v.t.Fatal(err)
+	}
+	v.eval(&found, `async () => (await axe.run(document)).violations.map(({ id, help, nodes }) => ({ ID: id, Help: help, Nodes: nodes.slice(0, 3).map((n) => ({ HTML: n.html, FailureSummary: n.failureSummary })) }))`)
+	return found
+}
+
+// TestKeyboard: with the Tab key alone one gets to the table and everything else that scrolls
+// or opens, and sees where one is.
+func TestKeyboard(t *testing.T) {
+	a := newAPI(t, eventful(t))
+	v := open(t, chromium(t), serve(t, a.config()).local.URL(), look{width: 1280, height: 900})
+	v.waitText("#live", "live")
+	var reached []string
+	for range 60 {
+		if err := v.Keyboard.Press('\t'); err != nil {
+			t.Fatal(err)
+		}
+		var at struct {
+			What    string
+			Visible bool
+		}
+		v.eval(&at, `() => { const e = document.activeElement; return { What: e.id || e.className || e.tagName, Visible: e === document.body || getComputedStyle(e).outlineStyle !== 'none' }; }`)
+		if !at.Visible {
+			t.Errorf("nobody sees that %s has the focus", at.What)
+		}
+		reached = append(reached, at.What)
+	}
+	for _, want := range []string{"skip", "find", "only", "scroll", "SUMMARY", "PRE", "OL"} {
+		if !slices.Contains(reached, want) {
+			t.Errorf("Tab leads to %s, and not to %s", strings.Join(slices.Compact(reached), ", "), want)
+		}
+	}
+}
+
+// TestDropped: a connection that is lost is told, and comes back by itself with what has
+// changed meanwhile. So is a cluster that does not answer.
+func TestDropped(t *testing.T) {
+	o := many(t, 20)
+	a := newAPI(t, o)
+	s := serve(t, a.config())
+	v := open(t, chromium(t), s.local.URL(), look{width: 1280, height: 900})
+	v.waitText("#live", "live")
+	v.waitText("concord-matrix .told", "20 resources")
+	s.stop()
+	v.waitText("#live", "stale since", "the connection is lost; trying again")
+	sv := versionOf("things00003.group003.example.com", "v2", o.Leases[0].Name)
+	a.put(t, versionsPath, &sv)
+	s.comeBack()
+	v.waitText("#live", "live")
+	v.wait(func() error {
+		if row := v.row("things00003.group003.example.com"); len(row) < 5 || !strings.Contains(row[1], "not in one version") {
+			return fmt.Errorf("the row is %q", row)
+		}
+		return nil
+	})
+	if rows := v.text("concord-matrix .told"); rows != "20 resources" {
+		t.Errorf("the table has %s", rows)
+	}
+	a.CloseClientConnections()
+	a.Listener.Close()
+	v.waitText("#live", "stale since", "the cluster does not answer")
+	v.waitText("concord-matrix .told", "20 resources")
+}
+
+// TestManyResources: with 10,000 resources no task of the page's main thread takes 100 ms of
+// work: not while they come, nor while one scrolls, searches, or 500 of them change. What is
+// not well comes first.
+func TestManyResources(t *testing.T) {
+	const resources, budget = 10000, 100.0
+	o := many(t, resources)
+	a := newAPI(t, o)
+	v := open(t, chromium(t), "about:blank", look{width: 1280, height: 900})
+	done := v.traced()
+	if err := v.Navigate(serve(t, a.config()).local.URL()); err != nil {
+		t.Fatal(err)
+	}
+	v.waitText("concord-matrix .told", "10,000 resources")
+	v.waitText("#live", "live")
+	v.eval(nil, `async () => { const view = document.querySelector('.scroll'); for (let i = 0; i <= 60; i++) { view.scrollTop = view.scrollHeight * i / 60; await new Promise(requestAnimationFrame); } }`)
+	v.wait(func() error {
+		if v.row(fmt.Sprintf("things%05d.group%03d.example.com", resources-1, 99)) == nil {
+			return errors.New("the last row is not in sight at the end")
+		}
+		return nil
+	})
+	v.eval(nil, `async () => { const view = document.querySelector('.scroll'); view.scrollTop = 0; const find = document.querySelector('#find'); for (const text of ['t', 'things0123', 'nothing', '']) { find.value = text; find.dispatchEvent(new Event('input')); await new Promise(requestAnimationFrame); } }`)
+	for i := range 500 {
+		name := fmt.Sprintf("things%05d.group%03d.example.com", i*19, i*19%100)
+		sv := versionOf(name, "v2", o.Leases[0].Name)
+		sv.Status.StorageVersions = append(sv.Status.StorageVersions, o.StorageVersions[i*19].Status.StorageVersions[1:]...)
+		sv.Status.CommonEncodingVersion = nil
+		a.put(t, versionsPath, &sv)
+	}
+	v.waitText("concord-problems", "servers disagree on 500 resources")
+	v.wait(func() error {
+		if first := v.row("things00000.group000.example.com"); len(first) != 7 || !strings.Contains(first[1], "servers disagree") || first[4] != "v2" || first[5] != "v1" {
+			return fmt.Errorf("the first row is %q", first)
+		}
+		return nil
+	})
+	var got struct {
+		Tasks  []float64
+		Rows   int
+		Useful float64
+	}
+	v.eval(&got, `() => ({ Tasks: window.tasks, Rows: document.querySelectorAll('concord-matrix tr').length, Useful: performance.getEntriesByName('useful')[0]?.startTime ?? 0 })`)
+	work := done()
+	slices.Sort(work)
+	if len(work) < 100 {
+		t.Fatalf("%d tasks were traced", len(work))
+	}
+	longest := work[len(work)-1]
+	t.Logf("of %d tasks the longest has %.0f ms of work; %d took 50 ms and more by the clock, at most %.0f ms; %d rows in the document; useful after %.0f ms", len(work), longest, len(got.Tasks), slices.Max(append(got.Tasks, 0)), got.Rows, got.Useful)
+	if longest >= budget {
+		t.Errorf("a task of the main thread has %.0f ms of work, which is not below %.0f ms", longest, budget)
+	}
+	if got.Rows > 200 {
+		t.Errorf("%d rows are in the document", got.Rows)
+	}
+}

@@ -1,0 +1,233 @@
+package dashboard
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"io/fs"
+	"net/http"
+	"path"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/workers"
+)
+
+//go:embed page
+var files embed.FS
+
+// Config is what a Handler needs. All fields are required but Of.
+type Config struct {
+	// Cluster is how to reach the cluster that is shown, and as whom.
+	Cluster *rest.Config
+	// Of names the cluster to people.
+	Of string
+	// Lifecycles say in which releases each version of each built-in resource exists.
+	Lifecycles func() []compat.Lifecycle
+}
+
+const (
+	// linger is how long a cluster is watched after the last viewer has gone: who loads the page
+	// anew does not wait for its lists.
+	linger = time.Minute
+	// leastGap and mostGap bound the time between two pictures. Between them making pictures
+	// takes no more than a part of the time.
+	leastGap, mostGap = 300 * time.Millisecond, 5 * time.Second
+	idleShare         = 3
+)
+
+// Stream is where the page gets its events, below where the Handler is mounted.
+const Stream = "/page/stream"
+
+// Handler serves the page at "/", what it consists of below "/page/" and its events at Stream.
+// It watches the cluster only while somebody looks.
+type Handler struct {
+	config  Config
+	cluster *cluster
+	ctx     context.Context
+	pages   map[string]page
+
+	mu sync.Mutex
+	// viewers have the events' requests under way; stop, if not nil, ends what watches.
+	viewers int
+	stop    context.CancelFunc
+	idle    *time.Timer
+	latest  *snapshot
+}
+
+// snapshot is what is shown at a time. Its first is empty, and not to be shown.
+type snapshot struct {
+	picture []byte
+	rows    map[string]string
+	// order are the rows' names as they are to be shown.
+	order []string
+	// replaced is closed when there is a newer one.
+	replaced chan struct{}
+}
+
+// New returns a Handler, which does nothing but answer requests; what it does for them ends
+// with ctx.
+func New(ctx context.Context, config Config) (*Handler, error) {
+	c, err := newCluster(config.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	pages, err := readPages(files)
+	if err != nil {
+		return nil, err
+	}
+	h := &Handler{config: config, cluster: c, ctx: ctx, pages: pages, latest: &snapshot{replaced: make(chan struct{})}}
+	h.idle = time.AfterFunc(linger, h.doze)
+	return h, nil
+}
+
+// page is a file of it.
+type page struct {
+	kind string
+	text []byte
+}
+
+var kinds = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+// readPages reads the embedded files by the path at which they are served.
+func readPages(files fs.FS) (map[string]page, error) {
+	pages := map[string]page{}
+	err := fs.WalkDir(files, "page", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := fs.ReadFile(files, name)
+		at := "/" + name
+		if name == "page/index.html" {
+			at = "/"
+		}
+		pages[at] = page{kinds[path.Ext(name)], text}
+		return err
+	})
+	return pages, err
+}
+
+// policy lets the page load nothing but its own files, and nobody frame it.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Content-Security-Policy", policy)
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	header.Set("Cache-Control", "no-store")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		header.Set("Allow", "GET, HEAD")
+		http.Error(w, "the page only reads", http.StatusMethodNotAllowed)
+		return
+	}
+	h.look(0)
+	if r.URL.Path == Stream {
+		h.stream(w, r)
+		return
+	}
+	p, ok := h.pages[r.URL.Path]
+	if !ok {
+		http.Error(w, "there is no such page", http.StatusNotFound)
+		return
+	}
+	header.Set("Content-Type", p.kind)
+	if r.Method == http.MethodGet {
+		_, _ = w.Write(p.text) // the client is gone
+	}
+}
+
+// look counts viewers, and has the cluster watched.
+func (h *Handler) look(viewers int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.viewers += viewers
+	h.idle.Reset(linger)
+	if h.stop != nil || h.ctx.Err() != nil {
+		return
+	}
+	var ctx context.Context
+	ctx, h.stop = context.WithCancel(h.ctx)
+	go workers.Loop(ctx, "dashboard", h.follow)
+}
+
+// doze stops watching the cluster, if nobody looks.
+func (h *Handler) doze() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.viewers > 0 {
+		h.idle.Reset(linger)
+		return
+	}
+	if h.stop != nil {
+		h.stop()
+		h.stop = nil
+		h.show(&snapshot{})
+	}
+}
+
+// show replaces the snapshot. The caller holds the lock.
+func (h *Handler) show(s *snapshot) {
+	s.replaced = make(chan struct{})
+	close(h.latest.replaced)
+	h.latest = s
+}
+
+func (h *Handler) snapshot() *snapshot {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.latest
+}
+
+// follow watches the cluster and shows what it sees until ctx ends.
+func (h *Handler) follow(ctx context.Context) {
+	s := h.cluster.watch(ctx)
+	for {
+		select {
+		case <-s.dirty:
+		case <-ctx.Done():
+			return
+		}
+		began := time.Now()
+		if err := h.see(ctx, s); err != nil {
+			klog.FromContext(ctx).Error(err, "The dashboard cannot show what it sees")
+		}
+		select {
+		case <-time.After(min(mostGap, max(leastGap, idleShare*time.Since(began)))):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// see shows what the source sees, once that is all.
+func (h *Handler) see(ctx context.Context, s *source) error {
+	s.mu.Lock()
+	unreachable, load := s.unreachable, s.load.now
+	s.mu.Unlock()
+	if !s.ready() && unreachable == "" {
+		return nil
+	}
+	p, rows := pictureOf(s.observe(), h.config.Lifecycles())
+	p.Of, p.Unreachable, p.Clients = h.config.Of, unreachable, load
+	next := &snapshot{}
+	var err error
+	if next.picture, err = json.Marshal(p); err != nil {
+		return err
+	}
+	if next.rows, next.order, err = encoded(rows); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ctx.Err() == nil {
+		h.show(next)
+	}
+	return nil
+}

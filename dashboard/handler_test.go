@@ -1,0 +1,97 @@
+package dashboard
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/verdict"
+)
+
+func request(t *testing.T, h http.Handler, method, url string, header ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), method, url, http.NoBody)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func newHandler(t *testing.T) *Handler {
+	t.Helper()
+	h, err := New(t.Context(), Config{Cluster: &rest.Config{Host: "http://127.0.0.1:1"}, Lifecycles: verdict.Lifecycles})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// TestPages: the page consists of its own files, every one it asks for is there, and it lets
+// nothing else in.
+func TestPages(t *testing.T) {
+	h := newHandler(t)
+	index := request(t, h, http.MethodGet, "/").Body.String()
+	for _, file := range []string{"page/page.js", "page/page.css", "page/icon.svg"} {
+		if !strings.Contains(index, `"`+file+`"`) {
+			t.Errorf("the page does not ask for %s", file)
+		}
+	}
+	for path, page := range h.pages {
+		w := request(t, h, http.MethodGet, path)
+		if w.Code != http.StatusOK || w.Header().Get("Content-Type") == "" || w.Body.Len() == 0 {
+			t.Errorf("%s: %d, %v", path, w.Code, w.Header())
+		}
+		if csp := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(csp, "default-src 'none';") || strings.Contains(csp, "unsafe") {
+			t.Errorf("%s: the policy is %q", path, csp)
+		}
+		for _, elsewhere := range []string{"https://", "//cdn", "innerHTML", "eval("} {
+			if strings.Contains(string(page.text), elsewhere) {
+				t.Errorf("%s has %q", path, elsewhere)
+			}
+		}
+	}
+	for _, c := range []struct {
+		method, path string
+		want         int
+	}{{http.MethodGet, "/page/nothing.js", http.StatusNotFound}, {http.MethodGet, "/page/index.html", http.StatusNotFound}, {http.MethodPost, "/", http.StatusMethodNotAllowed}, {http.MethodHead, "/", http.StatusOK}} {
+		if w := request(t, h, c.method, c.path); w.Code != c.want {
+			t.Errorf("%s %s is answered with %d, want %d", c.method, c.path, w.Code, c.want)
+		}
+	}
+}
+
+// TestLocal: only who has the URL sees the page, and no page of another site does, not even one
+// whose name leads here.
+func TestLocal(t *testing.T) {
+	served := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("at " + r.URL.Path)) })
+	l := NewLocal(served, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4000})
+	if other := NewLocal(served, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4000}); other.URL() == l.URL() || len(l.token) < 20 {
+		t.Errorf("the URLs are %s and %s", l.URL(), other.URL())
+	}
+	if w := request(t, l, http.MethodGet, l.URL()+"page/page.js"); w.Code != http.StatusOK || w.Body.String() != "at /page/page.js" {
+		t.Errorf("the page is answered with %d %s", w.Code, w.Body)
+	}
+	if w := request(t, l, http.MethodGet, strings.Replace(l.URL(), "127.0.0.1", "localhost", 1)); w.Code != http.StatusOK {
+		t.Errorf("by the name localhost it is answered with %d", w.Code)
+	}
+	if w := request(t, l, http.MethodGet, l.URL(), "Origin", "http://127.0.0.1:4000"); w.Code != http.StatusOK {
+		t.Errorf("from itself it is answered with %d", w.Code)
+	}
+	for what, w := range map[string]*httptest.ResponseRecorder{
+		"no token":      request(t, l, http.MethodGet, "http://127.0.0.1:4000/"),
+		"a wrong token": request(t, l, http.MethodGet, "http://127.0.0.1:4000/"+strings.Repeat("A", 26)+"/"),
+		"another name":  request(t, l, http.MethodGet, strings.Replace(l.URL(), "127.0.0.1", "evil.example.com", 1)),
+		"another port":  request(t, l, http.MethodGet, strings.Replace(l.URL(), "4000", "80", 1)),
+		"another site":  request(t, l, http.MethodGet, l.URL(), "Origin", "http://evil.example.com"),
+	} {
+		if w.Code != http.StatusForbidden || strings.Contains(w.Body.String(), l.token) || strings.Contains(w.Body.String(), "at /") {
+			t.Errorf("%s: answered with %d %s", what, w.Code, w.Body)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package dashboard
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// Local is a Handler on the loopback of a machine that others use too, with somebody's
+// credentials: only who knows the URL may look. The token is in the path, and not in a cookie,
+// which a browser also sends to other ports of the same address.
+type Local struct {
+	pages http.Handler
+	hosts []string
+	token string
+}
+
+// NewLocal returns the pages as they are served at a TCP address of the loopback.
+func NewLocal(pages http.Handler, at net.Addr) *Local {
+	host, port, _ := net.SplitHostPort(at.String()) // a TCP address has both
+	return &Local{pages: pages, hosts: []string{net.JoinHostPort(host, port), net.JoinHostPort("localhost", port)}, token: rand.Text()}
+}
+
+// URL is where the page is.
+func (l *Local) URL() string { return "http://" + l.hosts[0] + "/" + l.token + "/" }
+
+// ServeHTTP implements http.Handler. A Host that is not the address is a name that somebody
+// else has made to lead here (DNS rebinding); an Origin that is not is a page of somebody
+// else's.
+func (l *Local) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if origin := r.Header.Get("Origin"); !slices.Contains(l.hosts, r.Host) || origin != "" && origin != "http://"+r.Host {
+		http.Error(w, "this page is not for other sites", http.StatusForbidden)
+		return
+	}
+	token, below, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if subtle.ConstantTimeCompare([]byte(token), []byte(l.token)) != 1 {
+		http.Error(w, "the URL with its token is where kubectl concord dashboard printed it", http.StatusForbidden)
+		return
+	}
+	r2 := r.Clone(r.Context())
+	r2.URL.Path = "/" + below
+	l.pages.ServeHTTP(w, r2)
+}

@@ -1,0 +1,251 @@
+// Package beside runs stock kube-apiservers on one etcd for tests, each a process on a host of
+// its own, and concord controllers beside them. Which programs these are the test says.
+package beside
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/stock"
+)
+
+// Patience is for what takes seconds on a machine that nobody else uses.
+const Patience = 3 * time.Minute
+
+// AdminToken is of somebody who may do everything.
+const AdminToken = "admin"
+
+// Programs are what a cluster is made of, beside its etcd.
+type Programs struct {
+	// APIServer is a kube-apiserver with these flags.
+	APIServer func(flags ...string) *exec.Cmd
+	// Controllers are concord controllers.
+	Controllers func(Access, stock.Config) *exec.Cmd
+}
+
+// Access is how a program reaches a kube-apiserver.
+type Access struct {
+	URL, CAFile, Token string
+	// Dir is for files of its own.
+	Dir string `json:"-"`
+}
+
+// Config is Access for clients.
+func (a Access) Config() *rest.Config {
+	return &rest.Config{Host: a.URL, BearerToken: a.Token, TLSClientConfig: rest.TLSClientConfig{CAFile: a.CAFile}, QPS: -1}
+}
+
+// Cluster is an etcd and the kube-apiservers on it.
+type Cluster struct {
+	T    testing.TB
+	Dir  string
+	Etcd *cluster.Etcd
+
+	programs Programs
+	ca       string
+}
+
+// New starts an etcd. The package's TestMain calls cluster.Main or cluster.Serve.
+func New(t testing.TB, p Programs) *Cluster {
+	t.Helper()
+	c := &Cluster{T: t, Dir: t.TempDir(), programs: p}
+	c.Etcd = cluster.StartEtcd(t, filepath.Join(c.Dir, "etcd"), c.Dir)
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Write("sa.key", string(key))
+	c.Write("tokens.csv", AdminToken+",admin,1,system:masters\n")
+	certificate, private, err := certutil.GenerateSelfSignedCertKey("kubernetes.default.svc", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ca = c.Write("tls.crt", string(certificate))
+	c.Write("tls.key", string(private))
+	return c
+}
+
+// Write makes a file and returns its path.
+func (c *Cluster) Write(name, content string) string {
+	c.T.Helper()
+	path := filepath.Join(c.Dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		c.T.Fatal(err)
+	}
+	return path
+}
+
+// Values are those that etcd holds below a prefix, at a revision, or now if that is 0.
+func (c *Cluster) Values(ctx context.Context, prefix string, revision int64) ([]string, error) {
+	response, err := c.Etcd.Raw.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision))
+	if err != nil {
+		return nil, err
+	}
+	values := make([]string, 0, len(response.Kvs))
+	for _, kv := range response.Kvs {
+		values = append(values, string(kv.Value))
+	}
+	return values, nil
+}
+
+// APIServer is a running kube-apiserver.
+type APIServer struct {
+	*cluster.Process
+	Cluster *Cluster
+	// Address is host:port.
+	Address string
+}
+
+// APIServer starts a kube-apiserver on a host of this name and waits until it is ready.
+func (c *Cluster) APIServer(name string, flags ...string) *APIServer {
+	c.T.Helper()
+	return c.Start(c.programs.APIServer, name, flags...)
+}
+
+// Start starts a kube-apiserver of another program.
+func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ...string) *APIServer {
+	c.T.Helper()
+	s := &APIServer{Cluster: c, Address: cluster.FreeAddress(c.T)}
+	s.Process = cluster.NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return onHost(name, program(append(s.flags(), flags...)...)) })
+	s.Process.Start()
+	s.WaitReady()
+	return s
+}
+
+func (s *APIServer) flags() []string {
+	_, port, _ := strings.Cut(s.Address, ":")
+	file := func(name string) string { return filepath.Join(s.Cluster.Dir, name) }
+	return []string{
+		"--bind-address=127.0.0.1", "--secure-port=" + port, "--etcd-servers=" + s.Cluster.Etcd.Endpoint,
+		"--tls-cert-file=" + file("tls.crt"), "--tls-private-key-file=" + file("tls.key"), "--cert-dir=" + file("certs-"+port),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + file("sa.key"), "--service-account-signing-key-file=" + file("sa.key"),
+		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file=" + file("tokens.csv"),
+		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s",
+	}
+}
+
+// onHost has a program run on a host of this name, of which kube-apiserver makes its identity.
+func onHost(name string, program *exec.Cmd) *exec.Cmd {
+	unshare := []string{"--uts"}
+	if os.Getuid() != 0 {
+		unshare = append(unshare, "--map-root-user")
+	}
+	// Each becomes the next: it stays one process.
+	script := `echo "$0" > /proc/sys/kernel/hostname && exec "$@"`
+	cmd := exec.Command("unshare", slices.Concat(unshare, []string{"sh", "-c", script, name}, program.Args)...)
+	cmd.Env = program.Env
+	return cmd
+}
+
+// WaitReady waits until it is ready.
+func (s *APIServer) WaitReady() {
+	t := s.Cluster.T
+	t.Helper()
+	Eventually(t, Patience, s.Name+" is ready", func(ctx context.Context) error {
+		if s.Ended() {
+			t.Fatalf("%s ended: %s", s.Name, s.Output())
+		}
+		return s.Kube().Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// Access is that of somebody with a token.
+func (s *APIServer) Access(token string) Access {
+	return Access{URL: "https://" + s.Address, CAFile: s.Cluster.ca, Token: token, Dir: s.Cluster.Dir}
+}
+
+// Config is the administrator's, without limits.
+func (s *APIServer) Config() *rest.Config { return s.Access(AdminToken).Config() }
+
+func made[C any](s *APIServer, make func(*rest.Config) (C, error)) C {
+	s.Cluster.T.Helper()
+	c, err := make(s.Config())
+	if err != nil {
+		s.Cluster.T.Fatal(err)
+	}
+	return c
+}
+
+// Kube returns a typed client.
+func (s *APIServer) Kube() *kubernetes.Clientset {
+	s.Cluster.T.Helper()
+	return made(s, kubernetes.NewForConfig)
+}
+
+// Dynamic returns a client for any resource.
+func (s *APIServer) Dynamic() *dynamic.DynamicClient {
+	s.Cluster.T.Helper()
+	return made(s, dynamic.NewForConfig)
+}
+
+// Objects returns a client that knows Concord's kinds and definitions.
+func (s *APIServer) Objects() client.WithWatch {
+	s.Cluster.T.Helper()
+	return made(s, join.NewClient)
+}
+
+// Controllers starts controllers that use this server as the administrator.
+func (s *APIServer) Controllers(name string, config stock.Config) *cluster.Process {
+	s.Cluster.T.Helper()
+	return s.ControllersAs(name, AdminToken, config)
+}
+
+// ControllersAs has them come with a token.
+func (s *APIServer) ControllersAs(name, token string, config stock.Config) *cluster.Process {
+	s.Cluster.T.Helper()
+	config.Instance = name
+	access := s.Access(token)
+	p := cluster.NewProcess(s.Cluster.T, name, s.Cluster.Dir, func() *exec.Cmd { return s.Cluster.programs.Controllers(access, config) })
+	p.Start()
+	return p
+}
+
+// kubeconfig is Access as a file that programs read.
+func (a Access) kubeconfig() string {
+	text, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "test",
+		"contexts": []any{map[string]any{"name": "test", "context": map[string]any{"cluster": "test", "user": "test"}}},
+		"clusters": []any{map[string]any{"name": "test", "cluster": map[string]any{"server": a.URL, "certificate-authority": a.CAFile}}},
+		"users":    []any{map[string]any{"name": "test", "user": map[string]any{"token": a.Token}}},
+	})
+	if err != nil {
+		panic(err) // it is made of strings
+	}
+	return string(text)
+}
+
+// Kubeconfig writes a kubeconfig and returns its path.
+func (a Access) Kubeconfig(name string) (string, error) {
+	path := filepath.Join(a.Dir, name+".kubeconfig")
+	if err := os.WriteFile(path, []byte(a.kubeconfig()), 0o600); err != nil {
+		return "", fmt.Errorf("kubeconfig: %w", err)
+	}
+	return path, nil
+}
+
+// Eventually waits until check returns nil. After the timeout the test fails with what, and
+// check's last error.
+func Eventually(t testing.TB, timeout time.Duration, what string, check func(context.Context) error) {
+	t.Helper()
+	cluster.EventuallyEach(t, timeout, 10*time.Second, what, check)
+}

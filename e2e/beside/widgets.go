@@ -1,0 +1,231 @@
+package beside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// Group is that of the tests' resources.
+const Group = "example.com"
+
+// Encodings of the tests' resources.
+const (
+	V1 = Group + "/v1"
+	V2 = Group + "/v2"
+)
+
+// Namespace is where their objects are.
+const Namespace = metav1.NamespaceDefault
+
+// Widgets are a custom resource in v1 and v2, of which the first is stored at first.
+type Widgets struct {
+	// Server is the one that is asked.
+	Server *APIServer
+	Plural string
+}
+
+// Define makes a definition, with status subresource or without.
+func (s *APIServer) Define(plural string, status bool, schemas map[string]apiextensionsv1.JSONSchemaProps) *Widgets {
+	t := s.Cluster.T
+	t.Helper()
+	w := &Widgets{Server: s, Plural: plural}
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: w.Name()},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: Group, Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural, Singular: strings.TrimSuffix(plural, "s"), Kind: w.kind(), ListKind: w.kind() + "List"},
+		},
+	}
+	for _, v := range []string{"v1", "v2"} {
+		props := schemas[v]
+		props.Type, props.XPreserveUnknownFields = "object", ptr.To(true)
+		version := apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: v, Served: true, Storage: v == "v1", Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &props},
+		}
+		if status {
+			version.Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
+		}
+		crd.Spec.Versions = append(crd.Spec.Versions, version)
+	}
+	if err := s.Objects().Create(t.Context(), crd); err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, Patience, plural+" are served", func(ctx context.Context) error {
+		_, err := s.Dynamic().Resource(w.In("v1")).List(ctx, metav1.ListOptions{})
+		return err
+	})
+	return w
+}
+
+// Name is that of the definition, and of the StorageState.
+func (w *Widgets) Name() string { return w.Plural + "." + Group }
+
+// In is the resource in a version.
+func (w *Widgets) In(version string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: Group, Version: version, Resource: w.Plural}
+}
+
+func (w *Widgets) kind() string {
+	return strings.ToUpper(w.Plural[:1]) + strings.TrimSuffix(w.Plural[1:], "s")
+}
+
+// Change changes the definition.
+func (w *Widgets) Change(how func(*apiextensionsv1.CustomResourceDefinition)) error {
+	objects := w.Server.Objects()
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := objects.Get(w.Server.Cluster.T.Context(), client.ObjectKey{Name: w.Name()}, crd); err != nil {
+			return err
+		}
+		how(crd)
+		return objects.Update(w.Server.Cluster.T.Context(), crd)
+	})
+}
+
+// Store has a version stored.
+func (w *Widgets) Store(version string) {
+	t := w.Server.Cluster.T
+	t.Helper()
+	err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == version
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TakeOut takes v1 out of the definition's versions.
+func (w *Widgets) TakeOut() error {
+	return w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		crd.Spec.Versions = slices.DeleteFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == "v1" })
+	})
+}
+
+// ObjectName is that of the i-th object.
+func ObjectName(i int) string { return fmt.Sprintf("w%04d", i) }
+
+// Object is the i-th object.
+func (w *Widgets) Object(i int) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": V1, "kind": w.kind(), "metadata": map[string]any{"name": ObjectName(i), "namespace": Namespace},
+		"spec": map[string]any{"n": int64(0)}, "mandatory": "there",
+	}}
+}
+
+// Fill creates n objects.
+func (w *Widgets) Fill(n int, edit func(i int, w *unstructured.Unstructured)) {
+	t := w.Server.Cluster.T
+	t.Helper()
+	all := w.Server.Dynamic().Resource(w.In("v1")).Namespace(Namespace)
+	var wg sync.WaitGroup
+	numbers := make(chan int)
+	for range 16 {
+		wg.Go(func() {
+			for i := range numbers {
+				object := w.Object(i)
+				if edit != nil {
+					edit(i, object)
+				}
+				if _, err := all.Create(t.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+					t.Errorf("create %s: %v", object.GetName(), err)
+				}
+			}
+		})
+	}
+	for i := range n {
+		numbers <- i
+	}
+	close(numbers)
+	wg.Wait()
+}
+
+// Keys is the prefix of the objects' keys in etcd.
+func (w *Widgets) Keys() string { return "/registry/" + Group + "/" + w.Plural + "/" }
+
+// Stored counts the stored objects by their apiVersion, at a revision of etcd, or now if that is 0.
+func (w *Widgets) Stored(ctx context.Context, revision int64) (map[string]int, error) {
+	values, err := w.Server.Cluster.Values(ctx, w.Keys(), revision)
+	counts := map[string]int{}
+	for _, value := range values {
+		_, rest, _ := strings.Cut(value, `"apiVersion":"`)
+		version, _, _ := strings.Cut(rest, `"`)
+		counts[version]++
+	}
+	return counts, err
+}
+
+// StoredVersions are the definition's status.storedVersions.
+func (w *Widgets) StoredVersions(ctx context.Context) ([]string, error) {
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	err := w.Server.Objects().Get(ctx, client.ObjectKey{Name: w.Name()}, crd)
+	return crd.Status.StoredVersions, err
+}
+
+// State is the StorageState.
+func (w *Widgets) State(ctx context.Context) (*migrationv1alpha1.StorageState, error) {
+	state := &migrationv1alpha1.StorageState{}
+	return state, w.Server.Objects().Get(ctx, client.ObjectKey{Name: w.Name()}, state)
+}
+
+// AwaitStored waits until the StorageState says exactly that these are stored.
+func (w *Widgets) AwaitStored(current string, encodings ...string) {
+	t := w.Server.Cluster.T
+	t.Helper()
+	Eventually(t, Patience, fmt.Sprintf("of %s stored are %v, current is %s", w.Plural, encodings, current), func(ctx context.Context) error {
+		state, err := w.State(ctx)
+		if err != nil {
+			return err
+		}
+		if state.Status.CurrentEncoding != current || !slices.Equal(state.Status.PersistedEncodings, encodings) {
+			return fmt.Errorf("stored are %v, current is %s: %s", state.Status.PersistedEncodings, state.Status.CurrentEncoding, state.Status.Message)
+		}
+		return nil
+	})
+}
+
+// AwaitPruned waits until storedVersions is v2, and checks that it is true.
+func (w *Widgets) AwaitPruned(objects int) {
+	t := w.Server.Cluster.T
+	t.Helper()
+	Eventually(t, Patience, "storedVersions of "+w.Plural+" are pruned", func(ctx context.Context) error {
+		versions, err := w.StoredVersions(ctx)
+		if err == nil && !slices.Equal(versions, []string{"v2"}) {
+			migrations, listed := w.Migrations(ctx)
+			err = errors.Join(fmt.Errorf("storedVersions are %v", versions), listed)
+			for _, m := range migrations {
+				err = errors.Join(err, fmt.Errorf("migration %s: %+v", m.Name, m.Status))
+			}
+		}
+		return err
+	})
+	counts, err := w.Stored(t.Context(), 0)
+	if err != nil || counts[V2] != objects || len(counts) != 1 {
+		t.Errorf("of %s stored are %v, %v; want %d in v2", w.Plural, counts, err, objects)
+	}
+}
+
+// Migrations are those of the resource.
+func (w *Widgets) Migrations(ctx context.Context) ([]migrationv1alpha1.StorageVersionMigration, error) {
+	list := &migrationv1alpha1.StorageVersionMigrationList{}
+	err := w.Server.Objects().List(ctx, list)
+	return slices.DeleteFunc(list.Items, func(m migrationv1alpha1.StorageVersionMigration) bool {
+		return m.Spec.Resource.Resource != w.Plural || m.Spec.Resource.Group != Group
+	}), err
+}

@@ -1,0 +1,139 @@
+package cluster
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// Authority is a CA that signs certificates for tests.
+type Authority struct {
+	t    testing.TB
+	Cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// NewAuthority makes a CA.
+func NewAuthority(t testing.TB, name string) *Authority {
+	t.Helper()
+	key := newKey(t)
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: name}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Authority{t: t, Cert: cert, key: key}
+}
+
+// LoadAuthority returns the CA of a cluster's certificate directory.
+func LoadAuthority(t testing.TB, dir string) *Authority {
+	t.Helper()
+	certs, err := certutil.CertsFromFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := keyutil.PrivateKeyFromFile(filepath.Join(dir, "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Authority{t: t, Cert: certs[0], key: key.(crypto.Signer)}
+}
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// Issue returns a certificate for 127.0.0.1 and the name, for clients and servers, and its key.
+func (a *Authority) Issue(name string, groups ...string) (certPEM, keyPEM []byte) {
+	a.t.Helper()
+	key := newKey(a.t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject:      pkix.Name{CommonName: name, Organization: groups},
+		NotBefore:    time.Now().Add(-time.Minute),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.ParseIP("127.0.0.1")},
+		DNSNames:     []string{name},
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.Cert, key.Public(), a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
+		a.t.Fatal(err)
+	}
+	return EncodePEM(der), keyPEM
+}
+
+// EncodePEM returns a certificate as files have it.
+func EncodePEM(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
+}
+
+// Pair are files with a certificate, its key and the CA that signed it.
+type Pair struct{ CA, Cert, Key string }
+
+// Files issues a certificate into a directory.
+func (a *Authority) Files(name string) Pair {
+	a.t.Helper()
+	dir := a.t.TempDir()
+	f := Pair{CA: filepath.Join(dir, "ca.crt"), Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
+	cert, key := a.Issue(name)
+	for file, content := range map[string][]byte{f.CA: EncodePEM(a.Cert.Raw), f.Cert: cert, f.Key: key} {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// StartTLSEtcd starts an etcd that wants certificates of its CA.
+func StartTLSEtcd(t testing.TB, tls Pair) (endpoint string) {
+	t.Helper()
+	client := url.URL{Scheme: "https", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(FreePort(t)))}
+	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = tls.CA, tls.Cert, tls.Key
+	cfg.ClientTLSInfo.ClientCertAuth = true
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Close)
+	select {
+	case <-etcd.Server.ReadyNotify():
+	case err := <-etcd.Err():
+		t.Fatal(err)
+	case <-time.After(etcdStartTimeout):
+		t.Fatal("etcd does not become ready")
+	}
+	return client.String()
+}

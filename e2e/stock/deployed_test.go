@@ -1,0 +1,162 @@
+package stock_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+const deployed = "../../deploy/install/controllers-and-guards.yaml"
+
+// seldom are rules that a run like this one does not need: what they are for does not happen.
+var seldom = []string{
+	"endpointslices",  // the Lease tells the address
+	"storageversions", // stock kube-apiservers do not serve them, which discovery tells
+}
+
+// permission is a rule of the manifests, and where it holds.
+type permission struct {
+	rbacv1.PolicyRule
+	namespace string // empty: everywhere
+	used      bool
+}
+
+func permissions(t *testing.T, objects []*unstructured.Unstructured) (all []*permission) {
+	t.Helper()
+	for _, object := range objects {
+		if kind := object.GetKind(); kind != "ClusterRole" && kind != "Role" {
+			continue
+		}
+		var role rbacv1.Role // a ClusterRole has the same rules
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range role.Rules {
+			all = append(all, &permission{PolicyRule: rule, namespace: role.Namespace})
+		}
+	}
+	return all
+}
+
+// allows says whether the rule is one that names what the request is for; the rule for
+// everything names nothing.
+func (p *permission) allows(e *auditv1.Event) bool {
+	resource := e.ObjectRef.Resource
+	if e.ObjectRef.Subresource != "" {
+		resource += "/" + e.ObjectRef.Subresource
+	}
+	return (p.namespace == "" || p.namespace == e.ObjectRef.Namespace) && slices.Contains(p.APIGroups, e.ObjectRef.APIGroup) &&
+		slices.Contains(p.Resources, resource) && slices.Contains(p.Verbs, e.Verb) &&
+		(len(p.ResourceNames) == 0 || slices.Contains(p.ResourceNames, e.ObjectRef.Name))
+}
+
+// TestDeployedPermissions runs the controllers as the ServiceAccount of the manifests, by a token
+// of its own, with the guards: a whole migration with pruning asks for nothing that is not
+// allowed, and needs every rule.
+func TestDeployedPermissions(t *testing.T) {
+	t.Parallel()
+	const objects = 50
+	c := beside.New(t, programs)
+	log := filepath.Join(c.Dir, "audit.log")
+	a := c.APIServer("a", "--audit-log-path="+log,
+		"--audit-policy-file="+c.Write("audit.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"))
+	installed, err := beside.Manifests(deployed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Install(installed)
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, nil)
+	config := quick()
+	config.LeaderElect, config.ElectionNamespace, config.InstallDefinitions, config.CleanFields = true, beside.DeployedNamespace, false, true
+	config.Address = cluster.FreeAddress(t)
+	a.ControllersAs("controllers", a.DeployedToken(), config)
+	w.AwaitStored(beside.V1, beside.V1)
+	w.Store("v2")
+	w.AwaitStored(beside.V2, beside.V2)
+	w.AwaitPruned(objects)
+	beside.Eventually(t, beside.Patience, "the metrics that alerts are made of are shown", func(ctx context.Context) error {
+		return shows(ctx, "http://"+config.Address+"/metrics",
+			`concord_storage_agreed{resource="widgets.example.com"} 1`, `concord_storage_encodings{resource="widgets.example.com"} 1`, `concord_server_lease_renewed_timestamp_seconds{lease="apiserver-`)
+	})
+
+	all := permissions(t, installed)
+	asked := 0
+	file, err := os.Open(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	lines := bufio.NewScanner(file)
+	for lines.Buffer(nil, 1<<20); lines.Scan(); {
+		var e auditv1.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatal(err)
+		}
+		if e.User.Username != beside.DeployedUser {
+			continue
+		}
+		asked++
+		if e.ResponseStatus != nil && (e.ResponseStatus.Code == 401 || e.ResponseStatus.Code == 403) {
+			t.Errorf("%s %s is refused: %s", e.Verb, e.RequestURI, e.ResponseStatus.Message)
+		}
+		if e.ObjectRef == nil {
+			continue
+		}
+		for _, p := range all {
+			if slices.Contains(p.Resources, "*") {
+				p.used = p.used || e.ObjectRef.APIGroup == beside.Group && e.Verb == "patch"
+			} else {
+				p.used = p.used || p.allows(&e)
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if asked == 0 {
+		t.Error("nothing was asked as the ServiceAccount")
+	}
+	for _, p := range all {
+		if expected := !slices.Contains(seldom, strings.Join(p.Resources, ",")); p.used != expected {
+			t.Errorf("used %t, expected %t: the rule for %v in namespace %q", p.used, expected, p.Resources, p.namespace)
+		}
+	}
+}
+
+// shows says which of the texts a page does not have.
+func shows(ctx context.Context, url string, texts ...string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	page, err := io.ReadAll(response.Body)
+	for _, text := range texts {
+		if !strings.Contains(string(page), text) {
+			err = errors.Join(err, fmt.Errorf("%s has no %s", url, text))
+		}
+	}
+	return err
+}

@@ -1,0 +1,44 @@
+package stock_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// TestOperator runs the example of an operator that migrates its own custom resource, with two
+// kube-apiservers and under writers: storedVersions names the new version alone, nothing else is
+// stored, and the old version can go.
+func TestOperator(t *testing.T) {
+	const objects = 500
+	c := beside.New(t, programs)
+	a, b := c.APIServer("a"), c.APIServer("b")
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, nil)
+	operator := filepath.Join(c.Dir, "operator")
+	if out, err := exec.Command("go", "build", "-o", operator, "github.com/concord-dev/concord/examples/operator").CombinedOutput(); err != nil {
+		t.Fatalf("build the example: %v\n%s", err, out)
+	}
+	kubeconfig, err := b.Access(beside.AdminToken).Kubeconfig("operator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := cluster.NewProcess(t, "operator", c.Dir, func() *exec.Cmd {
+		cmd := exec.Command(operator, "-settle=3s")
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+		return cmd
+	})
+	p.Start()
+	writing := w.Write(objects, a, b)
+	w.Store("v2")
+	w.AwaitPruned(objects)
+	writing.Stop("v2")
+	if err := w.TakeOut(); err != nil {
+		t.Errorf("v1 cannot be taken out: %v", err)
+	}
+	p.Terminate()
+}

@@ -1,0 +1,160 @@
+package stock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/beside"
+)
+
+// unsteady has admission change widgets at every write.
+func unsteady(w *beside.Widgets) (remove func()) {
+	s, t := w.Server, w.Server.Cluster.T
+	t.Helper()
+	policies, bindings := s.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies(), s.Kube().AdmissionregistrationV1().MutatingAdmissionPolicyBindings()
+	_, err := policies.Create(t.Context(), &admissionregistrationv1.MutatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "unsteady"},
+		Spec: admissionregistrationv1.MutatingAdmissionPolicySpec{
+			FailurePolicy: ptr.To(admissionregistrationv1.Fail), ReinvocationPolicy: admissionregistrationv1.NeverReinvocationPolicy,
+			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Update},
+					Rule:       admissionregistrationv1.Rule{APIGroups: []string{beside.Group}, APIVersions: []string{"*"}, Resources: []string{w.Plural}},
+				},
+			}}},
+			Mutations: []admissionregistrationv1.Mutation{{
+				PatchType: admissionregistrationv1.PatchTypeJSONPatch,
+				JSONPatch: &admissionregistrationv1.JSONPatch{Expression: `[JSONPatch{op: "replace", path: "/spec/n", value: object.spec.n + 1}]`},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = bindings.Create(t.Context(), &admissionregistrationv1.MutatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "unsteady"}, Spec: admissionregistrationv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "unsteady"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside.Eventually(t, beside.Patience, "admission changes widgets", func(ctx context.Context) error {
+		one := s.Dynamic().Resource(w.In("v1")).Namespace(beside.Namespace)
+		before, err := one.Get(ctx, beside.ObjectName(0), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		after, err := one.Patch(ctx, beside.ObjectName(0), types.MergePatchType, []byte("{}"), metav1.PatchOptions{})
+		if err == nil && after.GetResourceVersion() == before.GetResourceVersion() {
+			err = errors.New("an empty patch changed nothing")
+		}
+		return err
+	})
+	return func() {
+		if err := bindings.Delete(t.Context(), "unsteady", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Where objects change with every write nothing is proven, and so nothing pruned, and the
+// migration says why.
+func TestUnproven(t *testing.T) {
+	const objects = 20
+	c := beside.New(t, programs)
+	a := c.APIServer("a")
+	w := a.Define("widgets", false, nil)
+	w.Fill(objects, nil)
+	config := quick()
+	config.Settings.PruneAfter = 0
+	a.Controllers("controllers", config)
+	w.AwaitStored(beside.V1, beside.V1)
+	steady := unsteady(w)
+	w.Store("v2")
+	beside.Eventually(t, beside.Patience, "the migration fails for lack of a proof", func(ctx context.Context) error {
+		all, err := w.Migrations(ctx)
+		for _, m := range all {
+			if c := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed); c != nil && strings.Contains(c.Message, "admission changes it at every write") {
+				return nil
+			}
+			err = errors.Join(err, fmt.Errorf("%s: %+v", m.Name, m.Status))
+		}
+		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
+	})
+	if versions, err := w.StoredVersions(t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
+		t.Errorf("storedVersions are %v, %v", versions, err)
+	}
+	steady()
+	w.AwaitPruned(objects)
+}
+
+// Two kube-apiservers of which one emulates an older release store some resources in different
+// versions: nothing is agreed on for those, and the StorageStates say who stores what. All
+// others are migrated. When the older one has ended, so are those.
+func TestMixedReleases(t *testing.T) {
+	c := beside.New(t, programs)
+	a := c.APIServer("a")
+	// MutatingAdmissionPolicies are of 1.36 in v1: an older release than that has to read what
+	// the second one stores.
+	b := c.APIServer("b", "--emulated-version=1.36")
+	config := quick()
+	config.Settings.BuiltIn = true
+	config.ReplicaAddresses = map[string]string{"": b.Address} // if its Lease does not tell
+	a.Controllers("controllers", config)
+	differ := func(ctx context.Context) (differing, settled []string, err error) {
+		list := &migrationv1alpha1.StorageStateList{}
+		if err := a.Objects().List(ctx, list); err != nil {
+			return nil, nil, err
+		}
+		for _, state := range list.Items {
+			switch s := state.Status; {
+			case strings.Contains(s.Message, "kube-apiservers store different versions"):
+				differing = append(differing, state.Name)
+			case s.CurrentEncoding != migrationv1alpha1.Unknown && slices.Equal(s.PersistedEncodings, []string{s.CurrentEncoding}):
+				settled = append(settled, state.Name)
+			}
+		}
+		return differing, settled, nil
+	}
+	var differing []string
+	beside.Eventually(t, 2*beside.Patience, "most are agreed on and some are not", func(ctx context.Context) error {
+		var settled []string
+		var err error
+		if differing, settled, err = differ(ctx); err != nil {
+			return err
+		}
+		if !slices.Contains(differing, "mutatingadmissionpolicies.admissionregistration.k8s.io") || len(settled) < 30 || !slices.Contains(settled, "configmaps") {
+			return fmt.Errorf("%v differ, %d are settled: %v", differing, len(settled), settled)
+		}
+		return nil
+	})
+	t.Logf("stored in different versions: %v", differing)
+	list := &migrationv1alpha1.StorageVersionMigrationList{}
+	if err := a.Objects().List(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		if name := migrationv1alpha1.StateName(migrationv1alpha1.Resource(&list.Items[i])); slices.Contains(differing, name) {
+			t.Errorf("%s is migrated, on which nothing is agreed", name)
+		}
+	}
+	b.Terminate()
+	beside.Eventually(t, 2*beside.Patience, "all are agreed on", func(ctx context.Context) error {
+		left, settled, err := differ(ctx)
+		for _, name := range differing {
+			if err == nil && !slices.Contains(settled, name) {
+				err = fmt.Errorf("%s is not settled; %v differ", name, left)
+			}
+		}
+		return err
+	})
+}

@@ -1,0 +1,118 @@
+package stock_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// TestReadOnlyEtcd has kubectl concord read the etcd of a stock kube-apiserver as a user of etcd
+// that may read what is under /registry and nothing else: census and keys work, and etcd is at
+// the same revision afterwards.
+func TestReadOnlyEtcd(t *testing.T) {
+	ca := cluster.NewAuthority(t, "etcd-ca")
+	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
+	root, reader := ca.Files("root"), ca.Files("reader")
+	c := beside.New(t, programs)
+	flags := []string{"--etcd-servers=" + endpoint, "--etcd-cafile=" + root.CA, "--etcd-certfile=" + root.Cert, "--etcd-keyfile=" + root.Key}
+	s := c.APIServer("a", flags...)
+	w := s.Define("widgets", false, nil)
+	w.Fill(30, nil)
+	s.Terminate() // so that nothing is written
+
+	admin := etcdClient(t, endpoint, root)
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for user, role := range map[string]string{"root": "root", "reader": "reads"} {
+		must(admin.RoleAdd(t.Context(), role))
+		must(admin.UserAddWithOptions(t.Context(), user, "", &clientv3.UserAddOptions{NoPassword: true}))
+		must(admin.UserGrantRole(t.Context(), user, role))
+	}
+	must(admin.RoleGrantPermission(t.Context(), "reads", "/registry/", clientv3.GetPrefixRangeEnd("/registry/"), clientv3.PermissionType(clientv3.PermRead)))
+	must(admin.AuthEnable(t.Context()))
+	if _, err := etcdClient(t, endpoint, reader).Put(t.Context(), "/registry/x", "y"); err == nil || err.Error() != rpctypes.ErrPermissionDenied.Error() {
+		t.Fatalf("the reader may write: %v", err)
+	}
+	revision := func() int64 {
+		t.Helper()
+		response, err := admin.Get(t.Context(), "/registry/", clientv3.WithCountOnly(), clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.Header.Revision
+	}
+	before := revision()
+
+	plugin := filepath.Join(t.TempDir(), "kubectl-concord")
+	if out, err := exec.Command("go", "build", "-o", plugin, "github.com/concord-dev/concord/cmd/kubectl-concord").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	run := func(args ...string) string {
+		t.Helper()
+		var out, complaints bytes.Buffer
+		cmd := exec.Command(plugin, append(args, "--etcd-servers="+endpoint, "--etcd-cafile="+reader.CA, "--etcd-certfile="+reader.Cert, "--etcd-keyfile="+reader.Key)...)
+		cmd.Env = []string{"KUBECONFIG=/nowhere"} // no API server is asked
+		cmd.Stdout, cmd.Stderr = &out, &complaints
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, complaints.String())
+		}
+		return out.String()
+	}
+	var census struct {
+		Rows []struct {
+			Resource, Encoding string
+			Objects            int
+		}
+		Revision int64
+	}
+	if err := json.Unmarshal([]byte(run("census", w.Name(), "-o", "json")), &census); err != nil {
+		t.Fatal(err)
+	}
+	counted := map[string]int{}
+	for _, row := range census.Rows {
+		if row.Resource != w.Name() {
+			t.Errorf("counted %+v", row)
+		}
+		counted[row.Encoding] = row.Objects
+	}
+	if len(counted) != 1 || counted[beside.V1] != 30 || census.Revision != before {
+		t.Errorf("counted %v at revision %d, not %d", counted, census.Revision, before)
+	}
+	if text := run("census"); !strings.Contains(text, "customresourcedefinitions.apiextensions.k8s.io") || !strings.Contains(text, "apiextensions.k8s.io/v1") {
+		t.Errorf("printed %s", text)
+	}
+	if text := run("keys"); !strings.Contains(text, "nothing is encrypted") {
+		t.Errorf("printed %s", text)
+	}
+	if after := revision(); after != before {
+		t.Errorf("etcd went from revision %d to %d", before, after)
+	}
+}
+
+func etcdClient(t *testing.T, endpoint string, pair cluster.Pair) *clientv3.Client {
+	t.Helper()
+	tls, err := transport.TLSInfo{TrustedCAFile: pair.CA, CertFile: pair.Cert, KeyFile: pair.Key}.ClientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, TLS: tls})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}

@@ -1,0 +1,299 @@
+package fence
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// call is what a client asked for. A value is the size of a widget; "" is that of one that
+// does not exist.
+type call struct{ verb, name, value string }
+
+// answer is what it was told.
+type answer struct {
+	// unknown says that the client does not know whether it happened: it was killed.
+	unknown bool
+	// refused says that the object existed already, or did not.
+	refused bool
+	// value is what was read, or what was there before it was changed.
+	value string
+}
+
+// register is one widget to its clients.
+var register = porcupine.NondeterministicModel{
+	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
+		byName := map[string][]porcupine.Operation{}
+		for _, o := range history {
+			name := o.Input.(call).name
+			byName[name] = append(byName[name], o)
+		}
+		return slices.Collect(maps.Values(byName))
+	},
+	Init: func() []any { return []any{""} },
+	Step: func(state, input, output any) []any {
+		now, in, out := state.(string), input.(call), output.(answer)
+		after := step(now, in, out)
+		if out.unknown && !slices.Contains(after, any(now)) {
+			after = append(after, now)
+		}
+		return after
+	},
+	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v %+v", input, output) },
+}
+
+// step returns what an operation can leave; nothing if its answer is wrong.
+func step(now string, in call, out answer) []any {
+	exists := now != ""
+	var next string
+	switch in.verb {
+	case "get":
+		if out.unknown || out.value == now {
+			return []any{now}
+		}
+		return nil
+	case "create":
+		exists, next = !exists, in.value
+	case "update":
+		next = in.value
+	}
+	switch {
+	case out.refused && exists, !out.refused && !exists && !out.unknown:
+		return nil
+	case out.refused, !exists:
+		return []any{now}
+	case !out.unknown && in.verb == "update" && out.value != now:
+		return nil // it was computed from something else
+	}
+	return []any{next}
+}
+
+// linear is a widgets' world whose clients' calls are recorded.
+type linear struct {
+	*world
+	began time.Time
+	// stores are all that were built, the newest last. Old ones are still called, as handlers
+	// do that a request has found before the flip.
+	stores atomic.Pointer[[]storage.Interface]
+
+	mu      sync.Mutex
+	history []porcupine.Operation
+}
+
+func (l *linear) now() int64 { return time.Since(l.began).Nanoseconds() }
+
+// flip moves the resource to another storage version, as a server does: its report closes the
+// old stores, and what is built next writes the new version.
+func (l *linear) flip(stored schema.GroupVersion, others ...agree.Report) {
+	enc := agree.Encoding(stored.String())
+	revision := l.report(widgets, append(others, by(self, enc))...)
+	s, _ := l.widgetStore(widgetsV1, stored, false)
+	all := append(slices.Clone(*l.stores.Load()), s)
+	l.stores.Store(&all)
+	l.permits.grant(widgets, enc, revision)
+}
+
+// client makes calls, one after the other. Some of them it does not live to see answered.
+func (l *linear) client(id, calls int) {
+	rng := rand.New(rand.NewPCG(uint64(id), 7))
+	for n := range calls {
+		all := *l.stores.Load()
+		s := all[len(all)-1-rng.IntN(min(2, len(all)))]
+		in := call{verb: []string{"create", "update", "update", "get", "get", "delete"}[rng.IntN(6)], name: string(rune('a' + rng.IntN(4)))}
+		if in.verb == "create" || in.verb == "update" {
+			in.value = fmt.Sprintf("%d-%d", id, n)
+		}
+		ctx, kill := context.WithCancel(l.Context())
+		if rng.IntN(6) == 0 {
+			timer := time.AfterFunc(time.Duration(rng.IntN(2000))*time.Microsecond, kill)
+			defer timer.Stop()
+		}
+		called := l.now()
+		out, happened := l.make(ctx, s, in)
+		returned := l.now()
+		kill()
+		if out.unknown {
+			returned = math.MaxInt64
+		}
+		if happened {
+			l.mu.Lock()
+			l.history = append(l.history, porcupine.Operation{ClientId: id*calls + n, Input: in, Call: called, Output: out, Return: returned})
+			l.mu.Unlock()
+		}
+	}
+}
+
+// make makes a call, and says whether it can have happened.
+func (l *linear) make(ctx context.Context, s storage.Interface, in call) (out answer, happened bool) {
+	key, got := "/example.com/widgets/"+in.name, emptyWidget(widgetsV1)
+	var before string
+	var err error
+	switch in.verb {
+	case "create":
+		err = s.Create(ctx, key, widget(widgetsV1, in.name, in.value), got, 0)
+	case "update":
+		err = s.GuaranteedUpdate(ctx, key, got, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+			u := obj.(*unstructured.Unstructured)
+			before = sizeOf(u)
+			return u, unstructured.SetNestedField(u.Object, in.value, "spec", "size")
+		}), nil)
+	case "delete":
+		if err = s.Delete(ctx, key, got, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err == nil {
+			before = sizeOf(got)
+		}
+	default:
+		if err = s.Get(ctx, key, storage.GetOptions{}, got); err == nil {
+			before = sizeOf(got)
+		}
+	}
+	switch {
+	case err == nil:
+		return answer{value: before}, true
+	case in.verb == "get" && storage.IsNotFound(err):
+		return answer{}, true
+	case storage.IsNotFound(err), storage.IsExist(err):
+		return answer{refused: true}, true
+	case apierrors.IsServiceUnavailable(err):
+		return answer{}, false // nothing was written
+	case ctx.Err() != nil:
+		return answer{unknown: true}, true
+	}
+	l.Errorf("%+v: %v", in, err)
+	return answer{}, false
+}
+
+func sizeOf(u *unstructured.Unstructured) string {
+	size, _, _ := unstructured.NestedString(u.Object, "spec", "size")
+	return size
+}
+
+// TestLinearizable has clients create, update, delete and read a few widgets while their storage
+// version flips, other servers join and leave, and clients die: each widget is to them one
+// register, and a watch from the beginning sees every change of it once and in order.
+func TestLinearizable(t *testing.T) {
+	const clients, calls = 5, 120
+	l := &linear{world: newWorld(t), began: time.Now()}
+	l.fence.clock = clock.RealClock{}
+	l.stores.Store(&[]storage.Interface{})
+	l.flip(widgetsV1)
+	first := *l.stores.Load()
+	from := l.report(widgets, by(self, encV1))
+	l.permits.grant(widgets, encV1, from)
+	w, err := first[0].Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: fmt.Sprint(from), Recursive: true, Predicate: storage.Everything})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	var running sync.WaitGroup
+	for id := range clients {
+		running.Go(func() { l.client(id, calls) })
+	}
+	done := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(done)
+	}()
+	flips := 0
+	for ended := false; !ended; flips++ {
+		stored := []schema.GroupVersion{widgetsV2, widgetsV1}[flips%2]
+		if flips%3 == 0 {
+			l.flip(stored, by(other, agree.Encoding(stored.String())))
+		} else {
+			l.flip(stored)
+		}
+		l.report(widgets, by(self, agree.Encoding(stored.String()))) // somebody leaves, and this server is not told
+		written := l.calls()
+		eventually(t, "calls between two flips", func() bool {
+			select {
+			case <-done:
+				ended = true
+			default:
+			}
+			return ended || l.calls() > written+20
+		})
+	}
+	if result, _ := porcupine.CheckOperationsVerbose(register.ToModel(), l.history, time.Minute); result != porcupine.Ok {
+		t.Errorf("%d calls are not linearizable: %v", len(l.history), result)
+	}
+	unknown := 0
+	for _, o := range l.history {
+		if o.Output.(answer).unknown {
+			unknown++
+		}
+	}
+	changes := l.watched(w, from)
+	t.Logf("%d calls in %d flips, %d without an answer, %d changes", len(l.history), flips, unknown, changes)
+	if flips < 3 || unknown == 0 || changes < calls {
+		t.Error("too little has happened")
+	}
+}
+
+func (l *linear) calls() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.history)
+}
+
+// watched compares what a watch has seen with etcd's own history, and returns how much that is.
+func (l *linear) watched(w watch.Interface, from int64) int {
+	l.Helper()
+	end, err := testEtcd.Put(l.Context(), l.prefix+"/example.com/widgets/end", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"end"}}`)
+	if err != nil {
+		l.Fatal(err)
+	}
+	var want, got []string
+	ctx, cancel := context.WithTimeout(l.Context(), patience)
+	defer cancel()
+	for resp := range testEtcd.Watch(ctx, l.prefix+"/example.com/widgets/", clientv3.WithPrefix(), clientv3.WithRev(from+1)) {
+		for _, e := range resp.Events {
+			kind := watch.Modified
+			switch {
+			case e.Type == clientv3.EventTypeDelete:
+				kind = watch.Deleted
+			case e.IsCreate():
+				kind = watch.Added
+			}
+			want = append(want, fmt.Sprintf("%s %s@%d", kind, e.Kv.Key[strings.LastIndex(string(e.Kv.Key), "/")+1:], e.Kv.ModRevision))
+		}
+		if resp.Header.Revision >= end.Header.Revision {
+			break
+		}
+	}
+	for len(got) < len(want) {
+		select {
+		case e := <-w.ResultChan():
+			obj, err := meta.Accessor(e.Object)
+			if err != nil {
+				l.Fatalf("the watch has %v: %v", e, err)
+			}
+			got = append(got, fmt.Sprintf("%s %s@%s", e.Type, obj.GetName(), obj.GetResourceVersion()))
+		case <-ctx.Done():
+			l.Fatalf("the watch has seen %d of %d changes", len(got), len(want))
+		}
+	}
+	if !slices.Equal(got, want) {
+		l.Errorf("the watch has seen\n%v\nand etcd has\n%v", got, want)
+	}
+	return len(want)
+}

@@ -1,0 +1,60 @@
+package interop
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/concord-dev/concord/e2e/beside"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// TestEmulated has one of two kube-apiservers emulate an older release, so that they store
+// built-in resources in different versions: nothing is called agreed on for those, no migration
+// of them is made, and the StorageStates say who stores what.
+func TestEmulated(t *testing.T) {
+	c := newCluster(t)
+	a := guarded(t, c)
+	plain := program(t, "kube-apiserver") // without the migrator's API, which the older release does not have
+	b := c.Start(func(flags ...string) *exec.Cmd { return exec.Command(plain, flags...) }, "b", "--emulated-version="+tested(t).emulates)
+	deployed(a, map[string]string{"": b.Address}) // an older one's Lease does not tell
+	var differ []string
+	beside.Eventually(t, 2*beside.Patience, "most are agreed on and some are not", func(ctx context.Context) error {
+		list := &migrationv1alpha1.StorageStateList{}
+		if err := a.Objects().List(ctx, list); err != nil {
+			return err
+		}
+		differ = nil
+		var agreed []string
+		for _, state := range list.Items {
+			switch s := state.Status; {
+			case strings.Contains(s.Message, "kube-apiservers store different versions"):
+				if s.CurrentEncoding != migrationv1alpha1.Unknown || !strings.Contains(s.Message, "apiserver-") {
+					t.Errorf("%s is %+v", state.Name, s)
+				}
+				differ = append(differ, state.Name)
+			case s.CurrentEncoding != migrationv1alpha1.Unknown:
+				agreed = append(agreed, state.Name)
+			}
+		}
+		if len(differ) == 0 || !slices.Contains(agreed, "configmaps") {
+			return fmt.Errorf("%v differ, on %d is agreed", differ, len(agreed))
+		}
+		return nil
+	})
+	t.Logf("stored in different versions: %v", differ)
+	list := &migrationv1alpha1.StorageVersionMigrationList{}
+	if err := a.Objects().List(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		if name := migrationv1alpha1.StateName(migrationv1alpha1.Resource(&list.Items[i])); slices.Contains(differ, name) {
+			t.Errorf("%s is migrated, on which nothing is agreed", name)
+		}
+	}
+	b.Terminate()
+}

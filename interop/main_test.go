@@ -1,0 +1,194 @@
+package interop
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/stock"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+var (
+	releaseName = flag.String("release", "1.37", "the release of Kubernetes whose programs are run")
+	keep        = flag.String("programs", "", "a directory where programs that were built are kept for the next run")
+)
+
+// release is a release of Kubernetes and how its own migrator is had.
+type release struct {
+	modfile string
+	// migrations is the version in which storagemigration.k8s.io is served.
+	migrations string
+	// emulates is an older release by which built-in resources are stored in other versions.
+	emulates string
+	// flags are those of kube-apiserver and kube-controller-manager that switch it on.
+	flags []string
+}
+
+var releases = map[string]release{
+	"1.37": {modfile: "go.mod", migrations: "v1", emulates: "1.36"},
+	"1.36": {modfile: "release-1.36.mod", migrations: "v1beta1", emulates: "1.34", flags: []string{"--feature-gates=StorageVersionMigrator=true"}},
+}
+
+func tested(t testing.TB) release {
+	t.Helper()
+	r, ok := releases[*releaseName]
+	if !ok {
+		t.Fatalf("there is no module file of release %s", *releaseName)
+	}
+	return r
+}
+
+func (r release) resource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: r.migrations, Resource: "storageversionmigrations"}
+}
+
+// apiserverFlags has kube-apiserver serve its own migrator's API.
+func (r release) apiserverFlags() []string {
+	return append([]string{"--runtime-config=storagemigration.k8s.io/" + r.migrations + "=true"}, r.flags...)
+}
+
+// built is where the programs are, once they are built.
+var built struct {
+	sync.Mutex
+	dir string
+}
+
+func TestMain(m *testing.M) {
+	cluster.Serve()
+	code := cluster.Suite{M: m}.Run()
+	if built.dir != "" && *keep == "" {
+		if err := os.RemoveAll(built.dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	os.Exit(code)
+}
+
+// program builds the programs, once, and returns the path of one.
+func program(t testing.TB, name string) string {
+	t.Helper()
+	built.Lock()
+	defer built.Unlock()
+	if built.dir == "" {
+		began := time.Now()
+		dir := *keep
+		if dir == "" {
+			var err error
+			if dir, err = os.MkdirTemp("", "concord-interop-"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		const kubernetes = "k8s.io/kubernetes"
+		modfile := "-modfile=" + tested(t).modfile
+		// Programs of Kubernetes know their release by this alone.
+		version := goTool(t, "list", modfile, "-m", "-f", "{{.Version}}", kubernetes)
+		goTool(t, "build", modfile, "-ldflags=-X k8s.io/component-base/version.gitVersion="+version, "-o", dir+"/",
+			kubernetes+"/cmd/kube-apiserver", kubernetes+"/cmd/kube-controller-manager")
+		goTool(t, "build", "-o", dir+"/", "github.com/concord-dev/concord/cmd/concord")
+		built.dir = dir
+		t.Logf("kube-apiserver and kube-controller-manager %s and concord were built in %s", version, time.Since(began).Round(time.Second))
+	}
+	return filepath.Join(built.dir, name)
+}
+
+func goTool(t testing.TB, args ...string) string {
+	t.Helper()
+	var complaints strings.Builder
+	cmd := exec.Command("go", args...)
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, complaints.String())
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// newCluster returns a cluster of the release's programs and concord controllers.
+func newCluster(t testing.TB) *beside.Cluster {
+	t.Helper()
+	apiserver, concord := program(t, "kube-apiserver"), program(t, "concord")
+	return beside.New(t, beside.Programs{
+		APIServer: func(flags ...string) *exec.Cmd {
+			return exec.Command(apiserver, append(flags, tested(t).apiserverFlags()...)...)
+		},
+		Controllers: func(a beside.Access, c stock.Config) *exec.Cmd {
+			kubeconfig, err := a.Kubeconfig(c.Instance)
+			if err != nil {
+				panic(err) // its directory is the test's own
+			}
+			return exec.Command(concord, append([]string{"controllers", "--kubeconfig=" + kubeconfig}, controllersFlags(c)...)...)
+		},
+	})
+}
+
+// controllersFlags say what a Config does.
+func controllersFlags(c stock.Config) []string {
+	_, port, err := net.SplitHostPort(cmp.Or(c.Address, "127.0.0.1:0"))
+	if err != nil {
+		panic(err) // tests make it
+	}
+	flags := []string{
+		"--port=" + port, "--poll=" + c.Poll.String(), "--settle=" + c.Settle.String(), "--replica-timeout=" + c.ReplicaTimeout.String(),
+		"--prune-after=" + c.Settings.PruneAfter.String(), fmt.Sprintf("--leader-elect=%t", c.LeaderElect),
+		"--leader-elect-resource-namespace=" + cmp.Or(c.ElectionNamespace, "kube-system"),
+		fmt.Sprintf("--install-crds=%t", c.InstallDefinitions), fmt.Sprintf("--built-in-resources=%t", c.Settings.BuiltIn),
+		fmt.Sprintf("--clean-managed-fields=%t", c.CleanFields), fmt.Sprintf("--max-objects-per-second=%d", c.MaxObjectsPerSecond),
+	}
+	for lease, address := range c.ReplicaAddresses {
+		flags = append(flags, "--replica-address="+lease+"="+address)
+	}
+	return flags
+}
+
+// guarded starts a kube-apiserver and installs what a user of deploy installs.
+func guarded(t testing.TB, c *beside.Cluster) *beside.APIServer {
+	t.Helper()
+	a := c.APIServer("a")
+	objects, err := beside.Manifests("../deploy/install/controllers-and-guards.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Install(objects)
+	return a
+}
+
+// deployed starts concord controllers as the ServiceAccount of deploy, that wait no longer than
+// tests need. addresses are those of kube-apiservers whose Lease does not tell, by its name.
+func deployed(a *beside.APIServer, addresses map[string]string) *cluster.Process {
+	return a.ControllersAs("controllers", a.DeployedToken(), stock.Config{
+		Poll: 2 * time.Second, Settle: 3 * time.Second, ReplicaTimeout: 5 * time.Second, LeaderElect: true, ElectionNamespace: beside.DeployedNamespace,
+		CleanFields: true, ReplicaAddresses: addresses, Settings: observed.Settings{PruneAfter: 3 * time.Second},
+	})
+}
+
+// controllerManager starts kube-controller-manager with its migrator, and what that needs.
+func controllerManager(t testing.TB, a *beside.APIServer) *cluster.Process {
+	t.Helper()
+	kubeconfig, err := a.Access(beside.AdminToken).Kubeconfig("kube-controller-manager")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := program(t, "kube-controller-manager")
+	port := cluster.FreePort(t)
+	p := cluster.NewProcess(t, "kube-controller-manager", a.Cluster.Dir, func() *exec.Cmd {
+		return exec.Command(path, append([]string{
+			"--kubeconfig=" + kubeconfig, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" + filepath.Join(a.Cluster.Dir, "controller-manager"),
+			"--leader-elect=false", "--controllers=garbage-collector-controller,storage-version-migrator-controller",
+		}, tested(t).flags...)...)
+	})
+	p.Start()
+	return p
+}

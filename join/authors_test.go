@@ -1,0 +1,105 @@
+package join
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// TestAuthors: only the server itself and its controllers write what the controllers rely on.
+func TestAuthors(t *testing.T) {
+	admin := &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
+	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
+	controllers := &user.DefaultInfo{Name: ControllerUser}
+	object := func(edit func(*unstructured.Unstructured)) *unstructured.Unstructured {
+		u := &unstructured.Unstructured{Object: map[string]any{
+			"metadata": map[string]any{"name": "o", "annotations": map[string]any{"concord.dev/epoch": "3", "other": "a"}},
+			"spec":     map[string]any{"paused": false},
+			"status":   map[string]any{"epoch": int64(3)},
+		}}
+		if edit != nil {
+			edit(u)
+		}
+		return u
+	}
+	status := func(u *unstructured.Unstructured) { u.Object["status"] = map[string]any{"epoch": int64(4)} }
+	annotate := func(key string) func(*unstructured.Unstructured) {
+		return func(u *unstructured.Unstructured) {
+			u.SetAnnotations(map[string]string{"concord.dev/epoch": "3", key: "x"})
+		}
+	}
+	states, migrations := migrationv1alpha1.StorageStates, migrationv1alpha1.StorageVersionMigrations
+	foreign := schema.GroupResource{Group: "example.com", Resource: "storagestates"}
+	for _, test := range []struct {
+		name     string
+		gr       schema.GroupResource
+		by       user.Info
+		new, old *unstructured.Unstructured
+		want     string
+	}{
+		{"an administrator changes a StorageState", states, admin, object(status), object(nil), "delete the StorageState"},
+		{"the server does", states, loopback, object(status), object(nil), ""},
+		{"the controllers do", states, controllers, object(status), object(nil), ""},
+		{"nobody does", states, nil, object(status), object(nil), "delete the StorageState"},
+		{"somebody with the server's name only", states, &user.DefaultInfo{Name: user.APIServerUser}, object(status), object(nil), "delete the StorageState"},
+		{"an administrator annotates it", states, admin, object(annotate("other")), object(nil), ""},
+		{"an administrator annotates it as the controllers do", states, admin, object(annotate("concord.dev/stored-encodings")), object(nil), "delete the StorageState"},
+		{"an administrator takes such an annotation away", states, admin, object(func(u *unstructured.Unstructured) { u.SetAnnotations(nil) }), object(nil), "delete the StorageState"},
+		{"an administrator ends a migration", migrations, admin, object(status), object(nil), "set spec.paused or delete it"},
+		{"an administrator pauses it", migrations, admin, object(func(u *unstructured.Unstructured) { u.Object["spec"] = map[string]any{"paused": true} }), object(nil), ""},
+		{"an administrator gives it another target", migrations, admin, object(annotate("concord.dev/encoding")), object(nil), "set spec.paused or delete it"},
+		{"an administrator says that the trigger made it", migrations, admin, object(func(u *unstructured.Unstructured) {
+			u.SetLabels(map[string]string{migrationv1alpha1.MadeByLabel: "trigger"})
+		}), object(nil), migrationv1alpha1.MadeByLabel},
+		{"an administrator makes one", migrations, admin, &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{}}}, nil, ""},
+		{"an administrator makes one with a target", migrations, admin, object(nil), nil, "set spec.paused or delete it"},
+		{"an administrator deletes one", migrations, admin, nil, object(nil), ""},
+		{"a resource of that name elsewhere", foreign, admin, object(status), object(nil), ""},
+	} {
+		inner := &counting{}
+		g := authors{Interface: inner, controllers: ControllerUser}
+		// A nil object is no nil interface.
+		var obj, old runtime.Object
+		operation := admission.Update
+		if test.new != nil {
+			obj = test.new
+		} else {
+			operation = admission.Delete
+		}
+		if test.old != nil {
+			old = test.old
+		} else {
+			operation = admission.Create
+		}
+		a := admission.NewAttributesRecord(obj, old, schema.GroupVersionKind{}, "", "o", test.gr.WithVersion("v1alpha1"), "", operation, nil, false, test.by)
+		err := g.Validate(t.Context(), a, nil)
+		switch {
+		case test.want == "" && (err != nil || inner.called != 1):
+			t.Errorf("%s: %v, and the other admission was asked %d times", test.name, err, inner.called)
+		case test.want != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) || inner.called != 0):
+			t.Errorf("%s: %v, want it forbidden with %q", test.name, err, test.want)
+		}
+		if err := (authors{controllers: ControllerUser}).Validate(t.Context(), a, nil); (err != nil) != (test.want != "") {
+			t.Errorf("%s, without another admission: %v", test.name, err)
+		}
+	}
+}
+
+// counting is an admission that lets everything pass.
+type counting struct{ called int }
+
+func (*counting) Handles(admission.Operation) bool { return true }
+
+func (c *counting) Validate(context.Context, admission.Attributes, admission.ObjectInterfaces) error {
+	c.called++
+	return nil
+}

@@ -1,0 +1,37 @@
+package join
+
+import (
+	"net/http"
+	"strings"
+
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/concord-dev/concord/api/census"
+	"github.com/concord-dev/concord/dashboard"
+	"github.com/concord-dev/concord/verdict"
+)
+
+// dashboardPath is where the page is; what it consists of is at dashboardPath + "page/". It
+// shows what this server may read to whoever may get these paths.
+const dashboardPath = "/concord/"
+
+// runsLong also lets a census, and the events of the dashboard, take their time.
+func runsLong(check apirequest.LongRunningRequestCheck) apirequest.LongRunningRequestCheck {
+	return func(r *http.Request, info *apirequest.RequestInfo) bool {
+		return check(r, info) || !info.IsResourceRequest &&
+			(strings.HasPrefix(info.Path, census.Path) || info.Path == strings.TrimSuffix(dashboardPath, "/")+dashboard.Stream)
+	}
+}
+
+// serveDashboard serves the page. It costs nothing until somebody looks.
+func (j *Join) serveDashboard(server *genericapiserver.GenericAPIServer) error {
+	handler, err := dashboard.New(j.running.controllers, dashboard.Config{Cluster: j.config.Loopback, Of: j.config.Address, Lifecycles: verdict.Lifecycles})
+	if err != nil {
+		return err
+	}
+	pages := http.StripPrefix(strings.TrimSuffix(dashboardPath, "/"), handler)
+	server.Handler.NonGoRestfulMux.Handle(dashboardPath, pages)
+	server.Handler.NonGoRestfulMux.HandlePrefix(dashboardPath+"page/", pages)
+	return nil
+}

@@ -1,0 +1,93 @@
+package join
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"regexp"
+
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	"k8s.io/apiserver/pkg/warning"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// withEmulation has warnings follow the release that is emulated and not the binary's: what is
+// deprecated later is not warned of, and a refusal of a CEL function says that the min
+// compatibility version decides which there are. It belongs behind the filter that makes the
+// recorder of warnings.
+func withEmulation(next http.Handler, window compat.Window) http.Handler {
+	hint := fmt.Sprintf("which functions CEL expressions may use follows the min compatibility version, %s here: one that came later is refused (--min-compatibility-version)", window.MinCompatibility)
+	older := window.MinCompatibility.LessThan(compat.BinaryVersion())
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := r.Context()
+		forward := warnings(func(agent, text string) {
+			if !deprecatedAfter(text, window.Emulation) {
+				warning.AddWarning(ctx, agent, text)
+			}
+		})
+		if older && (r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch) {
+			w = responsewriter.WrapForHTTP1Or2(&hinting{ResponseWriter: w, hint: func() { warning.AddWarning(ctx, "", hint) }})
+		}
+		next.ServeHTTP(w, r.WithContext(warning.WithWarningRecorder(ctx, forward)))
+	})
+}
+
+// warnings records them by a function.
+type warnings func(agent, text string)
+
+var _ warning.Recorder = warnings(nil)
+
+// AddWarning implements warning.Recorder.
+func (f warnings) AddWarning(agent, text string) { f(agent, text) }
+
+var deprecatedIn = regexp.MustCompile(` is deprecated in v([0-9]+\.[0-9]+)\+`)
+
+// deprecatedAfter says whether a warning tells of a deprecation in a later release.
+func deprecatedAfter(text string, emulation *version.Version) bool {
+	found := deprecatedIn.FindStringSubmatch(text)
+	if found == nil {
+		return false
+	}
+	release, err := version.ParseMajorMinor(found[1])
+	return err == nil && release.GreaterThan(emulation)
+}
+
+// undeclared is what CEL's compiler says of a function that its environment does not have.
+var undeclared = []byte("undeclared reference to")
+
+// hinting adds a warning to an answer that refuses an object because of what CEL does not
+// know. The header waits for the first bytes of the body.
+type hinting struct {
+	http.ResponseWriter
+	hint func()
+	// code is the status of a refusal that is still to be written; 0: there is none.
+	code int
+}
+
+var _ responsewriter.UserProvidedDecorator = (*hinting)(nil)
+
+// Unwrap implements responsewriter.UserProvidedDecorator.
+func (h *hinting) Unwrap() http.ResponseWriter { return h.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (h *hinting) WriteHeader(code int) {
+	if code == http.StatusUnprocessableEntity && h.code == 0 {
+		h.code = code
+		return
+	}
+	h.ResponseWriter.WriteHeader(code)
+}
+
+// Write implements http.ResponseWriter.
+func (h *hinting) Write(body []byte) (int, error) {
+	if h.code != 0 {
+		if bytes.Contains(body, undeclared) {
+			h.hint()
+		}
+		h.ResponseWriter.WriteHeader(h.code)
+		h.code = 0
+	}
+	return h.ResponseWriter.Write(body)
+}

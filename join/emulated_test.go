@@ -1,0 +1,80 @@
+package join
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/warning"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// recorded are warnings in the order in which they came.
+type recorded []string
+
+// AddWarning implements warning.Recorder.
+func (r *recorded) AddWarning(_, text string) { *r = append(*r, text) }
+
+// TestWithEmulation: deprecations that come after the emulated release are not warned of, and
+// a refusal of what CEL does not know says which version decides that.
+func TestWithEmulation(t *testing.T) {
+	const (
+		early   = "example.com/v1beta1 Widget is deprecated in v1.35+, unavailable in v1.40+"
+		present = "example.com/v1beta1 Gadget is deprecated in v1.36+"
+		late    = "example.com/v1beta1 Gizmo is deprecated in v1.37+, unavailable in v1.41+; use example.com/v1 Gizmo"
+		refusal = `{"message":"compilation failed: undeclared reference to 'newer'"}`
+	)
+	window := func(minCompatibility string) compat.Window {
+		return compat.Window{Emulation: version.MustParse("1.36"), MinCompatibility: version.MustParse(minCompatibility)}
+	}
+	for name, test := range map[string]struct {
+		window   compat.Window
+		method   string
+		code     int
+		body     string
+		warnings []string
+		hint     bool
+	}{
+		"deprecations":                {window("1.35"), http.MethodGet, 200, "{}", []string{early, present, late, "another"}, false},
+		"a refusal of a function":     {window("1.35"), http.MethodPost, 422, refusal, nil, true},
+		"of an update":                {window("1.35"), http.MethodPut, 422, refusal, []string{early}, true},
+		"a refusal of something else": {window("1.35"), http.MethodPost, 422, `{"message":"spec.x: Required value"}`, nil, false},
+		"a read":                      {window("1.35"), http.MethodGet, 422, refusal, nil, false},
+		"nothing is refused":          {window("1.35"), http.MethodPost, 201, refusal, nil, false},
+		"everything is known here":    {window(compat.Binary), http.MethodPost, 422, refusal, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got recorded
+			h := withEmulation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				for _, text := range test.warnings {
+					warning.AddWarning(r.Context(), "", text)
+				}
+				w.WriteHeader(test.code)
+				_, _ = w.Write([]byte(test.body))
+			}), test.window)
+			answer, r := httptest.NewRecorder(), httptest.NewRequest(test.method, "/", nil)
+			h.ServeHTTP(answer, r.WithContext(warning.WithWarningRecorder(r.Context(), &got)))
+			if answer.Code != test.code || answer.Body.String() != test.body {
+				t.Errorf("answered %d, %s", answer.Code, answer.Body)
+			}
+			hinted := false
+			for _, text := range got {
+				hinted = hinted || strings.Contains(text, "follows the min compatibility version, 1.35 here")
+				if text == late {
+					t.Errorf("warned of %s", text)
+				}
+			}
+			if hinted != test.hint {
+				t.Errorf("warned of %q", got)
+			}
+			for _, text := range test.warnings {
+				if found := strings.Contains(strings.Join(got, "\n"), text); found != (text != late) {
+					t.Errorf("of %q it warned: %v", text, found)
+				}
+			}
+		})
+	}
+}

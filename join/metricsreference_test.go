@@ -1,0 +1,112 @@
+package join
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/component-base/metrics"
+
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/skew"
+	"github.com/concord-dev/concord/controller/tally"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/stock"
+	"github.com/concord-dev/concord/workers"
+)
+
+// metricParts are the parts of a server that have metrics, with what the page says of them.
+var metricParts = []struct {
+	title, who string
+	of         []metrics.Registerable
+	custom     metrics.StableCollector
+}{
+	{title: "What is stored, and migrations", who: "The elected server (the holder of the Lease `concord-controllers`) or process of `concord controllers`, and no other.", custom: tally.NewMetrics()},
+	{title: "Migrations that this server does", who: "Every server, of the migrations that it has claimed.", of: migrate.NewMetrics().Registerables()},
+	{title: "Reports and agreement", who: "Every server.", of: member.NewMetrics().Registerables()},
+	{title: "Writes", who: "Every server.", of: slices.Concat(serverMetrics, fence.Registerables())},
+	{title: "Versions of servers", who: "The elected server, and no other.", of: skew.NewMetrics().Registerables()},
+	{title: "Replicas of stock clusters", who: "The elected process of `concord controllers`, and no API server.", of: stock.Registerables()},
+	{title: "Bugs", who: "Every server, once there is something to count.", of: workers.Registerables()},
+}
+
+const metricsHead = `<!-- Generated from the code by TestMetricsReference. DO NOT EDIT: run "make generate". -->
+# Metrics
+
+At ` + "`/metrics`" + ` of every server, beside kube-apiserver's own, for whoever may get that path. ` + "`concord controllers`" + ` has
+the first two parts and the last two at its ` + "`--port`" + `. ALPHA means what it means in Kubernetes: name, labels and meaning may change with a
+release. A metric with labels is absent until there is something to show. Alerts and a dashboard made of them are in
+[deploy/monitoring](../deploy/monitoring).
+`
+
+// described is how prometheus writes what it knows of a metric.
+var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "\[([A-Z]+)\] (.*)", unit: "[^"]*", constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}\}$`)
+
+func metricType(m any) string {
+	switch m.(type) {
+	case *metrics.Counter, *metrics.CounterVec:
+		return "counter"
+	case *metrics.Gauge, *metrics.GaugeVec, *tally.Metrics:
+		return "gauge"
+	case *metrics.Histogram, *metrics.HistogramVec:
+		return "histogram"
+	}
+	return "unknown"
+}
+
+// TestMetricsReference compares docs/metrics.md with the metrics that there are. With
+// CONCORD_UPDATE=1 it writes that page.
+func TestMetricsReference(t *testing.T) {
+	var page strings.Builder
+	page.WriteString(metricsHead)
+	for _, part := range metricParts {
+		rows := map[string]string{}
+		describe := func(m interface {
+			Describe(chan<- *prometheus.Desc)
+		}) {
+			descs := make(chan *prometheus.Desc, 100)
+			m.Describe(descs)
+			close(descs)
+			for d := range descs {
+				is := described.FindStringSubmatch(d.String())
+				if is == nil {
+					t.Fatalf("not understood: %s", d)
+				}
+				labels := strings.ReplaceAll(is[4], ",", ", ")
+				rows[is[1]] = fmt.Sprintf("| `%s` | %s | %s | %s | %s |\n", is[1], metricType(m), labels, is[2], strings.ReplaceAll(is[3], `\"`, `"`))
+			}
+		}
+		registry := metrics.NewKubeRegistry()
+		if part.custom != nil {
+			registry.CustomMustRegister(part.custom)
+			describe(part.custom)
+		}
+		for _, m := range part.of {
+			registry.MustRegister(m)
+			describe(m)
+		}
+		fmt.Fprintf(&page, "\n## %s\n\n%s\n\n| metric | type | labels | stability | help |\n|---|---|---|---|---|\n", part.title, part.who)
+		for _, name := range slices.Sorted(maps.Keys(rows)) {
+			page.WriteString(rows[name])
+		}
+	}
+	golden := filepath.Join("..", "docs", "metrics.md")
+	if os.Getenv("CONCORD_UPDATE") != "" {
+		if err := os.WriteFile(golden, []byte(page.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile(golden); err != nil || string(want) != page.String() {
+		t.Errorf("error %v; %s is not what the code says: run make generate", err, golden)
+	}
+	if strings.Contains(page.String(), "unknown |") {
+		t.Error("a metric's type is not known")
+	}
+}

@@ -1,0 +1,203 @@
+// Package use says what encryption keys are needed for, by the values in raw etcd and by what
+// servers report.
+package use
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/verdict"
+)
+
+// Report says what every encryption key is needed for, at one revision of etcd.
+type Report struct {
+	Revision int64 `json:"revision"`
+	// Keys are sorted by name.
+	Keys []Key `json:"keys"`
+}
+
+// Key is an encryption key, and what it is needed for.
+type Key struct {
+	// Name is "<provider>:<version>:<name>", as values say it, or "identity". Of a KMS plugin
+	// there is one for every key, with the fingerprint of its ID behind the plugin's name. Of
+	// values that do not tell their key it is rewrite.Unnamed; then no key is removable.
+	Name string `json:"key"`
+	// Values counts the stored values that were encrypted with it, Resources by resource.
+	Values    int64            `json:"values"`
+	Resources map[string]int64 `json:"resources,omitempty"`
+	// Writers are the servers that report to encrypt something with it.
+	Writers []agree.ServerID `json:"writers,omitempty"`
+	// Removable says that no value needs it and no server may write one that does.
+	Removable bool `json:"removable"`
+	// Reason is the verdict's, to an operator.
+	Reason string `json:"reason"`
+}
+
+// Read counts the values under prefix by their keys and compares them with what
+// servers report, all at one revision. The error wraps rewrite.ErrCompacted if etcd has
+// compacted that one meanwhile.
+func Read(ctx context.Context, reader rewrite.Reader, prefix string) (Report, error) {
+	census, err := rewrite.Count(ctx, reader, prefix, nil)
+	if err != nil {
+		return Report{}, err
+	}
+	sets, err := stored.ReadSets(ctx, atRevision{Reader: reader, revision: census.Revision}, prefix)
+	if err != nil {
+		return Report{}, err
+	}
+	return Report{Revision: census.Revision, Keys: judgeKeys(census, sets)}, nil
+}
+
+// atRevision reads everything at one revision.
+type atRevision struct {
+	rewrite.Reader
+	revision int64
+}
+
+// Range implements rewrite.Reader.
+func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64) (rewrite.Page, error) {
+	return r.Reader.Range(ctx, start, end, limit, r.revision)
+}
+
+// judgeKeys decides about every key that values, reports or memories of reports name. A
+// put is permitted by the report of the very encoding that it writes, and compares the
+// revision of the StorageVersion that has it (DESIGN 3.2): where none has a report with a
+// key, no write with that key can follow.
+func judgeKeys(census rewrite.Census, sets stored.Sets) []Key {
+	uses := map[string]*Key{}
+	use := func(key string) *Key {
+		if uses[key] == nil {
+			uses[key] = &Key{Name: key, Resources: map[string]int64{}}
+		}
+		return uses[key]
+	}
+	encrypted := learnKeys(sets, use)
+	for _, row := range census.Rows {
+		key, sealed := strings.CutPrefix(row.Encoding, rewrite.EncodingEncrypted)
+		switch {
+		case sealed:
+		case !encrypted.Has(row.Resource) || row.Encoding == rewrite.EncodingUnknown || row.Encoding == rewrite.EncodingNone:
+			continue // it was never encrypted, or is no object
+		default:
+			key = evolve.Identity
+		}
+		u := use(key)
+		u.Values += row.Objects
+		u.Resources[row.Resource] += row.Objects
+	}
+	doubt := doubtOf(sets)
+	if u := uses[rewrite.Unnamed]; u != nil && doubt == "" {
+		doubt = fmt.Sprintf("%s are encrypted and do not tell with what", u.by())
+	}
+	all := make([]Key, 0, len(uses))
+	for _, key := range slices.Sorted(maps.Keys(uses)) {
+		u := uses[key]
+		slices.Sort(u.Writers)
+		u.Writers = slices.Compact(u.Writers)
+		u.judge(doubt)
+		all = append(all, *u)
+	}
+	return all
+}
+
+// learnKeys notes every key that is, or was, reported, and who reports it. It returns the
+// resources that were ever encrypted: only of these unencrypted values are of interest.
+func learnKeys(s stored.Sets, use func(key string) *Key) (encrypted sets.Set[string]) {
+	encrypted = sets.New[string]()
+	for gr, sv := range s.Versions {
+		if sv == nil {
+			continue
+		}
+		history, err := storageversion.History(sv)
+		if err != nil {
+			continue // doubtOf tells
+		}
+		known := slices.Collect(maps.Keys(history.Last))
+		if !evolve.Encrypts(known) {
+			continue
+		}
+		encrypted.Insert(gr.String())
+		for _, e := range known {
+			if e != evolve.Unknown && e.Seal().Known() {
+				use(keyName(e))
+			}
+		}
+		for _, r := range agree.Made(storageversion.Reports(sv)) {
+			if !r.Encoding.Seal().Known() {
+				continue // doubtOf tells
+			}
+			u := use(keyName(r.Encoding))
+			u.Writers = append(u.Writers, r.Server)
+		}
+	}
+	return encrypted
+}
+
+func keyName(e agree.Encoding) string {
+	seal := e.Seal()
+	if _, _, kms := rewrite.KMSKey(string(seal)); kms {
+		return string(seal)
+	}
+	if seal == "" {
+		return evolve.Identity
+	}
+	return seal.Key()
+}
+
+// doubtOf is why nobody can tell from the reports what may be written; "" if they tell.
+func doubtOf(s stored.Sets) string {
+	if len(s.Versions) == 0 {
+		return "no server reports what it writes"
+	}
+	grs := slices.SortedFunc(maps.Keys(s.Versions), verdict.CompareResources)
+	for _, gr := range grs {
+		sv := s.Versions[gr]
+		if sv == nil {
+			return fmt.Sprintf("the StorageVersion of %s cannot be read", gr)
+		}
+		if _, err := storageversion.History(sv); err != nil {
+			return fmt.Sprintf("the StorageVersion of %s cannot be read: %v", gr, err)
+		}
+		if silent := agree.Silent(storageversion.Reports(sv)); len(silent) > 0 {
+			return fmt.Sprintf("%v does not report what it writes", silent[0])
+		}
+		for _, r := range storageversion.Reports(sv) {
+			if !r.Encoding.Seal().Known() {
+				return fmt.Sprintf("%s has not learned from its KMS plugin with which key it encrypts %s", r.Server, gr)
+			}
+		}
+	}
+	return ""
+}
+
+func (u *Key) judge(doubt string) {
+	switch {
+	case u.Values > 0:
+		u.Reason = fmt.Sprintf("%d values still use it: %s", u.Values, u.by())
+	case len(u.Writers) > 0:
+		u.Reason = fmt.Sprintf("no value uses it, and %d servers write with it", len(u.Writers))
+	case doubt != "":
+		u.Reason = "nobody can tell: " + doubt
+	default:
+		u.Removable, u.Reason = true, "no value uses it, and no server writes with it"
+	}
+}
+
+// by says of which resources the values are.
+func (u *Key) by() string {
+	var by []string
+	for _, resource := range slices.Sorted(maps.Keys(u.Resources)) {
+		by = append(by, fmt.Sprintf("%d of %s", u.Resources[resource], resource))
+	}
+	return strings.Join(by, ", ")
+}

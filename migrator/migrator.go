@@ -1,0 +1,117 @@
+// Package migrator has an operator migrate the stored objects of its own
+// CustomResourceDefinitions, beside stock kube-apiservers, in place of a migrator that it would
+// have to write itself. It needs no other program, and nothing in the cluster.
+//
+// When a definition's status.storedVersions names more than the version that is to be stored,
+// every kube-apiserver is asked what it stores; when all have stored that version for a while,
+// all objects are written anew by empty patches, more of these prove through every
+// kube-apiserver that nothing else is stored, and storedVersions is set. docs/stock.md says how,
+// what is promised, and what the operator must be allowed to do.
+package migrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/concord-dev/concord/stock"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// Never, as Options.PruneAfter, leaves storedVersions as they are.
+const Never = observed.Never
+
+// Options say what is migrated. The zero value of a field other than CRDs is its default.
+type Options struct {
+	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com".
+	CRDs []string
+	// PruneAfter is how long storedVersions keeps a version after the proof that nothing is
+	// stored in it. Default: not at all. The annotations concord.dev/prune and
+	// concord.dev/hold of a definition go before it.
+	PruneAfter time.Duration
+	// MaxObjectsPerSecond bounds how many objects are patched. Default: no bound.
+	MaxObjectsPerSecond int64
+	// VerifyAll has the proof patch every object, and not a sample of 1,000.
+	VerifyAll bool
+	// BestEffort says that kube-apiservers cannot be asked one by one: whoever answers is
+	// believed, and storedVersions is set only where the annotation concord.dev/prune says when.
+	BestEffort bool
+	// Settle is for how long all kube-apiservers have to store a version before that counts. It
+	// is longer than their --request-timeout. Default: 75 s.
+	Settle time.Duration
+	// Poll is how often they are asked while something is waited for. Default: 10 s.
+	Poll time.Duration
+	// Changed, if not nil, is told when a definition is done, and when another thing is waited
+	// for.
+	Changed func(crd string, s Standing)
+}
+
+// Standing is how far a definition is.
+type Standing = stock.Standing
+
+// name is that of the controller.
+const name = "concord-migrator"
+
+// SetupWithManager adds a controller that migrates the definitions' objects to a manager. It
+// works where the manager is elected.
+func SetupWithManager(mgr manager.Manager, o Options) error {
+	if len(o.CRDs) == 0 {
+		return errors.New("a migrator needs the name of a CustomResourceDefinition")
+	}
+	if err := apiextensionsv1.AddToScheme(mgr.GetScheme()); err != nil {
+		return fmt.Errorf("the manager's scheme: %w", err)
+	}
+	logger := mgr.GetLogger().WithName(name)
+	own, err := stock.NewOwn(stock.Config{
+		Rest: mgr.GetConfig(), Instance: name, Settle: o.Settle, Poll: o.Poll, VerifyAll: o.VerifyAll, MaxObjectsPerSecond: o.MaxObjectsPerSecond,
+		Settings: observed.Settings{PruneAfter: o.PruneAfter, BestEffort: o.BestEffort}, Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	told := &telling{last: map[string]Standing{}, to: o.Changed}
+	step := reconcile.Func(func(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+		standing, err := own.Step(ctx, r.Name)
+		if err == nil && told.tell(r.Name, standing) {
+			logger.Info("Migration of stored objects", "crd", r.Name, "done", standing.Done, "waitingFor", standing.Why)
+		}
+		return reconcile.Result{RequeueAfter: standing.Again}, err
+	})
+	named := predicate.NewPredicateFuncs(func(object client.Object) bool { return slices.Contains(o.CRDs, object.GetName()) })
+	return ctrl.NewControllerManagedBy(mgr).Named(name).
+		For(&apiextensionsv1.CustomResourceDefinition{}, builder.OnlyMetadata, builder.WithPredicates(named)).Complete(step)
+}
+
+// telling remembers what was told.
+type telling struct {
+	to func(string, Standing)
+
+	mu   sync.Mutex
+	last map[string]Standing
+}
+
+// tell says whether a standing is new, and tells it.
+func (t *telling) tell(crd string, s Standing) bool {
+	t.mu.Lock()
+	was, ok := t.last[crd]
+	t.last[crd] = s
+	t.mu.Unlock()
+	if ok && was.Done == s.Done && was.Why == s.Why {
+		return false
+	}
+	if t.to != nil {
+		t.to(crd, s)
+	}
+	return true
+}

@@ -1,0 +1,158 @@
+// Package pace lets a migration go as fast as clients do not feel it. Both engines are paced by
+// it: a Pacer compares what clients' requests take while objects are written with what they take
+// without, and admits as many objects as keep the first near the second.
+package pace
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Bounds say how a migration gives way. The zero value is the default.
+type Bounds struct {
+	Blind bool // do not look at clients
+	// MaxAdded is by how much the slower requests of clients may be lengthened. 0: by half of
+	// what they take without a migration, and never less than 2 ms.
+	MaxAdded time.Duration
+	// Least is the rate, in objects per second, that is kept whatever it adds: a migration has to
+	// end, also where latencies are high for other reasons. 0: Default.
+	Least        float64
+	MaxPerSecond int // bounds the objects written per second in any case, if it is not 0
+}
+
+// Default is Bounds.Least for objects that are rewritten in the store, and Patched for those that
+// a server patches, which takes it several times as long.
+const Default, Patched = 500, 100
+
+// Latency is what requests took that ended in a time: nine of ten at most Slow.
+type Latency struct {
+	Requests int
+	Slow     time.Duration
+}
+
+// Seen is what was seen of clients in a time.
+type Seen struct {
+	Serving     bool               // they are served, also if none of their requests ended
+	Undisturbed bool               // no object was migrated in that time
+	Latencies   map[string]Latency // of requests by what they have in common
+}
+
+// Clients are those of a server. Watch begins to look at them, until stop. look returns what was
+// seen since the last look, and the first time what was seen shortly before.
+type Clients interface {
+	Watch() (look func() Seen, stop func())
+}
+
+const (
+	tick = 200 * time.Millisecond // how often the rate is decided on
+	// restEvery: of so many ticks while clients are served the first two are a rest. What was
+	// under way ends in the first; the second shows what requests take without the migration.
+	// The median of keptRests counts: in any of them something else may have disturbed.
+	restEvery, keptRests = 24, 5
+	enough               = 5                     // requests, at least, to say something of them
+	leastAdded           = 2 * time.Millisecond  // what may be in any case, without Bounds.MaxAdded
+	burst                = 20 * time.Millisecond // after which as many objects go at once as fell due
+	unit                 = 16 << 10              // how large an object may be to count as one, in bytes
+)
+
+// State is what is decided from tick to tick.
+type State struct {
+	Rate  float64              // in objects per second: 0 in a rest, +Inf when nothing bounds it
+	going float64              // the rate between rests
+	knee  float64              // the one that was too fast last; 0 if none was yet
+	felt  float64              // the pressure that was known last
+	ticks int                  // for how many clients have been served
+	seen  map[string]Latency   // since a pressure was known
+	rests []map[string]Latency // what was seen in the last ones
+}
+
+// Next is the state for the next tick, after one in which this was seen of clients, and so many
+// objects per second were written.
+func (s State) Next(b Bounds, seen Seen, wrote float64) State {
+	most := math.Inf(1)
+	if b.MaxPerSecond > 0 {
+		most = float64(b.MaxPerSecond)
+	}
+	if b.Blind || !seen.Serving {
+		return State{Rate: most}
+	}
+	if b.Least == 0 {
+		b.Least = Default
+	}
+	switch place := s.ticks % restEvery; {
+	case s.ticks == 0:
+		if s.going = 2 * b.Least; seen.Undisturbed && len(seen.Latencies) > 0 { // as good as a rest
+			s.rests, s.ticks = append(s.rests, seen.Latencies), 2
+		}
+	case place == 2:
+		s.rests = append(s.rests[max(0, len(s.rests)+1-keptRests):len(s.rests):len(s.rests)], seen.Latencies)
+		s.seen = nil
+	case place != 1:
+		s.seen = join(s.seen, seen.Latencies)
+		if pressure, known := s.pressure(b); known {
+			s = s.adapt(b, pressure, wrote)
+		}
+	}
+	s.ticks++
+	if s.Rate = min(s.going, most); s.ticks%restEvery == 1 || s.ticks%restEvery == 2 {
+		s.Rate = 0
+	}
+	return s
+}
+
+// join returns what was seen in two times, in the first of which requests were few.
+func join(one, other map[string]Latency) map[string]Latency {
+	all := map[string]Latency{}
+	for _, seen := range []map[string]Latency{one, other} {
+		for class, l := range seen {
+			all[class] = Latency{all[class].Requests + l.Requests, max(all[class].Slow, l.Slow)}
+		}
+	}
+	return all
+}
+
+// pressure is what is added to those requests to which most is, as a part of what may be. It
+// is not known where there are hardly any.
+func (s State) pressure(b Bounds) (most float64, known bool) {
+	for class, now := range s.seen {
+		var without []time.Duration
+		for _, rest := range s.rests {
+			if rest[class].Requests >= enough {
+				without = append(without, rest[class].Slow)
+			}
+		}
+		if len(without) == 0 || now.Requests < enough {
+			continue
+		}
+		slices.Sort(without)
+		usual, may := without[(len(without)-1)/2], b.MaxAdded
+		if may == 0 {
+			may = max(usual/2, leastAdded)
+		}
+		most, known = max(most, float64(now.Slow-usual)/float64(may)), true
+	}
+	return most, known
+}
+
+// adapt decides on the rate by what the last one came to.
+func (s State) adapt(b Bounds, pressure, wrote float64) State {
+	felt := min(pressure, s.felt) // once may be chance
+	s.seen, s.felt = nil, pressure
+	switch {
+	case felt > 1: // as fast as it was, and not as it was allowed to be, it was too fast
+		reached := min(s.going, max(wrote, b.Least))
+		s.going, s.knee = 0.7*reached, max(reached, s.knee/2)
+		if felt > 2 {
+			s.going /= 2
+		}
+		s.felt = 0 // what comes next is still of this rate
+	case pressure > 0.5 || wrote < s.going/2: // more may be too much, or would show nothing
+	case s.knee == 0 || s.going < s.knee/2:
+		s.going *= 2
+	default:
+		s.going += max(b.Least/10, s.going/20)
+	}
+	s.going = max(s.going, b.Least)
+	return s
+}

@@ -1,0 +1,250 @@
+package pace
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+const ms = time.Millisecond
+
+// patches is what was seen of clients whose patches take so long.
+func patches(slow time.Duration) Seen {
+	return Seen{Serving: true, Latencies: map[string]Latency{"patch": {Requests: 20, Slow: slow}}}
+}
+
+// rested is a state behind a first rest in which patches took so long.
+func rested(slow time.Duration) State {
+	s := State{}.Next(Bounds{}, Seen{Serving: true}, 0)
+	s = s.Next(Bounds{}, patches(0), 0)
+	return s.Next(Bounds{}, patches(slow), 0)
+}
+
+func TestNext(t *testing.T) {
+	inf := math.Inf(1)
+	// at is a state in which clients felt as much, of what they may, in the tick before.
+	at := func(going, knee, felt float64) State {
+		s := rested(20 * ms)
+		s.going, s.knee, s.felt = going, knee, felt
+		return s
+	}
+	known := Seen{Serving: true, Undisturbed: true, Latencies: patches(20 * ms).Latencies}
+	for name, test := range map[string]struct {
+		state  State
+		bounds Bounds
+		seen   Seen
+		wrote  float64
+		want   float64
+	}{
+		"nobody":                              {State{}, Bounds{}, Seen{}, 0, inf},
+		"nobody any more":                     {rested(20 * ms), Bounds{}, Seen{}, 900, inf},
+		"nobody, bounded":                     {State{}, Bounds{MaxPerSecond: 70}, Seen{}, 0, 70},
+		"blind":                               {State{}, Bounds{Blind: true}, patches(time.Second), 0, inf},
+		"clients come: a rest":                {State{}, Bounds{}, patches(20 * ms), 9000, 0},
+		"it is known what they felt before":   {State{}, Bounds{}, known, 0, 1000},
+		"the same, for patches":               {State{}, Bounds{Least: Patched}, known, 0, 200},
+		"behind the rest":                     {rested(20 * ms), Bounds{}, patches(20 * ms), 1000, 2000},
+		"they feel nothing":                   {at(2000, 0, 0), Bounds{}, patches(20 * ms), 2000, 4000},
+		"they wait a little longer":           {at(2000, 0, 0.6), Bounds{}, patches(26 * ms), 2000, 2000},
+		"they wait longer, once":              {at(2000, 0, 0.5), Bounds{}, patches(31 * ms), 2000, 2000},
+		"they wait longer":                    {at(2000, 0, 1.1), Bounds{}, patches(31 * ms), 2000, 1400},
+		"they wait much longer":               {at(2000, 0, 9), Bounds{}, patches(50 * ms), 2000, 700},
+		"it was slower than it might":         {at(4000, 0, 9), Bounds{}, patches(31 * ms), 2000, 1400},
+		"it does not make use of what it may": {at(4000, 0, 0), Bounds{}, patches(20 * ms), 1000, 4000},
+		"far below what was too fast":         {at(1000, 4000, 0), Bounds{}, patches(20 * ms), 1000, 2000},
+		"near what was too fast":              {at(3000, 4000, 0), Bounds{}, patches(20 * ms), 3000, 3150},
+		"it never stops":                      {at(Default, 0, 9), Bounds{}, patches(time.Second), Default, Default},
+		"it never stops patching":             {at(Patched, 0, 9), Bounds{Least: Patched}, patches(time.Second), Patched, Patched},
+		"an absolute bound is kept":           {at(2000, 0, 9), Bounds{MaxAdded: 5 * ms}, patches(26 * ms), 2000, 1400},
+		"a wide one is made use of":           {at(2000, 0, 0), Bounds{MaxAdded: 50 * ms}, patches(35 * ms), 2000, 4000},
+		"so is the bound of objects":          {at(2000, 0, 0), Bounds{MaxPerSecond: 300}, patches(20 * ms), 300, 300},
+		"requests of another kind":            {at(2000, 0, 9), Bounds{}, Seen{Serving: true, Latencies: map[string]Latency{"get": {20, time.Second}}}, 2000, 2000},
+		"too few requests to say":             {at(2000, 0, 9), Bounds{}, Seen{Serving: true, Latencies: map[string]Latency{"patch": {enough - 1, time.Second}}}, 2000, 2000},
+	} {
+		if got := test.state.Next(test.bounds, test.seen, test.wrote).Rate; math.Abs(got-test.want) > 1 {
+			t.Errorf("%s: %v objects/s, want %v", name, got, test.want)
+		}
+	}
+	quick := rested(time.Millisecond)
+	quick.felt = 9
+	if got := quick.Next(Bounds{}, patches(2500*time.Microsecond), 1000).Rate; got < 1000 {
+		t.Errorf("quick requests may take 2 ms more, and the rate becomes %v", got)
+	}
+}
+
+// TestFewClients: what is seen of few requests in a tick is put together.
+func TestFewClients(t *testing.T) {
+	s := rested(20 * ms)
+	s.going, s.felt = 2000, 9
+	few := Seen{Serving: true, Latencies: map[string]Latency{"patch": {Requests: 3, Slow: 31 * ms}}}
+	if s = s.Next(Bounds{}, few, 2000); s.Rate != 2000 {
+		t.Errorf("3 requests made the rate %v", s.Rate)
+	}
+	if s = s.Next(Bounds{}, few, 2000); s.Rate != 1400 {
+		t.Errorf("6 requests made the rate %v", s.Rate)
+	}
+}
+
+// TestRests: in two of restEvery ticks the migration rests, and the median of the last rests
+// counts.
+func TestRests(t *testing.T) {
+	s, rests := State{}, 0
+	took := []time.Duration{20 * ms, 500 * ms, 30 * ms, 40 * ms, 50 * ms, 10 * ms}
+	for tick := range len(took) * restEvery {
+		if s = s.Next(Bounds{}, patches(took[tick/restEvery]), s.Rate); s.Rate == 0 {
+			rests++
+		}
+		if tick%restEvery == restEvery-1 && len(s.rests) > keptRests {
+			t.Fatalf("%d rests are kept", len(s.rests))
+		}
+	}
+	if rests != 2*len(took) {
+		t.Errorf("%d ticks of rest in %d", rests, len(took)*restEvery)
+	}
+	s.seen = patches(45 * ms).Latencies
+	if half, known := s.pressure(Bounds{MaxAdded: 10 * ms}); half != 0.5 || !known {
+		t.Errorf("45 ms where the median of the last rests had 40 ms are a pressure of %v", half)
+	}
+}
+
+// crowd are clients whose requests take as long as the rate makes them.
+type crowd struct {
+	slow    func() time.Duration
+	serving atomic.Bool
+	ended   atomic.Bool
+}
+
+func (c *crowd) Watch() (func() Seen, func()) {
+	return func() Seen {
+		seen := patches(c.slow())
+		seen.Serving = c.serving.Load()
+		return seen
+	}, func() { c.ended.Store(true) }
+}
+
+// TestSettles: beside clients who feel more than they may from some rate on the migration goes
+// nearly as fast as that, also if they feel something else now and then.
+func TestSettles(t *testing.T) {
+	for name, noise := range map[string]time.Duration{"alone": 0, "noise": 60 * ms} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const bearable = 3000
+				var p *Pacer
+				ticks := 0
+				clients := &crowd{}
+				clients.serving.Store(true)
+				clients.slow = func() time.Duration {
+					slow := 20 * ms
+					if p != nil {
+						slow += time.Duration(float64(10*ms) * math.Pow(p.state.Rate/bearable, 2))
+					}
+					if ticks++; ticks%17 == 0 {
+						slow += noise
+					}
+					return slow
+				}
+				p, stop := New(Bounds{}, clients, clock.RealClock{})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				var wrote atomic.Int64
+				var writing sync.WaitGroup
+				for range 64 {
+					writing.Go(func() {
+						for {
+							if _, err := p.Admit(ctx, 1000); err != nil {
+								return
+							}
+							wrote.Add(1)
+							time.Sleep(ms) // the transaction
+						}
+					})
+				}
+				writing.Wait()
+				stop()
+				rate := float64(wrote.Load()) / 60
+				if rate < 0.6*bearable || rate > 1.1*bearable || !clients.ended.Load() {
+					t.Errorf("%v objects/s where %d can be borne", rate, bearable)
+				}
+			})
+		})
+	}
+}
+
+// TestAdmit: objects go one after the other at a bounded rate, large ones as several, and
+// whoever gives up is not counted.
+func TestAdmit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := New(Bounds{MaxPerSecond: 100}, nil, clock.RealClock{})
+		began := time.Now()
+		waits := 0
+		for range 200 {
+			waited, err := p.Admit(t.Context(), 100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if waited {
+				waits++
+			}
+		}
+		if took := time.Since(began); took < 1900*ms || took > 2*time.Second || waits < 90 {
+			t.Errorf("200 objects at 100 per second took %s, and %d waited", took, waits)
+		}
+		began = time.Now()
+		for range 11 {
+			if _, err := p.Admit(t.Context(), 10*unit); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(began); took < time.Second || took > 1200*ms {
+			t.Errorf("11 large ones took %s", took)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := p.Admit(ctx, 1); !errors.Is(err, context.Canceled) {
+			t.Errorf("given up: %v", err)
+		}
+	})
+}
+
+// TestClientsCome: a migration at full speed rests when clients come, and goes on at full speed
+// when they have gone.
+func TestClientsCome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients := &crowd{slow: func() time.Duration { return 10 * ms }}
+		p, stop := New(Bounds{}, clients, clock.RealClock{})
+		defer stop()
+		full := func() bool {
+			waited, err := p.Admit(t.Context(), 1)
+			return !waited && err == nil
+		}
+		if !full() {
+			t.Error("it waits for nobody")
+		}
+		clients.serving.Store(true)
+		time.Sleep(tick)
+		began := time.Now()
+		if full() || time.Since(began) != 2*tick {
+			t.Errorf("clients came, and it rested for %s", time.Since(began))
+		}
+		if got := p.Rate(); got != 2*Default {
+			t.Errorf("its rate is %v", got)
+		}
+		clients.serving.Store(false)
+		time.Sleep(tick)
+		if got := p.Rate(); !math.IsInf(got, 1) {
+			t.Errorf("its rate is %v, without clients", got)
+		}
+		for range 100 {
+			if !full() {
+				t.Fatal("it still waits")
+			}
+		}
+	})
+}

@@ -1,0 +1,159 @@
+package generic_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"gopkg.in/go-jose/go-jose.v2"
+	"gopkg.in/go-jose/go-jose.v2/jwt"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api/v1"
+
+	"github.com/concord-dev/concord/server/generic"
+)
+
+// TestWhoAndMay has users named by an OpenID Connect provider (structured authentication), and a
+// webhook that says what they may do (structured authorization), by kube-apiserver's own flags.
+func TestWhoAndMay(t *testing.T) {
+	provider, authorizer := newProvider(t), newAuthorizer(t)
+	file := func(name, content string) string {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	authentication := file("authentication.json", fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthenticationConfiguration","jwt":[{
+"issuer":{"url":%q,"certificateAuthority":%q,"audiences":["concord"]},
+"claimMappings":{"username":{"expression":"'oidc:' + claims.sub"},"groups":{"expression":"claims.teams"}}}]}`, provider.server.URL, provider.ca()))
+	authorization := file("authorization.json", fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthorizationConfiguration","authorizers":[
+{"type":"Webhook","name":"test","webhook":{"timeout":"10s","authorizedTTL":"1s","unauthorizedTTL":"1s","subjectAccessReviewVersion":"v1","matchConditionSubjectAccessReviewVersion":"v1",
+"failurePolicy":"NoOpinion","connectionInfo":{"type":"KubeConfigFile","kubeConfigFile":%q},"matchConditions":[{"expression":"request.user.startsWith('oidc:')"}]}},
+{"type":"RBAC","name":"rbac"}]}`, file("webhook.json", authorizer.kubeconfig(t))))
+
+	dir, err := os.MkdirTemp("", "who") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := startFor(t, func(o *generic.Options) {
+		fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+		o.AddFlags(fs)
+		if err := fs.Parse([]string{"--data-dir=" + dir, "--secure-port=0", "--authentication-config=" + authentication, "--authorization-config=" + authorization}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	// The keys of the provider are fetched after the start.
+	jane := provider.token(t, "jane", "readers")
+	eventually(t, "the provider's tokens are taken", func(ctx context.Context) error {
+		_, err := s.with(jane).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
+		return err
+	})
+	if got := s.whoAmI(t, jane); got != "oidc:jane" {
+		t.Errorf("the token is of %s", got)
+	}
+	if _, err := s.with(jane).CoreV1().Secrets("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a reader of ConfigMaps reads Secrets: %v", err)
+	}
+	if _, err := s.with(provider.token(t, "joe", "others")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a user whom the webhook does not know: %v", err)
+	}
+	if _, err := s.with(newProvider(t).token(t, "jane", "readers")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("a token of another provider: %v", err)
+	}
+	if asked := authorizer.asked.Load(); asked == 0 {
+		t.Error("the webhook was never asked")
+	}
+	if others := authorizer.others.Load(); others > 0 {
+		t.Errorf("the webhook was asked %d times about users that its condition leaves out", others)
+	}
+}
+
+// provider issues tokens as an OpenID Connect provider does.
+type provider struct {
+	server *httptest.Server
+	key    *ecdsa.PrivateKey
+}
+
+func newProvider(t *testing.T) *provider {
+	t.Helper()
+	p := &provider{key: must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(map[string]any{"issuer": p.server.URL, "jwks_uri": p.server.URL + "/keys", "id_token_signing_alg_values_supported": []string{"ES256"}})
+	})
+	mux.HandleFunc("/keys", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: p.key.Public(), KeyID: "one", Algorithm: "ES256", Use: "sig"}}})
+	})
+	p.server = httptest.NewTLSServer(mux)
+	t.Cleanup(p.server.Close)
+	return p
+}
+
+func (p *provider) ca() string { return certificateOf(p.server) }
+
+func certificateOf(s *httptest.Server) string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+}
+
+func (p *provider) token(t *testing.T, user string, teams ...string) string {
+	t.Helper()
+	signer := must[jose.Signer](t)(jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: p.key, KeyID: "one"}}, nil))
+	now := time.Now()
+	return must[string](t)(jwt.Signed(signer).Claims(jwt.Claims{
+		Issuer: p.server.URL, Subject: user, Audience: jwt.Audience{"concord"}, IssuedAt: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Hour)),
+	}).Claims(map[string]any{"teams": teams}).CompactSerialize())
+}
+
+// authorizer is a webhook that lets the group readers read ConfigMaps.
+type authorizer struct {
+	server        *httptest.Server
+	asked, others atomic.Int64
+}
+
+func newAuthorizer(t *testing.T) *authorizer {
+	a := &authorizer{}
+	a.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review authorizationv1.SubjectAccessReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		a.asked.Add(1)
+		if !strings.HasPrefix(review.Spec.User, "oidc:") {
+			a.others.Add(1)
+		}
+		attributes := review.Spec.ResourceAttributes
+		review.Status.Allowed = attributes != nil && attributes.Resource == "configmaps" && attributes.Verb == "list" && strings.Contains(strings.Join(review.Spec.Groups, ","), "readers")
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(a.server.Close)
+	return a
+}
+
+// kubeconfig names the webhook, as kube-apiserver wants it.
+func (a *authorizer) kubeconfig(t *testing.T) string {
+	t.Helper()
+	return string(must[[]byte](t)(json.Marshal(clientcmdapi.Config{
+		APIVersion: "v1", Kind: "Config", CurrentContext: "test",
+		Clusters:  []clientcmdapi.NamedCluster{{Name: "test", Cluster: clientcmdapi.Cluster{Server: a.server.URL, CertificateAuthorityData: []byte(certificateOf(a.server))}}},
+		AuthInfos: []clientcmdapi.NamedAuthInfo{{Name: "test"}},
+		Contexts:  []clientcmdapi.NamedContext{{Name: "test", Context: clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}}},
+	})))
+}

@@ -1,0 +1,235 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/rewrite"
+	stockserver "github.com/concord-dev/concord/server/stock"
+)
+
+// manage starts the real kube-controller-manager with its migrator, and what that needs.
+func (c *control) manage(s *apiserver) {
+	c.t.Helper()
+	kubeconfig, err := beside.Access{URL: s.url, CAFile: filepath.Join(c.dir, s.name, "apiserver.crt"), Token: adminToken, Dir: c.dir}.Kubeconfig(manager)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	_, port, _ := strings.Cut(cluster.FreeAddress(c.t), ":")
+	start(c.t, manager, manager, filepath.Join(c.dir, manager+".log"), "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+port,
+		"--cert-dir="+filepath.Join(c.dir, manager), "--leader-elect=false", stockserver.MigratorFlag)
+}
+
+// upstream makes a migration of widgets in Kubernetes' own API.
+func (s *apiserver) upstream(name string) {
+	s.t.Helper()
+	m := &storagemigrationv1.StorageVersionMigration{Spec: storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource(widgets)}}
+	m.Name = name
+	if _, err := s.kube().StoragemigrationV1().StorageVersionMigrations().Create(s.t.Context(), m, metav1.CreateOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// told is what the migration and its definition say.
+func (s *apiserver) told(ctx context.Context, name string) (conditions []metav1.Condition, definition *apiextensionsv1.CustomResourceDefinitionCondition, err error) {
+	m, err := s.kube().StoragemigrationV1().StorageVersionMigrations().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+		return nil, nil, err
+	}
+	return m.Status.Conditions, apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating), nil
+}
+
+// done waits until the migration has succeeded, its copy too, and the definition says no more
+// that it runs. It returns whose word the success is.
+func (s *apiserver) done(timeout time.Duration, name string) (reason string) {
+	s.t.Helper()
+	eventually(s.t, timeout, "both migrators are done with "+name, func(ctx context.Context) error {
+		conditions, definition, err := s.told(ctx, name)
+		if err != nil {
+			return err
+		}
+		succeeded := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationSucceeded))
+		if succeeded == nil || succeeded.Status != metav1.ConditionTrue || meta.IsStatusConditionTrue(conditions, string(storagemigrationv1.MigrationRunning)) {
+			return fmt.Errorf("it says %v", conditions)
+		}
+		reason = succeeded.Reason
+		if definition != nil && definition.Status != apiextensionsv1.ConditionFalse {
+			return fmt.Errorf("the definition says %v", definition)
+		}
+		return s.copyDone(ctx, name)
+	})
+	return reason
+}
+
+func (s *apiserver) copyDone(ctx context.Context, name string) error {
+	var all migrationv1alpha1.StorageVersionMigrationList
+	if err := s.objects().List(ctx, &all); err != nil {
+		return err
+	}
+	for i := range all.Items {
+		if of := migrationv1alpha1.Original(&all.Items[i]); of != nil && of.Name == name {
+			if all.Items[i].Status.Phase != migrationv1alpha1.MigrationPhase(migrationv1alpha1.MigrationSucceeded) {
+				return fmt.Errorf("the copy is %s: %v", all.Items[i].Status.Phase, all.Items[i].Status.Conditions)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no copy")
+}
+
+// guard reads in etcd, at each change of the definition from now on, whether its storedVersions
+// have all versions in which widgets are stored. What it returns ends that.
+func (c *control) guard() (stop func()) {
+	c.t.Helper()
+	const key = registry + "apiextensions.k8s.io/customresourcedefinitions/widgets.example.com"
+	now, err := c.raw.Get(c.t.Context(), key)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.t.Cleanup(cancel)
+	watch := c.raw.Watch(ctx, key, clientv3.WithRev(now.Header.Revision+1))
+	return func() {
+		c.t.Helper()
+		last, err := c.raw.Get(ctx, key)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		changes := 0
+		for seen := now.Kvs[0].ModRevision; seen < last.Kvs[0].ModRevision; {
+			batch, ok := <-watch
+			if !ok || batch.Err() != nil {
+				c.t.Fatalf("the watch of the definition ended: %v", batch.Err())
+			}
+			for _, e := range batch.Events {
+				seen = e.Kv.ModRevision
+				changes++
+				c.isGuarded(ctx, e.Kv.Value, seen)
+			}
+		}
+		cancel()
+		if changes == 0 {
+			c.t.Error("the definition did not change: nothing was tested")
+		}
+		c.t.Logf("the definition's storedVersions were right at each of its %d changes", changes)
+	}
+}
+
+func (c *control) isGuarded(ctx context.Context, definition []byte, revision int64) {
+	c.t.Helper()
+	var crd apiextensionsv1.CustomResourceDefinition
+	if err := json.Unmarshal(definition, &crd); err != nil {
+		c.t.Fatal(err)
+	}
+	stored, err := c.raw.Get(ctx, registry+"example.com/widgets/", clientv3.WithPrefix(), clientv3.WithRev(revision))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, kv := range stored.Kvs {
+		encoding, _, _ := rewrite.Envelope(kv.Value)
+		if _, version, _ := strings.Cut(string(encoding), "/"); !slices.Contains(crd.Status.StoredVersions, version) {
+			c.t.Errorf("at revision %d %s is stored as %s, and storedVersions are %v", revision, kv.Key, encoding, crd.Status.StoredVersions)
+			return
+		}
+	}
+}
+
+// The real kube-controller-manager migrates beside us, under writers, at its own speed, which is
+// higher than ours here. Whoever ends first, storedVersions have what is stored, ours ends when
+// it has migrated, and neither the migration nor the definition says for ever that it runs.
+func testBothMigrators(t *testing.T) {
+	c := newControl(t)
+	slowly := "--migration-max-objects-per-second=100"
+	one, two := c.ready(ours, "one", slowly), c.ready(ours, "two", slowly)
+	const n = 200
+	one.createWidgets(n)
+	one.migrated(time.Minute)
+	c.manage(one)
+	w := write(t, 20, one, two)
+	stop := c.guard()
+	deadline, theirs := time.Now().Add(4*time.Minute), 0
+	for round := 0; round < 4 || theirs < 2; round++ {
+		if time.Now().After(deadline) {
+			t.Fatalf("kube-controller-manager was first in %d of %d rounds: nothing was tested", theirs, round)
+		}
+		stores, name := []string{"v2", "v1"}[round%2], fmt.Sprintf("round-%d", round)
+		one.flip(stores)
+		one.upstream(name)
+		first := one.done(3*time.Minute, name)
+		if first == "StorageVersionMigrationSucceeded" {
+			theirs++
+		}
+		t.Logf("%s: it says %s", name, first)
+		one.storedVersions(time.Minute, stores)
+		one.migrated(time.Minute)
+		if found := c.encodings(); len(found) != 1 {
+			t.Errorf("%s: in etcd are %v", name, found)
+		}
+	}
+	stop()
+	t.Logf("%d writes", w.end())
+}
+
+// While a stock server lives nothing is agreed: the migration waits, kube-controller-manager's
+// migrator with it, and what there is stays as it is.
+func testMigratorBesideStock(t *testing.T) {
+	c := newControl(t)
+	s := c.ready(ours, "one")
+	const n = 20
+	s.createWidgets(n)
+	s.migrated(time.Minute)
+	c.manage(s)
+	other := c.ready(stock, "other")
+	s.disagreed(time.Minute)
+	stop := c.guard()
+	s.flip("v2")
+	s.storedVersions(time.Minute, "v1", "v2")
+	s.upstream("waits")
+	eventually(t, time.Minute, "kube-controller-manager has seen it, and it waits", func(ctx context.Context) error {
+		conditions, definition, err := s.told(ctx, "waits")
+		if err != nil {
+			return err
+		}
+		running := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationRunning))
+		if running == nil || running.Reason != migrationv1alpha1.ReasonWaitingForAgreement || definition == nil || definition.Status != apiextensionsv1.ConditionTrue {
+			return fmt.Errorf("it says %v, the definition %v", conditions, definition)
+		}
+		return nil
+	})
+	conditions, _, err := s.told(t.Context(), "waits")
+	if err != nil || len(conditions) != 1 {
+		t.Errorf("it says %v, error %v", conditions, err)
+	}
+	if found := c.encodings(); found["example.com/v1"] != n {
+		t.Errorf("in etcd are %v", found)
+	}
+	s.storedVersions(time.Minute, "v1", "v2")
+	other.end() // deletes its Lease
+	t.Logf("it says %s", s.done(3*time.Minute, "waits"))
+	s.storedVersions(time.Minute, "v2")
+	if found := c.encodings(); found["example.com/v2"] != n || len(found) != 1 {
+		t.Errorf("in etcd are %v", found)
+	}
+	stop()
+}

@@ -1,0 +1,245 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// guarded is a stock kube-apiserver with the guards of deploy/controllers/guards.
+type guarded struct {
+	*apiserver
+	t *testing.T
+}
+
+const guardedCRD = "gadgets.example.com"
+
+func (g guarded) definitions(config *rest.Config) apiextensionsclient.Interface {
+	g.t.Helper()
+	return must(g.t, func(c *rest.Config) (apiextensionsclient.Interface, error) {
+		return apiextensionsclient.NewForConfig(c)
+	}, config)
+}
+
+// impersonating asks as somebody. A ServiceAccount gets its own groups and so its own permissions,
+// others are masters: who may write is decided by the guards alone.
+func (g guarded) impersonating(name string) *rest.Config {
+	config := g.as(adminToken)
+	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: []string{user.AllAuthenticated, user.SystemPrivilegedGroup}}
+	if name == controllersUser {
+		config.Impersonate.Groups = []string{user.AllAuthenticated, "system:serviceaccounts", "system:serviceaccounts:concord-system"}
+	}
+	return config
+}
+
+// controllersUser is the identity of concord controllers in the manifests.
+const controllersUser = "system:serviceaccount:concord-system:concord-controllers"
+
+// patch tries a change of the definition on trial, or for good.
+func (g guarded) patch(ctx context.Context, name, as, change string, trial bool, subresources ...string) error {
+	options := metav1.PatchOptions{}
+	if trial {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	_, err := g.definitions(g.impersonating(as)).ApiextensionsV1().CustomResourceDefinitions().Patch(ctx, name, types.MergePatchType, []byte(change), options, subresources...)
+	return err
+}
+
+// refuses waits until a change is refused, and with words that help. Guards, and what they judge
+// by, reach the server by watches.
+func (g guarded) refuses(what, name, as, change string, words []string, subresources ...string) {
+	g.t.Helper()
+	eventually(g.t, time.Minute, what+" is refused", func(ctx context.Context) error {
+		err := g.patch(ctx, name, as, change, true, subresources...)
+		if !apierrors.IsForbidden(err) {
+			return fmt.Errorf("answer: %v", err)
+		}
+		for _, word := range words {
+			if !strings.Contains(err.Error(), word) {
+				return fmt.Errorf("%q is not said: %v", word, err)
+			}
+		}
+		return nil
+	})
+}
+
+// allows waits until a change is let through on trial.
+func (g guarded) allows(what, name, as, change string, subresources ...string) {
+	g.t.Helper()
+	eventually(g.t, time.Minute, what+" is allowed", func(ctx context.Context) error {
+		return g.patch(ctx, name, as, change, true, subresources...)
+	})
+}
+
+// define makes a definition with versions v1 and v2, of which v2 is stored and v1 was.
+func (g guarded) define(group string) (name string) {
+	g.t.Helper()
+	var versions []apiextensionsv1.CustomResourceDefinitionVersion
+	for _, v := range []string{"v1", "v2"} {
+		versions = append(versions, apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: v, Served: true, Storage: v == "v1",
+			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
+		})
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "gadgets." + group},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: group, Scope: apiextensionsv1.NamespaceScoped, Versions: versions,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "gadgets", Singular: "gadget", Kind: "Gadget", ListKind: "GadgetList"},
+		},
+	}
+	if _, err := g.definitions(g.as(adminToken)).ApiextensionsV1().CustomResourceDefinitions().Create(g.t.Context(), crd, metav1.CreateOptions{}); err != nil {
+		g.t.Fatal(err)
+	}
+	eventually(g.t, time.Minute, crd.Name+" stores v2, and v1 is among its storedVersions", func(ctx context.Context) error {
+		if err := g.patch(ctx, crd.Name, "admin", storing("v1", "v2"), false); err != nil {
+			return err
+		}
+		now, err := g.definitions(g.as(adminToken)).ApiextensionsV1().CustomResourceDefinitions().Get(ctx, crd.Name, metav1.GetOptions{})
+		if err == nil && len(now.Status.StoredVersions) != 2 {
+			err = fmt.Errorf("storedVersions are %v", now.Status.StoredVersions)
+		}
+		return err
+	})
+	return crd.Name
+}
+
+// storing is a change that leaves a definition with these versions, of which the last is stored.
+func storing(versions ...string) string {
+	type version struct {
+		Name    string         `json:"name"`
+		Served  bool           `json:"served"`
+		Storage bool           `json:"storage"`
+		Schema  map[string]any `json:"schema"`
+	}
+	var list []version
+	for i, v := range versions {
+		list = append(list, version{v, true, i == len(versions)-1, map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}})
+	}
+	change, err := json.Marshal(map[string]any{"spec": map[string]any{"versions": list}})
+	if err != nil {
+		panic(err)
+	}
+	return string(change)
+}
+
+// stored writes the StorageState of the definition, as concord controllers do.
+func (g guarded) stored(encodings ...string) {
+	g.t.Helper()
+	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: guardedCRD}}
+	state.Spec.Resource = migrationv1alpha1.GroupResource{Group: "example.com", Resource: "gadgets"}
+	objects := g.objects()
+	eventually(g.t, time.Minute, fmt.Sprintf("the StorageState says %v", encodings), func(ctx context.Context) error {
+		if err := objects.Create(ctx, state.DeepCopy()); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		now := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: guardedCRD}}
+		if err := objects.Get(ctx, types.NamespacedName{Name: guardedCRD}, now); err != nil {
+			return err
+		}
+		now.Status.PersistedEncodings = encodings
+		return objects.Status().Update(ctx, now)
+	})
+}
+
+// TestGuards tries the admission policies of deploy/controllers/guards on Kubernetes' own
+// kube-apiserver with the identities that they are about.
+func TestGuards(t *testing.T) {
+	t.Parallel()
+	g := guarded{newControl(t).ready(stock, "one"), t}
+	if name := g.define("example.com"); name != guardedCRD {
+		t.Fatal(name)
+	}
+	other := g.define("example.org")
+	pruned := `{"status":{"storedVersions":["v2"]}}`
+	// Without guards the API server lets all of it through.
+	g.allows("pruning without a guard", guardedCRD, "admin", pruned, "status")
+	g.install(withGuards)
+
+	t.Run("StoredVersions", func(t *testing.T) {
+		for _, who := range []string{"admin", "system:kube-controller-manager", "system:serviceaccount:kube-system:storage-version-migrator-controller", "system:serviceaccount:default:concord-controllers"} {
+			g.refuses("pruning by "+who, guardedCRD, who, pruned, []string{
+				"objects may still be stored in v1", "kubectl get storagestates.migration.k8s.io " + guardedCRD, "delete the ValidatingAdmissionPolicyBinding concord-stored-versions",
+			}, "status")
+		}
+		g.allows("pruning by the controllers", guardedCRD, controllersUser, pruned, "status")
+		g.allows("pruning by Concord's API servers", guardedCRD, "system:concord-controllers", pruned, "status")
+		g.allows("another change of the status", guardedCRD, "admin", `{"status":{"storedVersions":["v1","v2"],"conditions":[]}}`, "status")
+	})
+
+	t.Run("StorageVersion", func(t *testing.T) { g.movesOnlyAtRest(other) })
+
+	t.Run("Versions", func(t *testing.T) {
+		without := storing("v2")
+		if err := g.patch(t.Context(), guardedCRD, "admin", without, true); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "missing from spec.versions") {
+			t.Errorf("the API server itself: %v", err)
+		}
+		for _, name := range []string{guardedCRD, other} {
+			if err := g.patch(t.Context(), name, controllersUser, pruned, false, "status"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g.allows("taking out a version where there is no StorageState", guardedCRD, "admin", without)
+		see := "kubectl get storagestates.migration.k8s.io " + guardedCRD
+		for _, test := range []struct {
+			stored []string
+			says   string
+		}{
+			{nil, "it is not known yet in which versions objects are stored"},
+			{[]string{"Unknown"}, "it is not known yet in which versions objects are stored"},
+			{[]string{"example.com/v1", "example.com/v2"}, "objects may still be stored in it and would become unreadable"},
+			{[]string{"example.com/v2", "example.com/v1+aescbc:v1:key1:5bd1f0a2c3e49b77"}, "objects may still be stored in it and would become unreadable"},
+		} {
+			g.stored(test.stored...)
+			g.refuses(fmt.Sprintf("taking out v1 with %v stored", test.stored), guardedCRD, "admin", without, []string{"version v1 cannot be taken out: " + test.says, see})
+		}
+		g.allows("another change of the definition", guardedCRD, "admin", `{"metadata":{"labels":{"any":"label"}},"spec":{"names":{"shortNames":["gg"]}}}`)
+		g.allows("adding a version", guardedCRD, "admin", storing("v1", "v3", "v2"))
+		g.allows("taking out a version of another group's resource of the same name", other, "admin", without)
+		g.stored("example.com/v2")
+		g.allows("taking out v1 after the proof", guardedCRD, "admin", without)
+		if err := g.patch(t.Context(), guardedCRD, "admin", without, false); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// movesOnlyAtRest tries to move the storage version of a definition that is being migrated, and
+// of another one.
+func (g guarded) movesOnlyAtRest(other string) {
+	objects, ctx := g.objects(), g.t.Context()
+	migration := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "gadgets-1"}}
+	migration.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: "example.com", Version: "v2", Resource: "gadgets"}
+	if err := objects.Create(ctx, migration); err != nil {
+		g.t.Fatal(err)
+	}
+	back := storing("v2", "v1")
+	say := func(condition migrationv1alpha1.MigrationConditionType, reason string) {
+		g.t.Helper()
+		migrationv1alpha1.SetCondition(migration, condition, reason, "", metav1.Now())
+		if err := objects.Status().Update(ctx, migration); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+	g.allows("a move while the migration has not begun", guardedCRD, "admin", back)
+	say(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+	g.refuses("a move while the migration runs", guardedCRD, "admin", back, []string{"the storage version cannot move while a migration to it runs", "storageversionmigrations.migration.k8s.io gadgets-1"})
+	g.allows("another change while the migration runs", guardedCRD, "admin", `{"metadata":{"annotations":{"concord.dev/hold":"true"}}}`)
+	g.allows("a move of another group's resource of the same name", other, "admin", back)
+	say(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	g.allows("a move after the migration", guardedCRD, "admin", back)
+}

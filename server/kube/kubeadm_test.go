@@ -1,0 +1,147 @@
+package kube_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
+	kubeadmapi "k8s.io/kubernetes/cmd/kubeadm/app/apis/kubeadm"
+	kubeadmconstants "k8s.io/kubernetes/cmd/kubeadm/app/constants"
+	"k8s.io/kubernetes/cmd/kubeadm/app/phases/certs"
+	"k8s.io/kubernetes/cmd/kubeadm/app/phases/controlplane"
+	"k8s.io/kubernetes/cmd/kubeadm/app/phases/kubeconfig"
+	"k8s.io/kubernetes/cmd/kubeadm/app/util/config"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// kubeadm makes what kubeadm init makes: certificates, kubeconfigs, and kube-apiserver's flags.
+func (c *control) kubeadm(port int) *kubeadmapi.InitConfiguration {
+	c.t.Helper()
+	cfg, err := config.DefaultedStaticInitConfiguration()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cfg.CertificatesDir = filepath.Join(c.dir, "pki")
+	cfg.LocalAPIEndpoint = kubeadmapi.APIEndpoint{AdvertiseAddress: "127.0.0.1", BindPort: int32(port)}
+	if err := certs.CreatePKIAssets(cfg); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, name := range []string{kubeadmconstants.AdminKubeConfigFileName, kubeadmconstants.SuperAdminKubeConfigFileName, kubeadmconstants.KubeletKubeConfigFileName} {
+		if err := kubeconfig.CreateKubeConfigFile(name, c.dir, cfg); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	return cfg
+}
+
+// startMutualEtcd starts an etcd that wants a certificate of its clients, as kubeadm's does.
+func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint string) {
+	c.t.Helper()
+	file := func(name string) string { return filepath.Join(cfg.CertificatesDir, name) }
+	endpoint, peer := "https://"+cluster.FreeAddress(c.t), "https://"+cluster.FreeAddress(c.t)
+	start(c.t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
+		"--listen-client-urls="+endpoint, "--advertise-client-urls="+endpoint, "--cert-file="+file(kubeadmconstants.EtcdServerCertName), "--key-file="+file(kubeadmconstants.EtcdServerKeyName),
+		"--client-cert-auth=true", "--trusted-ca-file="+file(kubeadmconstants.EtcdCACertName),
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--peer-cert-file="+file(kubeadmconstants.EtcdPeerCertName),
+		"--peer-key-file="+file(kubeadmconstants.EtcdPeerKeyName), "--peer-client-cert-auth=true", "--peer-trusted-ca-file="+file(kubeadmconstants.EtcdCACertName))
+	pair, err := tls.LoadX509KeyPair(file(kubeadmconstants.APIServerEtcdClientCertName), file(kubeadmconstants.APIServerEtcdClientKeyName))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	pool, err := certutil.NewPool(file(kubeadmconstants.EtcdCACertName))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.connect(&tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, endpoint)
+	return endpoint
+}
+
+// kubeadmUser is access with one of kubeadm's kubeconfigs.
+func (c *control) kubeadmUser(name string) *rest.Config {
+	c.t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, name))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return config
+}
+
+// The server runs with the flags of kubeadm's static pod, taken from kubeadm's own code, with
+// certificates that kubeadm has made and an etcd that wants them. Only the addresses are other
+// ones: several servers share the test's host.
+func TestKubeadm(t *testing.T) {
+	t.Parallel()
+	c := &control{t: t, dir: t.TempDir()}
+	address := cluster.FreeAddress(t)
+	_, text, _ := strings.Cut(address, ":")
+	port, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := c.kubeadm(port)
+	endpoint := c.startMutualEtcd(cfg)
+	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver is told of them
+	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
+	flags := slices.Concat(pod.Spec.Containers[0].Command[1:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
+	t.Log(strings.Join(flags, " "))
+	s := &apiserver{Process: start(t, ours, "one", filepath.Join(c.dir, "one.log"), flags...), t: t, name: "one", url: "https://" + address}
+	s.access = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
+	s.waitReady()
+	s.agreed(time.Minute, 1)
+	s.migrated(time.Minute)
+	bootstrapTokensWork(t, s)
+	kubeletsAreRestricted(t, kubernetes.NewForConfigOrDie(c.kubeadmUser(kubeadmconstants.KubeletKubeConfigFileName)))
+	s.end()
+}
+
+// bootstrapTokensWork has a node join with a token, as kubeadm join does.
+func bootstrapTokensWork(t *testing.T, s *apiserver) {
+	t.Helper()
+	token := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"}, Type: corev1.SecretTypeBootstrapToken,
+		StringData: map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true"},
+	}
+	if _, err := s.kube().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), token, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	joining := rest.AnonymousClientConfig(s.access)
+	joining.BearerToken = "abcdef.0123456789abcdef"
+	client := must(t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, joining)
+	eventually(t, time.Minute, "the token is known", func(ctx context.Context) error {
+		who, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		if err == nil && who.Status.UserInfo.Username != "system:bootstrap:abcdef" {
+			err = fmt.Errorf("it is that of %s", who.Status.UserInfo.Username)
+		}
+		return err
+	})
+}
+
+// kubeletsAreRestricted has a kubelet make its own Node, and another one's.
+func kubeletsAreRestricted(t *testing.T, kubelet kubernetes.Interface) {
+	t.Helper()
+	node := func(name string) error {
+		_, err := kubelet.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		return err
+	}
+	if err := node("node"); err != nil {
+		t.Errorf("a kubelet's own Node: %v", err)
+	}
+	if err := node("other"); !apierrors.IsForbidden(err) {
+		t.Errorf("another kubelet's Node: %v", err)
+	}
+}

@@ -1,0 +1,133 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// Cluster is how a cluster is.
+type Cluster struct {
+	// Servers have those that are not well first.
+	Servers []Server `json:"servers"`
+	// Counts are of the resources that servers store.
+	Counts Counts `json:"resources"`
+	// Problems are what is not well, the most urgent first.
+	Problems []Problem `json:"problems"`
+	// Moving are the migrations that have not ended: first those that go on.
+	Moving []Moving `json:"moving"`
+	// Unread says what could not be read, and so is not known.
+	Unread []string `json:"unread,omitempty"`
+	// Rows are all resources, those that are not well first. They are for who shows every one.
+	Rows []Row `json:"-"`
+}
+
+// Counts counts resources.
+type Counts struct {
+	Stored int `json:"stored"`
+	// Agreed is of how many all servers agree on the encoding, Settled in how many every
+	// object is in it.
+	Agreed  int `json:"agreed"`
+	Settled int `json:"settled"`
+}
+
+// Of says how the cluster is that was observed.
+func Of(o Observed) Cluster {
+	x := indexed(o)
+	c := Cluster{Servers: x.servers, Problems: []Problem{}, Moving: []Moving{}, Unread: o.Unread}
+	waits := map[string][]string{}
+	var problems []Problem
+	for _, r := range x.sorted() {
+		if r.counts() {
+			c.Counts.Stored++
+			if r.common != "" {
+				c.Counts.Agreed++
+			}
+			if r.settled() {
+				c.Counts.Settled++
+			}
+		}
+		for _, server := range x.waitsFor(r) {
+			waits[server.ID] = append(waits[server.ID], r.String())
+		}
+		for _, m := range r.live() {
+			c.Moving = append(c.Moving, movingOf(r, m))
+		}
+		own := x.problems(r)
+		problems = append(problems, own...)
+		c.Rows = append(c.Rows, x.row(r, own))
+	}
+	slices.SortStableFunc(c.Rows, func(a, b Row) int { return cmp.Compare(a.State.Rank(), b.State.Rank()) })
+	for _, server := range x.servers {
+		if p := server.problem(waits[server.ID]); p.Kind != "" {
+			problems = append(problems, p)
+		}
+	}
+	c.Problems = append(c.Problems, gathered(problems)...)
+	order := []string{Running, Retrying, Pending, IsWaits, IsPaused}
+	slices.SortStableFunc(c.Moving, func(a, b Moving) int { return cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)) })
+	return c
+}
+
+// problems are those of one resource, without those of servers that it waits for.
+func (x *index) problems(r *resource) []Problem {
+	var problems []Problem
+	add := func(p Problem) {
+		if p.Kind != "" {
+			problems = append(problems, p)
+		}
+	}
+	if r.counts() {
+		add(x.disagreement(r))
+		add(x.unobserved(r))
+	}
+	unagreed := len(problems) > 0 || len(x.waitsFor(r)) > 0
+	for _, m := range r.live() {
+		p := movingOf(r, m).problem(x, m)
+		if p.Kind == Waiting && unagreed {
+			continue // for what was told already
+		}
+		add(p)
+	}
+	if m := r.lastFailure(); m != nil {
+		for _, p := range failures(r, m) {
+			add(p)
+		}
+	}
+	add(held(r))
+	return problems
+}
+
+// unobserved is why nobody knows what servers of a stock cluster write: there no server
+// reports, and the StorageState says what was observed.
+func (x *index) unobserved(r *resource) Problem {
+	if r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" {
+		return Problem{}
+	}
+	why := r.state.Status.Message
+	return Problem{
+		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
+		Text: fmt.Sprintf("%s: it is not known what servers write: %s", r, why),
+		merged: func(resources []string) string {
+			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), some(resources), why)
+		},
+	}
+}
+
+// held is that somebody postpones a cut-over that could be made.
+func held(r *resource) Problem {
+	if r.crd == nil || !r.crd.Held() || !slices.ContainsFunc(r.crd.Status.StoredVersions, func(v string) bool { return v != r.crd.Storage() }) {
+		return Problem{}
+	}
+	return Problem{
+		Kind: Held, Resources: []string{r.String()},
+		Text: fmt.Sprintf("%s: its cut-over is on hold (annotation %s): status.storedVersions is not pruned", r, migrationv1alpha1.HoldAnnotation),
+		Do:   "let it go on", Run: "kubectl concord release " + r.String(),
+	}
+}
+
+// unknown says whether objects may be stored in versions that nobody can name.
+func (r *resource) unknown() bool { return slices.Contains(r.stored, evolve.Unknown) }

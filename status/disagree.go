@@ -1,0 +1,123 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// side is the servers that write a resource in one encoding.
+type side struct {
+	encoding agree.Encoding
+	servers  []Server
+}
+
+// sides divides the servers that report by what they write, the fewest servers first. Those
+// that do not report are left out.
+func (x *index) sides(r *resource) []side {
+	var all []side
+	for _, report := range r.reports {
+		if report.Encoding == evolve.Unknown {
+			continue
+		}
+		server, _ := x.server(report.Server)
+		i := slices.IndexFunc(all, func(s side) bool { return s.encoding == report.Encoding })
+		if i < 0 {
+			all = append(all, side{encoding: report.Encoding})
+			i = len(all) - 1
+		}
+		all[i].servers = append(all[i].servers, server)
+	}
+	for _, s := range all {
+		slices.SortFunc(s.servers, func(a, b Server) int { return strings.Compare(a.ID, b.ID) })
+	}
+	slices.SortFunc(all, func(a, b side) int {
+		return cmp.Or(cmp.Compare(len(a.servers), len(b.servers)), cmp.Compare(a.encoding, b.encoding))
+	})
+	return all
+}
+
+// who names the servers of a side, with their versions.
+func (s side) who() string {
+	var names []string
+	for _, server := range s.servers {
+		name := server.ID
+		if server.Release != "" {
+			name += " (" + server.versions() + ")"
+		}
+		names = append(names, name)
+	}
+	writes := "write"
+	if len(names) == 1 {
+		writes = "writes"
+	}
+	return some(names) + " " + writes
+}
+
+// disagreement is that servers write the resource in different encodings; the Kind is empty
+// if they do not.
+func (x *index) disagreement(r *resource) Problem {
+	sides := x.sides(r)
+	if len(sides) < 2 {
+		return Problem{}
+	}
+	var said, alike []string
+	for _, s := range sides {
+		said = append(said, s.who()+" "+string(s.encoding))
+		alike = append(alike, s.who())
+	}
+	text := strings.Join(said, "; ")
+	return Problem{
+		Kind: Disagreement, Resources: []string{r.String()},
+		Text:  fmt.Sprintf("%s: servers disagree: %s", r, text),
+		Do:    x.settleDisagreement(r, sides),
+		alike: strings.Join(alike, "|"),
+		merged: func(resources []string) string {
+			return fmt.Sprintf("servers disagree on %d resources, %s: of the first %s", len(resources), some(resources), text)
+		},
+	}
+}
+
+// settleDisagreement says how servers come to agree.
+func (x *index) settleDisagreement(r *resource, sides []side) string {
+	var dead []string
+	versions, plain := map[string]bool{}, map[agree.Encoding]bool{}
+	for _, s := range sides {
+		plain[s.encoding.Plain()] = true
+		for _, server := range s.servers {
+			versions[server.versions()+" from "+server.ReadableFrom] = true
+			if server.State == Dead {
+				dead = append(dead, server.ID)
+			}
+		}
+	}
+	switch {
+	case len(dead) > 0:
+		return "they agree when the Lease of " + some(dead) + " is gone"
+	case len(plain) == 1:
+		return "they encrypt with different keys: give all of them the same first key in --encryption-provider-config"
+	case len(versions) > 1 && r.crd == nil:
+		return "finish the roll: they agree when all have one release, --emulation-version and --min-compatibility-version"
+	case r.crd != nil:
+		return fmt.Sprintf("the definition stores %s: servers follow it within seconds; if this lasts, the log of %s says why", r.crd.Storage(), sides[0].servers[0].ID)
+	}
+	return "compare the flags --runtime-config, --emulation-version and --min-compatibility-version of these servers"
+}
+
+// waitsFor are the servers that keep the resource from agreement and that have a problem of
+// their own: they do not report, or are dead and stand alone with what they reported.
+func (x *index) waitsFor(r *resource) []Server {
+	var all []Server
+	disagree := len(x.sides(r)) > 1
+	for _, report := range r.reports {
+		server, _ := x.server(report.Server)
+		if report.Encoding == evolve.Unknown || disagree && server.State == Dead {
+			all = append(all, server)
+		}
+	}
+	return all
+}

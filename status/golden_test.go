@@ -1,0 +1,132 @@
+package status_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/tools/txtar"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"github.com/concord-dev/concord/status"
+)
+
+var update = flag.Bool("update", false, "write the golden screens anew")
+
+// TestGolden renders what was observed, in each file of testdata: the status, and a why for
+// every file named why-<resource>, with the census in census-<resource> if there is one; the
+// rows and the timeline of a page where there are files of these names. No line of text is longer than 80 columns but for a word that cannot be broken.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d stories, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) { golden(t, file) })
+	}
+}
+
+func golden(t *testing.T, file string) {
+	archive, err := txtar.ParseFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string][]byte{}
+	for _, f := range archive.Files {
+		given[f.Name] = f.Data
+	}
+	var o status.Observed
+	if err := yaml.UnmarshalStrict(given["observed.yaml"], &o); err != nil {
+		t.Fatal(err)
+	}
+	style := status.Style{Width: 80}
+	for i, f := range archive.Files {
+		var got string
+		switch {
+		case f.Name == "status":
+			got = status.Of(o).Text(style)
+		case f.Name == "rows":
+			for _, row := range status.Of(o).Rows {
+				got += row.String() + "\n"
+			}
+		case f.Name == "timeline":
+			for _, m := range status.Timeline(o) {
+				got += fmt.Sprintf("%s %s: %s\n", m.At.UTC().Format(time.TimeOnly), m.Kind, m.Text)
+			}
+		case strings.HasPrefix(f.Name, "why-"):
+			got = why(t, o, strings.TrimPrefix(f.Name, "why-"), given, style)
+		default:
+			continue
+		}
+		for _, line := range strings.Split(got, "\n") {
+			if len(line) > 80 && f.Name != "rows" && f.Name != "timeline" && !strings.HasPrefix(line, "      kubectl ") && !strings.HasPrefix(line, "nothing is known") {
+				t.Errorf("%s has a line of %d columns: %s", f.Name, len(line), line)
+			}
+		}
+		if *update {
+			archive.Files[i].Data = []byte(got)
+		} else if got != string(f.Data) {
+			t.Errorf("%s is\n%s\nwant\n%s", f.Name, got, f.Data)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func why(t *testing.T, o status.Observed, name string, given map[string][]byte, style status.Style) string {
+	t.Helper()
+	var counted status.Counted
+	if census, ok := given["census-"+name]; ok {
+		if err := yaml.UnmarshalStrict(census, &counted); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer, err := status.Why(o, schema.ParseGroupResource(name), counted)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	return answer.Text(style)
+}
+
+var escapes = regexp.MustCompile("\x1b\\[[0-9]*m")
+
+// TestColor: colours change nothing but colours, and are there.
+func TestColor(t *testing.T) {
+	archive, err := txtar.ParseFile("testdata/scene.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o status.Observed
+	if err := yaml.UnmarshalStrict(archive.Files[0].Data, &o); err != nil {
+		t.Fatal(err)
+	}
+	plain, painted := status.Of(o).Text(status.Style{Width: 80}), status.Of(o).Text(status.Style{Width: 80, Color: true})
+	if painted == plain || escapes.ReplaceAllString(painted, "") != plain {
+		t.Errorf("painted:\n%q\nplain:\n%q", painted, plain)
+	}
+}
+
+// TestNearest: a name that is spelled wrong leads to those that were meant.
+func TestNearest(t *testing.T) {
+	var all []schema.GroupResource
+	for _, name := range []string{"configmaps", "secrets", "widgets.example.com", "gadgets.example.com", "leases.coordination.k8s.io"} {
+		all = append(all, schema.ParseGroupResource(name))
+	}
+	for name, want := range map[string]string{"widgetss": "widgets.example.com", "configmap": "configmaps", "gadgets.exmaple.com": "gadgets.example.com", "Secret": "secrets"} {
+		if got := status.Nearest(name, all); len(got) != 3 || got[0].String() != want {
+			t.Errorf("%s is nearest to %v, want %s", name, got, want)
+		}
+	}
+	if got := status.Nearest("x", all[:1]); len(got) != 1 {
+		t.Errorf("of one there are %v", got)
+	}
+}

@@ -1,0 +1,127 @@
+package status
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// index finds what was observed by resource.
+type index struct {
+	Observed
+	servers []Server
+	of      map[schema.GroupResource]*resource
+}
+
+// resource is all that was observed of one resource. Fields are nil where there is nothing.
+type resource struct {
+	schema.GroupResource
+	version *apiserverinternalv1alpha1.StorageVersion
+	state   *migrationv1alpha1.StorageState
+	crd     *CRD
+	// migrations have the newest first.
+	migrations []*migrationv1alpha1.StorageVersionMigration
+
+	reports []agree.Report
+	// common is what all servers agree on, empty where they do not. In a stock cluster it is
+	// what was observed.
+	common agree.Encoding
+	// stored is what objects may be stored in.
+	stored []agree.Encoding
+}
+
+func indexed(o Observed) *index {
+	x := &index{Observed: o, servers: serversOf(o), of: map[schema.GroupResource]*resource{}}
+	for i := range o.StorageVersions {
+		if gr, err := storageversion.GroupResource(o.StorageVersions[i].Name); err == nil {
+			x.get(gr).version = &o.StorageVersions[i]
+		}
+	}
+	for i := range o.States {
+		s := &o.States[i]
+		x.get(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource}).state = s
+	}
+	for i := range o.CRDs {
+		x.get(o.CRDs[i].Resource()).crd = &o.CRDs[i]
+	}
+	for i := range o.Migrations {
+		m := &o.Migrations[i]
+		r := x.get(migrationv1alpha1.Resource(m))
+		r.migrations = append(r.migrations, m)
+	}
+	for _, r := range x.of {
+		r.settle()
+	}
+	return x
+}
+
+func (x *index) get(gr schema.GroupResource) *resource {
+	if x.of[gr] == nil {
+		x.of[gr] = &resource{GroupResource: gr}
+	}
+	return x.of[gr]
+}
+
+// settle computes what follows from what was read.
+func (r *resource) settle() {
+	slices.SortStableFunc(r.migrations, func(a, b *migrationv1alpha1.StorageVersionMigration) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	var state *evolve.State
+	if r.state != nil {
+		view := migrationv1alpha1.ViewState(r.state)
+		state = &view
+	}
+	if r.version == nil {
+		if state != nil {
+			r.stored = state.Stored
+			if state.Current != evolve.Unknown {
+				r.common = state.Current
+			}
+		}
+		return
+	}
+	r.reports = storageversion.Reports(r.version)
+	if common, agreed := storageversion.AgreementOn(r.version, r.reports); agreed {
+		r.common = common
+	}
+	history, err := storageversion.History(r.version)
+	if err != nil {
+		r.stored = []agree.Encoding{evolve.Unknown}
+		return
+	}
+	r.stored = evolve.StoredSet(state, &evolve.StorageVersion{UID: string(r.version.UID), History: history, Reports: r.reports, Common: r.common})
+}
+
+// settled says that every object is in the encoding that all agree on.
+func (r *resource) settled() bool {
+	return r.common != "" && len(r.stored) == 1 && r.stored[0] == r.common
+}
+
+// counts says whether the resource is one that servers store: not one that was stored once.
+func (r *resource) counts() bool { return len(r.reports) > 0 || r.version == nil && r.state != nil }
+
+// sorted are all resources, by group and name.
+func (x *index) sorted() []*resource {
+	return slices.SortedFunc(maps.Values(x.of), func(a, b *resource) int {
+		return cmp.Or(strings.Compare(a.Group, b.Group), strings.Compare(a.Resource, b.Resource))
+	})
+}
+
+// server finds a server by the name that its reports have; false if it has no Lease.
+func (x *index) server(id agree.ServerID) (Server, bool) {
+	i := slices.IndexFunc(x.servers, func(s Server) bool { return s.ID == string(id) })
+	if i < 0 {
+		return Server{ID: string(id)}, false
+	}
+	return x.servers[i], true
+}

@@ -1,0 +1,107 @@
+package status
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// Row is how one resource is stored: what each server writes, and what may be in etcd.
+type Row struct {
+	Resource string `json:"resource"`
+	// State is how well it is.
+	State RowState `json:"state"`
+	// Written is the encoding that each server reports, by the server's ID. One that has not
+	// reported yet has Unknown. In a stock cluster, where no server reports, it is empty.
+	Written map[string]string `json:"written,omitempty"`
+	// Agreed is what all servers agree on; empty where they do not.
+	Agreed string `json:"agreed,omitempty"`
+	// Stored is the stored set.
+	Stored []string `json:"stored,omitempty"`
+	// Problems are the kinds of what is not well with it.
+	Problems []Kind `json:"problems,omitempty"`
+}
+
+// RowState is how well a resource is.
+type RowState string
+
+// The states of a Row, those that are not well first.
+const (
+	// Bad: something keeps it from being in one version.
+	Bad RowState = "bad"
+	// Halted: somebody has paused or postponed it, or it waits.
+	Halted RowState = "halted"
+	// Moves: a migration of it has not ended.
+	Moves RowState = "moving"
+	// Unsettled: objects may be in several versions, and no migration has been made yet.
+	Unsettled RowState = "unsettled"
+	// Settled: every object is in the version that all servers agree on.
+	Settled RowState = "settled"
+	// Past: no server stores it any more.
+	Past RowState = "past"
+)
+
+var rowStates = []RowState{Bad, Halted, Moves, Unsettled, Settled, Past}
+
+// halts are the kinds of problems that somebody has wished for, or that pass by themselves.
+var halts = []Kind{Paused, Waiting, Held}
+
+// row is the resource's, with the problems that were found of it.
+func (x *index) row(r *resource, problems []Problem) Row {
+	row := Row{Resource: r.String(), Agreed: string(r.common)}
+	for _, e := range r.stored {
+		row.Stored = append(row.Stored, string(e))
+	}
+	for _, report := range r.reports {
+		if row.Written == nil {
+			row.Written = map[string]string{}
+		}
+		row.Written[string(report.Server)] = string(report.Encoding)
+	}
+	for _, p := range problems {
+		if !slices.Contains(row.Problems, p.Kind) {
+			row.Problems = append(row.Problems, p.Kind)
+		}
+	}
+	for _, server := range x.waitsFor(r) {
+		if p := server.problem(nil); p.Kind != "" && !slices.Contains(row.Problems, p.Kind) {
+			row.Problems = append(row.Problems, p.Kind)
+		}
+	}
+	slices.SortFunc(row.Problems, func(a, b Kind) int { return slices.Index(urgency, a) - slices.Index(urgency, b) })
+	switch {
+	case slices.ContainsFunc(row.Problems, func(k Kind) bool { return !slices.Contains(halts, k) }):
+		row.State = Bad
+	case len(row.Problems) > 0:
+		row.State = Halted
+	case len(r.live()) > 0:
+		row.State = Moves
+	case !r.counts():
+		row.State = Past
+	case r.settled():
+		row.State = Settled
+	default:
+		row.State = Unsettled
+	}
+	return row
+}
+
+// Rank orders states: what is not well comes first.
+func (s RowState) Rank() int { return slices.Index(rowStates, s) }
+
+// String is the row in one line.
+func (r Row) String() string {
+	var written []string
+	for server, encoding := range r.Written {
+		written = append(written, server+"="+encoding)
+	}
+	slices.Sort(written)
+	line := r.Resource + ": " + string(r.State) + "; " + cmp.Or(r.Agreed, "no agreement") + "; stored " + cmp.Or(strings.Join(r.Stored, ", "), "is not known")
+	if len(written) > 0 {
+		line += "; " + strings.Join(written, " ")
+	}
+	for _, kind := range r.Problems {
+		line += "; " + string(kind)
+	}
+	return line
+}

@@ -1,0 +1,123 @@
+package status
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// Moving is a migration that has not ended.
+type Moving struct {
+	Resource  string `json:"resource"`
+	Migration string `json:"migration"`
+	// State is running, retrying, paused, waiting or pending.
+	State string `json:"state"`
+	// From are the encodings that objects may be in beside To.
+	From []string `json:"from,omitempty"`
+	To   string   `json:"to,omitempty"`
+	// Done, Total and Failed count objects; they are 0 before it begins.
+	Done             int64 `json:"done"`
+	Total            int64 `json:"total"`
+	Failed           int64 `json:"failed"`
+	ObjectsPerSecond int64 `json:"objectsPerSecond"`
+	// LeftSeconds is how long it will take at this rate; 0 if that is not known.
+	LeftSeconds int64 `json:"leftSeconds,omitempty"`
+	// By is the server that migrates.
+	By string `json:"by,omitempty"`
+}
+
+// The states of a migration that has not ended.
+const (
+	Running  = "running"
+	Retrying = "retrying"
+	IsPaused = "paused"
+	IsWaits  = "waiting"
+	Pending  = "pending"
+)
+
+// stalledAfter is how long a migration may tell nothing: one that is being done writes its
+// condition anew every few seconds.
+const stalledAfter = 2 * time.Minute
+
+func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
+	moving := Moving{Resource: r.String(), Migration: m.Name, State: Pending, By: m.Annotations[migrationv1alpha1.ClaimedByAnnotation]}
+	if target := migrationv1alpha1.TargetOf(m); target != (evolve.Target{}) {
+		moving.To = string(target.Encoding)
+		for _, e := range r.stored {
+			if e != target.Encoding {
+				moving.From = append(moving.From, string(e))
+			}
+		}
+	}
+	running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+	switch {
+	case m.Spec.Paused:
+		moving.State = IsPaused
+	case migrationv1alpha1.Waiting(m) != "":
+		moving.State = IsWaits
+	case running != nil && running.Reason == migrationv1alpha1.ReasonRetrying:
+		moving.State = Retrying
+	case running != nil:
+		moving.State = Running
+	}
+	if p := m.Status.Progress; p != nil {
+		moving.Done, moving.Total, moving.Failed, moving.ObjectsPerSecond = p.Done, p.Total, p.Failed, p.ObjectsPerSecond
+		if left := p.Total - p.Done - p.Failed; left > 0 && p.ObjectsPerSecond > 0 && moving.State == Running {
+			moving.LeftSeconds = left/p.ObjectsPerSecond + 1
+		}
+	}
+	return moving
+}
+
+// share is how much of it is done, from 0 to 1.
+func (m Moving) share() float64 {
+	if m.Total <= 0 {
+		return 0
+	}
+	return min(1, float64(m.Done+m.Failed)/float64(m.Total))
+}
+
+// problem is what keeps the migration from going on; the Kind is empty if nothing does.
+func (m Moving) problem(x *index, of *migrationv1alpha1.StorageVersionMigration) Problem {
+	p := Problem{Resources: []string{m.Resource}}
+	switch running := migrationv1alpha1.True(of, migrationv1alpha1.MigrationRunning); {
+	case m.State == IsPaused && m.Total > 0:
+		p.Kind = Paused
+		p.Text = fmt.Sprintf("%s: its migration is paused at %d %%", m.Resource, int(100*m.share()))
+		p.Do, p.Run = "let it go on", "kubectl concord resume "+m.Resource
+	case m.State == IsPaused:
+		p.Kind = Paused
+		p.Text = fmt.Sprintf("%s: its migration was paused before it began", m.Resource)
+		p.Do, p.Run = "let it go on", "kubectl concord resume "+m.Resource
+	case m.State == IsWaits:
+		why := migrationv1alpha1.Waiting(of)
+		p.Kind, p.alike = Waiting, why
+		p.Text = fmt.Sprintf("%s: its migration waits: %s", m.Resource, why)
+		p.merged = func(resources []string) string {
+			return fmt.Sprintf("migrations of %d resources wait, %s: %s", len(resources), some(resources), why)
+		}
+	case running != nil && x.Now.Sub(running.LastUpdateTime.Time) > stalledAfter:
+		p.Kind = Stalled
+		p.Text = fmt.Sprintf("%s: its migration has told nothing for %s", m.Resource, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
+		p.Do = "another server takes it over when the Lease of " + m.By + " is gone; if that one serves, its log says more"
+		if server, here := x.server(agree.ServerID(m.By)); here && server.State == Dead {
+			p.Do = "another server takes it over when the Lease of " + m.By + ", which is dead, is gone"
+		}
+	}
+	return p
+}
+
+// live are the resource's migrations that have not ended.
+func (r *resource) live() (all []*migrationv1alpha1.StorageVersionMigration) {
+	for _, m := range r.migrations {
+		if !migrationv1alpha1.Final(m) {
+			all = append(all, m)
+		}
+	}
+	return all
+}

@@ -1,0 +1,113 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Kind is what a Problem is.
+type Kind string
+
+// The kinds of Problem, the most urgent first.
+const (
+	// DeadServer: a server's Lease is not renewed, and its reports still count.
+	DeadServer Kind = "DeadServer"
+	// StockServer: a kube-apiserver without Concord serves among Concord's, or did lately.
+	StockServer Kind = "StockServer"
+	// SilentServer: the feature gate StorageVersionAPI of a server is off.
+	SilentServer Kind = "SilentServer"
+	// Disagreement: servers write a resource in different encodings.
+	Disagreement Kind = "Disagreement"
+	// WebhookDown: a conversion webhook does not answer.
+	WebhookDown Kind = "WebhookDown"
+	// BadObjects: objects cannot be migrated.
+	BadObjects Kind = "BadObjects"
+	// MigrationFailed: a migration ended for another reason than its objects.
+	MigrationFailed Kind = "MigrationFailed"
+	// Stalled: a migration is running and has told nothing for a while.
+	Stalled Kind = "Stalled"
+	// Paused: somebody has paused a migration.
+	Paused Kind = "Paused"
+	// Waiting: a migration has not begun.
+	Waiting Kind = "Waiting"
+	// Held: somebody has postponed the cut-over of a custom resource.
+	Held Kind = "Held"
+)
+
+var urgency = []Kind{DeadServer, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held}
+
+// Problem keeps a server or a resource from being well, and says what to do about it.
+type Problem struct {
+	Kind Kind `json:"kind"`
+	// Server is the server's ID, where the problem is one.
+	Server string `json:"server,omitempty"`
+	// Resources are what has the problem, or waits for the server.
+	Resources []string `json:"resources,omitempty"`
+	// Text says what is the matter.
+	Text string `json:"text"`
+	// Objects are the first that cannot be migrated, of Failed.
+	Objects []Object `json:"objects,omitempty"`
+	Failed  int64    `json:"failed,omitempty"`
+	// Do is what to do, and Run a command that does it; empty if it passes by itself.
+	Do  string `json:"do,omitempty"`
+	Run string `json:"run,omitempty"`
+
+	// alike is the same for problems that one line can tell, and merged is that line for
+	// several resources.
+	alike  string
+	merged func(resources []string) string
+}
+
+// Object is one that cannot be migrated, as "namespace/name", and why.
+type Object struct {
+	Name    string `json:"name"`
+	Message string `json:"message"`
+}
+
+// namedResources is how many resources a line names.
+const namedResources = 3
+
+// gathered tells problems that are alike once, the most urgent first.
+func gathered(problems []Problem) []Problem {
+	var all []Problem
+	for _, p := range problems {
+		i := slices.IndexFunc(all, func(o Problem) bool { return p.alike != "" && o.alike == p.alike && o.Kind == p.Kind })
+		if i < 0 {
+			all = append(all, p)
+			continue
+		}
+		all[i].Resources = append(slices.Clone(all[i].Resources), p.Resources...)
+	}
+	for i := range all {
+		if p := &all[i]; len(p.Resources) > 1 && p.merged != nil {
+			p.Text = p.merged(p.Resources)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Problem) int { return slices.Index(urgency, a.Kind) - slices.Index(urgency, b.Kind) })
+	return all
+}
+
+// some names the first resources, and how many more there are.
+func some(resources []string) string {
+	if more := len(resources) - namedResources; more > 0 {
+		return strings.Join(resources[:namedResources], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(resources, ", ")
+}
+
+// count is a number with its noun.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// is is "is" or "are".
+func is(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
+}

@@ -1,0 +1,203 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/mitchellh/go-wordwrap"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+// Style is how text is shown.
+type Style struct {
+	// Width is how many columns there are.
+	Width int
+	// Color paints what is not well, and headings.
+	Color bool
+}
+
+const (
+	red    = "31"
+	yellow = "33"
+	green  = "32"
+	bold   = "1"
+
+	// namedObjects is how many bad objects of one kind a status names; a why names more.
+	namedObjects   = 3
+	explainObjects = 10
+	barWidth       = 30
+)
+
+func (s Style) paint(color, text string) string {
+	if !s.Color || color == "" {
+		return text
+	}
+	return "\x1b[" + color + "m" + text + "\x1b[0m"
+}
+
+// wrapped breaks text into lines of the style's width: the first with one indent, the others
+// with another. A word that is longer than a line stays whole, so that it can be copied.
+func (s Style) wrapped(first, rest, text string) string {
+	room := max(20, s.Width-max(len(first), len(rest)))
+	lines := strings.Split(wordwrap.WrapString(text, uint(room)), "\n")
+	return first + strings.Join(lines, "\n"+rest) + "\n"
+}
+
+// Text is the cluster on one screen, with what is not well first.
+func (c Cluster) Text(s Style) string {
+	var text strings.Builder
+	text.WriteString(s.paint(bold, s.wrapped("", "", c.Headline())))
+	for _, u := range c.Unread {
+		text.WriteString(s.wrapped("? ", "  ", u))
+	}
+	if len(c.Problems) > 0 {
+		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
+		for _, p := range c.Problems {
+			text.WriteString(p.text(s, namedObjects))
+		}
+	}
+	if len(c.Moving) > 0 {
+		text.WriteString("\n" + s.paint(bold, "MIGRATIONS") + "\n")
+		shown := c.Moving[:min(len(c.Moving), shownMoving)]
+		for _, m := range shown {
+			text.WriteString(m.text(s))
+		}
+		if more := len(c.Moving) - len(shown); more > 0 {
+			fmt.Fprintf(&text, "and %d more: kubectl concord status -o json\n", more)
+		}
+	}
+	if len(c.Servers) > 0 {
+		text.WriteString("\n" + serverTable(s, c.Servers))
+	}
+	return text.String()
+}
+
+// shownMoving is how many migrations fit on a screen.
+const shownMoving = 6
+
+// Headline is the cluster in one sentence.
+func (c Cluster) Headline() string {
+	if len(c.Servers) == 0 && c.Counts.Stored == 0 {
+		return "No API server of this cluster has an identity Lease, and no resource a StorageState: Concord does not work here."
+	}
+	serving := 0
+	for _, s := range c.Servers {
+		if s.State == Serving {
+			serving++
+		}
+	}
+	servers := fmt.Sprintf("%s %s", count(serving, "server"), plural(serving, "serves", "serve"))
+	if serving != len(c.Servers) {
+		servers = fmt.Sprintf("%d of %s %s", serving, count(len(c.Servers), "server"), plural(len(c.Servers), "serves", "serve"))
+	}
+	n := c.Counts
+	if n.Stored == n.Settled {
+		return fmt.Sprintf("%s; of %s, all are agreed on and in one version", servers, count(n.Stored, "resource"))
+	}
+	return fmt.Sprintf("%s; of %s, %d %s agreed on and %d in one version", servers, count(n.Stored, "resource"), n.Agreed, is(n.Agreed), n.Settled)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
+
+// text shows a problem with the first objects and what to do.
+func (p Problem) text(s Style, objects int) string {
+	color := red
+	if slices.Contains(halts, p.Kind) {
+		color = yellow
+	}
+	var text strings.Builder
+	text.WriteString(s.paint(color, "!") + strings.TrimPrefix(s.wrapped("! ", "  ", p.Text), "!"))
+	shown := p.Objects[:min(len(p.Objects), objects)]
+	for _, line := range byMessage(shown) {
+		text.WriteString(s.wrapped("    ", "      ", line))
+	}
+	if more := p.Failed - int64(len(shown)); more > 0 && len(shown) > 0 {
+		fmt.Fprintf(&text, "    and %d more\n", more)
+	}
+	if p.Do != "" {
+		text.WriteString(s.wrapped("  do: ", "      ", p.Do+strings.Repeat(":", min(1, len(p.Run)))))
+	}
+	if p.Run != "" {
+		text.WriteString("      " + p.Run + "\n") // on one line, so that it can be copied
+	}
+	return text.String()
+}
+
+// byMessage has a line for each message, with the objects that have it.
+func byMessage(objects []Object) (lines []string) {
+	names := map[string][]string{}
+	var messages []string
+	for _, o := range objects {
+		if names[o.Message] == nil {
+			messages = append(messages, o.Message)
+		}
+		names[o.Message] = append(names[o.Message], o.Name)
+	}
+	for _, m := range messages {
+		lines = append(lines, strings.Join(names[m], ", ")+": "+m)
+	}
+	return lines
+}
+
+// text shows a migration, and its bar where it has begun.
+func (m Moving) text(s Style) string {
+	title := m.Resource
+	if m.To != "" {
+		title += " to " + m.To
+	}
+	title += ": " + m.State
+	if m.Total == 0 {
+		return s.wrapped("", "  ", title)
+	}
+	color := green
+	if m.State != Running {
+		color = yellow
+	}
+	full := int(m.share() * barWidth)
+	bar := "[" + s.paint(color, strings.Repeat("#", full)) + strings.Repeat(".", barWidth-full) + "]"
+	line := fmt.Sprintf("  %s %3d %%  %d of %d", bar, int(100*m.share()), m.Done, m.Total)
+	if m.Failed > 0 {
+		line += fmt.Sprintf(", %d failed", m.Failed)
+	}
+	if m.State == Running {
+		line += fmt.Sprintf(", %d/s", m.ObjectsPerSecond)
+	}
+	if m.LeftSeconds > 0 {
+		line += fmt.Sprintf(", %s left", time.Duration(m.LeftSeconds)*time.Second)
+	}
+	return s.wrapped("", "  ", title) + line + "\n"
+}
+
+// serverTable lists the servers.
+func serverTable(s Style, servers []Server) string {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SERVER\tRELEASE\tEMULATES\tMIN\tSTATE")
+	dash := func(v string) string {
+		if v == "" {
+			return "-"
+		}
+		return v
+	}
+	for _, server := range servers {
+		state := server.State
+		if server.State == Dead {
+			state += " for " + duration.HumanDuration(server.renewed)
+		}
+		if server.Aggregated {
+			state += ", aggregated"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", server.ID, dash(server.Release), dash(server.Emulates), dash(server.ReadableFrom), state)
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	lines := strings.SplitAfterN(text.String(), "\n", 2)
+	return s.paint(bold, strings.TrimSuffix(lines[0], "\n")) + "\n" + lines[1]
+}

@@ -1,0 +1,153 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Server is one API server, by its identity Lease.
+type Server struct {
+	ID string `json:"id"`
+	// Release is the binary's. Emulates and ReadableFrom are the emulation version and the min
+	// compatibility version. A kube-apiserver without Concord tells none of them.
+	Release      string `json:"release,omitempty"`
+	Emulates     string `json:"emulates,omitempty"`
+	ReadableFrom string `json:"readableFrom,omitempty"`
+	// State is serving, starting, dead, stock or silent.
+	State string `json:"state"`
+	// Aggregated says that it is no part of the control plane, but serves an aggregated API.
+	Aggregated bool `json:"aggregated,omitempty"`
+	// RenewedSecondsAgo is how long ago it renewed its Lease.
+	RenewedSecondsAgo int64 `json:"renewedSecondsAgo"`
+
+	silence agree.Silence
+	// renewed is how long ago its Lease was renewed.
+	renewed time.Duration
+}
+
+// The states of a server.
+const (
+	Serving  = "serving"
+	Starting = "starting"
+	Dead     = "dead"
+	Stock    = "stock"
+	Silent   = "silent"
+)
+
+// serversOf reads the servers of the identity Leases, those that are not well first.
+func serversOf(o Observed) []Server {
+	var servers []Server
+	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
+		servers = append(servers, serverOf(&lease, o.Now))
+	}
+	if !slices.ContainsFunc(servers, func(s Server) bool { return s.silence != agree.Stock }) {
+		// Nobody reports here: in a stock cluster that is as it should be.
+		for i := range servers {
+			if servers[i].State == Stock {
+				servers[i].State = Serving
+			}
+		}
+	}
+	order := []string{Dead, Stock, Silent, Starting, Serving}
+	slices.SortFunc(servers, func(a, b Server) int {
+		if d := slices.Index(order, a.State) - slices.Index(order, b.State); d != 0 {
+			return d
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return servers
+}
+
+func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
+	s := Server{
+		ID:           lease.Name,
+		Release:      lease.Annotations[storageversion.BinaryVersionAnnotation],
+		Emulates:     lease.Annotations[storageversion.EmulationVersionAnnotation],
+		ReadableFrom: lease.Annotations[storageversion.MinCompatibilityVersionAnnotation],
+		State:        Serving,
+		Aggregated:   storageversion.IsAggregated(lease),
+		silence:      storageversion.SilenceOf(lease),
+	}
+	var lasts time.Duration
+	if lease.Spec.RenewTime != nil {
+		s.renewed = max(0, now.Sub(lease.Spec.RenewTime.Time)).Truncate(time.Second)
+	}
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
+		lasts = time.Duration(*seconds) * time.Second
+	}
+	if s.silence == agree.Stock {
+		// It renews every few seconds what lasts for an hour.
+		lasts = min(lasts, stockSilence)
+	}
+	s.RenewedSecondsAgo = int64(s.renewed / time.Second)
+	switch {
+	case lasts > 0 && s.renewed > lasts*2/3:
+		// It renews three times, or more, while a Lease lasts: it has missed one.
+		s.State = Dead
+	case s.silence == agree.Stock:
+		s.State = Stock
+	case s.silence != "":
+		s.State = Silent
+	case lease.Annotations[storageversion.ReportedAnnotation] != "true":
+		s.State = Starting
+	}
+	return s
+}
+
+// stockSilence is how long a kube-apiserver without Concord may not renew its Lease until it
+// counts as dead.
+const stockSilence = time.Minute
+
+// versions are what the server's encodings depend on.
+func (s Server) versions() string {
+	switch {
+	case s.Release == "":
+		return "kube-apiserver without Concord"
+	case s.Emulates == s.Release || s.Emulates == "":
+		return s.Release
+	}
+	return s.Release + " as " + s.Emulates
+}
+
+// problem is what the server keeps others from; the Kind is empty if that is nothing. waits
+// are the resources that wait for it.
+func (s Server) problem(waits []string) Problem {
+	deleted := fmt.Sprintf("kubectl delete lease -n %s %s", storageversion.IdentityNamespace, s.ID)
+	p := Problem{Server: s.ID, Resources: waits}
+	switch {
+	case s.State == Dead && s.silence == agree.Stock:
+		p.Kind = DeadServer
+		p.Text = fmt.Sprintf("%s, a kube-apiserver without Concord, has not renewed its Lease for %s: it seems to be dead, and its Lease lives for an hour", s.ID, duration.HumanDuration(s.renewed))
+		p.Do, p.Run = "make sure that its process has ended, then", deleted
+	case s.State == Dead:
+		p.Kind = DeadServer
+		p.Text = fmt.Sprintf("%s (%s) has not renewed its Lease for %s: it is dead, paused or cut off, and what it reported still counts", s.ID, s.versions(), duration.HumanDuration(s.renewed))
+		p.Do, p.Run = "wait: the other servers delete its Lease when they have seen it unrenewed for as long as it lasts; or, if it is gone for good", deleted
+	case s.State == Stock:
+		p.Kind = StockServer
+		p.Text = fmt.Sprintf("%s is a kube-apiserver without Concord: it does not report what it writes, so that nobody can agree while it runs", s.ID)
+		p.Do, p.Run = "replace it by concord kube-apiserver, or stop it and then", deleted
+	case s.State == Silent:
+		p.Kind = SilentServer
+		p.Text = fmt.Sprintf("%s (%s) does not report what it writes: its feature gate StorageVersionAPI is off", s.ID, s.versions())
+		p.Do = "start it without --feature-gates=StorageVersionAPI=false, or stop it"
+	default:
+		return p
+	}
+	if n := len(waits); n > 0 {
+		wait := "waits"
+		if n > 1 {
+			wait = "wait"
+		}
+		p.Text += fmt.Sprintf("; %s %s for it", count(n, "resource"), wait)
+	}
+	return p
+}

@@ -1,0 +1,283 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Answer is why a resource is not, or may not be, where an upgrade wants it.
+type Answer struct {
+	Resource string `json:"resource"`
+	// Blocked says that a version which is not the target may still be stored.
+	Blocked bool `json:"blocked"`
+	// Summary says in a sentence what is the case.
+	Summary string `json:"summary"`
+	// Target is the encoding that objects are to have; empty while servers do not agree.
+	Target string `json:"target,omitempty"`
+	// Stored is what objects are, or may be, stored in.
+	Stored []Share `json:"stored"`
+	// Counted is where the numbers come from, or why there are none.
+	Counted string `json:"counted"`
+	// Problems keep the resource from its target, the most urgent first.
+	Problems []Problem `json:"problems"`
+	// Moving are its migrations that have not ended.
+	Moving []Moving `json:"moving,omitempty"`
+	// Next is what happens next where nothing needs to be done.
+	Next string `json:"next,omitempty"`
+}
+
+// unreadable stands in place of an encoding for values that do not say what they are in, as
+// in a census.
+const unreadable = "unknown"
+
+// Share is how many objects are in one encoding.
+type Share struct {
+	Encoding string `json:"encoding"`
+	// Objects is nil where nobody has counted.
+	Objects *int64 `json:"objects,omitempty"`
+}
+
+// Counted is a census of one resource's stored objects by encoding.
+type Counted struct {
+	Objects map[string]int64
+	// Err is why nobody has counted; then Objects is nil.
+	Err string
+}
+
+// Why says what keeps a resource from having every object in one version. The error is that
+// nothing is known of the resource.
+func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
+	x := indexed(o)
+	r, known := x.of[gr]
+	if !known {
+		return Answer{}, fmt.Errorf("nothing is known of %s: it has no StorageVersion, StorageState, CustomResourceDefinition or migration", gr)
+	}
+	a := Answer{Resource: gr.String(), Problems: []Problem{}, Counted: "by a census of raw etcd"}
+	target := r.target()
+	a.Target = string(target)
+	if counted.Objects == nil {
+		a.Counted = "by the stored set; objects were not counted"
+		if counted.Err != "" {
+			a.Counted += ": " + counted.Err
+		}
+	}
+	a.Stored = r.shares(counted)
+	for _, server := range x.waitsFor(r) {
+		if p := server.problem(nil); p.Kind != "" {
+			a.Problems = append(a.Problems, p)
+		}
+	}
+	a.Problems = gathered(append(a.Problems, x.problems(r)...))
+	for _, m := range r.live() {
+		a.Moving = append(a.Moving, movingOf(r, m))
+	}
+	r.summarize(&a, target)
+	return a, nil
+}
+
+// target is the encoding that every object is to have: that of the definition of a custom
+// resource, else what servers agree on.
+func (r *resource) target() agree.Encoding {
+	if r.crd == nil || r.crd.Storage() == "" {
+		return r.common
+	}
+	plain := agree.Encoding(schema.GroupVersion{Group: r.crd.Spec.Group, Version: r.crd.Storage()}.String())
+	if r.common.Plain() == plain {
+		return r.common
+	}
+	return plain
+}
+
+// shares are what objects are stored in: as counted, and what the stored set names beside.
+func (r *resource) shares(counted Counted) []Share {
+	shares := []Share{}
+	for encoding, n := range counted.Objects {
+		shares = append(shares, Share{encoding, &n})
+	}
+	if counted.Objects == nil {
+		for _, e := range r.stored {
+			shares = append(shares, Share{Encoding: string(e)})
+		}
+	}
+	slices.SortFunc(shares, func(a, b Share) int { return cmp.Compare(a.Encoding, b.Encoding) })
+	return shares
+}
+
+// summarize says what is the case, and what happens next by itself.
+func (r *resource) summarize(a *Answer, target agree.Encoding) {
+	var total, old, unread int64
+	var others []string
+	counted := false
+	for _, share := range a.Stored {
+		if share.Objects != nil {
+			counted = true
+			total += *share.Objects
+		}
+		if share.Encoding == unreadable {
+			unread += *share.Objects
+			continue
+		}
+		if share.Encoding == string(target) || target == "" {
+			continue
+		}
+		if share.Objects != nil {
+			old += *share.Objects
+		}
+		others = append(others, share.Encoding)
+	}
+	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0
+	name := string(target)
+	switch {
+	case target == "":
+		a.Summary = "servers do not agree on how it is stored, so that nothing can be migrated"
+	case counted && old > 0:
+		a.Summary = fmt.Sprintf("%s: %d of %s %s still in %s", r.blocks(others), old, objects(total), is(int(old)), strings.Join(others, " and "))
+	case unread > 0:
+		a.Summary = fmt.Sprintf("%d of %s cannot be read in any version", unread, objects(total))
+	case !counted && r.unknown():
+		a.Summary = r.blocks(nil) + ": it is not known in which versions objects are stored"
+	case !counted && len(others) > 0:
+		a.Summary = fmt.Sprintf("%s: objects may still be stored in %s", r.blocks(others), strings.Join(others, " and "))
+	case len(r.stale()) > 0 && counted:
+		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though all of %s are in %s", r.blocks(r.stale()), strings.Join(r.stale(), " and "), objects(total), name)
+	case len(r.stale()) > 0:
+		a.Summary = fmt.Sprintf("%s: its definition lists it in status.storedVersions", r.blocks(r.stale()))
+	case counted:
+		a.Summary = fmt.Sprintf("nothing blocks: all of %s are in %s", objects(total), name)
+	default:
+		a.Summary = "nothing blocks: every object is in " + name
+	}
+	a.Next = r.next(a)
+}
+
+func objects(n int64) string { return count(int(n), "object") }
+
+// stale are the versions in the definition's status.storedVersions beside its storage version.
+func (r *resource) stale() (all []string) {
+	if r.crd == nil {
+		return nil
+	}
+	for _, v := range r.crd.Status.StoredVersions {
+		if v != r.crd.Storage() {
+			all = append(all, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v}.String())
+		}
+	}
+	return all
+}
+
+// blocks is what cannot be done because objects are, or may be, in other encodings.
+func (r *resource) blocks(encodings []string) string {
+	var versions []string
+	for _, e := range encodings {
+		gv, err := schema.ParseGroupVersion(string(agree.Encoding(e).Plain()))
+		if err != nil || slices.Contains(versions, gv.Version) {
+			continue
+		}
+		versions = append(versions, gv.Version)
+	}
+	switch {
+	case r.crd != nil && len(versions) > 0:
+		return strings.Join(versions, " and ") + " cannot be taken out of its CustomResourceDefinition"
+	case r.crd != nil:
+		return "no version can be taken out of its CustomResourceDefinition"
+	case len(versions) > 0:
+		return "a release that does not read " + strings.Join(versions, " and ") + " cannot be started"
+	}
+	return "no release can be called safe to start"
+}
+
+// next is what happens by itself.
+func (r *resource) next(a *Answer) string {
+	switch {
+	case len(a.Problems) > 0:
+		return ""
+	case len(a.Moving) > 0:
+		return "a migration is under way"
+	case a.Target == "":
+		return "servers agree a moment after the last one has reported; look again with kubectl concord status -w"
+	case len(r.reports) == 0 && r.version == nil && r.state == nil:
+		return "no server has reported it yet; look again with kubectl concord status -w"
+	case a.Blocked && r.crd != nil && r.settled():
+		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
+	case a.Blocked:
+		return "a migration begins by itself; at once by kubectl concord migrate " + r.String()
+	}
+	return ""
+}
+
+// Text shows the answer.
+func (a Answer) Text(s Style) string {
+	var text strings.Builder
+	text.WriteString(s.paint(bold, s.wrapped("", "", a.Resource+": "+a.Summary+".")))
+	if a.Next != "" {
+		text.WriteString(s.wrapped("", "", "Next: "+a.Next+"."))
+	}
+	if len(a.Problems) > 0 {
+		text.WriteString("\n")
+		for _, p := range a.Problems {
+			text.WriteString(p.text(s, explainObjects))
+		}
+	}
+	if len(a.Moving) > 0 {
+		text.WriteString("\n")
+		for _, m := range a.Moving {
+			text.WriteString(m.text(s))
+		}
+	}
+	text.WriteString("\n")
+	if len(a.Stored) == 0 {
+		text.WriteString("Nothing is stored, " + a.Counted + ".\n")
+		return text.String()
+	}
+	text.WriteString(s.wrapped("", "", "Stored, "+a.Counted+":"))
+	for _, share := range a.Stored {
+		if share.Encoding == unreadable {
+			share.Encoding = "unreadable"
+		}
+		n := ""
+		if share.Objects != nil {
+			n = fmt.Sprintf("  %d", *share.Objects)
+		}
+		mark := ""
+		if share.Encoding == a.Target {
+			mark = "  (target)"
+		}
+		text.WriteString("  " + share.Encoding + n + mark + "\n")
+	}
+	return text.String()
+}
+
+// Resolve finds the resource that a name means: a plural name, with its group where that is
+// needed, or a custom resource's singular, short or kind's name. found are those that it may
+// mean; like are the three that are spelled most alike where it means none.
+func Resolve(o Observed, name string) (found, like []schema.GroupResource) {
+	x := indexed(o)
+	lower := strings.ToLower(name)
+	for _, r := range x.sorted() {
+		switch {
+		case r.String() == lower, r.crd != nil && r.crd.Name == lower:
+			return []schema.GroupResource{r.GroupResource}, nil
+		case r.Resource == lower, r.crd != nil && r.crd.called(lower):
+			found = append(found, r.GroupResource)
+		}
+	}
+	if len(found) > 0 {
+		return found, nil
+	}
+	var all []schema.GroupResource
+	for _, r := range x.sorted() {
+		all = append(all, r.GroupResource)
+	}
+	return nil, Nearest(name, all)
+}
+
+// called says whether the custom resource has the name.
+func (c *CRD) called(name string) bool {
+	return c.Spec.Names.Singular == name || strings.ToLower(c.Spec.Names.Kind) == name || slices.Contains(c.Spec.Names.ShortNames, name)
+}

@@ -1,0 +1,277 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// servedAs is the name that every kube-apiserver's certificate has.
+const servedAs = "kubernetes.default.svc"
+
+// asking finds kube-apiservers and asks each of them.
+type asking struct {
+	kube   kubernetes.Interface
+	config *rest.Config
+	// override are addresses by Lease; "" is for those that it does not name.
+	override map[string]string
+	// together says that they cannot be asked one by one, but only whoever answers for all.
+	together bool
+	timeout  time.Duration
+	clock    clock.Clock
+
+	mu sync.Mutex
+	// clients are by address.
+	clients map[string]*discovery.DiscoveryClient
+}
+
+// found is who serves.
+type found struct {
+	replicas []observed.Replica
+	// concord are the servers that report by themselves.
+	concord []string
+}
+
+// find reads the identity Leases, and where their holders are reached: as an annotation says
+// (Kubernetes 1.36), else at the endpoints of the Service default/kubernetes. Those do not say
+// whose they are. That does no harm: it counts only if all are asked.
+func (a *asking) find(ctx context.Context) (found, error) {
+	leases, err := a.kube.CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.IdentitySelector})
+	if err != nil {
+		return found{}, fmt.Errorf("list identity Leases: %w", err)
+	}
+	var f found
+	unplaced := false
+	for _, lease := range storageversion.Servers(leases.Items) {
+		if storageversion.SilenceOf(&lease) != agree.Stock {
+			f.concord = append(f.concord, lease.Name)
+			continue
+		}
+		r := replicaOf(&lease)
+		if address, ok := a.override[lease.Name]; ok {
+			r.Address = address
+		} else if address, ok := a.override[""]; ok && r.Address == "" {
+			r.Address = address
+		}
+		unplaced = unplaced || r.Address == ""
+		f.replicas = append(f.replicas, r)
+	}
+	f.replicas = observed.Alive(f.replicas, a.clock.Now())
+	if a.together {
+		f.replicas = together(f.replicas)
+		return f, nil
+	}
+	if unplaced {
+		err = a.place(ctx, f.replicas)
+	}
+	return f, err
+}
+
+// anyReplica stands for whoever answers for all.
+const anyReplica = "any-kube-apiserver"
+
+// together makes one of all replicas, which is another one when one of them is.
+func together(replicas []observed.Replica) []observed.Replica {
+	var holders []string
+	for _, r := range replicas {
+		holders = append(holders, r.Holder)
+	}
+	return []observed.Replica{{Process: observed.Process{Lease: anyReplica, Holder: strings.Join(holders, ",")}}}
+}
+
+func replicaOf(lease *coordinationv1.Lease) observed.Replica {
+	r := observed.Replica{
+		Process: observed.Process{Lease: agree.ServerID(lease.Name), Holder: ptr.Deref(lease.Spec.HolderIdentity, "")},
+		Address: lease.Annotations[corev1.AnnotationPeerAdvertiseAddress],
+		Lasts:   time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second,
+	}
+	if lease.Spec.RenewTime != nil {
+		r.Renewed = lease.Spec.RenewTime.Time
+	}
+	return r
+}
+
+// place gives endpoints to replicas whose Lease names no address, in order, if there are as
+// many of both.
+func (a *asking) place(ctx context.Context, replicas []observed.Replica) error {
+	slices, err := a.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	if err != nil {
+		return fmt.Errorf("list the EndpointSlices of default/kubernetes: %w", err)
+	}
+	assign(replicas, addresses(slices.Items))
+	return nil
+}
+
+func addresses(items []discoveryv1.EndpointSlice) []string {
+	var all []string
+	for _, slice := range items {
+		for _, port := range slice.Ports {
+			for _, endpoint := range slice.Endpoints {
+				for _, address := range endpoint.Addresses {
+					all = append(all, net.JoinHostPort(address, strconv.Itoa(int(ptr.Deref(port.Port, 443)))))
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func assign(replicas []observed.Replica, addresses []string) {
+	free := slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
+		return slices.ContainsFunc(replicas, func(r observed.Replica) bool { return r.Address == address })
+	})
+	unplaced := 0
+	for _, r := range replicas {
+		if r.Address == "" {
+			unplaced++
+		}
+	}
+	if unplaced != len(free) {
+		return
+	}
+	for i := range replicas {
+		if replicas[i].Address == "" {
+			replicas[i].Address, free = free[0], free[1:]
+		}
+	}
+}
+
+// at is how to reach the replica at an address: with its certificate checked against the
+// cluster's CA, under the name that every kube-apiserver has.
+func (a *asking) at(address string) *rest.Config {
+	config := rest.CopyConfig(a.config)
+	if a.together {
+		return config
+	}
+	config.Host, config.QPS = "https://"+address, -1
+	if !config.Insecure {
+		config.ServerName = servedAs
+	}
+	return config
+}
+
+func (a *asking) client(address string) (*discovery.DiscoveryClient, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c, ok := a.clients[address]; ok {
+		return c, nil
+	}
+	config := a.at(address)
+	config.Timeout = a.timeout
+	c, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	c.UseLegacyDiscovery = true // which a replica answers for itself
+	if a.clients == nil {
+		a.clients = map[string]*discovery.DiscoveryClient{}
+	}
+	a.clients[address] = c
+	return c, nil
+}
+
+// ask asks a replica how it stores resources; those of one group if it is given. remote are
+// the group/versions that other programs serve.
+func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, remote map[schema.GroupVersion]bool) observed.Answer {
+	if r.Address == "" && !a.together {
+		return observed.Answer{Failed: "has no address that is known"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	answer, err := a.discover(ctx, r.Address, group, remote)
+	if err != nil {
+		// Without what differs from one time to the next.
+		return observed.Answer{Failed: strings.TrimSpace("does not answer at "+r.Address) + ": " + brief(err)}
+	}
+	return answer
+}
+
+// brief is an error's text without what differs each time, such as ports of connections.
+func brief(err error) string {
+	if apierrors.IsTimeout(err) || asTimeout(err) {
+		return "timeout"
+	}
+	var connection *net.OpError
+	if errors.As(err, &connection) {
+		err = connection.Err
+	}
+	var request *url.Error
+	if errors.As(err, &request) {
+		err = request.Err
+	}
+	return err.Error()
+}
+
+func (a *asking) discover(ctx context.Context, address string, group *string, remote map[schema.GroupVersion]bool) (observed.Answer, error) {
+	answer := observed.Answer{Shown: map[schema.GroupResource]observed.Shown{}}
+	c, err := a.client(address)
+	if err != nil {
+		return answer, err
+	}
+	version, err := c.ServerVersionWithContext(ctx)
+	if err != nil {
+		return answer, err
+	}
+	answer.Release = version.Major + "." + strings.TrimRight(version.Minor, "+")
+	groups, err := c.ServerGroupsWithContext(ctx)
+	if err != nil {
+		return answer, err
+	}
+	for _, g := range groups.Groups {
+		if group != nil && g.Name != *group {
+			continue
+		}
+		for _, v := range g.Versions {
+			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
+			if remote[gv] {
+				continue
+			}
+			list, err := c.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
+			if apierrors.IsNotFound(err) {
+				continue // it has gone
+			}
+			if err != nil {
+				return answer, err
+			}
+			show(answer.Shown, gv, list.APIResources)
+		}
+	}
+	return answer, nil
+}
+
+// show adds what a discovery document says of the resources that are stored.
+func show(shown map[schema.GroupResource]observed.Shown, gv schema.GroupVersion, resources []metav1.APIResource) {
+	for _, r := range resources {
+		if r.StorageVersionHash == "" || strings.Contains(r.Name, "/") {
+			continue
+		}
+		gr := schema.GroupResource{Group: gv.Group, Resource: r.Name}
+		s := shown[gr]
+		s.Hash, s.Kind, s.Served = r.StorageVersionHash, r.Kind, append(s.Served, gv.String())
+		shown[gr] = s
+	}
+}

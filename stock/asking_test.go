@@ -1,0 +1,154 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	testclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+var now = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+
+// lease is the identity Lease of a kube-apiserver.
+func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
+	l := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: storageversion.IdentityNamespace, Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To(name + "_1"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-renewed))),
+		},
+	}
+	if address != "" {
+		l.Annotations = map[string]string{corev1.AnnotationPeerAdvertiseAddress: address}
+	}
+	return l
+}
+
+func endpoints(addresses ...string) *discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: metav1.NamespaceDefault, Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		Ports:      []discoveryv1.EndpointPort{{Port: ptr.To[int32](6443)}},
+	}
+	for _, a := range addresses {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return slice
+}
+
+func TestFind(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		leases   []*coordinationv1.Lease
+		slice    *discoveryv1.EndpointSlice
+		override map[string]string
+		want     []string
+	}{
+		{"Leases tell", []*coordinationv1.Lease{lease("b", "10.0.0.2:6443", time.Minute), lease("a", "10.0.0.1:6443", time.Minute)}, endpoints(), nil, []string{"a=10.0.0.1:6443", "b=10.0.0.2:6443"}},
+		{"one has run out", []*coordinationv1.Lease{lease("a", "10.0.0.1:6443", 0), lease("b", "10.0.0.2:6443", 2*time.Hour)}, endpoints(), nil, []string{"a=10.0.0.1:6443"}},
+		{"endpoints tell", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "", 0)}, endpoints("10.0.0.2", "10.0.0.1"), nil, []string{"a=10.0.0.1:6443", "b=10.0.0.2:6443"}},
+		{"endpoints tell what one Lease does not", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "10.0.0.1:6443", 0)}, endpoints("10.0.0.2", "10.0.0.1"), nil, []string{"a=10.0.0.2:6443", "b=10.0.0.1:6443"}},
+		{"there are fewer endpoints", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "", 0)}, endpoints("10.0.0.1"), nil, []string{"a=", "b="}},
+		{"there are more", []*coordinationv1.Lease{lease("a", "", 0)}, endpoints("10.0.0.1", "10.0.0.2"), nil, []string{"a="}},
+		{"flags tell", []*coordinationv1.Lease{lease("a", "10.0.0.1:6443", 0), lease("b", "", 0)}, endpoints(), map[string]string{"a": "127.0.0.1:1", "": "127.0.0.1:2"}, []string{"a=127.0.0.1:1", "b=127.0.0.1:2"}},
+	} {
+		kube := fake.NewClientset(tc.slice)
+		for _, l := range tc.leases {
+			if err := kube.Tracker().Add(l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a := &asking{kube: kube, override: tc.override, clock: testclock.NewFakeClock(now)}
+		found, err := a.find(t.Context())
+		var got []string
+		for _, r := range found.replicas {
+			got = append(got, fmt.Sprintf("%s=%s", r.Lease, r.Address))
+			if r.Holder != string(r.Lease)+"_1" {
+				t.Errorf("%s: the holder of %s is %q", tc.name, r.Lease, r.Holder)
+			}
+		}
+		if err != nil || !slices.Equal(got, tc.want) || len(found.concord) > 0 {
+			t.Errorf("%s: %v, %v; want %v", tc.name, got, err, tc.want)
+		}
+	}
+}
+
+// Concord servers are told by their Leases; what upstream's code keeps in their processes is
+// no server's.
+func TestFindConcord(t *testing.T) {
+	ours := lease("apiserver-0123456789abcdef", "", 0)
+	ours.Annotations = map[string]string{storageversion.EmulationVersionAnnotation: "1.37"}
+	kube := fake.NewClientset(endpoints(), ours, lease(storageversion.NewUpstreamIdentity(), "", 0), lease("a", "10.0.0.1:6443", 0))
+	found, err := (&asking{kube: kube, clock: testclock.NewFakeClock(now)}).find(t.Context())
+	if err != nil || !slices.Equal(found.concord, []string{ours.Name}) || len(found.replicas) != 1 {
+		t.Errorf("found are %+v, %v", found, err)
+	}
+}
+
+// Where they cannot be asked one by one, all stand for one, which is another one when one of
+// them is restarted.
+func TestTogether(t *testing.T) {
+	first, second := lease("a", "10.0.0.1:6443", 0), lease("b", "10.0.0.2:6443", 0)
+	a := &asking{kube: fake.NewClientset(endpoints(), first, second), together: true, config: &rest.Config{Host: "https://cluster.example.com"}, clock: testclock.NewFakeClock(now)}
+	found, err := a.find(t.Context())
+	if want := "a_1,b_1"; err != nil || len(found.replicas) != 1 || found.replicas[0].Holder != want {
+		t.Errorf("found are %+v, %v; want one held by %s", found, err, want)
+	}
+	if config := a.at(found.replicas[0].Address); config.Host != a.config.Host || config.ServerName != "" {
+		t.Errorf("it is reached at %s as %q", config.Host, config.ServerName)
+	}
+	single := &asking{config: a.config}
+	if config := single.at("10.0.0.1:6443"); config.Host != "https://10.0.0.1:6443" || config.ServerName != servedAs {
+		t.Errorf("a single one is reached at %s as %q", config.Host, config.ServerName)
+	}
+}
+
+func TestShow(t *testing.T) {
+	shown := map[schema.GroupResource]observed.Shown{}
+	for _, v := range []string{"v1", "v1beta1"} {
+		show(shown, schema.GroupVersion{Group: "apps", Version: v}, []metav1.APIResource{
+			{Name: "deployments", Kind: "Deployment", StorageVersionHash: "hash"},
+			{Name: "deployments/status", Kind: "Deployment", StorageVersionHash: "hash"},
+			{Name: "reviews", Kind: "Review"},
+		})
+	}
+	got := shown[schema.GroupResource{Group: "apps", Resource: "deployments"}]
+	if len(shown) != 1 || got.Hash != "hash" || got.Kind != "Deployment" || !slices.Equal(got.Served, []string{"apps/v1", "apps/v1beta1"}) {
+		t.Errorf("shown is %+v", shown)
+	}
+}
+
+// Why a kube-apiserver does not answer is told without what differs from one time to the next:
+// a StorageState is written for every other text.
+func TestBrief(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("get: %w", context.DeadlineExceeded), "timeout"},
+		{&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: &net.OpError{Op: "read", Source: &net.TCPAddr{Port: 41234}, Err: syscall.ECONNRESET}}, "connection reset by peer"},
+		{&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: io.EOF}, "EOF"},
+		{errors.New("x509: certificate signed by unknown authority"), "x509: certificate signed by unknown authority"},
+	} {
+		if got := brief(tc.err); got != tc.want {
+			t.Errorf("%v is told as %q", tc.err, got)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package stock
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// definitions watches CustomResourceDefinitions.
+type definitions struct {
+	store  cache.Store
+	source cache.Controller
+
+	mu sync.Mutex
+	// said are the versions that they said to store since they were last asked for.
+	said map[schema.GroupResource][]agree.Encoding
+}
+
+// watchDefinitions keeps no schemas, which are most of a definition. changed is told every
+// resource whose definition changes, and noted every state of a definition, after the one before.
+func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition)) *definitions {
+	d := &definitions{said: map[schema.GroupResource][]agree.Encoding{}}
+	tell := func(obj any) {
+		if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
+			changed(resourceOf(crd))
+		}
+	}
+	d.store, d.source = cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}),
+		ObjectType:    &apiextensionsv1.CustomResourceDefinition{},
+		Transform:     withoutSchemas,
+		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) {
+				noted(nil, obj.(*apiextensionsv1.CustomResourceDefinition))
+				tell(obj)
+			},
+			UpdateFunc: func(old, obj any) {
+				was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
+				if was.ResourceVersion == is.ResourceVersion {
+					return
+				}
+				d.note(was, is)
+				noted(was, is)
+				tell(obj)
+			},
+			DeleteFunc: tell,
+		}),
+	})
+	return d
+}
+
+// withoutSchemas is a cache.TransformFunc.
+func withoutSchemas(obj any) (any, error) {
+	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+		crd.ManagedFields = nil
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Schema, crd.Spec.Versions[i].AdditionalPrinterColumns = nil, nil
+		}
+	}
+	return obj, nil
+}
+
+// note remembers a change of the version that is to be stored.
+func (d *definitions) note(was, is *apiextensionsv1.CustomResourceDefinition) {
+	if was.UID == is.UID && stores(was) == stores(is) {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gr := resourceOf(is)
+	d.said[gr] = append(d.said[gr], stores(is))
+}
+
+// defined is what the definitions say: all, or that of one resource.
+func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResource]observed.Definition {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[schema.GroupResource]observed.Definition{}
+	for _, obj := range d.store.List() {
+		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+		gr := resourceOf(crd)
+		if only != (schema.GroupResource{}) && only != gr {
+			continue
+		}
+		definition := observed.Definition{Stores: stores(crd), Said: d.said[gr]}
+		for _, v := range crd.Spec.Versions {
+			definition.Versions = append(definition.Versions, schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name})
+		}
+		for _, v := range crd.Status.StoredVersions {
+			definition.Stored = append(definition.Stored, agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: v}.String()))
+		}
+		all[gr] = definition
+	}
+	return all
+}
+
+// heard forgets what definitions said, after it was observed.
+func (d *definitions) heard(defined map[schema.GroupResource]observed.Definition) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for gr, definition := range defined {
+		if rest := d.said[gr][len(definition.Said):]; len(rest) > 0 {
+			d.said[gr] = rest
+		} else {
+			delete(d.said, gr)
+		}
+	}
+}
+
+// of returns the definition of a resource without its schemas; nil if there is none.
+func (d *definitions) of(gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
+	obj, ok, err := d.store.GetByKey(gr.String())
+	if !ok || err != nil {
+		return nil
+	}
+	return obj.(*apiextensionsv1.CustomResourceDefinition)
+}
+
+// run watches until ctx ends.
+func (d *definitions) run(ctx context.Context) { d.source.RunWithContext(ctx) }
+
+func resourceOf(crd *apiextensionsv1.CustomResourceDefinition) schema.GroupResource {
+	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
+}
+
+// stores is the version that a definition says to store.
+func stores(crd *apiextensionsv1.CustomResourceDefinition) agree.Encoding {
+	i := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Storage })
+	if i < 0 {
+		return ""
+	}
+	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: crd.Spec.Versions[i].Name}.String())
+}

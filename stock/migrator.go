@@ -1,0 +1,94 @@
+package stock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/apimigrate"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/throughapi"
+	"github.com/concord-dev/concord/pace"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// migrator does migrations: every object is written anew, and then it is proven that none is
+// stored in another way.
+type migrator struct {
+	engine       *apimigrate.Engine
+	prover       *prover
+	observer     *observer
+	maxPerSecond int64
+	maxParallel  int
+	logger       logr.Logger
+}
+
+var _ migrate.Rewriter = (*migrator)(nil)
+
+// newMigrator patches through the status, where a definition has one: less stands in the way.
+func newMigrator(config *rest.Config, o *observer, c Config) (*migrator, error) {
+	api, err := apimigrate.NewClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return &migrator{
+		engine: apimigrate.New(api.Through(o.definitions.statusOf)), prover: newProver(api, o, c), observer: o,
+		maxPerSecond: c.MaxObjectsPerSecond, maxParallel: c.MaxParallel, logger: c.Logger.WithName("migrate"),
+	}, nil
+}
+
+// statusOf is the subresource through which objects are patched.
+func (d *definitions) statusOf(gvr schema.GroupVersionResource) string {
+	crd := d.of(gvr.GroupResource())
+	if crd == nil {
+		return ""
+	}
+	for _, v := range crd.Spec.Versions {
+		if v.Name == gvr.Version && v.Subresources != nil && v.Subresources.Status != nil {
+			return "status"
+		}
+	}
+	return ""
+}
+
+// Rewrite implements migrate.Rewriter.
+func (m *migrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+	perSecond := int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))
+	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: perSecond}, nil, clock.RealClock{})
+	defer stop()
+	options := apimigrate.Options{Pacer: pacer, MaxParallel: m.maxParallel}
+	result, err := throughapi.Run(ctx, m.engine, job, options, progress)
+	if err != nil || result.Failed > 0 {
+		return result, err
+	}
+	before := processes(m.observer.replicas())
+	proof, err := m.prover.prove(ctx, job, perSecond)
+	if err != nil {
+		return result, fmt.Errorf("prove what is stored: %w", err)
+	}
+	if err := m.observer.round(ctx, job.GroupResource); err != nil {
+		return result, err
+	}
+	if after := processes(m.observer.replicas()); !slices.Equal(before, after) {
+		return result, fmt.Errorf("%w: kube-apiservers came, went or were restarted during the proof", migrate.ErrUnproven)
+	}
+	m.logger.Info("Proof", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "holds", proof.Holds(), "verdict", proof.String(), "replicas", len(before))
+	if !proof.Holds() {
+		return result, fmt.Errorf("%w: %s", migrate.ErrUnproven, proof)
+	}
+	return result, nil
+}
+
+func processes(replicas []observed.Replica) []observed.Process {
+	all := make([]observed.Process, 0, len(replicas))
+	for _, r := range replicas {
+		all = append(all, r.Process)
+	}
+	return all
+}

@@ -1,0 +1,282 @@
+package observed
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// definitionReporter stands in a History for what a CustomResourceDefinition says to store:
+// any kube-apiserver may have written it, also if it did not show it when it was asked.
+const definitionReporter = "customresourcedefinition"
+
+// Memory collects the answers of kube-apiservers, round by round, in place of the StorageVersions
+// of servers that report. Each resource has a uid, which tells since when rounds were made
+// without a gap, and a History of encodings.
+type Memory struct {
+	config Config
+	// processes are those that had a Lease in the last full round, and whether they ever answered.
+	processes map[Process]bool
+	resources map[schema.GroupResource]*resource
+}
+
+// Config configures a Memory.
+type Config struct {
+	// Start is when it begins to look.
+	Start time.Time
+	// Settle is for how long all have to store one version before that counts: requests that
+	// are under way may still write another one. It is longer than requests may take.
+	Settle time.Duration
+	// States are the StorageStates from before. One whose heartbeat is older than
+	// evolve.DiscoveryPeriod says nothing of the time since: its resource begins anew
+	// (KEP-2343).
+	States map[schema.GroupResource]evolve.State
+}
+
+// NewMemory returns an empty one.
+func NewMemory(c Config) *Memory {
+	return &Memory{config: c, processes: map[Process]bool{}, resources: map[schema.GroupResource]*resource{}}
+}
+
+type resource struct {
+	Resource
+	custom bool
+	// last is what each process was last seen to write.
+	last map[Process]agree.Report
+	// steady is what all have written since; empty while they do not.
+	steady agree.Encoding
+	since  time.Time
+}
+
+// Resource is a Memory's record of one resource.
+type Resource struct {
+	UID     string
+	History agree.History
+	Reports []agree.Report
+	// Common is the encoding that all kube-apiservers store, and have stored for long enough;
+	// empty otherwise.
+	Common agree.Encoding
+	// Why is why there is no Common, for people.
+	Why string
+}
+
+// Of returns the record of a resource.
+func (m *Memory) Of(gr schema.GroupResource) (Resource, bool) {
+	r, ok := m.resources[gr]
+	if !ok {
+		return Resource{}, false
+	}
+	return r.Resource, true
+}
+
+// Resources are all that are remembered, in their order.
+func (m *Memory) Resources() []schema.GroupResource {
+	return slices.SortedFunc(maps.Keys(m.resources), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
+}
+
+// Observe takes a round in and returns the resources of which something else is known now.
+func (m *Memory) Observe(r Round) []schema.GroupResource {
+	unseen := m.unseen(r)
+	var changed []schema.GroupResource
+	for _, gr := range m.concerned(r) {
+		verdict := r.Judge(gr)
+		if foreign(gr, verdict.Encoding) {
+			continue
+		}
+		known := m.resources[gr]
+		_, defined := r.Defined[gr]
+		switch {
+		case known == nil && !verdict.Shown:
+			continue
+		case known == nil:
+			known = m.begin(gr, defined, r)
+			m.resources[gr] = known
+		case !verdict.Shown && verdict.Whole && !defined:
+			delete(m.resources, gr)
+			changed = append(changed, gr)
+			continue
+		}
+		if known.observe(r, gr, verdict, unseen, m.config.Settle) {
+			changed = append(changed, gr)
+		}
+	}
+	return changed
+}
+
+// concerned are the resources that a round tells of, in their order.
+func (m *Memory) concerned(r Round) []schema.GroupResource {
+	if r.Only != (schema.GroupResource{}) {
+		return []schema.GroupResource{r.Only}
+	}
+	all := map[schema.GroupResource]bool{}
+	for gr := range m.resources {
+		all[gr] = true
+	}
+	for _, answer := range r.Answers {
+		for gr := range answer.Shown {
+			all[gr] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(all), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
+}
+
+// foreign says whether a resource is another view of what is stored, and migrated, under
+// another group, as events.k8s.io/events is of the core group's.
+func foreign(gr schema.GroupResource, e agree.Encoding) bool {
+	gv, err := schema.ParseGroupVersion(string(e))
+	return e != "" && err == nil && gv.Group != gr.Group
+}
+
+// unseen says which processes had a Lease and are gone without ever having answered: what they
+// wrote nobody knows. Only a full round can tell.
+func (m *Memory) unseen(r Round) []Process {
+	if r.Only != (schema.GroupResource{}) {
+		return nil
+	}
+	now := map[Process]bool{}
+	for _, replica := range append(slices.Clone(r.Before), r.After...) {
+		answer, asked := r.Answers[replica.Process]
+		now[replica.Process] = m.processes[replica.Process] || asked && answer.Failed == ""
+	}
+	var gone []Process
+	for p, answered := range m.processes {
+		if _, here := now[p]; !here && !answered {
+			gone = append(gone, p)
+		}
+	}
+	slices.SortFunc(gone, func(a, b Process) int { return cmp.Compare(a.Lease, b.Lease) })
+	m.processes = now
+	return gone
+}
+
+// begin makes the memory of a resource that is seen for the first time since the start.
+func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource {
+	known := &resource{custom: custom, last: map[Process]agree.Report{}}
+	state, ok := m.config.States[gr]
+	var begun Begun
+	if ok {
+		begun, ok = ParseUID(state.Of.UID)
+	}
+	if ok && !evolve.Recreate(state.Heartbeat, m.config.Start) {
+		known.UID = state.Of.UID
+		known.History = agree.History{Epoch: state.Of.Epoch, Last: map[agree.Encoding]int64{}}
+		if state.Current != evolve.Unknown && state.Current != "" {
+			known.History.Last[state.Current] = state.Of.Epoch
+			known.steady = state.Current // it had settled
+		}
+		// Another version may have been stored for a while in which nobody looked: the API server
+		// adds it to storedVersions. One that the proof had freed and that was not pruned yet
+		// looks the same, and is migrated once more.
+		for _, e := range r.Defined[gr].Stored {
+			if !slices.Contains(state.Stored, e) && !slices.Contains(state.Stored, evolve.Unknown) {
+				known.History = known.History.Next([]agree.Report{{Server: definitionReporter, Encoding: e}})
+				known.steady = ""
+			}
+		}
+		return known
+	}
+	release := r.Release()
+	same := ok && !custom && begun.Release == release && state.Current != evolve.Unknown
+	known.UID = Begun{At: m.config.Start, Release: release, Same: same}.UID()
+	return known
+}
+
+// observe takes in what a round says of the resource, and says whether that is anything new.
+func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen []Process, settle time.Duration) bool {
+	before := k.Resource
+	definition, custom := r.Defined[gr]
+	k.custom = k.custom || custom
+	k.reports(r, v)
+	k.Common, k.Why = "", v.Why
+	if v.Encoding == "" {
+		k.steady = ""
+	} else {
+		if k.steady != v.Encoding {
+			k.steady, k.since = v.Encoding, r.Began
+		}
+		if until := k.since.Add(settle); r.Began.Before(until) {
+			k.Why = fmt.Sprintf("all kube-apiservers store %s: until %s requests that were under way may still write another version", v.Encoding, until.UTC().Format(time.TimeOnly))
+		} else {
+			k.Common = v.Encoding
+		}
+	}
+	written := slices.Clone(k.Reports)
+	for _, e := range definition.Said { // one after the other, so that each is remembered
+		k.History = k.History.Next(append(slices.Clone(written), agree.Report{Server: definitionReporter, Encoding: e}))
+	}
+	if custom && definition.Stores != "" {
+		written = append(written, agree.Report{Server: definitionReporter, Encoding: definition.Stores})
+	}
+	if len(unseen) > 0 && !k.custom {
+		written = append(written, agree.Report{Server: unseen[0].Lease, Encoding: agree.Unknown})
+	}
+	if len(written) > 0 {
+		k.History = k.History.Next(written)
+	}
+	return before.UID != k.UID || before.Common != k.Common || before.Why != k.Why || before.History.Epoch != k.History.Epoch ||
+		len(before.History.Last) != len(k.History.Last) || !agree.Equal(before.Reports, k.Reports)
+}
+
+// reports brings what each process was last seen to write up to date, and the reports with
+// it: one that does not answer now still writes what it did.
+func (k *resource) reports(r Round, v Verdict) {
+	last := map[Process]agree.Report{}
+	k.Reports = nil
+	for _, replica := range r.After {
+		report, ok := agree.Of(v.Reports, replica.Lease)
+		if !ok {
+			if _, why := r.answer(replica); why != "" {
+				report, ok = k.last[replica.Process]
+			}
+		}
+		if ok {
+			last[replica.Process] = report
+			k.Reports = append(k.Reports, report)
+		}
+	}
+	k.last = last
+}
+
+// Begun is the content of the uid of a Resource.
+type Begun struct {
+	// At is since when somebody has looked.
+	At time.Time
+	// Release is what the kube-apiservers were then.
+	Release string
+	// Same says that nobody had looked for a while, and that the release is what it was.
+	Same bool
+}
+
+const (
+	uidMark  = "observed"
+	sameMark = "same"
+)
+
+// UID is its text: "<seconds, hexadecimal>-observed-<release>", and "-same" after it. What is
+// before the first dash becomes a part of the names of migrations.
+func (b Begun) UID() string {
+	parts := []string{strconv.FormatInt(b.At.Unix(), 16), uidMark, b.Release}
+	if b.Same {
+		parts = append(parts, sameMark)
+	}
+	return strings.Join(parts, "-")
+}
+
+// ParseUID reads the uid of a Resource; a StorageVersion's is none.
+func ParseUID(uid string) (b Begun, ok bool) {
+	parts := strings.Split(uid, "-")
+	if len(parts) < 3 || parts[1] != uidMark {
+		return Begun{}, false
+	}
+	seconds, err := strconv.ParseInt(parts[0], 16, 64)
+	return Begun{At: time.Unix(seconds, 0).UTC(), Release: parts[2], Same: len(parts) > 3 && parts[3] == sameMark}, err == nil
+}

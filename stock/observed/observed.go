@@ -1,0 +1,193 @@
+// Package observed judges kube-apiservers that do not report their storage versions (design 3.9,
+// KEP-2343): the version that each of them writes, by its own discovery, whether all agree,
+// whether a proof by behaviour holds, and when a definition's storedVersions may be pruned. It is
+// pure: observations in, values out, no clock, I/O or goroutine.
+package observed
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Process is one kube-apiserver process: its identity Lease, which keeps its name over a
+// restart, and the Lease's holderIdentity, which does not.
+type Process struct {
+	Lease  agree.ServerID
+	Holder string
+}
+
+// Replica is a kube-apiserver process, as its identity Lease describes it.
+type Replica struct {
+	Process
+	// Address is where the process is reached, "host:port"; empty if nobody knows.
+	Address string
+	// Renewed is when the Lease was last renewed, Lasts how long it lasts then.
+	Renewed time.Time
+	Lasts   time.Duration
+}
+
+// Alive returns the replicas whose Lease has not run out, by name. A Lease that does not tell
+// its times has not.
+func Alive(replicas []Replica, now time.Time) []Replica {
+	alive := slices.DeleteFunc(slices.Clone(replicas), func(r Replica) bool {
+		return !r.Renewed.IsZero() && r.Lasts > 0 && r.Renewed.Add(r.Lasts).Before(now)
+	})
+	slices.SortFunc(alive, func(a, b Replica) int { return cmp.Compare(a.Lease, b.Lease) })
+	return alive
+}
+
+// Shown is the entry of one resource in the discovery of a replica.
+type Shown struct {
+	Hash, Kind string
+	// Served are the group/versions in which it is served.
+	Served []string
+}
+
+// Answer is the discovery that a replica returned, or the reason why it did not.
+type Answer struct {
+	// Failed is why there is no answer; the rest is empty then.
+	Failed string
+	// Release is the replica's minor release, such as "1.37".
+	Release string
+	// Shown has every resource that the replica stores.
+	Shown map[schema.GroupResource]Shown
+}
+
+// Definition holds the fields of a CustomResourceDefinition that are compared with discovery.
+type Definition struct {
+	// Stores is the version that it says to store, Versions are all that it has.
+	Stores   agree.Encoding
+	Versions []schema.GroupVersion
+	// Stored are those of its status.storedVersions.
+	Stored []agree.Encoding
+	// Said are the versions that it said to store since the last round.
+	Said []agree.Encoding
+}
+
+// Round is one time of asking all replicas.
+type Round struct {
+	Began time.Time
+	// Before and After are the replicas whose Leases had not run out, read before and after
+	// the asking.
+	Before, After []Replica
+	Answers       map[Process]Answer
+	// Only is the resource that was asked about; zero: all.
+	Only schema.GroupResource
+	// Defined are the custom resources.
+	Defined map[schema.GroupResource]Definition
+	// Versions are the group/versions that a kind is known in, by which hashes are read.
+	Versions func(kind string) []schema.GroupVersion
+}
+
+// Verdict is the conclusion about a resource from one round of questions to all replicas.
+type Verdict struct {
+	// Reports hold the encoding that each replica was seen to write, by name.
+	Reports []agree.Report
+	// Encoding is the one that all replicas write; empty if that is not known.
+	Encoding agree.Encoding
+	// Why is why it is not, with every replica that stands in the way; empty otherwise.
+	Why string
+	// Shown says whether any replica shows the resource, and Whole whether all answered.
+	Shown, Whole bool
+}
+
+// Judge says whether all replicas write a resource in one version: every one whose Lease has
+// not run out answered, was the same process before and after, and named it.
+func (r Round) Judge(gr schema.GroupResource) Verdict {
+	v := Verdict{Whole: true}
+	definition, custom := r.Defined[gr]
+	var reasons []string
+	stands := func(id agree.ServerID, why string, args ...any) {
+		reasons = append(reasons, fmt.Sprintf("%s %s", id, fmt.Sprintf(why, args...)))
+	}
+	for _, replica := range r.After {
+		answer, why := r.answer(replica)
+		if why != "" {
+			v.Whole = false
+			stands(replica.Lease, "%s", why)
+			continue
+		}
+		shown, ok := answer.Shown[gr]
+		if !ok {
+			if custom {
+				stands(replica.Lease, "does not serve it")
+			}
+			continue // what it does not serve it does not write
+		}
+		v.Shown = true
+		report := agree.Report{Server: replica.Lease, Encoding: agree.Unknown, Served: shown.Served}
+		if e, ok := Invert(shown.Hash, shown.Kind, append(r.Versions(shown.Kind), definition.Versions...)); ok {
+			report.Encoding = e
+		} else {
+			stands(replica.Lease, "stores it in a version whose hash %q is of none that is known", shown.Hash)
+		}
+		report.Decodable = append(slices.Clone(shown.Served), string(report.Encoding))
+		v.Reports = append(v.Reports, report)
+	}
+	v.decide(definition, custom, reasons)
+	return v
+}
+
+// answer is what a replica said, or why that does not count.
+func (r Round) answer(replica Replica) (Answer, string) {
+	same := func(o Replica) bool { return o.Process == replica.Process }
+	switch answer, asked := r.Answers[replica.Process]; {
+	case !slices.ContainsFunc(r.Before, same):
+		return Answer{}, "has started, or was restarted, since it was asked"
+	case !asked:
+		return Answer{}, "was not asked"
+	default:
+		return answer, answer.Failed
+	}
+}
+
+func (v *Verdict) decide(definition Definition, custom bool, reasons []string) {
+	encodings := agree.Encodings(v.Reports)
+	switch {
+	case len(reasons) > 0:
+	case len(encodings) == 0:
+		reasons = append(reasons, "no kube-apiserver shows the resource")
+	case len(encodings) > 1:
+		reasons = append(reasons, describe(v.Reports))
+	case custom && encodings[0] != definition.Stores:
+		reasons = append(reasons, fmt.Sprintf("all store %s still, and the CustomResourceDefinition says %s", encodings[0], definition.Stores))
+	default:
+		v.Encoding = encodings[0]
+	}
+	v.Why = strings.Join(reasons, "; ")
+}
+
+// describe says who stores what.
+func describe(reports []agree.Report) string {
+	var parts []string
+	for _, e := range agree.Encodings(reports) {
+		var who []string
+		for _, r := range reports {
+			if r.Encoding == e {
+				who = append(who, string(r.Server))
+			}
+		}
+		parts = append(parts, fmt.Sprintf("%s: %s", e, strings.Join(who, ", ")))
+	}
+	return "kube-apiservers store different versions: " + strings.Join(parts, "; ")
+}
+
+// Release names the minor releases of all replicas that answered, such as "1.37", and "1.36+1.37"
+// in the middle of an upgrade.
+func (r Round) Release() string {
+	releases := map[string]bool{}
+	for _, a := range r.Answers {
+		if a.Release != "" {
+			releases[a.Release] = true
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(releases)), "+")
+}

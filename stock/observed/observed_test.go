@@ -1,0 +1,286 @@
+package observed
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+var (
+	start    = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+	widgets  = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+	cronjobs = schema.GroupResource{Group: "batch", Resource: "cronjobs"}
+)
+
+const settle = time.Minute
+
+func hashOf(gv, kind string) string {
+	parsed, err := schema.ParseGroupVersion(gv)
+	if err != nil {
+		panic(err)
+	}
+	return migrationv1alpha1.StorageVersionHash(parsed.WithKind(kind))
+}
+
+// shows is an answer of a replica that stores the resource so.
+func shows(gr schema.GroupResource, gv string) Answer {
+	kind := map[schema.GroupResource]string{widgets: "Widget", cronjobs: "CronJob"}[gr]
+	return Answer{Release: "1.37", Shown: map[schema.GroupResource]Shown{gr: {Hash: hashOf(gv, kind), Kind: kind, Served: []string{gv}}}}
+}
+
+func replica(name, holder string) Replica {
+	return Replica{Process: Process{Lease: agree.ServerID(name), Holder: holder}, Address: "127.0.0.1:1"}
+}
+
+func versions(kind string) []schema.GroupVersion {
+	return map[string][]schema.GroupVersion{
+		"CronJob": {{Group: "batch", Version: "v1"}, {Group: "batch", Version: "v1beta1"}, {Group: "batch", Version: "v2alpha1"}},
+		"Event":   {{Group: "events.k8s.io", Version: "v1"}, {Version: "v1"}},
+	}[kind]
+}
+
+// round is one in which all replicas are as they were, and these answer.
+func round(after time.Duration, answers map[string]Answer) Round {
+	r := Round{Began: start.Add(after), Answers: map[Process]Answer{}, Versions: versions}
+	for name, a := range answers {
+		x := replica(name, "1")
+		r.Before, r.After = append(r.Before, x), append(r.After, x)
+		r.Answers[x.Process] = a
+	}
+	r.Before, r.After = Alive(r.Before, start), Alive(r.After, start)
+	return r
+}
+
+func defined(r Round, stores string) Round {
+	r.Defined = map[schema.GroupResource]Definition{widgets: {
+		Stores: agree.Encoding(stores), Versions: []schema.GroupVersion{{Group: "example.com", Version: "v1"}, {Group: "example.com", Version: "v2"}},
+	}}
+	return r
+}
+
+func TestAlive(t *testing.T) {
+	lasting := func(name string, renewed time.Time) Replica {
+		r := replica(name, "1")
+		r.Renewed, r.Lasts = renewed, time.Hour
+		return r
+	}
+	got := Alive([]Replica{lasting("b", start.Add(-time.Minute)), lasting("gone", start.Add(-61*time.Minute)), replica("untold", "1"), lasting("a", start.Add(time.Minute))}, start)
+	var names []string
+	for _, r := range got {
+		names = append(names, string(r.Lease))
+	}
+	if want := []string{"a", "b", "untold"}; !slices.Equal(names, want) {
+		t.Errorf("alive are %v, want %v", names, want)
+	}
+}
+
+func TestInvert(t *testing.T) {
+	for _, tc := range []struct {
+		name, hash, kind string
+		want             agree.Encoding
+		ok               bool
+	}{
+		{"a version", hashOf("batch/v1beta1", "CronJob"), "CronJob", "batch/v1beta1", true},
+		{"of the core group, seen from another", hashOf("v1", "Event"), "Event", "v1", true},
+		{"none that is known", hashOf("batch/v3", "CronJob"), "CronJob", "", false},
+		{"another kind's", hashOf("batch/v1", "Job"), "CronJob", "", false},
+		{"no hash", "", "CronJob", "", false},
+	} {
+		if got, ok := Invert(tc.hash, tc.kind, versions(tc.kind)); got != tc.want || ok != tc.ok {
+			t.Errorf("%s: %q, %v; want %q, %v", tc.name, got, ok, tc.want, tc.ok)
+		}
+	}
+	// The hash of upstream's own test of discovery (apps/v1 Deployment in kube-apiserver).
+	if got := hashOf("apps/v1", "Deployment"); got != "8aSe+NMegvE=" {
+		t.Errorf("apps/v1 Deployment has the hash %s", got)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	v1, v2 := "example.com/v1", "example.com/v2"
+	for _, tc := range []struct {
+		name  string
+		round Round
+		gr    schema.GroupResource
+		want  agree.Encoding
+		why   string
+	}{
+		{"all write one version", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2)}), v2), widgets, "example.com/v2", ""},
+		{"one writes another", defined(round(0, map[string]Answer{"a": shows(widgets, v1), "b": shows(widgets, v2)}), v2), widgets, "",
+			"kube-apiservers store different versions: example.com/v1: a; example.com/v2: b"},
+		{"all lag behind the definition", defined(round(0, map[string]Answer{"a": shows(widgets, v1)}), v2), widgets, "", "the CustomResourceDefinition says example.com/v2"},
+		{"one does not serve a custom resource", defined(round(0, map[string]Answer{"a": shows(widgets, v1), "b": {Release: "1.37"}}), v1), widgets, "", "b does not serve it"},
+		{"one does not know a built-in resource", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Release: "1.36"}}), cronjobs, "batch/v1", ""},
+		{"one does not answer", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Failed: "does not answer: timeout"}}), cronjobs, "", "b does not answer: timeout"},
+		{"one writes what nobody knows", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v9")}), cronjobs, "", "of none that is known"},
+		{"nobody serves it", round(0, map[string]Answer{"a": {Release: "1.37"}}), cronjobs, "", "no kube-apiserver shows the resource"},
+	} {
+		got := tc.round.Judge(tc.gr)
+		if got.Encoding != tc.want || !strings.Contains(got.Why, tc.why) || (got.Why == "") != (tc.want != "") {
+			t.Errorf("%s: %q, %q; want %q, %q", tc.name, got.Encoding, got.Why, tc.want, tc.why)
+		}
+	}
+}
+
+// A replica that was not the same process before and after was not asked.
+func TestJudgeRestarted(t *testing.T) {
+	for name, change := range map[string]func(r *Round){
+		"restarted": func(r *Round) { r.After[0] = replica("a", "2") },
+		"come":      func(r *Round) { r.After = append(r.After, replica("b", "1")) },
+		"restarted and answered as before": func(r *Round) {
+			r.After[0] = replica("a", "2")
+			r.Answers[r.After[0].Process] = r.Answers[r.Before[0].Process]
+		},
+	} {
+		r := round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1")})
+		change(&r)
+		if got := r.Judge(cronjobs); got.Encoding != "" || got.Whole || !strings.Contains(got.Why, "since it was asked") {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// remembered runs rounds through a Memory and returns what it knows of a resource after them.
+func remembered(t *testing.T, m *Memory, gr schema.GroupResource, rounds ...Round) Resource {
+	t.Helper()
+	for _, r := range rounds {
+		m.Observe(r)
+	}
+	got, ok := m.Of(gr)
+	if !ok {
+		t.Fatalf("%s is not remembered", gr)
+	}
+	return got
+}
+
+func TestAgreementSettles(t *testing.T) {
+	m := NewMemory(Config{Start: start, Settle: settle})
+	v1, v2 := shows(widgets, "example.com/v1"), shows(widgets, "example.com/v2")
+	at := func(after time.Duration, answer Answer, stores string) Round {
+		return defined(round(after, map[string]Answer{"a": answer}), stores)
+	}
+	if got := remembered(t, m, widgets, at(0, v1, "example.com/v1")); got.Common != "" || !strings.Contains(got.Why, "12:01:00") {
+		t.Errorf("at first: %+v", got)
+	}
+	if got := remembered(t, m, widgets, at(settle, v1, "example.com/v1")); got.Common != "example.com/v1" || got.Why != "" || got.History.Epoch != 1 {
+		t.Errorf("after a minute: %+v", got)
+	}
+	// The definition is enough for v2 to be possible.
+	if got := remembered(t, m, widgets, at(2*settle, v1, "example.com/v2")); got.Common != "" || !slices.Contains(got.History.Reported(), "example.com/v2") {
+		t.Errorf("after the flip: %+v", got)
+	}
+	if got := remembered(t, m, widgets, at(2*settle+time.Second, v2, "example.com/v2")); got.Common != "" || got.History.Epoch != 3 {
+		t.Errorf("when all show it: %+v", got)
+	}
+	away := defined(round(2*settle+2*time.Second, map[string]Answer{"a": {Failed: "does not answer"}}), "example.com/v2")
+	if got := remembered(t, m, widgets, away); got.Common != "" || len(got.Reports) != 1 || got.Reports[0].Encoding != "example.com/v2" || got.History.Epoch != 3 {
+		t.Errorf("while one is away: %+v", got)
+	}
+	if got := remembered(t, m, widgets, at(3*settle+time.Second, v2, "example.com/v2")); got.Common != "" {
+		t.Errorf("one that was away may have had requests under way: %+v", got)
+	}
+	if got := remembered(t, m, widgets, at(4*settle+time.Second, v2, "example.com/v2")); got.Common != "example.com/v2" || got.History.Epoch != 3 {
+		t.Errorf("at last: %+v", got)
+	}
+}
+
+// A definition that was changed and changed back between two rounds is remembered.
+func TestFlippedBetweenRounds(t *testing.T) {
+	m := NewMemory(Config{Start: start})
+	r := func(after time.Duration, said ...agree.Encoding) Round {
+		r := defined(round(after, map[string]Answer{"a": shows(widgets, "example.com/v1")}), "example.com/v1")
+		d := r.Defined[widgets]
+		d.Said = said
+		r.Defined[widgets] = d
+		return r
+	}
+	m.Observe(r(0))
+	got := remembered(t, m, widgets, r(time.Second, "example.com/v2", "example.com/v1"))
+	if got.Common != "example.com/v1" || got.History.Epoch != 3 || !slices.Equal(got.History.Since(1), []agree.Encoding{"example.com/v1", "example.com/v2"}) {
+		t.Errorf("remembered is %+v", got)
+	}
+}
+
+// KEP-2343: "it checks the .status.lastHeartbeatTime, if the timestamp is more than 10 minutes
+// old, it recreates storageState object".
+func TestHeartbeat(t *testing.T) {
+	before := Begun{At: start.Add(-time.Hour), Release: "1.37"}
+	state := func(age time.Duration, release string) evolve.State {
+		before.Release = release
+		return evolve.State{Of: evolve.Ref{UID: before.UID(), Epoch: 7}, Current: "batch/v1", Stored: []agree.Encoding{"batch/v1"}, Heartbeat: start.Add(-age)}
+	}
+	for _, tc := range []struct {
+		name            string
+		state           evolve.State
+		shown           string
+		continued, same bool
+		epoch           int64
+		agreed          agree.Encoding
+	}{
+		{"looked at nine minutes ago", state(9*time.Minute, "1.37"), "batch/v1", true, false, 7, "batch/v1"},
+		{"and it is another one now", state(9*time.Minute, "1.37"), "batch/v1beta1", true, false, 8, ""},
+		{"eleven minutes ago, the same release", state(11*time.Minute, "1.37"), "batch/v1", false, true, 1, ""},
+		{"eleven minutes ago, another release", state(11*time.Minute, "1.36"), "batch/v1", false, false, 1, ""},
+	} {
+		m := NewMemory(Config{Start: start, Settle: settle, States: map[schema.GroupResource]evolve.State{cronjobs: tc.state}})
+		got := remembered(t, m, cronjobs, round(0, map[string]Answer{"a": shows(cronjobs, tc.shown)}))
+		begun, ok := ParseUID(got.UID)
+		if !ok || (got.UID == tc.state.Of.UID) != tc.continued || begun.Same != tc.same || got.History.Epoch != tc.epoch || got.Common != tc.agreed {
+			t.Errorf("%s: %+v", tc.name, got)
+		}
+		if err := got.History.Validate(); err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+// What a process wrote that came and went without ever answering nobody knows, but for custom
+// resources, which it wrote as their definition says.
+func TestUnseen(t *testing.T) {
+	m := NewMemory(Config{Start: start, Settle: 0})
+	a := map[string]Answer{"a": shows(cronjobs, "batch/v1")}
+	m.Observe(defined(round(0, a), "example.com/v1"))
+	m.Observe(defined(round(time.Second, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Failed: "does not answer"}}), "example.com/v1"))
+	got := remembered(t, m, cronjobs, defined(round(2*time.Second, a), "example.com/v1"))
+	if !slices.Contains(got.History.Reported(), agree.Unknown) {
+		t.Errorf("after it went: %+v", got)
+	}
+	if got = remembered(t, m, cronjobs, defined(round(3*time.Second, a), "example.com/v1")); got.Common != "batch/v1" || !slices.Equal(got.History.Reported(), []agree.Encoding{"batch/v1"}) || got.History.Epoch != 3 {
+		t.Errorf("later: %+v", got)
+	}
+}
+
+func TestForgotten(t *testing.T) {
+	m := NewMemory(Config{Start: start})
+	m.Observe(defined(round(0, map[string]Answer{"a": shows(widgets, "example.com/v1")}), "example.com/v1"))
+	m.Observe(round(time.Second, map[string]Answer{"a": {Failed: "does not answer"}}))
+	if _, ok := m.Of(widgets); !ok {
+		t.Error("it was forgotten although a replica did not answer")
+	}
+	if changed := m.Observe(round(2*time.Second, map[string]Answer{"a": {Release: "1.37"}})); !slices.Equal(changed, []schema.GroupResource{widgets}) {
+		t.Errorf("changed are %v", changed)
+	}
+	if _, ok := m.Of(widgets); ok {
+		t.Error("it is remembered although nobody serves it")
+	}
+}
+
+func TestUID(t *testing.T) {
+	for _, b := range []Begun{{At: start, Release: "1.37"}, {At: start, Release: "1.36+1.37", Same: true}} {
+		if got, ok := ParseUID(b.UID()); !ok || got != b {
+			t.Errorf("%s is read as %+v, %v", b.UID(), got, ok)
+		}
+	}
+	for _, uid := range []string{"", "8f1bd2c5-3d53-4c4b-a85f-9a0b76a9a1b5", "discovery-2026-11-24T12:00:00Z", "yesterday-observed-1.37"} {
+		if _, ok := ParseUID(uid); ok {
+			t.Errorf("%q is read", uid)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package observed
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Outcome is the effect that an empty patch, sent to one replica, had on an object.
+type Outcome int
+
+const (
+	// Same: its resourceVersion stayed. So the stored bytes are what this replica writes.
+	Same Outcome = iota
+	// Moved: the replica wrote something else than was stored.
+	Moved
+	// Busy: others wrote the object every time between its reading and its patch.
+	Busy
+	// Gone: it was deleted.
+	Gone
+	// Refused: the replica does not take the patch.
+	Refused
+)
+
+// Probe is one empty patch.
+type Probe struct {
+	Replica agree.ServerID
+	Outcome
+	// Detail is why it was refused.
+	Detail string
+}
+
+// Twice is a replica that is asked twice in a row, after an object has moved, to tell why.
+type Twice struct {
+	Replica       agree.ServerID
+	First, Second Outcome
+}
+
+// Examined is an object with the outcomes of the patches that it was examined by.
+type Examined struct {
+	types.NamespacedName
+	// Probes are in the order in which replicas were asked; after one that moved it, or
+	// refused, no other is.
+	Probes []Probe
+	// Again are the outcomes of all replicas afterwards.
+	Again []Twice
+}
+
+// Cause is why an object moved.
+type Cause string
+
+const (
+	// Leftover: it was stored in another way, and is not any more.
+	Leftover Cause = "it was still stored in another way"
+	// Disagreement: replicas write it differently.
+	Disagreement Cause = "kube-apiservers write it differently"
+	// Admission: it changes with every write.
+	Admission Cause = "admission changes it at every write"
+)
+
+// failed returns the probe that moved the object, or was refused.
+func (e Examined) failed() (Probe, bool) {
+	i := slices.IndexFunc(e.Probes, func(p Probe) bool { return p.Outcome == Moved || p.Outcome == Refused })
+	if i < 0 {
+		return Probe{}, false
+	}
+	return e.Probes[i], true
+}
+
+// Cause says why an object moved, judged by the outcomes of all replicas afterwards.
+func (e Examined) Cause() Cause {
+	cause := Leftover
+	for _, t := range e.Again {
+		switch {
+		case t.Second == Moved:
+			return Admission
+		case t.First == Moved:
+			cause = Disagreement
+		}
+	}
+	return cause
+}
+
+// Proof is the verdict of a pass of empty patches through every replica.
+type Proof struct {
+	// Checked are the objects that every replica was asked about, Busy those that others wrote
+	// all the time, and so in a version that was agreed on.
+	Checked, Busy int
+	// Failed are the objects that moved or were refused.
+	Failed []Examined
+}
+
+// Conclude makes the proof from all objects that were examined.
+func Conclude(examined []Examined) Proof {
+	var p Proof
+	for _, e := range examined {
+		p.Checked++
+		if _, failed := e.failed(); failed {
+			p.Failed = append(p.Failed, e)
+		} else if slices.ContainsFunc(e.Probes, func(p Probe) bool { return p.Outcome == Busy }) {
+			p.Busy++
+		}
+	}
+	slices.SortFunc(p.Failed, func(a, b Examined) int { return strings.Compare(a.String(), b.String()) })
+	return p
+}
+
+// Holds says whether nothing moved.
+func (p Proof) Holds() bool { return len(p.Failed) == 0 }
+
+// maxTold bounds how many objects a Proof names.
+const maxTold = 5
+
+// String tells it to people.
+func (p Proof) String() string {
+	if p.Holds() {
+		text := fmt.Sprintf("no empty patch of %d objects changed what is stored", p.Checked)
+		if p.Busy > 0 {
+			text += fmt.Sprintf(" (%d were written by others all the time)", p.Busy)
+		}
+		return text
+	}
+	var told []string
+	for _, e := range p.Failed[:min(len(p.Failed), maxTold)] {
+		probe, _ := e.failed()
+		why := fmt.Sprintf("%s wrote it anew: %s", probe.Replica, e.Cause())
+		if probe.Outcome == Refused {
+			why = fmt.Sprintf("%s refuses it: %s", probe.Replica, probe.Detail)
+		}
+		told = append(told, fmt.Sprintf("%s (%s)", e.NamespacedName, why))
+	}
+	if more := len(p.Failed) - maxTold; more > 0 {
+		told = append(told, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("empty patches changed %d of %d objects: %s", len(p.Failed), p.Checked, strings.Join(told, "; "))
+}

@@ -1,0 +1,362 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	kubescheme "k8s.io/client-go/kubernetes/scheme"
+	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// roundPause is the least time between two rounds: many definitions may change at once.
+const roundPause = time.Second
+
+// errConcord says that servers report by themselves.
+var errConcord = errors.New("Concord servers report what they store")
+
+// observer asks all kube-apiservers again and again, and tells as StorageVersions what it has
+// seen: what servers that report would have written themselves.
+type observer struct {
+	asking      *asking
+	definitions *definitions
+	services    apiregistrationclient.APIServicesGetter
+	clock       clock.WithTicker
+	logger      logr.Logger
+	// broadcast tells of changed StorageVersions.
+	broadcast *watch.Broadcaster
+	// soon has a full round begin at once.
+	soon chan struct{}
+
+	// asked is held while kube-apiservers are asked, so that what is observed last was asked last.
+	asked sync.Mutex
+	// remote are the group/versions that other programs serve, failed the replicas that did
+	// not answer in the last full round, which is not waited for again before the next.
+	remote map[schema.GroupVersion]bool
+	failed map[observed.Process]string
+
+	mu      sync.Mutex
+	memory  *observed.Memory
+	known   knownVersions
+	kinds   map[schema.GroupResource]string
+	version int64
+	// here are the replicas that answered in the last round.
+	here []observed.Replica
+	// whole says that a full round has ended, lacking how many replicas did not answer in it.
+	whole   bool
+	lacking int
+}
+
+type knownVersions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
+
+// Kind implements trigger.Kinds. Without an answer of every replica nobody knows what is served.
+func (o *observer) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if kind, ok := o.kinds[gr]; ok {
+		return kind, nil
+	}
+	if !o.whole || o.lacking > 0 {
+		return "", fmt.Errorf("%d kube-apiservers did not say what %s is", o.lacking, gr)
+	}
+	return "", &meta.NoResourceMatchError{PartialResource: gr.WithVersion("")}
+}
+
+// round asks every replica: about everything, or about one resource.
+func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
+	o.asked.Lock()
+	defer o.asked.Unlock()
+	full := only == (schema.GroupResource{})
+	began := o.clock.Now()
+	before, err := o.asking.find(ctx)
+	if err != nil {
+		return err
+	}
+	if len(before.concord) > 0 {
+		return fmt.Errorf("%w: %s", errConcord, strings.Join(before.concord, ", "))
+	}
+	if full {
+		if err := o.readRemote(ctx); err != nil {
+			return err
+		}
+	}
+	defined := o.definitions.defined(only)
+	answers := o.ask(ctx, before.replicas, only)
+	after, err := o.asking.find(ctx)
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r := observed.Round{Began: began, Before: before.replicas, After: after.replicas, Answers: answers, Only: only, Defined: defined}
+	r.Versions = versionsOf(answers)
+	if full {
+		o.noteFailed(r)
+	}
+	o.observe(r)
+	o.definitions.heard(defined)
+	return nil
+}
+
+// ask asks the replicas at once.
+func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only schema.GroupResource) map[observed.Process]observed.Answer {
+	var group *string
+	if only != (schema.GroupResource{}) {
+		group = &only.Group
+	}
+	answers := make([]observed.Answer, len(replicas))
+	var wg sync.WaitGroup
+	for i, r := range replicas {
+		if why, ok := o.failed[r.Process]; ok && group != nil {
+			answers[i] = observed.Answer{Failed: why}
+			continue
+		}
+		wg.Go(func() { answers[i] = o.asking.ask(ctx, r, group, o.remote) })
+	}
+	wg.Wait()
+	all := map[observed.Process]observed.Answer{}
+	for i, r := range replicas {
+		all[r.Process] = answers[i]
+	}
+	return all
+}
+
+func (o *observer) noteFailed(r observed.Round) {
+	failed := map[observed.Process]string{}
+	for p, answer := range r.Answers {
+		if answer.Failed == "" {
+			continue
+		}
+		failed[p] = answer.Failed
+		if o.failed[p] != answer.Failed {
+			o.logger.Info("A kube-apiserver was asked in vain: nothing is agreed on", "lease", p.Lease, "holder", p.Holder, "reason", answer.Failed)
+		}
+	}
+	o.failed = failed
+}
+
+func (o *observer) readRemote(ctx context.Context) error {
+	services, err := o.services.APIServices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list APIServices: %w", err)
+	}
+	o.remote = map[schema.GroupVersion]bool{}
+	for _, s := range services.Items {
+		if s.Spec.Service != nil {
+			o.remote[schema.GroupVersion{Group: s.Spec.Group, Version: s.Spec.Version}] = true
+		}
+	}
+	return nil
+}
+
+// versionsOf are the group/versions of kinds: those that are served, and those that
+// Kubernetes' own types have.
+func versionsOf(answers map[observed.Process]observed.Answer) func(string) []schema.GroupVersion {
+	versions := map[string][]schema.GroupVersion{}
+	add := func(kind string, gv schema.GroupVersion) {
+		if !slices.Contains(versions[kind], gv) {
+			versions[kind] = append(versions[kind], gv)
+		}
+	}
+	kinds := map[string]bool{}
+	for _, answer := range answers {
+		for _, shown := range answer.Shown {
+			kinds[shown.Kind] = true
+			for _, served := range shown.Served {
+				if gv, err := schema.ParseGroupVersion(served); err == nil {
+					add(shown.Kind, gv)
+				}
+			}
+		}
+	}
+	for gvk := range kubescheme.Scheme.AllKnownTypes() {
+		if kinds[gvk.Kind] {
+			add(gvk.Kind, gvk.GroupVersion())
+		}
+	}
+	return func(kind string) []schema.GroupVersion { return slices.Clone(versions[kind]) }
+}
+
+// observe takes a round in, and tells of what has changed.
+func (o *observer) observe(r observed.Round) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.here = slices.DeleteFunc(slices.Clone(r.After), func(x observed.Replica) bool {
+		answer, ok := r.Answers[x.Process]
+		return !ok || answer.Failed != ""
+	})
+	for _, gr := range o.memory.Observe(r) {
+		o.tell(gr)
+	}
+	for _, answer := range r.Answers {
+		for gr, shown := range answer.Shown {
+			o.kinds[gr] = shown.Kind
+		}
+	}
+	if r.Only == (schema.GroupResource{}) {
+		o.whole, o.lacking = true, len(r.After)-len(o.here)
+		o.measure(len(r.After))
+	}
+}
+
+func (o *observer) tell(gr schema.GroupResource) {
+	was := o.known[gr]
+	is, ok := o.memory.Of(gr)
+	o.version++
+	if !ok {
+		if was != nil {
+			delete(o.known, gr)
+			was = was.DeepCopy()
+			was.ResourceVersion = fmt.Sprint(o.version)
+			_ = o.broadcast.Action(watch.Deleted, was)
+		}
+		return
+	}
+	sv := storageVersionOf(gr, is, metav1.NewTime(o.clock.Now()))
+	sv.ResourceVersion = fmt.Sprint(o.version)
+	o.known[gr] = sv
+	action := watch.Modified
+	if was == nil {
+		action = watch.Added
+	}
+	if was == nil || is.Why != messageOf(was) {
+		o.logger.V(1).Info("Observed", "resource", gr.String(), "agreedOn", string(is.Common), "why", is.Why)
+	}
+	_ = o.broadcast.Action(action, sv.DeepCopy())
+}
+
+func messageOf(sv *apiserverinternalv1alpha1.StorageVersion) string {
+	for _, c := range sv.Status.Conditions {
+		if c.Status == apiserverinternalv1alpha1.ConditionFalse {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// storageVersionOf is what is remembered in the form in which servers would report it.
+func storageVersionOf(gr schema.GroupResource, r observed.Resource, now metav1.Time) *apiserverinternalv1alpha1.StorageVersion {
+	sv := &apiserverinternalv1alpha1.StorageVersion{}
+	sv.Name, sv.UID = storageversion.Name(gr), types.UID(r.UID)
+	storageversion.SetReports(sv, r.Reports, now)
+	storageversion.SetHistory(sv, r.History)
+	condition := apiserverinternalv1alpha1.StorageVersionCondition{
+		Type: apiserverinternalv1alpha1.AllEncodingVersionsEqual, Reason: storageversion.ReasonObserved, LastTransitionTime: now,
+		Status: apiserverinternalv1alpha1.ConditionFalse, Message: r.Why,
+	}
+	sv.Status.CommonEncodingVersion = nil
+	if r.Common != "" {
+		sv.Status.CommonEncodingVersion = ptr.To(string(r.Common))
+		condition.Status, condition.Message = apiserverinternalv1alpha1.ConditionTrue, "all kube-apiservers were seen to store "+string(r.Common)
+	}
+	sv.Status.Conditions = []apiserverinternalv1alpha1.StorageVersionCondition{condition}
+	return sv
+}
+
+// of observes a resource once more and returns its StorageVersion; nil if it has none.
+func (o *observer) of(ctx context.Context, gr schema.GroupResource) (*apiserverinternalv1alpha1.StorageVersion, error) {
+	switch has, whole := o.has(gr); {
+	case !whole:
+		return nil, errors.New("kube-apiservers have not been asked yet")
+	case !has:
+		return nil, nil // nothing is known before the next full round
+	}
+	if err := o.round(ctx, gr); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.known[gr].DeepCopy(), nil
+}
+
+func (o *observer) has(gr schema.GroupResource) (has, whole bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.known[gr] != nil, o.whole
+}
+
+// list returns every StorageVersion.
+func (o *observer) list() *apiserverinternalv1alpha1.StorageVersionList {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	list := &apiserverinternalv1alpha1.StorageVersionList{}
+	list.ResourceVersion = fmt.Sprint(o.version)
+	for _, gr := range o.memory.Resources() {
+		if sv := o.known[gr]; sv != nil {
+			list.Items = append(list.Items, *sv.DeepCopy())
+		}
+	}
+	return list
+}
+
+// watch tells of all StorageVersions and of every change from now on.
+func (o *observer) watch() (watch.Interface, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var now []watch.Event
+	for _, gr := range o.memory.Resources() {
+		if sv := o.known[gr]; sv != nil {
+			now = append(now, watch.Event{Type: watch.Added, Object: sv.DeepCopy()})
+		}
+	}
+	return o.broadcast.WatchWithPrefix(now)
+}
+
+// replicas are those that answered in the last round.
+func (o *observer) replicas() []observed.Replica {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.here)
+}
+
+// run asks every replica about everything each period, and when a definition changes, until
+// ctx ends, or with an error that wraps errConcord.
+func (o *observer) run(ctx context.Context, period time.Duration) error {
+	ticker := o.clock.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		case <-o.soon:
+		}
+		err := o.round(ctx, schema.GroupResource{})
+		if errors.Is(err, errConcord) {
+			return err
+		}
+		if err != nil && ctx.Err() == nil {
+			o.logger.Info("kube-apiservers were not asked: trying again", "reason", err.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-o.clock.After(roundPause):
+		}
+	}
+}
+
+// hurry has a full round begin at once.
+func (o *observer) hurry() {
+	select {
+	case o.soon <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,210 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// Own migrates custom resources of one program, which says when to look at them. It keeps
+// nothing in the cluster but status.storedVersions: with these it begins at every start.
+type Own struct {
+	config   Config
+	objects  client.WithWatch
+	observer *observer
+	migrator *migrator
+
+	mu     sync.Mutex
+	proven map[schema.GroupResource]proof
+}
+
+// proof is what holds for a resource, and of what.
+type proof struct {
+	crd   migrate.CRD
+	epoch int64
+	at    time.Time
+}
+
+// Standing is how far a resource is.
+type Standing struct {
+	// Done says that storedVersions names the stored version alone.
+	Done bool
+	// Why is what is waited for, and Again when to look again; 0 when the definition changes.
+	Why   string
+	Again time.Duration
+}
+
+// NewOwn returns one for a cluster. Of the Config it uses what says how to ask and to migrate.
+func NewOwn(config Config) (*Own, error) {
+	config = config.withDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	config.Rest = rest.CopyConfig(config.Rest)
+	config.Rest.QPS = -1 // what is done at a time is bounded, and kube-apiservers say when they are busy
+	kube, err := kubernetes.NewForConfig(config.Rest)
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	objects, err := connect.NewClient(config.Rest)
+	if err != nil {
+		return nil, err
+	}
+	o := &observer{
+		asking: (&controllers{config: config, kube: kube}).newAsking(), clock: config.Clock, logger: config.Logger,
+		definitions: &definitions{store: cache.NewStore(cache.MetaNamespaceKeyFunc), said: map[schema.GroupResource][]agree.Encoding{}},
+		broadcast:   watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
+		memory: observed.NewMemory(observed.Config{Start: config.Clock.Now(), Settle: config.Settle}),
+		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
+	}
+	m, err := newMigrator(config.Rest, o, config)
+	if err != nil {
+		return nil, err
+	}
+	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}}, nil
+}
+
+// Step does what can be done now for the definition of this name, which may take as long as a
+// migration. After an error it is to be called again.
+func (o *Own) Step(ctx context.Context, name string) (Standing, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	crd, err := o.read(ctx, name)
+	if crd == nil || err != nil {
+		return Standing{Done: err == nil}, err
+	}
+	gr, encoding := resourceOf(crd), stores(crd)
+	if slices.Equal(crd.Status.StoredVersions, []string{versionOf(encoding)}) {
+		delete(o.proven, gr)
+		return Standing{Done: true}, nil
+	}
+	seen, standing, err := o.look(ctx, gr, encoding)
+	if standing.Why != "" || err != nil {
+		return standing, err
+	}
+	of := migrate.CRD{UID: string(crd.UID), Generation: crd.Generation}
+	if p, ok := o.proven[gr]; !ok || p.crd != of || p.epoch != seen.History.Epoch {
+		delete(o.proven, gr)
+		if err := o.migrate(ctx, crd, encoding); err != nil {
+			return Standing{}, fmt.Errorf("migrate %s to %s: %w", gr, encoding, err)
+		}
+		o.proven[gr] = proof{crd: of, epoch: seen.History.Epoch, at: o.config.Clock.Now()}
+		return Standing{Why: "all objects are stored in " + string(encoding), Again: time.Nanosecond}, nil // everything is read again
+	}
+	return o.prune(ctx, crd, encoding)
+}
+
+// read reads a definition, and notes what it says to store; nil if there is none.
+func (o *Own) read(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := o.objects.Get(ctx, client.ObjectKey{Name: name}, crd); apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	return crd, o.observer.definitions.take(crd)
+}
+
+// take takes in a definition that was read.
+func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) error {
+	obj, err := withoutSchemas(crd.DeepCopy())
+	if err != nil {
+		return err
+	}
+	if was, ok, err := d.store.Get(obj); err == nil && ok {
+		d.note(was.(*apiextensionsv1.CustomResourceDefinition), crd)
+	}
+	return d.store.Update(obj)
+}
+
+// look asks the replicas about one resource. The Standing says why nothing is agreed on.
+func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.Encoding) (observed.Resource, Standing, error) {
+	again := Standing{Again: o.config.Poll}
+	err := o.observer.round(ctx, gr)
+	if errors.Is(err, errConcord) {
+		again.Why = err.Error() + ": they migrate by themselves"
+		return observed.Resource{}, again, nil
+	}
+	if err != nil {
+		return observed.Resource{}, again, err
+	}
+	o.observer.mu.Lock()
+	defer o.observer.mu.Unlock()
+	seen, ok := o.observer.memory.Of(gr)
+	switch {
+	case !ok:
+		again.Why = "no kube-apiserver serves it yet"
+	case seen.Common == "":
+		again.Why = seen.Why
+	case seen.Common != encoding:
+		again.Why = fmt.Sprintf("all kube-apiservers store %s, and the definition says %s", seen.Common, encoding)
+	}
+	return seen, again, nil
+}
+
+// migrate has all objects written anew, and proves it.
+func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) error {
+	versions, _ := served(crd)
+	slices.SortStableFunc(versions, func(a, b string) int { // that which is stored first
+		return strings.Compare(rank(a, encoding), rank(b, encoding))
+	})
+	result, err := o.migrator.Rewrite(ctx, migrate.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}, func(migrate.Progress) {})
+	if err != nil || result.Failed == 0 {
+		return err
+	}
+	for _, f := range result.Failures {
+		o.config.Logger.Info("An object cannot be migrated", "crd", crd.Name, "namespace", f.Namespace, "name", f.Name, "reason", f.Reason, "message", f.Message)
+	}
+	first := result.Failures[0]
+	return fmt.Errorf("%d of %d objects cannot be written, among them %s/%s (%s): %s", result.Failed, result.Total, first.Namespace, first.Name, first.Reason, first.Message)
+}
+
+func rank(version string, encoding agree.Encoding) string {
+	if version == versionOf(encoding) {
+		return ""
+	}
+	return version
+}
+
+// versionOf is the version of an encoding.
+func versionOf(e agree.Encoding) string {
+	_, version, _ := strings.Cut(string(e), "/")
+	return version
+}
+
+// prune sets storedVersions, if it is time. The definition was read before the replicas were
+// asked, and is written only if it has not changed since.
+func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) (Standing, error) {
+	now := evolve.Observation{Resource: resourceOf(crd), Now: o.config.Clock.Now(), CRD: &evolve.CRD{Name: crd.Name}}
+	policy := observed.Policy(now, crd.Annotations, o.config.Settings, o.proven[resourceOf(crd)].at, true)
+	if policy.KeepStored != "" {
+		return Standing{Why: policy.KeepStored, Again: o.config.Poll}, nil
+	}
+	if policy.PruneIn > 0 {
+		return Standing{Why: "storedVersions are kept for a while after the proof", Again: min(policy.PruneIn, o.config.Poll)}, nil
+	}
+	crd.Status.StoredVersions = []string{versionOf(encoding)}
+	if err := o.objects.Status().Update(ctx, crd); err != nil {
+		return Standing{}, fmt.Errorf("set storedVersions: %w", err)
+	}
+	return Standing{Done: true}, nil
+}

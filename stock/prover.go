@@ -1,0 +1,305 @@
+package stock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/metadata"
+
+	"github.com/concord-dev/concord/apimigrate"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/workers"
+)
+
+const (
+	// sampleSize is how many objects are examined, of those that there are, unless all are.
+	sampleSize = 1000
+	// provePage is how many objects are listed at a time, proveParallel how many are examined.
+	provePage     = 500
+	proveParallel = 16
+	// busyTries is how often an object is read again that others write all the time.
+	busyTries = 10
+	// proveManager is the name under which the proof patches. Its patches change nothing.
+	proveManager = "concord-proof"
+)
+
+// proveBackoff is between tries at a replica that is too busy.
+var proveBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8}
+
+// prover proves by behaviour: an empty patch leaves an object's resourceVersion as it is only
+// if the stored bytes are those that the replica that serves it would write.
+type prover struct {
+	api      apimigrate.API
+	observer *observer
+	all      bool
+
+	mu      sync.Mutex
+	clients map[string]metadata.Interface
+}
+
+func newProver(api apimigrate.API, o *observer, c Config) *prover {
+	return &prover{api: api, observer: o, all: c.VerifyAll, clients: map[string]metadata.Interface{}}
+}
+
+// prove has every replica patch the objects of a resource, or a sample of them.
+func (p *prover) prove(ctx context.Context, job migrate.Job, perSecond int) (observed.Proof, error) {
+	replicas := p.observer.replicas()
+	if len(replicas) == 0 {
+		return observed.Proof{}, errors.New("no kube-apiserver answers")
+	}
+	pass := &provingPass{prover: p, replicas: replicas, limit: rate.NewLimiter(rate.Inf, 1)}
+	if perSecond > 0 {
+		pass.limit.SetLimit(rate.Limit(perSecond))
+	}
+	listed, err := p.listing(ctx, job, pass)
+	if err != nil {
+		return observed.Proof{}, err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	objects := make(chan metav1.PartialObjectMetadata)
+	group.Go(func() error {
+		defer close(objects)
+		return workers.Do(ctx, "prove-list", func() error { return listed(ctx, objects) })
+	})
+	for range proveParallel {
+		group.Go(func() error { return workers.Do(ctx, "prove", func() error { return pass.examineAll(ctx, objects) }) })
+	}
+	if err := group.Wait(); err != nil {
+		return observed.Proof{}, err
+	}
+	return observed.Conclude(pass.examined), nil
+}
+
+// provingPass is one proof.
+type provingPass struct {
+	*prover
+	resource schema.GroupVersionResource
+	status   string
+	replicas []observed.Replica
+	limit    *rate.Limiter
+
+	mu       sync.Mutex
+	examined []observed.Examined
+}
+
+// listing finds the version in which the objects can be listed, and returns what lists them.
+func (p *prover) listing(ctx context.Context, job migrate.Job, pass *provingPass) (func(context.Context, chan<- metav1.PartialObjectMetadata) error, error) {
+	var last error
+	for _, v := range job.Versions {
+		pass.resource = job.GroupResource.WithVersion(v)
+		pass.status = p.observer.definitions.statusOf(pass.resource)
+		if _, last = p.api.List(ctx, pass.resource, 1, ""); last == nil {
+			break
+		}
+	}
+	if last != nil {
+		return nil, last
+	}
+	if p.all {
+		return pass.every, nil
+	}
+	return pass.some, nil
+}
+
+// every sends all objects.
+func (x *provingPass) every(ctx context.Context, to chan<- metav1.PartialObjectMetadata) error {
+	return x.pages(ctx, func(m metav1.PartialObjectMetadata) error {
+		select {
+		case to <- m:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+}
+
+// some sends a sample, in which every object is as likely as any other.
+func (x *provingPass) some(ctx context.Context, to chan<- metav1.PartialObjectMetadata) error {
+	var sample []metav1.PartialObjectMetadata
+	seen := 0
+	err := x.pages(ctx, func(m metav1.PartialObjectMetadata) error {
+		seen++
+		if len(sample) < sampleSize {
+			sample = append(sample, m)
+		} else if i := rand.IntN(seen); i < sampleSize { //nolint:gosec // no secret
+			sample[i] = m
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range sample {
+		select {
+		case to <- m:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// pages lists all objects, as little of each as the proof needs.
+func (x *provingPass) pages(ctx context.Context, each func(metav1.PartialObjectMetadata) error) error {
+	from := ""
+	for {
+		list, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return x.api.List(ctx, x.resource, provePage, from) })
+		if err != nil {
+			return fmt.Errorf("list %s: %w", x.resource.GroupResource(), err)
+		}
+		for _, m := range list.Items {
+			if err := each(metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}}); err != nil {
+				return err
+			}
+		}
+		if from = list.Continue; from == "" {
+			return nil
+		}
+	}
+}
+
+func (x *provingPass) examineAll(ctx context.Context, objects <-chan metav1.PartialObjectMetadata) error {
+	for m := range objects {
+		if err := x.limit.Wait(ctx); err != nil {
+			return err
+		}
+		e, err := x.examine(ctx, m)
+		if err != nil {
+			return fmt.Errorf("examine %s: %w", e.NamespacedName, err)
+		}
+		x.mu.Lock()
+		x.examined = append(x.examined, e)
+		x.mu.Unlock()
+	}
+	return nil
+}
+
+// examine has every replica patch one object; after one that moved it all do so twice more,
+// which tells why.
+func (x *provingPass) examine(ctx context.Context, m metav1.PartialObjectMetadata) (observed.Examined, error) {
+	e := observed.Examined{NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}}
+	for _, r := range x.replicas {
+		outcome, detail, err := x.probe(ctx, r, &m)
+		if err != nil {
+			return e, err
+		}
+		e.Probes = append(e.Probes, observed.Probe{Replica: r.Lease, Outcome: outcome, Detail: detail})
+		switch outcome {
+		case observed.Gone, observed.Refused:
+			return e, nil
+		case observed.Moved:
+			return e, x.examineAgain(ctx, &e, &m)
+		}
+	}
+	return e, nil
+}
+
+func (x *provingPass) examineAgain(ctx context.Context, e *observed.Examined, m *metav1.PartialObjectMetadata) error {
+	for _, r := range x.replicas {
+		twice := observed.Twice{Replica: r.Lease}
+		for _, outcome := range []*observed.Outcome{&twice.First, &twice.Second} {
+			var err error
+			if *outcome, _, err = x.probe(ctx, r, m); err != nil {
+				return err
+			}
+		}
+		e.Again = append(e.Again, twice)
+	}
+	return nil
+}
+
+// probe sends an empty patch to a replica, under the resourceVersion that m has, and brings
+// that up to date.
+func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.PartialObjectMetadata) (observed.Outcome, string, error) {
+	c, err := x.client(r.Address)
+	if err != nil {
+		return observed.Refused, "", err
+	}
+	objects := c.Resource(x.resource).Namespace(m.Namespace)
+	var subresources []string
+	if x.status != "" {
+		subresources = append(subresources, x.status)
+	}
+	for range busyTries {
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": m.UID, "resourceVersion": m.ResourceVersion}})
+		if err != nil {
+			return observed.Refused, "", err
+		}
+		now, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) {
+			return objects.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: proveManager}, subresources...)
+		})
+		switch {
+		case err == nil && now.ResourceVersion == m.ResourceVersion:
+			return observed.Same, "", nil
+		case err == nil:
+			m.ResourceVersion = now.ResourceVersion
+			return observed.Moved, "", nil
+		case apierrors.IsNotFound(err):
+			return observed.Gone, "", nil
+		case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err):
+			return observed.Refused, err.Error(), nil
+		case !apierrors.IsConflict(err):
+			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
+		}
+		fresh, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) { return objects.Get(ctx, m.Name, metav1.GetOptions{}) })
+		switch {
+		case apierrors.IsNotFound(err):
+			return observed.Gone, "", nil
+		case err != nil:
+			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
+		case fresh.UID != m.UID:
+			return observed.Gone, "", nil
+		case fresh.ResourceVersion == m.ResourceVersion:
+			return observed.Refused, "it conflicts, though nobody has written it", nil
+		}
+		m.ResourceVersion = fresh.ResourceVersion
+	}
+	return observed.Busy, "", nil
+}
+
+func (p *prover) client(address string) (metadata.Interface, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c, ok := p.clients[address]; ok {
+		return c, nil
+	}
+	config := p.observer.asking.at(address)
+	config.Timeout = time.Minute
+	c, err := metadata.NewForConfig(config)
+	if err == nil {
+		p.clients[address] = c
+	}
+	return c, err
+}
+
+// again calls f until it answers, or answers with an error that does not pass by itself.
+func again[T any](ctx context.Context, f func() (T, error)) (answer T, err error) {
+	waiting := wait.ExponentialBackoffWithContext(ctx, proveBackoff, func(context.Context) (bool, error) {
+		answer, err = f()
+		return err == nil || !passes(err), nil
+	})
+	if ctx.Err() != nil {
+		return answer, ctx.Err()
+	}
+	_ = waiting // it took too long: err says what did
+	return answer, err
+}
+
+// passes says whether an error may pass by itself.
+func passes(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown
+}

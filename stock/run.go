@@ -1,0 +1,165 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/connect"
+)
+
+const (
+	// electionLock is the Lease by which one process is elected. It is not that of Concord
+	// servers, whose controllers it must not keep from working.
+	electionLock = "concord-controllers-stock"
+	// The usual times of an election.
+	electionLease = 15 * time.Second
+	electionRenew = 10 * time.Second
+	electionRetry = 2 * time.Second
+	// shutdown bounds how long open requests for health and metrics are waited for.
+	shutdown = 2 * time.Second
+	// headerTimeout bounds how long a client may take to ask.
+	headerTimeout = 10 * time.Second
+)
+
+// errDeposed says that another process leads now.
+var errDeposed = errors.New("the election was lost: another process works on")
+
+// controllers are one process of them.
+type controllers struct {
+	config  Config
+	kube    kubernetes.Interface
+	objects client.WithWatch
+	// working is what is at work, nil while this process does not lead.
+	working atomic.Pointer[work]
+}
+
+// Run works until ctx ends, or the election is lost: then the process should end.
+func Run(ctx context.Context, config Config) error {
+	config = config.withDefaults()
+	if err := config.Validate(); err != nil {
+		return err
+	}
+	config.Rest = rest.CopyConfig(config.Rest)
+	config.Rest.QPS = -1 // what is done at a time is bounded, and kube-apiservers say when they are busy
+	c := &controllers{config: config}
+	var err error
+	if c.kube, err = kubernetes.NewForConfig(config.Rest); err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	if c.objects, err = connect.NewClient(config.Rest); err != nil {
+		return err
+	}
+	stop, err := c.serve()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if !config.LeaderElect {
+		return c.lead(ctx)
+	}
+	return c.campaign(ctx)
+}
+
+// campaign runs for election, and leads once.
+func (c *controllers) campaign(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	led := make(chan error, 1)
+	var leading atomic.Bool
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: c.config.ElectionNamespace, Name: electionLock},
+			Client:     c.kube.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: c.config.Instance},
+		},
+		LeaseDuration: electionLease, RenewDeadline: electionRenew, RetryPeriod: electionRetry,
+		ReleaseOnCancel: true, Name: electionLock,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				leading.Store(true)
+				led <- c.lead(ctx)
+				cancel()
+			},
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("election: %w", err)
+	}
+	stopped := ctx.Done()
+	elector.Run(ctx)
+	if !leading.Load() {
+		return nil // ctx has ended
+	}
+	err = <-led
+	select {
+	case <-stopped:
+		return err
+	default:
+		return errors.Join(errDeposed, err)
+	}
+}
+
+// serve answers for health and metrics.
+func (c *controllers) serve() (stop func(), err error) {
+	if c.config.Address == "" {
+		return func() {}, nil
+	}
+	listener, err := net.Listen("tcp", c.config.Address)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	registerMetrics()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, c.ready()) })
+	mux.Handle("/metrics", legacyregistry.Handler())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) }) // it ends with Shutdown
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdown)
+		defer cancel()
+		if server.Shutdown(ctx) != nil {
+			_ = server.Close()
+		}
+		serving.Wait()
+	}, nil
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+}
+
+// ready says why this process does not do what it is here for; one that is not elected waits
+// for that.
+func (c *controllers) ready() error {
+	w := c.working.Load()
+	if w == nil {
+		return nil
+	}
+	if _, asked := w.observer.has(schema.GroupResource{}); !asked {
+		return errors.New("kube-apiservers have not been asked yet")
+	}
+	return nil
+}

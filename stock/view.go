@@ -1,0 +1,88 @@
+package stock
+
+import (
+	"context"
+	"errors"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
+)
+
+// viewOf returns a client in whose view the servers report: StorageVersions are what the
+// observer has seen, each observed anew when it is read, and identity Leases say that their
+// servers report, and that this process is one. So the controllers of the protocol work
+// beside servers that do not report as beside those that do.
+func viewOf(c client.WithWatch, o *observer, self string) client.WithWatch {
+	return interceptor.NewClient(c, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			sv, ok := obj.(*apiserverinternalv1alpha1.StorageVersion)
+			if !ok {
+				return c.Get(ctx, key, obj, opts...)
+			}
+			gr, err := storageversion.GroupResource(key.Name)
+			if err != nil {
+				return err
+			}
+			seen, err := o.of(ctx, gr)
+			if err == nil && seen == nil {
+				err = apierrors.NewNotFound(storageversion.Resource, key.Name)
+			}
+			if err == nil {
+				seen.DeepCopyInto(sv)
+			}
+			return err
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			switch list := list.(type) {
+			case *apiserverinternalv1alpha1.StorageVersionList:
+				o.list().DeepCopyInto(list)
+				return nil
+			case *coordinationv1.LeaseList:
+				err := c.List(ctx, list, opts...)
+				if err == nil && selectsIdentities(opts) {
+					reporting(list, self)
+				}
+				return err
+			}
+			return c.List(ctx, list, opts...)
+		},
+		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+			if _, ok := list.(*apiserverinternalv1alpha1.StorageVersionList); ok {
+				return o.watch()
+			}
+			return c.Watch(ctx, list, opts...)
+		},
+	})
+}
+
+func selectsIdentities(opts []client.ListOption) bool {
+	var o client.ListOptions
+	o.ApplyOptions(opts)
+	return o.LabelSelector != nil && o.LabelSelector.String() == storageversion.IdentitySelector
+}
+
+// reporting has identity Leases say what those of servers that report do. Their releases do
+// not matter here: every object is decoded and encoded by the servers themselves.
+func reporting(list *coordinationv1.LeaseList, self string) {
+	own := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: self, Namespace: storageversion.IdentityNamespace,
+		Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}}}
+	list.Items = append(list.Items, own)
+	for i := range list.Items {
+		metav1.SetMetaDataAnnotation(&list.Items[i].ObjectMeta, storageversion.EmulationVersionAnnotation, compat.BinaryVersion().String())
+		metav1.SetMetaDataAnnotation(&list.Items[i].ObjectMeta, storageversion.ReportedAnnotation, "true")
+	}
+}
+
+// asTimeout says whether an error is one of time.
+func asTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,303 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/controller/owncrds"
+	"github.com/concord-dev/concord/controller/tally"
+	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/workers"
+)
+
+const (
+	// retry is between tries at what has to work before all else, and at looks whether Concord
+	// servers are still there.
+	retry = 2 * time.Second
+	// queued is how many changed StorageVersions may wait for who watches them.
+	queued = 1000
+)
+
+// lead works as long as this process is elected. While Concord servers are there it leaves
+// everything to them.
+func (c *controllers) lead(ctx context.Context) error {
+	for ctx.Err() == nil && c.awaitStock(ctx) == nil { // which fails when ctx has ended
+		err := c.work(ctx)
+		if err != nil && !errors.Is(err, errConcord) {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitStock returns when no Concord server is there, or ctx ends.
+func (c *controllers) awaitStock(ctx context.Context) error {
+	looking := c.newAsking()
+	last := ""
+	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+		f, err := looking.find(ctx)
+		now := ""
+		switch {
+		case err != nil:
+			now = "kube-apiservers are not found: " + err.Error()
+		case len(f.concord) > 0:
+			now = fmt.Sprintf("%v: everything is left to them: %s", errConcord, strings.Join(f.concord, ", "))
+			if len(f.replicas) > 0 {
+				now += fmt.Sprintf("; beside them %s reports nothing, so that they agree on nothing", f.replicas[0].Lease)
+			}
+		}
+		if now != last && now != "" {
+			c.config.Logger.Info("Waiting", "reason", now)
+		}
+		last = now
+		return now == "", nil
+	})
+}
+
+func (c *controllers) newAsking() *asking {
+	return &asking{kube: c.kube, config: c.config.Rest, override: c.config.ReplicaAddresses, together: c.config.Settings.BestEffort, timeout: c.config.ReplicaTimeout, clock: c.config.Clock}
+}
+
+// work is what an elected process does.
+type work struct {
+	config    Config
+	objects   client.WithWatch
+	observer  *observer
+	trigger   *trigger.Controller
+	migrate   *migrate.Controller
+	policy    *policy
+	fields    *fields
+	elsewhere *elsewhere
+	tally     *tally.Controller
+}
+
+func (c *controllers) work(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := c.install(ctx); err != nil {
+		return nil //nolint:nilerr // ctx has ended
+	}
+	w, err := c.newWork(ctx)
+	if err != nil || w == nil {
+		return err
+	}
+	c.working.Store(w)
+	defer c.working.Store(nil)
+	var running sync.WaitGroup
+	run := func(worker string, f func(context.Context)) {
+		running.Go(func() { workers.Loop(ctx, worker, f) })
+	}
+	run("definitions", w.observer.definitions.run)
+	if cache.WaitForCacheSync(ctx.Done(), w.observer.definitions.source.HasSynced) && w.first(ctx, cancel) {
+		run("observer", func(ctx context.Context) {
+			if err := w.observer.run(ctx, w.config.Poll); err != nil {
+				cancel(err)
+			}
+		})
+		run("trigger", w.trigger.Run)
+		run("migrate", w.migrate.Run)
+		if w.config.Mirror {
+			run("mirror", c.mirror)
+		}
+		run("tally", w.tally.Run)
+		run("elsewhere", w.elsewhere.run)
+		if w.config.CleanFields {
+			run("managed-fields", w.fields.run)
+		}
+	}
+	running.Wait()
+	w.observer.broadcast.Shutdown()
+	if cause := context.Cause(ctx); errors.Is(cause, errConcord) {
+		return cause
+	}
+	return nil
+}
+
+// install installs the definitions, if it is to, and waits until they are served.
+func (c *controllers) install(ctx context.Context) error {
+	last := ""
+	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+		err := c.installed(ctx)
+		if err != nil && err.Error() != last {
+			last = err.Error()
+			c.config.Logger.Info("The definitions of migration.k8s.io are not there yet", "reason", last)
+		}
+		return err == nil, nil
+	})
+}
+
+func (c *controllers) installed(ctx context.Context) error {
+	if c.config.InstallDefinitions {
+		if err := owncrds.Install(ctx, c.objects, migrationv1alpha1.CRDs()); err != nil {
+			return err
+		}
+	}
+	for _, want := range migrationv1alpha1.CRDs() {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := c.objects.Get(ctx, client.ObjectKeyFromObject(want), crd); err != nil {
+			return err
+		}
+		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
+			return fmt.Errorf("%s is not established", crd.Name)
+		}
+	}
+	return nil
+}
+
+// newWork reads the StorageStates from before and wires what works; nil if ctx ends first.
+func (c *controllers) newWork(ctx context.Context) (*work, error) {
+	start := c.config.Clock.Now()
+	states, err := c.states(ctx)
+	if err != nil {
+		return nil, nil //nolint:nilerr // ctx has ended
+	}
+	services, err := apiregistrationclient.NewForConfig(c.config.Rest)
+	if err != nil {
+		return nil, fmt.Errorf("a client for APIServices: %w", err)
+	}
+	w := &work{config: c.config, objects: c.objects}
+	o := &observer{
+		asking: c.newAsking(), services: services, clock: c.config.Clock, logger: c.config.Logger.WithName("observer"),
+		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
+		memory: observed.NewMemory(observed.Config{Start: start, Settle: c.config.Settle, States: states}),
+		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
+	}
+	w.observer = o
+	w.policy = newPolicy(c.config.Settings)
+	view := viewOf(c.objects, o, c.config.Instance)
+	ended := func(m *migrationv1alpha1.StorageVersionMigration, status string) { migrationMetrics().Ended(m, status) }
+	w.trigger, err = trigger.New(trigger.Config{
+		Client: view, Kinds: o, Instance: c.config.Instance, Clock: c.config.Clock, Policy: w.policy.of, Ended: ended, Logger: c.config.Logger.WithName("trigger"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.elsewhere = newElsewhere(c.objects, c.config)
+	o.definitions = watchDefinitions(c.objects, func(gr schema.GroupResource) {
+		o.hurry()
+		w.trigger.Look(gr)
+	}, w.elsewhere.note)
+	if w.fields, err = newFields(c.config.Rest, c.objects, o.definitions, c.config.Clock, c.config.Logger.WithName("managed-fields")); err != nil {
+		return nil, err
+	}
+	if w.tally, err = tally.New(tally.Config{Client: c.objects, Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")}); err != nil {
+		return nil, err
+	}
+	m, err := newMigrator(c.config.Rest, o, c.config)
+	if err != nil {
+		return nil, err
+	}
+	w.migrate, err = migrate.New(migrate.Config{
+		Client: view, ID: func() agree.ServerID { return agree.ServerID(c.config.Instance) }, Rewriter: m, API: m, Clock: c.config.Clock,
+		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) {
+			return "kube-apiservers store it, and do not report", nil
+		},
+		Metrics: migrationMetrics(), Logger: c.config.Logger.WithName("migrate"),
+	})
+	return w, err
+}
+
+// states reads the StorageStates. The error is ctx's.
+func (c *controllers) states(ctx context.Context) (map[schema.GroupResource]evolve.State, error) {
+	states := map[schema.GroupResource]evolve.State{}
+	err := wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+		var list migrationv1alpha1.StorageStateList
+		if err := c.objects.List(ctx, &list); err != nil {
+			c.config.Logger.Info("StorageStates are not read yet", "reason", err.Error())
+			return false, nil
+		}
+		for i := range list.Items {
+			r := list.Items[i].Spec.Resource
+			states[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = migrationv1alpha1.ViewState(&list.Items[i])
+		}
+		return true, nil
+	})
+	return states, err
+}
+
+// first asks all kube-apiservers once before anything else begins, and says whether that may.
+func (w *work) first(ctx context.Context, cancel context.CancelCauseFunc) bool {
+	err := wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+		switch err := w.observer.round(ctx, schema.GroupResource{}); {
+		case errors.Is(err, errConcord):
+			return false, err
+		case err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil:
+			w.config.Logger.Info("kube-apiservers were not asked yet", "reason", err.Error())
+			return false, nil
+		default:
+			return err == nil, nil
+		}
+	})
+	if err != nil {
+		cancel(err)
+	}
+	return err == nil
+}
+
+// policy remembers what observed.Policy needs to know of the time before.
+type policy struct {
+	settings observed.Settings
+
+	mu sync.Mutex
+	// met are the resources of which a StorageState was seen.
+	met map[schema.GroupResource]bool
+	// looked is when nothing else was first seen to be stored than what a resource is stored in.
+	looked map[schema.GroupResource]lookedAt
+}
+
+type lookedAt struct {
+	target evolve.Target
+	at     time.Time
+}
+
+func newPolicy(s observed.Settings) *policy {
+	return &policy{settings: s, met: map[schema.GroupResource]bool{}, looked: map[schema.GroupResource]lookedAt{}}
+}
+
+// of is a trigger's Policy.
+func (p *policy) of(o evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) evolve.Policy {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	met := p.met[o.Resource]
+	p.met[o.Resource] = met || o.State != nil
+	var annotations map[string]string
+	if crd != nil {
+		annotations = crd.Annotations
+	}
+	return observed.Policy(o, annotations, p.settings, p.since(o), met)
+}
+
+// since is when the resource was first seen to be stored in nothing else than it is to be.
+func (p *policy) since(o evolve.Observation) time.Time {
+	if o.State == nil || o.StorageVersion == nil {
+		return o.Now
+	}
+	target, agreed := o.StorageVersion.Agreement()
+	if !agreed || !o.State.Only(target.Encoding) {
+		delete(p.looked, o.Resource)
+		return o.Now
+	}
+	if was, ok := p.looked[o.Resource]; !ok || was.target != target {
+		p.looked[o.Resource] = lookedAt{target, o.Now}
+	}
+	return p.looked[o.Resource].at
+}

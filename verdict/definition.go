@@ -1,0 +1,152 @@
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// Definition holds the versions that a CustomResourceDefinition names.
+type Definition struct {
+	Resource schema.GroupResource
+	// Versions are the names of those in its spec, and Storage the one that is stored.
+	Versions []string
+	Storage  string
+	// StoredVersions is its status'.
+	StoredVersions []string
+}
+
+func (d Definition) encoding(version string) string {
+	return schema.GroupVersion{Group: d.Resource.Group, Version: version}.String()
+}
+
+func (d Definition) encodings(versions []string) (all []string) {
+	for _, v := range versions {
+		all = append(all, d.encoding(v))
+	}
+	return all
+}
+
+// Stored returns the definition in the form in which stored objects are judged by it.
+func (d Definition) Stored() *compat.StoredCRD {
+	return &compat.StoredCRD{Versions: d.encodings(d.Versions), StoredVersions: d.encodings(d.StoredVersions)}
+}
+
+// Change is a definition that is to be applied, or deleted.
+type Change struct {
+	// Wanted is the definition that is to be; nil: it is to be deleted.
+	Wanted *Definition
+	// Present is the one that is; nil: there is none.
+	Present *Definition
+	// Stored is what is stored of its resource.
+	Stored compat.Stored
+}
+
+const (
+	coversApply  = "the versions that stored objects are in. Not looked at: schemas, conversion, and what else the API server refuses"
+	coversDelete = "the objects that would be deleted with the definition"
+)
+
+// OfDefinitions judges definitions that are to be applied.
+func OfDefinitions(changes []Change) Report {
+	r := Report{Target: "the CustomResourceDefinitions to be applied", Covers: coversApply}
+	if len(changes) == 1 {
+		r.Target = "CustomResourceDefinition " + changes[0].Wanted.Resource.String()
+	}
+	for _, c := range changes {
+		r.Resources = append(r.Resources, c.apply())
+	}
+	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
+		"have the objects counted, as a cluster admin, or wait until their migrations are done: kubectl concord why RESOURCE")
+}
+
+// OfDeletion judges a definition that is to be deleted, and its objects with it.
+func OfDeletion(c Change) Report {
+	r := Report{Target: "the deletion of CustomResourceDefinition " + c.Stored.Resource.String(), Covers: coversDelete}
+	r.Resources = append(r.Resources, c.remove())
+	return r.settled("save the objects first, or delete them yourself if nobody needs them",
+		"have the objects counted, as a cluster admin")
+}
+
+// apply judges the definition that is to be.
+func (c Change) apply() compat.Finding {
+	f := compat.Finding{Resource: c.Wanted.Resource.String(), Stored: []string{}}
+	if c.Present == nil {
+		f.Verdict, f.Reason = compat.Safe, "there is no such definition yet"
+		return f
+	}
+	crd := &compat.StoredCRD{Versions: c.Wanted.encodings(c.Wanted.Versions), StoredVersions: c.Present.encodings(c.Present.StoredVersions)}
+	s := c.Stored
+	s.CRD = crd
+	f = (&compat.Target{}).Judge(s)
+	var refused []string
+	for _, v := range c.Present.StoredVersions {
+		if !slices.Contains(c.Wanted.Versions, v) && !slices.Contains(f.Undecodable, c.Present.encoding(v)) {
+			refused = append(refused, v)
+		}
+	}
+	switch {
+	case f.Verdict == compat.Unsafe:
+		f.Reason = fmt.Sprintf("it drops %s, in which objects are stored%s", strings.Join(f.Undecodable, ", "), howMany(f.Objects))
+		if f.Objects == 0 {
+			f.Reason = fmt.Sprintf("it drops %s, in which objects may be stored", strings.Join(f.Undecodable, ", "))
+		}
+	case len(refused) > 0:
+		// The API server refuses what is missing in spec.versions, whatever is stored.
+		f.Verdict = compat.Unsafe
+		f.Undecodable = c.Present.encodings(refused)
+		f.Reason = fmt.Sprintf("it drops %s, which status.storedVersions lists: the API server refuses it", strings.Join(refused, ", "))
+	case f.Verdict == compat.Safe && c.Present.Storage != c.Wanted.Storage:
+		f.Reason = fmt.Sprintf("it keeps every version that is stored; the storage version moves from %s to %s, and objects are migrated", c.Present.Storage, c.Wanted.Storage)
+	case f.Verdict == compat.Safe:
+		f.Reason = "it keeps every version that is stored"
+	}
+	return f
+}
+
+func howMany(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d)", n)
+}
+
+// remove judges the deletion of the definition, which deletes every object.
+func (c Change) remove() compat.Finding {
+	f := compat.Finding{Resource: c.Stored.Resource.String(), Stored: append([]string{}, c.Stored.Encodings...)}
+	if c.Present == nil {
+		f.Verdict, f.Reason = compat.Safe, "there is no such definition"
+		return f
+	}
+	census := c.Stored.Census
+	if census == nil || census.Partial != "" {
+		f.Reason = "objects were not counted"
+		if census != nil {
+			f.Reason += ": " + census.Partial
+		}
+		return f
+	}
+	f.Stored = []string{}
+	n := census.Encrypted + census.Unreadable
+	for encoding, objects := range census.Objects {
+		n += objects
+		f.Stored = append(f.Stored, encoding)
+		f.First = append(f.First, census.First[encoding]...)
+	}
+	slices.Sort(f.Stored)
+	slices.Sort(f.First)
+	if n == 0 {
+		f.Verdict, f.Reason, f.First = compat.Safe, "nothing is stored", nil
+		return f
+	}
+	f.Verdict, f.Objects = compat.Unsafe, n
+	f.Reason = fmt.Sprintf("%d objects are deleted with it", n)
+	if n == 1 {
+		f.Reason = "1 object is deleted with it"
+	}
+	return f
+}

@@ -1,0 +1,150 @@
+package verdict
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// Formats are the formats that Write can write.
+var Formats = []string{"text", "json", "junit", "sarif"}
+
+// Write writes the report in one of Formats: text for people, json, or the formats of CI
+// systems, junit (XML) and sarif (2.1.0). With all, text lists the safe findings, too, as the
+// other formats always do.
+func (r Report) Write(out io.Writer, format string, all bool) error {
+	switch format {
+	case "text":
+		_, err := io.WriteString(out, r.Text(all))
+		return err
+	case "json":
+		return writeJSON(out, r)
+	case "junit":
+		return r.junit(out)
+	case "sarif":
+		return writeJSON(out, r.sarif())
+	}
+	return fmt.Errorf("-o %s: allowed are %s", format, strings.Join(Formats, ", "))
+}
+
+func writeJSON(out io.Writer, v any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(v)
+}
+
+type junitSuite struct {
+	XMLName  xml.Name    `xml:"testsuite"`
+	Name     string      `xml:"name,attr"`
+	Tests    int         `xml:"tests,attr"`
+	Failures int         `xml:"failures,attr"`
+	Errors   int         `xml:"errors,attr"`
+	Cases    []junitCase `xml:"testcase"`
+}
+
+type junitCase struct {
+	Name    string      `xml:"name,attr"`
+	Class   string      `xml:"classname,attr"`
+	Failure *junitFault `xml:"failure,omitempty"`
+	Error   *junitFault `xml:"error,omitempty"`
+}
+
+type junitFault struct {
+	Message string `xml:"message,attr"`
+	Text    string `xml:",chardata"`
+}
+
+// junit writes a test case for each resource: one that is unsafe is a failure, one of which
+// nobody could tell an error.
+func (r Report) junit(out io.Writer) error {
+	suite := junitSuite{Name: "concord preflight: " + r.Target, Tests: len(r.Resources)}
+	for _, f := range r.Resources {
+		c := junitCase{Name: f.Resource, Class: "concord.preflight"}
+		fault := &junitFault{Message: f.Reason, Text: strings.Join([]string{"stored as " + strings.Join(f.Stored, ", "), whichOf(f), r.Do}, "\n")}
+		switch f.Verdict {
+		case compat.Unsafe:
+			suite.Failures++
+			c.Failure = fault
+		case compat.CouldNotTell:
+			suite.Errors++
+			c.Error = fault
+		case compat.Safe:
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
+	if _, err := io.WriteString(out, xml.Header); err != nil {
+		return err
+	}
+	encoder := xml.NewEncoder(out)
+	encoder.Indent("", "  ")
+	if err := encoder.Encode(suite); err != nil {
+		return err
+	}
+	_, err := io.WriteString(out, "\n")
+	return err
+}
+
+// The part of SARIF 2.1.0 that is used.
+type (
+	sarifLog struct {
+		Schema  string     `json:"$schema"`
+		Version string     `json:"version"`
+		Runs    []sarifRun `json:"runs"`
+	}
+	sarifRun struct {
+		Tool    sarifTool     `json:"tool"`
+		Results []sarifResult `json:"results"`
+	}
+	sarifTool struct {
+		Driver sarifDriver `json:"driver"`
+	}
+	sarifDriver struct {
+		Name  string      `json:"name"`
+		Rules []sarifRule `json:"rules"`
+	}
+	sarifRule struct {
+		ID   string    `json:"id"`
+		Text sarifText `json:"shortDescription"`
+	}
+	sarifText struct {
+		Text string `json:"text"`
+	}
+	sarifResult struct {
+		RuleID    string          `json:"ruleId"`
+		Level     string          `json:"level"`
+		Message   sarifText       `json:"message"`
+		Locations []sarifLocation `json:"locations"`
+	}
+	sarifLocation struct {
+		Logical []sarifLogical `json:"logicalLocations"`
+	}
+	sarifLogical struct {
+		Name string `json:"fullyQualifiedName"`
+		Kind string `json:"kind"`
+	}
+)
+
+// sarif has a result for each resource that is not safe.
+func (r Report) sarif() sarifLog {
+	run := sarifRun{Results: []sarifResult{}, Tool: sarifTool{Driver: sarifDriver{Name: "concord preflight", Rules: []sarifRule{
+		{ID: "unsafe", Text: sarifText{"Stored objects would become unreadable"}},
+		{ID: "could-not-tell", Text: sarifText{"Nobody can tell whether every stored object could be read"}},
+	}}}}
+	for _, f := range r.Resources {
+		result := sarifResult{RuleID: "unsafe", Level: "error", Locations: []sarifLocation{{Logical: []sarifLogical{{Name: f.Resource, Kind: "resource"}}}}}
+		switch f.Verdict {
+		case compat.Safe:
+			continue
+		case compat.CouldNotTell:
+			result.RuleID, result.Level = "could-not-tell", "warning"
+		case compat.Unsafe:
+		}
+		result.Message.Text = strings.TrimRight(fmt.Sprintf("%s, for %s: %s. %s", f.Resource, r.Target, f.Reason, whichOf(f)), " ")
+		run.Results = append(run.Results, result)
+	}
+	return sarifLog{Schema: "https://json.schemastore.org/sarif-2.1.0.json", Version: "2.1.0", Runs: []sarifRun{run}}
+}

@@ -1,0 +1,83 @@
+package verdict
+
+import (
+	"maps"
+	"slices"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/compat"
+)
+
+// Cluster is what was read of a live cluster, each list once: the StorageStates before the
+// StorageVersions. A kind that the cluster does not have has no objects.
+type Cluster struct {
+	States      []migrationv1alpha1.StorageState
+	Versions    []apiserverinternalv1alpha1.StorageVersion
+	Migrations  []migrationv1alpha1.StorageVersionMigration
+	Definitions map[schema.GroupResource]*Definition
+}
+
+// Stored is what may be stored by what the cluster remembers, without a census, sorted by group
+// and resource. known are resources that are looked for though nothing may be remembered of
+// them.
+func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
+	sets, evidence := c.sets(), Evidence(c.Migrations)
+	var all []compat.Stored
+	for _, gr := range Resources(known, sets.Resources(), slices.Collect(maps.Keys(c.Definitions))) {
+		s := sets.inCluster(gr)
+		s.Undecodable = evidence[gr]
+		all = append(all, Defined(s, c.Definitions))
+	}
+	return all
+}
+
+// Resources are all of which something is known, sorted by group and resource.
+func Resources(lists ...[]schema.GroupResource) []schema.GroupResource {
+	all := slices.Concat(lists...)
+	slices.SortFunc(all, CompareResources)
+	return slices.Compact(all)
+}
+
+func (c Cluster) sets() Sets {
+	sets := Sets{
+		States:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
+		Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
+	}
+	for i := range c.States {
+		sets.States[schema.ParseGroupResource(c.States[i].Name)] = &c.States[i]
+	}
+	for i := range c.Versions {
+		if gr, err := storageversion.GroupResource(c.Versions[i].Name); err == nil {
+			sets.Versions[gr] = &c.Versions[i]
+		}
+	}
+	return sets
+}
+
+// inCluster is a resource's stored set. Where both kinds of objects were listed, a resource
+// that has neither was never reported, and no server writes before it reports. A list that was
+// not found proves nothing.
+func (s Sets) inCluster(gr schema.GroupResource) compat.Stored {
+	_, state := s.States[gr]
+	_, version := s.Versions[gr]
+	if len(s.States) > 0 && len(s.Versions) > 0 && !state && !version {
+		return compat.Stored{Resource: gr, Why: "no server of this cluster has reported that it stores it"}
+	}
+	return s.Of(gr)
+}
+
+// Defined adds what the resource's definition says of it; nil is one that cannot be read.
+func Defined(s compat.Stored, definitions map[schema.GroupResource]*Definition) compat.Stored {
+	d, ok := definitions[s.Resource]
+	switch {
+	case ok && d == nil:
+		s.Unknown, s.Why = true, "its CustomResourceDefinition cannot be read"
+	case ok:
+		s.CRD = d.Stored()
+	}
+	return s
+}

@@ -1,0 +1,162 @@
+package verdict
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/mitchellh/go-wordwrap"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// Report is the verdict on everything that is stored.
+type Report struct {
+	// Target names the change that is judged: the server that is to start, the definition that is to be
+	// applied.
+	Target  string        `json:"target"`
+	Verdict compat.Safety `json:"verdict"`
+	// Resources have the unsafe first, then those of which nobody could tell, each sorted.
+	Resources []compat.Finding `json:"resources"`
+	// Covers names, for people, the scope of the verdict.
+	Covers string `json:"covers"`
+	// Do tells people the next step where the verdict is not safe.
+	Do string `json:"do,omitempty"`
+}
+
+// named is how many resources and objects are named; the rest is counted.
+const named = 10
+
+// coversServers is what the verdict on a server is about.
+const coversServers = "whether every stored object can be decoded. Not looked at: rules that differ between releases for objects that are written anew, such as functions of CEL expressions and relaxed validation"
+
+// OfServer judges whether a server may start on the objects that may be stored.
+func OfServer(target *compat.Target, stored []compat.Stored) Report {
+	r := Report{Target: target.Name, Covers: coversServers}
+	for _, s := range stored {
+		r.Resources = append(r.Resources, target.Judge(s))
+	}
+	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
+		"wait until their migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir")
+}
+
+// settled sorts the findings and says what follows from them.
+func (r Report) settled(unsafe, untold string) Report {
+	if r.Resources == nil {
+		r.Resources = []compat.Finding{}
+	}
+	slices.SortStableFunc(r.Resources, func(a, b compat.Finding) int {
+		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), strings.Compare(a.Resource, b.Resource))
+	})
+	switch r.Verdict = compat.Overall(r.Resources); r.Verdict {
+	case compat.Unsafe:
+		r.Do = unsafe
+	case compat.CouldNotTell:
+		r.Do = untold
+	case compat.Safe:
+	}
+	return r
+}
+
+func urgency(f compat.Finding) int {
+	return slices.Index([]compat.Safety{compat.Unsafe, compat.CouldNotTell, compat.Safe}, f.Verdict)
+}
+
+// Word is the verdict for people.
+func Word(s compat.Safety) string {
+	if s == compat.CouldNotTell {
+		return "could not tell"
+	}
+	return s.String()
+}
+
+// Text returns the verdict in lines of 80 columns: the unsafe findings one by one, then the
+// number of safe ones. With all the safe ones are listed, too.
+func (r Report) Text(all bool) string {
+	var text strings.Builder
+	text.WriteString(wrapped("", fmt.Sprintf("%s: %s", r.Target, Word(r.Verdict))))
+	safe := 0
+	for _, f := range r.Resources {
+		if f.Verdict == compat.Safe {
+			safe++
+		}
+		if f.Verdict == compat.Safe && !all {
+			continue
+		}
+		text.WriteString("\n" + wrapped("", fmt.Sprintf("%s: %s", f.Resource, Word(f.Verdict))))
+		if len(f.Stored) > 0 {
+			text.WriteString(wrapped("  ", "stored as "+strings.Join(f.Stored, ", ")))
+		}
+		text.WriteString(wrapped("  ", f.Reason))
+		if line := whichOf(f); line != "" {
+			text.WriteString(wrapped("  ", line))
+		}
+	}
+	if safe > 0 && !all {
+		fmt.Fprintf(&text, "\n%d of %d resources are safe.\n", safe, len(r.Resources))
+	}
+	if r.Do != "" {
+		text.WriteString("\n" + wrapped("", "What to do: "+r.Do+"."))
+	}
+	text.WriteString("\n" + wrapped("", "This covers "+r.Covers+"."))
+	return text.String()
+}
+
+// whichOf names the objects that a finding concerns.
+func whichOf(f compat.Finding) string {
+	if len(f.First) == 0 {
+		return ""
+	}
+	which := "objects: " + strings.Join(f.First[:min(len(f.First), named)], ", ")
+	if more := f.Objects - int64(min(len(f.First), named)); more > 0 {
+		which += fmt.Sprintf(" and %d more", more)
+	}
+	return which
+}
+
+const columns = 80
+
+func wrapped(indent, text string) string {
+	lines := strings.Split(wordwrap.WrapString(text, uint(columns-len(indent))), "\n")
+	return indent + strings.Join(lines, "\n"+indent) + "\n"
+}
+
+// Err returns an error of one line that tells why the verdict is not safe, and the next step;
+// nil if it is safe.
+func (r Report) Err() error {
+	if r.Verdict == compat.Safe {
+		return nil
+	}
+	var names []string
+	for _, f := range r.Resources {
+		if f.Verdict == r.Verdict {
+			names = append(names, f.Resource)
+		}
+	}
+	which := fmt.Sprintf("%s of %d resources", strings.Join(names[:min(len(names), named)], ", "), len(r.Resources))
+	if more := len(names) - named; more > 0 {
+		which = fmt.Sprintf("%s and %d more of %d resources", strings.Join(names[:named], ", "), more, len(r.Resources))
+	}
+	if r.Verdict == compat.Unsafe {
+		return Error{r.Verdict, fmt.Sprintf("unsafe: %s, for %s: %s", which, r.Target, r.Do)}
+	}
+	return Error{r.Verdict, fmt.Sprintf("could not tell about %s: %s", which, r.Do)}
+}
+
+// Error is a verdict other than safe.
+type Error struct {
+	Verdict compat.Safety
+	message string
+}
+
+// Error implements error.
+func (e Error) Error() string { return e.message }
+
+// ExitCode is the command's: 2 for unsafe, 1 for what could not be told.
+func (e Error) ExitCode() int {
+	if e.Verdict == compat.Unsafe {
+		return 2
+	}
+	return 1
+}

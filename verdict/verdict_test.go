@@ -1,0 +1,172 @@
+package verdict_test
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/verdict"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const admission = "admissionregistration.k8s.io"
+
+var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+
+// report is one of a rollback to 1.35 with something of each verdict.
+func report() verdict.Report {
+	target := compat.ReleaseTarget(verdict.Lifecycles(), version.MustParseMajorMinor("1.35"))
+	return verdict.OfServer(target, []compat.Stored{
+		{Resource: schema.GroupResource{Resource: "configmaps"}, Encodings: []string{"v1"}},
+		{Resource: schema.GroupResource{Resource: "secrets"}, Unknown: true, Why: "its stored set says Unknown"},
+		{
+			Resource: schema.GroupResource{Group: admission, Resource: "mutatingadmissionpolicies"},
+			Census: &compat.StoredCensus{
+				Objects: map[string]int64{admission + "/v1": 12, admission + "/v1beta1": 1},
+				First:   map[string][]string{admission + "/v1": {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}},
+			},
+		},
+	})
+}
+
+// TestFormats: what is written for people and for CI is what it was.
+func TestFormats(t *testing.T) {
+	for _, format := range verdict.Formats {
+		var text strings.Builder
+		if err := report().Write(&text, format, false); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join("testdata", "report."+format)
+		if *update {
+			if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text.String() != string(want) {
+			t.Errorf("%s is\n%s\nwant\n%s", format, text.String(), want)
+		}
+		switch format {
+		case "junit":
+			var suite struct {
+				Failures int `xml:"failures,attr"`
+				Errors   int `xml:"errors,attr"`
+				Tests    int `xml:"tests,attr"`
+			}
+			if err := xml.Unmarshal(want, &suite); err != nil || suite.Failures != 1 || suite.Errors != 1 || suite.Tests != 3 {
+				t.Errorf("it says %+v, %v", suite, err)
+			}
+		case "json", "sarif":
+			if !json.Valid(want) {
+				t.Errorf("%s is no JSON", format)
+			}
+		case "text":
+			for _, line := range strings.Split(text.String(), "\n") {
+				if len(line) > 80 {
+					t.Errorf("a line of %d columns: %s", len(line), line)
+				}
+			}
+		}
+	}
+	var coded verdict.Error
+	if err := report().Err(); !errors.As(err, &coded) || coded.ExitCode() != 2 || strings.Contains(err.Error(), "\n") {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// TestDefinitions: may a definition be applied, or deleted.
+func TestDefinitions(t *testing.T) {
+	both := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v1", StoredVersions: []string{"v1"}}
+	migrated := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v2", StoredVersions: []string{"v2"}}
+	unpruned := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v2", StoredVersions: []string{"v1", "v2"}}
+	moved := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v2"}
+	only2 := &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}
+	census := func(v1, v2 int64) *compat.StoredCensus {
+		c := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{"example.com/v1": {"default/a"}}}
+		for encoding, n := range map[string]int64{"example.com/v1": v1, "example.com/v2": v2} {
+			if n > 0 {
+				c.Objects[encoding] = n
+			}
+		}
+		return c
+	}
+	for name, test := range map[string]struct {
+		wanted, present *verdict.Definition // wanted nil: to be deleted
+		stored          []string
+		unknown         bool
+		census          *compat.StoredCensus
+		want            compat.Safety
+		reason          string
+	}{
+		"new":                              {only2, nil, nil, false, nil, compat.Safe, "there is no such definition yet"},
+		"as it is":                         {both, both, []string{"example.com/v1"}, false, census(3, 0), compat.Safe, "it keeps every version that is stored"},
+		"the storage version moves":        {moved, both, []string{"example.com/v1"}, false, census(3, 0), compat.Safe, "the storage version moves from v1 to v2"},
+		"drops what is stored":             {only2, both, []string{"example.com/v1"}, false, census(3, 5), compat.Unsafe, "it drops example.com/v1, in which objects are stored (3)"},
+		"drops what may be stored":         {only2, both, []string{"example.com/v1"}, false, nil, compat.Unsafe, "it drops example.com/v1, in which objects may be stored"},
+		"drops what is migrated":           {only2, migrated, []string{"example.com/v2"}, false, census(0, 5), compat.Safe, "it keeps"},
+		"drops what is migrated, by count": {only2, migrated, []string{"example.com/v1"}, true, census(0, 5), compat.Safe, "it keeps"},
+		"drops what is not pruned":         {only2, unpruned, []string{"example.com/v2"}, false, census(0, 5), compat.Unsafe, "which status.storedVersions lists: the API server refuses it"},
+		"nobody knows":                     {only2, &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, nil, true, nil, compat.CouldNotTell, "raw values were not read"},
+
+		"delete, with objects":    {nil, both, nil, false, census(3, 5), compat.Unsafe, "8 objects are deleted with it"},
+		"delete, with one object": {nil, both, nil, false, census(1, 0), compat.Unsafe, "1 object is deleted"},
+		"delete, empty":           {nil, both, nil, false, census(0, 0), compat.Safe, "nothing is stored"},
+		"delete, not counted":     {nil, both, nil, false, nil, compat.CouldNotTell, "objects were not counted"},
+		"delete what is not":      {nil, nil, nil, false, nil, compat.Safe, "there is no such definition"},
+	} {
+		change := verdict.Change{Wanted: test.wanted, Present: test.present, Stored: compat.Stored{Resource: widgets, Encodings: test.stored, Unknown: test.unknown, Census: test.census}}
+		var r verdict.Report
+		if test.wanted == nil {
+			r = verdict.OfDeletion(change)
+		} else {
+			r = verdict.OfDefinitions([]verdict.Change{change})
+		}
+		if r.Verdict != test.want || len(r.Resources) != 1 || !strings.Contains(r.Resources[0].Reason, test.reason) {
+			t.Errorf("%s: %s, %+v; want %s, %q", name, r.Verdict, r.Resources, test.want, test.reason)
+		}
+		if (r.Do == "") != (r.Verdict == compat.Safe) {
+			t.Errorf("%s: what to do is %q", name, r.Do)
+		}
+	}
+}
+
+// TestEvidence: of each resource the last migration that ended counts.
+func TestEvidence(t *testing.T) {
+	migration := func(name string, hour int, succeeded bool) migrationv1alpha1.StorageVersionMigration {
+		m := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Resource: widgets.Resource}
+		m.Status.Failures = []migrationv1alpha1.MigrationFailure{
+			{Namespace: "default", Name: "torn", Reason: migrationv1alpha1.FailureDoesNotDecode}, {Name: "big", Reason: migrationv1alpha1.FailureTooLarge},
+		}
+		ended := metav1.Date(2026, 11, 24, hour, 0, 0, 0, metav1.Now().Location())
+		if succeeded {
+			m.Status.Failures = nil
+			migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, "", ended)
+		} else {
+			migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "", ended)
+		}
+		return m
+	}
+	failed := verdict.Evidence([]migrationv1alpha1.StorageVersionMigration{migration("a", 1, true), migration("b", 2, false)})
+	if got := failed[widgets]; got.Objects != 1 || len(got.First) != 1 || got.First[0] != "default/torn" {
+		t.Errorf("evidence of what failed last: %+v", failed)
+	}
+	if later := verdict.Evidence([]migrationv1alpha1.StorageVersionMigration{migration("b", 2, false), migration("c", 3, true)}); len(later) != 0 {
+		t.Errorf("evidence of what succeeded since: %+v", later)
+	}
+}
