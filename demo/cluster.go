@@ -195,10 +195,10 @@ func (c *cluster) connect(s *serverProcess) error {
 // awaitReady waits until the server says that it is ready and has reported every
 // resource that there is.
 func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	limited, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for {
-		err := s.control.ready(ctx)
+		err := s.control.ready(limited)
 		if err == nil {
 			break
 		}
@@ -206,7 +206,7 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 		case crash := <-c.crashed:
 			return crash
 		case <-time.After(readyPause):
-		case <-ctx.Done():
+		case <-limited.Done():
 			_, p := s.get()
 			return fmt.Errorf("%s is not ready after %s: %w; %s", s.name, startLimit, err, p.Tail())
 		}
@@ -239,7 +239,7 @@ func (c *cluster) await(ctx context.Context, limit time.Duration, what string, m
 		case <-timer.C:
 			return fmt.Errorf("%w %s: %s: %s", errTooLate, limit, what, lack)
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("%s: %s: %w", what, lack, context.Cause(ctx))
 		}
 	}
 }
