@@ -55,6 +55,8 @@ type resource struct {
 	// steady is what all have written since; empty while they do not.
 	steady agree.Encoding
 	since  time.Time
+	// agreed is the epoch at which there was a Common last, 0 if there was none since the start.
+	agreed int64
 }
 
 // Resource is a Memory's record of one resource.
@@ -210,7 +212,7 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 		}
 	}
 	written := slices.Clone(k.Reports)
-	for _, e := range definition.Said { // one after the other, so that each is remembered
+	for _, e := range slices.Concat(definition.Said, k.late(r, definition)) { // one after the other, so that each is remembered
 		k.History = k.History.Next(append(slices.Clone(written), agree.Report{Server: definitionReporter, Encoding: e}))
 	}
 	if custom && definition.Stores != "" {
@@ -222,8 +224,29 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	if len(written) > 0 {
 		k.History = k.History.Next(written)
 	}
+	if k.Common != "" {
+		k.agreed = k.History.Epoch
+	}
 	return before.UID != k.UID || before.Common != k.Common || before.Why != k.Why || before.History.Epoch != k.History.Epoch ||
 		len(before.History.Last) != len(k.History.Last) || !agree.Equal(before.Reports, k.Reports)
+}
+
+// late are the versions that may be written from now on by a replica that does not answer although
+// it did, and all had agreed: if it is paused, the requests that it had begun go on when it does,
+// however long ago they began. These are the versions that nobody may take out of the definition
+// yet: as long as storedVersions has more than one, they begin new epochs, so that everything is
+// migrated, and proven, once more when all agree again. What was pruned is not looked for any
+// more: before that, every replica had answered for as long as --prune-after says.
+func (k *resource) late(r Round, definition Definition) []agree.Encoding {
+	silent := slices.ContainsFunc(r.After, func(replica Replica) bool {
+		_, answered := k.last[replica.Process]
+		_, why := r.answer(replica)
+		return answered && why != ""
+	})
+	if !silent || k.agreed == 0 || k.agreed != k.History.Epoch {
+		return nil
+	}
+	return definition.Stored
 }
 
 // reports brings what each process was last seen to write up to date, and the reports with

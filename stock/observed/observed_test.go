@@ -191,6 +191,74 @@ func TestAgreementSettles(t *testing.T) {
 	}
 }
 
+// A replica that does not answer any more, after all had agreed and everything was migrated, may
+// be paused in the middle of writing an old version: as long as storedVersions has it, its silence
+// begins a new epoch, in which everything is migrated and proven once more.
+func TestSilence(t *testing.T) {
+	const v1, v2 = "example.com/v1", "example.com/v2"
+	both := map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2)}
+	silent := map[string]Answer{"a": shows(widgets, v2), "b": {Failed: "does not answer"}}
+	come := map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2), "c": {Failed: "does not answer"}}
+	for _, tc := range []struct {
+		name   string
+		stored []agree.Encoding
+		rounds []map[string]Answer // settle apart
+		since  []agree.Encoding    // reported since all was proven
+		epoch  int64
+	}{
+		{"all answer", []agree.Encoding{v1, v2}, []map[string]Answer{both}, nil, 1},
+		{"one is silent", []agree.Encoding{v1, v2}, []map[string]Answer{silent}, []agree.Encoding{v1, v2}, 3},
+		{"and still is", []agree.Encoding{v1, v2}, []map[string]Answer{silent, silent, silent}, []agree.Encoding{v1, v2}, 3},
+		{"and answers again", []agree.Encoding{v1, v2}, []map[string]Answer{silent, both, both}, []agree.Encoding{v1, v2}, 3},
+		{"and is silent before all had agreed again", []agree.Encoding{v1, v2}, []map[string]Answer{silent, both, silent}, []agree.Encoding{v1, v2}, 3},
+		{"and is silent twice", []agree.Encoding{v1, v2}, []map[string]Answer{silent, both, both, silent}, []agree.Encoding{v1, v2}, 5},
+		{"another one comes, and does not answer", []agree.Encoding{v1, v2}, []map[string]Answer{come, both, both}, nil, 1},
+		{"it is silent after the pruning", []agree.Encoding{v2}, []map[string]Answer{silent, both, both}, nil, 1},
+	} {
+		m := NewMemory(Config{Start: start, Settle: settle})
+		at := func(i int, answers map[string]Answer) Round {
+			r := defined(round(time.Duration(i)*settle, answers), v2)
+			d := r.Defined[widgets]
+			d.Stored = tc.stored
+			r.Defined[widgets] = d
+			return r
+		}
+		proven := remembered(t, m, widgets, at(0, both), at(1, both))
+		if proven.Common != v2 {
+			t.Fatalf("%s: nothing is agreed on: %+v", tc.name, proven)
+		}
+		for i, answers := range tc.rounds {
+			m.Observe(at(2+i, answers))
+		}
+		got, _ := m.Of(widgets)
+		if since := got.History.Since(proven.History.Epoch); !slices.Equal(since, tc.since) || got.History.Epoch != tc.epoch || !slices.Equal(got.History.Reported(), []agree.Encoding{v2}) {
+			t.Errorf("%s: since then there are %v: %s; want %v, epoch %d", tc.name, since, got.History, tc.since, tc.epoch)
+		}
+	}
+}
+
+// One that is silent while all have to settle again for another reason may be as late.
+func TestSilenceWhileSettling(t *testing.T) {
+	const v1, v2 = "example.com/v1", "example.com/v2"
+	m := NewMemory(Config{Start: start, Settle: settle})
+	at := func(i int, answers map[string]Answer) Round {
+		r := defined(round(time.Duration(i)*settle, answers), v2)
+		d := r.Defined[widgets]
+		d.Stored = []agree.Encoding{v1, v2}
+		r.Defined[widgets] = d
+		return r
+	}
+	both := map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2)}
+	silent := map[string]Answer{"a": shows(widgets, v2), "b": {Failed: "does not answer"}}
+	got := remembered(t, m, widgets, at(0, both), at(1, both))
+	epoch := got.History.Epoch
+	unserved := map[string]Answer{"a": {Release: "1.37"}, "b": shows(widgets, v2)}
+	got = remembered(t, m, widgets, at(2, unserved), at(3, both), at(4, silent))
+	if since := got.History.Since(epoch); !slices.Contains(since, v1) {
+		t.Errorf("since then there are %v: %s", since, got.History)
+	}
+}
+
 // A definition that was changed and changed back between two rounds is remembered.
 func TestFlippedBetweenRounds(t *testing.T) {
 	m := NewMemory(Config{Start: start})

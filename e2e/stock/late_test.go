@@ -1,0 +1,183 @@
+package stock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// under is a request that a kube-apiserver has begun, and whose end has not been sent yet.
+type under struct {
+	body  *io.PipeWriter
+	ended chan error
+}
+
+// deleting begins to delete an object through a server. That has chosen the version which it
+// stores when it asks for the body. Of all writes only this one, of a collection, may take as long
+// as the server's --request-timeout says; and where the object has a finalizer it is one.
+func deleting(w *beside.Widgets, s *beside.APIServer, i int) *under {
+	t := w.Server.Cluster.T
+	t.Helper()
+	secure, err := rest.TLSConfigFor(s.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{TLSClientConfig: secure, ExpectContinueTimeout: beside.Patience}
+	t.Cleanup(transport.CloseIdleConnections)
+	asked := make(chan struct{})
+	ctx, cancel := context.WithCancel(httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{Got100Continue: func() { close(asked) }}))
+	body, writer := io.Pipe()
+	url := fmt.Sprintf("%s/apis/%s/v1/namespaces/%s/%s?fieldSelector=metadata.name=%s", s.Config().Host, beside.Group, beside.Namespace, w.Plural, beside.ObjectName(i))
+	request, err := http.NewRequestWithContext(ctx, http.MethodDelete, url, struct{ io.Reader }{body})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.ContentLength = int64(len(deleteOptions))
+	request.Header = http.Header{"Authorization": {"Bearer " + beside.AdminToken}, "Content-Type": {"application/json"}, "Expect": {"100-continue"}}
+	u := &under{body: writer, ended: make(chan error, 1)}
+	go func() {
+		response, err := transport.RoundTrip(request)
+		if err == nil {
+			var answer []byte
+			if answer, err = io.ReadAll(response.Body); err == nil && response.StatusCode != http.StatusOK {
+				err = fmt.Errorf("%s: %s", response.Status, answer)
+			}
+			_ = response.Body.Close()
+		}
+		u.ended <- err
+	}()
+	t.Cleanup(func() {
+		_ = writer.CloseWithError(context.Canceled)
+		cancel()
+	})
+	select {
+	case <-asked:
+	case err := <-u.ended:
+		t.Fatalf("the request ended before it was sent: %v", err)
+	}
+	return u
+}
+
+const deleteOptions = `{"apiVersion":"v1","kind":"DeleteOptions"}`
+
+// send sends the rest of it, which a paused server finds when it goes on.
+func (u *under) send() error {
+	_, err := io.WriteString(u.body, deleteOptions)
+	return errors.Join(err, u.body.Close())
+}
+
+// A kube-apiserver is paused in the middle of a write that it began before the flip, after all
+// had agreed and everything was migrated and proven. While it is, v1 counts as stored again and
+// nothing is pruned; what it writes in v1 when it goes on is migrated before v1 goes.
+func TestPausedInWrite(t *testing.T) {
+	const objects, late = 50, 7
+	c := beside.New(t, programs)
+	a := c.APIServer("a")
+	b := c.APIServer("b", "--request-timeout=1h")
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, func(i int, w *unstructured.Unstructured) {
+		if i == late {
+			w.SetFinalizers([]string{beside.Group + "/stays"})
+		}
+	})
+	prune := func(when string) {
+		t.Helper()
+		if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+			metav1.SetMetaDataAnnotation(&crd.ObjectMeta, observed.PruneAnnotation, when)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prune("never")
+	a.Controllers("controllers", quick())
+	w.AwaitStored(beside.V1, beside.V1)
+	u := deleting(w, b, late)
+	w.Store("v2")
+	w.AwaitStored(beside.V2, beside.V2)
+	if counts, err := w.Stored(t.Context(), 0); err != nil || counts[beside.V2] != objects {
+		t.Fatalf("stored are %v, %v", counts, err)
+	}
+	b.Pause()
+	prune("now")
+	beside.Eventually(t, beside.Patience, "v1 counts as stored, and nothing is agreed on", func(ctx context.Context) error {
+		state, err := w.State(ctx)
+		if err != nil {
+			return err
+		}
+		if s := state.Status; s.CurrentEncoding != migrationv1alpha1.Unknown || !strings.Contains(s.Message, "does not answer") || !slices.Contains(s.PersistedEncodings, beside.V1) {
+			return fmt.Errorf("the state is %+v", s)
+		}
+		return nil
+	})
+	if versions, err := w.StoredVersions(t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
+		t.Errorf("storedVersions are %v, %v", versions, err)
+	}
+	puts := putsIn(w, beside.V1)
+	if err := u.send(); err != nil {
+		t.Fatal(err)
+	}
+	b.Resume()
+	if err := <-u.ended; err != nil {
+		t.Fatalf("the write did not go on: %v", err)
+	}
+	w.AwaitPruned(objects)
+	if n := puts(); n != 1 {
+		t.Errorf("%d objects were written in v1 meanwhile, want 1: nothing was tested", n)
+	}
+	if err := w.TakeOut(); err != nil {
+		t.Errorf("v1 cannot be taken out: %v", err)
+	}
+}
+
+// putsIn counts the puts of a version from now until what it returns is called.
+func putsIn(w *beside.Widgets, version string) func() int {
+	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Etcd.Raw
+	t.Helper()
+	now, err := etcd.Get(t.Context(), "none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := strings.TrimSuffix(w.Keys(), "/") + "-end"
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	watch := etcd.Watch(ctx, strings.TrimSuffix(w.Keys(), "/"), clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
+	counted := make(chan int)
+	go func() {
+		n := 0
+		for batch := range watch {
+			for _, e := range batch.Events {
+				if string(e.Kv.Key) == end {
+					counted <- n
+					return
+				}
+				if strings.HasPrefix(string(e.Kv.Value), `{"apiVersion":"`+version+`"`) { // managedFields name versions, too
+					n++
+				}
+			}
+		}
+		close(counted)
+	}()
+	return func() int {
+		t.Helper()
+		if _, err := etcd.Put(t.Context(), end, ""); err != nil {
+			t.Fatal(err)
+		}
+		return <-counted
+	}
+}
