@@ -96,7 +96,7 @@ func (l *lister) around(ctx context.Context, at place, cause *unreadable) (next 
 	}
 	s := &search{lister: l, token: t}
 	next, err = s.around(ctx, at, cause)
-	if _, tooOld := expired(err); tooOld {
+	if _, tooOld := Expired(err); tooOld {
 		return s.anew(), nil
 	}
 	return next, err

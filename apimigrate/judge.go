@@ -139,9 +139,9 @@ func detail(err error) string {
 	return text
 }
 
-// expired returns where a list can go on whose token is too old; ok if it is. The place is
+// Expired returns where a list can go on whose token is too old; ok if it is. The place is
 // empty where the server knows none, and the list has to begin again.
-func expired(err error) (place string, ok bool) {
+func Expired(err error) (place string, ok bool) {
 	var status apierrors.APIStatus
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) || !errors.As(err, &status) {
 		return "", false

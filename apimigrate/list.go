@@ -75,7 +75,7 @@ func (l *lister) all(ctx context.Context) error {
 	for begun, moved := 1, 0; ; {
 		next, err := l.step(ctx, from)
 		resumed := l.opts.Resume.Continue != "" && begun == 1 && !l.submitted
-		switch goOn, tooOld := expired(err); {
+		switch goOn, tooOld := Expired(err); {
 		case tooOld && goOn != "" && goOn != from.token && moved < beginnings:
 			from = place{token: goOn, left: uncounted}
 			moved++
@@ -177,7 +177,7 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 	version := l.versionInUse()
 	for failed, backoff := 0, minBackoff; ; {
 		list, err := l.api.List(ctx, l.target.WithVersion(l.target.Versions[version]), int64(limit), token)
-		_, tooOld := expired(err)
+		_, tooOld := Expired(err)
 		switch {
 		case err == nil:
 			l.patience.answered()

@@ -60,10 +60,19 @@ func (p *prover) prove(ctx context.Context, job migrate.Job, perSecond int) (obs
 	if len(replicas) == 0 {
 		return observed.Proof{}, errors.New("no kube-apiserver answers")
 	}
-	pass := &provingPass{prover: p, replicas: replicas, limit: rate.NewLimiter(rate.Inf, 1)}
-	if perSecond > 0 {
-		pass.limit.SetLimit(rate.Limit(perSecond))
+	return p.through(ctx, replicas, job, patchesPerSecond(perSecond))
+}
+
+// patchesPerSecond returns what waits until the next patch may be sent; 0: there is no bound.
+func patchesPerSecond(n int) func(context.Context) error {
+	if n <= 0 {
+		return func(ctx context.Context) error { return ctx.Err() }
 	}
+	return rate.NewLimiter(rate.Limit(n), 1).Wait
+}
+
+func (p *prover) through(ctx context.Context, replicas []observed.Replica, job migrate.Job, turn func(context.Context) error) (observed.Proof, error) {
+	pass := &provingPass{prover: p, replicas: replicas, turn: turn}
 	listed, err := p.listing(ctx, job, pass)
 	if err != nil {
 		return observed.Proof{}, err
@@ -80,7 +89,7 @@ func (p *prover) prove(ctx context.Context, job migrate.Job, perSecond int) (obs
 	if err := group.Wait(); err != nil {
 		return observed.Proof{}, err
 	}
-	return observed.Conclude(pass.examined), nil
+	return pass.proof, nil
 }
 
 // provingPass is one proof.
@@ -89,10 +98,11 @@ type provingPass struct {
 	resource schema.GroupVersionResource
 	status   string
 	replicas []observed.Replica
-	limit    *rate.Limiter
+	// turn waits until the next patch may be sent.
+	turn func(context.Context) error
 
-	mu       sync.Mutex
-	examined []observed.Examined
+	mu    sync.Mutex
+	proof observed.Proof
 }
 
 // listing finds the version in which the objects can be listed, and returns what lists them.
@@ -114,23 +124,26 @@ func (p *prover) listing(ctx context.Context, job migrate.Job, pass *provingPass
 	return pass.some, nil
 }
 
-// every sends all objects.
+// every sends all objects; some of them twice, if the list has to begin again.
 func (x *provingPass) every(ctx context.Context, to chan<- metav1.PartialObjectMetadata) error {
-	return x.pages(ctx, func(m metav1.PartialObjectMetadata) error {
-		select {
-		case to <- m:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	})
+	return x.pages(ctx, func() {}, func(m metav1.PartialObjectMetadata) error { return send(ctx, to, m) })
+}
+
+func send(ctx context.Context, to chan<- metav1.PartialObjectMetadata, m metav1.PartialObjectMetadata) error {
+	select {
+	case to <- m:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // some sends a sample, in which every object is as likely as any other.
 func (x *provingPass) some(ctx context.Context, to chan<- metav1.PartialObjectMetadata) error {
 	var sample []metav1.PartialObjectMetadata
 	seen := 0
-	err := x.pages(ctx, func(m metav1.PartialObjectMetadata) error {
+	anew := func() { sample, seen = nil, 0 }
+	err := x.pages(ctx, anew, func(m metav1.PartialObjectMetadata) error {
 		seen++
 		if len(sample) < sampleSize {
 			sample = append(sample, m)
@@ -143,45 +156,36 @@ func (x *provingPass) some(ctx context.Context, to chan<- metav1.PartialObjectMe
 		return err
 	}
 	for _, m := range sample {
-		select {
-		case to <- m:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := send(ctx, to, m); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // pages lists all objects, as little of each as the proof needs.
-func (x *provingPass) pages(ctx context.Context, each func(metav1.PartialObjectMetadata) error) error {
-	from := ""
-	for {
-		list, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return x.api.List(ctx, x.resource, provePage, from) })
-		if err != nil {
-			return fmt.Errorf("list %s: %w", x.resource.GroupResource(), err)
-		}
-		for _, m := range list.Items {
+func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.PartialObjectMetadata) error) error {
+	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
+		return x.api.List(ctx, x.resource, provePage, from)
+	}
+	return pages(ctx, list, anew, func(page []metav1.PartialObjectMetadata) error {
+		for _, m := range page {
 			if err := each(metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}}); err != nil {
 				return err
 			}
 		}
-		if from = list.Continue; from == "" {
-			return nil
-		}
-	}
+		return nil
+	})
 }
 
 func (x *provingPass) examineAll(ctx context.Context, objects <-chan metav1.PartialObjectMetadata) error {
 	for m := range objects {
-		if err := x.limit.Wait(ctx); err != nil {
-			return err
-		}
 		e, err := x.examine(ctx, m)
 		if err != nil {
 			return fmt.Errorf("examine %s: %w", e.NamespacedName, err)
 		}
 		x.mu.Lock()
-		x.examined = append(x.examined, e)
+		x.proof.Add(e)
 		x.mu.Unlock()
 	}
 	return nil
@@ -239,6 +243,9 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 			return observed.Refused, "", err
 		}
 		now, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) {
+			if err := x.turn(ctx); err != nil {
+				return nil, err
+			}
 			return objects.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: proveManager}, subresources...)
 		})
 		switch {

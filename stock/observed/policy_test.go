@@ -1,6 +1,7 @@
 package observed
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -186,9 +187,27 @@ func TestProof(t *testing.T) {
 		{"admission", []Examined{examined("x", []Twice{{"a", Moved, Moved}}, Moved)}, false, "admission changes it"},
 		{"one is refused", []Examined{examined("x", nil, Refused)}, false, "a refuses it: no"},
 	} {
-		p := Conclude(tc.examined)
+		var p Proof
+		for _, e := range tc.examined {
+			p.Add(e)
+		}
 		if p.Holds() != tc.holds || !strings.Contains(p.String(), tc.says) {
 			t.Errorf("%s: %v, %s; want %v, %s", tc.name, p.Holds(), p, tc.holds, tc.says)
 		}
+	}
+}
+
+// Of many failures a proof keeps the number and the first names, in whatever order they come.
+func TestProofIsSmall(t *testing.T) {
+	var p Proof
+	for i := range 10_000 {
+		name := fmt.Sprintf("o%04d", i*7919%10_000)
+		p.Add(Examined{NamespacedName: types.NamespacedName{Namespace: "default", Name: name}, Probes: []Probe{{Replica: "a", Outcome: []Outcome{Moved, Same}[i%2]}}})
+	}
+	if p.Checked != 10_000 || p.Failed != 5_000 || len(p.Named) != maxTold || cap(p.Named) > 2*maxTold+2 {
+		t.Errorf("of %d objects %d failed, %d are kept", p.Checked, p.Failed, cap(p.Named))
+	}
+	if want := "empty patches changed 5000 of 10000 objects: default/o0000 (a wrote it anew: "; !strings.HasPrefix(p.String(), want) || !strings.HasSuffix(p.String(), "; and 4995 more") {
+		t.Errorf("it says %q", p)
 	}
 }

@@ -85,35 +85,38 @@ func (e Examined) Cause() Cause {
 	return cause
 }
 
-// Proof is the verdict of a pass of empty patches through every replica.
+// Proof is the verdict of a pass of empty patches through every replica. The zero Proof is that
+// of none. Its size does not grow with the number of objects.
 type Proof struct {
 	// Checked are the objects that every replica was asked about, Busy those that others wrote
 	// all the time, and so in a version that was agreed on.
 	Checked, Busy int
-	// Failed are the objects that moved or were refused.
-	Failed []Examined
+	// Failed are the objects that moved or were refused, Named the first of them by name.
+	// Invariant: len(Named) = min(Failed, maxTold), and Named is sorted.
+	Failed int
+	Named  []Examined
 }
-
-// Conclude makes the proof from all objects that were examined.
-func Conclude(examined []Examined) Proof {
-	var p Proof
-	for _, e := range examined {
-		p.Checked++
-		if _, failed := e.failed(); failed {
-			p.Failed = append(p.Failed, e)
-		} else if slices.ContainsFunc(e.Probes, func(p Probe) bool { return p.Outcome == Busy }) {
-			p.Busy++
-		}
-	}
-	slices.SortFunc(p.Failed, func(a, b Examined) int { return strings.Compare(a.String(), b.String()) })
-	return p
-}
-
-// Holds says whether nothing moved.
-func (p Proof) Holds() bool { return len(p.Failed) == 0 }
 
 // maxTold bounds how many objects a Proof names.
 const maxTold = 5
+
+// Add takes in an object that was examined.
+func (p *Proof) Add(e Examined) {
+	p.Checked++
+	if _, failed := e.failed(); !failed {
+		if slices.ContainsFunc(e.Probes, func(p Probe) bool { return p.Outcome == Busy }) {
+			p.Busy++
+		}
+		return
+	}
+	p.Failed++
+	at, _ := slices.BinarySearchFunc(p.Named, e, func(a, b Examined) int { return strings.Compare(a.String(), b.String()) })
+	p.Named = slices.Insert(p.Named, at, e)
+	p.Named = p.Named[:min(len(p.Named), maxTold)]
+}
+
+// Holds says whether nothing moved.
+func (p Proof) Holds() bool { return p.Failed == 0 }
 
 // String tells it to people.
 func (p Proof) String() string {
@@ -125,7 +128,7 @@ func (p Proof) String() string {
 		return text
 	}
 	var told []string
-	for _, e := range p.Failed[:min(len(p.Failed), maxTold)] {
+	for _, e := range p.Named {
 		probe, _ := e.failed()
 		why := fmt.Sprintf("%s wrote it anew: %s", probe.Replica, e.Cause())
 		if probe.Outcome == Refused {
@@ -133,8 +136,8 @@ func (p Proof) String() string {
 		}
 		told = append(told, fmt.Sprintf("%s (%s)", e.NamespacedName, why))
 	}
-	if more := len(p.Failed) - maxTold; more > 0 {
+	if more := p.Failed - len(p.Named); more > 0 {
 		told = append(told, fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Sprintf("empty patches changed %d of %d objects: %s", len(p.Failed), p.Checked, strings.Join(told, "; "))
+	return fmt.Sprintf("empty patches changed %d of %d objects: %s", p.Failed, p.Checked, strings.Join(told, "; "))
 }

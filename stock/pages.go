@@ -1,0 +1,45 @@
+package stock
+
+import (
+	"context"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/apimigrate"
+)
+
+// listTries bounds how often a list goes on at one place for which the server gave another token,
+// since the one before had become too old, and how often it begins again where it gave none.
+const listTries = 5
+
+// pages lists all objects, page by page, and gives each page to take. Where a token has become too
+// old it goes on with the one that the server gives for the same place, as it is now; without one
+// it begins again, after a call of anew. What it shows from a later time was written since the
+// list began.
+func pages(ctx context.Context, list func(from string) (*metav1.PartialObjectMetadataList, error), anew func(), take func([]metav1.PartialObjectMetadata) error) error {
+	from := ""
+	for begun, moved := 1, 0; ; {
+		page, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return list(from) })
+		goOn, tooOld := apimigrate.Expired(err)
+		switch {
+		case tooOld && goOn != "" && goOn != from && moved < listTries:
+			from = goOn
+			moved++
+			continue
+		case tooOld && from != "" && begun < listTries:
+			from = ""
+			begun, moved = begun+1, 0
+			anew()
+			continue
+		case err != nil:
+			return fmt.Errorf("list the objects: %w", err)
+		}
+		if err := take(page.Items); err != nil {
+			return err
+		}
+		if from, moved = page.Continue, 0; from == "" {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package stock
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/apimigrate"
+	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+
+// widget is a stored object.
+type widget struct {
+	revision int
+	stored   string // its version
+	fields   []metav1.ManagedFieldsEntry
+}
+
+// widgetServers are kube-apiservers that serve widgets over HTTP, each of which writes a version
+// of its own. Pages show what is stored when they are asked for.
+type widgetServers struct {
+	t        *testing.T
+	replicas []observed.Replica
+
+	mu       sync.Mutex // guards what follows
+	revision int
+	objects  []*widget // by number
+	patches  int
+	lists    int
+	// listed, if not nil, answers a list that begins at this object, instead; nil from it lets
+	// it through. patched does so for patches.
+	listed  func(from int) error
+	patched func(i int) error
+}
+
+// startWidgets has a server for each version, and n objects that are stored in the first.
+func startWidgets(t *testing.T, n int, versions ...string) *widgetServers {
+	t.Helper()
+	s := &widgetServers{t: t}
+	for range n {
+		s.revision++
+		s.objects = append(s.objects, &widget{revision: s.revision, stored: versions[0]})
+	}
+	for i, version := range versions {
+		server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, version) }))
+		t.Cleanup(server.Close)
+		id := agree.ServerID(string(rune('a' + i)))
+		s.replicas = append(s.replicas, observed.Replica{Process: observed.Process{Lease: id, Holder: "1"}, Address: strings.TrimPrefix(server.URL, "https://")})
+	}
+	return s
+}
+
+func (s *widgetServers) config() *rest.Config {
+	return &rest.Config{Host: "https://" + s.replicas[0].Address, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1}
+}
+
+// prover proves through all of them.
+func (s *widgetServers) prover(all bool) *prover {
+	s.t.Helper()
+	api, err := apimigrate.NewClient(s.config())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return newProver(api, &observer{
+		asking: &asking{config: s.config()}, definitions: &definitions{store: cache.NewStore(cache.MetaNamespaceKeyFunc)}, here: s.replicas,
+	}, Config{VerifyAll: all})
+}
+
+var widgetJob = migrate.Job{GroupResource: widgets, Encoding: "example.com/v2", Versions: []string{"v2"}}
+
+func widgetName(i int) string { return fmt.Sprintf("w%05d", i) }
+
+func (s *widgetServers) answer(w http.ResponseWriter, r *http.Request, writes string) {
+	s.mu.Lock()
+	reply, err := s.serve(r, writes)
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	if status, ok := err.(apierrors.APIStatus); ok {
+		failed := status.Status()
+		failed.Kind, failed.APIVersion = "Status", "v1"
+		w.WriteHeader(int(failed.Code))
+		reply = failed
+	}
+	if err := json.NewEncoder(w).Encode(reply); err != nil {
+		s.t.Errorf("answer %s %s: %v", r.Method, r.URL, err)
+	}
+}
+
+func (s *widgetServers) serve(r *http.Request, writes string) (any, error) {
+	path := strings.Split(r.URL.Path, "/") // /apis/example.com/v2/namespaces/default/widgets/w00000
+	if !slices.Contains(path, "namespaces") {
+		return s.list(r)
+	}
+	i, err := strconv.Atoi(strings.TrimPrefix(path[7], "w"))
+	if err != nil || i >= len(s.objects) {
+		return nil, apierrors.NewNotFound(widgets, path[7])
+	}
+	if r.Method == http.MethodGet {
+		return s.metadata(i), nil
+	}
+	s.patches++
+	if s.patched != nil {
+		if err := s.patched(i); err != nil {
+			return nil, err
+		}
+	}
+	if r.Header.Get("Content-Type") == string(types.JSONPatchType) {
+		return s.setFields(r, i)
+	}
+	if o := s.objects[i]; o.stored != writes {
+		s.revision++
+		o.stored, o.revision = writes, s.revision
+	}
+	return s.metadata(i), nil
+}
+
+func (s *widgetServers) setFields(r *http.Request, i int) (any, error) {
+	var patch []struct{ Value json.RawMessage }
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || len(patch) != 2 {
+		return nil, apierrors.NewBadRequest(fmt.Sprint(patch, err))
+	}
+	s.revision++
+	s.objects[i].fields, s.objects[i].revision = nil, s.revision
+	if err := json.Unmarshal(patch[0].Value, &s.objects[i].fields); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return s.metadata(i), nil
+}
+
+func (s *widgetServers) list(r *http.Request) (any, error) {
+	s.lists++
+	query := r.URL.Query()
+	limit, err := strconv.Atoi(query.Get("limit"))
+	if err != nil {
+		s.t.Errorf("a list without a limit: %s", r.URL)
+	}
+	// A token is "<number>", and "<number>-fresh" where it stands for one that was too old.
+	from, _ := strconv.Atoi(strings.TrimSuffix(query.Get("continue"), "-fresh"))
+	if s.listed != nil && !strings.HasSuffix(query.Get("continue"), "-fresh") {
+		if err := s.listed(from); err != nil {
+			return nil, err
+		}
+	}
+	list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
+	list.ResourceVersion = strconv.Itoa(s.revision)
+	for i := from; i < min(from+limit, len(s.objects)); i++ {
+		list.Items = append(list.Items, *s.metadata(i))
+	}
+	if from+limit < len(s.objects) {
+		list.Continue = strconv.Itoa(from + limit)
+	}
+	return list, nil
+}
+
+func (s *widgetServers) metadata(i int) *metav1.PartialObjectMetadata {
+	o := s.objects[i]
+	m := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}}
+	m.Namespace, m.Name, m.UID, m.ResourceVersion = "default", widgetName(i), types.UID(widgetName(i)), strconv.Itoa(o.revision)
+	m.ManagedFields = o.fields
+	return m
+}
+
+// tooOld is what a server says of a token, with one for the same place where it is not "".
+func tooOld(goOn string) error {
+	err := apierrors.NewResourceExpired("the continue token is too old")
+	err.ErrStatus.Continue = goOn
+	return err
+}
