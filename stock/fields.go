@@ -7,22 +7,23 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/workers"
 )
@@ -35,6 +36,8 @@ const (
 	fieldsPeriod = 10 * time.Second
 	// fieldsTries is how often an object is read again that others write.
 	fieldsTries = 5
+	// fieldsNamed bounds how many objects that cannot be written are named.
+	fieldsNamed = 5
 )
 
 // fields takes entries out of managedFields that name versions which are not served any more.
@@ -42,18 +45,49 @@ type fields struct {
 	definitions *definitions
 	objects     client.WithWatch
 	metadata    metadata.Interface
+	instance    string
 	clock       clock.WithTicker
 	logger      logr.Logger
-	// done are the versions for which resources were looked through. Only run uses it.
-	done map[schema.GroupResource]string
+	// turn waits until the next object may be written.
+	turn func(context.Context) error
+	// done are the versions for which resources were looked through, failed those for which
+	// that failed. Only run uses them.
+	done   map[schema.GroupResource]string
+	failed map[schema.GroupResource]fieldsFailure
 }
 
-func newFields(config *rest.Config, c client.WithWatch, d *definitions, clock clock.WithTicker, logger logr.Logger) (*fields, error) {
-	m, err := metadata.NewForConfig(config)
+// fieldsFailure is how often a resource was looked through in vain for the same versions, and when
+// it is tried again.
+type fieldsFailure struct {
+	versions string
+	times    int
+	again    time.Time
+}
+
+// next is the failure that follows this one.
+func (f fieldsFailure) next(versions string, now time.Time) fieldsFailure {
+	next := fieldsFailure{versions: versions, times: 1}
+	if f.versions == versions {
+		next.times += f.times
+	}
+	next.again = now.Add(evolve.Backoff(next.times))
+	return next
+}
+
+// waits says whether it is too early to try these versions again.
+func (f fieldsFailure) waits(versions string, now time.Time) bool {
+	return f.versions == versions && now.Before(f.again)
+}
+
+func newFields(config Config, c client.WithWatch, d *definitions) (*fields, error) {
+	m, err := metadata.NewForConfig(config.Rest)
 	if err != nil {
 		return nil, fmt.Errorf("a client for metadata: %w", err)
 	}
-	return &fields{definitions: d, objects: c, metadata: m, clock: clock, logger: logger, done: map[schema.GroupResource]string{}}, nil
+	return &fields{
+		definitions: d, objects: c, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
+		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: map[schema.GroupResource]fieldsFailure{},
+	}, nil
 }
 
 // run looks through what needs it, from time to time, until ctx ends.
@@ -61,17 +95,36 @@ func (f *fields) run(ctx context.Context) {
 	ticker := f.clock.NewTicker(fieldsPeriod)
 	defer ticker.Stop()
 	for {
-		for _, obj := range f.definitions.store.List() {
-			crd := obj.(*apiextensionsv1.CustomResourceDefinition)
-			if err := f.one(ctx, crd); err != nil && ctx.Err() == nil {
-				f.logger.Info("managedFields are not all looked through: trying again", "resource", resourceOf(crd).String(), "reason", err.Error())
-			}
-		}
+		f.look(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
 		}
+	}
+}
+
+// look looks through what needs it now. One resource that fails is put off, longer each time.
+func (f *fields) look(ctx context.Context) {
+	for _, obj := range f.definitions.store.List() {
+		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+		gr := resourceOf(crd)
+		versions, best := served(crd)
+		told := strings.Join(versions, ",")
+		if best == "" || f.done[gr] == told || f.failed[gr].waits(told, f.clock.Now()) {
+			continue
+		}
+		err := f.one(ctx, crd, versions, best)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			delete(f.failed, gr)
+			continue
+		}
+		failure := f.failed[gr].next(told, f.clock.Now())
+		f.failed[gr] = failure
+		f.logger.Info("managedFields are not all looked through", "resource", gr.String(), "reason", err.Error(), "again", failure.again)
 	}
 }
 
@@ -91,13 +144,8 @@ func served(crd *apiextensionsv1.CustomResourceDefinition) (versions []string, b
 }
 
 // one looks through the objects of a definition that serves other versions than it did.
-func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) error {
-	gr := resourceOf(crd)
-	versions, best := served(crd)
-	told := strings.Join(versions, ",")
-	if best == "" || f.done[gr] == told {
-		return nil
-	}
+func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, versions []string, best string) error {
+	gr, told := resourceOf(crd), strings.Join(versions, ",")
 	state := &migrationv1alpha1.StorageState{}
 	switch err := f.objects.Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(gr)}, state); {
 	case apierrors.IsNotFound(err):
@@ -108,12 +156,13 @@ func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDef
 		f.done[gr] = told
 		return nil
 	}
-	cleaned, failed, err := f.all(ctx, gr.WithVersion(best), versions)
-	if cleaned+failed > 0 {
-		f.logger.Info("managedFields named versions that are not served", "resource", gr.String(), "objects", cleaned, "failed", failed)
+	through, err := f.all(ctx, gr.WithVersion(best), versions)
+	if through.cleaned+through.failed > 0 {
+		f.logger.Info("managedFields named versions that are not served", "resource", gr.String(), "objects", through.cleaned, "failed", through.failed)
 	}
-	if err != nil || failed > 0 {
-		return errors.Join(err, fmt.Errorf("%d objects failed", failed))
+	if err := errors.Join(err, through.err()); err != nil {
+		f.tell(ctx, crd, err)
+		return err
 	}
 	before := client.MergeFrom(state.DeepCopy())
 	metav1.SetMetaDataAnnotation(&state.ObjectMeta, fieldsAnnotation, told)
@@ -124,43 +173,75 @@ func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDef
 	return nil
 }
 
-// all looks through every object, page by page. Objects that cannot be written are told in
-// the log, and do not keep the others.
-func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, versions []string) (cleaned, failed int64, err error) {
-	var done, lost atomic.Int64
-	from := ""
-	for {
-		list, err := f.metadata.Resource(resource).List(ctx, metav1.ListOptions{Limit: provePage, Continue: from})
-		if err != nil {
-			return done.Load(), lost.Load(), err
-		}
+// tell writes an event about the definition.
+func (f *fields) tell(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, why error) {
+	event := migrationv1alpha1.NewDefinitionEvent(crd, f.instance, corev1.EventTypeWarning, migrationv1alpha1.ReasonFieldsNotCleaned,
+		"managedFields may name versions that are not served, and server-side apply fail for it: "+why.Error(), f.clock.Now())
+	if err := f.objects.Create(ctx, event); err != nil && ctx.Err() == nil {
+		f.logger.V(1).Info("An event was not written", "crd", crd.Name, "reason", err.Error())
+	}
+}
+
+// lookedThrough is what came of all objects of a resource.
+type lookedThrough struct {
+	cleaned, failed int
+	// named are the first that failed, by name, with the reason.
+	named []string
+}
+
+func (l *lookedThrough) fail(name types.NamespacedName, err error) {
+	l.failed++
+	told := fmt.Sprintf("%s (%v)", name, err)
+	at, _ := slices.BinarySearch(l.named, told)
+	l.named = slices.Insert(l.named, at, told)
+	l.named = l.named[:min(len(l.named), fieldsNamed)]
+}
+
+func (l *lookedThrough) err() error {
+	if l.failed == 0 {
+		return nil
+	}
+	told := slices.Clone(l.named)
+	if more := l.failed - len(told); more > 0 {
+		told = append(told, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Errorf("%d objects cannot be written: %s", l.failed, strings.Join(told, "; "))
+}
+
+// all looks through every object, page by page. Objects that cannot be written do not keep the
+// others.
+func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, versions []string) (lookedThrough, error) {
+	var mu sync.Mutex
+	var through lookedThrough
+	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
+		return f.metadata.Resource(resource).List(ctx, metav1.ListOptions{Limit: provePage, Continue: from})
+	}
+	anew := func() { through.failed, through.named = 0, nil }
+	err := pages(ctx, list, anew, func(items []metav1.PartialObjectMetadata) error {
 		var page errgroup.Group
 		page.SetLimit(proveParallel)
-		for i := range list.Items {
-			m := &list.Items[i]
+		for i := range items {
+			m := &items[i]
 			page.Go(func() error {
 				return workers.Do(ctx, "managed-fields", func() error {
 					changed, err := f.clean(ctx, resource, versions, m)
+					mu.Lock()
+					defer mu.Unlock()
 					switch {
 					case ctx.Err() != nil:
 						return ctx.Err()
 					case err != nil:
-						lost.Add(1)
-						f.logger.Info("managedFields not cleaned", "resource", resource.GroupResource().String(), "namespace", m.Namespace, "name", m.Name, "reason", err.Error())
+						through.fail(types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, err)
 					case changed:
-						done.Add(1)
+						through.cleaned++
 					}
 					return nil
 				})
 			})
 		}
-		if err := page.Wait(); err != nil {
-			return done.Load(), lost.Load(), err
-		}
-		if from = list.Continue; from == "" {
-			return done.Load(), lost.Load(), nil
-		}
-	}
+		return page.Wait()
+	})
+	return through, err
 }
 
 // clean writes one object anew if it has to be.
@@ -176,6 +257,9 @@ func (f *fields) clean(ctx context.Context, resource schema.GroupVersionResource
 			{"op": "replace", "path": "/metadata/resourceVersion", "value": m.ResourceVersion},
 		})
 		if err != nil {
+			return false, err
+		}
+		if err := f.turn(ctx); err != nil {
 			return false, err
 		}
 		_, err = objects.Patch(ctx, m.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "concord-managed-fields"})

@@ -196,7 +196,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 		o.hurry()
 		w.trigger.Look(gr)
 	}, w.elsewhere.note)
-	if w.fields, err = newFields(c.config.Rest, c.objects, o.definitions, c.config.Clock, c.config.Logger.WithName("managed-fields")); err != nil {
+	if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
 		return nil, err
 	}
 	if w.tally, err = tally.New(tally.Config{Client: c.objects, Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")}); err != nil {

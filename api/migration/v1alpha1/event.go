@@ -34,6 +34,10 @@ func NewEvents(m *StorageVersionMigration, instance, kind, reason, note string, 
 // kube-controller-manager migrates.
 const ReasonMigratedElsewhere = "MigratedElsewhere"
 
+// ReasonFieldsNotCleaned is that of an event about a definition some of whose objects may have
+// managedFields that name versions which are not served any more.
+const ReasonFieldsNotCleaned = "ManagedFieldsNotCleaned"
+
 // NewDefinitionEvent returns an event about a CustomResourceDefinition, as NewEvents does.
 func NewDefinitionEvent(crd *apiextensionsv1.CustomResourceDefinition, instance, kind, reason, note string, now time.Time) *corev1.Event {
 	about := corev1.ObjectReference{

@@ -1,0 +1,176 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	testclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// fieldsWorld is a cluster with widgets of which v1 is not served any more.
+type fieldsWorld struct {
+	*widgetServers
+	fields *fields
+	clock  *testclock.FakeClock
+	turns  atomic.Int64
+}
+
+func newFieldsWorld(t *testing.T, objects int) *fieldsWorld {
+	t.Helper()
+	w := &fieldsWorld{widgetServers: startWidgets(t, objects, "v2"), clock: testclock.NewFakeClock(now)}
+	for _, o := range w.objects {
+		o.fields = []metav1.ManagedFieldsEntry{{Manager: "new", APIVersion: "example.com/v2"}, {Manager: "old", APIVersion: "example.com/v1"}}
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: widgets.String(), UID: "uid"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: widgets.Group, Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: widgets.Resource},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1"}, {Name: "v2", Served: true, Storage: true}},
+		},
+	}
+	definitions := &definitions{store: cache.NewStore(cache.MetaNamespaceKeyFunc)}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(definitions.store.Add(crd), corev1.AddToScheme(scheme), migrationv1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: migrationv1alpha1.StateName(widgets)}}
+	var err error
+	w.fields, err = newFields(Config{Rest: w.config(), Instance: "test", Clock: w.clock}, fake.NewClientBuilder().WithScheme(scheme).WithObjects(state).Build(), definitions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.fields.turn = func(context.Context) error {
+		w.turns.Add(1)
+		return nil
+	}
+	return w
+}
+
+// old are the numbers of the objects that have an entry of v1.
+func (w *fieldsWorld) old() (old []int) {
+	for i, o := range w.objects {
+		if slices.ContainsFunc(o.fields, func(e metav1.ManagedFieldsEntry) bool { return e.APIVersion == "example.com/v1" }) {
+			old = append(old, i)
+		}
+	}
+	return old
+}
+
+// events are the notes of the events about the definition.
+func (w *fieldsWorld) events() (notes []string) {
+	w.t.Helper()
+	list := &corev1.EventList{}
+	if err := w.fields.objects.List(w.t.Context(), list); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		if e.Reason != migrationv1alpha1.ReasonFieldsNotCleaned || e.InvolvedObject.Name != widgets.String() || e.Type != corev1.EventTypeWarning {
+			w.t.Errorf("the event is %+v", e)
+		}
+		notes = append(notes, e.Message)
+	}
+	return notes
+}
+
+// done says whether the StorageState says that all were looked through.
+func (w *fieldsWorld) done() bool {
+	w.t.Helper()
+	state := &migrationv1alpha1.StorageState{}
+	if err := w.fields.objects.Get(w.t.Context(), client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
+		w.t.Fatal(err)
+	}
+	return state.Annotations[fieldsAnnotation] == "v2"
+}
+
+// Objects that cannot be written are told in an event, keep no other, and are tried again with
+// growing pauses, in which nothing is asked.
+func TestFieldsOfBadObjects(t *testing.T) {
+	const objects, bad = 40, 7
+	w := newFieldsWorld(t, objects)
+	w.patched = func(i int) error {
+		if i < bad {
+			return apierrors.NewForbidden(widgets, widgetName(i), errors.New("the policy says no"))
+		}
+		return nil
+	}
+	w.fields.look(t.Context())
+	if old := w.old(); len(old) != bad || old[bad-1] != bad-1 {
+		t.Errorf("entries are left in %v", old)
+	}
+	notes := w.events()
+	if len(notes) != 1 || !strings.Contains(notes[0], "7 objects cannot be written: default/w00000 (") || !strings.Contains(notes[0], "the policy says no") || !strings.HasSuffix(notes[0], "; and 2 more") {
+		t.Errorf("the events are %q", notes)
+	}
+	if w.patches != objects || int(w.turns.Load()) != objects {
+		t.Errorf("%d patches in %d turns", w.patches, w.turns.Load())
+	}
+	// Looks are every ten seconds: of an hour of them, a few ask.
+	before := w.lists
+	for range 360 {
+		w.clock.Step(fieldsPeriod)
+		w.fields.look(t.Context())
+	}
+	if lists := w.lists - before; lists < 5 || lists > 12 {
+		t.Errorf("%d lists in an hour", lists)
+	}
+	if w.done() {
+		t.Error("it counts as done")
+	}
+	w.patched = nil
+	w.clock.Step(time.Hour)
+	w.fields.look(t.Context())
+	if old := w.old(); len(old) != 0 || !w.done() {
+		t.Errorf("entries are left in %v, done is %t", old, w.done())
+	}
+	if len(w.fields.failed) > 0 {
+		t.Errorf("remembered are %v", w.fields.failed)
+	}
+}
+
+// A list whose token becomes too old goes on, or begins again.
+func TestFieldsExpired(t *testing.T) {
+	for _, goOn := range []string{"", fmt.Sprint(provePage, "-fresh")} {
+		w := newFieldsWorld(t, provePage+10)
+		times := 0
+		w.listed = func(from int) error {
+			if times++; from == 0 || times > 2 {
+				return nil
+			}
+			return tooOld(goOn)
+		}
+		w.fields.look(t.Context())
+		if old := w.old(); len(old) != 0 || !w.done() || w.patches != len(w.objects) {
+			t.Errorf("after %q %d have entries still, done is %t, %d patches", goOn, len(old), w.done(), w.patches)
+		}
+	}
+}
+
+// What serves other versions since it failed is tried at once.
+func TestFieldsFailure(t *testing.T) {
+	f := fieldsFailure{}.next("v2", now)
+	if !f.waits("v2", now) || f.waits("v3", now) || f.waits("v2", f.again) {
+		t.Errorf("it waits otherwise: %+v", f)
+	}
+	if second := f.next("v2", f.again); second.again.Sub(f.again) != 2*f.again.Sub(now) {
+		t.Errorf("the second pause is %v", second.again.Sub(f.again))
+	}
+	if other := f.next("v3", f.again); other.times != 1 {
+		t.Errorf("for other versions it is the %d. time", other.times)
+	}
+}
