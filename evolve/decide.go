@@ -85,7 +85,23 @@ func nextState(o Observation) State {
 		next.Stored = add(next.Stored, o.Census.Found...)
 	}
 	next.Removable = removable(sv.History, next.Stored)
+	next.Listed = listed(o, next.Stored)
 	return next
+}
+
+// listed returns State.Listed for a state with this stored set.
+func listed(o Observation, stored []agree.Encoding) []agree.Encoding {
+	if !slices.Contains(stored, Unknown) {
+		return nil
+	}
+	var seen []agree.Encoding
+	if o.State != nil {
+		seen = o.State.Listed
+	}
+	if o.CRD != nil {
+		seen = add(seen, o.CRD.StoredVersions...)
+	}
+	return seen
 }
 
 // Counts returns the target for which the stored values have to be counted before Decide can
@@ -307,14 +323,15 @@ func decidePrune(o Observation, target Target) []Action {
 
 // decideKeep tells a CRD again what may be stored, after somebody else, such as another
 // migrator, took it out of status.storedVersions too early: else the version could be removed
-// from the spec, and its objects not be read any more (I8). A stored set of a version that is
-// not in the spec any more cannot be told.
+// from the spec, and its objects not be read any more (I8). With Unknown in the stored set that
+// is every version that storedVersions were seen to name. One that is not in the spec any more
+// cannot be told.
 func decideKeep(o Observation) []Action {
 	if o.CRD == nil {
 		return nil
 	}
 	var missing []agree.Encoding
-	for _, e := range o.State.Stored {
+	for _, e := range append(slices.Clone(o.State.Stored), o.State.Listed...) {
 		e = e.Plain()
 		if slices.Contains(o.CRD.Versions, e) && !slices.Contains(o.CRD.StoredVersions, e) && !slices.Contains(missing, e) {
 			missing = append(missing, e)
@@ -338,11 +355,11 @@ func decideGone(o Observation) []Action {
 	}
 	next := *o.State
 	next.Stored, next.Current, next.Heartbeat = add(o.State.Stored, Unknown), Unknown, o.Now
-	next.Why, next.Removable = why, nil
+	next.Why, next.Removable, next.Listed = why, nil, listed(o, next.Stored)
 	if !next.same(*o.State) {
 		return []Action{WriteState{State: next}}
 	}
-	return append(actions, decideBeat(o)...)
+	return append(append(actions, decideKeep(o)...), decideBeat(o)...)
 }
 
 // decideUnreported handles users' migrations of a resource that nobody reports. One that

@@ -101,6 +101,11 @@ type State struct {
 	Heartbeat time.Time
 	// Custom says that the resource was seen to be a custom resource.
 	Custom bool
+	// Listed are the encodings that the definition's storedVersions were seen to name while
+	// Stored holds Unknown: nobody can say then that they went for good. It is not a part of
+	// Stored, which is what servers wrote (KEP-2343 begins it with Unknown alone).
+	// Invariant: empty where Stored does not hold Unknown.
+	Listed []agree.Encoding
 	// Forged says that the fields contradict each other: somebody has edited the object.
 	Forged bool
 }
@@ -110,12 +115,17 @@ func (s State) Only(e agree.Encoding) bool { return len(s.Stored) == 1 && s.Stor
 
 // String prints the state without its heartbeat.
 func (s State) String() string {
-	return fmt.Sprintf("%s stored [%s] current %s", s.Of, agree.Join(s.Stored), s.Current)
+	text := fmt.Sprintf("%s stored [%s] current %s", s.Of, agree.Join(s.Stored), s.Current)
+	if len(s.Listed) > 0 {
+		text += fmt.Sprintf(" listed [%s]", agree.Join(s.Listed))
+	}
+	return text
 }
 
 // same compares everything but the heartbeat.
 func (s State) same(o State) bool {
-	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) && slices.Equal(s.Removable, o.Removable)
+	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) &&
+		slices.Equal(s.Listed, o.Listed) && slices.Equal(s.Removable, o.Removable)
 }
 
 // Phase is how far a migration is.

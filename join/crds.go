@@ -9,8 +9,6 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
-	apiextensionsinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -18,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/fence"
@@ -48,26 +47,33 @@ type definitions struct {
 }
 
 func newDefinitions(clients *clients, convert *convert.Resources, m *member.Member, f *fence.Fence) (*definitions, error) {
-	client, err := apiextensionsclient.NewForConfig(clients.config)
-	if err != nil {
-		return nil, fmt.Errorf("client of CustomResourceDefinitions: %w", err)
-	}
-	informers := apiextensionsinformers.NewSharedInformerFactory(client, definitionResync)
 	d := &definitions{
 		member: m, fence: f, convert: convert,
 		raw:      clients.kube.Discovery().RESTClient(),
-		informer: informers.Apiextensions().V1().CustomResourceDefinitions().Informer(),
+		informer: informDefinitions(clients.objects),
 	}
 	return d, d.informer.SetTransform(withoutSchemas)
 }
 
-// withoutSchemas drops what is large in a definition.
+// informDefinitions lists the definitions before it watches them, as everything of the protocol
+// does: client-go's own informer would have the watch send them, and wait for a bookmark before
+// it tells of the first one.
+func informDefinitions(objects client.WithWatch) cache.SharedIndexInformer {
+	return cache.NewSharedIndexInformer(listwatch.Of(objects, &apiextensionsv1.CustomResourceDefinitionList{}),
+		&apiextensionsv1.CustomResourceDefinition{}, definitionResync, cache.Indexers{})
+}
+
+// withoutSchemas drops what is large in a definition, and annotations but for the one that is
+// asked for here.
 func withoutSchemas(obj any) (any, error) {
 	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
 	if !ok {
 		return obj, nil
 	}
-	crd.Annotations, crd.ManagedFields = nil, nil
+	hold, said := crd.Annotations[migrationv1alpha1.HoldAnnotation]
+	if crd.Annotations, crd.ManagedFields = nil, nil; said {
+		crd.Annotations = map[string]string{migrationv1alpha1.HoldAnnotation: hold}
+	}
 	for i := range crd.Spec.Versions {
 		v := &crd.Spec.Versions[i]
 		crd.Spec.Versions[i] = apiextensionsv1.CustomResourceDefinitionVersion{Name: v.Name, Served: v.Served, Storage: v.Storage}

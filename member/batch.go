@@ -38,7 +38,7 @@ func (m *Member) worthLists(claims int) bool {
 // reportMany works on claims with lists: of the StorageVersions and then the participants
 // before the reports (DESIGN 3.1.2), and of the CRDs after them (3.1.3).
 func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
-	if err := m.recheckMany(ctx, claims); err != nil {
+	if err := m.within(ctx, m.limit(claims...), func(ctx context.Context) error { return m.recheckMany(ctx, claims) }); err != nil {
 		m.release(claims, err)
 		return []error{err}
 	}
@@ -64,7 +64,9 @@ func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 // are missing made, then the participants are listed (DESIGN 3.1.2). It returns the claims
 // whose CRDs are to be read; all others are given back. With err nothing could be read.
 func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []claim, failed []error, err error) {
-	read, err := m.listStorageVersions(ctx)
+	limit := m.limit(claims...)
+	var read map[schema.GroupResource]*v1alpha1.StorageVersion
+	err = m.within(ctx, limit, func(ctx context.Context) (err error) { read, err = m.listStorageVersions(ctx); return err })
 	if err != nil {
 		m.release(claims, err)
 		return nil, nil, err
@@ -78,7 +80,7 @@ func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []cla
 		}
 	}
 	var mu sync.Mutex
-	made, failed := m.each(ctx, missing, func(c claim) (result, error) {
+	made, failed := m.each(ctx, missing, func(ctx context.Context, c claim) (result, error) {
 		if c.target.absent || !c.target.known {
 			return m.reportOne(ctx, c)
 		}
@@ -95,12 +97,13 @@ func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []cla
 		return placed, err
 	})
 	claims = slices.Concat(present, made)
-	participants, err := m.participants(ctx)
+	var participants agree.Participants
+	err = m.within(ctx, limit, func(ctx context.Context) (err error) { participants, err = m.participants(ctx); return err })
 	if err != nil {
 		m.release(claims, err)
 		return nil, failed, err
 	}
-	unchecked, errs := m.each(ctx, claims, func(c claim) (result, error) {
+	unchecked, errs := m.each(ctx, claims, func(ctx context.Context, c claim) (result, error) {
 		if err := m.placeListed(ctx, c, read[c.gr], participants); err != nil || c.custom() {
 			return placed, err
 		}
@@ -173,7 +176,7 @@ func (m *Member) recheckMany(ctx context.Context, claims []claim) error {
 // checkMany is check for claims whose reports stand, with one list, and gives them back.
 func (m *Member) checkMany(ctx context.Context, claims []claim) []error {
 	if !m.worthLists(len(claims)) {
-		_, failed := m.each(ctx, claims, func(c claim) (result, error) {
+		_, failed := m.each(ctx, claims, func(ctx context.Context, c claim) (result, error) {
 			if err := m.check(ctx, c); err != nil {
 				return done, err
 			}
@@ -181,12 +184,13 @@ func (m *Member) checkMany(ctx context.Context, claims []claim) []error {
 		})
 		return failed
 	}
-	crds, err := m.listCRDs(ctx)
+	var crds map[string]*definition
+	err := m.within(ctx, m.limit(claims...), func(ctx context.Context) (err error) { crds, err = m.listCRDs(ctx); return err })
 	if err != nil {
 		m.release(claims, err)
 		return []error{err}
 	}
-	_, failed := m.each(ctx, claims, func(c claim) (result, error) {
+	_, failed := m.each(ctx, claims, func(ctx context.Context, c claim) (result, error) {
 		if err := m.checkWith(c, crds[c.target.resource.CRD]); err != nil {
 			return done, err
 		}

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -152,6 +153,8 @@ func (r Resource) report(id agree.ServerID) agree.Report {
 type Member struct {
 	cfg   Config
 	slots chan struct{}
+	// limits says that attempts are given up after a time; see within.
+	limits atomic.Bool
 
 	// leaseMu serialises the writers of the identity Lease: Register, Renew and Depart.
 	leaseMu sync.Mutex

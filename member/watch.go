@@ -110,6 +110,7 @@ func (m *Member) Run(ctx context.Context) {
 	if departed {
 		return
 	}
+	m.limits.Store(true)
 	var wg sync.WaitGroup
 	loops := []func(context.Context){m.keepRegistered, m.watchLeases}
 	if !m.silent() {

@@ -36,6 +36,8 @@ type claim struct {
 	seen *v1alpha1.StorageVersion
 	// ticket tells it from later claims of the resource.
 	ticket uint64
+	// failures is how many attempts before this one failed in a row.
+	failures int
 }
 
 // readFirst says whether the CRD has to be read before it is known what to report.
@@ -123,7 +125,7 @@ func (m *Member) claim(gr schema.GroupResource) (claim, error) {
 	m.inflight++
 	m.tickets++
 	s.ticket = m.tickets
-	return claim{ticket: s.ticket, gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify, seen: s.newer(m.registration.id)}, nil
+	return claim{ticket: s.ticket, gr: gr, id: m.registration.id, target: s.target, seq: s.seq, verify: s.verify, seen: s.newer(m.registration.id), failures: s.failures}, nil
 }
 
 // release gives claims back after an attempt. Those that failed together are due again
@@ -211,13 +213,13 @@ func (m *Member) process(ctx context.Context, claims []claim) error {
 	if m.worthLists(len(claims)) {
 		return summary(m.reportMany(ctx, claims))
 	}
-	_, failed := m.each(ctx, claims, func(c claim) (result, error) { return m.reportOne(ctx, c) })
+	_, failed := m.each(ctx, claims, m.reportOne)
 	return summary(failed)
 }
 
 // each makes one attempt per claim and gives the claims back, but for those that it
 // returns: they were placed.
-func (m *Member) each(ctx context.Context, claims []claim, attempt func(claim) (result, error)) ([]claim, []error) {
+func (m *Member) each(ctx context.Context, claims []claim, attempt func(context.Context, claim) (result, error)) ([]claim, []error) {
 	outcomes := make([]outcome, len(claims))
 	if m.cfg.Workers == 1 || len(claims) == 1 {
 		for i, c := range claims {
@@ -270,11 +272,13 @@ func (m *Member) takeSlot(ctx context.Context) error {
 
 // one makes an attempt, with a slot that it gives back, as it does the claim unless it
 // was placed.
-func (m *Member) one(ctx context.Context, c claim, attempt func(claim) (result, error)) outcome {
+func (m *Member) one(ctx context.Context, c claim, attempt func(context.Context, claim) (result, error)) outcome {
 	var result result
-	err := workers.Do(ctx, "member-report", func() (err error) {
-		result, err = attempt(c)
-		return err
+	err := workers.Do(ctx, "member-report", func() error {
+		return m.within(ctx, m.limit(c), func(ctx context.Context) (err error) {
+			result, err = attempt(ctx, c)
+			return err
+		})
 	})
 	<-m.slots
 	if err != nil {
@@ -285,7 +289,9 @@ func (m *Member) one(ctx context.Context, c claim, attempt func(claim) (result, 
 	}
 	m.release([]claim{c}, nil)
 	if result == reopened {
-		_ = workers.Do(ctx, "member-rebuild", func() error { m.rebuild(ctx, c); return nil })
+		_ = workers.Do(ctx, "member-rebuild", func() error {
+			return m.within(ctx, m.limit(c), func(ctx context.Context) error { m.rebuild(ctx, c); return nil })
+		})
 	}
 	return outcome{}
 }

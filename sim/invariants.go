@@ -75,6 +75,8 @@ type ledger struct {
 	// its storedVersions were, while that was not put right.
 	forged  bool
 	lowered int64
+	// loweredOf is the StorageState that knew what storedVersions named before that; "" if none.
+	loweredOf types.UID
 	// verdicts are the last ones.
 	verdicts map[*resource]*judged
 	// encodings and readings are what stored values say, which never changes.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/sim/etcd"
 )
 
@@ -705,16 +706,30 @@ func (w *World) lower(r *resource) bool {
 	}
 	next := crd.DeepCopy()
 	next.Status.StoredVersions = []string{storedBy(crd)}
-	w.ledger.lowered = w.store.Revision() + 1
+	w.ledger.lowered, w.ledger.loweredOf = w.store.Revision()+1, ""
+	if state := w.lookState(r); state != nil && tells(migrationv1alpha1.ViewState(state), r, crd.Status.StoredVersions) {
+		w.ledger.loweredOf = state.UID
+	}
 	w.must(w.put(definitions, next))
 	return true
 }
 
+// tells says whether a state names all that storedVersions name.
+func tells(state evolve.State, r *resource, stored []string) bool {
+	named := slices.Clone(state.Listed)
+	for _, e := range state.Stored {
+		named = append(named, e.Plain())
+	}
+	return !slices.ContainsFunc(stored, func(v string) bool { return !slices.Contains(named, r.encoding(v)) })
+}
+
 // kept is called when a look at widgets has ended that left nothing to do: what was lowered by
-// hand before it is put right, if the stored set can be named.
+// hand before it is put right, if the stored set can be named, or if the state knew before what
+// storedVersions named.
 func (w *World) kept(t *task) {
 	state := w.lookState(widgets)
-	if state == nil || t.began < w.ledger.lowered || slices.Contains(migrationv1alpha1.ViewState(state).Stored, agree.Unknown) {
+	if state == nil || t.began < w.ledger.lowered ||
+		slices.Contains(migrationv1alpha1.ViewState(state).Stored, agree.Unknown) && state.UID != w.ledger.loweredOf {
 		return
 	}
 	if w.ledger.lowered > 0 {

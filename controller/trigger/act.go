@@ -66,7 +66,7 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 			Resource: migrationv1alpha1.GroupResource{Group: l.Resource.Group, Resource: l.Resource.Resource},
 		}}
 		obj.Name = migrationv1alpha1.StateName(l.Resource)
-		obj.Annotations = maps.Clone(copies)
+		setAnnotations(obj, copies)
 		if err := c.cfg.Client.Create(ctx, obj); err != nil {
 			return err
 		}
@@ -117,12 +117,21 @@ func (l *look) remembering(annotations map[string]string) map[string]string {
 	return annotations
 }
 
+// setAnnotations sets the annotations, and takes away those that are empty.
+func setAnnotations(obj *migrationv1alpha1.StorageState, annotations map[string]string) {
+	for k, v := range annotations {
+		if v == "" {
+			delete(obj.Annotations, k)
+			continue
+		}
+		metav1.SetMetaDataAnnotation(&obj.ObjectMeta, k, v)
+	}
+}
+
 // annotate sets the annotations if they are not so already.
 func (c *Controller) annotate(ctx context.Context, obj *migrationv1alpha1.StorageState, annotations map[string]string) error {
 	before := maps.Clone(obj.Annotations)
-	for k, v := range annotations {
-		metav1.SetMetaDataAnnotation(&obj.ObjectMeta, k, v)
-	}
+	setAnnotations(obj, annotations)
 	if maps.Equal(before, obj.Annotations) {
 		return nil
 	}

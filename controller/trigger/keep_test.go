@@ -22,22 +22,8 @@ func TestKeep(t *testing.T) {
 	w.settle(c)
 	w.report(v1, v2)
 	w.settle(c)
-	stored := func() []string {
-		t.Helper()
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		w.quietly(func() {
-			w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
-		})
-		return crd.Status.StoredVersions
-	}
-	prune := func() {
-		w.quietly(func() {
-			crd := &apiextensionsv1.CustomResourceDefinition{}
-			w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
-			crd.Status.StoredVersions = []string{"v2"}
-			w.must(w.client.Status().Update(context.Background(), crd))
-		})
-	}
+	stored := func() []string { t.Helper(); return w.storedVersions() }
+	prune := func() { t.Helper(); w.prune("v2") }
 	if got := stored(); !slices.Equal(got, []string{"v1", "v2"}) {
 		t.Fatalf("storedVersions are %v before anybody touched them", got)
 	}
@@ -67,4 +53,55 @@ func TestKeep(t *testing.T) {
 	if !touched || !changed(err) {
 		t.Errorf("touched %v, error %v", touched, err)
 	}
+}
+
+// While nobody knows what is stored, what storedVersions named is put back, and only a
+// migration's success ends that.
+func TestKeepUnknown(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v1, v2)
+	w.settle(c)
+	if state := w.state(); !slices.Equal(state.Status.PersistedEncodings, []string{"Unknown"}) {
+		t.Fatalf("the stored set is %v", state.Status.PersistedEncodings)
+	}
+	listed := func(want string) {
+		t.Helper()
+		if got := w.state().Annotations[migrationv1alpha1.ListedEncodingsAnnotation]; got != want {
+			t.Errorf("listed are %q, want %q", got, want)
+		}
+	}
+	listed("batch.example.com/v1,batch.example.com/v2")
+	w.prune("v2")
+	expect(t, w.settle(c), "keep batch.example.com/v1 in storedVersions of "+cronJobs.String())
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2", "v1"}) {
+		t.Errorf("storedVersions are %v", got)
+	}
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	listed("")
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("storedVersions are %v after the proof", got)
+	}
+}
+
+// storedVersions are those of the definition.
+func (w *world) storedVersions() []string {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	w.quietly(func() { w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd)) })
+	return crd.Status.StoredVersions
+}
+
+// prune sets the definition's storedVersions, as another migrator does.
+func (w *world) prune(to ...string) {
+	w.t.Helper()
+	w.quietly(func() {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+		crd.Status.StoredVersions = to
+		w.must(w.client.Status().Update(context.Background(), crd))
+	})
 }

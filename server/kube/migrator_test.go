@@ -152,11 +152,38 @@ func TestPrunedTooEarly(t *testing.T) {
 	if found := c.encodings(); found["example.com/v1"] != 20 {
 		t.Errorf("in etcd are %v", found)
 	}
+	s.forget()
+	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v2"} })
+	s.storedVersions(time.Minute, "v2", "v1")
 	other.end() // deletes its Lease
 	s.storedVersions(time.Minute, "v2")
 	if found := c.encodings(); found["example.com/v2"] != 20 || len(found) != 1 {
 		t.Errorf("in etcd are %v", found)
 	}
+}
+
+// forget deletes the StorageState, and waits until it is made anew: then nobody knows what is
+// stored, as after the roll from stock servers.
+func (s *apiserver) forget() {
+	s.t.Helper()
+	old := &migrationv1alpha1.StorageState{}
+	key := client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}
+	if err := s.objects().Get(s.t.Context(), key, old); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.objects().Delete(s.t.Context(), old); err != nil {
+		s.t.Fatal(err)
+	}
+	eventually(s.t, time.Minute, "the stored set is Unknown", func(ctx context.Context) error {
+		state := &migrationv1alpha1.StorageState{}
+		if err := s.objects().Get(ctx, key, state); err != nil {
+			return err
+		}
+		if state.UID == old.UID || !slices.Equal(state.Status.PersistedEncodings, []string{migrationv1alpha1.Unknown}) {
+			return fmt.Errorf("it is %v", state.Status.PersistedEncodings)
+		}
+		return nil
+	})
 }
 
 func configMap(name string) *corev1.ConfigMap {

@@ -10,6 +10,10 @@ const (
 	// CustomResourceAnnotation is "true" on the StorageState of a custom resource. It tells
 	// that the state can go with the CustomResourceDefinition.
 	CustomResourceAnnotation = "concord.dev/custom-resource"
+	// ListedEncodingsAnnotation, on the StorageState of a custom resource whose stored set has
+	// Unknown, are the encodings, comma-separated, that the definition's storedVersions were
+	// seen to name since. What is taken out of them meanwhile is put back.
+	ListedEncodingsAnnotation = "concord.dev/listed-encodings"
 
 	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,
 	// are its target: the StorageVersion and epoch at which all servers agreed, and the

@@ -37,6 +37,11 @@ func ViewState(s *StorageState) evolve.State {
 	for _, e := range s.Status.PersistedEncodings {
 		view.Stored = append(view.Stored, agree.Encoding(e))
 	}
+	if text := s.Annotations[ListedEncodingsAnnotation]; text != "" {
+		for _, e := range strings.Split(text, ",") {
+			view.Listed = append(view.Listed, agree.Encoding(e))
+		}
+	}
 	if !s.Status.readable() && !slices.Contains(view.Stored, evolve.Unknown) {
 		view.Stored = append(view.Stored, evolve.Unknown)
 	}
@@ -110,9 +115,9 @@ func hash(e agree.Encoding, kind string) string {
 }
 
 // Copies returns the annotations that a StorageState of this content should have: the
-// copies for people, and what the status has no field for.
+// copies for people, and what the status has no field for. One that is empty should not be there.
 func Copies(state evolve.State) map[string]string {
-	copies := map[string]string{StoredEncodingsAnnotation: agree.Join(state.Stored)}
+	copies := map[string]string{StoredEncodingsAnnotation: agree.Join(state.Stored), ListedEncodingsAnnotation: agree.Join(state.Listed)}
 	if state.Custom {
 		copies[CustomResourceAnnotation] = "true"
 	}

@@ -37,6 +37,7 @@ func TestStateView(t *testing.T) {
 		Current:   "batch/v1beta1",
 		Heartbeat: now,
 		Custom:    true,
+		Listed:    []agree.Encoding{"batch/v1beta1", "batch/v1"},
 	}
 	s := &StorageState{}
 	s.Annotations = Copies(written)

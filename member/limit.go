@@ -1,0 +1,55 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	// minLimit bounds from below how long an attempt to report may take, and a list that many
+	// of them share: a server under load answers some requests after seconds.
+	minLimit = 10 * time.Second
+	// limitDoublings: what failed gets twice as long the next time, so many times, since a list
+	// that takes longer than the limit must come to its end at last.
+	limitDoublings = 3
+)
+
+// errTooLong is why an attempt was given up that hangs. Its outcome is not known, as if its
+// answer had been lost.
+var errTooLong = errors.New("no end of it in time")
+
+// limit is how long an attempt for these claims may take: who cannot report for the duration
+// of a Lease keeps writers waiting for as long as a server that has crashed.
+func (m *Member) limit(claims ...claim) time.Duration {
+	failures := 0
+	for _, c := range claims {
+		failures = max(failures, c.failures)
+	}
+	return max(minLimit, m.cfg.LeaseDuration) << min(failures, limitDoublings)
+}
+
+// within runs do, whose context ends after the limit. Only Run limits: who asks for single steps
+// has a context of his own.
+func (m *Member) within(ctx context.Context, limit time.Duration, do func(context.Context) error) error {
+	if !m.limits.Load() {
+		return do(ctx)
+	}
+	limited, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := m.cfg.Clock.NewTimer(limit)
+	go func() {
+		defer timer.Stop()
+		select {
+		case <-timer.C():
+			cancel(errTooLong)
+		case <-limited.Done():
+		}
+	}()
+	err := do(limited)
+	if err != nil && errors.Is(context.Cause(limited), errTooLong) {
+		return fmt.Errorf("%w, %s: %w", errTooLong, limit, err)
+	}
+	return err
+}
