@@ -42,8 +42,8 @@ func (w window) throttled(begun, now time.Time) window {
 	return w
 }
 
-// gate lets patches through.
-type gate struct {
+// turnstile lets patches through.
+type turnstile struct {
 	clock clock.WithTicker
 	pacer *pace.Pacer
 	// free has something in it when a patch may be able to begin. Who takes it looks.
@@ -56,24 +56,24 @@ type gate struct {
 	closed time.Time
 }
 
-func newGate(o Options) *gate {
-	return &gate{
+func newTurnstile(o Options) *turnstile {
+	return &turnstile{
 		clock: o.Clock, pacer: o.Pacer, free: make(chan struct{}, 1),
 		window: window{limit: float64(min(firstParallel, o.MaxParallel)), most: float64(o.MaxParallel)},
 	}
 }
 
 // enter waits until a patch may begin, and says when it did.
-func (g *gate) enter(ctx context.Context) (begun time.Time, err error) {
-	if _, err := g.pacer.Admit(ctx, 0); err != nil { // metadata do not tell how large an object is
+func (t *turnstile) enter(ctx context.Context) (begun time.Time, err error) {
+	if _, err := t.pacer.Admit(ctx, 0); err != nil { // metadata do not tell how large an object is
 		return time.Time{}, err
 	}
 	for {
-		begun, closed, ok := g.begin()
+		begun, closed, ok := t.begin()
 		if ok {
 			return begun, ctx.Err()
 		}
-		if err := waitOr(ctx, g.clock, closed, g.free); err != nil {
+		if err := waitOr(ctx, t.clock, closed, t.free); err != nil {
 			return time.Time{}, err
 		}
 	}
@@ -81,45 +81,45 @@ func (g *gate) enter(ctx context.Context) (begun time.Time, err error) {
 
 // begin counts one more patch if it may begin, and else says for how long the server wants none,
 // if it has said so.
-func (g *gate) begin() (begun time.Time, closed time.Duration, ok bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := g.clock.Now()
-	if closed = g.closed.Sub(now); closed > 0 || g.under >= int(g.window.limit) {
+func (t *turnstile) begin() (begun time.Time, closed time.Duration, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.clock.Now()
+	if closed = t.closed.Sub(now); closed > 0 || t.under >= int(t.window.limit) {
 		return time.Time{}, closed, false
 	}
-	if g.under++; g.under < int(g.window.limit) {
-		g.nudge()
+	if t.under++; t.under < int(t.window.limit) {
+		t.nudge()
 	}
 	return now, 0, true
 }
 
 // nudge has one look who waits.
-func (g *gate) nudge() {
+func (t *turnstile) nudge() {
 	select {
-	case g.free <- struct{}{}:
+	case t.free <- struct{}{}:
 	default: // one will
 	}
 }
 
 // leave ends a patch.
-func (g *gate) leave(begun time.Time, v verdict) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now, bounding := g.clock.Now(), 2*g.under >= int(g.window.limit)
-	g.under--
+func (t *turnstile) leave(begun time.Time, v verdict) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now, bounding := t.clock.Now(), 2*t.under >= int(t.window.limit)
+	t.under--
 	switch v.answer {
 	case written, refused:
 		if bounding { // else it says nothing of what more the server would take
-			g.window = g.window.taken()
+			t.window = t.window.taken()
 		}
 	case busy:
-		g.window = g.window.throttled(begun, now)
+		t.window = t.window.throttled(begun, now)
 	}
-	if until := now.Add(v.after); until.After(g.closed) {
-		g.closed = until
+	if until := now.Add(v.after); until.After(t.closed) {
+		t.closed = until
 	}
-	g.nudge()
+	t.nudge()
 }
 
 // waitOr waits until a time has passed, if it is positive, or or has something.

@@ -37,12 +37,12 @@ const (
 
 // run is one call of Engine.Run.
 type run struct {
-	api      API
-	target   Target
-	opts     Options
-	progress *progress.Teller[Report]
-	gate     *gate
-	patience *patience
+	api       API
+	target    Target
+	opts      Options
+	progress  *progress.Teller[Report]
+	turnstile *turnstile
+	patience  *patience
 	// webhook is the patience with conversion webhooks and KMS plugins.
 	webhook *patience
 	stuck   stuck
@@ -60,7 +60,7 @@ type run struct {
 
 func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
-		api: api, target: target, opts: opts, gate: newGate(opts), turn: make(chan struct{}, 1),
+		api: api, target: target, opts: opts, turnstile: newTurnstile(opts), turn: make(chan struct{}, 1),
 		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
 		stuck:    stuck{patience: opts.Patience, objects: map[*passedOver]struct{}{}},
 		resource: target.WithVersion(target.Versions[0]),
@@ -139,7 +139,7 @@ func (r *run) next(ctx context.Context, tasks <-chan task) (t task, begun time.T
 	if !ok {
 		return task{}, time.Time{}, nil
 	}
-	begun, err = r.gate.enter(ctx)
+	begun, err = r.turnstile.enter(ctx)
 	return t, begun, err
 }
 
@@ -157,7 +157,7 @@ func (r *run) served() schema.GroupVersionResource {
 	return r.resource
 }
 
-// migrate has one object written. The gate was entered for it.
+// migrate has one object written. The turnstile was entered for it.
 func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": t.uid, "resourceVersion": t.resourceVersion}})
 	if err != nil {
@@ -170,7 +170,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		over = r.stuck.begin(over)
 		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
 		v := judge(err)
-		r.gate.leave(begun, v)
+		r.turnstile.leave(begun, v)
 		if ctx.Err() != nil {
 			return ctx.Err() // whatever failed may have failed for this
 		}
@@ -214,7 +214,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		if err := r.wait(ctx, err, max(v.after, wait.Jitter(backoff, jitter))); err != nil {
 			return err
 		}
-		if begun, err = r.gate.enter(ctx); err != nil {
+		if begun, err = r.turnstile.enter(ctx); err != nil {
 			return err
 		}
 	}

@@ -552,7 +552,7 @@ func TestWindow(t *testing.T) {
 // TestWindowUnused: how many patches may be under way grows only while as many as half of them
 // are: what takes one after the other says nothing of what more would do.
 func TestWindowUnused(t *testing.T) {
-	g := newGate(Options{MaxParallel: 100}.withDefaults())
+	g := newTurnstile(Options{MaxParallel: 100}.withDefaults())
 	patch := func(together int) float64 {
 		t.Helper()
 		for range together {

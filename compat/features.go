@@ -73,35 +73,35 @@ func PlanFeatures(features []Feature, settings map[string]bool, o Options) ([]Fe
 	if err != nil {
 		return nil, err
 	}
-	gates := make(map[string]gate, len(features))
+	byName := make(map[string]decided, len(features))
 	for _, f := range features {
-		gates[f.Name] = newGate(f, settings, o)
+		byName[f.Name] = newDecided(f, settings, o)
 	}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		if name == AllAlpha || name == AllBeta {
 			continue
 		}
-		g, ok := gates[name]
+		p, ok := byName[name]
 		if !ok {
-			return nil, fmt.Errorf("--feature-gates=%s=%t: no release has this feature, %s", name, settings[name], similar(name, gates))
+			return nil, fmt.Errorf("--feature-gates=%s=%t: no release has this feature, %s", name, settings[name], similar(name, byName))
 		}
-		if err := g.settable(settings[name], o); err != nil {
+		if err := p.settable(settings[name], o); err != nil {
 			return nil, err
 		}
 	}
 	plan := make([]FeaturePlan, 0, len(features))
-	for _, name := range slices.Sorted(maps.Keys(gates)) {
-		g := gates[name]
-		if err := g.allowed(gates, o); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		p := byName[name]
+		if err := p.allowed(byName, o); err != nil {
 			return nil, err
 		}
-		plan = append(plan, FeaturePlan{Name: name, Stage: g.Stage, Enabled: g.enabled, Reason: g.reason(o)})
+		plan = append(plan, FeaturePlan{Name: name, Stage: p.Stage, Enabled: p.enabled, Reason: p.reason(o)})
 	}
 	return plan, nil
 }
 
-// gate is a feature at one choice of versions and settings.
-type gate struct {
+// decided is a feature at one choice of versions and settings.
+type decided struct {
 	Feature
 	Phase
 	at      int // index of Phase in History; -1: none holds
@@ -109,19 +109,19 @@ type gate struct {
 	by      string // the setting that decided, "Name=true"; "": the default
 }
 
-func newGate(f Feature, settings map[string]bool, o Options) gate {
-	g := gate{Feature: f, at: f.phase(o.Emulation, o.MinCompatibility), Phase: Phase{Stage: StageAbsent}}
-	if g.at >= 0 {
-		g.Phase = f.History[g.at]
+func newDecided(f Feature, settings map[string]bool, o Options) decided {
+	p := decided{Feature: f, at: f.phase(o.Emulation, o.MinCompatibility), Phase: Phase{Stage: StageAbsent}}
+	if p.at >= 0 {
+		p.Phase = f.History[p.at]
 	}
-	g.enabled = g.Default
-	for _, name := range []string{f.Name, map[Stage]string{StageAlpha: AllAlpha, StageBeta: AllBeta}[g.Stage]} {
+	p.enabled = p.Default
+	for _, name := range []string{f.Name, map[Stage]string{StageAlpha: AllAlpha, StageBeta: AllBeta}[p.Stage]} {
 		if value, ok := settings[name]; ok {
-			g.enabled, g.by = value, fmt.Sprintf("%s=%t", name, value)
+			p.enabled, p.by = value, fmt.Sprintf("%s=%t", name, value)
 			break
 		}
 	}
-	return g
+	return p
 }
 
 // phase returns the index of the phase that holds: the last one whose versions are reached.
@@ -140,24 +140,24 @@ func (f Feature) phase(emulation, minCompatibility *version.Version) int {
 }
 
 // settable says whether --feature-gates may name the feature with this value.
-func (g gate) settable(value bool, o Options) error {
-	set := fmt.Sprintf("--feature-gates=%s=%t", g.Name, value)
+func (p decided) settable(value bool, o Options) error {
+	set := fmt.Sprintf("--feature-gates=%s=%t", p.Name, value)
 	switch {
-	case g.Stage == StageAbsent || g.Stage == StageRemoved:
-		return fmt.Errorf("%s: %s, %s", set, g.age(o), g.home(o))
-	case g.Locked && value != g.Default:
-		return fmt.Errorf("%s: %s and locked, allowed is %s=%t", set, g.age(o), g.Name, g.Default)
+	case p.Stage == StageAbsent || p.Stage == StageRemoved:
+		return fmt.Errorf("%s: %s, %s", set, p.age(o), p.home(o))
+	case p.Locked && value != p.Default:
+		return fmt.Errorf("%s: %s and locked, allowed is %s=%t", set, p.age(o), p.Name, p.Default)
 	default:
 		return nil
 	}
 }
 
 // home says which versions have the feature.
-func (g gate) home(o Options) string {
+func (p decided) home(o Options) string {
 	var allowed []*version.Version
 	for _, e := range AllowedEmulation(o.Binary) {
 		for _, m := range AllowedMinCompatibility(o.Binary, e) {
-			if i := g.phase(e, m); i >= 0 && g.History[i].present() && !contains(allowed, e) {
+			if i := p.phase(e, m); i >= 0 && p.History[i].present() && !contains(allowed, e) {
 				allowed = append(allowed, e)
 			}
 		}
@@ -168,77 +168,77 @@ func (g gate) home(o Options) string {
 func (p Phase) present() bool { return p.Stage != StageAbsent && p.Stage != StageRemoved }
 
 // allowed checks what depends on more than the feature's own setting.
-func (g gate) allowed(gates map[string]gate, o Options) error {
-	if !g.enabled {
+func (p decided) allowed(byName map[string]decided, o Options) error {
+	if !p.enabled {
 		return nil
 	}
-	if g.Stage == StageAlpha && o.Emulation.LessThan(o.Binary) {
+	if p.Stage == StageAlpha && o.Emulation.LessThan(o.Binary) {
 		return fmt.Errorf("--feature-gates=%s: %s is alpha at emulation version %s, and alpha features may not be used while it is below binary version %s, allowed are beta and stable features",
-			cmp.Or(g.by, g.Name), g.Name, o.Emulation, o.Binary)
+			cmp.Or(p.by, p.Name), p.Name, o.Emulation, o.Binary)
 	}
-	for _, name := range g.Needs {
-		if need, ok := gates[name]; ok && !need.enabled {
-			return fmt.Errorf("--feature-gates: %s is on and needs %s, which is off: allowed are both, or %s=false", g.Name, name, g.Name)
+	for _, name := range p.Needs {
+		if need, ok := byName[name]; ok && !need.enabled {
+			return fmt.Errorf("--feature-gates: %s is on and needs %s, which is off: allowed are both, or %s=false", p.Name, name, p.Name)
 		}
 	}
 	return nil
 }
 
 // age is the feature's stage in the eyes of the emulated release: "beta since 1.36".
-func (g gate) age(o Options) string {
-	switch g.Stage {
+func (p decided) age(o Options) string {
+	switch p.Stage {
 	case StageRemoved:
-		return "removed in " + g.Since.String()
+		return "removed in " + p.Since.String()
 	case StageAbsent:
-		for _, p := range g.History {
-			if p.present() && p.Since.GreaterThan(o.Emulation) {
-				return fmt.Sprintf("introduced in %s, after emulation version %s", p.Since, o.Emulation)
+		for _, later := range p.History {
+			if later.present() && later.Since.GreaterThan(o.Emulation) {
+				return fmt.Sprintf("introduced in %s, after emulation version %s", later.Since, o.Emulation)
 			}
-			if p.present() && p.MinCompatibility != nil {
-				return fmt.Sprintf("introduced in %s with min compatibility version %s, which is now %s", p.Since, p.MinCompatibility, o.MinCompatibility)
+			if later.present() && later.MinCompatibility != nil {
+				return fmt.Sprintf("introduced in %s with min compatibility version %s, which is now %s", later.Since, later.MinCompatibility, o.MinCompatibility)
 			}
 		}
 		return "no release in range has it"
 	}
-	first := g.at
-	for first > 0 && g.History[first-1].Stage == g.Stage {
+	first := p.at
+	for first > 0 && p.History[first-1].Stage == p.Stage {
 		first--
 	}
-	s := string(g.Stage)
+	s := string(p.Stage)
 	// Features that were there before their history was kept start at 0.0 or 1.0.
-	if since := g.History[first].Since; since.Major() > 0 && since.Minor() > 0 {
+	if since := p.History[first].Since; since.Major() > 0 && since.Minor() > 0 {
 		s += " since " + since.String()
 	}
 	return s
 }
 
-func (g gate) reason(o Options) string {
-	age := g.age(o)
-	if !g.present() {
+func (p decided) reason(o Options) string {
+	age := p.age(o)
+	if !p.present() {
 		return age
 	}
 	onOff := map[bool]string{true: "on", false: "off"}
 	switch {
-	case g.Locked && g.enabled == g.Default:
-		age += "; always " + onOff[g.enabled]
-	case g.by != "":
-		age += fmt.Sprintf("; %s by --feature-gates=%s", onOff[g.enabled], g.by)
-	case g.Stage == StageAlpha && o.Emulation.LessThan(o.Binary):
+	case p.Locked && p.enabled == p.Default:
+		age += "; always " + onOff[p.enabled]
+	case p.by != "":
+		age += fmt.Sprintf("; %s by --feature-gates=%s", onOff[p.enabled], p.by)
+	case p.Stage == StageAlpha && o.Emulation.LessThan(o.Binary):
 		age += fmt.Sprintf("; off, alpha needs emulation version %s", o.Binary)
 	default:
-		age += fmt.Sprintf("; %s by default", onOff[g.enabled])
+		age += fmt.Sprintf("; %s by default", onOff[p.enabled])
 	}
-	if i := g.phase(o.Emulation, o.Emulation); i > g.at {
-		next := g.History[i]
+	if i := p.phase(o.Emulation, o.Emulation); i > p.at {
+		next := p.History[i]
 		age += fmt.Sprintf(", %s by default with min compatibility version %s", onOff[next.Default], next.MinCompatibility)
 	}
 	return age
 }
 
 // similar names the features whose names are nearest to one that is unknown.
-func similar(name string, gates map[string]gate) string {
+func similar(name string, byName map[string]decided) string {
 	const most, far = 3, 4
-	near := slices.DeleteFunc(slices.Sorted(maps.Keys(gates)), func(known string) bool {
+	near := slices.DeleteFunc(slices.Sorted(maps.Keys(byName)), func(known string) bool {
 		return distance(strings.ToLower(name), strings.ToLower(known)) > far
 	})
 	slices.SortStableFunc(near, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })

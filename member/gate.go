@@ -24,12 +24,8 @@ type Request struct {
 	Loopback bool
 }
 
-// registrationNeeds are the resources that the server itself writes to make its reports.
-var registrationNeeds = map[schema.GroupResource]bool{
-	storageversion.Resource:                            true,
-	{Group: "coordination.k8s.io", Resource: "leases"}: true,
-	{Resource: "namespaces"}:                           true,
-}
+// unfenced are also the resources that the server itself writes to make its reports.
+var unfenced = storageversion.Unfenced()
 
 // Gate is the filter of DESIGN 3.1: writes to a built-in resource that this server has
 // not reported pass to reject, with a 503 that carries RetryAfterSeconds. info tells
@@ -96,7 +92,7 @@ func (m *Member) Admit(r Request) error {
 	if reads(r.Verb) {
 		return nil
 	}
-	if r.Loopback && registrationNeeds[r.Resource] {
+	if r.Loopback && unfenced.Has(r.Resource) {
 		return nil
 	}
 	m.mu.RLock()

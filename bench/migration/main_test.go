@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/concord-dev/concord/bench/corpus"
+	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
 )
 
@@ -38,12 +40,12 @@ func TestSmallestRun(t *testing.T) {
 		t.Fatalf("%v in %s", err, stdout.String())
 	}
 	names := []string{"rewriteCR/raw", "rewriteBuiltin/raw", "rewriteCR/put", "rewriteCR/apply", "rewriteCRCaughtUp/put", "api/bestSequential", "noop/full", "p99Busy/p99Idle"}
-	scaled := []string{"noop/full, 200 objects", "noop/full, 300 objects", "timePerObject highest/lowest", "extraMemory highest/lowest"}
+	scaled := []string{"noop/full, 200 objects", "noop/full, 300 objects", "timePerObject highest/lowest"}
 	if got, want := slices.Sorted(maps.Keys(d.Ratios)), slices.Sorted(slices.Values(append(names, scaled...))); !slices.Equal(got, want) {
 		t.Errorf("ratios %q, want %q", got, want)
 	}
 	for name, ratio := range d.Ratios {
-		if ratio <= 0 && name != "extraMemory highest/lowest" { // so few objects may take none
+		if ratio <= 0 {
 			t.Errorf("ratio %s is %v", name, ratio)
 		}
 	}
@@ -69,6 +71,38 @@ func TestSmallestRun(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(os.TempDir(), "*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestTargets holds every row that is judged against its target.
+func TestTargets(t *testing.T) {
+	spans := []corpus.Span{corpus.Span{}.Of(1)}
+	ways := corpus.Ways{Rewrite: spans, Raw: spans, Update: spans, Apply: spans, API: spans, Noop: spans}
+	b := &bench{custom: ways, builtin: ways, yielding: spans, idle: []float64{1}, busy: []float64{1}}
+	d := &document{Ratios: map[string]float64{}}
+	d.addWays(b)
+	d.addScale([]*scaled{{full: spans, noop: spans, raw: spans}, {full: spans, noop: spans, raw: spans}})
+	got := map[string]figures.Target{}
+	for _, row := range d.rows {
+		if row.Target != nil {
+			got[row.Figure] = *row.Target
+		}
+	}
+	want := map[string]figures.Target{
+		"rewriteCR/raw":                    *figures.RatioAtLeast(0.7),
+		"rewriteBuiltin/raw":               *figures.RatioAtLeast(0.7),
+		"rewriteCR/put":                    *figures.RatioAtLeast(50),
+		"rewriteCR/apply":                  *figures.RatioAtLeast(50),
+		"rewriteCRCaughtUp/put":            *figures.RatioAtLeast(35),
+		"api/bestSequential":               *figures.RatioAtLeast(3),
+		"noop/full":                        *figures.RatioAtLeast(5),
+		"noop/full, 1 objects":             *figures.RatioAtLeast(5),
+		"p99Busy/p99Idle":                  *figures.RatioAtMost(2),
+		"timePerObject highest/lowest":     *figures.RatioAtMost(1.15),
+		"extra resident memory, 1 objects": *figures.AtMost(200),
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

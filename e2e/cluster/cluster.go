@@ -77,15 +77,8 @@ const embedding = "one"
 func (c *Cluster) dataDir(server string) string { return filepath.Join(c.Dir, server) }
 
 func (c *Cluster) watch() {
-	c.Audit = audit.Start(c.Raw, audit.NewLedger(stored.DefaultPrefix, Unfenced...))
+	c.Audit = audit.Start(c.Raw, audit.NewLedger(stored.DefaultPrefix, storageversion.Unfenced().UnsortedList()...))
 	c.T.Cleanup(c.Audit.Stop)
-}
-
-// Unfenced are the three resources that the fence does not bind (DESIGN 3.1).
-var Unfenced = []schema.GroupResource{
-	{Group: "coordination.k8s.io", Resource: "leases"},
-	{Resource: "namespaces"},
-	storageversion.Resource,
 }
 
 // Ledger gives f the audit's account of all that is in etcd at the time of the call.

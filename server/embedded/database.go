@@ -23,8 +23,10 @@ var ErrDamaged = errors.New("the etcd database is damaged")
 //
 // An etcd that meets damage ends its process, from goroutines of its own: it maps the file
 // and rebuilds its list of free pages from the tree. bbolt's own check has the same trouble,
-// so the tree's pages are read here, as bytes. An etcd that starts has to read the same
-// pages again, and then finds them in memory.
+// and in a child process it is no better: it believes what a page says of its length, which
+// took all memory, and does not see a value that goes on behind its page. So the tree's pages
+// are read here, as bytes. An etcd that starts has to read the same pages again, and then
+// finds them in memory.
 func CheckDatabase(file string, timeout time.Duration) error {
 	_, err := checkDatabase(file, timeout)
 	return err
