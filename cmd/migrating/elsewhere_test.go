@@ -31,12 +31,12 @@ func TestEstimateElsewhere(t *testing.T) {
 		err       error
 		row, says string
 	}{
-		"counted":     {"example.com/v2", ptr.To[int64](150), nil, `(example.com/v2) 150 objects`, through},
-		"empty":       {"example.com/v2", ptr.To[int64](0), nil, `(example.com/v2) 0 objects`, through},
-		"not counted": {"example.com/v2", nil, nil, `(example.com/v2) - objects`, through},
-		"not agreed":  {migrationv1alpha1.Unknown, ptr.To[int64](150), nil, `(not agreed) 150 objects`, through},
-		"away":        {"example.com/v2", nil, errors.New("connection refused"), `(example.com/v2) - objects`, through + ", and cannot be listed: connection refused"},
-		"not served":  {"example.com/v2", nil, errNotServed, `(example.com/v2) - objects`, errNotServed.Error()},
+		"counted":     {"example.com/v2", ptr.To[int64](150), nil, `150 objects, to be in example.com/v2`, through},
+		"empty":       {"example.com/v2", ptr.To[int64](0), nil, `0 objects, to be in example.com/v2`, through},
+		"not counted": {"example.com/v2", nil, nil, `- objects, to be in example.com/v2`, through},
+		"not agreed":  {migrationv1alpha1.Unknown, ptr.To[int64](150), nil, `150 objects, to be in what servers will agree on`, through},
+		"away":        {"example.com/v2", nil, errors.New("connection refused"), `- objects, to be in example.com/v2`, through + ", and cannot be listed: connection refused"},
+		"not served":  {"example.com/v2", nil, errNotServed, `- objects, to be in example.com/v2`, errNotServed.Error()},
 	} {
 		e := ofElsewhere(gr, test.agreed, test.objects, test.err)
 		text := estimateTable([]estimate{e, (&migrateOptions{}).of(census.Resource{Resource: "empty"})})

@@ -132,17 +132,17 @@ func estimateTable(estimates []estimate) string {
 	var text strings.Builder
 	assumed, rewrites, empty := false, false, 0
 	for _, e := range estimates {
-		to := cmp.Or(e.Encoding, "not agreed")
+		to := cmp.Or(e.Encoding, "what servers will agree on")
 		switch {
 		case e.Elsewhere != "":
-			fmt.Fprintf(&text, "%s (%s)\n  %9s objects\n", e.Resource, to, orDash(e.Objects))
+			fmt.Fprintf(&text, "%s\n  %9s objects, to be in %s\n", e.Resource, orDash(e.Objects), to)
 			continue
 		case len(e.Encodings) == 0:
 			empty++
 			continue
 		}
 		expected := time.Duration(*e.ExpectedSeconds * float64(time.Second)).Round(time.Second)
-		fmt.Fprintf(&text, "%s (%s)\n  %9d to rewrite, in %s\n", e.Resource, to, *e.Rewrite, max(expected, time.Second))
+		fmt.Fprintf(&text, "%s\n  %9d to rewrite to %s, in %s\n", e.Resource, *e.Rewrite, to, max(expected, time.Second))
 		for _, row := range e.Encodings {
 			fmt.Fprintf(&text, "  %9d objects  %12d bytes  %s\n", row.Objects, row.Bytes, row.Encoding)
 		}

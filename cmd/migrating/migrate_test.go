@@ -80,7 +80,7 @@ func TestEstimate(t *testing.T) {
 	o := migrateOptions{}
 	table := estimateTable([]estimate{o.of(counted), o.of(census.Resource{Resource: "empty"})})
 	for _, want := range []string{
-		"widgets.example.com (example.com/v2)\n       1010 to rewrite, in 4s\n       1000 objects          5000 bytes  example.com/v1\n",
+		"widgets.example.com\n       1010 to rewrite to example.com/v2, in 4s\n       1000 objects          5000 bytes  example.com/v1\n",
 		"objects per second are\nassumed.", "nothing is stored of 1 resources\n",
 	} {
 		if !strings.Contains(table, want) {

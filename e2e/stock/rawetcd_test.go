@@ -80,7 +80,7 @@ func wantKeys(t *testing.T, admin *clientv3.Client, run func(int, ...string) str
 	}
 	before := revisionOf(t, admin)
 	for _, text := range []string{run(0, "keys"), run(2, "keys", key)} {
-		if !regexp.MustCompile(`(?m)^` + key + ` +1 +no `).MatchString(text) {
+		if !regexp.MustCompile(`(?m)^` + key + ` +1 +no$`).MatchString(text) {
 			t.Errorf("printed %s", text)
 		}
 	}
