@@ -43,7 +43,7 @@ func testMigrateCommand(t *testing.T) {
 		*before[0].Bytes == 0 || before[0].Basis != "limited" || *before[0].ExpectedSeconds < float64(*before[0].Rewrite)/20 {
 		t.Errorf("the dry run says %+v", before)
 	}
-	if table := migrate("widget", "--dry-run"); table.Code != 0 || !strings.Contains(table.Stdout, "e2e.concord.dev/v1") || !strings.HasPrefix(table.Stdout, "RESOURCE") {
+	if table := migrate("widget", "--dry-run"); table.Code != 0 || !strings.Contains(table.Stdout, "e2e.concord.dev/v1") || !strings.HasPrefix(table.Stdout, widgets.String()+"\n") {
 		t.Errorf("the dry run ends with %+v", table)
 	}
 	all := dryRun(t, migrate("--all", "--dry-run", "-o", "json"))

@@ -13,19 +13,25 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// withEmulation has warnings follow the release that is emulated and not the binary's: what is
-// deprecated later is not warned of, and a refusal of a CEL function says that the min
+// withEmulation has warnings, and metrics if they are served, follow the release that is emulated
+// and not the binary's: what is deprecated later is not warned of, and a refusal of a CEL function says that the min
 // compatibility version decides which there are. It belongs behind the filter that makes the
 // recorder of warnings.
-func withEmulation(next http.Handler, window compat.Window) http.Handler {
+func withEmulation(next http.Handler, window compat.Window, metrics bool) http.Handler {
 	hint := fmt.Sprintf("which functions CEL expressions may use follows the min compatibility version, %s here: one that came later is refused (--min-compatibility-version)", window.MinCompatibility)
 	older := window.MinCompatibility.LessThan(compat.BinaryVersion())
+	var later laterDeprecated
+	if metrics && window.Emulation.LessThan(compat.BinaryVersion()) {
+		next = later.withMetrics(next)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
 		forward := warnings(func(agent, text string) {
-			if !deprecatedAfter(text, window.Emulation) {
-				warning.AddWarning(ctx, agent, text)
+			if deprecatedAfter(text, window.Emulation) {
+				later.add(r)
+				return
 			}
+			warning.AddWarning(ctx, agent, text)
 		})
 		if older && (r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch) {
 			w = responsewriter.WrapForHTTP1Or2(&hinting{ResponseWriter: w, hint: func() { warning.AddWarning(ctx, "", hint) }})

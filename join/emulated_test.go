@@ -54,7 +54,7 @@ func TestWithEmulation(t *testing.T) {
 				}
 				w.WriteHeader(test.code)
 				_, _ = w.Write([]byte(test.body))
-			}), test.window)
+			}), test.window, false)
 			answer, r := httptest.NewRecorder(), httptest.NewRequest(test.method, "/", nil)
 			h.ServeHTTP(answer, r.WithContext(warning.WithWarningRecorder(r.Context(), &got)))
 			if answer.Code != test.code || answer.Body.String() != test.body {

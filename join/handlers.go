@@ -32,7 +32,7 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 		handler = j.gate(j.clientLoad.wrap(handler), c.Serializer)
 		handler = j.reporting.drain.wrap(handler, c.Serializer)
 		if j.hosting == nil { // an aggregated server has releases of its own
-			handler = withSkew(withEmulation(handler, j.config.window()), j.config.window())
+			handler = withSkew(withEmulation(handler, j.config.window(), c.EnableMetrics), j.config.window())
 		}
 		return build(handler, c)
 	}

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -68,7 +70,7 @@ type Start struct {
 // another server cannot read. The error is one line that names the resources, their
 // encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
 // values only where these do not say enough: of built-in resources whose stored set is not
-// known, and of any resource, also a custom one, whose stored set is not known or has a key
+// known, or names what the server cannot decode, and of any resource, also a custom one, whose stored set is not known or has a key
 // that is not among the server's. That takes at most CheckTimeout. What nobody can tell, such
 // as damaged values, does not keep the server from starting; of built-in resources it is
 // logged. But where the stored set has a key that is not among the server's, not to have read
@@ -139,13 +141,14 @@ func (s Start) refuseStored(ctx context.Context, reader rewrite.Reader) error {
 func refuseUndecodable(ctx context.Context, sets Sets, reader rewrite.Reader, layout Layout, target *compat.Target) error {
 	var stored, uncounted []compat.Stored
 	for _, gr := range target.Resources() {
-		if set := sets.Of(gr); set.Unknown {
+		// What is remembered may be gone: nothing is refused for it uncounted.
+		if set := sets.Of(gr); set.Unknown || target.Judge(set).Verdict == compat.Unsafe {
 			uncounted = append(uncounted, set)
 		} else {
 			stored = append(stored, set)
 		}
 	}
-	counted, err := countSmallFirst(ctx, reader, layout, uncounted)
+	counted, err := countSmallFirst(ctx, reader, layout, sets, uncounted)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read: %w", err)
 	}
@@ -171,8 +174,9 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader rewrite.Reader, la
 }
 
 // countSmallFirst adds the census of each resource, the resource with the fewest objects
-// first: so that a large one uses up only its own share of the time.
-func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, uncounted []compat.Stored) ([]compat.Stored, error) {
+// first: so that a large one uses up only its own share of the time. What servers began to
+// write meanwhile counts as written.
+func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, sets Sets, uncounted []compat.Stored) ([]compat.Stored, error) {
 	sizes := map[string]int64{}
 	for _, s := range uncounted {
 		start := layout.Of(s.Resource, false)
@@ -190,6 +194,21 @@ func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, 
 		if s.Census = (&compat.StoredCensus{}); sizes[s.Resource.String()] > 0 {
 			s.Census = Count(ctx, reader, layout.Of(s.Resource, false))
 		}
+		if err := fenced(ctx, reader, layout, sets, s); err != nil {
+			s.Census.Partial = cmp.Or(s.Census.Partial, "what servers write cannot be read: "+err.Error())
+		}
 	}
 	return uncounted, nil
+}
+
+// fenced reads a resource's StorageVersion again, behind its census.
+func fenced(ctx context.Context, reader rewrite.Reader, layout Layout, before Sets, s *compat.Stored) error {
+	key := ResourcePrefix(layout.Prefix, storageversion.Resource, false) + storageversion.Name(s.Resource)
+	page, err := reader.Range(ctx, key, key+"\x00", 1, 0)
+	if err != nil || len(page.Entries) == 0 {
+		return err
+	}
+	after := Sets{States: before.States, Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{s.Resource: decodeVersion(page.Entries[0].Value)}}
+	Since(s, before, after)
+	return nil
 }

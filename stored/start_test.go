@@ -55,12 +55,34 @@ func TestCheckStorage(t *testing.T) {
 			v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, admissionGroup+"/v1alpha1", admissionGroup+"/v1beta1", v1)
 		}},
 		"a stored set with a newer version": {
-			change:  func(v map[string]string) { v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, v1) },
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, v1)
+				v["mutatingadmissionpolicies/a"] = policyIn(string(v2))
+			},
 			refused: []string{"this binary (1.37) cannot decode", policies.String() + " as " + admissionGroup + "/v2:", "wait until", "--allow-undecodable-storage"},
+		},
+		"a stored set with a newer version, and no value of it": {change: func(v map[string]string) {
+			v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, v1)
+			v["mutatingadmissionpolicies/a"] = policyIn(string(v1))
+		}},
+		"a stored set with a newer version, and encrypted values": {
+			change: func(v map[string]string) {
+				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, v1)
+				v["mutatingadmissionpolicies/a"] = sealed
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
+		},
+		"a server writes a newer version, and no value has it": {
+			change: func(v map[string]string) {
+				v[storedtest.VersionKey(policies)] = storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})
+			},
+			refused: []string{policies.String() + " as " + string(v2)},
 		},
 		"two resources": {
 			change: func(v map[string]string) {
 				v[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, "other/v1", v1)
+				v["mutatingadmissionpolicies/a"], v["mutatingadmissionpolicies/b"] = policyIn(string(v2)), policyIn("other/v1")
+				v["configmaps/default/a"] = `{"apiVersion":"v9","kind":"ConfigMap"}`
 				v[storedtest.StateKey(schema.GroupResource{Resource: "configmaps"})] = storedtest.State(t, schema.GroupResource{Resource: "configmaps"}, 1, "v9")
 			},
 			refused: []string{"configmaps as v9; " + policies.String() + " as " + admissionGroup + "/v2, other/v1:"},
@@ -68,6 +90,7 @@ func TestCheckStorage(t *testing.T) {
 		"a newer version since the state was written": {
 			change: func(v map[string]string) {
 				v[storedtest.VersionKey(policies)] = storedtest.Version(t, policies, agree.History{Epoch: 3, Last: map[agree.Encoding]int64{v1: 3, v2: 2}})
+				v["mutatingadmissionpolicies/a"] = policyIn(string(v2))
 			},
 			refused: []string{policies.String() + " as " + string(v2)},
 		},
@@ -328,6 +351,51 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	}
 	if _, err := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
 		t.Errorf("got %v, want a refusal for %s", err, policies)
+	}
+}
+
+// meanwhileReader has a StorageVersion written once values of its resource are read.
+type meanwhileReader struct {
+	rewrite.Reader
+	of    string
+	write func()
+}
+
+// Range implements rewrite.Reader.
+func (m meanwhileReader) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+	page, err := m.Reader.Range(ctx, start, end, limit, revision)
+	if strings.HasPrefix(start, m.of) {
+		m.write()
+	}
+	return page, err
+}
+
+// TestCheckStorageIsFenced asserts that what a server began to write while values were counted
+// counts as written, and that a remembered set refuses where not all values could be read.
+func TestCheckStorageIsFenced(t *testing.T) {
+	etcd := storedtest.Start(t)
+	v1, v2 := agree.Encoding(admissionGroup+"/v1"), agree.Encoding(admissionGroup+"/v2")
+	values := storedtest.Agreed(t)
+	values[storedtest.StateKey(policies)] = storedtest.State(t, policies, 1, v2, v1)
+	values["mutatingadmissionpolicies/a"], values["mutatingadmissionpolicies/b"] = policyIn(string(v1)), policyIn(string(v1))
+	prefix := etcd.Fill(t, values)
+	place := prefix + "/mutatingadmissionpolicies/"
+	if err := start(t, prefix, false).Check(t.Context(), rewrite.NewEtcd(etcd.Client)); err != nil {
+		t.Fatalf("nothing is stored in %s: %v", v2, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := stored.RefuseStored(start(t, prefix, false), ctx, slowReader{Reader: rewrite.NewEtcd(etcd), slow: place}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+		t.Errorf("values could not be counted, and it got %v", err)
+	}
+	joined := storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})
+	reader := meanwhileReader{rewrite.NewEtcd(etcd), place, func() {
+		if _, err := etcd.Put(t.Context(), prefix+"/"+storedtest.VersionKey(policies), joined); err != nil {
+			t.Error(err)
+		}
+	}}
+	if err := start(t, prefix, false).Check(t.Context(), reader); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+		t.Errorf("a server began to write %s, and it got %v", v2, err)
 	}
 }
 

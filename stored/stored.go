@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
@@ -51,16 +53,37 @@ func ReadSets(ctx context.Context, reader rewrite.Reader, prefix string) (Sets, 
 		if err != nil {
 			return nil //nolint:nilerr // a key that is no StorageVersion's names no resource
 		}
-		sets.Versions[gr] = nil
-		if obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil); err == nil {
-			sets.Versions[gr], _ = obj.(*apiserverinternalv1alpha1.StorageVersion)
-		}
+		sets.Versions[gr] = decodeVersion(e.Value)
 		return nil
 	})
 	if err != nil {
 		return Sets{}, fmt.Errorf("StorageVersions: %w", err)
 	}
 	return sets, nil
+}
+
+// decodeVersion returns a StorageVersion; nil if the value cannot be read.
+func decodeVersion(value []byte) *apiserverinternalv1alpha1.StorageVersion {
+	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(value, nil, nil)
+	if err != nil {
+		return nil
+	}
+	sv, _ := obj.(*apiserverinternalv1alpha1.StorageVersion)
+	return sv
+}
+
+// Since adds to what servers write of a resource what they have reported between two looks at
+// the stored sets, and may have written while it was counted: without a report no server writes.
+func Since(s *compat.Stored, before, after Sets) {
+	was, is := before.Versions[s.Resource], after.Versions[s.Resource]
+	if is == nil || was != nil && was.ResourceVersion == is.ResourceVersion && was.UID == is.UID && maps.Equal(was.Annotations, is.Annotations) {
+		return
+	}
+	for _, e := range after.Encodings(s.Resource) {
+		if e != agree.Unknown {
+			s.Reported = append(s.Reported, string(e.Plain()))
+		}
+	}
 }
 
 // DefaultPrefix is kube-apiserver's default for --etcd-prefix.

@@ -40,9 +40,14 @@ func Evidence(migrations []migrationv1alpha1.StorageVersionMigration) map[schema
 	return found
 }
 
+// endedAfter says whether m counts, and not old. Of two that ended in the same second, which is
+// all that their ends tell, that one does which failed at objects.
 func endedAfter(m, old *migrationv1alpha1.StorageVersionMigration) bool {
 	a, _ := migrationv1alpha1.PastOf(m, nil)
 	b, _ := migrationv1alpha1.PastOf(old, nil)
+	if a.Ended.Equal(&b.Ended) {
+		return migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil && len(m.Status.Failures) > 0
+	}
 	return a.Ended.After(b.Ended.Time)
 }
 

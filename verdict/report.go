@@ -19,6 +19,9 @@ type Report struct {
 	Verdict compat.Safety `json:"verdict"`
 	// Resources have the unsafe first, then those of which nobody could tell, each sorted.
 	Resources []compat.Finding `json:"resources"`
+	// Remembered is how many of them something is remembered of whose raw values were not all
+	// read: values that cannot be read may be among these.
+	Remembered int `json:"remembered,omitempty"`
 	// Covers names, for people, the scope of the verdict.
 	Covers string `json:"covers"`
 	// Do tells people the next step where the verdict is not safe.
@@ -35,7 +38,11 @@ const coversServers = "whether every stored object can be decoded. Not looked at
 func OfServer(target *compat.Target, stored []compat.Stored) Report {
 	r := Report{Target: target.Name, Covers: coversServers}
 	for _, s := range stored {
-		r.Resources = append(r.Resources, target.Judge(s))
+		f := target.Judge(s)
+		if len(f.Stored) > 0 && (s.Census == nil || s.Census.Partial != "") {
+			r.Remembered++
+		}
+		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
 		"wait until their migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir")
@@ -95,6 +102,9 @@ func (r Report) Text(all bool) string {
 	}
 	if safe > 0 && !all {
 		fmt.Fprintf(&text, "\n%d of %d resources are safe.\n", safe, len(r.Resources))
+	}
+	if r.Remembered > 0 {
+		text.WriteString("\n" + wrapped("", fmt.Sprintf("Of %d of %d resources the raw values were not all read: their verdict goes by what is remembered.", r.Remembered, len(r.Resources))))
 	}
 	if r.Do != "" {
 		text.WriteString("\n" + wrapped("", "What to do: "+r.Do+"."))

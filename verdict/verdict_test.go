@@ -7,6 +7,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -168,5 +169,13 @@ func TestEvidence(t *testing.T) {
 	}
 	if later := verdict.Evidence([]migrationv1alpha1.StorageVersionMigration{migration("b", 2, false), migration("c", 3, true)}); len(later) != 0 {
 		t.Errorf("evidence of what succeeded since: %+v", later)
+	}
+	// Ends are told in seconds: which of these was the last nobody knows.
+	same := []migrationv1alpha1.StorageVersionMigration{migration("a", 2, true), migration("b", 2, false)}
+	for range 2 {
+		if got := verdict.Evidence(same)[widgets]; got.Objects != 1 {
+			t.Errorf("of what ended in one second the evidence is %+v", got)
+		}
+		slices.Reverse(same)
 	}
 }

@@ -186,10 +186,8 @@ func TestCensusTable(t *testing.T) {
 	out, err := runCensus(t.Context(), "--data-dir", dataDir)
 	requireNoError(t, err)
 	for _, want := range []string{
-		"RESOURCE              ENCODING                   OBJECTS   BYTES\n",
-		"secrets               encrypted:aescbc:v1:key1   1 ",
-		"secrets               unknown                    12        24\n",
-		"widgets.example.com   example.com/v1             3000 ",
+		"secrets\n          1 objects ", " bytes  encrypted:aescbc:v1:key1\n         12 objects            24 bytes  unknown\n",
+		"widgets.example.com\n       3000 objects ",
 		"\nvalues that cannot be read: 12\n  \"/registry/secrets/default/bad-00\"\n",
 		"  and 2 more, named by -o json\n",
 		"\nrevision ",

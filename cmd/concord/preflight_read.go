@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
-	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/cmd/preflight"
 	"github.com/concord-dev/concord/compat"
@@ -68,16 +67,7 @@ func since(ctx context.Context, reader rewrite.Reader, prefix string, before ver
 		return err
 	}
 	for i := range world.Stored {
-		s := &world.Stored[i]
-		was, is := before.Versions[s.Resource], after.Versions[s.Resource]
-		if is == nil || was != nil && was.ResourceVersion == is.ResourceVersion && was.UID == is.UID && maps.Equal(was.Annotations, is.Annotations) {
-			continue
-		}
-		for _, e := range after.Encodings(s.Resource) {
-			if e != agree.Unknown {
-				s.Reported = append(s.Reported, string(e.Plain()))
-			}
-		}
+		stored.Since(&world.Stored[i], before, after)
 	}
 	return nil
 }

@@ -110,17 +110,25 @@ const (
 	leastWidth = 40
 )
 
-// terminal says whether out is one, and how text looks there. Colours are for terminals, and
-// NO_COLOR (no-color.org) and TERM=dumb turn them off.
+// terminal says whether out is one, and how text looks there.
 func terminal(out io.Writer) (style status.Style, is bool) {
-	style.Width = plainWidth
 	file, ok := out.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
-		return style, false
+		return status.Style{Width: plainWidth}, false
 	}
-	if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
+	width, _, err := term.GetSize(int(file.Fd()))
+	if err != nil {
+		width = 0
+	}
+	return styleOf(width, os.Getenv), true
+}
+
+// styleOf is how text looks on a terminal of a width, 0 if it does not tell. Colours are for
+// terminals, and NO_COLOR (no-color.org) and TERM=dumb turn them off.
+func styleOf(width int, env func(string) string) status.Style {
+	style := status.Style{Width: plainWidth, Color: env("NO_COLOR") == "" && env("TERM") != "dumb"}
+	if width > 0 {
 		style.Width = max(width, leastWidth)
 	}
-	style.Color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-	return style, true
+	return style
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -38,6 +40,8 @@ const patience = 5 * time.Minute
 //	flip <crd> <version>    store a custom resource in another version
 //	put <key> <value>, del <key>
 //	crash three, bury three  kill a server with SIGKILL; delete its Lease
+//	code <n> <command> <argument>...  run it, which ends with that exit code
+//	narrow                  the last stdout has no line of more than 80 columns
 //	await <regexp> <command> <argument>...  run it until it prints what matches
 //	page <regexp>...        look at the dashboard, which tells what matches
 //	screen <file>           write the last stdout to a file, with names for what differs
@@ -53,10 +57,12 @@ func TestScene(t *testing.T) {
 		Dir: "testdata/scene", RequireExplicitExec: true, UpdateScripts: os.Getenv("UPDATE_SCREENS") != "",
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("KUBECONFIG", s.servers["one"].Kubeconfig())
+			env.Setenv("ETCD", c.Endpoint)
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"apply": s.apply, "fill": s.fill, "flip": s.flip, "put": s.put, "del": s.del, "crash": s.crash, "bury": s.bury, "await": await, "page": page, "screen": screen,
+			"code": code, "narrow": narrow,
 		},
 	})
 }
@@ -163,6 +169,30 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 	})
 }
 
+func code(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			ts.Fatalf("%s: %v", strings.Join(args[1:], " "), err)
+		}
+		got = exit.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("%s ended with %d, not %d\n%s%s", strings.Join(args[1:], " "), got, want, ts.ReadFile("stdout"), ts.ReadFile("stderr"))
+	}
+}
+
+func narrow(ts *testscript.TestScript, _ bool, _ []string) {
+	for line := range strings.Lines(ts.ReadFile("stdout")) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > plainWidth {
+			ts.Fatalf("a line of %d columns: %s", n, line)
+		}
+	}
+}
+
 // page runs the dashboard, and looks at what it sends at first.
 func page(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -218,6 +248,7 @@ var pausedAt = regexp.MustCompile(`[0-9]+(\s+of 400)|(example.com/v[12]  )[0-9]+
 // screen names servers in the order in which they appear, with names as long as their own, so
 // that columns stay, and writes N for what varies.
 func screen(ts *testscript.TestScript, _ bool, args []string) {
+	narrow(ts, false, nil)
 	text, n := ts.ReadFile("stdout"), map[string]string{}
 	text = identity.ReplaceAllStringFunc(text, func(id string) string {
 		if n[id] == "" {

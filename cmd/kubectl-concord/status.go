@@ -28,7 +28,8 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 		if err != nil { // a server that restarts is worth watching
 			text = fmt.Sprintf("%s\n\n%v\n", time.Now().Format(time.TimeOnly), err)
 		}
-		if err := draw(out, text, &last, watch); err != nil || !watch {
+		_, tty := terminal(out)
+		if err := draw(out, text, &last, watch, tty); err != nil || !watch {
 			return err
 		}
 		select {
@@ -57,13 +58,13 @@ func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (str
 
 // draw prints a screen. One that is watched replaces the last one on a terminal, and
 // elsewhere follows it if it differs.
-func draw(out io.Writer, text string, last *string, watch bool) error {
+func draw(out io.Writer, text string, last *string, watch, tty bool) error {
 	first := *last == ""
 	same := text == *last
 	*last = text
-	switch _, is := terminal(out); {
+	switch {
 	case !watch:
-	case is:
+	case tty:
 		text = "\x1b[H\x1b[2J" + text
 	case same:
 		return nil

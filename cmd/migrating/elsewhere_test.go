@@ -31,17 +31,17 @@ func TestEstimateElsewhere(t *testing.T) {
 		err       error
 		row, says string
 	}{
-		"counted":     {"example.com/v2", ptr.To[int64](150), nil, `elsewhere 150 - - example.com/v2 -`, through},
-		"empty":       {"example.com/v2", ptr.To[int64](0), nil, `elsewhere 0 - - example.com/v2 -`, through},
-		"not counted": {"example.com/v2", nil, nil, `elsewhere - - - example.com/v2 -`, through},
-		"not agreed":  {migrationv1alpha1.Unknown, ptr.To[int64](150), nil, `elsewhere 150 - - not agreed -`, through},
-		"away":        {"example.com/v2", nil, errors.New("connection refused"), `elsewhere - - - example.com/v2 -`, through + ", and cannot be listed: connection refused"},
-		"not served":  {"example.com/v2", nil, errNotServed, `elsewhere - - - example.com/v2 -`, errNotServed.Error()},
+		"counted":     {"example.com/v2", ptr.To[int64](150), nil, `150 objects, to be in example.com/v2`, through},
+		"empty":       {"example.com/v2", ptr.To[int64](0), nil, `0 objects, to be in example.com/v2`, through},
+		"not counted": {"example.com/v2", nil, nil, `- objects, to be in example.com/v2`, through},
+		"not agreed":  {migrationv1alpha1.Unknown, ptr.To[int64](150), nil, `150 objects, to be in what servers will agree on`, through},
+		"away":        {"example.com/v2", nil, errors.New("connection refused"), `- objects, to be in example.com/v2`, through + ", and cannot be listed: connection refused"},
+		"not served":  {"example.com/v2", nil, errNotServed, `- objects, to be in example.com/v2`, errNotServed.Error()},
 	} {
 		e := ofElsewhere(gr, test.agreed, test.objects, test.err)
 		text := estimateTable([]estimate{e, (&migrateOptions{}).of(census.Resource{Resource: "empty"})})
-		table := regexp.MustCompile(" +").ReplaceAllString(text, " ")
-		for _, want := range []string{"widgets.example.com " + test.row + "\n", "empty - 0 0 0 not agreed 1s\n", "\nwidgets.example.com is stored elsewhere: " + test.says + ". Its bytes and encodings"} {
+		table := regexp.MustCompile("\\s+").ReplaceAllString(text, " ")
+		for _, want := range []string{"widgets.example.com " + test.row + " ", "nothing is stored of 1 resources ", " widgets.example.com is stored elsewhere: " + test.says + ". Its bytes and encodings"} {
 			if !strings.Contains(table, want) {
 				t.Errorf("%s: no %q in\n%s", name, want, text)
 			}

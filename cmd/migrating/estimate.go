@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/mitchellh/go-wordwrap"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -126,46 +126,48 @@ func (o *migrateOptions) of(c census.Resource) estimate {
 	return e
 }
 
+// estimateTable has the resource in a line of its own, and under it what it is stored as:
+// names are too long to stand beside the rest.
 func estimateTable(estimates []estimate) string {
 	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "RESOURCE\tSTORED AS\tOBJECTS\tBYTES\tTO REWRITE\tENCODING\tEXPECTED")
-	assumed, rewrites := false, false
+	assumed, rewrites, empty := false, false, 0
 	for _, e := range estimates {
-		to := cmp.Or(e.Encoding, "not agreed")
-		if e.Elsewhere != "" {
-			fmt.Fprintf(w, "%s\telsewhere\t%s\t-\t-\t%s\t-\n", e.Resource, orDash(e.Objects), to)
+		to := cmp.Or(e.Encoding, "what servers will agree on")
+		switch {
+		case e.Elsewhere != "":
+			fmt.Fprintf(&text, "%s\n  %9s objects, to be in %s\n", e.Resource, orDash(e.Objects), to)
+			continue
+		case len(e.Encodings) == 0:
+			empty++
 			continue
 		}
 		expected := time.Duration(*e.ExpectedSeconds * float64(time.Second)).Round(time.Second)
-		rows := e.Encodings
-		if len(rows) == 0 {
-			rows = []encodingRow{{Encoding: "-"}}
-		}
-		for i, row := range rows {
-			rewrite, took := "", ""
-			if i == 0 {
-				rewrite, took = fmt.Sprint(*e.Rewrite), max(expected, time.Second).String()
-			}
-			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\n", e.Resource, row.Encoding, row.Objects, row.Bytes, rewrite, to, took)
+		fmt.Fprintf(&text, "%s\n  %9d to rewrite to %s, in %s\n", e.Resource, *e.Rewrite, to, max(expected, time.Second))
+		for _, row := range e.Encodings {
+			fmt.Fprintf(&text, "  %9d objects  %12d bytes  %s\n", row.Objects, row.Bytes, row.Encoding)
 		}
 		rewrites = rewrites || *e.Rewrite > 0
 		assumed = assumed || e.Basis == "assumed" && *e.Rewrite > 0
 	}
-	_ = w.Flush() // a strings.Builder takes everything
+	if empty > 0 {
+		fmt.Fprintf(&text, "nothing is stored of %d resources\n", empty)
+	}
 	if assumed {
-		fmt.Fprintf(&text, "\nThe server asked has not rewritten anything yet: %d objects per second are assumed.\n", assumedPerSecond)
+		text.WriteString(paragraph(fmt.Sprintf("The server asked has not rewritten anything yet: %d objects per second are assumed.", assumedPerSecond)))
 	}
 	if rewrites {
-		fmt.Fprint(&text, "\nWhile clients are served a migration gives way to them, and takes longer.\n")
+		text.WriteString(paragraph("While clients are served a migration gives way to them, and takes longer."))
 	}
 	for _, e := range estimates {
 		if e.Elsewhere != "" {
-			fmt.Fprintf(&text, "\n%s is stored elsewhere: %s. Its bytes and encodings, and how long it takes, are not known here.\n", e.Resource, e.Elsewhere)
+			text.WriteString(paragraph(fmt.Sprintf("%s is stored elsewhere: %s. Its bytes and encodings, and how long it takes, are not known here.", e.Resource, e.Elsewhere)))
 		}
 	}
 	return text.String()
 }
+
+// paragraph is text in lines of 80 columns, behind an empty line.
+func paragraph(text string) string { return "\n" + wordwrap.WrapString(text, 80) + "\n" }
 
 // Printed writes rows in the format that -o names.
 func Printed(w io.Writer, output string, rows any, table func() string) error {

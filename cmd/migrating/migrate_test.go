@@ -79,9 +79,17 @@ func TestEstimate(t *testing.T) {
 	}
 	o := migrateOptions{}
 	table := estimateTable([]estimate{o.of(counted), o.of(census.Resource{Resource: "empty"})})
-	for _, want := range []string{"RESOURCE", "widgets.example.com   example.com/v1   1000      5000", "4s", "objects per second are assumed", "empty                 -                0"} {
+	for _, want := range []string{
+		"widgets.example.com\n       1010 to rewrite to example.com/v2, in 4s\n       1000 objects          5000 bytes  example.com/v1\n",
+		"objects per second are\nassumed.", "nothing is stored of 1 resources\n",
+	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+	for line := range strings.Lines(table) {
+		if len(line) > 81 {
+			t.Errorf("a line of %d columns: %s", len(line)-1, line)
 		}
 	}
 }

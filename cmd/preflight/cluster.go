@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/census"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/cmd/migrating"
@@ -33,7 +35,7 @@ func inCluster(ctx context.Context, config *rest.Config, known []schema.GroupRes
 	}
 	patient := rest.CopyConfig(config)
 	patient.Timeout = 0 // a census takes as long as there are objects
-	world.Count = func(ctx context.Context, gr schema.GroupResource) *compat.StoredCensus {
+	world.Count = func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error) {
 		return countIn(ctx, cluster, patient, gr)
 	}
 	return world, nil
@@ -80,29 +82,43 @@ func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definit
 	return d
 }
 
-// countIn has a server count a resource's objects; nil where it does not. What servers began to
-// write while it counted is not in the census: then there is none.
-func countIn(ctx context.Context, cluster client.Client, config *rest.Config, gr schema.GroupResource) *compat.StoredCensus {
-	before, known := epochOf(ctx, cluster, gr)
+// countIn has a server count a resource's objects. No server stores what has no StorageVersion.
+// What servers began to write while it counted is not in the census: then there is none.
+func countIn(ctx context.Context, cluster client.Client, config *rest.Config, gr schema.GroupResource) (*compat.StoredCensus, error) {
+	before, err := epochOf(ctx, cluster, gr)
+	if err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
 	counted, err := migrating.TakeCensus(ctx, config, gr)
-	if err != nil || !known {
-		return nil
+	switch {
+	case census.IsNotStored(err, gr):
+		return nil, nil
+	case err != nil:
+		return nil, err
 	}
-	if after, known := epochOf(ctx, cluster, gr); !known || after != before {
-		return nil
+	switch after, err := epochOf(ctx, cluster, gr); {
+	case err != nil:
+		return nil, err
+	case after != before:
+		return nil, errors.New("servers began to write it differently meanwhile")
 	}
-	census := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}
+	return rowsOf(counted), nil
+}
+
+// rowsOf is a server's census in the form in which it is judged.
+func rowsOf(counted *census.Resource) *compat.StoredCensus {
+	taken := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}
 	for _, row := range counted.Rows {
 		if row.Encoding == "unknown" {
-			census.Unreadable += row.Objects
-			census.First[""] = counted.First[row.Encoding]
+			taken.Unreadable += row.Objects
+			taken.First[""] = counted.First[row.Encoding]
 			continue
 		}
 		plain := string(agree.Encoding(row.Encoding).Plain())
-		census.Objects[plain] += row.Objects
-		census.First[plain] = append(census.First[plain], counted.First[row.Encoding]...)
+		taken.Objects[plain] += row.Objects
+		taken.First[plain] = append(taken.First[plain], counted.First[row.Encoding]...)
 	}
-	return census
+	return taken
 }
 
 // epoch is a StorageVersion's uid and epoch.
@@ -111,12 +127,12 @@ type epoch struct {
 	epoch int64
 }
 
-// epochOf reads the epoch of a resource's StorageVersion; false if nobody knows it.
-func epochOf(ctx context.Context, cluster client.Client, gr schema.GroupResource) (epoch, bool) {
+// epochOf reads the epoch of a resource's StorageVersion.
+func epochOf(ctx context.Context, cluster client.Client, gr schema.GroupResource) (epoch, error) {
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
 	if err := cluster.Get(ctx, client.ObjectKey{Name: storageversion.Name(gr)}, sv); err != nil {
-		return epoch{}, false
+		return epoch{}, fmt.Errorf("its StorageVersion: %w", err)
 	}
 	history, err := storageversion.History(sv)
-	return epoch{string(sv.UID), history.Epoch}, err == nil
+	return epoch{string(sv.UID), history.Epoch}, err
 }

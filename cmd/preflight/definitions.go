@@ -42,25 +42,25 @@ func (o *options) definitions(ctx context.Context) (verdict.Report, error) {
 		return verdict.Report{}, err
 	}
 	if o.uninstall != "" {
-		return verdict.OfDeletion(world.change(ctx, gone, nil)), nil
+		return verdict.OfDeletion(o.change(ctx, world, gone, nil)), nil
 	}
 	var changes []verdict.Change
 	for i := range wanted {
-		changes = append(changes, world.change(ctx, wanted[i].Resource, &wanted[i]))
+		changes = append(changes, o.change(ctx, world, wanted[i].Resource, &wanted[i]))
 	}
 	return verdict.OfDefinitions(changes), nil
 }
 
 // change is what is known of a definition and its objects.
-func (w *World) change(ctx context.Context, gr schema.GroupResource, wanted *verdict.Definition) verdict.Change {
+func (o *options) change(ctx context.Context, w *World, gr schema.GroupResource, wanted *verdict.Definition) verdict.Change {
 	c := verdict.Change{Wanted: wanted, Present: w.Definitions[gr], Stored: compat.Stored{Resource: gr}}
 	for _, s := range w.Stored {
 		if s.Resource == gr {
 			c.Stored = s
 		}
 	}
-	if w.Count != nil && c.Present != nil {
-		c.Stored.Census = w.Count(ctx, gr)
+	if w.Count != nil && o.count && c.Present != nil {
+		c.Stored.Census = o.countOne(ctx, w, gr)
 	}
 	return c
 }

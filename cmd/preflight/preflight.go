@@ -39,8 +39,9 @@ type World struct {
 	// Definitions are the CustomResourceDefinitions by resource; nil is one that cannot be read.
 	Definitions map[schema.GroupResource]*verdict.Definition
 	// Count takes the census of a resource that has none; nil where all were taken. It returns
-	// nil where none can be had.
-	Count func(ctx context.Context, gr schema.GroupResource) *compat.StoredCensus
+	// nil where there is nothing to count: nobody who is asked stores the resource. The error
+	// is why there is no census of one that is stored.
+	Count func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error)
 }
 
 // options say what is to be done.
@@ -50,8 +51,9 @@ type options struct {
 	emulation, minCompatibility string
 	crd, chart, uninstall       string
 	output                      string
-	all                         bool
+	all, count                  bool
 	in                          io.Reader
+	complaints                  io.Writer
 }
 
 // NewCommand returns "preflight".
@@ -66,8 +68,9 @@ is started (--to, --back-to), or one of this release at other versions (--emulat
 deleted (--uninstall-crd). Nothing is changed.
 
 What may be stored is read from a live cluster: its StorageStates, what migrations failed at,
-and, where these do not decide it, a census of raw values that a server takes for cluster
-admins.` + etcdHelp(config) + ` Raw values go before what is remembered.
+and a census of raw values that a server takes for cluster admins. It reads every value, which
+takes a while for many objects; --count=false leaves it out, and how many resources were not
+counted is told.` + etcdHelp(config) + ` Raw values go before what is remembered.
 
 --chart reads the files in crds/, and those in templates/ that are, but for lines of
 directives, plain CustomResourceDefinitions. Others have to be rendered first:
@@ -84,7 +87,7 @@ what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are 
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.in = cmd.InOrStdin()
+			o.in, o.complaints = cmd.InOrStdin(), cmd.ErrOrStderr()
 			return o.run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
@@ -96,6 +99,7 @@ what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are 
 	flags.StringVar(&o.crd, "crd", "", "a file of CustomResourceDefinitions that are to be applied, or - for stdin")
 	flags.StringVar(&o.chart, "chart", "", "the directory of a Helm chart whose CustomResourceDefinitions are to be applied")
 	flags.StringVar(&o.uninstall, "uninstall-crd", "", "the name of a CustomResourceDefinition that is to be deleted")
+	flags.BoolVar(&o.count, "count", true, "in a live cluster, have a server count the stored objects")
 	flags.BoolVar(&o.all, "all", false, "list in the text what is safe, too")
 	flags.StringVarP(&o.output, "output", "o", "text", "what to print: "+strings.Join(verdict.Formats, ", "))
 	return cmd
@@ -154,14 +158,8 @@ func (o *options) report(ctx context.Context) (verdict.Report, error) {
 	if err != nil {
 		return verdict.Report{}, err
 	}
-	for i := range world.Stored {
-		s := &world.Stored[i]
-		if world.Count != nil && target.Judge(*s).Verdict != compat.Safe {
-			s.Census = world.Count(ctx, s.Resource)
-		}
-		if err := ctx.Err(); err != nil {
-			return verdict.Report{}, err
-		}
+	if err := o.counted(ctx, world); err != nil {
+		return verdict.Report{}, err
 	}
 	return verdict.OfServer(target, world.Stored), nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -19,17 +18,15 @@ func PrintCensus(out io.Writer, census rewrite.Census, verified bool, output str
 	if output == "json" {
 		return printJSON(out, census)
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "RESOURCE\tENCODING\tOBJECTS\tBYTES")
 	var encrypted int64
-	for _, row := range census.Rows {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", row.Resource, row.Encoding, row.Objects, row.Bytes)
+	for i, row := range census.Rows {
+		if i == 0 || row.Resource != census.Rows[i-1].Resource {
+			fmt.Fprintln(out, row.Resource)
+		}
+		fmt.Fprintf(out, "  %9d objects  %12d bytes  %s\n", row.Objects, row.Bytes, row.Encoding)
 		if strings.HasPrefix(row.Encoding, rewrite.EncodingEncrypted) {
 			encrypted += row.Objects
 		}
-	}
-	if err := w.Flush(); err != nil {
-		return err
 	}
 	printNamed(out, "values that cannot be read", len(census.Unknown), func(i int) string {
 		return fmt.Sprintf("%q", census.Unknown[i])

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/mitchellh/go-wordwrap"
+
 	"github.com/concord-dev/concord/keyring/use"
 	"github.com/concord-dev/concord/rewrite"
 )
@@ -87,21 +89,28 @@ func needed(report use.Report, asked []string) error {
 
 func printKeys(out io.Writer, report use.Report) error {
 	if len(report.Keys) == 0 {
-		_, err := fmt.Fprintf(out, "nothing is encrypted at revision %d: no stored value has a key, and no server encrypts with one\n", report.Revision)
+		_, err := fmt.Fprintf(out, "nothing is encrypted at revision %d:\nno stored value has a key, and no server encrypts with one\n", report.Revision)
 		return err
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "KEY\tVALUES\tSAFE TO REMOVE\tREASON")
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "KEY\tVALUES\tSAFE TO REMOVE")
 	for _, k := range report.Keys {
 		safe := "no"
 		if k.Removable {
 			safe = "yes"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", k.Name, k.Values, safe, k.Reason)
+		fmt.Fprintf(w, "%s\t%d\t%s\n", k.Name, k.Values, safe)
 	}
-	if err := w.Flush(); err != nil {
-		return err
+	_ = w.Flush() // a strings.Builder takes everything
+	lines := strings.SplitAfter(text.String(), "\n")
+	shown := lines[0]
+	for i, k := range report.Keys {
+		shown += lines[i+1]
+		if k.Reason != "" {
+			shown += "  " + strings.ReplaceAll(wordwrap.WrapString(k.Reason, 78), "\n", "\n  ") + "\n"
+		}
 	}
-	_, err := fmt.Fprintf(out, "\nrevision %d\n", report.Revision)
+	_, err := fmt.Fprintf(out, "%s\nrevision %d\n", shown, report.Revision)
 	return err
 }

@@ -13,7 +13,7 @@ func TestNoKeys(t *testing.T) {
 	if err := printKeys(&out, use.Report{Revision: 7}); err != nil {
 		t.Fatal(err)
 	}
-	if got := out.String(); got != "nothing is encrypted at revision 7: no stored value has a key, and no server encrypts with one\n" {
+	if got := out.String(); got != "nothing is encrypted at revision 7:\nno stored value has a key, and no server encrypts with one\n" {
 		t.Errorf("printed %q", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -18,7 +19,8 @@ import (
 
 // TestReadOnlyEtcd has kubectl concord read the etcd of a stock kube-apiserver as a user of etcd
 // that may read what is under /registry and nothing else: census and keys work, and etcd is at
-// the same revision afterwards.
+// the same revision afterwards. Of a value that is encrypted it tells the key, and that it is
+// needed, with no key of its own.
 func TestReadOnlyEtcd(t *testing.T) {
 	ca := cluster.NewAuthority(t, "etcd-ca")
 	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
@@ -31,6 +33,68 @@ func TestReadOnlyEtcd(t *testing.T) {
 	s.Terminate() // so that nothing is written
 
 	admin := etcdClient(t, endpoint, root)
+	grant(t, admin)
+	if _, err := etcdClient(t, endpoint, reader).Put(t.Context(), "/registry/x", "y"); err == nil || err.Error() != rpctypes.ErrPermissionDenied.Error() {
+		t.Fatalf("the reader may write: %v", err)
+	}
+	before := revisionOf(t, admin)
+	run := pluginOn(t, endpoint, reader)
+	var census struct {
+		Rows []struct {
+			Resource, Encoding string
+			Objects            int
+		}
+		Revision int64
+	}
+	if err := json.Unmarshal([]byte(run(0, "census", w.Name(), "-o", "json")), &census); err != nil {
+		t.Fatal(err)
+	}
+	counted := map[string]int{}
+	for _, row := range census.Rows {
+		if row.Resource != w.Name() {
+			t.Errorf("counted %+v", row)
+		}
+		counted[row.Encoding] = row.Objects
+	}
+	if len(counted) != 1 || counted[beside.V1] != 30 || census.Revision != before {
+		t.Errorf("counted %v at revision %d, not %d", counted, census.Revision, before)
+	}
+	if text := run(0, "census"); !strings.Contains(text, "customresourcedefinitions.apiextensions.k8s.io") || !strings.Contains(text, "apiextensions.k8s.io/v1") {
+		t.Errorf("printed %s", text)
+	}
+	if text := run(0, "keys"); !strings.Contains(text, "nothing is encrypted") {
+		t.Errorf("printed %s", text)
+	}
+	if after := revisionOf(t, admin); after != before {
+		t.Errorf("etcd went from revision %d to %d", before, after)
+	}
+	wantKeys(t, admin, run)
+}
+
+// wantKeys has one value encrypted, and its key told.
+func wantKeys(t *testing.T, admin *clientv3.Client, run func(int, ...string) string) {
+	t.Helper()
+	const key = "aescbc:v1:key1"
+	if _, err := admin.Put(t.Context(), "/registry/secrets/default/sealed", "k8s:enc:"+key+":\x00"); err != nil {
+		t.Fatal(err)
+	}
+	before := revisionOf(t, admin)
+	for _, text := range []string{run(0, "keys"), run(2, "keys", key)} {
+		if !regexp.MustCompile(`(?m)^` + key + ` +1 +no$`).MatchString(text) {
+			t.Errorf("printed %s", text)
+		}
+	}
+	if text := run(0, "census", "secrets"); !strings.Contains(text, key) {
+		t.Errorf("printed %s", text)
+	}
+	if after := revisionOf(t, admin); after != before {
+		t.Errorf("etcd went from revision %d to %d", before, after)
+	}
+}
+
+// grant has etcd ask who its users are: root, and reader, who may read what is under /registry.
+func grant(t *testing.T, admin *clientv3.Client) {
+	t.Helper()
 	must := func(_ any, err error) {
 		t.Helper()
 		if err != nil {
@@ -44,62 +108,35 @@ func TestReadOnlyEtcd(t *testing.T) {
 	}
 	must(admin.RoleGrantPermission(t.Context(), "reads", "/registry/", clientv3.GetPrefixRangeEnd("/registry/"), clientv3.PermissionType(clientv3.PermRead)))
 	must(admin.AuthEnable(t.Context()))
-	if _, err := etcdClient(t, endpoint, reader).Put(t.Context(), "/registry/x", "y"); err == nil || err.Error() != rpctypes.ErrPermissionDenied.Error() {
-		t.Fatalf("the reader may write: %v", err)
-	}
-	revision := func() int64 {
-		t.Helper()
-		response, err := admin.Get(t.Context(), "/registry/", clientv3.WithCountOnly(), clientv3.WithPrefix())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return response.Header.Revision
-	}
-	before := revision()
+}
 
+func revisionOf(t *testing.T, admin *clientv3.Client) int64 {
+	t.Helper()
+	response, err := admin.Get(t.Context(), "/registry/", clientv3.WithCountOnly(), clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.Header.Revision
+}
+
+// pluginOn builds kubectl concord, and returns what runs it on an etcd: with the exit code that
+// is expected, and the arguments.
+func pluginOn(t *testing.T, endpoint string, reader cluster.Pair) func(code int, args ...string) string {
+	t.Helper()
 	plugin := filepath.Join(t.TempDir(), "kubectl-concord")
 	if out, err := exec.Command("go", "build", "-o", plugin, "github.com/concord-dev/concord/cmd/kubectl-concord").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	run := func(args ...string) string {
+	return func(code int, args ...string) string {
 		t.Helper()
 		var out, complaints bytes.Buffer
 		cmd := exec.Command(plugin, append(args, "--etcd-servers="+endpoint, "--etcd-cafile="+reader.CA, "--etcd-certfile="+reader.Cert, "--etcd-keyfile="+reader.Key)...)
 		cmd.Env = []string{"KUBECONFIG=/nowhere"} // no API server is asked
 		cmd.Stdout, cmd.Stderr = &out, &complaints
-		if err := cmd.Run(); err != nil {
-			t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, complaints.String())
+		if err := cmd.Run(); cmd.ProcessState.ExitCode() != code {
+			t.Fatalf("%s: %v, not exit code %d\n%s", strings.Join(args, " "), err, code, complaints.String())
 		}
 		return out.String()
-	}
-	var census struct {
-		Rows []struct {
-			Resource, Encoding string
-			Objects            int
-		}
-		Revision int64
-	}
-	if err := json.Unmarshal([]byte(run("census", w.Name(), "-o", "json")), &census); err != nil {
-		t.Fatal(err)
-	}
-	counted := map[string]int{}
-	for _, row := range census.Rows {
-		if row.Resource != w.Name() {
-			t.Errorf("counted %+v", row)
-		}
-		counted[row.Encoding] = row.Objects
-	}
-	if len(counted) != 1 || counted[beside.V1] != 30 || census.Revision != before {
-		t.Errorf("counted %v at revision %d, not %d", counted, census.Revision, before)
-	}
-	if text := run("census"); !strings.Contains(text, "customresourcedefinitions.apiextensions.k8s.io") || !strings.Contains(text, "apiextensions.k8s.io/v1") {
-		t.Errorf("printed %s", text)
-	}
-	if text := run("keys"); !strings.Contains(text, "nothing is encrypted") {
-		t.Errorf("printed %s", text)
-	}
-	if after := revision(); after != before {
-		t.Errorf("etcd went from revision %d to %d", before, after)
 	}
 }
 

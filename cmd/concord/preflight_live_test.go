@@ -1,0 +1,182 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/census"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// serve answers the lists that the command asks for, and returns a kubeconfig.
+func (c *cluster) serve(t *testing.T, absent ...string) string {
+	t.Helper()
+	var states migrationv1alpha1.StorageStateList
+	for _, s := range c.states {
+		states.Items = append(states.Items, *s)
+	}
+	var versions apiserverinternalv1alpha1.StorageVersionList
+	for _, v := range c.versions {
+		versions.Items = append(versions.Items, *v)
+	}
+	var crds apiextensionsv1.CustomResourceDefinitionList
+	for _, crd := range c.crds {
+		crds.Items = append(crds.Items, *crd)
+	}
+	mux := http.NewServeMux()
+	for path, list := range map[string]runtime.Object{
+		"/apis/migration.k8s.io/v1alpha1/storagestates":            &states,
+		"/apis/internal.apiserver.k8s.io/v1alpha1/storageversions": &versions,
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions":  &crds,
+	} {
+		missing := false
+		for _, a := range absent {
+			missing = missing || strings.HasSuffix(path, "/"+a)
+		}
+		if missing {
+			continue
+		}
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(list)
+		})
+	}
+	c.serveCensuses(mux)
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return kubeconfig(t, s.URL)
+}
+
+// serveCensuses has those served that there are, and the StorageVersions that they are fenced by.
+func (c *cluster) serveCensuses(mux *http.ServeMux) {
+	answer := func(path string, obj any) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(obj)
+		})
+	}
+	for gr, counted := range c.censuses {
+		if gr == c.forbidden {
+			mux.HandleFunc(census.Path+gr.String(), func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) })
+		} else {
+			answer(census.Path+gr.String(), counted)
+		}
+		answer("/apis/internal.apiserver.k8s.io/v1alpha1/storageversions/"+storageversion.Name(gr), c.versions[gr])
+	}
+}
+
+// count has a server count objects of a resource, by encoding.
+func (c *cluster) count(gr schema.GroupResource, objects map[string]int64) {
+	counted := census.Resource{Resource: gr.String(), First: map[string][]string{}}
+	for encoding, n := range objects {
+		counted.Rows = append(counted.Rows, census.Row{Resource: gr.String(), Encoding: encoding, Objects: n})
+		counted.First[encoding] = []string{"default/first"}
+	}
+	if c.censuses == nil {
+		c.censuses = map[schema.GroupResource]census.Resource{}
+	}
+	c.censuses[gr] = counted
+}
+
+func kubeconfig(t *testing.T, url string) string {
+	t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: url}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	requireNoError(t, clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+func TestPreflightInLiveCluster(t *testing.T) {
+	v1, v1beta1 := agree.Encoding(admission+"/v1"), agree.Encoding(admission+"/v1beta1")
+	for name, test := range map[string]struct {
+		change func(c *cluster)
+		absent []string
+		args   []string
+		preflightCase
+	}{
+		"all is well": {preflightCase: preflightCase{to: "1.38", code: 0, reasons: map[string]string{widgets.String(): "safe: among"}}},
+		"a newer version stored": {change: func(c *cluster) { c.set(policies, v1beta1, v1) },
+			preflightCase: preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "unsafe: 1.35 cannot decode"}}},
+		"a newer version since": {change: func(c *cluster) {
+			storageversion.SetHistory(c.versions[policies], agree.History{Epoch: 3, Last: map[agree.Encoding]int64{v1: 2, v1beta1: 3}})
+		}, preflightCase: preflightCase{to: "1.35", code: 2}},
+		"Unknown": {change: func(c *cluster) { c.set(policies, evolve.Unknown, v1beta1) },
+			preflightCase: preflightCase{to: "1.35", code: 1, reasons: map[string]string{policies.String(): "unknown: its stored set says Unknown, and raw values were not read"}}},
+		"Unknown, of custom resources": {change: func(c *cluster) { c.set(widgets, evolve.Unknown, "example.com/v2") },
+			preflightCase: preflightCase{to: "1.35", code: 0}},
+		"no state": {change: func(c *cluster) { delete(c.states, policies) },
+			preflightCase: preflightCase{to: "1.35", code: 1, reasons: map[string]string{policies.String(): "it has no StorageState"}}},
+		"never reported": {change: func(c *cluster) { delete(c.states, policies); delete(c.versions, policies) },
+			preflightCase: preflightCase{to: "1.35", code: 0, reasons: map[string]string{policies.String(): "safe: no server of this cluster has reported"}}},
+		"another API server's resource": {change: func(c *cluster) {
+			c.set(schema.GroupResource{Group: "metrics.k8s.io", Resource: "nodes"}, "metrics.k8s.io/v1")
+		},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"nodes.metrics.k8s.io": "unknown: it is not known which releases"}}},
+		"StorageStates are not found": {change: func(c *cluster) { delete(c.versions, policies) }, absent: []string{"storagestates"},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", policies.String(): "unknown"}}},
+		"a cluster without the protocol": {absent: []string{"storagestates", "storageversions"},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", widgets.String(): "safe"}}},
+		"a torn value, though the stored set is known": {change: func(c *cluster) {
+			c.count(schema.GroupResource{Resource: "configmaps"}, map[string]int64{"v1": 5, "unknown": 1})
+		}, preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: 1 value is unreadable, for whatever release"}}},
+		"a torn value, and nobody is to count": {args: []string{"--count=false"}, change: func(c *cluster) {
+			c.count(schema.GroupResource{Resource: "configmaps"}, map[string]int64{"v1": 5, "unknown": 1})
+		}, preflightCase: preflightCase{to: "1.38", code: 0}},
+		"a newer version remembered, and none stored": {change: func(c *cluster) {
+			c.set(policies, v1, v1beta1)
+			c.count(policies, map[string]int64{string(v1beta1): 1})
+		}, preflightCase: preflightCase{to: "1.35", code: 0, reasons: map[string]string{policies.String(): "safe: decoded by 1.35"}}},
+		"a newer version stored, and not remembered": {change: func(c *cluster) { c.count(policies, map[string]int64{string(v1): 2}) },
+			preflightCase: preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "(introduced in 1.36; 2 stored)"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			if test.change != nil {
+				test.change(c)
+			}
+			path := c.serve(t, test.absent...)
+			test.run(t, append(test.args, "--kubeconfig", path)...)
+			t.Setenv("KUBECONFIG", path)
+			test.run(t, test.args...)
+		})
+	}
+}
+
+// TestPreflightTellsWhatIsNotCounted: a verdict that goes by what is remembered says so, and why.
+func TestPreflightTellsWhatIsNotCounted(t *testing.T) {
+	c := newCluster(t)
+	c.count(policies, map[string]int64{admission + "/v1beta1": 1})
+	c.count(widgets, nil)
+	c.forbidden = widgets
+	path := c.serve(t)
+	out, err := runPreflight(t, "--kubeconfig", path, "--back-to", "1.35")
+	requireNoError(t, err)
+	for _, want := range []string{widgets.String() + " was not counted: ", "Of " + fmt.Sprint(len(c.states)-1) + " of "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	out, err = runPreflight(t, "--kubeconfig", path, "--back-to", "1.35", "--count=false")
+	requireNoError(t, err)
+	if strings.Contains(out, "not counted") || !strings.Contains(out, "Of "+fmt.Sprint(len(c.states))+" of ") {
+		t.Errorf("nobody was to count, and it says\n%s", out)
+	}
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/concord-dev/concord/status"
+)
+
+// TestDraw: what is watched replaces the last screen on a terminal, and elsewhere follows it if
+// it differs.
+func TestDraw(t *testing.T) {
+	const clear = "\x1b[H\x1b[2J"
+	for name, test := range map[string]struct {
+		watch, tty bool
+		want       string
+	}{
+		"once":                   {want: "a\nb\nb\na\n"},
+		"once, on a terminal":    {tty: true, want: "a\nb\nb\na\n"},
+		"watched":                {watch: true, want: "a\n\nb\n\na\n"},
+		"watched, on a terminal": {watch: true, tty: true, want: clear + "a\n" + clear + "b\n" + clear + "b\n" + clear + "a\n"},
+	} {
+		var out strings.Builder
+		var last string
+		for _, text := range []string{"a\n", "b\n", "b\n", "a\n"} {
+			if err := draw(&out, text, &last, test.watch, test.tty); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if out.String() != test.want {
+			t.Errorf("%s: %q, not %q", name, out.String(), test.want)
+		}
+	}
+	var last string
+	if err := draw(closed{}, "a", &last, true, true); !errors.Is(err, errClosed) {
+		t.Errorf("a terminal that is gone: %v", err)
+	}
+}
+
+var errClosed = errors.New("closed")
+
+type closed struct{}
+
+// Write implements io.Writer.
+func (closed) Write([]byte) (int, error) { return 0, errClosed }
+
+// TestStyleOf: colours are for terminals, and NO_COLOR turns them off.
+func TestStyleOf(t *testing.T) {
+	var out strings.Builder
+	if style, is := terminal(&out); is || style.Color || style.Width != plainWidth {
+		t.Errorf("what is no terminal has %+v", style)
+	}
+	o := status.Observed{}
+	for name, test := range map[string]struct {
+		width int
+		env   map[string]string
+		want  status.Style
+	}{
+		"a terminal":         {120, nil, status.Style{Width: 120, Color: true}},
+		"one without a size": {0, nil, status.Style{Width: plainWidth, Color: true}},
+		"a narrow one":       {10, nil, status.Style{Width: leastWidth, Color: true}},
+		"NO_COLOR":           {120, map[string]string{"NO_COLOR": "1"}, status.Style{Width: 120}},
+		"NO_COLOR, empty":    {120, map[string]string{"NO_COLOR": ""}, status.Style{Width: 120, Color: true}},
+		"a dumb one":         {120, map[string]string{"TERM": "dumb"}, status.Style{Width: 120}},
+		"another one":        {120, map[string]string{"TERM": "xterm"}, status.Style{Width: 120, Color: true}},
+	} {
+		style := styleOf(test.width, func(name string) string { return test.env[name] })
+		if style != test.want {
+			t.Errorf("%s: %+v, not %+v", name, style, test.want)
+		}
+		if text := status.Of(o).Text(style); strings.Contains(text, "\x1b") && !style.Color {
+			t.Errorf("%s: it has colours: %q", name, text)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/compat"
+)
+
+// tellEvery is the time between two lines that tell how far the counting is.
+const tellEvery = 3 * time.Second
+
+// counted has a server count the raw values of every resource that was not counted, whatever is
+// remembered of it: values that cannot be read are not remembered.
+func (o *options) counted(ctx context.Context, world *World) error {
+	if world.Count == nil || !o.count {
+		return nil
+	}
+	told := time.Now()
+	var refusals refusals
+	for i := range world.Stored {
+		s := &world.Stored[i]
+		if now := time.Now(); now.Sub(told) >= tellEvery {
+			told = now
+			fmt.Fprintf(o.complaints, "counting %s, %d of %d resources\n", s.Resource, i+1, len(world.Stored))
+		}
+		census, err := world.Count(ctx, s.Resource)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.Census = census
+		refusals.add(s.Resource, err)
+	}
+	if text := refusals.String(); text != "" {
+		fmt.Fprintln(o.complaints, text)
+	}
+	return nil
+}
+
+// countOne is counted for one resource.
+func (o *options) countOne(ctx context.Context, world *World, gr schema.GroupResource) *compat.StoredCensus {
+	census, err := world.Count(ctx, gr)
+	var refusals refusals
+	refusals.add(gr, err)
+	if text := refusals.String(); text != "" {
+		fmt.Fprintln(o.complaints, text)
+	}
+	return census
+}
+
+// refusals are resources that were not counted.
+type refusals struct {
+	resources int
+	first     schema.GroupResource
+	why       error
+}
+
+func (r *refusals) add(gr schema.GroupResource, err error) {
+	if err == nil {
+		return
+	}
+	if r.resources++; r.resources == 1 {
+		r.first, r.why = gr, err
+	}
+}
+
+// String is one line; "" if all were counted.
+func (r refusals) String() string {
+	switch r.resources {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("%s was not counted: %v", r.first, r.why)
+	}
+	return fmt.Sprintf("%d resources were not counted, %s for one: %v", r.resources, r.first, r.why)
+}
