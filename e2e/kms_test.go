@@ -2,33 +2,25 @@ package e2e
 
 import (
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
 	"k8s.io/apiserver/pkg/storage/value"
 	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
-	kmsapi "k8s.io/kms/apis/v2"
-	"k8s.io/kms/pkg/service"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/e2e/vault"
 )
 
 // kmsKey is a key of the tests that is in the vault: of the KMS plugin "p", with this ID.
@@ -41,145 +33,22 @@ func kmsSeal(key string) agree.Seal {
 	return agree.Seal(kmsPrefix + hex.EncodeToString(sum[:8]))
 }
 
-// vault is the remote KMS behind all plugins. It has a key for every ID it is asked to
-// encrypt with, until that is destroyed.
-type vault struct {
-	mu   sync.Mutex
-	keys map[string]cipher.AEAD
-}
-
-func (v *vault) key(id string, make bool) (cipher.AEAD, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if key := v.keys[id]; key != nil || !make {
-		if key == nil {
-			return nil, fmt.Errorf("there is no key %s", id)
-		}
-		return key, nil
-	}
-	block, err := aes.NewCipher([]byte(rand.Text() + rand.Text())[:32])
-	if err == nil {
-		v.keys[id], err = cipher.NewGCMWithRandomNonce(block)
-	}
-	return v.keys[id], err
-}
-
-func (v *vault) destroy(id string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	delete(v.keys, id)
-}
-
-// plugin is one server's KMS plugin: a real gRPC server on a socket, which can go down and come
-// up again.
-type plugin struct {
-	t     *testing.T
-	vault *vault
-	path  string
-	// serve has the gRPC server speak version 1 or 2.
-	serve func(*grpc.Server)
-
-	mu     sync.Mutex
-	id     string // of the key that it encrypts with
-	server *grpc.Server
-}
-
-// startPlugin starts one of version 2 whose key has the ID.
-func startPlugin(t *testing.T, v *vault, id string) *plugin {
-	t.Helper()
-	p := newPlugin(t, v, id)
-	p.serve = func(s *grpc.Server) {
-		kmsapi.RegisterKeyManagementServiceServer(s, service.NewGRPCService(p.path, time.Second, p))
-	}
-	p.start()
-	return p
-}
-
-func newPlugin(t *testing.T, v *vault, id string) *plugin {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := &plugin{t: t, vault: v, path: filepath.Join(dir, "s"), id: id}
-	t.Cleanup(func() { p.stop() })
-	return p
-}
-
-func (p *plugin) start() {
-	p.t.Helper()
-	listener, err := net.Listen("unix", p.path)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	p.serve(server)
-	p.mu.Lock()
-	p.server = server
-	p.mu.Unlock()
-	go func() { _ = server.Serve(listener) }()
-}
-
-func (p *plugin) stop() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.server.Stop()
-}
-
-// turn has it encrypt with another key.
-func (p *plugin) turn(id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.id = id
-}
-
-func (p *plugin) current() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.id
-}
-
-// Status implements service.Service.
-func (p *plugin) Status(context.Context) (*service.StatusResponse, error) {
-	return &service.StatusResponse{Version: "v2", Healthz: "ok", KeyID: p.current()}, nil
-}
-
-// Encrypt implements service.Service.
-func (p *plugin) Encrypt(_ context.Context, _ string, data []byte) (*service.EncryptResponse, error) {
-	id := p.current()
-	key, err := p.vault.key(id, true)
-	if err != nil {
-		return nil, err
-	}
-	return &service.EncryptResponse{Ciphertext: key.Seal(nil, nil, data, nil), KeyID: id}, nil
-}
-
-// Decrypt implements service.Service.
-func (p *plugin) Decrypt(_ context.Context, _ string, request *service.DecryptRequest) ([]byte, error) {
-	key, err := p.vault.key(request.KeyID, false)
-	if err != nil {
-		return nil, err
-	}
-	return key.Open(nil, nil, request.Ciphertext, nil)
-}
-
 // kmsEncrypted is a cluster whose servers encrypt with a KMS plugin each.
 type kmsEncrypted struct {
 	*encrypted
-	vault   *vault
-	plugins map[string]*plugin // by server
+	vault   *vault.Vault
+	plugins map[string]*vault.Plugin // by server
 }
 
 func newKMSEncrypted(t *testing.T, also string, resources []string, id string, names ...string) *kmsEncrypted {
 	t.Helper()
-	k := &kmsEncrypted{vault: &vault{keys: map[string]cipher.AEAD{}}, plugins: map[string]*plugin{}}
+	k := &kmsEncrypted{vault: vault.NewVault(), plugins: map[string]*vault.Plugin{}}
 	k.encrypted = &encrypted{t: t, c: cluster.New(t), resources: resources, also: also, endpoint: func(name string) string {
-		return "unix://" + k.plugins[name].path
+		return "unix://" + k.plugins[name].Path
 	}}
 	const auditor = "auditor"
 	for _, name := range append(names, auditor) {
-		k.plugins[name] = startPlugin(t, k.vault, id)
+		k.plugins[name] = vault.Start(t, k.vault, id)
 	}
 	k.configure(auditor, kmsKey(id), identity)
 	config, err := encryptionconfig.LoadEncryptionConfig(t.Context(), k.file(auditor), false, auditor)
@@ -217,7 +86,7 @@ func openWith(transformers map[schema.GroupResource]value.Transformer) func(key 
 func (k *kmsEncrypted) turned(servers ...*cluster.Server) {
 	k.t.Helper()
 	for _, s := range servers {
-		want := kmsSeal(k.plugins[s.Name].current())
+		want := kmsSeal(k.plugins[s.Name].Current())
 		took := cluster.Eventually(k.t, cluster.SettleTimeout, s.Name+" encrypts with the plugin's key", func(ctx context.Context) error {
 			id, _ := s.ID()
 			for _, resource := range k.resources {
@@ -246,18 +115,18 @@ func testKMS(t *testing.T) {
 	writes := k.c.Load(load.Config{Resources: []load.Resource{loadedSecrets(), widgetsV1}, Pause: 50 * time.Millisecond}, k.servers...)
 
 	before := k.rewrites()
-	k.plugins["one"].turn("second")
+	k.plugins["one"].Turn("second")
 	k.turned(one)
 	k.wantNeeded(string(kmsSeal("first")))
 	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, k.servers))
 	if n := k.rewrites() - before; n > 0 {
 		t.Errorf("%d objects were rewritten before all servers had the new key", n)
 	}
-	k.plugins["two"].turn("second")
+	k.plugins["two"].Turn("second")
 	k.turned(two)
 	k.awaitRewrites(before, 200)
 	for _, p := range k.plugins {
-		p.stop()
+		p.Stop()
 	}
 	k.awaitRewrites(before, 400) // with the keys that servers have
 	t.Logf("all servers are killed after %d rewrites", k.rewrites()-before)
@@ -294,7 +163,7 @@ func testKMS(t *testing.T) {
 		t.Errorf("the keys command counts %+v, and secrets are stored as %v", use, found)
 	}
 
-	k.vault.destroy("first")
+	k.vault.Destroy("first")
 	for _, s := range k.servers {
 		s.Restart(s.Options())
 	}
@@ -340,6 +209,6 @@ func (k *kmsEncrypted) restartWithoutPlugins(old string) {
 	}
 	k.wantNeeded(string(kmsSeal(old)))
 	for _, name := range []string{"auditor", "one", "two"} {
-		k.plugins[name].start()
+		k.plugins[name].Start()
 	}
 }

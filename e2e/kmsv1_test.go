@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/cipher"
 	"errors"
 	"os"
 	"path/filepath"
@@ -21,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/e2e/vault"
 )
 
 // keyV1 is the plugin "p" of KMS v1, whichever key it encrypts with.
@@ -29,14 +29,14 @@ const keyV1 = "kms:v1:p"
 // pluginV1 is a plugin of KMS v1. Only what it has encrypted tells the plugin with which key.
 type pluginV1 struct {
 	kmsv1.UnimplementedKeyManagementServiceServer
-	*plugin
+	*vault.Plugin
 }
 
-func startPluginV1(t *testing.T, v *vault, id string) *plugin {
+func startPluginV1(t *testing.T, v *vault.Vault, id string) *vault.Plugin {
 	t.Helper()
-	p := newPlugin(t, v, id)
-	p.serve = func(s *grpc.Server) { kmsv1.RegisterKeyManagementServiceServer(s, pluginV1{plugin: p}) }
-	p.start()
+	p := vault.New(t, v, id)
+	p.Serve = func(s *grpc.Server) { kmsv1.RegisterKeyManagementServiceServer(s, pluginV1{Plugin: p}) }
+	p.Start()
 	return p
 }
 
@@ -45,8 +45,8 @@ func (p pluginV1) Version(context.Context, *kmsv1.VersionRequest) (*kmsv1.Versio
 }
 
 func (p pluginV1) Encrypt(_ context.Context, r *kmsv1.EncryptRequest) (*kmsv1.EncryptResponse, error) {
-	id := p.current()
-	key, err := p.vault.key(id, true)
+	id := p.Current()
+	key, err := p.Vault.Key(id, true)
 	if err != nil {
 		return nil, err
 	}
@@ -54,14 +54,17 @@ func (p pluginV1) Encrypt(_ context.Context, r *kmsv1.EncryptRequest) (*kmsv1.En
 }
 
 func (p pluginV1) Decrypt(_ context.Context, r *kmsv1.DecryptRequest) (*kmsv1.DecryptResponse, error) {
-	plain, err := p.vault.Decrypt(r.Cipher)
+	plain, err := opener{p.Vault}.Decrypt(r.Cipher)
 	return &kmsv1.DecryptResponse{Plain: plain}, err
 }
 
+// opener opens what plugins of KMS v1 have encrypted.
+type opener struct{ *vault.Vault }
+
 // Decrypt implements envelope.Service.
-func (v *vault) Decrypt(sealed []byte) ([]byte, error) {
+func (o opener) Decrypt(sealed []byte) ([]byte, error) {
 	id, sealed, _ := bytes.Cut(sealed, []byte(":"))
-	key, err := v.key(string(id), false)
+	key, err := o.Key(string(id), false)
 	if err != nil {
 		return nil, err
 	}
@@ -69,13 +72,13 @@ func (v *vault) Decrypt(sealed []byte) ([]byte, error) {
 }
 
 // Encrypt implements envelope.Service.
-func (v *vault) Encrypt([]byte) ([]byte, error) { return nil, errors.New("only plugins encrypt") }
+func (opener) Encrypt([]byte) ([]byte, error) { return nil, errors.New("only plugins encrypt") }
 
 // openV1 opens also what plugins of KMS v1 have encrypted.
-func openV1(t *testing.T, v *vault) func(key string, stored []byte) ([]byte, agree.Seal, error) {
+func openV1(t *testing.T, v *vault.Vault) func(key string, stored []byte) ([]byte, agree.Seal, error) {
 	t.Helper()
 	others := openValue(t)
-	transformer := envelope.NewEnvelopeTransformer(v, 0, aestransformer.NewGCMTransformer)
+	transformer := envelope.NewEnvelopeTransformer(opener{v}, 0, aestransformer.NewGCMTransformer)
 	return func(key string, stored []byte) ([]byte, agree.Seal, error) {
 		sealed, ok := bytes.CutPrefix(stored, []byte("k8s:enc:"+keyV1+":"))
 		if !ok {
@@ -91,10 +94,10 @@ func openV1(t *testing.T, v *vault) func(key string, stored []byte) ([]byte, agr
 // can go. Where the feature is off it is refused, with its name.
 func testKMSv1(t *testing.T) {
 	const objects, gate = 1500, " --feature-gates=KMSv1=true --migration-max-objects-per-second=300"
-	v := &vault{keys: map[string]cipher.AEAD{}}
-	plugins := map[string]*plugin{}
+	v := vault.NewVault()
+	plugins := map[string]*vault.Plugin{}
 	e := &encrypted{t: t, c: cluster.New(t), resources: []string{secrets.Resource, widgets.String()}, also: gate, endpoint: func(name string) string {
-		return "unix://" + cmp.Or(plugins[name], plugins["one"]).path
+		return "unix://" + cmp.Or(plugins[name], plugins["one"]).Path
 	}}
 	e.c.Audit.With(func(l *audit.Ledger) { l.Open(openV1(t, v)) })
 	for _, name := range []string{"one", "two"} {
@@ -112,15 +115,15 @@ func testKMSv1(t *testing.T) {
 	}
 	e.awaitRewrites(before, 200)
 	for _, p := range plugins {
-		p.stop()
+		p.Stop()
 	}
 	for _, s := range e.servers {
 		s.WaitUnready(time.Minute)
 	}
 	away := e.c.Encodings(secrets)
 	for _, p := range plugins {
-		p.turn("second") // which nobody can see
-		p.start()
+		p.Turn("second") // which nobody can see
+		p.Start()
 	}
 	if len(away) != 2 {
 		t.Errorf("secrets were stored as %v while the plugins were away: nothing was tested", away)
@@ -147,8 +150,8 @@ func testKMSv1(t *testing.T) {
 	for _, s := range e.servers {
 		e.load(s, keyB)
 	}
-	v.destroy("first")
-	v.destroy("second")
+	v.Destroy("first")
+	v.Destroy("second")
 	e.also = ""
 	for _, s := range e.servers {
 		s.Restart(cluster.Options{Args: e.args(s.Name)})

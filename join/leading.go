@@ -86,7 +86,7 @@ func (l *leading) newElection(lock, identity string, lead func(context.Context))
 
 // newMirror makes the controller of storagemigration.k8s.io, where that is served.
 func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
-	served, ok := servedMigrations(server, j.storing)
+	served, ok := servedMigrations(server.ListedPaths(), j.storing.switchedOn)
 	if !ok || j.config.Silent || j.hosting != nil {
 		return nil
 	}
@@ -108,13 +108,13 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	return nil
 }
 
-// servedMigrations is the best version in which a server serves the StorageVersionMigrations
-// of storagemigration.k8s.io.
-func servedMigrations(server *genericapiserver.GenericAPIServer, s *storing) (best schema.GroupVersion, ok bool) {
-	for _, path := range server.ListedPaths() {
+// servedMigrations is the best version in which a server with these paths serves the
+// StorageVersionMigrations of storagemigration.k8s.io.
+func servedMigrations(paths []string, on func(schema.GroupVersionResource) bool) (best schema.GroupVersion, ok bool) {
+	for _, path := range paths {
 		v, found := strings.CutPrefix(path, "/apis/"+storagemigrationv1.GroupName+"/")
 		gv := schema.GroupVersion{Group: storagemigrationv1.GroupName, Version: v}
-		if !found || !s.switchedOn(gv.WithResource(migrationv1alpha1.StorageVersionMigrations.Resource)) {
+		if !found || !on(gv.WithResource(migrationv1alpha1.StorageVersionMigrations.Resource)) {
 			continue
 		}
 		if !ok || version.CompareKubeAwareVersionStrings(v, best.Version) > 0 {

@@ -106,8 +106,13 @@ func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Con
 // reports lists what the server reports of its built-in resources: of each the group/version
 // that its store writes, those that the schemes can read, and those that are served.
 func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Resource, error) {
-	paths := sets.New(server.ListedPaths()...)
-	served := func(gvr schema.GroupVersionResource) bool {
+	return j.reportsOf(servedAt(server.ListedPaths(), j.storing.switchedOn))
+}
+
+// servedAt says of a version of a resource whether a server with these paths serves it.
+func servedAt(listed []string, on func(schema.GroupVersionResource) bool) func(schema.GroupVersionResource) bool {
+	paths := sets.New(listed...)
+	return func(gvr schema.GroupVersionResource) bool {
 		if gvr.Group == storageversion.Resource.Group {
 			return true // is installed by Start
 		}
@@ -115,9 +120,8 @@ func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Reso
 		if gvr.Group == "" {
 			path = "/api/" + gvr.Version
 		}
-		return paths.Has(path) && j.storing.switchedOn(gvr)
+		return paths.Has(path) && on(gvr)
 	}
-	return j.reportsOf(served)
 }
 
 // reportsOf is reports for who knows what is served.

@@ -34,9 +34,13 @@ const namespace = "team"
 var (
 	editor = identity{"editor of a namespace", person("editor")}
 	viewer = identity{"viewer", person("viewer")}
-	// everybody is who is asked about on every server.
+	// everybody is who is asked about on every server. Among them are all identities that
+	// Kubernetes' controllers have in `concord server` (server/controllers).
 	everybody = []identity{
 		{"anonymous", user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
+		// Without the group that servers add to every user who has said who they are.
+		{"no group", user.DefaultInfo{Name: "nobody"}},
+		// A user's certificate that names no groups comes to this.
 		{"authenticated", person("stranger")},
 		editor,
 		viewer,
@@ -45,6 +49,13 @@ var (
 		controller("namespace-controller"),
 		controller("generic-garbage-collector"),
 		controller("resourcequota-controller"),
+		controller("service-account-controller"),
+		controller("root-ca-cert-publisher"),
+		controller("kube-apiserver-serving-clustertrustbundle-publisher"),
+		controller("clusterrole-aggregation-controller"),
+		controller("certificate-controller"),
+		controller("validatingadmissionpolicy-status-controller"),
+		{"kube-controller-manager, for service accounts' tokens", person(user.KubeControllerManager)},
 		{"masters", user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}},
 	}
 )

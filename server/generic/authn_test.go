@@ -32,13 +32,7 @@ import (
 // webhook that says what they may do (structured authorization), by kube-apiserver's own flags.
 func TestWhoAndMay(t *testing.T) {
 	provider, authorizer := newProvider(t), newAuthorizer(t)
-	file := func(name, content string) string {
-		path := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	file := func(name, content string) string { return writeFile(t, name, content) }
 	authentication := file("authentication.json", fmt.Sprintf(`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AuthenticationConfiguration","jwt":[{
 "issuer":{"url":%q,"certificateAuthority":%q,"audiences":["concord"]},
 "claimMappings":{"username":{"expression":"'oidc:' + claims.sub"},"groups":{"expression":"claims.teams"}}}]}`, provider.server.URL, provider.ca()))
@@ -47,18 +41,7 @@ func TestWhoAndMay(t *testing.T) {
 "failurePolicy":"NoOpinion","connectionInfo":{"type":"KubeConfigFile","kubeConfigFile":%q},"matchConditions":[{"expression":"request.user.startsWith('oidc:')"}]}},
 {"type":"RBAC","name":"rbac"}]}`, file("webhook.json", authorizer.kubeconfig(t))))
 
-	dir, err := os.MkdirTemp("", "who") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := startFor(t, func(o *generic.Options) {
-		fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
-		o.AddFlags(fs)
-		if err := fs.Parse([]string{"--data-dir=" + dir, "--secure-port=0", "--authentication-config=" + authentication, "--authorization-config=" + authorization}); err != nil {
-			t.Fatal(err)
-		}
-	})
+	s := startWith(t, "--authentication-config="+authentication, "--authorization-config="+authorization)
 	// The keys of the provider are fetched after the start.
 	jane := provider.token(t, "jane", "readers")
 	eventually(t, "the provider's tokens are taken", func(ctx context.Context) error {
@@ -83,6 +66,63 @@ func TestWhoAndMay(t *testing.T) {
 	if others := authorizer.others.Load(); others > 0 {
 		t.Errorf("the webhook was asked %d times about users that its condition leaves out", others)
 	}
+}
+
+// TestWhoAndMayByFlags has the same two by the older flags, without files of configuration: an OpenID
+// Connect provider, and a webhook that is asked about everybody before RBAC is.
+func TestWhoAndMayByFlags(t *testing.T) {
+	provider, authorizer := newProvider(t), newAuthorizer(t)
+	s := startWith(t,
+		"--oidc-issuer-url="+provider.server.URL, "--oidc-client-id=concord", "--oidc-ca-file="+writeFile(t, "ca.crt", provider.ca()),
+		"--oidc-username-claim=sub", "--oidc-username-prefix=oidc:", "--oidc-groups-claim=teams", "--oidc-groups-prefix=team:", "--oidc-signing-algs=ES256",
+		"--authorization-mode=Webhook,RBAC", "--authorization-webhook-config-file="+writeFile(t, "webhook.json", authorizer.kubeconfig(t)),
+		"--authorization-webhook-version=v1", "--authorization-webhook-cache-authorized-ttl=1s", "--authorization-webhook-cache-unauthorized-ttl=1s")
+	jane := provider.token(t, "jane", "readers")
+	eventually(t, "the provider's tokens are taken", func(ctx context.Context) error {
+		_, err := s.with(jane).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
+		return err
+	})
+	if got := s.whoAmI(t, jane); got != "oidc:jane" {
+		t.Errorf("the token is of %s", got)
+	}
+	if _, err := s.with(jane).CoreV1().Secrets("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a reader of ConfigMaps reads Secrets: %v", err)
+	}
+	if _, err := s.with(provider.token(t, "joe", "others")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a user whom neither the webhook nor RBAC knows: %v", err)
+	}
+	if _, err := s.with(newProvider(t).token(t, "jane", "readers")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("a token of another provider: %v", err)
+	}
+	if authorizer.asked.Load() == 0 {
+		t.Error("the webhook was never asked")
+	}
+}
+
+// startWith starts a server of its own with kube-apiserver's flags.
+func startWith(t *testing.T, flags ...string) *running {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "who") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return startFor(t, func(o *generic.Options) {
+		fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+		o.AddFlags(fs)
+		if err := fs.Parse(append([]string{"--data-dir=" + dir, "--secure-port=0"}, flags...)); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func writeFile(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // provider issues tokens as an OpenID Connect provider does.

@@ -1,0 +1,232 @@
+package join
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	coordinationv1beta1 "k8s.io/api/coordination/v1beta1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/member"
+)
+
+// refusing permits nothing: who asks for no writes needs no server.
+type refusing struct{ t *testing.T }
+
+// Revision implements fence.Permits.
+func (r refusing) Revision(context.Context, schema.GroupResource, agree.Encoding) (int64, error) {
+	r.t.Error("somebody writes")
+	return 0, context.Canceled
+}
+
+// Moved implements fence.Permits.
+func (r refusing) Moved(context.Context, schema.GroupResource, agree.Encoding, int64, []agree.Report) error {
+	r.t.Error("somebody has written")
+	return context.Canceled
+}
+
+// newStores returns what stores these resources, as Leases, in an etcd that nobody asks.
+func newStores(t *testing.T, resources ...schema.GroupResource) *storing {
+	t.Helper()
+	const nowhere = "http://127.0.0.1:1"
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{nowhere}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	f, err := fence.New(fence.Config{Client: client, Permits: refusing{t}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	s := &storing{fence: f, cached: f.Decorator(false), uncached: f.Decorator(false)}
+	s.config.Etcd.Prefix, s.config.Etcd.Transport.ServerList = "/registry", []string{nowhere}
+	codec, err := registry.LeaseCodec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, gr := range resources {
+		options, err := s.storageOf(gr, codec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, destroy, err := options.Decorator(options.StorageConfig, "/"+gr.Resource, thingKey, newLease,
+			func() runtime.Object { return &coordinationv1.LeaseList{} }, storage.DefaultClusterScopedAttr, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(destroy)
+	}
+	return s
+}
+
+func newLease() runtime.Object { return &coordinationv1.Lease{} }
+
+// twoVersions knows Leases of v1, the better one, and of v1beta1, and how they are in memory.
+func twoVersions(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(schema.GroupVersion{Group: coordinationv1.GroupName, Version: runtime.APIVersionInternal}, &coordinationv1.Lease{})
+	for _, add := range []func(*runtime.Scheme) error{coordinationv1beta1.AddToScheme, coordinationv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := scheme.SetVersionPriority(coordinationv1.SchemeGroupVersion, coordinationv1beta1.SchemeGroupVersion); err != nil {
+		t.Fatal(err)
+	}
+	return scheme
+}
+
+// What is reported of a resource is what its store writes, and what the schemes know of its kind.
+func TestResourceOf(t *testing.T) {
+	t.Parallel()
+	const v1, v1beta1 = "coordination.k8s.io/v1", "coordination.k8s.io/v1beta1"
+	two, others := twoVersions(t), runtime.NewScheme()
+	for _, test := range []struct {
+		name              string
+		encoding          agree.Encoding
+		object            runtime.Object
+		schemes           []*runtime.Scheme
+		serves            []string
+		decodable, served []string
+		err               string
+	}{
+		{name: "all is served", encoding: v1, schemes: []*runtime.Scheme{two}, serves: []string{v1, v1beta1}, decodable: []string{v1, v1beta1}, served: []string{v1, v1beta1}},
+		{name: "what is stored is not served", encoding: v1beta1, schemes: []*runtime.Scheme{two}, serves: []string{v1}, decodable: []string{v1, v1beta1}, served: []string{v1}},
+		{name: "nothing is served", encoding: v1, schemes: []*runtime.Scheme{two}, decodable: []string{v1, v1beta1}},
+		{name: "the scheme is the second", encoding: v1, schemes: []*runtime.Scheme{others, two}, serves: []string{v1}, decodable: []string{v1, v1beta1}, served: []string{v1}},
+		{name: "the first scheme that knows the kind decides", encoding: v1, schemes: []*runtime.Scheme{registry.LeaseScheme, two}, serves: []string{v1, v1beta1}, decodable: []string{v1}, served: []string{v1}},
+		{name: "no scheme", encoding: v1, err: "knows the kind that leases.coordination.k8s.io stores as " + v1},
+		{name: "a kind that no scheme knows", encoding: "v1", object: &corev1.Pod{}, schemes: []*runtime.Scheme{two}, err: "no scheme of Config.Schemes"},
+		{name: "the stored version is unknown", encoding: v1beta1, schemes: []*runtime.Scheme{registry.LeaseScheme}, err: "stores as " + v1beta1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			store := fence.Store{GroupResource: registry.Leases, Encoding: test.encoding, New: newLease}
+			if test.object != nil {
+				store.New = func() runtime.Object { return test.object }
+			}
+			r, err := resourceOf(store, test.schemes, func(gvr schema.GroupVersionResource) bool {
+				if gvr.Resource != registry.Leases.Resource {
+					t.Errorf("it is asked whether %s is served", gvr)
+				}
+				return slices.Contains(test.serves, gvr.GroupVersion().String())
+			})
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Errorf("error %v, want %q", err, test.err)
+				}
+				return
+			}
+			want := member.Resource{GroupResource: registry.Leases, Encoding: test.encoding, Decodable: test.decodable, Served: test.served}
+			if err != nil || !reflect.DeepEqual(r, want) {
+				t.Errorf("%+v, error %v, want %+v", r, err, want)
+			}
+		})
+	}
+}
+
+// Every built-in resource that is stored is reported, and of an aggregated server not what its
+// own etcd is kept in order by.
+func TestReportsOf(t *testing.T) {
+	t.Parallel()
+	s := newStores(t, things, registry.Leases, storageversion.Resource)
+	all := func(schema.GroupVersionResource) bool { return true }
+	for _, test := range []struct {
+		name    string
+		hosting *hosting
+		want    []schema.GroupResource
+	}{
+		{"a cluster's own server", nil, []schema.GroupResource{registry.Leases, things, storageversion.Resource}},
+		{"an aggregated server", &hosting{}, []schema.GroupResource{things}},
+	} {
+		j := &Join{storing: s, hosting: test.hosting, config: Config{Schemes: []*runtime.Scheme{registry.LeaseScheme}}}
+		reports, err := j.reportsOf(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := sets.New[schema.GroupResource](), sets.New(test.want...)
+		for _, r := range reports {
+			got.Insert(r.GroupResource)
+			if r.Encoding != "coordination.k8s.io/v1" || len(r.Decodable) != 1 || len(r.Served) != 1 {
+				t.Errorf("%s: %+v", test.name, r)
+			}
+		}
+		if !got.Equal(want) || len(reports) != len(want) {
+			t.Errorf("%s reports %v, want %v", test.name, reports, want)
+		}
+		j.config.Schemes = nil
+		if reports, err := j.reportsOf(all); err == nil {
+			t.Errorf("%s without schemes reports %v", test.name, reports)
+		}
+	}
+}
+
+// A version is served where the server has its path, and neither the release nor
+// --runtime-config turns it off.
+func TestServedAt(t *testing.T) {
+	t.Parallel()
+	cronJobs := schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}
+	off := sets.New(cronJobs)
+	served := servedAt([]string{"/api", "/api/v1", "/apis/batch", "/apis/batch/v1"}, func(gvr schema.GroupVersionResource) bool { return !off.Has(gvr) })
+	for gvr, want := range map[schema.GroupVersionResource]bool{
+		{Version: "v1", Resource: "secrets"}:                   true,
+		{Version: "v2", Resource: "secrets"}:                   false,
+		{Group: "batch", Version: "v1", Resource: "jobs"}:      true,
+		{Group: "batch", Version: "v1beta1", Resource: "jobs"}: false,
+		cronJobs: false,
+		storageversion.Resource.WithVersion("v1alpha1"):                    true, // installed only after this was asked
+		{Group: "example.com", Version: "v1", Resource: "storageversions"}: false,
+	} {
+		if got := served(gvr); got != want {
+			t.Errorf("%s is served: %t", gvr, got)
+		}
+	}
+}
+
+// switches turn resources off, as a server of the chain does.
+type switches sets.Set[schema.GroupVersionResource]
+
+// ResourceEnabled implements resourceEnabled.
+func (s switches) ResourceEnabled(gvr schema.GroupVersionResource) bool {
+	return sets.Set[schema.GroupVersionResource](s).Has(gvr)
+}
+
+// Of several servers in a chain each knows its own resources: one that has a version on is enough.
+func TestSwitchedOn(t *testing.T) {
+	t.Parallel()
+	first, second, third := things.WithVersion("v1"), things.WithVersion("v2"), things.WithVersion("v3")
+	s := &storing{}
+	if !s.switchedOn(first) {
+		t.Error("where nothing is known of switches, all is on")
+	}
+	s.enabled = []resourceEnabled{switches(sets.New(first)), switches(sets.New(second))}
+	for gvr, want := range map[schema.GroupVersionResource]bool{first: true, second: true, third: false} {
+		if got := s.switchedOn(gvr); got != want {
+			t.Errorf("%s is on: %t", gvr, got)
+		}
+	}
+}
+
+func TestEncodingOf(t *testing.T) {
+	t.Parallel()
+	for want, gv := range map[agree.Encoding][2]string{"v1": {"", "v1"}, "apps/v1": {"apps", "v1"}} {
+		if got := encodingOf(gv[0], gv[1]); got != want {
+			t.Errorf("%v is %s", gv, got)
+		}
+	}
+}
