@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/component-base/metrics"
 
 	"github.com/concord-dev/concord/controller/migrate"
@@ -61,8 +63,51 @@ func metricType(m any) string {
 	return "unknown"
 }
 
-// TestMetricsReference compares docs/metrics.md with the metrics that there are. With
-// CONCORD_UPDATE=1 it writes that page.
+// givenName is a gauge of kube-storage-version-migrator, whose users find it here under its name,
+// although that ends as a counter's.
+const givenName = "storage_migrator_core_migrator_remaining_objects_total"
+
+// lint says what of a metric's name, help, unit and labels goes against Prometheus' conventions,
+// whether or not there is anything to show of it yet.
+func lint(name, help, kind, labels string) ([]promlint.Problem, error) {
+	family := &dto.MetricFamily{Name: &name, Metric: []*dto.Metric{{}}}
+	if help != "" {
+		family.Help = &help
+	}
+	switch kind {
+	case "counter":
+		family.Type = dto.MetricType_COUNTER.Enum()
+	case "gauge":
+		family.Type = dto.MetricType_GAUGE.Enum()
+	case "histogram":
+		family.Type = dto.MetricType_HISTOGRAM.Enum()
+	}
+	for label := range strings.SplitSeq(labels, ",") {
+		if label != "" {
+			family.Metric[0].Label = append(family.Metric[0].Label, &dto.LabelPair{Name: &label})
+		}
+	}
+	return promlint.NewWithMetricFamilies([]*dto.MetricFamily{family}).Lint()
+}
+
+func TestLint(t *testing.T) {
+	t.Parallel()
+	for want, m := range map[string][4]string{
+		"_total":    {"concord_writes", "Writes.", "counter", "resource"},
+		"base unit": {"concord_wait_milliseconds", "Time waited.", "gauge", ""},
+		"help":      {"concord_nothing_said", "", "gauge", ""},
+		"camelCase": {"concord_camels", "Camels.", "gauge", "resourceName"},
+		"":          {"concord_wait_seconds", "Time waited.", "histogram", "resource,reason"},
+	} {
+		problems, err := lint(m[0], m[1], m[2], m[3])
+		if err != nil || (len(problems) == 0) != (want == "") || want != "" && !strings.Contains(problems[0].Text, want) {
+			t.Errorf("%s: %v, error %v, want %q", m[0], problems, err, want)
+		}
+	}
+}
+
+// TestMetricsReference compares docs/metrics.md with the metrics that there are, which also have to
+// follow Prometheus' conventions. With CONCORD_UPDATE=1 it writes that page.
 func TestMetricsReference(t *testing.T) {
 	var page strings.Builder
 	page.WriteString(metricsHead)
@@ -78,6 +123,13 @@ func TestMetricsReference(t *testing.T) {
 				is := described.FindStringSubmatch(d.String())
 				if is == nil {
 					t.Fatalf("not understood: %s", d)
+				}
+				linted := is[1]
+				if linted == givenName {
+					linted = strings.TrimSuffix(linted, "_total")
+				}
+				if problems, err := lint(linted, is[3], metricType(m), is[4]); err != nil || len(problems) > 0 {
+					t.Errorf("%s: %v, error %v", is[1], problems, err)
 				}
 				labels := strings.ReplaceAll(is[4], ",", ", ")
 				rows[is[1]] = fmt.Sprintf("| `%s` | %s | %s | %s | %s |\n", is[1], metricType(m), labels, is[2], strings.ReplaceAll(is[3], `\"`, `"`))
