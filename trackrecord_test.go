@@ -67,7 +67,8 @@ func runsATest(command string) error {
 		}
 	}
 	tests := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Example)\w*)\(`).FindAllStringSubmatch(sources.String(), -1)
-	subtests := regexp.MustCompile(`"([^"\n]+)"`).FindAllStringSubmatch(sources.String(), -1)
+	// A subtest's name has underscores where its text has spaces.
+	subtests := regexp.MustCompile(`"([^"\n]+)"`).FindAllStringSubmatch(strings.ReplaceAll(sources.String(), " ", "_"), -1)
 	for level, part := range strings.Split(pattern, "/") {
 		among := subtests
 		if level == 0 {
