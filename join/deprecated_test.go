@@ -16,8 +16,8 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// TestDeprecatedMetricFollowsEmulation: apiserver_requested_deprecated_apis tells of what is
-// deprecated in the emulated release, and all other metrics are as they were.
+// TestDeprecatedMetricFollowsEmulation: apiserver_requested_deprecated_apis tells of APIs that the
+// emulated release deprecates, and all other metrics are as they were.
 func TestDeprecatedMetricFollowsEmulation(t *testing.T) {
 	apimetrics.Register()
 	deprecations := map[string]string{"gadgets": "1.36", "gizmos": "1.37"}

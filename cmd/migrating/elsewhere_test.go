@@ -40,7 +40,7 @@ func TestEstimateElsewhere(t *testing.T) {
 	} {
 		e := ofElsewhere(gr, test.agreed, test.objects, test.err)
 		text := estimateTable([]estimate{e, (&migrateOptions{}).of(census.Resource{Resource: "empty"})})
-		table := regexp.MustCompile("\\s+").ReplaceAllString(text, " ")
+		table := regexp.MustCompile(`\s+`).ReplaceAllString(text, " ")
 		for _, want := range []string{"widgets.example.com " + test.row + " ", "nothing is stored of 1 resources ", " widgets.example.com is stored elsewhere: " + test.says + ". Its bytes and encodings"} {
 			if !strings.Contains(table, want) {
 				t.Errorf("%s: no %q in\n%s", name, want, text)

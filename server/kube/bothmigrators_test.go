@@ -163,11 +163,8 @@ func (c *control) guard() (stop func()) {
 func (c *control) putRight(ctx context.Context, wrong error) {
 	began, last := time.Now(), wrong
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, putRightIn, true, func(ctx context.Context) (bool, error) {
-		if err := c.guarded(ctx, 0); err != nil {
-			last = err
-			return false, nil
-		}
-		return true, nil
+		last = c.guarded(ctx, 0)
+		return last == nil, nil
 	})
 	switch {
 	case err == nil:
