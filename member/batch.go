@@ -65,8 +65,7 @@ func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 // whose CRDs are to be read; all others are given back. With err nothing could be read.
 func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []claim, failed []error, err error) {
 	limit := m.limit(claims...)
-	var read map[schema.GroupResource]*v1alpha1.StorageVersion
-	err = m.within(ctx, limit, func(ctx context.Context) (err error) { read, err = m.listStorageVersions(ctx); return err })
+	read, err := limited(ctx, m, limit, m.listStorageVersions)
 	if err != nil {
 		m.release(claims, err)
 		return nil, nil, err
@@ -97,8 +96,7 @@ func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []cla
 		return placed, err
 	})
 	claims = slices.Concat(present, made)
-	var participants agree.Participants
-	err = m.within(ctx, limit, func(ctx context.Context) (err error) { participants, err = m.participants(ctx); return err })
+	participants, err := limited(ctx, m, limit, m.participants)
 	if err != nil {
 		m.release(claims, err)
 		return nil, failed, err
@@ -184,8 +182,7 @@ func (m *Member) checkMany(ctx context.Context, claims []claim) []error {
 		})
 		return failed
 	}
-	var crds map[string]*definition
-	err := m.within(ctx, m.limit(claims...), func(ctx context.Context) (err error) { crds, err = m.listCRDs(ctx); return err })
+	crds, err := limited(ctx, m, m.limit(claims...), m.listCRDs)
 	if err != nil {
 		m.release(claims, err)
 		return []error{err}

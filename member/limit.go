@@ -53,3 +53,13 @@ func (m *Member) within(ctx context.Context, limit time.Duration, do func(contex
 	}
 	return err
 }
+
+// limited is what read returns within the limit.
+func limited[T any](ctx context.Context, m *Member, limit time.Duration, read func(context.Context) (T, error)) (T, error) {
+	var got T
+	err := m.within(ctx, limit, func(ctx context.Context) (err error) {
+		got, err = read(ctx)
+		return err
+	})
+	return got, err
+}
