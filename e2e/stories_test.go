@@ -2,7 +2,7 @@ package e2e
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -69,13 +69,14 @@ func withoutStatus(fields map[string]any) {
 func (s *story) awaitSamples() {
 	s.t.Helper()
 	for resource, name := range map[schema.GroupVersionResource]string{migrations.WithVersion("v1beta1"): "sample", apiServices: "v1.remote.example.com"} {
-		cluster.Eventually(s.t, cluster.SettleTimeout, "a sample of "+resource.Resource+" has a condition", func(ctx context.Context) error {
+		cluster.Eventually(s.t, cluster.SettleTimeout, "a sample of "+resource.Resource+" has its last condition", func(ctx context.Context) error {
 			sample, err := s.servers[0].Dynamic().Resource(resource).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			if conditions, _, _ := unstructured.NestedSlice(sample.Object, "status", "conditions"); len(conditions) == 0 {
-				return errors.New("it has none")
+			conditions, _, _ := unstructured.NestedSlice(sample.Object, "status", "conditions")
+			if !slices.ContainsFunc(conditions, func(c any) bool { return resource == apiServices || c.(map[string]any)["status"] == "True" }) {
+				return fmt.Errorf("it has %v", conditions)
 			}
 			return nil
 		})
