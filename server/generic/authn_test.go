@@ -42,27 +42,7 @@ func TestWhoAndMay(t *testing.T) {
 {"type":"RBAC","name":"rbac"}]}`, file("webhook.json", authorizer.kubeconfig(t))))
 
 	s := startWith(t, "--authentication-config="+authentication, "--authorization-config="+authorization)
-	// The keys of the provider are fetched after the start.
-	jane := provider.token(t, "jane", "readers")
-	eventually(t, "the provider's tokens are taken", func(ctx context.Context) error {
-		_, err := s.with(jane).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
-		return err
-	})
-	if got := s.whoAmI(t, jane); got != "oidc:jane" {
-		t.Errorf("the token is of %s", got)
-	}
-	if _, err := s.with(jane).CoreV1().Secrets("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("a reader of ConfigMaps reads Secrets: %v", err)
-	}
-	if _, err := s.with(provider.token(t, "joe", "others")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("a user whom the webhook does not know: %v", err)
-	}
-	if _, err := s.with(newProvider(t).token(t, "jane", "readers")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
-		t.Errorf("a token of another provider: %v", err)
-	}
-	if asked := authorizer.asked.Load(); asked == 0 {
-		t.Error("the webhook was never asked")
-	}
+	s.wantKnown(t, provider, authorizer)
 	if others := authorizer.others.Load(); others > 0 {
 		t.Errorf("the webhook was asked %d times about users that its condition leaves out", others)
 	}
@@ -77,6 +57,14 @@ func TestWhoAndMayByFlags(t *testing.T) {
 		"--oidc-username-claim=sub", "--oidc-username-prefix=oidc:", "--oidc-groups-claim=teams", "--oidc-groups-prefix=team:", "--oidc-signing-algs=ES256",
 		"--authorization-mode=Webhook,RBAC", "--authorization-webhook-config-file="+writeFile(t, "webhook.json", authorizer.kubeconfig(t)),
 		"--authorization-webhook-version=v1", "--authorization-webhook-cache-authorized-ttl=1s", "--authorization-webhook-cache-unauthorized-ttl=1s")
+	s.wantKnown(t, provider, authorizer)
+}
+
+// wantKnown expects the server to know users by the tokens of the provider and of no other one, and
+// to let them do what the webhook says and no more.
+func (s *running) wantKnown(t *testing.T, provider *provider, authorizer *authorizer) {
+	t.Helper()
+	// The keys of the provider are fetched after the start.
 	jane := provider.token(t, "jane", "readers")
 	eventually(t, "the provider's tokens are taken", func(ctx context.Context) error {
 		_, err := s.with(jane).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
@@ -94,7 +82,7 @@ func TestWhoAndMayByFlags(t *testing.T) {
 	if _, err := s.with(newProvider(t).token(t, "jane", "readers")).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 		t.Errorf("a token of another provider: %v", err)
 	}
-	if authorizer.asked.Load() == 0 {
+	if asked := authorizer.asked.Load(); asked == 0 {
 		t.Error("the webhook was never asked")
 	}
 }
