@@ -45,14 +45,15 @@ dashboard-test: ## Test the dashboard in Chromium, which has to be installed (or
 dashboard-screenshots: ## Take the pictures of docs/dashboard.md anew, in Chromium
 	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod" && go test ./... -count 1 -run TestContent -screenshots $(CURDIR)/docs/dashboard
 
-image: ## Build the container image as an OCI layout in bin/image, for linux/amd64 and linux/arm64
-	cd deploy && go run ./image --version "$$(git describe --tags --always)" --commit "$$(git rev-parse HEAD)" --created "$$(git log -1 --format=%ct)"
+image: ## Build the container images as OCI layouts, bin/image and bin/image-controllers, for linux/amd64 and linux/arm64
+	cd deploy && for of in concord=image concord-controllers=image-controllers; do \
+	  go run ./image --program "github.com/concord-dev/concord/cmd/$${of%=*}" --out "../bin/$${of#*=}" --version "$$(git describe --tags --always)" --commit "$$(git rev-parse HEAD)" --created "$$(git log -1 --format=%ct)" || exit; done
 
 check: ## gofmt, go vet, concord-vet, golangci-lint, and drift of generated code
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	go vet ./...
 	go run ./cmd/concord-vet -test=false ./...
-	@go generate ./... && git diff --exit-code -- '*zz_generated*' || { echo "generated code differs: run make generate and commit"; exit 1; }
+	@go generate ./... && git diff --exit-code -- '*zz_generated*' docs || { echo "generated code differs: run make generate and commit"; exit 1; }
 	go tool -modfile=tools/go.mod golangci-lint run --timeout 20m
 
 bench: ## Measure what the protocol costs and how fast migrations are, side by side

@@ -1,7 +1,9 @@
 package concord
 
 import (
+	"bytes"
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -38,42 +40,43 @@ var arrows = []arrow{
 	{folder: "evolve", own: []string{"agree"}, external: values, why: "pure: when to migrate is decided on values"},
 	{folder: "api", own: []string{"agree", "evolve"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "go.etcd.io"), why: "wire types do no I/O"},
 	{folder: "connect", own: []string{"compat", "api"}, forbidden: append(append([]string{"k8s.io/apiserver", "go.etcd.io"}, genericly...), kube...), why: "how programs reach a cluster: it is in the plugin, which holds no server"},
-	{folder: "status", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(append([]string{"k8s.io/apiserver", "k8s.io/client-go", "sigs.k8s.io/controller-runtime", "go.etcd.io"}, genericly...), kube...), why: "pure: what operators see is decided on values that were read, so that every screen is a table test"},
+	{folder: "status", own: []string{"compat", "agree", "evolve", "api", "stock/observed"}, forbidden: append(append([]string{"k8s.io/apiserver", "k8s.io/client-go", "sigs.k8s.io/controller-runtime", "go.etcd.io"}, genericly...), kube...), why: "pure: what operators see is decided on values that were read, so that every screen is a table test"},
 	{folder: "verdict", own: []string{"compat", "agree", "evolve", "api"}, forbidden: append(append([]string{"k8s.io/apiserver", "k8s.io/client-go", "sigs.k8s.io/controller-runtime", "go.etcd.io"}, genericly...), kube...), why: "pure: what may be done to a cluster is decided on values, by commands and servers alike"},
 	{folder: "dashboard", own: []string{"compat", "agree", "evolve", "api", "connect", "status", "verdict", "listwatch", "workers"}, forbidden: append(append([]string{"k8s.io/apiserver", "go.etcd.io"}, genericly...), kube...), why: "a page that shows what status says: it is in the plugin and in servers, and holds neither"},
 	{folder: "workers", own: []string{}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "k8s.io/client-go", "go.etcd.io"), why: "what all shells run goroutines by; it knows none"},
 	{folder: "grpclimit", own: []string{}, external: []string{}, why: "it has to be initialised before gRPC, and so imports nothing of it"},
 	{folder: "listwatch", own: []string{"workers"}, forbidden: append(genericly, "go.etcd.io"), why: "what member and controllers watch through; it knows no kind of object"},
-	{folder: "coalesce", own: []string{"workers"}, external: []string{}, why: "how the conversions of a migration share calls; it knows nothing of them"},
-	{folder: "pace", own: []string{}, external: []string{"k8s.io/utils/clock"}, why: "how both engines give way to clients; it knows neither engine nor server"},
-	{folder: "progress", own: []string{}, external: []string{}, why: "how rewrite and apimigrate tell their progress; it knows neither"},
+	{folder: "migrate/pace", own: []string{}, external: []string{"k8s.io/utils/clock"}, why: "how both engines give way to clients; it knows neither engine nor server"},
+	{folder: "migrate/progress", own: []string{}, external: []string{}, why: "how both engines tell their progress; it knows neither"},
 	{folder: "member", own: []string{"compat", "agree", "evolve", "api", "listwatch", "workers"}, forbidden: append(genericly, "go.etcd.io"), why: "a shell: it reaches objects only through a client, so that the simulator can run it"},
 	{folder: "fence", own: []string{"compat", "agree", "evolve", "api", "grpclimit", "workers"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime"), except: []string{"k8s.io/apiserver/pkg/server/egressselector"}, why: "a shell over storage: it knows no generic server"},
-	{folder: "rewrite", own: []string{"compat", "agree", "evolve", "api", "grpclimit", "pace", "progress", "workers"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "k8s.io/client-go"), why: "a shell over stored values"},
-	{folder: "stored", own: []string{"compat", "agree", "evolve", "api", "rewrite", "verdict"}, forbidden: append([]string{"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/endpoints", "sigs.k8s.io/controller-runtime"}, kube...), why: "reads what a cluster remembers of its stored values, and judges it by compat; which keys open them it is told"},
-	{folder: "keyring", own: []string{"agree", "evolve", "api", "rewrite", "member", "stored", "verdict"}, forbidden: append([]string{"sigs.k8s.io/controller-runtime", "go.etcd.io"}, kube...), why: "encryption at rest for any API server: of member it knows what it tells, and stored is checked with its keys"},
-	{folder: "apimigrate", own: []string{"pace", "progress", "workers"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "go.etcd.io", "k8s.io/apiserver"), why: "a shell over an API, with nothing of a server, so that it can run against stock Kubernetes"},
-	{folder: "controller/throughapi", own: []string{"api", "apimigrate", "controller/migrate"}, forbidden: append(genericly, "go.etcd.io"), why: "has the jobs of one done by the other, for servers and beside them"},
+	{folder: "migrate/store", own: []string{"compat", "agree", "evolve", "api", "grpclimit", "migrate/pace", "migrate/progress", "workers"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "k8s.io/client-go"), why: "a shell over stored values"},
+	{folder: "stored", own: []string{"compat", "agree", "evolve", "api", "migrate/store", "verdict"}, forbidden: append([]string{"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/endpoints", "sigs.k8s.io/controller-runtime"}, kube...), why: "reads what a cluster remembers of its stored values, and judges it by compat; which keys open them it is told"},
+	{folder: "keyring", own: []string{"agree", "evolve", "api", "migrate/store", "member", "stored", "verdict"}, forbidden: append([]string{"sigs.k8s.io/controller-runtime", "go.etcd.io"}, kube...), why: "encryption at rest for any API server: of member it knows what it tells, and stored is checked with its keys"},
+	{folder: "migrate/api", own: []string{"migrate/pace", "migrate/progress", "workers"}, forbidden: append(genericly, "sigs.k8s.io/controller-runtime", "go.etcd.io", "k8s.io/apiserver"), why: "a shell over an API, with nothing of a server, so that it can run against stock Kubernetes"},
+	{folder: "controller/throughapi", own: []string{"api", "migrate/api", "migrate/claim"}, forbidden: append(genericly, "go.etcd.io"), why: "has the jobs of one done by the other, for servers and beside them"},
+	{folder: "migrate/claim", own: []string{"agree", "evolve", "api", "listwatch", "workers"}, forbidden: append(genericly, "go.etcd.io"), why: "claims migrations for engines that it knows as an interface only"},
 	{folder: "controller", own: []string{"compat", "agree", "evolve", "api", "listwatch", "workers"}, forbidden: append(genericly, "go.etcd.io"), why: "controllers stay free of server internals, so that they can run against stock Kubernetes"},
-	{folder: "stock/observed", own: []string{"agree", "evolve", "api"}, external: append([]string{"k8s.io/apimachinery/pkg/types", "k8s.io/apimachinery/pkg/apis/meta/v1"}, values...), why: "pure: what is known of servers that do not report is decided on values"},
-	{folder: "stock", own: []string{"agree", "evolve", "api", "apimigrate", "compat", "connect", "controller", "listwatch", "pace", "stock", "workers"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), except: []string{"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"}, why: "controllers beside kube-apiservers that stay as they are: they reach nothing but the API"},
+	{folder: "stock/observed", own: []string{"agree", "evolve", "api"}, external: append([]string{"k8s.io/apimachinery/pkg/types", "k8s.io/apimachinery/pkg/apis/meta/v1", "k8s.io/api/coordination/v1", "k8s.io/api/storagemigration/v1"}, values...), why: "pure: what is known of servers that do not report is decided on values"},
+	{folder: "stock", own: []string{"agree", "evolve", "api", "migrate", "compat", "connect", "controller", "listwatch", "stock", "workers"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), except: []string{"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"}, why: "controllers beside kube-apiservers that stay as they are: they reach nothing but the API"},
 	{folder: "migrator", own: []string{"stock"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), why: "a library for operators, which link nothing of a server"},
 	{folder: "process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "server/planning", own: []string{"compat"}, why: "plans from Kubernetes' own types and configs; it knows no server of ours"},
-	{folder: "server/gates", own: []string{"compat"}, forbidden: kube, why: "gates and flags of the libraries' registry, explained also by commands that link no Kubernetes"},
-	{folder: "join", own: []string{"compat", "connect", "agree", "evolve", "api", "listwatch", "coalesce", "member", "fence", "pace", "rewrite", "stored", "keyring", "apimigrate", "controller", "dashboard", "verdict", "join", "workers"}, forbidden: kube, why: "the one wiring, a library for all who build on k8s.io/apiserver: it needs the staging modules alone"},
-	{folder: "server/embedded", own: []string{}, forbidden: append(genericly, kube...), why: "an etcd in a process: it knows neither server nor what is stored"},
-	{folder: "server/pki", own: []string{}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "certificates in files: it knows no server"},
+	{folder: "gates", own: []string{"compat"}, forbidden: append(append(genericly, "go.etcd.io"), kube...), why: "compat for the libraries' feature gates and definitions: what servers are kept to, and commands explain, without a server"},
+	{folder: "join/convert/coalesce", own: []string{"workers"}, external: []string{}, why: "how the conversions of a migration share calls; it knows nothing of them"},
+	{folder: "join", own: []string{"compat", "connect", "agree", "evolve", "api", "listwatch", "member", "fence", "migrate", "stored", "keyring", "controller", "dashboard", "verdict", "join", "workers"}, forbidden: kube, why: "the one wiring, a library for all who build on k8s.io/apiserver: it needs the staging modules alone"},
+	{folder: "embedded", own: []string{}, forbidden: append(genericly, kube...), why: "an etcd in a process: it knows neither server nor what is stored"},
+	{folder: "pki", own: []string{}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "certificates in files: it knows no server"},
 	{folder: "server/outbound", own: []string{}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "connections to Services: it knows no server"},
-	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "listwatch", "member", "fence", "rewrite", "stored", "keyring", "controller", "join", "server", "workers"}, why: "assembly: the only importer of k8s.io/kubernetes"},
-	{folder: "sim", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "verdict"}, forbidden: append(genericly, kube...), why: "wires the shells over a simulated etcd and API, in place of a server"},
+	{folder: "server", own: []string{"compat", "agree", "evolve", "api", "listwatch", "member", "fence", "migrate/store", "stored", "keyring", "controller", "join", "gates", "embedded", "pki", "server", "workers"}, why: "assembly: the only importer of k8s.io/kubernetes"},
+	{folder: "sim", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "migrate", "controller", "verdict"}, forbidden: append(genericly, kube...), why: "wires the shells over a simulated etcd and API, in place of a server"},
 	{folder: "analysis", own: []string{"compat"}, external: append([]string{"golang.org/x/tools/go/analysis"}, values...), why: "checks of this module's source, whose rules are decided in the pure packages"},
-	{folder: "cmd", own: []string{"analysis", "stock", "connect", "dashboard", "status", "verdict", "join", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "stored", "keyring", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
-	{folder: "demo", own: []string{"join", "stored", "compat", "agree", "evolve", "api", "rewrite", "server", "process"}, forbidden: kube, why: "drives servers from outside"},
-	{folder: "bench", own: []string{"stored", "compat", "agree", "evolve", "api", "member", "fence", "rewrite", "controller", "server", "demo", "process"}, forbidden: kube, why: "measures what is there"},
-	{folder: "conformance", own: []string{"server/pki", "process"}, forbidden: kube, why: "runs Kubernetes' suite as a program against servers as programs; the suite is a module of its own"},
+	{folder: "cmd", own: []string{"gates", "embedded", "analysis", "stock", "connect", "dashboard", "status", "verdict", "join", "compat", "agree", "evolve", "api", "member", "fence", "migrate/store", "stored", "keyring", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
+	{folder: "demo", own: []string{"embedded", "pki", "join", "stored", "compat", "agree", "evolve", "api", "migrate/store", "server", "process"}, forbidden: kube, why: "drives servers from outside"},
+	{folder: "bench", own: []string{"embedded", "pki", "stored", "compat", "agree", "evolve", "api", "member", "fence", "migrate/store", "controller", "server", "demo", "process"}, forbidden: kube, why: "measures what is there"},
+	{folder: "conformance", own: []string{"pki", "process"}, forbidden: kube, why: "runs Kubernetes' suite as a program against servers as programs; the suite is a module of its own"},
 	{folder: "examples", own: []string{"join", "migrator"}, forbidden: kube, why: "what others write with the library: it uses nothing else of this module"},
-	{folder: "e2e", own: []string{"stock", "join", "api", "agree", "server", "rewrite", "stored", "keyring", "demo", "process"}, forbidden: kube, why: "uses servers as their users do"},
+	{folder: "e2e", own: []string{"embedded", "pki", "stock", "join", "api", "agree", "server", "migrate/store", "stored", "keyring", "demo", "process"}, forbidden: kube, why: "uses servers as their users do"},
 }
 
 type listed struct {
@@ -131,6 +134,26 @@ func (a arrow) refuses(imported string) string {
 }
 
 func under(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
+
+// TestServerIsAssembly keeps from server what is more than putting Kubernetes and join together.
+func TestServerIsAssembly(t *testing.T) {
+	lines := 0
+	for _, p := range packages(t) {
+		if !under(strings.TrimPrefix(p.ImportPath, modulePath+"/"), "server") {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			content, err := os.ReadFile(filepath.Join(strings.TrimPrefix(p.ImportPath, modulePath+"/"), file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines += bytes.Count(content, []byte("\n"))
+		}
+	}
+	if lines == 0 || lines > 3000 {
+		t.Errorf("server has %d lines, and may have 3000", lines)
+	}
+}
 
 // TestPackageDocs asserts that every package says what it is.
 func TestPackageDocs(t *testing.T) {

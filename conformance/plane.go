@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/keyutil"
 
+	"github.com/concord-dev/concord/pki"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server/pki"
 )
 
 // serviceRange is what Services get their addresses from.

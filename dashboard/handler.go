@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/status"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -62,6 +63,8 @@ type Handler struct {
 // snapshot is what is shown at a time. Its first is empty, and not to be shown.
 type snapshot struct {
 	picture []byte
+	// partial says that the cluster is still being read, and that there are no rows yet.
+	partial bool
 	rows    map[string]string
 	// order are the rows' names as they are to be shown.
 	order []string
@@ -127,7 +130,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the page only reads", http.StatusMethodNotAllowed)
 		return
 	}
-	h.look(0)
+	h.Begin()
 	if r.URL.Path == Stream {
 		h.stream(w, r)
 		return
@@ -142,6 +145,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(p.text) // the client is gone
 	}
 }
+
+// Begin has the cluster watched before somebody looks: who looks soon does not wait for its lists.
+func (h *Handler) Begin() { h.look(0) }
 
 // look counts viewers, and has the cluster watched.
 func (h *Handler) look(viewers int) {
@@ -206,17 +212,25 @@ func (h *Handler) follow(ctx context.Context) {
 	}
 }
 
-// see shows what the source sees, once that is all.
+// see shows what the source sees: the servers first, and the rest once that is all.
 func (h *Handler) see(ctx context.Context, s *source) error {
 	s.mu.Lock()
 	unreachable, load := s.unreachable, s.load.now
 	s.mu.Unlock()
-	if !s.ready() && unreachable == "" {
+	reading := s.reading()
+	partial := len(reading) > 0 && unreachable == ""
+	if partial && !s.leases.read() {
 		return nil
 	}
-	p, rows := pictureOf(s.observe(), h.config.Lifecycles())
+	var p picture
+	var rows []status.Row
+	if partial {
+		p = beingRead(s.observe(), reading)
+	} else {
+		p, rows = pictureOf(s.observe(), h.config.Lifecycles())
+	}
 	p.Of, p.Unreachable, p.Clients = h.config.Of, unreachable, load
-	next := &snapshot{}
+	next := &snapshot{partial: partial}
 	var err error
 	if next.picture, err = json.Marshal(p); err != nil {
 		return err

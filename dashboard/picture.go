@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -34,6 +35,8 @@ type picture struct {
 	Unread       []string        `json:"unread,omitempty"`
 	// Clients is how fast the server asked answers its clients; nil where that is not known.
 	Clients *clients `json:"clients,omitempty"`
+	// Reading are the kinds that are still being read: until then there are servers only.
+	Reading []string `json:"reading,omitempty"`
 	// Unreachable is why the cluster does not answer; empty if it does.
 	Unreachable string `json:"unreachable,omitempty"`
 }
@@ -49,6 +52,14 @@ type release struct {
 	NotSafe   int              `json:"notSafe"`
 	Judged    int              `json:"judged"`
 	Do        string           `json:"do,omitempty"`
+}
+
+// beingRead is the picture of a cluster of which only the servers are known yet.
+func beingRead(o status.Observed, reading []string) picture {
+	p, _ := pictureOf(status.Observed{Now: o.Now, Leases: o.Leases, Unread: o.Unread}, nil)
+	p.Headline, p.Reading = "The cluster is being read: "+strings.Join(reading, ", ")+".", reading
+	p.Problems, p.MoreProblems, p.Timeline = []status.Problem{}, 0, []status.Moment{}
+	return p
 }
 
 // pictureOf is the picture of what was observed, and the rows of its table.

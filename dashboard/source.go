@@ -96,6 +96,13 @@ func (c *cluster) watch(ctx context.Context) *source {
 	s.events = s.kind("Events", &corev1.EventList{}, &corev1.Event{}, nil, client.InNamespace(metav1.NamespaceDefault), client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("source", "concord")})
 	for _, k := range s.kinds() {
 		go workers.Loop(ctx, "dashboard-watch", k.control.RunWithContext)
+		workers.Go(ctx, "dashboard-synced", func() {
+			select {
+			case <-k.control.HasSyncedChecker().Done(): // where there is no object nothing else tells
+				s.touch()
+			case <-ctx.Done():
+			}
+		})
 	}
 	go workers.Loop(ctx, "dashboard-pulse", s.feel)
 	return s
@@ -184,14 +191,17 @@ func (s *source) feel(ctx context.Context) {
 	}
 }
 
-// ready says whether every kind was read, or cannot be.
-func (s *source) ready() bool {
+// read says whether the kind was read, or cannot be.
+func (k *kind) read() bool { return k.control.HasSynced() || k.watched.trouble() != nil }
+
+// reading are the names of the kinds that are still being read.
+func (s *source) reading() (names []string) {
 	for _, k := range s.kinds() {
-		if !k.control.HasSynced() && k.watched.trouble() == nil {
-			return false
+		if !k.read() {
+			names = append(names, k.name)
 		}
 	}
-	return true
+	return names
 }
 
 // observe is what is known now.

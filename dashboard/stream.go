@@ -85,6 +85,9 @@ func (v *viewer) show(s *snapshot) error {
 		}
 		v.picture = s.picture
 	}
+	if s.partial {
+		return nil
+	}
 	var changed, gone []string
 	for _, name := range s.order {
 		if text := s.rows[name]; v.rows[name] != text {

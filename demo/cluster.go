@@ -16,10 +16,10 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/pki"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server/embedded"
-	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -212,6 +212,10 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 		}
 	}
 	err := c.await(ctx, startLimit, s.name+" reports every resource", func(v *view) string { return v.unreported(s.name) })
+	if errors.Is(err, errTooLate) {
+		_, p := s.get()
+		return fmt.Errorf("%w; %s", err, p.Tail())
+	}
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 const (
@@ -370,7 +370,7 @@ func (r *run) prove(ctx context.Context) error {
 		return err
 	}
 	f := &r.facts
-	if f.Census, err = rewrite.Count(ctx, rewrite.NewEtcd(r.cluster.store), root, nil); err != nil {
+	if f.Census, err = migratestore.Count(ctx, migratestore.NewEtcd(r.cluster.store), root, nil); err != nil {
 		return err
 	}
 	f.View, _ = r.world.look()

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // facts are what was seen, and all that the verdict is made from.
@@ -20,7 +20,7 @@ type facts struct {
 	// Incomplete says which steps did not come to their end, and why.
 	Incomplete []string
 
-	Census rewrite.Census
+	Census migratestore.Census
 	// View is what etcd said at the end; Hashes is what discovery shows as the hash of each
 	// resource's storage version.
 	View   *view
@@ -155,7 +155,7 @@ func faultsOfCensus(f facts) []string {
 	}
 	counted := map[string]int64{}
 	for _, row := range f.Census.Rows {
-		if row.Resource == rewrite.ResourceOther {
+		if row.Resource == migratestore.ResourceOther {
 			continue
 		}
 		counted[row.Resource] += row.Objects

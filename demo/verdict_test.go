@@ -11,7 +11,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 var configmaps = schema.GroupResource{Resource: "configmaps"}
@@ -41,12 +41,12 @@ func settledView() *view {
 func passing() facts {
 	f := facts{
 		Objects: 8,
-		Census: rewrite.Census{Rows: []rewrite.Row{
+		Census: migratestore.Census{Rows: []migratestore.Row{
 			{Resource: "configmaps", Encoding: "v1", Objects: 1},
 			{Resource: gadgets.String(), Encoding: "demo.concord.dev/v2", Objects: 9},
 			{Resource: policies.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 2},
 			{Resource: bindings.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 3},
-			{Resource: rewrite.ResourceOther, Encoding: rewrite.EncodingNone, Objects: 1},
+			{Resource: migratestore.ResourceOther, Encoding: migratestore.EncodingNone, Objects: 1},
 		}},
 		View:         settledView(),
 		Hashes:       map[schema.GroupResource]string{configmaps: "hash of v1"},
@@ -117,11 +117,11 @@ func TestJudgeFails(t *testing.T) {
 		{"an error of a healthy server", func(f *facts) { f.Failures[0].server = "server-1" }, "1 writes failed that must not: server-2: connection reset"},
 		{"an unreadable value", func(f *facts) { f.Census.Unknown = []string{"/registry/a"} }, "1 stored values cannot be read: /registry/a"},
 		{"an object in the old encoding", func(f *facts) {
-			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: gadgets.String(), Encoding: "demo.concord.dev/v1", Objects: 2})
+			f.Census.Rows = append(f.Census.Rows, migratestore.Row{Resource: gadgets.String(), Encoding: "demo.concord.dev/v1", Objects: 2})
 		}, "gadgets.demo.concord.dev: 2 objects are stored in demo.concord.dev/v1, not in demo.concord.dev/v2"},
 		{"another resource in another encoding", func(f *facts) { f.Census.Rows[0].Encoding = "v0" }, "configmaps: 1 objects are stored in v0, not in v1"},
 		{"a resource that nobody reports", func(f *facts) {
-			f.Census.Rows = append(f.Census.Rows, rewrite.Row{Resource: "ghosts", Encoding: "v1", Objects: 2})
+			f.Census.Rows = append(f.Census.Rows, migratestore.Row{Resource: "ghosts", Encoding: "v1", Objects: 2})
 		}, "ghosts: 2 objects are stored in v1, and no servers agree"},
 		{"objects are missing", func(f *facts) { f.Census.Rows[3].Objects = 2 }, "2 objects are stored, 3 were loaded"},
 		{"no agreement", change(configmaps, func(r *resource) { r.common = "" }), "configmaps: servers report"},

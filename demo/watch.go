@@ -24,7 +24,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
 )
 
@@ -304,7 +304,7 @@ func (w *world) object(key objectKey, e *clientv3.Event, at moment) {
 		w.count(key, "")
 		return
 	}
-	encoding, _, _ := rewrite.Envelope(e.Kv.Value)
+	encoding, _, _ := migratestore.Envelope(e.Kv.Value)
 	w.count(key, encoding)
 	if !strings.HasPrefix(key.name, writerPrefix) {
 		if e.IsModify() {

@@ -5,17 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,8 +17,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // A migration through the API whose conversion webhook is slow, refuses every tenth object,
@@ -185,131 +178,6 @@ func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVers
 	return now
 }
 
-// Objects that the server refuses as they are, here by a rule that compares them with what
-// they were, are named, and do not stop the others. When the rule is gone only they are left.
-func testAPIRejected(t *testing.T) {
-	const good, bad = 200, 120
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{}, "one", "two")
-	createWidgets(t, "v1", servers...)
-	fill(t, servers[0], widgetsV1, good)
-	if err := load.Fill(t.Context(), load.Endpoint{Name: "two", Client: servers[1].Dynamic()}, widgetsV1, "bad", bad); err != nil {
-		t.Fatal(err)
-	}
-	c.WaitSettled()
-	v1, v2 := widgetEncoding("v1"), widgetEncoding("v2")
-	ruleWidgets(t, servers, apiextensionsv1.ValidationRule{Rule: "!oldSelf.metadata.name.startsWith('bad-')", Message: "it must not be bad"})
-	m := waitEnded(t, servers[1], migrateThroughAPI(t, servers[0], widgets, "v2"))
-	again := askForAPI(t, servers[1], widgets, "v2", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
-		spec.Paused = true // so that no other one is made
-	})
-	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureRejected: bad}, good)
-	for _, f := range m.Status.Failures {
-		if !strings.HasPrefix(f.Name, "bad-") || !strings.Contains(f.Message, "it must not be bad") {
-			t.Errorf("a failure is %+v, want what the server says of the object", f)
-		}
-	}
-	wantStored(t, c, widgets, map[agree.Encoding]int{v1: bad, v2: good})
-	if standing := c.Standing(widgets); !slices.Contains(standing.Stored, string(v1)) || !slices.Contains(standing.StoredVersions, "v1") {
-		t.Errorf("the stored set is %v and storedVersions are %v, though objects are in v1", standing.Stored, standing.StoredVersions)
-	}
-	named := 0
-	for _, s := range servers {
-		named += strings.Count(s.Output(), "Object not migrated")
-	}
-	if named != bad {
-		t.Errorf("the logs name %d objects, want %d", named, bad)
-	}
-
-	revisions := revisionsOf(t, c, widgets)
-	ruleWidgets(t, servers)
-	pauseMigration(t, servers[0], again, false)
-	m = waitEnded(t, servers[0], again)
-	wantSucceeded(t, m, good+bad)
-	t.Logf("settled %v after the rule is gone", c.WaitSettled().Round(time.Millisecond))
-	wantStored(t, c, widgets, map[agree.Encoding]int{v2: good + bad})
-	if written := writtenSince(t, c, widgets, revisions); written != bad {
-		t.Errorf("%d objects were written again, %d were left", written, bad)
-	}
-	c.Check()
-}
-
-// Values that do not decode, at the beginning, in the middle, beside each other and at the
-// end of the list, stop no migration through the API: it goes around them, and names them. When
-// they are gone nothing is left to write.
-func testAPIUndecodable(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{}, "one", "two")
-	createWidgets(t, "v1", servers...)
-	fill(t, servers[0], widgetsV1, stored)
-	c.WaitSettled()
-	broken := map[string]string{}
-	for _, name := range []string{"a-first", "fill-100x", "fill-100y", "zz-last"} {
-		broken["/registry/e2e.concord.dev/widgets/default/"+name] = `{"apiVersion":"e2e.concord.dev/v1","kind":"Widget","metadata":{"name":"` + name
-	}
-	for key, value := range broken {
-		c.Audit.With(func(l *audit.Ledger) { l.Ignore(key) })
-		if _, err := c.Raw.Put(t.Context(), key, value); err != nil {
-			t.Fatal(err)
-		}
-	}
-	v2 := widgetEncoding("v2")
-	m := waitEnded(t, servers[1], migrateThroughAPI(t, servers[0], widgets, "v2"))
-	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureDoesNotDecode: len(broken)}, stored)
-	for _, f := range m.Status.Failures {
-		if _, ok := broken["/registry/e2e.concord.dev/widgets/"+f.Namespace+"/"+f.Name]; !ok || f.Message == "" {
-			t.Errorf("a failure is %+v", f)
-		}
-	}
-	if found := c.Encodings(widgets)[v2]; found != stored {
-		t.Errorf("%d objects are in %s, want %d", found, v2, stored)
-	}
-	if standing := c.Standing(widgets); slices.Equal(standing.Stored, []string{string(v2)}) || !slices.Contains(standing.StoredVersions, "v1") {
-		t.Errorf("the stored set is %v and storedVersions are %v, though objects were not migrated", standing.Stored, standing.StoredVersions)
-	}
-	revisions := revisionsOf(t, c, widgets)
-	for key := range broken {
-		if _, err := c.Raw.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
-	wantStored(t, c, widgets, map[agree.Encoding]int{v2: stored})
-	if written := writtenSince(t, c, widgets, revisions); written != 0 {
-		t.Errorf("%d objects were written again", written)
-	}
-	c.Check()
-}
-
-// ruleWidgets makes these the rules of all versions of widgets and waits until every server
-// goes by them: they are about objects whose names begin with "bad".
-func ruleWidgets(t *testing.T, servers []*cluster.Server, rules ...apiextensionsv1.ValidationRule) {
-	t.Helper()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := servers[0].Objects().Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd); err != nil {
-			return err
-		}
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Schema.OpenAPIV3Schema.XValidations = rules
-		}
-		return servers[0].Objects().Update(t.Context(), crd)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range servers {
-		cluster.Eventually(t, time.Minute, s.Name+" knows the rules", func(ctx context.Context) error {
-			_, err := s.Dynamic().Resource(widgets.WithVersion("v2")).Namespace(metav1.NamespaceDefault).
-				Patch(ctx, "bad-0", types.MergePatchType, []byte(`{"spec":{"text":"bad"}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
-			if apierrors.IsInvalid(err) != (len(rules) > 0) || err != nil && len(rules) == 0 {
-				return fmt.Errorf("a change is answered with %w", err)
-			}
-			return nil
-		})
-	}
-}
-
 // wantFailures fails unless a migration through the API has ended with so many objects
 // failed for these reasons, and so many done.
 func wantFailures(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, want map[migrationv1alpha1.MigrationFailureReason]int, done int) {
@@ -368,7 +236,7 @@ func wantStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want 
 func censusOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[agree.Encoding]int {
 	t.Helper()
 	result := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
-	var census rewrite.Census
+	var census migratestore.Census
 	if err := json.Unmarshal([]byte(result.Stdout), &census); err != nil || result.Code != 0 {
 		t.Fatalf("census: exit %d: %s: %v", result.Code, result.Stderr, err)
 	}

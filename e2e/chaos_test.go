@@ -121,7 +121,7 @@ func (d *disturber) disturb() {
 // flip changes the storage version of widgets through a server.
 func (d *disturber) flip(s *cluster.Server) {
 	d.t.Helper()
-	d.storage = map[string]string{"v1": "v2", "v2": "v1"}[d.storage]
+	d.storage = otherVersion(d.storage)
 	d.t.Logf("store widgets in %s", d.storage)
 	s.WaitReady()
 	storeWidgetsIn(d.t, s, d.storage)

@@ -10,7 +10,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
@@ -79,45 +78,6 @@ func testConversionWebhook(t *testing.T) {
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, convertibles, widgetEncoding("v1"), objects)
-	wantTexts(t, before, servers...)
-	c.Check()
-}
-
-// An object that its conversion makes larger than etcd takes stays as it is, is named and does
-// not stop the others, and is migrated when it has become smaller.
-func testOutgrown(t *testing.T) {
-	const objects, large, grows = 20, 1200 << 10, 500 << 10 // etcd takes 1,536 KiB
-	hook := startConverter(t)
-	c := cluster.New(t)
-	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
-	servers := c.Start(cluster.Options{}, "one", "two")
-	createCRD(t, convertibleCRD(hook), servers...)
-	fill(t, servers[0], convertiblesV1, objects)
-	client := servers[0].Dynamic().Resource(convertiblesV1.GroupVersionResource).Namespace(metav1.NamespaceDefault)
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:"one/large"}},"spec":{"text":%q}}`, audit.WriteAnnotation, strings.Repeat("t", large))
-	if _, err := client.Patch(t.Context(), "fill-7", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	c.WaitSettled()
-	before := texts(t, servers[0], "v1")
-
-	hook.grow("fill-7", grows)
-	storeIn(t, servers[1], convertibles, "v2")
-	m := waitFailedMigration(t, servers[1], convertibles, func(p migrationv1alpha1.MigrationProgress) bool {
-		return p.Failed == 1 && p.FailedByReason[migrationv1alpha1.FailureTooLarge] == 1
-	})
-	if f := m.Status.Failures; len(f) != 1 || f[0].Name != "fill-7" || f[0].Reason != migrationv1alpha1.FailureTooLarge {
-		t.Errorf("the failures are %+v", f)
-	}
-	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != 1 || found[widgetEncoding("v2")] != objects-1 {
-		t.Errorf("convertibles are stored as %v, want one in v1", found)
-	}
-	if standing := c.Standing(convertibles); !slices.Contains(standing.StoredVersions, "v1") || !slices.Contains(standing.Stored, string(widgetEncoding("v1"))) {
-		t.Errorf("storedVersions are %v and the stored set is %v, though an object is in v1", standing.StoredVersions, standing.Stored)
-	}
-	hook.grow("fill-7", grows/5)
-	t.Logf("settled %v after it grows by less", c.WaitSettled().Round(time.Millisecond))
-	wantEncoding(t, c, convertibles, widgetEncoding("v2"), objects)
 	wantTexts(t, before, servers...)
 	c.Check()
 }

@@ -49,7 +49,7 @@ func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinit
 	spec := crd.Spec.Versions[1].Schema.OpenAPIV3Schema.Properties["spec"]
 	spec.Properties = map[string]apiextensionsv1.JSONSchemaProps{
 		"padding": {Type: "string"},
-		"message": {Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"text": {Type: "string"}, "copy": {Type: "string"}}},
+		"message": {Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"text": {Type: "string"}}},
 	}
 	crd.Spec.Versions[1].Schema.OpenAPIV3Schema.Properties["spec"] = spec
 	url := "https://" + converter.address + "/convert"
@@ -115,8 +115,6 @@ type converter struct {
 	server *http.Server
 	// poisoned are the names of objects that it refuses to convert.
 	poisoned sets.Set[string]
-	// grown are those of objects that are longer in v2 by so many bytes.
-	grown map[string]int
 	// delay is how long it takes for a call.
 	delay time.Duration
 	// left is how many objects it converts to v2 before it goes down; negative: it stays up.
@@ -178,13 +176,6 @@ func (c *converter) poison(names ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.poisoned = sets.New(names...)
-}
-
-// grow makes an object longer in v2 from now on.
-func (c *converter) grow(name string, bytes int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.grown = map[string]int{name: bytes}
 }
 
 // slow makes every call take so long.
@@ -272,7 +263,7 @@ func (c *converter) convert(request *apiextensionsv1.ConversionRequest) *apiexte
 			return refusal(request, err.Error())
 		}
 		c.mu.Lock()
-		poisoned, more := c.poisoned.Has(u.GetName()), c.grown[u.GetName()]
+		poisoned := c.poisoned.Has(u.GetName())
 		c.mu.Unlock()
 		if poisoned {
 			return refusal(request, u.GetName()+" is poisoned")
@@ -281,9 +272,6 @@ func (c *converter) convert(request *apiextensionsv1.ConversionRequest) *apiexte
 			asV1(u.Object)
 		} else {
 			asV2(u.Object)
-			if more > 0 {
-				_ = unstructured.SetNestedField(u.Object, strings.Repeat("x", more), "spec", "message", "copy")
-			}
 		}
 		u.SetAPIVersion(request.DesiredAPIVersion)
 		response.ConvertedObjects = append(response.ConvertedObjects, runtime.RawExtension{Object: u})

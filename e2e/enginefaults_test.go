@@ -259,7 +259,7 @@ func (m *migrating) twoLead() (acted bool) {
 			return nil
 		}
 		if m.c.Standing(widgets).Common == widgetEncoding(to) {
-			to = map[string]string{"v1": "v2", "v2": "v1"}[to]
+			to = otherVersion(to)
 			storeWidgetsIn(m.t, others[changes%2], to)
 			changes++
 		}
@@ -306,36 +306,6 @@ func triggered(log string) (acts []string) {
 		}
 	}
 	return acts
-}
-
-// The etcd is killed again and again while objects are rewritten.
-func testEtcdKilledMigrating(t *testing.T) {
-	const kills = 5
-	m := widgetsMigrating(t, cluster.New(t), 150, "one", "two")
-	before := m.c.IDs()
-	for range kills {
-		m.awaitRewrites(1 + m.random.IntN(engineObjects/kills/2))
-		m.underWay("v2")
-		m.c.Etcd.Kill()
-		if m.random.IntN(2) == 0 {
-			for _, s := range m.servers {
-				s.WaitUnready(time.Minute)
-			}
-		}
-		m.c.Etcd.Start()
-		m.c.Etcd.WaitReady()
-		t.Logf("etcd was killed after %d rewrites", m.rewrites())
-	}
-	for _, s := range m.servers {
-		s.WaitReady()
-	}
-	m.ended("v2")
-	for name, ids := range m.c.IDs() {
-		if !slices.Equal(ids, before[name]) {
-			t.Errorf("%s had to register again: it was %v and is %v", name, before[name], ids)
-		}
-	}
-	etcdKilledMidStream(m.atFullSpeed())
 }
 
 // An etcd of three members loses its leader while objects are rewritten: it hands over, is
@@ -474,24 +444,9 @@ func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want
 	})
 }
 
-// Objects are updated, deleted and created as fast as clients can while all of them are
-// migrated, to and fro, at full speed. One turn comes in the midst of a stream.
-func testBusyMigrations(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{Args: "--migration-max-added-latency=0"}, "one", "two")
-	createWidgets(t, "v1", servers...)
-	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
-	for _, to := range []string{"v2", "v1", "v2", "v1", "v2"} {
-		m.awaitChurn(200)
-		storeWidgetsIn(t, servers[0], to)
-		c.WaitSettled()
-	}
-	m.ended("v2")
-	turnedMidStream(m.atFullSpeed())
-}
-
-// The store is compacted every second, to its newest revision, while objects are rewritten.
-func testCompacted(t *testing.T) {
+// The store is compacted every second, to its newest revision, while objects are rewritten. At full
+// speed it is compacted in the midst of a stream, and the definition changed back.
+func testCompactedAndTurned(t *testing.T) {
 	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two")
 	m.awaitRewrites(1)
 	compacted := m.compactEverySecond(t.Errorf)
@@ -502,7 +457,7 @@ func testCompacted(t *testing.T) {
 		t.Errorf("%d compactions are too few to test anything", n)
 	}
 	m.ended("v2")
-	compactedMidStream(m.atFullSpeed())
+	compactedAndTurnedMidStream(m.atFullSpeed())
 }
 
 // compactEverySecond compacts the store until stop is called, which says how often it has. It

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,6 +20,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // An administrator cannot edit what the controllers rely on, and is told so. A hash that is
@@ -94,7 +96,7 @@ func TestForgedStorageState(t *testing.T) {
 func asControllers(t *testing.T, s *cluster.Server) client.Client {
 	t.Helper()
 	config := rest.CopyConfig(s.Config())
-	config.Impersonate = rest.ImpersonationConfig{UserName: join.ControllerUser}
+	config.Impersonate = rest.ImpersonationConfig{UserName: roles.Trigger.User(), Groups: []string{user.SystemPrivilegedGroup}}
 	controllers, err := join.NewClient(config)
 	if err != nil {
 		t.Fatal(err)

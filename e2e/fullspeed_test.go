@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
 )
 
@@ -110,7 +110,7 @@ const fullSpeedAttempts = 5
 func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), mend func(hit bool)) {
 	m.t.Helper()
 	for range fullSpeedAttempts {
-		to := map[string]string{"v1": "v2", "v2": "v1"}[m.version]
+		to := otherVersion(m.version)
 		var idle map[*cluster.Etcd]int
 		cluster.Eventually(m.t, cluster.SettleTimeout, "the members of the etcd say what they send", func(ctx context.Context) (err error) {
 			idle, err = m.streams(ctx)
@@ -199,7 +199,7 @@ func (m *migrating) left(to string) (n int) {
 		return err
 	})
 	for _, kv := range all.Kvs {
-		if encoding, _, _ := rewrite.Envelope(kv.Value); encoding != m.encoding(to) {
+		if encoding, _, _ := migratestore.Envelope(kv.Value); encoding != m.encoding(to) {
 			n++
 		}
 	}
@@ -266,28 +266,6 @@ func (m *migrating) endedByAnother(to string, but *cluster.Server) {
 	})
 }
 
-// turnedMidStream takes the agreement away while objects are sent: the definition goes back to the
-// version before. What has been rewritten by then is brought back, and the audit tells of every
-// object that is rewritten to what nobody agrees on any more.
-func turnedMidStream(m *migrating) {
-	m.t.Helper()
-	m.midStream("the definition was changed back", func(*cluster.Etcd) { m.storeIn(m.servers[1], "v1") }, nil)
-	m.ended("v1")
-}
-
-// etcdKilledMidStream kills the etcd while it sends.
-func etcdKilledMidStream(m *migrating) {
-	m.t.Helper()
-	for range 2 {
-		m.midStream("etcd was killed", func(etcd *cluster.Etcd) {
-			etcd.Kill()
-			etcd.Start()
-			etcd.WaitReady()
-		}, nil)
-	}
-	m.ended(m.version)
-}
-
 // membersLostMidStream takes members away from a replicated etcd while one of them sends.
 func membersLostMidStream(m *migrating) {
 	m.t.Helper()
@@ -305,17 +283,22 @@ func membersLostMidStream(m *migrating) {
 	m.ended(m.version)
 }
 
-// compactedMidStream compacts the store again and again while objects are sent.
-func compactedMidStream(m *migrating) {
+// compactedAndTurnedMidStream compacts the store again and again while objects are sent. Then it
+// takes the agreement away: the definition goes back to the version before. What has been rewritten
+// by then is brought back, and the audit tells of every object that is rewritten to what nobody
+// agrees on any more.
+func compactedAndTurnedMidStream(m *migrating) {
 	m.t.Helper()
-	for range 2 {
-		m.midStream("the store was compacted three times", func(*cluster.Etcd) {
-			for range 3 {
-				if err := compact(m.c); err != nil {
-					m.t.Fatalf("compact: %v", err)
-				}
+	m.midStream("the store was compacted three times", func(*cluster.Etcd) {
+		for range 3 {
+			if err := compact(m.c); err != nil {
+				m.t.Fatalf("compact: %v", err)
 			}
-		}, nil)
-	}
+		}
+	}, nil)
+	m.midStream("the definition was changed back", func(*cluster.Etcd) { m.storeIn(m.servers[1], otherVersion(m.version)) }, nil)
 	m.ended(m.version)
 }
+
+// otherVersion is the one of v1 and v2 that is not this one.
+func otherVersion(version string) string { return map[string]string{"v1": "v2", "v2": "v1"}[version] }

@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
 )
 
@@ -195,7 +195,7 @@ func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema
 // expectCensus: as counted from raw etcd, every resource is stored in one encoding.
 func expectCensus(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
-	census, err := rewrite.Count(t.Context(), rewrite.NewEtcd(c.Raw), storedsets.DefaultPrefix, nil)
+	census, err := migratestore.Count(t.Context(), migratestore.NewEtcd(c.Raw), storedsets.DefaultPrefix, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

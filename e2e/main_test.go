@@ -24,7 +24,6 @@ type slowTest struct {
 // for what is away to come back.
 var (
 	busy = []slowTest{
-		{"RollingUpgrade", testRollingUpgrade},
 		{"MixedReleases", testMixedReleases},
 		{"Kill", testKill},
 		{"Zombie", testZombie},
@@ -42,27 +41,19 @@ var (
 		{"MigratorKilled", testMigratorKilled},
 		{"MigratorPaused", testMigratorPaused},
 		{"SecondLeader", testSecondLeader},
-		{"EtcdKilledMigrating", testEtcdKilledMigrating},
 		{"EtcdLeaderLost", testEtcdLeaderLost},
 		{"OldServerJoins", testOldServerJoins},
-		{"BusyMigrations", testBusyMigrations},
 		{"Informers", testInformers},
-		{"Compacted", testCompacted},
+		{"CompactedAndTurned", testCompactedAndTurned},
 	}
 	waiting = []slowTest{
-		{"Undecodable", testUndecodable},
 		{"ConversionWebhook", testConversionWebhook},
-		{"Outgrown", testOutgrown},
 		{"APIWebhook", testAPIWebhook},
 		{"APIReviews", testAPIReviews},
 		{"APIDefaults", testAPIDefaults},
-		{"APIRejected", testAPIRejected},
-		{"APIUndecodable", testAPIUndecodable},
 		{"PausedAndKilled", testPausedAndKilled},
-		{"APIPausedAndCancelled", testAPIPausedAndCancelled},
 		{"BothMigrationAPIs", testBothMigrationAPIs},
 		{"MigrateCommand", testMigrateCommand},
-		{"NamespaceDeletion", testNamespaceDeletion},
 		{"CautiousUpgrade", testCautiousUpgrade},
 		{"EmulationRollback", testEmulationRollback},
 		{"GreenField", testGreenField},

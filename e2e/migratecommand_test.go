@@ -14,7 +14,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // concord migrate tells beforehand what there is to do, has it done, and is right: what it,
@@ -127,14 +127,14 @@ func migrateAll(t *testing.T, c *cluster.Cluster, s *cluster.Server, migrate fun
 	}
 	t.Logf("%d resources were migrated, and all settled %v later", len(counted), c.WaitSettled().Round(time.Millisecond))
 
-	var census rewrite.Census
+	var census migratestore.Census
 	raw := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
 	if err := json.Unmarshal([]byte(raw.Stdout), &census); err != nil || raw.Code != 0 || len(census.Unknown) > 0 {
 		t.Fatalf("census: %v: %+v", err, raw)
 	}
 	seen := 0
 	for _, row := range census.Rows {
-		if row.Resource == rewrite.ResourceOther {
+		if row.Resource == migratestore.ResourceOther {
 			continue
 		}
 		seen++

@@ -67,10 +67,11 @@ func (m *migrating) loose(config load.ChurnConfig) {
 	for _, s := range m.servers {
 		config.Endpoints = append(config.Endpoints, load.Endpoint{Name: s.Name, Client: s.Dynamic()})
 	}
-	var err error
-	if m.churn, err = load.StartChurn(m.t.Context(), config); err != nil {
-		m.t.Fatal(err)
-	}
+	// The watch cache of many objects takes its time, in which they cannot be listed.
+	cluster.Eventually(m.t, cluster.SettleTimeout, "clients list the objects", func(ctx context.Context) (err error) {
+		m.churn, err = load.StartChurn(ctx, config)
+		return err
+	})
 	m.t.Cleanup(func() { m.churn.Stop() })
 }
 

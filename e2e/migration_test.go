@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 )
@@ -123,51 +122,6 @@ func endedMigrations(t *testing.T, s *cluster.Server, gvr schema.GroupVersionRes
 		}
 	}
 	return found
-}
-
-// Objects that cannot be decoded are counted and named, and do not stop the others. The
-// stored set keeps their encoding until they are gone.
-func testUndecodable(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{}, "one", "two")
-	createWidgets(t, "v1", servers...)
-	fill(t, servers[0], widgetsV1, stored)
-	c.WaitSettled()
-	broken := map[string]string{
-		"truncated": `{"apiVersion":"e2e.concord.dev/v1","kind":"Widget","metadata":{"name":"trunc`,
-		"noise":     "\x00\x01 this is not an object",
-	}
-	for name, value := range broken {
-		key := "/registry/e2e.concord.dev/widgets/default/" + name
-		c.Audit.With(func(l *audit.Ledger) { l.Ignore(key) })
-		if _, err := c.Raw.Put(t.Context(), key, value); err != nil {
-			t.Fatal(err)
-		}
-	}
-	storeWidgetsIn(t, servers[0], "v2")
-	m := waitFailedMigration(t, servers[1], widgets, func(p migrationv1alpha1.MigrationProgress) bool { return int(p.Failed) == len(broken) })
-	for name := range broken {
-		if !slices.ContainsFunc(m.Status.Failures, func(f migrationv1alpha1.MigrationFailure) bool {
-			return f.Name == name && f.Namespace == "default" && f.Reason == migrationv1alpha1.FailureDoesNotDecode && f.Message != ""
-		}) {
-			t.Errorf("object %s is not named among the failures %+v", name, m.Status.Failures)
-		}
-	}
-	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
-	standing := c.Standing(widgets)
-	if slices.Equal(standing.Stored, []string{string(widgetEncoding("v2"))}) {
-		t.Errorf("the stored set is %v though two objects could not be migrated", standing.Stored)
-	}
-	if !slices.Contains(standing.StoredVersions, "v1") {
-		t.Errorf("storedVersions are %v though two objects could not be migrated", standing.StoredVersions)
-	}
-	for name := range broken {
-		if _, err := c.Raw.Delete(t.Context(), "/registry/e2e.concord.dev/widgets/default/"+name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
-	c.Check()
 }
 
 // waitFailedMigration waits for a migration that ended with objects that could not be

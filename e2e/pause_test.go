@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,9 +19,9 @@ import (
 )
 
 // A migration that is held to a rate is paused and rests, in which nothing is written. Another
-// one, by hand, is cancelled, and nothing is written after it either. The first goes on from
-// where it was, loses its server to SIGKILL, and is ended by another server from where it was
-// then.
+// one, by hand and through the API, is cancelled, and nothing is written after that either. The
+// first goes on from where it was, loses its server to SIGKILL, and is ended by another server from
+// where it was then.
 func testPausedAndKilled(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one", "two")
@@ -89,17 +88,17 @@ func wantAtRest(t *testing.T, c *cluster.Cluster, resting *migrationv1alpha1.Sto
 	}
 }
 
-// cancelByHand makes a migration of widgets, deletes it when it has written something, and
-// fails if it writes on.
+// cancelByHand makes a migration of widgets through the API, deletes it when it has written
+// something, and fails if it writes on.
 func cancelByHand(t *testing.T, c *cluster.Cluster, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
 	before := revisionsOf(t, c, widgets)
-	byHand := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
-	byHand.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Version: "v2", Resource: widgets.Resource}
-	if err := servers[1].Objects().Create(t.Context(), byHand); err != nil {
+	byHand := askForAPI(t, servers[1], widgets, "v2", func(*migrationv1alpha1.StorageVersionMigrationSpec) {})
+	waitWritten(t, c, before)
+	if err := servers[0].Objects().Get(t.Context(), client.ObjectKeyFromObject(byHand), byHand); err != nil {
 		t.Fatal(err)
 	}
-	waitWritten(t, c, before)
+	wantAPI(t, byHand)
 	wantCancelled(t, c, byHand, writes, servers)
 }
 
@@ -124,47 +123,6 @@ func wantCancelled(t *testing.T, c *cluster.Cluster, m *migrationv1alpha1.Storag
 	if left := c.Encodings(widgets)[widgetEncoding("v1")]; left == 0 {
 		t.Error("it had ended before it was cancelled: nothing was tested")
 	}
-}
-
-// A migration through the API is paused while it runs, and rests, in which nothing is written.
-// It goes on, and is cancelled, after which nothing is written either. What it left to do is
-// done by the migration that the servers had made by themselves and that was paused meanwhile,
-// and no object is written twice.
-func testAPIPausedAndCancelled(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one", "two")
-	createWidgets(t, "v1", servers...)
-	fill(t, servers[0], widgetsV1, stored)
-	c.WaitSettled()
-	storeWidgetsIn(t, servers[0], "v2")
-	own := waitMigration(t, servers[0], "is begun", func(m *migrationv1alpha1.StorageVersionMigration) bool {
-		return m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != ""
-	})
-	pauseMigration(t, servers[0], own, true)
-	waitResting(t, servers[0], own)
-	writes := c.Load(load.Config{Resources: []load.Resource{load.ConfigMaps("default")}}, servers...)
-
-	before := revisionsOf(t, c, widgets)
-	m := askForAPI(t, servers[1], widgets, "v2", func(*migrationv1alpha1.StorageVersionMigrationSpec) {})
-	waitWritten(t, c, before)
-	pauseMigration(t, servers[0], m, true)
-	waitResting(t, servers[0], m)
-	if m.Status.Engine != migrationv1alpha1.EngineAPI {
-		t.Errorf("the engine is %q, because %q", m.Status.Engine, m.Status.EngineReason)
-	}
-	wantSilence(t, c, "paused", writes, servers)
-
-	before = revisionsOf(t, c, widgets)
-	pauseMigration(t, servers[0], m, false)
-	waitWritten(t, c, before)
-	wantCancelled(t, c, m, writes, servers)
-	c.CheckLoad(writes.Stop(), nil)
-
-	pauseMigration(t, servers[0], own, false)
-	t.Logf("settled after %v", c.WaitSettled().Round(time.Millisecond))
-	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
-	wantWrittenOnce(t, c, widgets, stored)
-	c.Check()
 }
 
 // waitResting waits until nobody works on a paused migration, which it reads.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +113,10 @@ func census(t *testing.T, c *cluster.Cluster) []censusRow {
 	return found.Rows
 }
 
+// countingTold is what the command tells every three seconds of how far its counting is, which it
+// does on a busy machine.
+var countingTold = regexp.MustCompile(`(?m)^counting \S+, \d+ of \d+ resources\n`)
+
 // preflight asks whether servers may be started, and returns the exit code and what was
 // found unsafe: the reasons by resource.
 func preflight(t *testing.T, args ...string) (code int, unsafe map[string]string) {
@@ -136,8 +141,9 @@ func preflight(t *testing.T, args ...string) (code int, unsafe map[string]string
 	if want := map[int]string{0: "safe", 1: "unknown", 2: "unsafe"}[result.Code]; report.Verdict != want {
 		t.Errorf("concord preflight %s ends with %d and says %q of %s", strings.Join(args, " "), result.Code, report.Verdict, report.Target)
 	}
-	if (result.Code == 0) != (result.Stderr == "") || result.Code == 0 && len(unsafe) > 0 {
-		t.Errorf("concord preflight %s ends with %d, finds %v and says: %s", strings.Join(args, " "), result.Code, unsafe, result.Stderr)
+	complaints := countingTold.ReplaceAllString(result.Stderr, "")
+	if (result.Code == 0) != (complaints == "") || result.Code == 0 && len(unsafe) > 0 {
+		t.Errorf("concord preflight %s ends with %d, finds %v and says: %s", strings.Join(args, " "), result.Code, unsafe, complaints)
 	}
 	return result.Code, unsafe
 }

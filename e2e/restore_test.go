@@ -19,7 +19,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/embedded"
 )
 
 // bump is far more than what may have been written between the backup and the restore.

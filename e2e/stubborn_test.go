@@ -204,6 +204,9 @@ func testBrokenObjects(t *testing.T) {
 			t.Errorf("the stored set of %s is %v though objects could not be migrated", gr, standing.Stored)
 		}
 	}
+	if versions := c.Standing(widgets).StoredVersions; !slices.Contains(versions, "v1") {
+		t.Errorf("storedVersions are %v though objects could not be migrated", versions)
+	}
 	for _, key := range keys {
 		if _, err := c.Raw.Delete(context.Background(), key); err != nil {
 			t.Fatal(err)

@@ -7,36 +7,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 )
 
 const stored = 500
-
-// Servers are rolled one by one from 1.36 to 1.37 and back, while clients write: the
-// stored objects follow to what all servers agree on, and no write is lost.
-func testRollingUpgrade(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{Emulation: "1.36"}, "one", "two", "three")
-	fill(t, servers[0], load.Policies(), stored)
-	c.WaitSettled()
-	wantEncoding(t, c, policies, policyV1beta1, stored)
-	writes := c.Load(load.Config{
-		Resources: []load.Resource{load.Policies(), load.ConfigMaps("default")},
-		Pause:     50 * time.Millisecond,
-	}, servers...)
-	roll(t, c, servers, "1.37", policyV1beta1, policyV1)
-	roll(t, c, servers, "1.36", policyV1, policyV1beta1)
-	c.CheckLoad(writes.Stop(), load.BrokenTo("one", "two", "three"))
-	wantEncoding(t, c, policies, policyV1beta1, stored)
-	c.Ledger(func(l *audit.Ledger) {
-		if l.Rewrites() < 2*stored {
-			t.Errorf("%d objects were rewritten, want at least %d twice", l.Rewrites(), stored)
-		}
-	})
-	c.Check()
-}
 
 // roll restarts the servers one by one. Nothing may be migrated before the last one.
 func roll(t *testing.T, c *cluster.Cluster, servers []*cluster.Server, to string, from, encoding agree.Encoding) {

@@ -44,8 +44,8 @@ type (
 	}
 	// DeleteMigration deletes a migration that the trigger made.
 	DeleteMigration struct{ Name, Why string }
-	// ResetMigration has a migration that the trigger made begin anew, without a Target and as
-	// a user's, who has paused it.
+	// ResetMigration has a migration that the trigger made begin anew, without a Target and, since
+	// a user has paused it, as that user's.
 	ResetMigration struct{ Name, Why string }
 	// EndMigration sets a migration Failed, if it is as observed.
 	EndMigration struct {

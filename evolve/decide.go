@@ -37,7 +37,7 @@ func Decide(o Observation) []Action {
 	if o.State == nil {
 		// KEP-2343: without a state, migrations are stopped and a new one is made. No state
 		// is written as long as one of them is seen: its success would count for the new
-		// state, and who deletes a StorageState wants the objects to be migrated again.
+		// state, while a StorageState is deleted to have the objects migrated again.
 		if actions := deleteMade(o, "the resource has no StorageState"); len(actions) > 0 {
 			return actions
 		}

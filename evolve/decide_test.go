@@ -40,7 +40,7 @@ func forged(s *State) *State {
 	return s
 }
 
-// silenced has a StorageVersion say who does not report.
+// silenced has a StorageVersion say why a server does not report.
 func silenced(sv *StorageVersion, why string) *StorageVersion {
 	sv.Silent = why
 	return sv

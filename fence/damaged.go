@@ -64,3 +64,6 @@ func (s *explained) Watch(ctx context.Context, key string, opts storage.ListOpti
 func (s *explained) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
 	return s.explain(s.Interface.GetList(ctx, key, opts, list))
 }
+
+// Stats implements storage.Interface. The store that fills the cache knows the sizes of its objects.
+func (s *explained) Stats(ctx context.Context) (storage.Stats, error) { return s.filling.Stats(ctx) }

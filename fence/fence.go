@@ -98,6 +98,7 @@ type Fence struct {
 	clock          clock.WithTicker
 	versions       *storageVersions
 	registry       *registry
+	caches         watchCaches
 }
 
 type stoppableCompactor interface {

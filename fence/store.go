@@ -75,9 +75,10 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 		if err != nil {
 			return nil, nil, fmt.Errorf("storage of %s: %w", config.GroupResource, err)
 		}
+		open := newUse(stopRaw)
 		top, stopCache := raw, func() {}
 		if cached && !f.uncached.Has(config.GroupResource) {
-			top, stopCache, err = cachedStore(described, raw, cacher.Config{
+			top, stopCache, err = f.cachedStore(described, raw, open, cacher.Config{
 				Versioner:           versioner,
 				GroupResource:       config.GroupResource,
 				EventsHistoryWindow: config.EventsHistoryWindow,
@@ -91,7 +92,7 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 				Codec:               config.Codec,
 			})
 			if err != nil {
-				stopRaw()
+				open.end()
 				return nil, nil, fmt.Errorf("watch cache of %s: %w", config.GroupResource, err)
 			}
 		}
@@ -102,7 +103,7 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 		destroy := sync.OnceFunc(func() {
 			f.registry.remove(e)
 			stopCache()
-			stopRaw()
+			open.end()
 		})
 		return &forwarder{Interface: top, fence: f, self: e}, destroy, nil
 	}
@@ -210,28 +211,34 @@ func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 	return client, release
 }
 
-// cachedStore puts the watch cache on top of a store: of a custom resource when it is first read, else at once.
-func cachedStore(s Store, raw storage.Interface, config cacher.Config) (storage.Interface, func(), error) {
+// cachedStore puts the watch cache on top of a store: of a custom resource when it is first read,
+// unless it takes over the one of the store before, and of other resources at once.
+func (f *Fence) cachedStore(s Store, raw storage.Interface, open *use, config cacher.Config) (storage.Interface, func(), error) {
 	if s.ServedVersion == "" {
-		return withCache(raw, config)
+		c, err := fill(raw, open, config, func() {})
+		if err != nil {
+			return nil, nil, err
+		}
+		top, stop := c.serve(raw)
+		return top, stop, nil
 	}
+	r, known := readingOf(s, config)
 	lazy := &lazyCache{Interface: raw, gr: s.GroupResource, build: func() (storage.Interface, func(), error) {
-		return withCache(raw, config)
+		var c *watchCache
+		c, err := fill(raw, open, config, func() { f.caches.remove(c) })
+		if err != nil {
+			return nil, nil, err
+		}
+		if known {
+			f.caches.add(r, c)
+		}
+		top, stop := c.serve(raw)
+		return top, stop, nil
 	}}
-	return lazy, lazy.stop, nil
-}
-
-// withCache puts the watch cache on top of a store.
-func withCache(raw storage.Interface, config cacher.Config) (storage.Interface, func(), error) {
-	from := &filling{Interface: raw}
-	config.Storage = from
-	c, err := cacher.NewCacherFromConfig(config)
-	if err != nil {
-		return nil, nil, err
+	if known {
+		if c, found := f.caches.find(r); found {
+			lazy.cached, lazy.destroy = c.serve(raw)
+		}
 	}
-	delegator := cacher.NewCacheDelegator(c, raw)
-	return &explained{delegator, from}, func() {
-		delegator.Stop()
-		c.Stop()
-	}, nil
+	return lazy, lazy.stop, nil
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -120,10 +121,11 @@ func TestOneWatchStreamPerStore(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = client.Close() })
 	w := newWorldWith(t, client, nil)
-	const stores = 3
+	versions := []schema.GroupVersion{widgetsV1, widgetsV2, {Group: widgets.Group, Version: "v3"}}
+	stores := int32(len(versions))
 	var destroys []func()
-	for range stores {
-		s, destroy := w.widgetStore(widgetsV1, widgetsV1, true)
+	for _, served := range versions {
+		s, destroy := w.widgetStore(served, widgetsV1, true)
 		destroys = append(destroys, destroy)
 		eventually(t, "the cache", func() bool { return s.ReadinessCheck() == nil })
 	}

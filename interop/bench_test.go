@@ -44,7 +44,9 @@ func BenchmarkMigration(b *testing.B) {
 			w.AwaitStored(beside.V1, beside.V1)
 			return p
 		}, func(b *testing.B, w *beside.Widgets) { w.AwaitStored(beside.V2, beside.V2) }},
-		{"in-tree", func(b *testing.B, w *beside.Widgets) *cluster.Process { return controllerManager(b, w.Server) }, inTree},
+		{"in-tree", func(b *testing.B, w *beside.Widgets) *cluster.Process {
+			return controllerManager(b, w.Server, withMigrator, "--leader-elect=false")
+		}, inTree},
 		{"kube-storage-version-migrator", nil, replaceEach},
 		{"Cluster-API", nil, applyEach},
 	} {

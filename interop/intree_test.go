@@ -25,17 +25,20 @@ func order(t testing.TB, w *beside.Widgets) {
 	}
 }
 
-// conditions are the true ones of that migration, with their messages.
-func conditions(ctx context.Context, t testing.TB, w *beside.Widgets) (map[string]string, error) {
+// said is what a true condition of a migration says.
+type said struct{ reason, message string }
+
+// conditions are the true ones of that migration.
+func conditions(ctx context.Context, t testing.TB, w *beside.Widgets) (map[string]said, error) {
 	m, err := w.Server.Dynamic().Resource(tested(t).resource()).Get(ctx, w.Plural, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	found := map[string]string{}
+	found := map[string]said{}
 	all, _, err := unstructured.NestedSlice(m.Object, "status", "conditions")
 	for _, c := range all {
 		if c, ok := c.(map[string]any); ok && c["status"] == "True" {
-			found[fmt.Sprint(c["type"])] = fmt.Sprint(c["message"])
+			found[fmt.Sprint(c["type"])] = said{fmt.Sprint(c["reason"]), fmt.Sprint(c["message"])}
 		}
 	}
 	return found, err
@@ -48,7 +51,7 @@ func TestInTree(t *testing.T) {
 	c := newCluster(t)
 	a := c.APIServer("a")
 	cases := arrange(t, a)
-	controllerManager(t, a)
+	controllerManager(t, a, withMigrator, "--leader-elect=false")
 	for _, b := range cases {
 		b.widgets.Store("v2")
 	}
@@ -75,7 +78,7 @@ func TestInTree(t *testing.T) {
 			t.Errorf("%s: stored are %v, %v", b.plural, counts, err)
 		}
 		now, err := conditions(t.Context(), t, b.widgets)
-		t.Logf("%s: storedVersions are [v2], stored are %v, %v: %s", b.plural, counts, err, now["Failed"])
+		t.Logf("%s: storedVersions are [v2], stored are %v, %v: %s", b.plural, counts, err, now["Failed"].message)
 	}
 	for _, b := range cases {
 		now, err := conditions(t.Context(), t, b.widgets)

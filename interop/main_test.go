@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,8 +22,11 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
+// currentRelease is the one that go.mod names.
+const currentRelease = "1.37"
+
 var (
-	releaseName = flag.String("release", "1.37", "the release of Kubernetes whose programs are run")
+	releaseName = flag.String("release", currentRelease, "the release of Kubernetes whose programs are run")
 	keep        = flag.String("programs", "", "a directory where programs that were built are kept for the next run")
 )
 
@@ -35,11 +39,14 @@ type release struct {
 	emulates string
 	// flags are those of kube-apiserver and kube-controller-manager that switch it on.
 	flags []string
+	// policies is how MutatingAdmissionPolicies are stored, which Concord's server stores in v1.
+	policies string
 }
 
 var releases = map[string]release{
-	"1.37": {modfile: "go.mod", migrations: "v1", emulates: "1.36"},
-	"1.36": {modfile: "release-1.36.mod", migrations: "v1beta1", emulates: "1.34", flags: []string{"--feature-gates=StorageVersionMigrator=true"}},
+	currentRelease: {modfile: "go.mod", migrations: "v1", emulates: "1.36", policies: "admissionregistration.k8s.io/v1"},
+	"1.36": {modfile: "release-1.36.mod", migrations: "v1beta1", emulates: "1.34", flags: []string{"--feature-gates=StorageVersionMigrator=true"},
+		policies: "admissionregistration.k8s.io/v1beta1"},
 }
 
 func tested(t testing.TB) release {
@@ -146,6 +153,7 @@ func controllersFlags(c stock.Config) []string {
 		"--leader-elect-resource-namespace=" + cmp.Or(c.ElectionNamespace, "kube-system"),
 		fmt.Sprintf("--install-crds=%t", c.InstallDefinitions), fmt.Sprintf("--built-in-resources=%t", c.Settings.BuiltIn),
 		fmt.Sprintf("--clean-managed-fields=%t", c.CleanFields), fmt.Sprintf("--max-objects-per-second=%d", c.MaxObjectsPerSecond),
+		"--mirror=" + string(cmp.Or(c.Mirror, stock.MirrorAuto)), "--mirror-after=" + c.MirrorAfter.String(),
 	}
 	for lease, address := range c.ReplicaAddresses {
 		flags = append(flags, "--replica-address="+lease+"="+address)
@@ -169,13 +177,19 @@ func guarded(t testing.TB, c *beside.Cluster) *beside.APIServer {
 // tests need. addresses are those of kube-apiservers whose Lease does not tell, by its name.
 func deployed(a *beside.APIServer, addresses map[string]string) *cluster.Process {
 	return a.ControllersAs("controllers", a.DeployedToken(), stock.Config{
-		Poll: 2 * time.Second, Settle: 3 * time.Second, ReplicaTimeout: 5 * time.Second, LeaderElect: true, ElectionNamespace: beside.DeployedNamespace,
+		Poll: 2 * time.Second, Settle: 3 * time.Second, ReplicaTimeout: 10 * time.Second, LeaderElect: true, ElectionNamespace: beside.DeployedNamespace,
 		CleanFields: true, ReplicaAddresses: addresses, Settings: observed.Settings{PruneAfter: 3 * time.Second},
 	})
 }
 
-// controllerManager starts kube-controller-manager with its migrator, and what that needs.
-func controllerManager(t testing.TB, a *beside.APIServer) *cluster.Process {
+// The controllers that kube-controller-manager runs: its migrator, and what that needs.
+const (
+	withMigrator    = "--controllers=garbage-collector-controller,storage-version-migrator-controller"
+	withoutMigrator = "--controllers=garbage-collector-controller"
+)
+
+// controllerManager starts kube-controller-manager.
+func controllerManager(t testing.TB, a *beside.APIServer, flags ...string) *cluster.Process {
 	t.Helper()
 	kubeconfig, err := a.Access(beside.AdminToken).Kubeconfig("kube-controller-manager")
 	if err != nil {
@@ -184,10 +198,9 @@ func controllerManager(t testing.TB, a *beside.APIServer) *cluster.Process {
 	path := program(t, "kube-controller-manager")
 	port := cluster.FreePort(t)
 	p := cluster.NewProcess(t, "kube-controller-manager", a.Cluster.Dir, func() *exec.Cmd {
-		return exec.Command(path, append([]string{
+		return exec.Command(path, slices.Concat([]string{
 			"--kubeconfig=" + kubeconfig, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" + filepath.Join(a.Cluster.Dir, "controller-manager"),
-			"--leader-elect=false", "--controllers=garbage-collector-controller,storage-version-migrator-controller",
-		}, tested(t).flags...)...)
+		}, tested(t).flags, flags)...)
 	})
 	p.Start()
 	return p

@@ -25,7 +25,7 @@ func TestTogether(t *testing.T) {
 	a := guarded(t, c)
 	b := c.APIServer("b")
 	deployed(a, nil)
-	controllerManager(t, b)
+	controllerManager(t, b, withMigrator, "--leader-elect=false")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	w.AwaitStored(beside.V1, beside.V1)

@@ -10,27 +10,27 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
-	"github.com/concord-dev/concord/apimigrate"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/throughapi"
 	"github.com/concord-dev/concord/join/convert"
-	"github.com/concord-dev/concord/pace"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
+	"github.com/concord-dev/concord/migrate/pace"
 )
 
 // apiMigrator migrates through this server's API what is not to be rewritten in its store.
 type apiMigrator struct {
-	engine   *apimigrate.Engine
+	engine   *migrateapi.Engine
 	services apiregistrationclient.APIServicesGetter
 	// pacer has a job give way, until it is stopped.
-	pacer func(migrate.Job) (*pace.Pacer, func())
+	pacer func(claim.Job) (*pace.Pacer, func())
 }
 
-var _ migrate.Rewriter = (*apiMigrator)(nil)
+var _ claim.Rewriter = (*apiMigrator)(nil)
 
-// newAPIMigrator returns one that uses the server which config names, this one, in the
-// process. What it writes is noted in migrated.
-func newAPIMigrator(config *rest.Config, local *inProcess, migrated *convert.UnderWay, pacer func(migrate.Job) (*pace.Pacer, func())) (*apiMigrator, error) {
-	client, err := apimigrate.NewClient(local.config(config))
+// newAPIMigrator returns one that reads with one and patches with another configuration, both
+// of this server. What it writes is noted in migrated.
+func newAPIMigrator(config, patching *rest.Config, migrated *convert.UnderWay, pacer func(claim.Job) (*pace.Pacer, func())) (*apiMigrator, error) {
+	client, err := migrateapi.NewClient(patching)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func newAPIMigrator(config *rest.Config, local *inProcess, migrated *convert.Und
 	if err != nil {
 		return nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	return &apiMigrator{engine: apimigrate.New(convert.Noted(client, migrated)), services: services, pacer: pacer}, nil
+	return &apiMigrator{engine: migrateapi.New(convert.Noted(client, migrated)), services: services, pacer: pacer}, nil
 }
 
 // elsewhere says which service a resource's version is served by, if it is one.
@@ -58,9 +58,9 @@ func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionReso
 	return fmt.Sprintf("%s is served by service %s/%s", gvr.GroupVersion(), service.Spec.Service.Namespace, service.Spec.Service.Name), nil
 }
 
-// Rewrite implements migrate.Rewriter.
-func (a *apiMigrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+// Rewrite implements claim.Rewriter.
+func (a *apiMigrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
 	pacer, stop := a.pacer(job)
 	defer stop()
-	return throughapi.Run(ctx, a.engine, job, apimigrate.Options{Pacer: pacer}, progress)
+	return throughapi.Run(ctx, a.engine, job, migrateapi.Options{Pacer: pacer}, progress)
 }

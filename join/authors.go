@@ -9,19 +9,21 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // authors is the admission of StorageStates and migrations. What counts in them is written
-// by the controllers alone: a stored set that somebody shortened, or a success that somebody
+// by its controllers alone: a stored set that somebody shortened, or a success that somebody
 // wrote, would have storedVersions pruned over objects that nobody migrated. Administrators
 // may read, create, pause and delete as ever.
 type authors struct {
-	admission.Interface        // nil where the server has no other admission
-	controllers         string // the controllers' user
+	admission.Interface      // nil where the server has no other admission
+	roles               bool // the controllers act as users of their own
 }
 
 var (
@@ -66,7 +68,7 @@ func (g authors) Validate(ctx context.Context, a admission.Attributes, o admissi
 
 func (g authors) judge(a admission.Attributes) error {
 	gr := a.GetResource().GroupResource()
-	if gr.Group != migrationv1alpha1.GroupName || g.writes(a.GetUserInfo()) || !touches(a.GetObject(), a.GetOldObject()) {
+	if gr.Group != migrationv1alpha1.GroupName || g.writes(a.GetUserInfo(), gr) || !touches(a.GetObject(), a.GetOldObject()) {
 		return nil
 	}
 	if gr == migrationv1alpha1.StorageStates {
@@ -75,9 +77,9 @@ func (g authors) judge(a admission.Attributes) error {
 	return errMigrationAuthor
 }
 
-// writes says whether a user is the server itself or its controllers.
-func (g authors) writes(u user.Info) bool {
-	return isLoopback(u) || g.controllers != "" && u != nil && u.GetName() == g.controllers
+// writes says whether a user is the server itself or a controller that writes the resource.
+func (g authors) writes(u user.Info, gr schema.GroupResource) bool {
+	return isLoopback(u) || g.roles && roles.Writes(u, gr)
 }
 
 // touches says whether the new object, nil in a deletion, differs from the old one, nil in a

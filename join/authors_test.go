@@ -13,13 +13,14 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // TestAuthors: only the server itself and its controllers write what the controllers rely on.
 func TestAuthors(t *testing.T) {
 	admin := &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
-	controllers := &user.DefaultInfo{Name: ControllerUser}
+	acting := func(r roles.Role) user.Info { return &user.DefaultInfo{Name: r.User()} }
 	object := func(edit func(*unstructured.Unstructured)) *unstructured.Unstructured {
 		u := &unstructured.Unstructured{Object: map[string]any{
 			"metadata": map[string]any{"name": "o", "annotations": map[string]any{"concord.dev/epoch": "3", "other": "a"}},
@@ -48,13 +49,20 @@ func TestAuthors(t *testing.T) {
 	}{
 		{"an administrator changes a StorageState", states, admin, object(status), object(nil), "delete the StorageState"},
 		{"the server does", states, loopback, object(status), object(nil), ""},
-		{"the controllers do", states, controllers, object(status), object(nil), ""},
+		{"the trigger does", states, acting(roles.Trigger), object(status), object(nil), ""},
+		{"the migrator does", states, acting(roles.Migrator), object(status), object(nil), "delete the StorageState"},
+		{"the patcher does", states, acting(roles.Patcher), object(status), object(nil), "delete the StorageState"},
+		{"controllers of the build before, whose servers write through themselves", states, &user.DefaultInfo{Name: "system:concord-controllers"}, object(status), object(nil), "delete the StorageState"},
 		{"nobody does", states, nil, object(status), object(nil), "delete the StorageState"},
 		{"somebody with the server's name only", states, &user.DefaultInfo{Name: user.APIServerUser}, object(status), object(nil), "delete the StorageState"},
 		{"an administrator annotates it", states, admin, object(annotate("other")), object(nil), ""},
 		{"an administrator annotates it as the controllers do", states, admin, object(annotate("concord.dev/stored-encodings")), object(nil), "delete the StorageState"},
 		{"an administrator takes such an annotation away", states, admin, object(func(u *unstructured.Unstructured) { u.SetAnnotations(nil) }), object(nil), "delete the StorageState"},
 		{"an administrator ends a migration", migrations, admin, object(status), object(nil), "set spec.paused or delete it"},
+		{"the migrator does", migrations, acting(roles.Migrator), object(status), object(nil), ""},
+		{"the trigger does", migrations, acting(roles.Trigger), object(status), object(nil), ""},
+		{"the mirror does", migrations, acting(roles.Mirror), object(status), object(nil), "set spec.paused or delete it"},
+		{"the mirror makes one", migrations, acting(roles.Mirror), &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{}}}, nil, ""},
 		{"an administrator pauses it", migrations, admin, object(func(u *unstructured.Unstructured) { u.Object["spec"] = map[string]any{"paused": true} }), object(nil), ""},
 		{"an administrator gives it another target", migrations, admin, object(annotate("concord.dev/encoding")), object(nil), "set spec.paused or delete it"},
 		{"an administrator says that the trigger made it", migrations, admin, object(func(u *unstructured.Unstructured) {
@@ -66,7 +74,7 @@ func TestAuthors(t *testing.T) {
 		{"a resource of that name elsewhere", foreign, admin, object(status), object(nil), ""},
 	} {
 		inner := &counting{}
-		g := authors{Interface: inner, controllers: ControllerUser}
+		g := authors{Interface: inner, roles: true}
 		// A nil object is no nil interface.
 		var obj, old runtime.Object
 		operation := admission.Update
@@ -88,7 +96,7 @@ func TestAuthors(t *testing.T) {
 		case test.want != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) || inner.called != 0):
 			t.Errorf("%s: %v, want it forbidden with %q", test.name, err, test.want)
 		}
-		if err := (authors{controllers: ControllerUser}).Validate(t.Context(), a, nil); (err != nil) != (test.want != "") {
+		if err := (authors{roles: true}).Validate(t.Context(), a, nil); (err != nil) != (test.want != "") {
 			t.Errorf("%s, without another admission: %v", test.name, err)
 		}
 	}

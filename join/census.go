@@ -17,10 +17,10 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/migrate/claim"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 )
 
@@ -65,7 +65,7 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource) (*census.Res
 	case !storageversion.IsGone(err):
 		return nil, err
 	}
-	err = stored.Take(ctx, counted, rewrite.NewEtcd(j.etcd.client), prefix, transformer, func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) })
+	err = stored.Take(ctx, counted, migratestore.NewEtcd(j.etcd.client), prefix, transformer, func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) })
 	return counted, err
 }
 
@@ -79,13 +79,13 @@ func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target ev
 	if err != nil {
 		return nil, err
 	}
-	wanted := &rewrite.Target{GroupResource: gr, Encoding: target.Encoding.Plain(), Prefix: prefix}
+	wanted := &migratestore.Target{GroupResource: gr, Encoding: target.Encoding.Plain(), Prefix: prefix}
 	if wanted.Transformer, err = j.config.Keyring.Pin(gr, target.Encoding.Seal()); err != nil {
 		return nil, err
 	}
-	pacer, stop := j.migrating.pacer(migrate.Job{})
+	pacer, stop := j.migrating.pacer(claim.Job{})
 	defer stop()
-	left, err := rewrite.CountLeft(ctx, rewrite.NewEtcd(j.etcd.client), wanted, rewrite.Options{Pacer: pacer})
+	left, err := migratestore.CountLeft(ctx, migratestore.NewEtcd(j.etcd.client), wanted, migratestore.Options{Pacer: pacer})
 	if err == nil && left.Values > 0 {
 		klog.FromContext(ctx).Info("A census has found values that should not be there", "resource", gr.String(), "values", left.Values, "first", left.First.Key, "which", left.First.Detail)
 	}

@@ -9,7 +9,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/utils/clock"
 
-	"github.com/concord-dev/concord/pace"
+	"github.com/concord-dev/concord/migrate/pace"
 )
 
 const (

@@ -8,9 +8,9 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/controller/migrate"
-	"github.com/concord-dev/concord/pace"
-	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/migrate/claim"
+	"github.com/concord-dev/concord/migrate/pace"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 func TestClientLoad(t *testing.T) {
@@ -51,8 +51,8 @@ func TestClientLoad(t *testing.T) {
 	}
 }
 
-// TestClientsBefore: whoever begins to look learns what requests took shortly before, unless a
-// migration was under way then.
+// TestClientsBefore: a migration that begins learns how long requests took shortly before, unless
+// another one was under way then.
 func TestClientsBefore(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	l := newClientLoad(clock)
@@ -119,33 +119,33 @@ func TestClassOf(t *testing.T) {
 
 func TestPositions(t *testing.T) {
 	const prefix = "/registry/example.com/widgets/"
-	report := rewrite.Report{
-		Progress: rewrite.Progress{Expected: 9, Total: 5, Rewritten: 3, AlreadyCurrent: 1, Failures: 1},
-		Cursor: rewrite.Cursor{
+	report := migratestore.Report{
+		Progress: migratestore.Progress{Expected: 9, Total: 5, Rewritten: 3, AlreadyCurrent: 1, Failures: 1},
+		Cursor: migratestore.Cursor{
 			After:    prefix + "ns/b",
-			Progress: rewrite.Progress{Total: 2, Rewritten: 1, Failures: 1},
-			Failed:   []rewrite.Failure{{Key: prefix + "ns/a", Reason: rewrite.Undecodable, Detail: "why"}},
+			Progress: migratestore.Progress{Total: 2, Rewritten: 1, Failures: 1},
+			Failed:   []migratestore.Failure{{Key: prefix + "ns/a", Reason: migratestore.Undecodable, Detail: "why"}},
 		},
 	}
 	p := reportOf(report, prefix)
 	if p.Total != 9 || p.Done != 4 || p.Failed != 1 {
 		t.Errorf("progress %+v", p)
 	}
-	if f := p.Checkpoint.Failures; len(f) != 1 || f[0] != (migrate.Failure{Namespace: "ns", Name: "a", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "Undecodable: why"}) {
+	if f := p.Checkpoint.Failures; len(f) != 1 || f[0] != (claim.Failure{Namespace: "ns", Name: "a", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "Undecodable: why"}) {
 		t.Errorf("failures %+v", f)
 	}
 	if c := cursorOf(p.Checkpoint.Position, prefix); c.After != report.Cursor.After || c.Progress != report.Cursor.Progress {
 		t.Errorf("cursor %+v", c)
 	}
 	for _, bad := range []string{"", "rubbish", "{}", p.Checkpoint.Position[:20]} {
-		if c := cursorOf(bad, prefix); c.After != "" || c.Progress != (rewrite.Progress{}) {
+		if c := cursorOf(bad, prefix); c.After != "" || c.Progress != (migratestore.Progress{}) {
 			t.Errorf("%q: cursor %+v", bad, c)
 		}
 	}
 	if c := cursorOf(p.Checkpoint.Position, "/registry/others/"); c.After != "" {
 		t.Errorf("of another resource: %+v", c)
 	}
-	if p := reportOf(rewrite.Report{}, prefix); p.Checkpoint.Position != "" {
+	if p := reportOf(migratestore.Report{}, prefix); p.Checkpoint.Position != "" {
 		t.Errorf("the beginning has a position: %+v", p)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // clients reach this very server over the loopback, as its own user. None of them
@@ -16,12 +17,20 @@ type clients struct {
 	kube   kubernetes.Interface
 	// objects is what member and the controllers use.
 	objects client.WithWatch
-	// controllers are those of the controllers, which tell that they are.
-	controllers *clients
+	// controllers is how those reach it that are controllers, and tell that they are.
+	controllers *rest.Config
+	// impersonate has each of them act as a user of its own.
+	impersonate bool
 }
 
-// newClients returns clients of the server itself, with those of the controllers, which
-// stand for the same release.
+// acting is the client of one controller.
+type acting struct {
+	config  *rest.Config
+	objects client.WithWatch
+}
+
+// newClients returns clients of the server itself, from which those of the controllers are
+// made, which stand for the same release.
 func newClients(config Config) (*clients, error) {
 	loopback := AsComponent(config.Loopback, compat.ConcordServer, config.Emulation)
 	// kube-apiserver's loopback asks for protobuf, which CustomResourceDefinitions' clients
@@ -31,12 +40,19 @@ func newClients(config Config) (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	controllers := AsComponent(loopback, compat.ConcordControllers, config.Emulation)
-	if config.ControllerUser != "" {
-		controllers.Impersonate = rest.ImpersonationConfig{UserName: config.ControllerUser}
+	own.controllers, own.impersonate = AsComponent(loopback, compat.ConcordControllers, config.Emulation), config.RBAC
+	own.controllers.QPS = -1
+	return own, nil
+}
+
+// as returns the client of a controller.
+func (c *clients) as(role roles.Role) (acting, error) {
+	config := rest.CopyConfig(c.controllers)
+	if c.impersonate {
+		config.Impersonate = rest.ImpersonationConfig{UserName: role.User()}
 	}
-	own.controllers, err = clientsOf(controllers)
-	return own, err
+	objects, err := NewClient(config)
+	return acting{config: config, objects: objects}, err
 }
 
 func clientsOf(config *rest.Config) (*clients, error) {

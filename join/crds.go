@@ -25,7 +25,9 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-const definitionResync = 0
+// definitionResync is how often the member is told of every definition again: what it has missed, since
+// a handler panicked or for a reason that is not known, it reports then.
+const definitionResync = 10 * time.Second
 
 // definitions are the CustomResourceDefinitions, as far as the protocol needs them: which
 // versions there are, which is stored, and how objects are converted. Their schemas are not
@@ -50,7 +52,7 @@ func newDefinitions(clients *clients, convert *convert.Resources, m *member.Memb
 	d := &definitions{
 		member: m, fence: f, convert: convert,
 		raw:      clients.kube.Discovery().RESTClient(),
-		informer: informDefinitions(clients.objects),
+		informer: informDefinitions(clients.objects, definitionResync),
 	}
 	return d, d.informer.SetTransform(withoutSchemas)
 }
@@ -58,9 +60,9 @@ func newDefinitions(clients *clients, convert *convert.Resources, m *member.Memb
 // informDefinitions lists the definitions before it watches them, as everything of the protocol
 // does: client-go's own informer would have the watch send them, and wait for a bookmark before
 // it tells of the first one.
-func informDefinitions(objects client.WithWatch) cache.SharedIndexInformer {
+func informDefinitions(objects client.WithWatch, resync time.Duration) cache.SharedIndexInformer {
 	return cache.NewSharedIndexInformer(listwatch.Of(objects, &apiextensionsv1.CustomResourceDefinitionList{}),
-		&apiextensionsv1.CustomResourceDefinition{}, definitionResync, cache.Indexers{})
+		&apiextensionsv1.CustomResourceDefinition{}, resync, cache.Indexers{})
 }
 
 // withoutSchemas drops what is large in a definition, and annotations but for the one that is

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 func gadgets(annotations map[string]string) *apiextensionsv1.CustomResourceDefinition {
@@ -26,6 +27,16 @@ func gadgets(annotations map[string]string) *apiextensionsv1.CustomResourceDefin
 	crd.Spec.Group, crd.Spec.Names.Plural = "example.com", "gadgets"
 	crd.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{}}}
 	return crd
+}
+
+// withGadgets makes clients of an API that has the definition of gadgets.
+func withGadgets(t *testing.T) *fake.ClientBuilder {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(gadgets(nil))
 }
 
 // TestHoldIsNoticed: of what is kept of a definition it can be told that its hold was set, or
@@ -65,14 +76,10 @@ func TestHoldIsNoticed(t *testing.T) {
 // TestDefinitionsAreListed: definitions that exist at the start are told of as soon as they are
 // listed, whatever the watch does; here it sends nothing, and no bookmark.
 func TestDefinitionsAreListed(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
 	var mu sync.Mutex
 	var calls []string
 	note := func(call string) { mu.Lock(); defer mu.Unlock(); calls = append(calls, call) }
-	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(gadgets(nil)).WithInterceptorFuncs(interceptor.Funcs{
+	objects := withGadgets(t).WithInterceptorFuncs(interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			note("list")
 			return c.List(ctx, list, options...)
@@ -82,7 +89,7 @@ func TestDefinitionsAreListed(t *testing.T) {
 			return watch.NewFake(), nil
 		},
 	}).Build()
-	d := &definitions{informer: informDefinitions(objects), stores: true}
+	d := &definitions{informer: informDefinitions(objects, 0), stores: true}
 	if err := d.informer.SetTransform(withoutSchemas); err != nil {
 		t.Fatal(err)
 	}
@@ -99,5 +106,33 @@ func TestDefinitionsAreListed(t *testing.T) {
 	defer mu.Unlock()
 	if got := strings.Join(calls, " "); !strings.HasPrefix(got, "list") {
 		t.Errorf("calls: %s", got)
+	}
+}
+
+// TestMissedDefinition: a definition whose event was lost is told of again.
+func TestMissedDefinition(t *testing.T) {
+	informer := informDefinitions(withGadgets(t).Build(), time.Second)
+	seen := make(chan string, 1)
+	if _, err := informer.AddEventHandler(listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { panic("not understood") },
+		UpdateFunc: func(_, obj any) {
+			select {
+			case seen <- obj.(*apiextensionsv1.CustomResourceDefinition).Name:
+			default:
+			}
+		},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go informer.RunWithContext(ctx)
+	select {
+	case name := <-seen:
+		if name != "gadgets.example.com" {
+			t.Errorf("told of %s", name)
+		}
+	case <-ctx.Done():
+		t.Error("it was not told of again")
 	}
 }

@@ -26,8 +26,8 @@ import (
 
 // damageTolerant is the storage of StorageVersions. A value that does not decode, be it that
 // etcd's file was damaged or that somebody wrote it, would have every list of StorageVersions
-// fail, and with that the reports of all resources. It is left out of lists instead, and
-// whoever asks for it by name is told the key and the way out: what is damaged must not count
+// fail, and with that the reports of all resources. It is left out of lists instead, and a
+// request for it by name is answered with the key and the way out: what is damaged must not count
 // as reported, and does not.
 type damageTolerant struct {
 	storage.Interface

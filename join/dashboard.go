@@ -13,7 +13,7 @@ import (
 )
 
 // dashboardPath is where the page is; what it consists of is at dashboardPath + "page/". It
-// shows what this server may read to whoever may get these paths.
+// shows what this server may read, to all users that may get these paths.
 const dashboardPath = "/concord/"
 
 // runsLong also lets a census, and the events of the dashboard, take their time.

@@ -15,6 +15,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/member"
 )
 
@@ -98,7 +99,7 @@ func answer(serializer runtime.NegotiatedSerializer, w http.ResponseWriter, r *h
 // served by this very server's cluster, is not to keep servers from becoming ready.
 type unhindered struct {
 	admission.Interface
-	controllers string // the controllers' user
+	roles bool // the controllers act as users of their own
 }
 
 var (
@@ -114,7 +115,7 @@ func (u unhindered) passes(a admission.Attributes) bool {
 	case schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}:
 		sender := a.GetUserInfo()
 		return a.GetNamespace() == storageversion.IdentityNamespace && sender != nil &&
-			(isLoopback(sender) || u.controllers != "" && sender.GetName() == u.controllers)
+			(isLoopback(sender) || u.roles && (roles.Election.Is(sender) || roles.Collector.Is(sender)))
 	}
 	return false
 }

@@ -23,8 +23,8 @@ const (
 	etcdMaxAsked = 16
 )
 
-// etcdHealth knows whether etcd answers. It asks all the time, whoever wants to know:
-// the readiness checks, the gate of writes, and a stop.
+// etcdHealth knows whether etcd answers. It asks all the time, for all that need to know: the
+// readiness checks, the gate of writes, and a stop.
 //
 // Invariant: etcd is away exactly if a question failed, or got no answer in time, and no
 // question that was asked later has been answered.

@@ -37,8 +37,8 @@ const (
 	// hostTimeout bounds one question to the host.
 	hostTimeout = 10 * time.Second
 	// hostLeaseDuration keeps the host, and kube-apiserver's own collector of identity Leases
-	// there, from ending a Lease whose server may still have the permission to write: only
-	// who has taken that away deletes it.
+	// there, from ending a Lease whose server may still have the permission to write: it is
+	// deleted only after that permission was taken away.
 	hostLeaseDuration = 10 * 365 * 24 * time.Hour
 )
 
@@ -187,7 +187,7 @@ func (h *hosting) step(ctx context.Context) {
 	t := h.current()
 	if id := h.local.ID(); id != t.id {
 		if t.member != nil {
-			t.end() // whoever has buried the registration buries that of the host, too
+			t.end() // the server that buried the registration here buries the host's, too
 		}
 		t = tenure{id: id, err: errHostUnknown}
 		h.set(t)

@@ -70,7 +70,11 @@ func startTestEtcd(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(etcd.Close)
-	receive(t, etcd.Server.ReadyNotify())
+	select {
+	case <-etcd.Server.ReadyNotify():
+	case <-time.After(time.Minute):
+		t.Fatal("etcd is not ready")
+	}
 	return "http://" + etcd.Clients[0].Addr().String()
 }
 
@@ -163,7 +167,7 @@ func thingKey(obj runtime.Object) (string, error) {
 	return "/things/" + name.Name, err
 }
 
-// hostHandler answers as the test says, and looks whether who is buried can still write.
+// hostHandler answers as the test says, and looks whether a buried server can still write.
 func (h *hosted) hostHandler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch status := int(h.answer.Load()); {

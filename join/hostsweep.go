@@ -35,7 +35,8 @@ type sweptHost struct {
 	lived sets.Set[agree.ServerID]
 }
 
-// lead is what the elected aggregated server does: it buries in the host who is buried here.
+// lead is what the elected aggregated server does: a server that is buried here it buries in the
+// host, too.
 func (h *hosting) lead(ctx context.Context) {
 	h.swept = sweptHost{} // somebody else may have led since
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
@@ -47,9 +48,9 @@ func (h *hosting) lead(ctx context.Context) {
 	}, sweepInterval)
 }
 
-// sweep buries in the host whoever has neither a Lease nor a report here any more. The host's
-// Leases are read first: each was made by a server that was registered here before. Whose
-// registration ended meanwhile may have made one since.
+// sweep buries in the host every server that has neither a Lease nor a report here any more. The
+// host's Leases are read first: each was made by a server that was registered here before that. A
+// server whose registration ended meanwhile may have made one since.
 func (h *hosting) sweep(ctx context.Context) error {
 	lived, err := registrations(ctx, h.own)
 	if err != nil {
@@ -127,7 +128,7 @@ func orphans(hosts []coordinationv1.Lease, living sets.Set[agree.ServerID]) []ag
 }
 
 // storeUID names the etcd in which the replicas of this server meet, so that nobody buries
-// those of another one in the host. It is the uid of a Lease there, made by who comes first.
+// those of another one in the host. It is the uid of a Lease there, which the first replica makes.
 func (h *hosting) storeUID(ctx context.Context) (string, error) {
 	h.mu.RLock()
 	known := h.store

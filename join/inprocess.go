@@ -23,7 +23,7 @@ type inProcess struct {
 
 var _ http.RoundTripper = (*inProcess)(nil)
 
-// serve says who answers, once that is known.
+// serve sets the handler that answers, once it is known.
 func (p *inProcess) serve(handler http.Handler) { p.handler.Store(&handler) }
 
 // config returns a copy of config, which names this server, that reaches it in the process.

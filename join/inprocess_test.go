@@ -23,7 +23,7 @@ import (
 	serverfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/apimigrate"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
 func newInProcess(handler http.Handler) *inProcess {
@@ -57,7 +57,7 @@ var patched = schema.GroupVersionResource{Group: "example.com", Version: "v1", R
 // patch sends what the migrator sends.
 func (p *inProcess) patch(ctx context.Context, t *testing.T, config *rest.Config) error {
 	t.Helper()
-	client, err := apimigrate.NewClient(p.config(config))
+	client, err := migrateapi.NewClient(p.config(config))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,9 +93,10 @@ type Config struct {
 	// ControllerLeaseDuration is how long an elected server stays so without a renewal;
 	// default 6 s.
 	ControllerLeaseDuration time.Duration
-	// ControllerUser is whom the controllers act as; their ClusterRole and its binding are made
-	// at the start. Default empty: as the loopback's own user, in a server without RBAC.
-	ControllerUser string
+	// RBAC says that the server authorizes by RBAC: each controller then acts as a user of its
+	// own (package join/roles), whose roles are made at the start. Default false: all act as the
+	// loopback's own user.
+	RBAC bool
 	// MigrationMaxAddedLatency is by how much a migration may lengthen the slower requests of
 	// this server's clients, 0 for full speed; nil for half of what they take without it, and
 	// never less than 2 ms. MigrationMaxObjectsPerSecond bounds what it writes, 0 for no bound.
@@ -103,9 +104,6 @@ type Config struct {
 	MigrationMaxAddedLatency     *time.Duration
 	MigrationMaxObjectsPerSecond int
 }
-
-// ControllerUser is the user for Config.ControllerUser in servers with RBAC.
-const ControllerUser = "system:concord-controllers"
 
 const (
 	defaultIdentityLeaseDuration   = 15 * time.Second
@@ -207,7 +205,7 @@ func New(ctx context.Context, config Config) (*Join, error) {
 	return j, nil
 }
 
-// NewOn is New for who is connected to etcd already. Close ends the connection.
+// NewOn is New for a caller that is connected to etcd already. Close ends the connection.
 func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err

@@ -9,8 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/discovery"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
@@ -18,70 +19,88 @@ import (
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/tally"
 	"github.com/concord-dev/concord/controller/trigger"
+	"github.com/concord-dev/concord/join/elect"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/workers"
 )
 
-const (
-	// controllersLock is the Lease of the elected controllers.
-	controllersLock = "concord-controllers"
-	// silentLock elects among the servers that run no controllers of the protocol. They
-	// must not keep those who do from it, so that these run beside theirs: versions bear
-	// being looked after twice.
-	silentLock = controllersLock + "-without-storage-versions"
-	// mirrorLock is the Lease of the elected server that mirrors the migrations of
-	// storagemigration.k8s.io. Only servers that serve these run for it.
-	mirrorLock = controllersLock + "-storagemigration"
-	// aggregatedLock elects among the replicas of an aggregated server, in their own etcd.
-	aggregatedLock = "concord-aggregated"
-)
+// aggregatedLock elects among the replicas of an aggregated server, in their own etcd.
+const aggregatedLock = "concord-aggregated"
 
 // leading is what the elected server does.
 type leading struct {
-	config   Config
-	clients  *clients
-	election *election
+	config Config
+	// elector is who runs for election.
+	elector  coordinationclient.LeasesGetter
+	election *elect.Election
 	// mirror is nil where storagemigration.k8s.io is not served.
-	mirror  *election
+	mirror  *elect.Election
 	trigger *trigger.Controller
 	skew    *skew.Controller
 	tally   *tally.Controller
 }
 
 func (j *Join) newLeading() error {
-	l := &leading{config: j.config, clients: j.clients.controllers}
+	l := &leading{config: j.config}
 	j.leading = l
-	l.election = l.newElection(controllersLock, j.identity, j.lead)
-	if j.config.Silent {
-		l.election.lock = silentLock
-	}
-	if j.hosting != nil {
-		l.election.lock, l.election.lead = aggregatedLock, j.hosting.lead
-		return nil
-	}
-	var err error
-	if l.skew, err = newSkew(l.clients.objects, j.identity); err != nil || j.config.Silent {
-		return err
-	}
-	counts, err := tallyMetrics()
+	elector, err := j.clients.as(roles.Election)
 	if err != nil {
 		return err
 	}
-	if l.tally, err = tally.New(tally.Config{Client: l.clients.objects, Metrics: counts, Logger: klog.Background().WithName("tally")}); err != nil {
+	if l.elector, err = coordinationclient.NewForConfig(elector.config); err != nil {
 		return err
 	}
-	l.trigger, err = trigger.New(trigger.Config{
-		Client:   l.clients.objects,
-		Kinds:    newKinds(j.config.Kinds, l.clients.kube.Discovery()),
+	l.election = l.newElection(roles.ControllersLock, j.identity, j.lead)
+	if j.config.Silent {
+		l.election.Lock = roles.SilentLock
+	}
+	if j.hosting != nil {
+		l.election.Lock, l.election.Lead = aggregatedLock, j.hosting.lead
+		return nil
+	}
+	if l.skew, err = j.newSkew(); err != nil || j.config.Silent {
+		return err
+	}
+	if l.tally, err = j.newTally(); err != nil {
+		return err
+	}
+	l.trigger, err = j.newTrigger()
+	return err
+}
+
+func (j *Join) newTally() (*tally.Controller, error) {
+	counts, err := tallyMetrics()
+	if err != nil {
+		return nil, err
+	}
+	own, err := j.clients.as(roles.Tally)
+	if err != nil {
+		return nil, err
+	}
+	return tally.New(tally.Config{Client: own.objects, Metrics: counts, Logger: klog.Background().WithName("tally")})
+}
+
+func (j *Join) newTrigger() (*trigger.Controller, error) {
+	own, err := j.clients.as(roles.Trigger)
+	if err != nil {
+		return nil, err
+	}
+	asked, err := discovery.NewDiscoveryClientForConfig(own.config)
+	if err != nil {
+		return nil, err
+	}
+	return trigger.New(trigger.Config{
+		Client:   own.objects,
+		Kinds:    newKinds(j.config.Kinds, asked),
 		Census:   j.countLeft,
 		Instance: j.identity,
 		Ended:    j.migrating.counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
 	})
-	return err
 }
 
-func (l *leading) newElection(lock, identity string, lead func(context.Context)) *election {
-	return &election{client: l.clients.kube, lock: lock, identity: identity, duration: l.config.ControllerLeaseDuration, lead: lead}
+func (l *leading) newElection(lock, identity string, lead func(context.Context)) *elect.Election {
+	return &elect.Election{Client: l.elector, Lock: lock, Identity: identity, Duration: l.config.ControllerLeaseDuration, Lead: lead}
 }
 
 // newMirror makes the controller of storagemigration.k8s.io, where that is served.
@@ -90,7 +109,11 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	if !ok || j.config.Silent || j.hosting != nil {
 		return nil
 	}
-	objects, err := connect.NewClientWith(j.clients.controllers.config, served)
+	own, err := j.clients.as(roles.Mirror)
+	if err != nil {
+		return err
+	}
+	objects, err := connect.NewClientWith(own.config, served)
 	if err != nil {
 		return err
 	}
@@ -100,8 +123,8 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	if err != nil {
 		return err
 	}
-	j.leading.mirror = j.leading.newElection(mirrorLock, j.identity, func(ctx context.Context) {
-		if j.awaitOwnCRDs(ctx) == nil {
+	j.leading.mirror = j.leading.newElection(roles.MirrorLock, j.identity, func(ctx context.Context) {
+		if j.awaitActing(ctx, roles.Mirror) == nil {
 			mirrored.Run(ctx)
 		}
 	})
@@ -132,18 +155,18 @@ func (j *Join) lead(ctx context.Context) {
 	}
 	if !j.config.Silent {
 		run("trigger", func(ctx context.Context) {
-			if j.awaitOwnCRDs(ctx) == nil {
+			if j.awaitActing(ctx, roles.Trigger) == nil {
 				j.leading.trigger.Run(ctx)
 			}
 		})
 		run("tally", func(ctx context.Context) {
-			if j.awaitOwnCRDs(ctx) == nil {
+			if j.awaitActing(ctx, roles.Tally) == nil {
 				j.leading.tally.Run(ctx)
 			}
 		})
 	}
 	run("skew", func(ctx context.Context) {
-		if j.awaitOwnCRDs(ctx) == nil && j.awaitRegistered(ctx) == nil {
+		if j.awaitActing(ctx, roles.Skew) == nil && j.awaitRegistered(ctx) == nil {
 			j.leading.skew.Run(ctx)
 		}
 	})
@@ -151,10 +174,14 @@ func (j *Join) lead(ctx context.Context) {
 }
 
 // newSkew makes the controller that compares the servers' versions.
-func newSkew(c client.WithWatch, instance string) (*skew.Controller, error) {
+func (j *Join) newSkew() (*skew.Controller, error) {
 	metrics, err := skewMetrics()
 	if err != nil {
 		return nil, err
 	}
-	return skew.New(skew.Config{Client: c, Instance: instance, Metrics: metrics, Logger: klog.Background().WithName("skew")})
+	own, err := j.clients.as(roles.Skew)
+	if err != nil {
+		return nil, err
+	}
+	return skew.New(skew.Config{Client: own.objects, Instance: j.identity, Metrics: metrics, Logger: klog.Background().WithName("skew")})
 }

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/controller/migrate"
+	"github.com/concord-dev/concord/migrate/claim"
 )
 
 // Of several versions of storagemigration.k8s.io the best one that is on is mirrored.
@@ -42,10 +42,10 @@ func TestServedMigrations(t *testing.T) {
 	}
 }
 
-// Who runs for election against whom, and what the elected one does: servers that report nothing
-// and aggregated servers must not keep the controllers of the protocol from anybody.
+// Servers stand for election among their like, and run the controllers of their like: servers that
+// report nothing, and aggregated servers, must not keep the protocol's controllers from running.
 func TestNewLeading(t *testing.T) {
-	made, err := newClients(Config{Loopback: &rest.Config{Host: "https://127.0.0.1:1"}, ControllerUser: ControllerUser, Emulation: version.MustParse("1.2")})
+	made, err := newClients(Config{Loopback: &rest.Config{Host: "https://127.0.0.1:1"}, RBAC: true, Emulation: version.MustParse("1.2")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,14 +60,14 @@ func TestNewLeading(t *testing.T) {
 		{"one that reports nothing", true, nil, "concord-controllers-without-storage-versions", true, false},
 		{"an aggregated one", false, &hosting{}, "concord-aggregated", false, false},
 	} {
-		j := &Join{identity: "me", clients: made, hosting: test.hosting, migrating: &migrating{counts: &migrate.Metrics{}}}
+		j := &Join{identity: "me", clients: made, hosting: test.hosting, migrating: &migrating{counts: &claim.Metrics{}}}
 		j.config.Silent = test.silent
 		if err := j.newLeading(); err != nil {
 			t.Fatalf("%s: %v", test.name, err)
 		}
 		l := j.leading
-		if l.election.lock != test.lock || l.election.identity != "me" || l.election.client != made.controllers.kube {
-			t.Errorf("%s runs for %s as %s", test.name, l.election.lock, l.election.identity)
+		if l.election.Lock != test.lock || l.election.Identity != "me" || l.election.Client != l.elector {
+			t.Errorf("%s runs for %s as %s", test.name, l.election.Lock, l.election.Identity)
 		}
 		if (l.skew != nil) != test.skew || (l.trigger != nil) != test.protocol || (l.tally != nil) != test.protocol || l.mirror != nil {
 			t.Errorf("%s: skew %v, trigger %v, tally %v, mirror %v", test.name, l.skew, l.trigger, l.tally, l.mirror)

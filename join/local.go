@@ -162,8 +162,8 @@ func install(container *restful.Container, info *genericapiserver.APIGroupInfo) 
 	return nil
 }
 
-// localHandler gives requests what the library's handlers need: whoever gets here is this
-// process.
+// localHandler gives requests what the library's handlers need. All requests here come from this
+// process, and are made as its user.
 func localHandler(container http.Handler) http.Handler {
 	self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -9,16 +9,16 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/tally"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/migrate/claim"
 )
 
 // The metrics are the process's: servers in one process, as tests have them, share them.
 var (
 	memberMetrics    = registered(member.NewMetrics)
-	migrationMetrics = registered(migrate.NewMetrics)
+	migrationMetrics = registered(claim.NewMetrics)
 	skewMetrics      = registered(skew.NewMetrics)
 	tallyMetrics     = sync.OnceValues(func() (*tally.Metrics, error) {
 		made := tally.NewMetrics()

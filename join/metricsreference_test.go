@@ -15,11 +15,11 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/component-base/metrics"
 
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/tally"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock"
 	"github.com/concord-dev/concord/workers"
 )
@@ -31,7 +31,7 @@ var metricParts = []struct {
 	custom     metrics.StableCollector
 }{
 	{title: "What is stored, and migrations", who: "The elected server (the holder of the Lease `concord-controllers`) or process of `concord controllers`, and no other.", custom: tally.NewMetrics()},
-	{title: "Migrations that this server does", who: "Every server, of the migrations that it has claimed.", of: migrate.NewMetrics().Registerables()},
+	{title: "Migrations that this server does", who: "Every server, of the migrations that it has claimed.", of: claim.NewMetrics().Registerables()},
 	{title: "Reports and agreement", who: "Every server.", of: member.NewMetrics().Registerables()},
 	{title: "Writes", who: "Every server.", of: slices.Concat(serverMetrics, fence.Registerables())},
 	{title: "Versions of servers", who: "The elected server, and no other.", of: skew.NewMetrics().Registerables()},
@@ -42,7 +42,7 @@ var metricParts = []struct {
 const metricsHead = `<!-- Generated from the code by TestMetricsReference. DO NOT EDIT: run "make generate". -->
 # Metrics
 
-At ` + "`/metrics`" + ` of every server, beside kube-apiserver's own, for whoever may get that path. ` + "`concord controllers`" + ` has
+At ` + "`/metrics`" + ` of every server, beside kube-apiserver's own, for users that may get that path. ` + "`concord controllers`" + ` has
 the first two parts and the last two at its ` + "`--port`" + `. ALPHA means what it means in Kubernetes: name, labels and meaning may change with a
 release. A metric with labels is absent until there is something to show. Alerts and a dashboard made of them are in
 [deploy/monitoring](../deploy/monitoring).

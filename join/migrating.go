@@ -13,19 +13,20 @@ import (
 	"k8s.io/utils/clock"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/convert"
-	"github.com/concord-dev/concord/pace"
-	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/join/roles"
+	"github.com/concord-dev/concord/migrate/claim"
+	"github.com/concord-dev/concord/migrate/pace"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // migrating does migrations, of this server's turn or a user's.
 type migrating struct {
 	config  Config
 	fence   *fence.Fence
-	claim   *migrate.Controller // nil in a server that reports nothing, and in an aggregated one
-	counts  *migrate.Metrics
+	claim   *claim.Controller // nil in a server that reports nothing, and in an aggregated one
+	counts  *claim.Metrics
 	convert *convert.Resources
 	// clients are those that migrations give way to.
 	clients pace.Clients
@@ -44,14 +45,22 @@ func (j *Join) newMigrating() error {
 	if m.counts, err = migrationMetrics(); err != nil {
 		return err
 	}
-	api, err := newAPIMigrator(j.clients.controllers.config, &j.inProcess, &j.storing.migrated, m.patching)
+	own, err := j.clients.as(roles.Migrator)
 	if err != nil {
 		return err
 	}
-	kv := rewrite.NewEtcd(j.etcd.client)
-	store := rewriter{m: m, kv: kv, engine: rewrite.New(kv)}
-	m.claim, err = migrate.New(migrate.Config{
-		Client:    j.clients.controllers.objects,
+	patcher, err := j.clients.as(roles.Patcher)
+	if err != nil {
+		return err
+	}
+	api, err := newAPIMigrator(own.config, j.inProcess.config(patcher.config), &j.storing.migrated, m.patching)
+	if err != nil {
+		return err
+	}
+	kv := migratestore.NewEtcd(j.etcd.client)
+	store := rewriter{m: m, kv: kv, engine: migratestore.New(kv)}
+	m.claim, err = claim.New(claim.Config{
+		Client:    own.objects,
 		ID:        j.reporting.member.ID,
 		Rewriter:  store,
 		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere, pacer: m.pacer},
@@ -65,30 +74,30 @@ func (j *Join) newMigrating() error {
 // rewriter runs rewrites next to this server's stores.
 type rewriter struct {
 	m      *migrating
-	kv     rewrite.KV
-	engine *rewrite.Engine
+	kv     migratestore.KV
+	engine *migratestore.Engine
 }
 
-var _ migrate.Rewriter = rewriter{}
+var _ claim.Rewriter = rewriter{}
 
-// Rewrite implements migrate.Rewriter.
-func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+// Rewrite implements claim.Rewriter.
+func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
 	target, err := r.target(ctx, job)
 	if err != nil {
-		return migrate.Result{}, err
+		return claim.Result{}, err
 	}
 	pacer, stop := r.m.pacer(job)
 	defer stop()
-	options := rewrite.Options{Resume: cursorOf(job.Resume, target.Prefix), Pacer: pacer, MaxNamed: migrationv1alpha1.MaxFailures}
+	options := migratestore.Options{Resume: cursorOf(job.Resume, target.Prefix), Pacer: pacer, MaxNamed: migrationv1alpha1.MaxFailures}
 	if job.Failed != nil {
-		options.Failed = func(f rewrite.Failure) { job.Failed(failureOf(f, target.Prefix)) }
+		options.Failed = func(f migratestore.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
-	result, err := r.run(ctx, target, options, func(done rewrite.Report) { progress(reportOf(done, target.Prefix)) })
-	return resultOf(result, target.Prefix), translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+	result, err := r.run(ctx, target, options, func(done migratestore.Report) { progress(reportOf(done, target.Prefix)) })
+	return resultOf(result, target.Prefix), translate(err, migratestore.ErrFenced, claim.ErrFenced)
 }
 
 // run rewrites, and proves it.
-func (r rewriter) run(ctx context.Context, target *rewrite.Target, options rewrite.Options, told func(rewrite.Report)) (rewrite.Result, error) {
+func (r rewriter) run(ctx context.Context, target *migratestore.Target, options migratestore.Options, told func(migratestore.Report)) (migratestore.Result, error) {
 	began := time.Now()
 	result, err := r.engine.Run(ctx, *target, options, told)
 	r.m.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
@@ -99,7 +108,7 @@ func (r rewriter) run(ctx context.Context, target *rewrite.Target, options rewri
 }
 
 // bounds say how a job gives way: as its migration says, and else as the server's flags do.
-func (m *migrating) bounds(job migrate.Job) pace.Bounds {
+func (m *migrating) bounds(job claim.Job) pace.Bounds {
 	b := pace.Bounds{MaxPerSecond: m.config.MigrationMaxObjectsPerSecond}
 	added := m.config.MigrationMaxAddedLatency
 	if job.MaxAddedLatency != nil {
@@ -115,12 +124,12 @@ func (m *migrating) bounds(job migrate.Job) pace.Bounds {
 }
 
 // pacer has a job give way, until stop.
-func (m *migrating) pacer(job migrate.Job) (p *pace.Pacer, stop func()) {
+func (m *migrating) pacer(job claim.Job) (p *pace.Pacer, stop func()) {
 	return pace.New(m.bounds(job), m.clients, clock.RealClock{})
 }
 
 // patching is pacer for the engine that goes through the API.
-func (m *migrating) patching(job migrate.Job) (p *pace.Pacer, stop func()) {
+func (m *migrating) patching(job claim.Job) (p *pace.Pacer, stop func()) {
 	b := m.bounds(job)
 	b.Least = pace.Patched
 	return pace.New(b, m.clients, clock.RealClock{})
@@ -128,30 +137,30 @@ func (m *migrating) patching(job migrate.Job) (p *pace.Pacer, stop func()) {
 
 // position is what a migration keeps of a cursor.
 type position struct {
-	After    string           `json:"after"`
-	Progress rewrite.Progress `json:"progress"`
+	After    string                `json:"after"`
+	Progress migratestore.Progress `json:"progress"`
 }
 
 // cursorOf is the cursor that was kept; the beginning if it cannot be read.
-func cursorOf(kept, prefix string) rewrite.Cursor {
+func cursorOf(kept, prefix string) migratestore.Cursor {
 	var p position
 	if json.Unmarshal([]byte(kept), &p) != nil || !strings.HasPrefix(p.After, prefix) {
-		return rewrite.Cursor{}
+		return migratestore.Cursor{}
 	}
-	return rewrite.Cursor{After: p.After, Progress: p.Progress}
+	return migratestore.Cursor{After: p.After, Progress: p.Progress}
 }
 
 // target says what the engine is to do for a job.
-func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
 	fenceKey, ok := r.m.fence.FenceKey(job.GroupResource)
 	if !ok {
 		return nil, errors.New("the storage of StorageVersions is not built yet")
 	}
-	target := &rewrite.Target{
+	target := &migratestore.Target{
 		GroupResource: job.GroupResource, Encoding: job.Encoding.Plain(), FenceKey: fenceKey, FenceRevision: job.FenceRevision,
 		Refence: func(ctx context.Context) (int64, error) {
 			revision, err := job.Refence(ctx)
-			return revision, translate(err, migrate.ErrFenced, rewrite.ErrFenced)
+			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
 		},
 	}
 	var err error
@@ -170,7 +179,7 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 }
 
 // targetHere is target, and nil for a resource that this server does not store.
-func (r rewriter) targetHere(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
+func (r rewriter) targetHere(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
 	if _, stored := r.m.fence.Newest(job.GroupResource); !stored && job.CRD.UID == "" {
 		return nil, nil
 	}
@@ -179,14 +188,14 @@ func (r rewriter) targetHere(ctx context.Context, job migrate.Job) (*rewrite.Tar
 
 // provenAPI migrates through the API, and proves it in the store where this server has that.
 type provenAPI struct {
-	migrate.Rewriter
-	kv     rewrite.Reader
-	target func(context.Context, migrate.Job) (*rewrite.Target, error)
-	pacer  func(migrate.Job) (*pace.Pacer, func())
+	claim.Rewriter
+	kv     migratestore.Reader
+	target func(context.Context, claim.Job) (*migratestore.Target, error)
+	pacer  func(claim.Job) (*pace.Pacer, func())
 }
 
-// Rewrite implements migrate.Rewriter.
-func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+// Rewrite implements claim.Rewriter.
+func (a provenAPI) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
 	result, err := a.Rewriter.Rewrite(ctx, job, progress)
 	if err != nil || result.Failed > 0 {
 		return result, err
@@ -197,22 +206,22 @@ func (a provenAPI) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 		defer stop()
 		err = prove(ctx, a.kv, target, pacer)
 	}
-	return result, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+	return result, translate(err, migratestore.ErrFenced, claim.ErrFenced)
 }
 
 // prove counts, after a rewrite, the values that it should have encrypted anew: a key is
 // not to be called removable because nobody met a value that needs it. Whether the
-// agreement stood until then is asked by whoever counts the rewrite as a success.
-func prove(ctx context.Context, reader rewrite.Reader, target *rewrite.Target, pacer *pace.Pacer) error {
+// agreement stood until then is for the caller to ask before the rewrite counts as a success.
+func prove(ctx context.Context, reader migratestore.Reader, target *migratestore.Target, pacer *pace.Pacer) error {
 	if target.Transformer == nil {
 		return nil
 	}
-	left, err := rewrite.CountLeft(ctx, reader, target, rewrite.Options{Pacer: pacer})
+	left, err := migratestore.CountLeft(ctx, reader, target, migratestore.Options{Pacer: pacer})
 	if err != nil {
 		return fmt.Errorf("census after the rewrite: %w", err)
 	}
 	if left.Values > 0 {
-		return fmt.Errorf("%w: %d values, the first is %s: %s", migrate.ErrUnproven, left.Values, left.First.Key, left.First.Detail)
+		return fmt.Errorf("%w: %d values, the first is %s: %s", claim.ErrUnproven, left.Values, left.First.Key, left.First.Detail)
 	}
 	return nil
 }
@@ -225,8 +234,8 @@ func translate(err, from, to error) error {
 	return err
 }
 
-func progressOf(p rewrite.Progress) migrate.Progress {
-	progress := migrate.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Failed: p.Failures, Conflicts: p.Changed}
+func progressOf(p migratestore.Progress) claim.Progress {
+	progress := claim.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Failed: p.Failures, Conflicts: p.Changed}
 	for reason, n := range p.ByReason.All() {
 		if progress.FailedByReason == nil {
 			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
@@ -237,45 +246,45 @@ func progressOf(p rewrite.Progress) migrate.Progress {
 }
 
 // reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.
-func reportOf(r rewrite.Report, prefix string) migrate.Progress {
+func reportOf(r migratestore.Report, prefix string) claim.Progress {
 	progress := progressOf(r.Progress)
 	if kept, err := json.Marshal(position{After: r.Cursor.After, Progress: r.Cursor.Progress}); err == nil && r.Cursor.After != "" {
-		progress.Checkpoint = migrate.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed, prefix)}
+		progress.Checkpoint = claim.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed, prefix)}
 	}
 	return progress
 }
 
-func resultOf(r rewrite.Result, prefix string) migrate.Result {
-	result := migrate.Result{Progress: progressOf(r.Progress), Failures: failuresOf(r.Failed, prefix)}
+func resultOf(r migratestore.Result, prefix string) claim.Result {
+	result := claim.Result{Progress: progressOf(r.Progress), Failures: failuresOf(r.Failed, prefix)}
 	result.Total = r.Total - r.Gone
 	return result
 }
 
-func failuresOf(failed []rewrite.Failure, prefix string) []migrate.Failure {
-	var failures []migrate.Failure
+func failuresOf(failed []migratestore.Failure, prefix string) []claim.Failure {
+	var failures []claim.Failure
 	for _, f := range failed {
 		failures = append(failures, failureOf(f, prefix))
 	}
 	return failures
 }
 
-func failureOf(f rewrite.Failure, prefix string) migrate.Failure {
+func failureOf(f migratestore.Failure, prefix string) claim.Failure {
 	namespace, name, namespaced := strings.Cut(strings.TrimPrefix(f.Key, prefix), "/")
 	if !namespaced {
 		namespace, name = "", namespace
 	}
-	return migrate.Failure{Namespace: namespace, Name: name, Reason: reasonOf(f.Reason), Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)}
+	return claim.Failure{Namespace: namespace, Name: name, Reason: reasonOf(f.Reason), Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)}
 }
 
-func reasonOf(r rewrite.Reason) migrationv1alpha1.MigrationFailureReason {
+func reasonOf(r migratestore.Reason) migrationv1alpha1.MigrationFailureReason {
 	switch r {
-	case rewrite.Undecryptable, rewrite.Undecodable:
+	case migratestore.Undecryptable, migratestore.Undecodable:
 		return migrationv1alpha1.FailureDoesNotDecode
-	case rewrite.Unconverted:
+	case migratestore.Unconverted:
 		return migrationv1alpha1.FailureConversionWebhook
-	case rewrite.TooLarge:
+	case migratestore.TooLarge:
 		return migrationv1alpha1.FailureTooLarge
-	case rewrite.LeaseLost:
+	case migratestore.LeaseLost:
 		return migrationv1alpha1.FailureConflict
 	default: // what was decoded cannot be stored
 		return migrationv1alpha1.FailureRejected

@@ -18,10 +18,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/keyring"
-	"github.com/concord-dev/concord/pace"
-	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/migrate/claim"
+	"github.com/concord-dev/concord/migrate/pace"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
@@ -30,14 +30,14 @@ import (
 func TestBounds(t *testing.T) {
 	for _, test := range []struct {
 		flag *time.Duration
-		job  migrate.Job
+		job  claim.Job
 		want pace.Bounds
 	}{
-		{nil, migrate.Job{}, pace.Bounds{MaxPerSecond: 70}},
-		{ptr.To(time.Duration(0)), migrate.Job{}, pace.Bounds{Blind: true, MaxPerSecond: 70}},
-		{ptr.To(time.Minute), migrate.Job{MaxPerSecond: ptr.To[int64](3)}, pace.Bounds{MaxAdded: time.Minute, MaxPerSecond: 3}},
-		{ptr.To(time.Minute), migrate.Job{MaxAddedLatency: ptr.To(time.Second)}, pace.Bounds{MaxAdded: time.Second, MaxPerSecond: 70}},
-		{nil, migrate.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, pace.Bounds{Blind: true}},
+		{nil, claim.Job{}, pace.Bounds{MaxPerSecond: 70}},
+		{ptr.To(time.Duration(0)), claim.Job{}, pace.Bounds{Blind: true, MaxPerSecond: 70}},
+		{ptr.To(time.Minute), claim.Job{MaxPerSecond: ptr.To[int64](3)}, pace.Bounds{MaxAdded: time.Minute, MaxPerSecond: 3}},
+		{ptr.To(time.Minute), claim.Job{MaxAddedLatency: ptr.To(time.Second)}, pace.Bounds{MaxAdded: time.Second, MaxPerSecond: 70}},
+		{nil, claim.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, pace.Bounds{Blind: true}},
 	} {
 		m := &migrating{config: Config{MigrationMaxAddedLatency: test.flag, MigrationMaxObjectsPerSecond: 70}}
 		if got := m.bounds(test.job); got != test.want {
@@ -54,11 +54,11 @@ var (
 // values are a store that has nothing else.
 type values []string
 
-// Range implements rewrite.Reader.
-func (v values) Range(context.Context, string, string, int64, int64) (rewrite.Page, error) {
-	page := rewrite.Page{Revision: 7, Count: int64(len(v))}
+// Range implements migratestore.Reader.
+func (v values) Range(context.Context, string, string, int64, int64) (migratestore.Page, error) {
+	page := migratestore.Page{Revision: 7, Count: int64(len(v))}
 	for i, text := range v {
-		page.Entries = append(page.Entries, rewrite.Entry{Key: fmt.Sprintf("/widgets/%d", i), Value: []byte(text), ModRevision: 5})
+		page.Entries = append(page.Entries, migratestore.Entry{Key: fmt.Sprintf("/widgets/%d", i), Value: []byte(text), ModRevision: 5})
 	}
 	return page, nil
 }
@@ -66,7 +66,7 @@ func (v values) Range(context.Context, string, string, int64, int64) (rewrite.Pa
 // A rewrite after which a value is not as it should be is no success.
 func TestProve(t *testing.T) {
 	const old, current = `{"apiVersion":"example.com/v1","kind":"Widget"}`, `{"apiVersion":"example.com/v2","kind":"Widget"}`
-	target := &rewrite.Target{GroupResource: widgetsResource, Encoding: "example.com/v2", Prefix: "/widgets/", Transformer: identity.NewEncryptCheckTransformer()}
+	target := &migratestore.Target{GroupResource: widgetsResource, Encoding: "example.com/v2", Prefix: "/widgets/", Transformer: identity.NewEncryptCheckTransformer()}
 	if err := prove(t.Context(), values{current, current}, target, nil); err != nil {
 		t.Error(err)
 	}
@@ -76,30 +76,30 @@ func TestProve(t *testing.T) {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}
-	if err := prove(t.Context(), values{old}, &rewrite.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}, nil); err != nil {
+	if err := prove(t.Context(), values{old}, &migratestore.Target{Encoding: "example.com/v2", Prefix: "/widgets/"}, nil); err != nil {
 		t.Errorf("of a resource that is never encrypted: %v", err)
 	}
 }
 
 // hiding is a store that does not show a key for as long as the engine reads.
 type hiding struct {
-	rewrite.KV
+	migratestore.KV
 	key string
 }
 
-// Range implements rewrite.Reader.
-func (h hiding) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (h hiding) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	page, err := h.KV.Range(ctx, start, end, limit, revision)
-	page.Entries = slices.DeleteFunc(page.Entries, func(e rewrite.Entry) bool { return e.Key == h.key })
+	page.Entries = slices.DeleteFunc(page.Entries, func(e migratestore.Entry) bool { return e.Key == h.key })
 	return page, err
 }
 
 // idle is an engine that finds nothing to do.
 type idle struct{}
 
-// Rewrite implements migrate.Rewriter.
-func (idle) Rewrite(context.Context, migrate.Job, func(migrate.Progress)) (migrate.Result, error) {
-	return migrate.Result{}, nil
+// Rewrite implements claim.Rewriter.
+func (idle) Rewrite(context.Context, claim.Job, func(claim.Progress)) (claim.Result, error) {
+	return claim.Result{}, nil
 }
 
 // Neither engine's word is taken for it that no value needs the old key: one value that it did
@@ -110,7 +110,7 @@ func TestProvenByACensus(t *testing.T) {
 	prefix := etcd.Fill(t, map[string]string{storedtest.VersionKey(secretsResource): "{}"})
 	fence := prefix + "/" + storedtest.VersionKey(secretsResource)
 	under := stored.ResourcePrefix(prefix, secretsResource, false)
-	kv := rewrite.NewEtcd(etcd.Client)
+	kv := migratestore.NewEtcd(etcd.Client)
 	fenced, err := kv.Range(t.Context(), fence, fence+"\x00", 1, 0)
 	if err != nil || len(fenced.Entries) != 1 {
 		t.Fatal(err)
@@ -146,48 +146,48 @@ func TestProvenByACensus(t *testing.T) {
 	if _, err := ring.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	target := &rewrite.Target{
+	target := &migratestore.Target{
 		GroupResource: secretsResource, Encoding: "v1", Prefix: under, FenceKey: fence, FenceRevision: fenced.Entries[0].ModRevision,
-		Convert: func(context.Context, [][]byte) []rewrite.Converted { return nil },
+		Convert: func(context.Context, [][]byte) []migratestore.Converted { return nil },
 	}
 	if target.Transformer, err = ring.Pin(secretsResource, ring.Keys().Writes(secretsResource)); err != nil {
 		t.Fatal(err)
 	}
 	refused := func(err error) bool {
-		return errors.Is(err, migrate.ErrUnproven) && strings.Contains(err.Error(), unseen)
+		return errors.Is(err, claim.ErrUnproven) && strings.Contains(err.Error(), unseen)
 	}
 
-	r := rewriter{m: &migrating{}, kv: kv, engine: rewrite.New(hiding{kv, unseen})}
-	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); !refused(err) || result.Rewritten != 1 {
+	r := rewriter{m: &migrating{}, kv: kv, engine: migratestore.New(hiding{kv, unseen})}
+	if result, err := r.run(t.Context(), target, migratestore.Options{}, nil); !refused(err) || result.Rewritten != 1 {
 		t.Errorf("the rewrite of all but one: %+v, %v", result.Progress, err)
 	}
 	api := provenAPI{
-		Rewriter: idle{}, kv: kv, target: func(context.Context, migrate.Job) (*rewrite.Target, error) { return target, nil },
-		pacer: func(migrate.Job) (*pace.Pacer, func()) { return nil, func() {} },
+		Rewriter: idle{}, kv: kv, target: func(context.Context, claim.Job) (*migratestore.Target, error) { return target, nil },
+		pacer: func(claim.Job) (*pace.Pacer, func()) { return nil, func() {} },
 	}
-	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); !refused(err) {
+	if _, err := api.Rewrite(t.Context(), claim.Job{}, nil); !refused(err) {
 		t.Errorf("through the API: %v", err)
 	}
-	r.engine = rewrite.New(kv)
-	if result, err := r.run(t.Context(), target, rewrite.Options{}, nil); err != nil || result.Rewritten != 1 || result.AlreadyCurrent != 1 {
+	r.engine = migratestore.New(kv)
+	if result, err := r.run(t.Context(), target, migratestore.Options{}, nil); err != nil || result.Rewritten != 1 || result.AlreadyCurrent != 1 {
 		t.Errorf("the rewrite of all: %+v, %v", result.Progress, err)
 	}
-	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); err != nil {
+	if _, err := api.Rewrite(t.Context(), claim.Job{}, nil); err != nil {
 		t.Errorf("through the API: %v", err)
 	}
-	api.target = func(context.Context, migrate.Job) (*rewrite.Target, error) { return nil, nil }
-	if _, err := api.Rewrite(t.Context(), migrate.Job{}, nil); err != nil {
+	api.target = func(context.Context, claim.Job) (*migratestore.Target, error) { return nil, nil }
+	if _, err := api.Rewrite(t.Context(), claim.Job{}, nil); err != nil {
 		t.Errorf("stored elsewhere: %v", err)
 	}
 }
 
 // What an engine counts is told in the API's words, each reason in the one that it is.
 func TestProgress(t *testing.T) {
-	p := rewrite.Progress{Expected: 20, Total: 21, Rewritten: 8, AlreadyCurrent: 4, Gone: 2, Changed: 3, Failures: 7}
+	p := migratestore.Progress{Expected: 20, Total: 21, Rewritten: 8, AlreadyCurrent: 4, Gone: 2, Changed: 3, Failures: 7}
 	for i := range p.ByReason {
 		p.ByReason[i] = 1
 	}
-	want := migrate.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
+	want := claim.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
 		migrationv1alpha1.FailureDoesNotDecode:     2, // as does what cannot be decrypted
 		migrationv1alpha1.FailureConversionWebhook: 1,
 		migrationv1alpha1.FailureTooLarge:          1,
@@ -197,18 +197,18 @@ func TestProgress(t *testing.T) {
 	if got := progressOf(p); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	for reason, want := range map[rewrite.Reason]migrationv1alpha1.MigrationFailureReason{
-		rewrite.Undecryptable: migrationv1alpha1.FailureDoesNotDecode, rewrite.Undecodable: migrationv1alpha1.FailureDoesNotDecode,
-		rewrite.Unconverted: migrationv1alpha1.FailureConversionWebhook, rewrite.Unencodable: migrationv1alpha1.FailureRejected,
-		rewrite.WrongEncoding: migrationv1alpha1.FailureRejected, rewrite.TooLarge: migrationv1alpha1.FailureTooLarge,
-		rewrite.LeaseLost: migrationv1alpha1.FailureConflict,
+	for reason, want := range map[migratestore.Reason]migrationv1alpha1.MigrationFailureReason{
+		migratestore.Undecryptable: migrationv1alpha1.FailureDoesNotDecode, migratestore.Undecodable: migrationv1alpha1.FailureDoesNotDecode,
+		migratestore.Unconverted: migrationv1alpha1.FailureConversionWebhook, migratestore.Unencodable: migrationv1alpha1.FailureRejected,
+		migratestore.WrongEncoding: migrationv1alpha1.FailureRejected, migratestore.TooLarge: migrationv1alpha1.FailureTooLarge,
+		migratestore.LeaseLost: migrationv1alpha1.FailureConflict,
 	} {
-		f := failureOf(rewrite.Failure{Key: "/widgets/default/a", Reason: reason, Detail: "why"}, "/widgets/")
-		if f != (migrate.Failure{Namespace: "default", Name: "a", Reason: want, Message: string(reason) + ": why"}) {
+		f := failureOf(migratestore.Failure{Key: "/widgets/default/a", Reason: reason, Detail: "why"}, "/widgets/")
+		if f != (claim.Failure{Namespace: "default", Name: "a", Reason: want, Message: string(reason) + ": why"}) {
 			t.Errorf("%s is told as %+v", reason, f)
 		}
 	}
-	if f := failureOf(rewrite.Failure{Key: "/nodes/n"}, "/nodes/"); f.Namespace != "" || f.Name != "n" {
+	if f := failureOf(migratestore.Failure{Key: "/nodes/n"}, "/nodes/"); f.Namespace != "" || f.Name != "n" {
 		t.Errorf("an object without a namespace is %+v", f)
 	}
 }

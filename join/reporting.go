@@ -16,9 +16,10 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/workers"
 )
@@ -47,7 +48,11 @@ func (j *Join) newReporting() error {
 	if j.config.Silent {
 		config.Erase = eraseStorageVersions(j.etcd.client, j.config.Etcd.Prefix)
 	} else {
-		if r.collect, err = collect.New(collect.Config{Client: j.clients.controllers.objects, Logger: klog.Background().WithName("collect")}); err != nil {
+		collector, err := j.clients.as(roles.Collector)
+		if err != nil {
+			return err
+		}
+		if r.collect, err = collect.New(collect.Config{Client: collector.objects, Logger: klog.Background().WithName("collect")}); err != nil {
 			return err
 		}
 		// A server that stops takes no writes any more but its own, so it buries itself as itself.
@@ -79,7 +84,7 @@ func (j *Join) newReporting() error {
 func (j *Join) checkKeys() {
 	j.config.Keyring.SetCheck(func(ctx context.Context, next, present *keyring.Keys) error {
 		known, layout := j.storing.layout()
-		reader := rewrite.NewEtcd(j.etcd.client)
+		reader := migratestore.NewEtcd(j.etcd.client)
 		if err := next.CheckOthers(ctx, reader, layout, known, j.reporting.member.ID(), 0); err != nil {
 			return err
 		}
@@ -124,7 +129,7 @@ func servedAt(listed []string, on func(schema.GroupVersionResource) bool) func(s
 	}
 }
 
-// reportsOf is reports for who knows what is served.
+// reportsOf is reports, for a caller that knows which versions are served.
 func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]member.Resource, error) {
 	var resources []member.Resource
 	for _, store := range j.storing.fence.Builtins() {

@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-// refusing permits nothing: who asks for no writes needs no server.
+// refusing answers no request: what asks for no writes needs no server.
 type refusing struct{ t *testing.T }
 
 // Revision implements fence.Permits.

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/klog/v2"
 
+	"github.com/concord-dev/concord/join/elect"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -162,26 +164,26 @@ func (r *running) begin() (departed bool) {
 	}
 	if !j.config.Silent {
 		loop("collect", func(ctx context.Context) {
-			if j.awaitPermitted(ctx) == nil {
-				j.reporting.collect.Run(ctx, j.leading.election.leads)
+			if j.awaitPermitted(ctx, roles.Collector) == nil {
+				j.reporting.collect.Run(ctx, j.leading.election.Leads)
 			}
 		})
 	}
 	if j.migrating.claim != nil {
 		loop("migrate", func(ctx context.Context) {
-			if j.awaitOwnCRDs(ctx) == nil {
+			if j.awaitActing(ctx, roles.Migrator) == nil {
 				j.migrating.claim.Run(ctx)
 			}
 		})
 	}
 	if !j.config.NoControllers {
-		for worker, e := range map[string]*election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
+		for worker, e := range map[string]*elect.Election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
 			if e == nil {
 				continue
 			}
 			loop(worker, func(ctx context.Context) {
-				if j.awaitPermitted(ctx) == nil {
-					e.campaign(ctx)
+				if j.awaitPermitted(ctx, roles.Election) == nil {
+					e.Campaign(ctx)
 				}
 			})
 		}
@@ -217,7 +219,7 @@ func (r *running) depart() error {
 	defer cancel()
 	err := r.j.reporting.member.Depart(departing)
 	if err == nil && r.j.hosting != nil {
-		// Not before: the host may forget only who cannot write any more.
+		// Not before: the host may forget a server only when it cannot write any more.
 		r.j.hosting.depart(departing)
 	}
 	if outage := context.Cause(ctx); outage != nil && err != nil {

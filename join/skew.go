@@ -43,8 +43,8 @@ func withSkew(handler http.Handler, window compat.Window) http.Handler {
 	return newSkewFilter(window, count, klog.Background().WithName("skew")).wrap(handler)
 }
 
-// skewFilter judges the senders of requests. Who sent a request is read from its headers
-// once per different headers, since few senders send very many requests.
+// skewFilter judges the senders of requests. A sender's headers are parsed once and
+// remembered, since few senders send very many requests.
 type skewFilter struct {
 	window compat.Window
 	count  func(compat.Component, compat.Verdict)
@@ -60,7 +60,7 @@ type skewFilter struct {
 	offenders map[offender]struct{}
 }
 
-// sender is what a request tells about who sent it.
+// sender is what a request tells about its sender.
 type sender struct{ header, userAgent string }
 
 type judged struct {

@@ -14,7 +14,6 @@ import (
 	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 var skewWindow = compat.Window{Emulation: version.MustParse("1.36"), MinCompatibility: version.MustParse("1.35")}
@@ -255,28 +255,34 @@ func TestControllersTellThatTheyAre(t *testing.T) {
 	}))
 	defer backend.Close()
 	emulation := version.MustParse("1.35")
-	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: emulation})
+	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: emulation, RBAC: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for component, c := range map[compat.Component]*clients{compat.ConcordServer: all, compat.ConcordControllers: all.controllers} {
-		for name, request := range map[string]func() error{
-			"objects": func() error { return c.objects.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Namespace{}) },
-			"kube": func() error {
-				_, err := c.kube.CoreV1().Namespaces().Get(t.Context(), "a", metav1.GetOptions{})
-				return err
-			},
-		} {
-			if err := request(); !apierrors.IsNotFound(err) {
-				t.Fatal(err)
-			}
-			told := header.Get(compat.ComponentVersionHeader)
-			if id := compat.Identify(told, header.Get("User-Agent")); id.Component != component || !id.Version.EqualTo(emulation) {
-				t.Errorf("the %s client of %s tells %q, which is %+v", name, component, told, id)
-			}
-			if id := compat.ParseUserAgent(header.Get("User-Agent")); id.Component != component {
-				t.Errorf("the %s client of %s has User-Agent %q", name, component, header.Get("User-Agent"))
-			}
+	trigger, err := all.as(roles.Trigger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		component compat.Component
+		user      string
+		objects   client.Client
+	}{
+		"server":     {compat.ConcordServer, "", all.objects},
+		"controller": {compat.ConcordControllers, "system:serviceaccount:kube-system:concord-trigger", trigger.objects},
+	} {
+		if err := c.objects.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		told := header.Get(compat.ComponentVersionHeader)
+		if id := compat.Identify(told, header.Get("User-Agent")); id.Component != c.component || !id.Version.EqualTo(emulation) {
+			t.Errorf("the client of the %s tells %q, which is %+v", name, told, id)
+		}
+		if id := compat.ParseUserAgent(header.Get("User-Agent")); id.Component != c.component {
+			t.Errorf("the client of the %s has User-Agent %q", name, header.Get("User-Agent"))
+		}
+		if user := header.Get("Impersonate-User"); user != c.user {
+			t.Errorf("the client of the %s acts as %q", name, user)
 		}
 	}
 }

@@ -83,9 +83,9 @@ func (j *Join) newStoring() error {
 func (j *Join) Storage(c *genericapiserver.Config) {
 	c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter)
 	if c.AdmissionControl != nil {
-		c.AdmissionControl = unhindered{Interface: c.AdmissionControl, controllers: j.config.ControllerUser}
+		c.AdmissionControl = unhindered{Interface: c.AdmissionControl, roles: j.config.RBAC}
 	}
-	c.AdmissionControl = authors{Interface: c.AdmissionControl, controllers: j.config.ControllerUser}
+	c.AdmissionControl = authors{Interface: c.AdmissionControl, roles: j.config.RBAC}
 	if c.MergedResourceConfig != nil {
 		j.storing.enabled = append(j.storing.enabled, c.MergedResourceConfig)
 	}

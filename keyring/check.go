@@ -16,7 +16,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -25,7 +25,7 @@ var _ stored.Keys = (*Keys)(nil)
 
 // CheckStored implements stored.Keys: it says why a server with these keys could not open
 // what is stored.
-func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, layout stored.Layout, sets stored.Sets, known []schema.GroupResource) error {
+func (k *Keys) CheckStored(ctx context.Context, reader migratestore.Reader, layout stored.Layout, sets stored.Sets, known []schema.GroupResource) error {
 	return k.refuseUnreadable(ctx, reader, layout, sets, known, nil)
 }
 
@@ -34,7 +34,7 @@ func (k *Keys) CheckStored(ctx context.Context, reader rewrite.Reader, layout st
 // resources, remembered or known, whose stored set has, or may have, a key that is not
 // among them. With present keys, whose place these are to take, what these cannot open
 // either counts for nothing, and values that cannot all be read in time refuse them.
-func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
+func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	all := append(s.Resources(), known...)
 	slices.SortFunc(all, verdict.CompareResources)
 	var unreadable []string
@@ -56,7 +56,7 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader rewrite.Reader, layo
 }
 
 // unreadable names the keys of the resource's values that k has not, with their numbers.
-func (k *Keys) unreadable(ctx context.Context, reader rewrite.Reader, layout stored.Layout, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
+func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
 	missing := map[string]bool{} // by what values say of their key
 	unknown := false
 	for _, e := range s.Encodings(gr) {
@@ -103,17 +103,17 @@ func describeKeys(keys []string) []string {
 // countKeys counts the values under a prefix by the key that they say they are encrypted
 // with, "" for none, all keys of a KMS plugin together: no configuration tells them apart.
 // With an error it returns what it counted so far.
-func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[string]int64, error) {
-	encodings, err := rewrite.CountEncodings(ctx, reader, prefix)
+func countKeys(ctx context.Context, reader migratestore.Reader, prefix string) (map[string]int64, error) {
+	encodings, err := migratestore.CountEncodings(ctx, reader, prefix)
 	counts := map[string]int64{}
 	for encoding, n := range encodings {
-		switch key, encrypted := strings.CutPrefix(encoding, rewrite.EncodingEncrypted); {
+		switch key, encrypted := strings.CutPrefix(encoding, migratestore.EncodingEncrypted); {
 		case encrypted:
-			if plugin, _, ok := rewrite.KMSKey(key); ok {
+			if plugin, _, ok := migratestore.KMSKey(key); ok {
 				key = plugin
 			}
 			counts[key] += n
-		case encoding != rewrite.EncodingUnknown:
+		case encoding != migratestore.EncodingUnknown:
 			counts[""] += n
 		}
 	}
@@ -123,7 +123,7 @@ func countKeys(ctx context.Context, reader rewrite.Reader, prefix string) (map[s
 // CheckReload says why these keys may not take the place of the present ones: some value
 // that is stored, or that a server may be about to write, could not be read any more. known
 // are the built-in resources.
-func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, layout stored.Layout, known []schema.GroupResource, present *Keys) error {
+func (k *Keys) CheckReload(ctx context.Context, etcd migratestore.Reader, layout stored.Layout, known []schema.GroupResource, present *Keys) error {
 	ctx, cancel := context.WithTimeout(ctx, stored.CheckTimeout)
 	defer cancel()
 	reader := present.Opening(etcd, layout)
@@ -154,20 +154,20 @@ func (k *Keys) CheckReload(ctx context.Context, etcd rewrite.Reader, layout stor
 }
 
 // Opening implements stored.Keys: the reader opens StorageStates.
-func (k *Keys) Opening(reader rewrite.Reader, layout stored.Layout) rewrite.Reader {
+func (k *Keys) Opening(reader migratestore.Reader, layout stored.Layout) migratestore.Reader {
 	return opening{Reader: reader, keys: k, states: layout.Of(migrationv1alpha1.StorageStates, true)}
 }
 
 // opening is a Reader that opens StorageStates, so that what they say can be read as if
 // nothing was encrypted.
 type opening struct {
-	rewrite.Reader
+	migratestore.Reader
 	keys   *Keys
 	states string
 }
 
-// Range implements rewrite.Reader.
-func (o opening) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (o opening) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	page, err := o.Reader.Range(ctx, start, end, limit, revision)
 	for i, e := range page.Entries {
 		if !strings.HasPrefix(e.Key, o.states) || !bytes.HasPrefix(e.Value, []byte(sealPrefix)) {

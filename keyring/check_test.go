@@ -8,7 +8,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
@@ -51,7 +51,7 @@ func TestUnreadableStorage(t *testing.T) {
 			if test.config != "" {
 				k = keysFrom(t, encryptionYAML(test.config))
 			}
-			err := stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: k}.Check(t.Context(), rewrite.NewEtcd(etcd.Client))
+			err := stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: k}.Check(t.Context(), migratestore.NewEtcd(etcd.Client))
 			if (err != nil) != (test.refused != "") || err != nil && (!strings.Contains(err.Error(), test.refused) || strings.Contains(err.Error(), "\n")) {
 				t.Errorf("got %v, want %q", err, test.refused)
 			}
@@ -63,7 +63,7 @@ func TestUnreadableStorage(t *testing.T) {
 // another one only if all values could be read to find out that none needs what it lacks.
 func TestCheckReload(t *testing.T) {
 	etcd := storedtest.Start(t)
-	reader := rewrite.NewEtcd(etcd.Client)
+	reader := migratestore.NewEtcd(etcd.Client)
 	present := keysFrom(t, encryptionYAML("secrets: aescbc a, identity"))
 	const sealedA, sealedLost = "k8s:enc:aescbc:v1:a:xxxx", "k8s:enc:aescbc:v1:lost:xxxx"
 	for name, test := range map[string]struct {
@@ -87,7 +87,7 @@ func TestCheckReload(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			prefix := etcd.Fill(t, v)
-			var r rewrite.Reader = reader
+			var r migratestore.Reader = reader
 			if test.slow {
 				r = endless{Reader: reader, under: stored.ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
 			}
@@ -101,16 +101,16 @@ func TestCheckReload(t *testing.T) {
 
 // endless gives no values under a prefix for as long as anybody waits.
 type endless struct {
-	rewrite.Reader
+	migratestore.Reader
 	under  string
 	cancel context.CancelFunc
 }
 
-// Range implements rewrite.Reader.
-func (r endless) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (r endless) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	if strings.HasPrefix(start, r.under) {
 		r.cancel()
-		return rewrite.Page{}, context.Cause(ctx)
+		return migratestore.Page{}, context.Cause(ctx)
 	}
 	return r.Reader.Range(ctx, start, end, limit, revision)
 }

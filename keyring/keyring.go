@@ -28,7 +28,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/member"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 const (
@@ -372,7 +372,7 @@ func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx v
 	k := p.ring.Keys()
 	plain, stale, err := k.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
 	if err != nil && away(err) {
-		err = fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err)
+		err = fmt.Errorf("%w: %w", migratestore.ErrKeysUnavailable, err)
 	}
 	return plain, stale || k.SealOf(p.gr, data) != p.seal, err
 }
@@ -385,11 +385,11 @@ func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx val
 		p.ring.changed()
 	}
 	if providers := k.of(p.gr); err != nil && len(providers) > 0 && providers[0].plugin {
-		return nil, fmt.Errorf("%w: %w", rewrite.ErrKeysUnavailable, err) // it needs no more than the plugin's answer
+		return nil, fmt.Errorf("%w: %w", migratestore.ErrKeysUnavailable, err) // it needs no more than the plugin's answer
 	}
 	if err == nil && with != p.seal {
 		// Soon the report says so, and ends the agreement; it is no fault of the value's.
-		return nil, fmt.Errorf("%w: the key has changed from %s to %s", rewrite.ErrKeysUnavailable, p.seal, with)
+		return nil, fmt.Errorf("%w: the key has changed from %s to %s", migratestore.ErrKeysUnavailable, p.seal, with)
 	}
 	return out, err
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 var (
@@ -80,7 +80,7 @@ func TestKeysOfResources(t *testing.T) {
 		if err != nil || seal != k.Writes(gr) || seal.Key() != want {
 			t.Fatalf("%s is sealed with %q, %q is written, want %q: %v", gr, seal, k.Writes(gr), want, err)
 		}
-		if said, _ := rewrite.Encryption(out); said != want {
+		if said, _ := migratestore.Encryption(out); said != want {
 			t.Errorf("a value of %s says %q, want %q", gr, said, want)
 		}
 		if got := k.SealOf(gr, out); got != seal {
@@ -211,7 +211,7 @@ func TestPinAcrossReload(t *testing.T) {
 		t.Errorf("got %q, stale %v, %v", plain, stale, err)
 	}
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: identity, secretbox b")))
-	if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+	if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, migratestore.ErrKeysUnavailable) {
 		t.Errorf("another key writes: %v", err)
 	}
 }

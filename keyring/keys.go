@@ -27,7 +27,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 const (
@@ -101,8 +101,8 @@ func (p *provider) sealed(value []byte) (seal agree.Seal, rotated bool) {
 
 // kmsKey returns the fingerprint of the key that a value of a KMS plugin, version 2, needs.
 func kmsKey(value []byte) (string, bool) {
-	name, _ := rewrite.Encryption(value)
-	_, fingerprint, ok := rewrite.KMSKey(name)
+	name, _ := migratestore.Encryption(value)
+	_, fingerprint, ok := migratestore.KMSKey(name)
 	return fingerprint, ok
 }
 

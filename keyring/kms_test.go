@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/kms/pkg/service"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // A plugin's name has to be one that stored values can be told by.
@@ -101,7 +101,7 @@ func TestKMSKeys(t *testing.T) {
 	if _, stale, err := second.TransformFromStorage(t.Context(), sealed[one], value.DefaultContext("k")); err != nil || !stale {
 		t.Errorf("a value of the other key: stale %v, %v", stale, err)
 	}
-	if _, err := second.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+	if _, err := second.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, migratestore.ErrKeysUnavailable) {
 		t.Errorf("with the other key: %v", err)
 	}
 
@@ -117,10 +117,10 @@ func TestKMSKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := pin.TransformFromStorage(t.Context(), sealedByOne, value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		if _, _, err := pin.TransformFromStorage(t.Context(), sealedByOne, value.DefaultContext("k")); !errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, _, err := pin.TransformFromStorage(t.Context(), []byte("k8s:enc:kms:v2:p:nonsense"), value.DefaultContext("k")); err == nil || errors.Is(err, rewrite.ErrKeysUnavailable) {
+		if _, _, err := pin.TransformFromStorage(t.Context(), []byte("k8s:enc:kms:v2:p:nonsense"), value.DefaultContext("k")); err == nil || errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: a damaged value: %v", name, err)
 		}
 		if known := k.Writes(secretsResource).Known(); known != (name == "gone") {

@@ -17,7 +17,7 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	kmsv1 "k8s.io/kms/apis/v1beta1"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // kmsV1 is a plugin of KMS v1 whose key does nothing.
@@ -68,7 +68,7 @@ func TestKMSv1(t *testing.T) {
 	if err != nil || rotated || seal != "kms:v1:p:" || seal.Key() != "kms:v1:p" || !seal.Known() || k.Writes(secretsResource) != seal || k.SealOf(secretsResource, out) != seal {
 		t.Fatalf("sealed with %q, rotated %v, %v", seal, rotated, err)
 	}
-	if said, _ := rewrite.Encryption(out); said != seal.Key() || !k.reads(secretsResource, seal) || !k.readsKey(secretsResource, said) || k.probe(t.Context()) {
+	if said, _ := migratestore.Encryption(out); said != seal.Key() || !k.reads(secretsResource, seal) || !k.readsKey(secretsResource, said) || k.probe(t.Context()) {
 		t.Errorf("a value says %q", said)
 	}
 	r := &Ring{}
@@ -88,14 +88,14 @@ func TestKMSv1(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: a write: %v", name, err)
 		}
 		_, _, err = pin.TransformFromStorage(t.Context(), out, value.DefaultContext("k"))
-		if cached := strings.Contains(name, "reached"); cached != (err == nil) || !cached && !errors.Is(err, rewrite.ErrKeysUnavailable) {
+		if cached := strings.Contains(name, "reached"); cached != (err == nil) || !cached && !errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: a read: %v", name, err)
 		}
-		if _, _, err := pin.TransformFromStorage(t.Context(), []byte("k8s:enc:kms:v1:p:nonsense"), value.DefaultContext("k")); err == nil || errors.Is(err, rewrite.ErrKeysUnavailable) {
+		if _, _, err := pin.TransformFromStorage(t.Context(), []byte("k8s:enc:kms:v1:p:nonsense"), value.DefaultContext("k")); err == nil || errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: a damaged value: %v", name, err)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -50,7 +50,7 @@ func readsAs(lists map[string][]agree.Seal, gr schema.GroupResource, seal agree.
 // server could not read what it writes. self is not asked. Without poll every Lease counts;
 // with it those count whose server is seen to renew them, which is waited for for as long
 // as the Lease lasts: where all servers were killed their Leases are still there.
-func (k *Keys) CheckOthers(ctx context.Context, reader rewrite.Reader, layout stored.Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {
+func (k *Keys) CheckOthers(ctx context.Context, reader migratestore.Reader, layout stored.Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {
 	began, first := time.Now(), map[string]string{}
 	for {
 		leases, err := readIdentities(ctx, reader, layout)
@@ -105,10 +105,10 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 
 // readIdentities reads the identity Leases straight from etcd. What resourceVersion they
 // have there is their revision, so that it changes with every renewal.
-func readIdentities(ctx context.Context, reader rewrite.Reader, layout stored.Layout) ([]*coordinationv1.Lease, error) {
+func readIdentities(ctx context.Context, reader migratestore.Reader, layout stored.Layout) ([]*coordinationv1.Lease, error) {
 	var leases []*coordinationv1.Lease
 	under := layout.Of(schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"
-	err := rewrite.Walk(ctx, reader, under, func(e rewrite.Entry) error {
+	err := migratestore.Walk(ctx, reader, under, func(e migratestore.Entry) error {
 		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
 		lease, ok := obj.(*coordinationv1.Lease)
 		if err != nil || !ok || lease.Labels[storageversion.IdentityLabel] != storageversion.IdentityLabelValue || !storageversion.IsServer(lease.Name) || storageversion.IsAggregated(lease) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
@@ -55,7 +55,7 @@ func TestUnreadableByOthers(t *testing.T) {
 			prefix := etcd.Fill(t, map[string]string{"leases/kube-system/s1": lease("s1", test.reads), "leases/kube-system/other": `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease"}`})
 			known := storedtest.Target(t).Resources()
 			check := func(self agree.ServerID, poll time.Duration) error {
-				return test.keys.CheckOthers(t.Context(), rewrite.NewEtcd(etcd.Client), stored.Layout{Prefix: prefix}, known, self, poll)
+				return test.keys.CheckOthers(t.Context(), migratestore.NewEtcd(etcd.Client), stored.Layout{Prefix: prefix}, known, self, poll)
 			}
 			if err := check("", 0); (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "s1 cannot read") || err != nil && !strings.Contains(err.Error(), test.refused) {
 				t.Errorf("got %v, want %q", err, test.refused)

@@ -216,7 +216,7 @@ func TestGather(t *testing.T) {
 	w.expectOpen(widgets, v1)
 }
 
-// TestWorkers: no more reports than that are under way, whoever asks for them.
+// TestWorkers: no more reports than Workers are under way, from whatever number of callers.
 func TestWorkers(t *testing.T) {
 	const n = 40
 	for _, workers := range []int{1, 4} {

@@ -67,7 +67,7 @@ type Config struct {
 	// WaitLimit bounds how long Revision waits for a custom resource to open. Negative
 	// means that it never waits.
 	WaitLimit time.Duration
-	// Workers is how many resources are reported at once, whoever asks for it. With 1
+	// Workers is how many resources are reported at once, over all callers. With 1
 	// everything happens in the goroutine of the caller.
 	Workers int
 
@@ -175,6 +175,8 @@ type Member struct {
 	timed        bool      // its reports have been observed in Metrics
 	agreement    *agreementTimer
 	gathered     time.Time // until when CRDs that come now are gathered; see gather
+
+	unreported unreported // of the loop that renews
 
 	wakeReports chan struct{} // capacity 1: something may be due
 	wakeLease   chan struct{} // capacity 1: the Lease is to be written now

@@ -20,8 +20,8 @@ const (
 // answer had been lost.
 var errTooLong = errors.New("no end of it in time")
 
-// limit is how long an attempt for these claims may take: who cannot report for the duration
-// of a Lease keeps writers waiting for as long as a server that has crashed.
+// limit is how long an attempt for these claims may take: a server that cannot report for the
+// duration of a Lease keeps writers waiting for as long as one that has crashed.
 func (m *Member) limit(claims ...claim) time.Duration {
 	failures := 0
 	for _, c := range claims {
@@ -30,8 +30,8 @@ func (m *Member) limit(claims ...claim) time.Duration {
 	return max(minLimit, m.cfg.LeaseDuration) << min(failures, limitDoublings)
 }
 
-// within runs do, whose context ends after the limit. Only Run limits: who asks for single steps
-// has a context of his own.
+// within runs do with a context that ends after the limit. Only Run limits: callers of single
+// steps bring a context of their own.
 func (m *Member) within(ctx context.Context, limit time.Duration, do func(context.Context) error) error {
 	if !m.limits.Load() {
 		return do(ctx)

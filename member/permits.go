@@ -222,6 +222,8 @@ type Status struct {
 	Revision int64
 	// Open says whether this server may write the resource.
 	Open bool
+	// Attempt is the ordinal of the attempt to report that is under way, 0 if none is.
+	Attempt int
 	// LastError is what went wrong last, empty if nothing did since the last success.
 	LastError string
 }
@@ -233,6 +235,9 @@ func (s Status) String() string {
 		state = "open"
 	}
 	line := fmt.Sprintf("%s %s wants=%s reports=%s@%d", s.Resource, state, s.Wanted, s.Reported, s.Revision)
+	if s.Attempt > 0 {
+		line += fmt.Sprintf(" attempt=%d", s.Attempt)
+	}
 	if s.LastError != "" {
 		line += " error=" + s.LastError
 	}
@@ -252,6 +257,9 @@ func (m *Member) Snapshot() []Status {
 		}
 		if s.target.known && !s.target.absent {
 			status.Wanted = s.target.resource.Encoding
+		}
+		if s.inflight {
+			status.Attempt = s.failures + 1
 		}
 		if s.lastErr != nil {
 			status.LastError = s.lastErr.Error()

@@ -21,13 +21,13 @@ func madeFor(sv *v1alpha1.StorageVersion) types.UID {
 }
 
 // replace deletes a StorageVersion that was made for another CRD than the one to be
-// reported. Whoever reports there has not looked at this CRD, and a write of theirs that
-// is under way must not become an object of it.
+// reported. The servers that report there have not looked at this CRD, and a write of theirs
+// that is under way must not become an object of it.
 //
 // The CRD is read after the StorageVersion, and a uid is recorded only of a CRD that was
 // there before. So what is deleted was made for an earlier CRD than the one read, and
 // servers that do this at the same time cannot go on deleting each other's: a later one
-// stays, and who still knows an earlier CRD learns of the later one by this read.
+// stays, and a server that still knows an earlier CRD learns of the later one by this read.
 func (m *Member) replace(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) error {
 	d, err := m.readCRD(ctx, c.target.resource.CRD)
 	if err != nil {
@@ -96,7 +96,7 @@ func (m *Member) retireOwn(ctx context.Context, c claim, sv *v1alpha1.StorageVer
 	return nil
 }
 
-// deleteStorageVersion withdraws the permissions of all who report there. They report
+// deleteStorageVersion withdraws the permissions of all servers that report there. They report
 // again if they have something to report.
 func (m *Member) deleteStorageVersion(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) error {
 	if err := m.sending(c, ""); err != nil {

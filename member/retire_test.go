@@ -133,8 +133,8 @@ func TestReplacedOnce(t *testing.T) {
 	w.expectOpen(widgets, v1)
 }
 
-// TestLateServerDoesNotReplace: who still believes in an earlier CRD asks before it
-// deletes what was made for the later one.
+// TestLateServerDoesNotReplace: a server that still knows only an earlier CRD reads the CRD
+// before it deletes the StorageVersion that was made for the later one.
 func TestLateServerDoesNotReplace(t *testing.T) {
 	for _, event := range []string{"served versions", "deleted"} {
 		t.Run(event, func(t *testing.T) {
@@ -289,8 +289,8 @@ func TestReplacingEnds(t *testing.T) {
 	}
 }
 
-// expectPermitsOfCRD demands that whoever could commit a write has checked the CRD for
-// which the StorageVersion was made.
+// expectPermitsOfCRD demands that every server that could commit a write has checked the CRD
+// for which the StorageVersion was made.
 func (w *world) expectPermitsOfCRD(members []*Member, crds []*apiextensionsv1.CustomResourceDefinition) {
 	w.t.Helper()
 	uid, _ := w.made()

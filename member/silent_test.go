@@ -287,7 +287,7 @@ func TestStockServer(t *testing.T) {
 	}
 	w.expectOpen(secrets, "v1")
 
-	// Who takes away what the Lease of this server says makes it one that does not report.
+	// Without the annotations on its Lease this server counts as one that does not report.
 	id := w.m.ID()
 	w.m.ObserveLease(strip(id), false)
 	if w.m.ID() != "" {

@@ -142,6 +142,7 @@ func (m *Member) keepRegistered(ctx context.Context) {
 		} else {
 			failures = 0
 		}
+		m.sayUnreported()
 		m.pause(ctx, wait, m.wakeLease)
 	}
 }

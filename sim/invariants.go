@@ -18,7 +18,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/sim/etcd"
 )
 
@@ -460,7 +460,7 @@ func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {
 	if known, ok := w.ledger.encodings[kv]; ok {
 		return known
 	}
-	encoding, _, _ := rewrite.Envelope(kv.Value)
+	encoding, _, _ := migratestore.Envelope(kv.Value)
 	w.ledger.encodings[kv] = encoding
 	return encoding
 }

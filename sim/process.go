@@ -22,10 +22,10 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/sim/etcd"
 )
 
@@ -115,7 +115,7 @@ type Process struct {
 	member  *member.Member
 	collect *collect.Collector
 	trigger *trigger.Controller
-	migrate *migrate.Controller
+	migrate *claim.Controller
 
 	gone    bool // it has ended, one way or the other
 	paused  bool
@@ -195,7 +195,7 @@ func (w *World) start(slot int, r release, silent, stock bool) {
 	}
 	p.trigger, err = trigger.New(triggers)
 	w.must(err)
-	p.migrate, err = migrate.New(migrate.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond})
+	p.migrate, err = claim.New(claim.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond})
 	w.must(err)
 	w.slots[slot] = p
 }

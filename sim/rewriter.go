@@ -11,50 +11,50 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/controller/migrate"
-	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/migrate/claim"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // rewriter runs rewrites next to a process's stores, as package server wires it.
 type rewriter struct{ p *Process }
 
-var _ migrate.Rewriter = rewriter{}
+var _ claim.Rewriter = rewriter{}
 
-// Rewrite implements migrate.Rewriter. Pages are small, so that much can happen between them.
-func (r rewriter) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+// Rewrite implements claim.Rewriter. Pages are small, so that much can happen between them.
+func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
 	target, err := r.target(ctx, job)
 	if err != nil {
-		return migrate.Result{}, err
+		return claim.Result{}, err
 	}
-	options := rewrite.Options{UnderWay: 1, PageKeys: r.p.w.config.Page, PieceKeys: r.p.w.config.Txn, Patience: 1}
+	options := migratestore.Options{UnderWay: 1, PageKeys: r.p.w.config.Page, PieceKeys: r.p.w.config.Txn, Patience: 1}
 	if r.p.w.config.Under > 1 {
 		options.Threads = threads(r)
 	}
 	// What cannot be read is the beginning.
 	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
-		options.Resume = rewrite.Cursor{}
+		options.Resume = migratestore.Cursor{}
 	}
-	result, err := rewrite.New(rewrite.NewEtcd(r.p.kv())).Run(ctx, *target, options, func(done rewrite.Report) {
+	result, err := migratestore.New(migratestore.NewEtcd(r.p.kv())).Run(ctx, *target, options, func(done migratestore.Report) {
 		report := progressOf(done.Progress)
 		if position, err := json.Marshal(done.Cursor); err == nil && done.Cursor.After != "" {
 			report.Checkpoint.Position = string(position)
 		}
 		progress(report)
 	})
-	answer := migrate.Result{Progress: progressOf(result.Progress)}
+	answer := claim.Result{Progress: progressOf(result.Progress)}
 	for _, f := range result.Failed {
-		answer.Failures = append(answer.Failures, migrate.Failure{Name: f.Key, Message: f.Detail})
+		answer.Failures = append(answer.Failures, claim.Failure{Name: f.Key, Message: f.Detail})
 	}
-	return answer, translate(err, rewrite.ErrFenced, migrate.ErrFenced)
+	return answer, translate(err, migratestore.ErrFenced, claim.ErrFenced)
 }
 
-func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target, error) {
-	target := &rewrite.Target{
+func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
+	target := &migratestore.Target{
 		GroupResource: job.GroupResource, Encoding: job.Encoding,
 		FenceKey: keyOf(storageVersions, storageversion.Name(job.GroupResource)), FenceRevision: job.FenceRevision,
 		Refence: func(ctx context.Context) (int64, error) {
 			revision, err := job.Refence(ctx)
-			return revision, translate(err, migrate.ErrFenced, rewrite.ErrFenced)
+			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
 		},
 		New:    func() runtime.Object { return &object{} },
 		Codec:  codec{encoding: job.Encoding, knows: r.p.release.knows},
@@ -83,7 +83,7 @@ func (r rewriter) target(ctx context.Context, job migrate.Job) (*rewrite.Target,
 		return nil, fmt.Errorf("read the CustomResourceDefinition: %w", err)
 	}
 	if string(crd.UID) != job.CRD.UID || crd.Generation != job.CRD.Generation {
-		return nil, fmt.Errorf("%w: the CustomResourceDefinition has changed", migrate.ErrFenced)
+		return nil, fmt.Errorf("%w: the CustomResourceDefinition has changed", claim.ErrFenced)
 	}
 	return target, nil
 }
@@ -96,6 +96,6 @@ func translate(err, from, to error) error {
 	return err
 }
 
-func progressOf(p rewrite.Progress) migrate.Progress {
-	return migrate.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures}
+func progressOf(p migratestore.Progress) claim.Progress {
+	return claim.Progress{Total: max(p.Expected, p.Total), Done: p.Rewritten + p.AlreadyCurrent + p.Gone, Failed: p.Failures}
 }

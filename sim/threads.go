@@ -4,16 +4,16 @@ import (
 	"context"
 	"sync"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // threads has the transactions of a rewrite under way at once, each as a task of its own, so
 // that they arrive and are answered in any order.
 type threads struct{ p *Process }
 
-var _ rewrite.Threads = threads{}
+var _ migratestore.Threads = threads{}
 
-// Each implements rewrite.Threads.
+// Each implements migratestore.Threads.
 func (t threads) Each(ctx context.Context, n int, f func(context.Context, int) error) (failed error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -40,7 +40,7 @@ func (t threads) Each(ctx context.Context, n int, f func(context.Context, int) e
 	return failed
 }
 
-// NewLock implements rewrite.Threads.
+// NewLock implements migratestore.Threads.
 func (t threads) NewLock() sync.Locker { return &lock{p: t.p} }
 
 // lock is a lock that tasks wait for as for an answer.

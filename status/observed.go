@@ -25,6 +25,7 @@ type Observed struct {
 	States          []migrationv1alpha1.StorageState            `json:"states,omitempty"`
 	Migrations      []migrationv1alpha1.StorageVersionMigration `json:"migrations,omitempty"`
 	CRDs            []CRD                                       `json:"crds,omitempty"`
+	Originals       Originals                                   `json:"originals,omitzero"`
 	// Versions, Events of Concord's and Left, the servers that were seen to leave, are for the
 	// Timeline only.
 	Versions []versionv1alpha1.ClusterVersion `json:"versions,omitempty"`

@@ -33,9 +33,11 @@ const (
 	Waiting Kind = "Waiting"
 	// Held: somebody has postponed the cut-over of a custom resource.
 	Held Kind = "Held"
+	// LeftAlone: a migration of storagemigration.k8s.io is left to kube-controller-manager.
+	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{DeadServer, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held}
+var urgency = []Kind{DeadServer, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem keeps a server or a resource from being well, and says what to do about it.
 type Problem struct {

@@ -38,7 +38,7 @@ type asking struct {
 	config *rest.Config
 	// override are addresses by Lease; "" is for those that it does not name.
 	override map[string]string
-	// together says that they cannot be asked one by one, but only whoever answers for all.
+	// together says that replicas cannot be asked one by one, but only all behind one address.
 	together bool
 	timeout  time.Duration
 	clock    clock.Clock
@@ -48,7 +48,7 @@ type asking struct {
 	clients map[string]*discovery.DiscoveryClient
 }
 
-// found is who serves.
+// found are the servers that there are.
 type found struct {
 	replicas []observed.Replica
 	// concord are the servers that report by themselves.
@@ -90,7 +90,7 @@ func (a *asking) find(ctx context.Context) (found, error) {
 	return f, err
 }
 
-// anyReplica stands for whoever answers for all.
+// anyReplica stands for the replica that answers behind one address of all.
 const anyReplica = "any-kube-apiserver"
 
 // together makes one of all replicas, which is another one when one of them is.

@@ -39,8 +39,11 @@ type Config struct {
 	Settings observed.Settings
 	// InstallDefinitions has the definitions of migration.k8s.io installed, and updated.
 	InstallDefinitions bool
-	// Mirror has migrations of storagemigration.k8s.io done, too. Nobody else may do them.
-	Mirror bool
+	// Mirror says when migrations of storagemigration.k8s.io are done, too. Default: MirrorAuto.
+	Mirror MirrorMode
+	// MirrorAfter is for how long kube-controller-manager has to leave one alone, for MirrorAuto
+	// to see that its migrator is off. Default: 5 min.
+	MirrorAfter time.Duration
 	// CleanFields has entries taken out of managedFields that name versions which are not
 	// served any more.
 	CleanFields bool
@@ -69,6 +72,8 @@ func (c Config) withDefaults() Config {
 	c.ReplicaTimeout = cmp.Or(c.ReplicaTimeout, defaultReplicaTimeout)
 	c.Settle = cmp.Or(c.Settle, defaultSettle)
 	c.MaxParallel = cmp.Or(c.MaxParallel, defaultMaxParallel)
+	c.Mirror = cmp.Or(c.Mirror, MirrorAuto)
+	c.MirrorAfter = cmp.Or(c.MirrorAfter, observed.UntouchedFor)
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
@@ -85,6 +90,10 @@ func (c Config) Validate() error {
 	case c.Poll < 0 || c.ReplicaTimeout < 0 || c.Settle < 0 || c.MaxObjectsPerSecond < 0 || c.MaxParallel < 0:
 		return fmt.Errorf("poll %v, replica timeout %v, settling time %v, objects per second %d and parallel patches %d must not be negative",
 			c.Poll, c.ReplicaTimeout, c.Settle, c.MaxObjectsPerSecond, c.MaxParallel)
+	case !c.Mirror.valid():
+		return fmt.Errorf("mirror is %q; it can be one of %v", c.Mirror, MirrorModes)
+	case c.MirrorAfter < 0:
+		return fmt.Errorf("mirror after %v must not be negative", c.MirrorAfter)
 	}
 	return nil
 }

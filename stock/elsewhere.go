@@ -14,7 +14,7 @@ import (
 )
 
 // elsewhere tells that kube-controller-manager migrates a custom resource, too. It is left
-// alone: both write the same, and who sets storedVersions is what the guards decide.
+// alone: both write the same, and the guards decide which of the two sets storedVersions.
 type elsewhere struct {
 	objects  client.WithWatch
 	instance string

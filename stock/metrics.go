@@ -6,13 +6,13 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/tally"
+	"github.com/concord-dev/concord/migrate/claim"
 )
 
 // The metrics are the process's: tests run several controllers in one.
 var (
-	migrationMetrics = sync.OnceValue(migrate.NewMetrics)
+	migrationMetrics = sync.OnceValue(claim.NewMetrics)
 	tallyMetrics     = sync.OnceValue(tally.NewMetrics)
 
 	replicaGauge = metrics.NewGaugeVec(&metrics.GaugeOpts{

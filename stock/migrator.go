@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -11,17 +12,17 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	"github.com/concord-dev/concord/apimigrate"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/throughapi"
-	"github.com/concord-dev/concord/pace"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
+	"github.com/concord-dev/concord/migrate/pace"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
 // migrator does migrations: every object is written anew, and then it is proven that none is
 // stored in another way.
 type migrator struct {
-	engine       *apimigrate.Engine
+	engine       *migrateapi.Engine
 	prover       *prover
 	observer     *observer
 	maxPerSecond int64
@@ -29,16 +30,16 @@ type migrator struct {
 	logger       logr.Logger
 }
 
-var _ migrate.Rewriter = (*migrator)(nil)
+var _ claim.Rewriter = (*migrator)(nil)
 
 // newMigrator patches through the status, where a definition has one: less stands in the way.
 func newMigrator(config *rest.Config, o *observer, c Config) (*migrator, error) {
-	api, err := apimigrate.NewClient(config)
+	api, err := migrateapi.NewClient(config)
 	if err != nil {
 		return nil, err
 	}
 	return &migrator{
-		engine: apimigrate.New(api.Through(o.definitions.statusOf)), prover: newProver(api, o, c), observer: o,
+		engine: migrateapi.New(api.Through(o.definitions.statusOf)), prover: newProver(api, o, c), observer: o,
 		maxPerSecond: c.MaxObjectsPerSecond, maxParallel: c.MaxParallel, logger: c.Logger.WithName("migrate"),
 	}, nil
 }
@@ -57,17 +58,19 @@ func (d *definitions) statusOf(gvr schema.GroupVersionResource) string {
 	return ""
 }
 
-// Rewrite implements migrate.Rewriter.
-func (m *migrator) Rewrite(ctx context.Context, job migrate.Job, progress func(migrate.Progress)) (migrate.Result, error) {
+// Rewrite implements claim.Rewriter.
+func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
 	perSecond := int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))
 	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: perSecond}, nil, clock.RealClock{})
 	defer stop()
-	options := apimigrate.Options{Pacer: pacer, MaxParallel: m.maxParallel}
+	options := migrateapi.Options{Pacer: pacer, MaxParallel: m.maxParallel}
+	began := time.Now()
 	result, err := throughapi.Run(ctx, m.engine, job, options, progress)
 	if err != nil || result.Failed > 0 {
 		return result, err
 	}
-	before := processes(m.observer.replicas())
+	m.logger.Info("Written", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "objects", result.Total, "took", time.Since(began).String())
+	before, began := processes(m.observer.replicas()), time.Now()
 	proof, err := m.prover.prove(ctx, job, perSecond)
 	if err != nil {
 		return result, fmt.Errorf("prove what is stored: %w", err)
@@ -76,11 +79,11 @@ func (m *migrator) Rewrite(ctx context.Context, job migrate.Job, progress func(m
 		return result, err
 	}
 	if after := processes(m.observer.replicas()); !slices.Equal(before, after) {
-		return result, fmt.Errorf("%w: kube-apiservers came, went or were restarted during the proof", migrate.ErrUnproven)
+		return result, fmt.Errorf("%w: kube-apiservers came, went or were restarted during the proof", claim.ErrUnproven)
 	}
-	m.logger.Info("Proof", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "holds", proof.Holds(), "verdict", proof.String(), "replicas", len(before))
+	m.logger.Info("Proof", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "holds", proof.Holds(), "verdict", proof.String(), "replicas", len(before), "took", time.Since(began).String())
 	if !proof.Holds() {
-		return result, fmt.Errorf("%w: %s", migrate.ErrUnproven, proof)
+		return result, fmt.Errorf("%w: %s", claim.ErrUnproven, proof)
 	}
 	return result, nil
 }

@@ -4,53 +4,149 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/controller/mirror"
+	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/workers"
 )
+
+// MirrorMode says when migrations of storagemigration.k8s.io are done here.
+type MirrorMode string
+
+// The MirrorModes.
+const (
+	// MirrorAuto does them where kube-controller-manager's own migrator is seen to be off.
+	MirrorAuto MirrorMode = "auto"
+	// MirrorAlways does them; nobody else may.
+	MirrorAlways MirrorMode = "always"
+	// MirrorNever leaves them alone.
+	MirrorNever MirrorMode = "never"
+)
+
+// MirrorModes are all of them.
+var MirrorModes = []MirrorMode{MirrorAuto, MirrorAlways, MirrorNever}
+
+func (m MirrorMode) valid() bool { return slices.Contains(MirrorModes, m) }
 
 // errNotServed says that kube-apiservers do not serve storagemigration.k8s.io.
 var errNotServed = errors.New("kube-apiservers do not serve " + storagemigrationv1.GroupName)
 
-// newMirror makes the controller of storagemigration.k8s.io, in the version that
-// kube-apiservers prefer.
-func (c *controllers) newMirror() (*mirror.Controller, error) {
-	groups, err := c.kube.Discovery().ServerGroups()
-	if err != nil {
-		return nil, fmt.Errorf("ask for groups: %w", err)
-	}
-	for _, g := range groups.Groups {
-		if g.Name != storagemigrationv1.GroupName {
-			continue
-		}
-		served := schema.GroupVersion{Group: g.Name, Version: g.PreferredVersion.Version}
-		known, err := connect.NewClientWith(c.config.Rest, served)
-		if err != nil {
-			return nil, err
-		}
-		return mirror.New(mirror.Config{Client: known, Served: served, Clock: c.config.Clock, Logger: c.config.Logger.WithName("mirror")})
-	}
-	return nil, errNotServed
+// mirroring does migrations of storagemigration.k8s.io, as long as nobody else does.
+type mirroring struct {
+	*controllers
+	// served is the version in which they are served, and known a client that knows it.
+	served schema.GroupVersion
+	known  client.WithWatch
+	// stop ends what does them; nil while nothing does.
+	stop func()
+	last string
 }
 
-// mirror does migrations of storagemigration.k8s.io until ctx ends.
+// mirror does migrations of storagemigration.k8s.io, or looks whether it is to, until ctx ends.
 func (c *controllers) mirror(ctx context.Context) {
-	var mirrored *mirror.Controller
-	err := wait.PollUntilContextCancel(ctx, retry, true, func(context.Context) (bool, error) {
-		var err error
-		if mirrored, err = c.newMirror(); err != nil && !errors.Is(err, errNotServed) {
-			c.config.Logger.V(1).Info("Whether storagemigration.k8s.io is served is not known yet", "reason", err.Error())
-			return false, nil
+	m := &mirroring{controllers: c}
+	ticker := c.config.Clock.NewTicker(c.config.Poll)
+	defer ticker.Stop()
+	for {
+		if err := m.look(ctx); err != nil {
+			m.tell("It is not known who does migrations of storagemigration.k8s.io", err.Error())
 		}
-		return err == nil, err
-	})
-	if err != nil {
-		c.config.Logger.Info("Migrations of storagemigration.k8s.io are not done", "reason", err.Error())
-		return
+		select {
+		case <-ticker.C():
+		case <-ctx.Done():
+			if m.stop != nil {
+				m.stop()
+			}
+			return
+		}
 	}
-	mirrored.Run(ctx)
+}
+
+// look begins or ends to do migrations, whichever is right now.
+func (m *mirroring) look(ctx context.Context) error {
+	if m.known == nil {
+		if err := m.connect(); err != nil {
+			return err
+		}
+	}
+	judged := observed.InTree{Off: true, Why: "--mirror is " + string(MirrorAlways)}
+	if m.config.Mirror == MirrorAuto {
+		var err error
+		if judged, err = m.judge(ctx); err != nil {
+			return err
+		}
+	}
+	switch {
+	case judged.Off && m.stop == nil:
+		m.tell("Migrations of storagemigration.k8s.io are done here", judged.Why)
+		return m.start(ctx)
+	case !judged.Off:
+		m.tell("Migrations of storagemigration.k8s.io are left to kube-controller-manager", judged.Why)
+		if m.stop != nil {
+			m.stop()
+			m.stop = nil
+		}
+	}
+	return nil
+}
+
+// connect finds the version that kube-apiservers prefer.
+func (m *mirroring) connect() error {
+	groups, err := m.kube.Discovery().ServerGroups()
+	if err != nil {
+		return fmt.Errorf("ask for groups: %w", err)
+	}
+	for _, g := range groups.Groups {
+		if g.Name == storagemigrationv1.GroupName {
+			m.served = schema.GroupVersion{Group: g.Name, Version: g.PreferredVersion.Version}
+			m.known, err = connect.NewClientWith(m.config.Rest, m.served)
+			return err
+		}
+	}
+	return errNotServed
+}
+
+// judge looks at kube-controller-manager's Lease and at the migrations.
+func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
+	lease := &coordinationv1.Lease{}
+	if err := m.objects.Get(ctx, client.ObjectKey{Namespace: observed.ManagerNamespace, Name: observed.ManagerLease}, lease); apierrors.IsNotFound(err) {
+		lease = nil
+	} else if err != nil {
+		return observed.InTree{}, fmt.Errorf("get kube-controller-manager's Lease: %w", err)
+	}
+	list := &storagemigrationv1.StorageVersionMigrationList{}
+	if err := m.known.List(ctx, list); err != nil {
+		return observed.InTree{}, fmt.Errorf("list migrations of %s: %w", m.served, err)
+	}
+	return observed.JudgeInTree(m.config.Clock.Now(), lease, list.Items, m.config.MirrorAfter), nil
+}
+
+// start begins to do them.
+func (m *mirroring) start(ctx context.Context) error {
+	mirrored, err := mirror.New(mirror.Config{Client: m.known, Served: m.served, Clock: m.config.Clock, Logger: m.config.Logger.WithName("mirror")})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { workers.Loop(ctx, "mirror-run", mirrored.Run) })
+	m.stop = func() { cancel(); running.Wait() }
+	return nil
+}
+
+// tell logs what is new.
+func (m *mirroring) tell(what, why string) {
+	if now := what + why; now != m.last {
+		m.last = now
+		m.config.Logger.Info(what, "reason", why)
+	}
 }

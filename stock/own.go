@@ -20,8 +20,8 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/connect"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -39,7 +39,7 @@ type Own struct {
 
 // proof is what holds for a resource, and of what.
 type proof struct {
-	crd   migrate.CRD
+	crd   claim.CRD
 	epoch int64
 	at    time.Time
 }
@@ -101,7 +101,7 @@ func (o *Own) Step(ctx context.Context, name string) (Standing, error) {
 	if standing.Why != "" || err != nil {
 		return standing, err
 	}
-	of := migrate.CRD{UID: string(crd.UID), Generation: crd.Generation}
+	of := claim.CRD{UID: string(crd.UID), Generation: crd.Generation}
 	if p, ok := o.proven[gr]; !ok || p.crd != of || p.epoch != seen.History.Epoch {
 		delete(o.proven, gr)
 		if err := o.migrate(ctx, crd, encoding); err != nil {
@@ -167,7 +167,7 @@ func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDe
 	slices.SortStableFunc(versions, func(a, b string) int { // that which is stored first
 		return strings.Compare(rank(a, encoding), rank(b, encoding))
 	})
-	result, err := o.migrator.Rewrite(ctx, migrate.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}, func(migrate.Progress) {})
+	result, err := o.migrator.Rewrite(ctx, claim.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}, func(claim.Progress) {})
 	if err != nil || result.Failed == 0 {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/concord-dev/concord/apimigrate"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
 // listTries bounds how often a list goes on at one place for which the server gave another token,
@@ -21,7 +21,7 @@ func pages(ctx context.Context, list func(from string) (*metav1.PartialObjectMet
 	from := ""
 	for begun, moved := 1, 0; ; {
 		page, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return list(from) })
-		goOn, tooOld := apimigrate.Expired(err)
+		goOn, tooOld := migrateapi.Expired(err)
 		switch {
 		case tooOld && goOn != "" && goOn != from && moved < listTries:
 			from = goOn

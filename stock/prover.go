@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/metadata"
 
-	"github.com/concord-dev/concord/apimigrate"
-	"github.com/concord-dev/concord/controller/migrate"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/workers"
 )
@@ -42,7 +42,7 @@ var proveBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jit
 // prover proves by behaviour: an empty patch leaves an object's resourceVersion as it is only
 // if the stored bytes are those that the replica that serves it would write.
 type prover struct {
-	api      apimigrate.API
+	api      migrateapi.API
 	observer *observer
 	all      bool
 
@@ -50,12 +50,12 @@ type prover struct {
 	clients map[string]metadata.Interface
 }
 
-func newProver(api apimigrate.API, o *observer, c Config) *prover {
+func newProver(api migrateapi.API, o *observer, c Config) *prover {
 	return &prover{api: api, observer: o, all: c.VerifyAll, clients: map[string]metadata.Interface{}}
 }
 
 // prove has every replica patch the objects of a resource, or a sample of them.
-func (p *prover) prove(ctx context.Context, job migrate.Job, perSecond int) (observed.Proof, error) {
+func (p *prover) prove(ctx context.Context, job claim.Job, perSecond int) (observed.Proof, error) {
 	replicas := p.observer.replicas()
 	if len(replicas) == 0 {
 		return observed.Proof{}, errors.New("no kube-apiserver answers")
@@ -71,7 +71,7 @@ func patchesPerSecond(n int) func(context.Context) error {
 	return rate.NewLimiter(rate.Limit(n), 1).Wait
 }
 
-func (p *prover) through(ctx context.Context, replicas []observed.Replica, job migrate.Job, turn func(context.Context) error) (observed.Proof, error) {
+func (p *prover) through(ctx context.Context, replicas []observed.Replica, job claim.Job, turn func(context.Context) error) (observed.Proof, error) {
 	pass := &provingPass{prover: p, replicas: replicas, turn: turn}
 	listed, err := p.listing(ctx, job, pass)
 	if err != nil {
@@ -106,7 +106,7 @@ type provingPass struct {
 }
 
 // listing finds the version in which the objects can be listed, and returns what lists them.
-func (p *prover) listing(ctx context.Context, job migrate.Job, pass *provingPass) (func(context.Context, chan<- metav1.PartialObjectMetadata) error, error) {
+func (p *prover) listing(ctx context.Context, job claim.Job, pass *provingPass) (func(context.Context, chan<- metav1.PartialObjectMetadata) error, error) {
 	var last error
 	for _, v := range job.Versions {
 		pass.resource = job.GroupResource.WithVersion(v)

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/apimigrate"
-	"github.com/concord-dev/concord/controller/migrate"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -74,7 +74,7 @@ func (s *widgetServers) config() *rest.Config {
 // prover proves through all of them.
 func (s *widgetServers) prover(all bool) *prover {
 	s.t.Helper()
-	api, err := apimigrate.NewClient(s.config())
+	api, err := migrateapi.NewClient(s.config())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (s *widgetServers) prover(all bool) *prover {
 	}, Config{VerifyAll: all})
 }
 
-var widgetJob = migrate.Job{GroupResource: widgets, Encoding: "example.com/v2", Versions: []string{"v2"}}
+var widgetJob = claim.Job{GroupResource: widgets, Encoding: "example.com/v2", Versions: []string{"v2"}}
 
 func widgetName(i int) string { return fmt.Sprintf("w%05d", i) }
 

@@ -20,11 +20,11 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/controller/migrate"
 	"github.com/concord-dev/concord/controller/owncrds"
 	"github.com/concord-dev/concord/controller/tally"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/workers"
 )
@@ -33,7 +33,7 @@ const (
 	// retry is between tries at what has to work before all else, and at looks whether Concord
 	// servers are still there.
 	retry = 2 * time.Second
-	// queued is how many changed StorageVersions may wait for who watches them.
+	// queued is how many changed StorageVersions may wait for one that watches them.
 	queued = 1000
 )
 
@@ -83,7 +83,7 @@ type work struct {
 	objects   client.WithWatch
 	observer  *observer
 	trigger   *trigger.Controller
-	migrate   *migrate.Controller
+	migrate   *claim.Controller
 	policy    *policy
 	fields    *fields
 	elsewhere *elsewhere
@@ -115,7 +115,7 @@ func (c *controllers) work(ctx context.Context) error {
 		})
 		run("trigger", w.trigger.Run)
 		run("migrate", w.migrate.Run)
-		if w.config.Mirror {
+		if w.config.Mirror != MirrorNever {
 			run("mirror", c.mirror)
 		}
 		run("tally", w.tally.Run)
@@ -206,7 +206,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.migrate, err = migrate.New(migrate.Config{
+	w.migrate, err = claim.New(claim.Config{
 		Client: view, ID: func() agree.ServerID { return agree.ServerID(c.config.Instance) }, Rewriter: m, API: m, Clock: c.config.Clock,
 		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) {
 			return "kube-apiservers store it, and do not report", nil

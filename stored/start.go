@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 const (
@@ -41,13 +41,13 @@ const (
 type Keys interface {
 	// Opening returns a reader that opens StorageStates, so that what they say can be read
 	// as if nothing was encrypted.
-	Opening(reader rewrite.Reader, layout Layout) rewrite.Reader
+	Opening(reader migratestore.Reader, layout Layout) migratestore.Reader
 	// CheckStored says why a server with these keys could not open what is stored. known
 	// are the built-in resources.
-	CheckStored(ctx context.Context, reader rewrite.Reader, layout Layout, sets Sets, known []schema.GroupResource) error
+	CheckStored(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, known []schema.GroupResource) error
 	// CheckOthers says why a server must not encrypt with these keys yet: a living server
 	// other than self could not read what it writes.
-	CheckOthers(ctx context.Context, reader rewrite.Reader, layout Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error
+	CheckOthers(ctx context.Context, reader migratestore.Reader, layout Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error
 }
 
 // Start is a server that is about to start.
@@ -60,7 +60,7 @@ type Start struct {
 	// open what is not encrypted.
 	Keys Keys
 	// Decode says why the server could not decode a value that is not encrypted; nil tries none.
-	Decode rewrite.Verify
+	Decode migratestore.Verify
 	// Allow has it start whatever is stored (AllowFlag).
 	Allow bool
 }
@@ -79,7 +79,7 @@ type Start struct {
 // At last it looks for values that do not decode, whatever they say of their encoding, as many
 // as it can read in decodeTimeout, and logs their keys: it starts, but lists of their resources
 // will fail.
-func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
+func (s Start) Check(ctx context.Context, etcd migratestore.Reader) error {
 	reader := s.Keys.Opening(etcd, s.Layout)
 	err := s.refuseStored(ctx, reader)
 	if err == nil {
@@ -96,14 +96,14 @@ func (s Start) Check(ctx context.Context, etcd rewrite.Reader) error {
 }
 
 // nameUndecodable logs the keys of values that do not decode.
-func (s Start) nameUndecodable(ctx context.Context, etcd rewrite.Reader) {
+func (s Start) nameUndecodable(ctx context.Context, etcd migratestore.Reader) {
 	limited, cancel := context.WithTimeout(ctx, decodeTimeout)
 	defer cancel()
 	logger := klog.FromContext(ctx)
 	found := 0
 	prefix := "/" + strings.Trim(s.Layout.Prefix, "/") + "/"
-	err := rewrite.Walk(limited, etcd, prefix, func(e rewrite.Entry) error {
-		_, encrypted := rewrite.Encryption(e.Value)
+	err := migratestore.Walk(limited, etcd, prefix, func(e migratestore.Entry) error {
+		_, encrypted := migratestore.Encryption(e.Value)
 		isObject := strings.Contains(strings.TrimPrefix(e.Key, prefix), "/")
 		if encrypted || !isObject {
 			return limited.Err()
@@ -124,7 +124,7 @@ func (s Start) nameUndecodable(ctx context.Context, etcd rewrite.Reader) {
 }
 
 // refuseStored says why the server could not decode or open what is stored.
-func (s Start) refuseStored(ctx context.Context, reader rewrite.Reader) error {
+func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
 	defer cancel()
 	sets, err := ReadSets(ctx, reader, s.Layout.Prefix)
@@ -138,7 +138,7 @@ func (s Start) refuseStored(ctx context.Context, reader rewrite.Reader) error {
 }
 
 // refuseUndecodable says why the target could not decode what is stored.
-func refuseUndecodable(ctx context.Context, sets Sets, reader rewrite.Reader, layout Layout, target *compat.Target) error {
+func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reader, layout Layout, target *compat.Target) error {
 	var stored, uncounted []compat.Stored
 	for _, gr := range target.Resources() {
 		// What is remembered may be gone: nothing is refused for it uncounted.
@@ -176,7 +176,7 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader rewrite.Reader, la
 // countSmallFirst adds the census of each resource, the resource with the fewest objects
 // first: so that a large one uses up only its own share of the time. What servers began to
 // write meanwhile counts as written.
-func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, sets Sets, uncounted []compat.Stored) ([]compat.Stored, error) {
+func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) ([]compat.Stored, error) {
 	sizes := map[string]int64{}
 	for _, s := range uncounted {
 		start := layout.Of(s.Resource, false)
@@ -202,7 +202,7 @@ func countSmallFirst(ctx context.Context, reader rewrite.Reader, layout Layout, 
 }
 
 // fenced reads a resource's StorageVersion again, behind its census.
-func fenced(ctx context.Context, reader rewrite.Reader, layout Layout, before Sets, s *compat.Stored) error {
+func fenced(ctx context.Context, reader migratestore.Reader, layout Layout, before Sets, s *compat.Stored) error {
 	key := ResourcePrefix(layout.Prefix, storageversion.Resource, false) + storageversion.Name(s.Resource)
 	page, err := reader.Range(ctx, key, key+"\x00", 1, 0)
 	if err != nil || len(page.Entries) == 0 {

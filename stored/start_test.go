@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/keyring"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
@@ -187,7 +187,7 @@ func TestCheckStorage(t *testing.T) {
 			}
 			prefix := etcd.Fill(t, values)
 			ctx, logged := logs(t)
-			err := start(t, prefix, false).Check(ctx, rewrite.NewEtcd(etcd.Client))
+			err := start(t, prefix, false).Check(ctx, migratestore.NewEtcd(etcd.Client))
 			if (err != nil) != (len(test.refused) > 0) {
 				t.Fatalf("got %v", err)
 			}
@@ -200,7 +200,7 @@ func TestCheckStorage(t *testing.T) {
 				t.Errorf("logged %q, want %q", got, test.untold)
 			}
 			ctx, logged = logs(t)
-			if err := start(t, prefix, true).Check(ctx, rewrite.NewEtcd(etcd.Client)); err != nil {
+			if err := start(t, prefix, true).Check(ctx, migratestore.NewEtcd(etcd.Client)); err != nil {
 				t.Errorf("not allowed: %v", err)
 			}
 			if loud := strings.Contains(logged(), "STARTING ALTHOUGH"); loud != (len(test.refused) > 0) {
@@ -229,7 +229,7 @@ func TestUndecodableIsNamed(t *testing.T) {
 		return nil
 	}
 	ctx, logged := logs(t)
-	if err := s.Check(ctx, rewrite.NewEtcd(etcd.Client)); err != nil {
+	if err := s.Check(ctx, migratestore.NewEtcd(etcd.Client)); err != nil {
 		t.Fatal(err)
 	}
 	for part, want := range map[string]int{
@@ -246,7 +246,7 @@ func TestUndecodableIsNamed(t *testing.T) {
 type opensAll struct{ stored.Keys }
 
 // CheckStored implements stored.Keys.
-func (opensAll) CheckStored(context.Context, rewrite.Reader, stored.Layout, stored.Sets, []schema.GroupResource) error {
+func (opensAll) CheckStored(context.Context, migratestore.Reader, stored.Layout, stored.Sets, []schema.GroupResource) error {
 	return nil
 }
 
@@ -261,7 +261,7 @@ func TestCheckStorageOfSpecialPlaces(t *testing.T) {
 	values["services/endpoints/default/a"] = `{"apiVersion":"v8","kind":"Endpoints"}`
 	s := start(t, etcd.Fill(t, values), false)
 	s.Layout.Special = map[schema.GroupResource]string{services: "services/specs"}
-	if err := s.Check(t.Context(), rewrite.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "services as v9:") {
+	if err := s.Check(t.Context(), migratestore.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "services as v9:") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -276,12 +276,12 @@ func logs(t *testing.T) (context.Context, func() string) {
 
 // countingReader counts ranges and what they return.
 type countingReader struct {
-	rewrite.Reader
+	migratestore.Reader
 	ranges, values atomic.Int64
 }
 
-// Range implements rewrite.Reader.
-func (c *countingReader) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (c *countingReader) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	page, err := c.Reader.Range(ctx, start, end, limit, revision)
 	c.ranges.Add(1)
 	c.values.Add(int64(len(page.Entries)))
@@ -297,7 +297,7 @@ func TestCheckStorageIsCheap(t *testing.T) {
 		values[fmt.Sprintf("configmaps/default/%d", i)] = "{}"
 	}
 	prefix := etcd.Fill(t, values)
-	reader := &countingReader{Reader: rewrite.NewEtcd(etcd)}
+	reader := &countingReader{Reader: migratestore.NewEtcd(etcd)}
 	if err := start(t, prefix, false).Check(t.Context(), reader); err != nil {
 		t.Fatal(err)
 	}
@@ -311,15 +311,15 @@ func TestCheckStorageIsCheap(t *testing.T) {
 
 // slowReader answers everything but the values of one resource.
 type slowReader struct {
-	rewrite.Reader
+	migratestore.Reader
 	slow string
 }
 
-// Range implements rewrite.Reader.
-func (s slowReader) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (s slowReader) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	if limit > 1 && strings.HasPrefix(start, s.slow) {
 		<-ctx.Done()
-		return rewrite.Page{}, ctx.Err()
+		return migratestore.Page{}, ctx.Err()
 	}
 	return s.Reader.Range(ctx, start, end, limit, revision)
 }
@@ -332,7 +332,7 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	delete(values, storedtest.StateKey(schema.GroupResource{Resource: "configmaps"}))
 	values["configmaps/default/a"], values["configmaps/default/b"] = "{}", "{}"
 	prefix := etcd.Fill(t, values)
-	reader := slowReader{Reader: rewrite.NewEtcd(etcd), slow: prefix + "/configmaps/"}
+	reader := slowReader{Reader: migratestore.NewEtcd(etcd), slow: prefix + "/configmaps/"}
 	check := func() (string, error) {
 		ctx, logged := logs(t)
 		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
@@ -356,13 +356,13 @@ func TestCheckStorageIsBounded(t *testing.T) {
 
 // meanwhileReader has a StorageVersion written once values of its resource are read.
 type meanwhileReader struct {
-	rewrite.Reader
+	migratestore.Reader
 	of    string
 	write func()
 }
 
-// Range implements rewrite.Reader.
-func (m meanwhileReader) Range(ctx context.Context, start, end string, limit, revision int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (m meanwhileReader) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	page, err := m.Reader.Range(ctx, start, end, limit, revision)
 	if strings.HasPrefix(start, m.of) {
 		m.write()
@@ -380,16 +380,16 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	values["mutatingadmissionpolicies/a"], values["mutatingadmissionpolicies/b"] = policyIn(string(v1)), policyIn(string(v1))
 	prefix := etcd.Fill(t, values)
 	place := prefix + "/mutatingadmissionpolicies/"
-	if err := start(t, prefix, false).Check(t.Context(), rewrite.NewEtcd(etcd.Client)); err != nil {
+	if err := start(t, prefix, false).Check(t.Context(), migratestore.NewEtcd(etcd.Client)); err != nil {
 		t.Fatalf("nothing is stored in %s: %v", v2, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	if err := stored.RefuseStored(start(t, prefix, false), ctx, slowReader{Reader: rewrite.NewEtcd(etcd), slow: place}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+	if err := stored.RefuseStored(start(t, prefix, false), ctx, slowReader{Reader: migratestore.NewEtcd(etcd), slow: place}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
 		t.Errorf("values could not be counted, and it got %v", err)
 	}
 	joined := storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})
-	reader := meanwhileReader{rewrite.NewEtcd(etcd), place, func() {
+	reader := meanwhileReader{migratestore.NewEtcd(etcd), place, func() {
 		if _, err := etcd.Put(t.Context(), prefix+"/"+storedtest.VersionKey(policies), joined); err != nil {
 			t.Error(err)
 		}
@@ -404,7 +404,7 @@ func TestCheckStorageWithoutEtcd(t *testing.T) {
 	etcd := storedtest.Start(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := start(t, "/registry", false).Check(ctx, rewrite.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if err := start(t, "/registry", false).Check(ctx, migratestore.NewEtcd(etcd.Client)); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("got %v", err)
 	}
 }

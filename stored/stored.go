@@ -19,7 +19,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/verdict"
 )
 
@@ -29,13 +29,13 @@ type Sets = verdict.Sets
 // ReadSets reads the StorageStates and then the StorageVersions straight from
 // etcd, where no server serves them. prefix is the servers' --etcd-prefix. An error comes
 // from the store or ctx; no value makes it fail.
-func ReadSets(ctx context.Context, reader rewrite.Reader, prefix string) (Sets, error) {
+func ReadSets(ctx context.Context, reader migratestore.Reader, prefix string) (Sets, error) {
 	sets := Sets{
 		States:   map[schema.GroupResource]*migrationv1alpha1.StorageState{},
 		Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{},
 	}
 	states := ResourcePrefix(prefix, migrationv1alpha1.StorageStates, true)
-	err := rewrite.Walk(ctx, reader, states, func(e rewrite.Entry) error {
+	err := migratestore.Walk(ctx, reader, states, func(e migratestore.Entry) error {
 		gr := schema.ParseGroupResource(strings.TrimPrefix(e.Key, states))
 		sets.States[gr] = nil
 		state := &migrationv1alpha1.StorageState{}
@@ -48,7 +48,7 @@ func ReadSets(ctx context.Context, reader rewrite.Reader, prefix string) (Sets, 
 		return Sets{}, fmt.Errorf("StorageStates: %w", err)
 	}
 	versions := ResourcePrefix(prefix, storageversion.Resource, false)
-	err = rewrite.Walk(ctx, reader, versions, func(e rewrite.Entry) error {
+	err = migratestore.Walk(ctx, reader, versions, func(e migratestore.Entry) error {
 		gr, err := storageversion.GroupResource(strings.TrimPrefix(e.Key, versions))
 		if err != nil {
 			return nil //nolint:nilerr // a key that is no StorageVersion's names no resource
@@ -122,12 +122,12 @@ const namedObjects = 10
 
 // Count counts the raw values under a resource's prefix. What stops it before the
 // end, ctx for one, makes the census partial.
-func Count(ctx context.Context, reader rewrite.Reader, prefix string) *compat.StoredCensus {
+func Count(ctx context.Context, reader migratestore.Reader, prefix string) *compat.StoredCensus {
 	census := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}
 	counts := map[string]int64{}
-	err := rewrite.EachEncoding(ctx, reader, prefix, func(key, encoding string) {
+	err := migratestore.EachEncoding(ctx, reader, prefix, func(key, encoding string) {
 		counts[encoding]++
-		if encoding == rewrite.EncodingUnknown {
+		if encoding == migratestore.EncodingUnknown {
 			encoding = ""
 		}
 		if len(census.First[encoding]) < namedObjects {
@@ -142,9 +142,9 @@ func Count(ctx context.Context, reader rewrite.Reader, prefix string) *compat.St
 	}
 	for encoding, n := range counts {
 		switch {
-		case encoding == rewrite.EncodingUnknown:
+		case encoding == migratestore.EncodingUnknown:
 			census.Unreadable += n
-		case strings.HasPrefix(encoding, rewrite.EncodingEncrypted):
+		case strings.HasPrefix(encoding, migratestore.EncodingEncrypted):
 			census.Encrypted += n
 		default:
 			census.Objects[encoding] += n

@@ -44,6 +44,7 @@ type junitSuite struct {
 	Failures int         `xml:"failures,attr"`
 	Errors   int         `xml:"errors,attr"`
 	Cases    []junitCase `xml:"testcase"`
+	Output   string      `xml:"system-out,omitempty"`
 }
 
 type junitCase struct {
@@ -76,6 +77,7 @@ func (r Report) junit(out io.Writer) error {
 		}
 		suite.Cases = append(suite.Cases, c)
 	}
+	suite.Output = strings.TrimPrefix(r.warned(), "\n")
 	if _, err := io.WriteString(out, xml.Header); err != nil {
 		return err
 	}
@@ -128,9 +130,10 @@ type (
 	}
 )
 
-// sarif has a result for each resource that is not safe.
+// sarif has a result for each resource that is not safe, and a note for each warning.
 func (r Report) sarif() sarifLog {
 	run := sarifRun{Results: []sarifResult{}, Tool: sarifTool{Driver: sarifDriver{Name: "concord preflight", Rules: []sarifRule{
+		{ID: "written-anew", Text: sarifText{"An object stays readable, and is not taken when it is written anew"}},
 		{ID: "unsafe", Text: sarifText{"Stored objects would become unreadable"}},
 		{ID: "could-not-tell", Text: sarifText{"Nobody can tell whether every stored object could be read"}},
 	}}}}
@@ -145,6 +148,11 @@ func (r Report) sarif() sarifLog {
 		}
 		result.Message.Text = strings.TrimRight(fmt.Sprintf("%s, for %s: %s. %s", f.Resource, r.Target, f.Reason, whichOf(f)), " ")
 		run.Results = append(run.Results, result)
+	}
+	for _, w := range r.Warnings {
+		run.Results = append(run.Results, sarifResult{RuleID: "written-anew", Level: "note",
+			Message:   sarifText{fmt.Sprintf("%s %s, for %s: %s", w.Resource, w.Object, r.Target, w.About)},
+			Locations: []sarifLocation{{Logical: []sarifLogical{{Name: w.Resource + " " + w.Object, Kind: "object"}}}}})
 	}
 	return sarifLog{Schema: "https://json.schemastore.org/sarif-2.1.0.json", Version: "2.1.0", Runs: []sarifRun{run}}
 }

@@ -22,6 +22,9 @@ type Report struct {
 	// Remembered is how many of them something is remembered of whose raw values were not all
 	// read: values that cannot be read may be among these.
 	Remembered int `json:"remembered,omitempty"`
+	// Warnings name objects that stay readable and do not follow the target's rules for objects that
+	// are written anew. They do not change the verdict.
+	Warnings []Warning `json:"warnings,omitempty"`
 	// Covers names, for people, the scope of the verdict.
 	Covers string `json:"covers"`
 	// Do tells people the next step where the verdict is not safe.
@@ -31,12 +34,25 @@ type Report struct {
 // named is how many resources and objects are named; the rest is counted.
 const named = 10
 
+// Warning names an object that the target does not take as it is when it is written anew.
+type Warning struct {
+	Resource string `json:"resource"`
+	// Object is its name, behind that of its namespace.
+	Object string `json:"object"`
+	// About tells people what the target does not take of it.
+	About string `json:"about"`
+}
+
 // coversServers is what the verdict on a server is about.
-const coversServers = "whether every stored object can be decoded. Not looked at: rules that differ between releases for objects that are written anew, such as functions of CEL expressions and relaxed validation"
+const (
+	coversServers = "whether every stored object can be decoded"
+	warnsNothing  = coversServers + ". Not looked at: rules that differ between releases for objects that are written anew, such as functions of CEL expressions and names of Services"
+	warnsOfRules  = coversServers + ", and warns of CEL functions and of names of Services that the target does not take. Not looked at: other validation of objects that are written anew"
+)
 
 // OfServer judges whether a server may start on the objects that may be stored.
 func OfServer(target *compat.Target, stored []compat.Stored) Report {
-	r := Report{Target: target.Name, Covers: coversServers}
+	r := Report{Target: target.Name, Covers: warnsNothing}
 	for _, s := range stored {
 		f := target.Judge(s)
 		if len(f.Stored) > 0 && (s.Census == nil || s.Census.Partial != "") {
@@ -46,6 +62,19 @@ func OfServer(target *compat.Target, stored []compat.Stored) Report {
 	}
 	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
 		"wait until their migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir")
+}
+
+// Warned returns the report with warnings about objects; unread tells which could not be looked
+// at, and why, nil if all were.
+func (r Report) Warned(warnings []Warning, unread error) Report {
+	slices.SortFunc(warnings, func(a, b Warning) int {
+		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.Object, b.Object), strings.Compare(a.About, b.About))
+	})
+	r.Warnings, r.Covers = warnings, warnsOfRules
+	if unread != nil {
+		r.Covers += ", nor " + strings.ReplaceAll(unread.Error(), "\n", "; ")
+	}
+	return r
 }
 
 // settled sorts the findings and says what follows from them.
@@ -109,7 +138,24 @@ func (r Report) Text(all bool) string {
 	if r.Do != "" {
 		text.WriteString("\n" + wrapped("", "What to do: "+r.Do+"."))
 	}
+	text.WriteString(r.warned())
 	text.WriteString("\n" + wrapped("", "This covers "+r.Covers+"."))
+	return text.String()
+}
+
+// warned names the objects of warnings.
+func (r Report) warned() string {
+	if len(r.Warnings) == 0 {
+		return ""
+	}
+	var text strings.Builder
+	text.WriteString("\n" + wrapped("", "Readable, and not taken when they are written anew:"))
+	for _, w := range r.Warnings[:min(len(r.Warnings), named)] {
+		text.WriteString(wrapped("  ", fmt.Sprintf("%s %s: %s", w.Resource, w.Object, w.About)))
+	}
+	if more := len(r.Warnings) - named; more > 0 {
+		fmt.Fprintf(&text, "  and %d more\n", more)
+	}
 	return text.String()
 }
 

@@ -39,7 +39,10 @@ func report() verdict.Report {
 				First:   map[string][]string{admission + "/v1": {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}},
 			},
 		},
-	})
+	}).Warned([]verdict.Warning{
+		{Resource: "services", Object: "default/1st", About: "its name, which has to begin with a letter in 1.35"},
+		{Resource: "customresourcedefinitions.apiextensions.k8s.io", Object: "widgets.example.com", About: "CEL expressions with includes, which is newer than 1.35"},
+	}, errors.New("deviceclasses.resource.k8s.io: nobody may"))
 }
 
 // TestFormats: what is written for people and for CI is what it was.

@@ -21,7 +21,7 @@ type Row struct {
 	// Resource is the plural name, with the group behind a dot: "configmaps",
 	// "ipaddresses.networking.k8s.io".
 	Resource string `json:"resource"`
-	// Encoding is a group/version, or a word of package rewrite where that cannot be told.
+	// Encoding is a group/version, or a word of package migrate/store where that cannot be told.
 	Encoding string `json:"encoding"`
 	Objects  int64  `json:"objects"`
 	// Bytes is the size of the values as stored.

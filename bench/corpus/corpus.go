@@ -22,7 +22,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 )
 
@@ -47,19 +47,24 @@ type Corpus struct {
 	encode func(template []byte, name, uid string) ([]byte, error)
 }
 
-var (
-	CustomResources = Corpus{
-		Name: "custom resources", kind: KindOf(Rewritten),
-		gr:       schema.GroupResource{Group: CustomGroup, Resource: Rewritten},
-		path:     CustomPath(Rewritten, "v2"),
-		prefix:   stored.DefaultPrefix + "/" + CustomGroup + "/" + Rewritten + "/",
+// CustomOf is the corpus of the custom resources of a plural name.
+func CustomOf(plural string) Corpus {
+	return Corpus{
+		Name: "custom resources", kind: KindOf(plural),
+		gr:       schema.GroupResource{Group: CustomGroup, Resource: plural},
+		path:     CustomPath(plural, "v2"),
+		prefix:   stored.DefaultPrefix + "/" + CustomGroup + "/" + plural + "/",
 		old:      CustomGroup + "/v1",
 		current:  CustomGroup + "/v2",
 		version:  "v2",
-		template: func(name string) Fields { return Custom(Rewritten, "v2", name, 1) },
+		template: func(name string) Fields { return Custom(plural, "v2", name, 1) },
 		encode:   encodeCustom,
 	}
-	Policies = Corpus{
+}
+
+var (
+	CustomResources = CustomOf(Rewritten)
+	Policies        = Corpus{
 		Name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
 		gr:       schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"},
 		path:     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
@@ -71,6 +76,12 @@ var (
 		encode:   encodePolicy,
 	}
 )
+
+// Resource names the resource.
+func (c Corpus) Resource() schema.GroupResource { return c.gr }
+
+// Kind is that of its objects.
+func (c Corpus) Kind() string { return c.kind }
 
 // object is the name of the i-th object; the order of names is that of numbers.
 func (c Corpus) object(i int) string { return fmt.Sprintf("object-%06d", i) }
@@ -212,11 +223,11 @@ func (s *Servers) cpu() ([]time.Duration, error) {
 type Stored struct {
 	Corpus  Corpus
 	Servers *Servers
-	kv      rewrite.KV
+	kv      migratestore.KV
 	// unwatched says that no server has a watch cache of the objects.
 	unwatched bool
 	// puts are the objects in the old encoding, in the order of their keys.
-	puts []rewrite.Put
+	puts []migratestore.Put
 }
 
 // FillUnwatched is Fill, but does not ask the servers whether they have seen the objects,
@@ -241,7 +252,7 @@ func (c Corpus) fill(ctx context.Context, s *Stored, servers *Servers, n int) (*
 		return nil, err
 	}
 	key := c.prefix + "template"
-	s.Corpus, s.Servers, s.kv = c, servers, rewrite.NewEtcd(servers.Cluster.Raw)
+	s.Corpus, s.Servers, s.kv = c, servers, migratestore.NewEtcd(servers.Cluster.Raw)
 	page, err := s.kv.Range(ctx, key, key+"\x00", 1, 0)
 	if err != nil {
 		return nil, err
@@ -257,7 +268,7 @@ func (c Corpus) fill(ctx context.Context, s *Stored, servers *Servers, n int) (*
 		if err != nil {
 			return nil, fmt.Errorf("encode an object in %s: %w", c.old, err)
 		}
-		s.puts = append(s.puts, rewrite.Put{Key: c.prefix + c.object(i), Value: value})
+		s.puts = append(s.puts, migratestore.Put{Key: c.prefix + c.object(i), Value: value})
 	}
 	_, err = s.write(ctx, n)
 	return s, err
@@ -306,7 +317,7 @@ func (s *Stored) Check(ctx context.Context, n int) error {
 }
 
 // check is Check for the objects of a range, which are to be these.
-func (s *Stored) check(ctx context.Context, start, end string, puts []rewrite.Put, n int) error {
+func (s *Stored) check(ctx context.Context, start, end string, puts []migratestore.Put, n int) error {
 	page, err := s.kv.Range(ctx, start, end, 0, 0)
 	if err != nil {
 		return err
@@ -315,7 +326,7 @@ func (s *Stored) check(ctx context.Context, start, end string, puts []rewrite.Pu
 		if i == len(puts) || e.Key != puts[i].Key {
 			return fmt.Errorf("%s is stored and was not written", e.Key)
 		}
-		if encoding, _, _ := rewrite.Envelope(e.Value); i < n && encoding != s.Corpus.current {
+		if encoding, _, _ := migratestore.Envelope(e.Value); i < n && encoding != s.Corpus.current {
 			return fmt.Errorf("%s is in %q and not in %s", e.Key, encoding, s.Corpus.current)
 		}
 		puts[i].ModRevision = e.ModRevision
@@ -335,7 +346,7 @@ func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 	}
 	done := Span{objects: n, began: time.Now()}
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(rewrite.DefaultUnderWay)
+	group.SetLimit(migratestore.DefaultUnderWay)
 	for i, p := range s.puts[:n] {
 		group.Go(func() error {
 			written, revision, err := s.kv.Put(groupCtx, fence, p)
@@ -353,16 +364,16 @@ func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 	return s.seen(ctx, done)
 }
 
-func (s *Stored) fence(ctx context.Context) (rewrite.Fence, error) {
+func (s *Stored) fence(ctx context.Context) (migratestore.Fence, error) {
 	key := stored.DefaultPrefix + "/storageversions/" + storageversion.Name(s.Corpus.gr)
 	page, err := s.kv.Range(ctx, key, key+"\x00", 1, 0)
 	if err != nil {
-		return rewrite.Fence{}, err
+		return migratestore.Fence{}, err
 	}
-	if len(page.Entries) != 1 {
-		return rewrite.Fence{}, fmt.Errorf("there is nothing at %s", key)
+	if len(page.Entries) == 0 {
+		return migratestore.Fence{Key: key}, nil // stock servers report nothing: there still must not be one
 	}
-	return rewrite.Fence{Key: key, Revision: page.Entries[0].ModRevision}, nil
+	return migratestore.Fence{Key: key, Revision: page.Entries[0].ModRevision}, nil
 }
 
 // seen completes a span with the time at which all servers had seen what was written.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 func TestRate(t *testing.T) {
@@ -28,7 +28,7 @@ func TestOldEncodings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e, kind, _ := rewrite.Envelope(old); e != CustomResources.old || kind != CustomResources.kind {
+	if e, kind, _ := migratestore.Envelope(old); e != CustomResources.old || kind != CustomResources.kind {
 		t.Errorf("%s is a %s in %s", old, kind, e)
 	}
 	if text := string(old); strings.Contains(text, "template") || !strings.Contains(text, `"uid":"y"`) || !strings.Contains(text, `"payload":"p"`) {
@@ -38,7 +38,7 @@ func TestOldEncodings(t *testing.T) {
 	if old, err = encodePolicy(policies, "object-1", "y"); err != nil {
 		t.Fatal(err)
 	}
-	if e, kind, _ := rewrite.Envelope(old); e != Policies.old || kind != Policies.kind {
+	if e, kind, _ := migratestore.Envelope(old); e != Policies.old || kind != Policies.kind {
 		t.Errorf("it is a %s in %s", kind, e)
 	}
 	if text := string(old); !strings.HasPrefix(text, "k8s\x00") || !strings.Contains(text, "object-1") || !strings.Contains(text, "payload") {

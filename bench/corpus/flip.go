@@ -9,13 +9,11 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sync/errgroup"
 	svmv1 "k8s.io/api/storagemigration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/rewrite"
 )
 
 const mergePatch = "application/merge-patch+json"
@@ -83,26 +81,8 @@ func (s *Stored) FlipAndMigrate(ctx context.Context, storage string) (Flipped, e
 	return Flipped{}, errors.Join(errors.New("the migration after a flip has not ended"), ctx.Err())
 }
 
-const (
-	// creators is how many clients create objects at once.
-	creators = 16
-	// stockMigrationsPath is where Kubernetes' own migrations are.
-	stockMigrationsPath = "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
-)
-
-// CreateThroughAPI creates n objects by a server, one by one: for servers that are not ours.
-func (c Corpus) CreateThroughAPI(ctx context.Context, servers *Servers, n int) (*Stored, error) {
-	s := &Stored{Corpus: c, Servers: servers, puts: make([]rewrite.Put, n)}
-	group, creating := errgroup.WithContext(ctx)
-	group.SetLimit(creators)
-	for i := range n {
-		group.Go(func() error {
-			_, err := servers.Clients[0].Do(creating, http.MethodPost, c.path, JSONType, Marshal(c.template(c.object(i))))
-			return err
-		})
-	}
-	return s, group.Wait()
-}
+// stockMigrationsPath is where Kubernetes' own migrations are.
+const stockMigrationsPath = "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
 
 // FlipAndMigrateStock changes the storage version and has Kubernetes' own migrator migrate the
 // objects, as users of kube-apiserver have to.

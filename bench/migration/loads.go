@@ -105,11 +105,11 @@ func (b *bench) besideStock(ctx context.Context) (err error) {
 	}
 	n := min(b.options.objects, maxStock)
 	b.logf("creating %d objects in a stock server", n)
-	stored, err := corpus.CustomResources.CreateThroughAPI(ctx, servers, n)
+	stored, err := corpus.CustomResources.Fill(ctx, servers, n)
 	if err != nil {
 		return err
 	}
-	if err := cluster.Servers[0].StartMigrator(); err != nil {
+	if _, err := cluster.Servers[0].StartMigrator(); err != nil {
 		return err
 	}
 	return b.beside(ctx, migrator{name: "Kubernetes' own migrator", rounds: 1, stored: stored, loads: b.stock,
@@ -135,14 +135,14 @@ func (b *bench) beside(ctx context.Context, m migrator) error {
 }
 
 func (b *bench) loaded(ctx context.Context, m migrator, round int, open bool, storage string) error {
-	l := &load{client: m.stored.Servers.Clients[0], path: m.stored.Path, open: open}
+	l := &corpus.Load{Client: m.stored.Servers.Clients[0], Path: m.stored.Path, Open: open}
 	if err := m.stored.Servers.AwaitCalm(ctx); err != nil {
 		return err
 	}
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan struct{})
-	go func() { defer close(ended); l.run(loading) }()
+	go func() { defer close(ended); l.Run(loading) }()
 	began := time.Now().Add(settle)
 	if err := corpus.Pause(ctx, settle+idleFor); err != nil {
 		return err
@@ -150,11 +150,11 @@ func (b *bench) loaded(ctx context.Context, m migrator, round int, open bool, st
 	flipped, err := m.migrate(ctx, round, storage)
 	stop()
 	<-ended
-	if err := errors.Join(err, errors.Join(l.errs...)); err != nil {
+	if err := errors.Join(err, l.Err()); err != nil {
 		return err
 	}
-	idle, busy := l.took(began, flipped.Changed), l.took(flipped.Changed, flipped.Watched())
-	flip := l.took(flipped.Changed, flipped.Began())
+	idle, busy := l.Took(began, flipped.Changed), l.Took(flipped.Changed, flipped.Watched())
+	flip := l.Took(flipped.Changed, flipped.Began())
 	b.logf("%s, %s: %.0f objects/s; p50 and p99 of clients %.1f and %.1f ms, before %.1f and %.1f ms, at the flip %.1f and %.1f ms (%d, %d and %d requests)",
 		m.name, loadName(open), perSecond(flipped.Span), figures.Median(busy), figures.Quantile(busy, 0.99),
 		figures.Median(idle), figures.Quantile(idle, 0.99), figures.Median(flip), figures.Quantile(flip, 0.99), len(busy), len(idle), len(flip))

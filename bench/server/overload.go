@@ -19,9 +19,10 @@ import (
 // crowd is how many clients make the flood, each with a connection of its own.
 const crowd = 600
 
-// seats limits the requests that are served at once to what two cores can do, where the defaults
-// are 400 and 200 on any machine. That leaves a request fewer others to share the cores with.
-var seats = []string{"--max-requests-inflight=40", "--max-mutating-requests-inflight=20"}
+// seats limits the requests that are served at once to what two cores can do, as concord server
+// does by default, where kube-apiserver's defaults are 400 and 200 on any machine. That leaves a
+// request fewer others to share the cores with.
+var seats = []string{"--max-requests-inflight=16", "--max-mutating-requests-inflight=8"}
 
 // overload measures what one client with normal needs feels of a flood by another user. The flood
 // is a process of the lowest priority: clients have machines of their own elsewhere.

@@ -23,8 +23,8 @@ const (
 	pressed = "create of a ConfigMap beside a flood of 600 clients of another user"
 	refused = "requests of the flood that were answered 429"
 
-	pressedSeats = pressed + ", 60 requests served at once"
-	refusedSeats = refused + ", 60 requests served at once"
+	pressedSeats = pressed + ", 24 requests served at once"
+	refusedSeats = refused + ", 24 requests served at once"
 
 	create, update = "create", "update"
 )

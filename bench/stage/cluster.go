@@ -13,8 +13,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server/embedded"
 )
 
 const (
@@ -50,7 +50,7 @@ func (s *Stage) Cluster(ctx context.Context, name string, servers int) (*Cluster
 		if err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
-		c.Servers = append(c.Servers, &Server{cluster: c, name: fmt.Sprintf("%s-%d", name, i+1), port: port})
+		c.Servers = append(c.Servers, &Server{cluster: c, Program: Program{name: fmt.Sprintf("%s-%d", name, i+1)}, port: port})
 	}
 	return c, nil
 }

@@ -3,23 +3,56 @@ package stage
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/concord-dev/concord/process"
 )
 
 // clockTicks is how many of them /proc counts to a second, on every platform of Go.
 const clockTicks = 100
 
-func (s *Server) proc(name string) string {
+// Program is a process whose memory and processor time are measured.
+type Program struct {
+	name    string
+	process *process.Process
+}
+
+func (s *Program) proc(name string) string {
 	return filepath.Join("/proc", strconv.Itoa(s.process.PID()), name)
 }
 
-// CPU returns the processor time that the server has used.
-func (s *Server) CPU() (time.Duration, error) {
+// Output returns what the running process has logged.
+func (s *Program) Output() (string, error) { return s.process.Output() }
+
+// Failed says why the process has ended; nil as long as it runs.
+func (s *Program) Failed() error {
+	select {
+	case <-s.process.Done():
+		return s.process.Failure()
+	default:
+		return nil
+	}
+}
+
+// Stop ends the process in an orderly way, if it was started.
+func (s *Program) Stop(ctx context.Context) error {
+	if s.process == nil {
+		return nil
+	}
+	return s.process.Terminate(ctx, stopLimit)
+}
+
+// Kill ends the process at once.
+func (s *Program) Kill() error { return s.process.Kill() }
+
+// CPU returns the processor time that the process has used.
+func (s *Program) CPU() (time.Duration, error) {
 	stat, err := os.ReadFile(s.proc("stat"))
 	if err != nil {
 		return 0, fmt.Errorf("processor time of %s: %w", s.name, err)
@@ -45,8 +78,8 @@ func cpuOf(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * time.Second / clockTicks, nil
 }
 
-// Resident returns the memory that the server holds, in bytes.
-func (s *Server) Resident() (int64, error) {
+// Resident returns the memory that the process holds, in bytes.
+func (s *Program) Resident() (int64, error) {
 	statm, err := os.ReadFile(s.proc("statm"))
 	if err != nil {
 		return 0, fmt.Errorf("memory of %s: %w", s.name, err)
@@ -60,16 +93,16 @@ func (s *Server) Resident() (int64, error) {
 }
 
 // ResetPeak lets PeakResident count from now on.
-func (s *Server) ResetPeak() error {
+func (s *Program) ResetPeak() error {
 	if err := os.WriteFile(s.proc("clear_refs"), []byte("5"), 0); err != nil {
 		return fmt.Errorf("reset the peak memory of %s: %w", s.name, err)
 	}
 	return nil
 }
 
-// PeakResident returns the most memory that the server held since its start or the last
+// PeakResident returns the most memory that the process held since its start or the last
 // ResetPeak, in bytes.
-func (s *Server) PeakResident() (int64, error) {
+func (s *Program) PeakResident() (int64, error) {
 	status, err := os.ReadFile(s.proc("status"))
 	if err != nil {
 		return 0, fmt.Errorf("memory of %s: %w", s.name, err)
@@ -94,8 +127,8 @@ type Descriptors struct {
 	Open, Etcd int
 }
 
-// Descriptors counts the server's open files.
-func (s *Server) Descriptors() (Descriptors, error) {
+// Descriptors counts the process's open files.
+func (s *Program) Descriptors() (Descriptors, error) {
 	directory := s.proc("fd")
 	entries, err := os.ReadDir(directory)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/pki"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/server/pki"
 )
 
 const (
@@ -28,13 +28,12 @@ const (
 
 // Server is one API server. It keeps its name and port when it is started again.
 type Server struct {
+	Program
 	cluster *Cluster
-	name    string
 	port    int
-	process *process.Process
-	// stock says that it is Kubernetes' own, which may have a migrator beside it.
-	stock    bool
-	migrator *process.Process
+	// stock says that it is Kubernetes' own, which may have migrators beside it.
+	stock  bool
+	beside []*process.Process
 }
 
 // Name is unique on the stage.
@@ -108,18 +107,10 @@ func (s *Server) Config() (*rest.Config, error) {
 // stopLimit bounds how long a process may take to end after SIGTERM: a server drains.
 const stopLimit = 60 * time.Second
 
-// Stop ends the server in an orderly way, if it runs.
-func (s *Server) Stop(ctx context.Context) error {
-	if s.process == nil {
-		return nil
-	}
-	return s.process.Terminate(ctx, stopLimit)
-}
-
 // Kill ends the server at once, if it runs, and returns when it was told to.
 func (s *Server) Kill() time.Time {
 	at := time.Now()
-	for _, p := range []*process.Process{s.migrator, s.process} {
+	for _, p := range append(s.beside, s.process) {
 		if p != nil {
 			_ = p.Kill() // it fails only for a process that has ended
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,27 +77,63 @@ func stockConfig(host string) *rest.Config {
 	return &rest.Config{Host: host, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}} // a certificate that the server made for this run
 }
 
-// StartMigrator starts kube-controller-manager's migrator of stored objects beside the server.
-func (s *Server) StartMigrator() error {
+// StartMigrator starts kube-controller-manager's migrator of stored objects beside the server. It
+// logs every object that it migrates.
+func (s *Server) StartMigrator() (*Program, error) {
+	name := s.name + "-migrator"
+	kubeconfig, err := s.kubeconfig(name)
+	if err != nil {
+		return nil, err
+	}
+	port, err := process.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	return s.startBeside(name, exec.Command(s.cluster.stage.program, migratorArgument,
+		"--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.cluster.path(name),
+		"--leader-elect=false", "--vmodule=storageversionmigrator=6", stock.MigratorFlag))
+}
+
+// StartControllers starts the program concord-controllers beside the server, with the memory limit
+// of the manifests in deploy.
+func (s *Server) StartControllers(program string, args ...string) (*Program, error) {
+	name := s.name + "-controllers"
+	kubeconfig, err := s.kubeconfig(name)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(program, append([]string{
+		"--kubeconfig=" + kubeconfig, "--port=0", "--leader-elect=false",
+		"--replica-address==" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
+	}, args...)...)
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT=56MiB")
+	return s.startBeside(name, cmd)
+}
+
+func (s *Server) startBeside(name string, cmd *exec.Cmd) (*Program, error) {
+	p, err := process.Start(name, cmd, s.cluster.path(name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	s.beside = append(s.beside, p)
+	return &Program{name: name, process: p}, nil
+}
+
+// kubeconfig writes the administrator's access to the server into a file of that name.
+func (s *Server) kubeconfig(name string) (string, error) {
 	config, err := s.Config()
 	if err != nil {
-		return err
+		return "", err
 	}
-	kubeconfig, port := s.cluster.path(s.name+"-migrator.kubeconfig"), 0
-	if port, err = process.FreePort(); err != nil {
-		return err
-	}
+	file := s.cluster.path(name + ".kubeconfig")
 	if err := clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:  map[string]*clientcmdapi.Cluster{s.name: {Server: config.Host, InsecureSkipTLSVerify: config.Insecure}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{s.name: {Token: config.BearerToken}},
 		Contexts:  map[string]*clientcmdapi.Context{s.name: {Cluster: s.name, AuthInfo: s.name}}, CurrentContext: s.name,
-	}, kubeconfig); err != nil {
-		return fmt.Errorf("kubeconfig: %w", err)
+	}, file); err != nil {
+		return "", fmt.Errorf("kubeconfig: %w", err)
 	}
-	s.migrator, err = process.Start("the migrator of "+s.name, exec.Command(s.cluster.stage.program, migratorArgument,
-		"--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.cluster.path(s.name+"-migrator"),
-		"--leader-elect=false", stock.MigratorFlag), s.cluster.path(s.name+"-migrator.log"))
-	return err
+	return file, nil
 }
 
 func runStock(ctx context.Context, args []string) error {

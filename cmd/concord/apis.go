@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/concord-dev/concord/cmd/migrating"
-	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/server/generic"
 )
 

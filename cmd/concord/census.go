@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/concord-dev/concord/cmd/rawetcd"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/server/planning"
 )
 
@@ -86,11 +86,11 @@ func (o *censusOptions) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeClient()) }()
-	var verify rewrite.Verify
+	var verify migratestore.Verify
 	if o.verify {
 		verify = planning.Decode
 	}
-	census, err := rewrite.Count(ctx, rewrite.NewEtcd(client), o.etcd.Under(), verify)
+	census, err := migratestore.Count(ctx, migratestore.NewEtcd(client), o.etcd.Under(), verify)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 
-	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/embedded"
 )
 
 const (

@@ -20,8 +20,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
-	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/embedded"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // runCensus runs the command and returns what it prints.
@@ -36,11 +36,11 @@ func runCensus(ctx context.Context, args ...string) (string, error) {
 }
 
 // censusRows runs the command with JSON output and returns "resource encoding" to objects.
-func censusRows(t *testing.T, args ...string) (rewrite.Census, map[string]int64) {
+func censusRows(t *testing.T, args ...string) (migratestore.Census, map[string]int64) {
 	t.Helper()
 	out, err := runCensus(t.Context(), append(args, "-o", "json")...)
 	requireNoError(t, err)
-	var census rewrite.Census
+	var census migratestore.Census
 	requireNoError(t, json.Unmarshal([]byte(out), &census))
 	rows := map[string]int64{}
 	for _, r := range census.Rows {

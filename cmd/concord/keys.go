@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/concord-dev/concord/cmd/rawetcd"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // newKeysCommand returns "concord keys", which says which encryption keys may be removed.
@@ -40,5 +40,5 @@ func (o *censusOptions) runKeys(ctx context.Context, out io.Writer, asked []stri
 		return err
 	}
 	defer func() { err = errors.Join(err, closeClient()) }()
-	return rawetcd.Keys(ctx, out, rewrite.NewEtcd(client), o.etcd.Under(), asked, o.output)
+	return rawetcd.Keys(ctx, out, migratestore.NewEtcd(client), o.etcd.Under(), asked, o.output)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/cmd/controllers"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/server/kube"
@@ -43,7 +44,7 @@ func newCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
 	})
-	withVersionFlag(root).AddCommand(withVersionFlag(newServerCommand()), kube.NewCommand(), newDemoCommand(), NewCensusCommand(), newKeysCommand(), newAPIsCommand(), newPreflightCommand(), newMigrateCommand(), newControllersCommand(), newVersionCommand())
+	withVersionFlag(root).AddCommand(withVersionFlag(newServerCommand()), kube.NewCommand(), newDemoCommand(), NewCensusCommand(), newKeysCommand(), newAPIsCommand(), newPreflightCommand(), newMigrateCommand(), controllers.NewCommand("controllers"), newVersionCommand())
 	return root
 }
 

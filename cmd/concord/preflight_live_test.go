@@ -11,6 +11,7 @@ import (
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
@@ -34,7 +35,7 @@ func (c *cluster) serve(t *testing.T, absent ...string) string {
 	for _, v := range c.versions {
 		versions.Items = append(versions.Items, *v)
 	}
-	var crds apiextensionsv1.CustomResourceDefinitionList
+	crds := apiextensionsv1.CustomResourceDefinitionList{TypeMeta: metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinitionList"}}
 	for _, crd := range c.crds {
 		crds.Items = append(crds.Items, *crd)
 	}

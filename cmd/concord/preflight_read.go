@@ -19,7 +19,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/cmd/preflight"
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -27,7 +27,7 @@ import (
 // storedInEtcd reads from etcd what is stored: the stored sets, and all raw values. What
 // servers began to write while it counted counts as written.
 func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, builtin []schema.GroupResource) (*preflight.World, error) {
-	reader := rewrite.NewEtcd(etcd)
+	reader := migratestore.NewEtcd(etcd)
 	sets, err := stored.ReadSets(ctx, reader, prefix)
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, bui
 
 // since adds to what servers write what they have reported since the stored sets were read:
 // without a report no server writes.
-func since(ctx context.Context, reader rewrite.Reader, prefix string, before verdict.Sets, world *preflight.World) error {
+func since(ctx context.Context, reader migratestore.Reader, prefix string, before verdict.Sets, world *preflight.World) error {
 	after, err := stored.ReadSets(ctx, reader, prefix)
 	if err != nil {
 		return err
@@ -73,9 +73,9 @@ func since(ctx context.Context, reader rewrite.Reader, prefix string, before ver
 }
 
 // readEvidence reads what migrations failed at.
-func readEvidence(ctx context.Context, reader rewrite.Reader, prefix string) (map[schema.GroupResource]compat.Undecodable, error) {
+func readEvidence(ctx context.Context, reader migratestore.Reader, prefix string) (map[schema.GroupResource]compat.Undecodable, error) {
 	var migrations []migrationv1alpha1.StorageVersionMigration
-	err := rewrite.Walk(ctx, reader, stored.ResourcePrefix(prefix, migrationv1alpha1.StorageVersionMigrations, true), func(e rewrite.Entry) error {
+	err := migratestore.Walk(ctx, reader, stored.ResourcePrefix(prefix, migrationv1alpha1.StorageVersionMigrations, true), func(e migratestore.Entry) error {
 		var m migrationv1alpha1.StorageVersionMigration
 		if json.Unmarshal(e.Value, &m) == nil {
 			migrations = append(migrations, m)
@@ -87,14 +87,14 @@ func readEvidence(ctx context.Context, reader rewrite.Reader, prefix string) (ma
 
 var definitionsResource = schema.GroupResource{Group: apiextensions.GroupName, Resource: "customresourcedefinitions"}
 
-func readDefinitions(ctx context.Context, reader rewrite.Reader, prefix string) (map[schema.GroupResource]*verdict.Definition, error) {
+func readDefinitions(ctx context.Context, reader migratestore.Reader, prefix string) (map[schema.GroupResource]*verdict.Definition, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	// They are stored in v1beta1, which is shorter, and conversions lead by the internal version.
 	decoder := serializer.NewCodecFactory(scheme).UniversalDecoder()
 	defined := map[schema.GroupResource]*verdict.Definition{}
 	start := stored.ResourcePrefix(prefix, definitionsResource, false)
-	err := rewrite.Walk(ctx, reader, start, func(e rewrite.Entry) error {
+	err := migratestore.Walk(ctx, reader, start, func(e migratestore.Entry) error {
 		// A definition's name is "<plural>.<group>".
 		gr := schema.ParseGroupResource(strings.TrimPrefix(e.Key, start))
 		defined[gr] = nil
@@ -110,7 +110,7 @@ func readDefinitions(ctx context.Context, reader rewrite.Reader, prefix string) 
 
 // present finds the resources that have objects, and where: from the first key of each it
 // leaps behind the last.
-func present(ctx context.Context, reader rewrite.Reader, prefix string, builtin []schema.GroupResource) (map[schema.GroupResource]string, error) {
+func present(ctx context.Context, reader migratestore.Reader, prefix string, builtin []schema.GroupResource) (map[schema.GroupResource]string, error) {
 	prefix = "/" + strings.Trim(prefix, "/") + "/"
 	places := map[string]schema.GroupResource{}
 	for _, gr := range builtin {
@@ -145,10 +145,10 @@ func present(ctx context.Context, reader rewrite.Reader, prefix string, builtin 
 func placeOf(path string, value []byte) (gr schema.GroupResource, place string) {
 	segments := strings.Split(path, "/")
 	switch {
-	case len(segments) < 2 || slices.Contains(segments, "") || rewrite.Unowned(path):
+	case len(segments) < 2 || slices.Contains(segments, "") || migratestore.Unowned(path):
 		return gr, ""
 	case !strings.Contains(segments[0], "."):
-		if encoding, _, ok := rewrite.Envelope(value); ok {
+		if encoding, _, ok := migratestore.Envelope(value); ok {
 			gr.Group, _, _ = strings.Cut(string(encoding), "/")
 			if gr.Group == string(encoding) {
 				gr.Group = ""

@@ -12,7 +12,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
 )
@@ -32,7 +32,7 @@ func (test preflightCase) starts(t *testing.T, etcd *clientv3.Client, prefix str
 	}
 	known := target.Resources()
 	unsafe = slices.DeleteFunc(unsafe, func(name string) bool { return !slices.Contains(known, schema.ParseGroupResource(name)) })
-	err = stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: target, Keys: noKeys{}}.Check(t.Context(), rewrite.NewEtcd(etcd))
+	err = stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: target, Keys: noKeys{}}.Check(t.Context(), migratestore.NewEtcd(etcd))
 	if (err != nil) != (len(unsafe) > 0) {
 		t.Errorf("preflight calls %q unsafe, and a start says %v", unsafe, err)
 	}
@@ -49,14 +49,14 @@ type noKeys struct{}
 var _ stored.Keys = noKeys{}
 
 // Opening implements stored.Keys.
-func (noKeys) Opening(reader rewrite.Reader, _ stored.Layout) rewrite.Reader { return reader }
+func (noKeys) Opening(reader migratestore.Reader, _ stored.Layout) migratestore.Reader { return reader }
 
 // CheckStored implements stored.Keys.
-func (noKeys) CheckStored(context.Context, rewrite.Reader, stored.Layout, stored.Sets, []schema.GroupResource) error {
+func (noKeys) CheckStored(context.Context, migratestore.Reader, stored.Layout, stored.Sets, []schema.GroupResource) error {
 	return nil
 }
 
 // CheckOthers implements stored.Keys.
-func (noKeys) CheckOthers(context.Context, rewrite.Reader, stored.Layout, []schema.GroupResource, agree.ServerID, time.Duration) error {
+func (noKeys) CheckOthers(context.Context, migratestore.Reader, stored.Layout, []schema.GroupResource, agree.ServerID, time.Duration) error {
 	return nil
 }

@@ -30,8 +30,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/server/embedded"
 	"github.com/concord-dev/concord/server/planning"
 )
 
@@ -347,7 +347,7 @@ func TestPreflightTable(t *testing.T) {
 		"\n  it is not known which releases decode it\n",
 		" resources are safe.\n",
 		"What to do: choose versions whose storage it reads",
-		"This covers whether every stored object can be decoded.",
+		"This covers whether every stored object can be decoded, and warns of CEL",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)

@@ -16,7 +16,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/cmd/rawetcd"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -63,12 +63,12 @@ func censusOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, reso
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	counted, err := rewrite.Count(ctx, rewrite.NewEtcd(client), etcd.Under(), nil)
+	counted, err := migratestore.Count(ctx, migratestore.NewEtcd(client), etcd.Under(), nil)
 	if err != nil {
 		return err
 	}
 	if len(resources) > 0 {
-		counted.Rows = slices.DeleteFunc(counted.Rows, func(row rewrite.Row) bool { return !slices.Contains(resources, row.Resource) })
+		counted.Rows = slices.DeleteFunc(counted.Rows, func(row migratestore.Row) bool { return !slices.Contains(resources, row.Resource) })
 	}
 	return rawetcd.PrintCensus(out, counted, false, output)
 }
@@ -199,7 +199,7 @@ func keysOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, asked 
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	return rawetcd.Keys(ctx, out, rewrite.NewEtcd(client), etcd.Under(), asked, output)
+	return rawetcd.Keys(ctx, out, migratestore.NewEtcd(client), etcd.Under(), asked, output)
 }
 
 // key is an encryption key, and who may need it.

@@ -54,6 +54,7 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	if err != nil {
 		return fmt.Errorf("--port %d: %w", port, err)
 	}
+	handler.Begin()
 	local := dashboard.NewLocal(handler, listener.Addr())
 	server := &http.Server{Handler: local, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve says how it ended

@@ -10,7 +10,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -20,6 +22,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/stock/observed"
 )
 
 // cluster is one that the plugin talks to.
@@ -109,6 +112,10 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 		o.Migrations = list.Items
 		return err
 	})
+	read("migrations of storagemigration.k8s.io", func(ctx context.Context) (err error) {
+		o.Originals, err = c.originals(ctx)
+		return err
+	})
 	read("CustomResourceDefinitions", func(ctx context.Context) (err error) {
 		o.CRDs, err = c.definitions(ctx)
 		return err
@@ -119,18 +126,44 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	return o, err
 }
 
-// definitions lists the CustomResourceDefinitions without decoding their schemas.
-func (c *cluster) definitions(ctx context.Context) ([]status.CRD, error) {
-	result := c.served.RESTClient().Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Accept", "application/json").Do(ctx)
+// originals reads the migrations of Kubernetes' own API, where it is served, and the Lease that
+// tells who does them.
+func (c *cluster) originals(ctx context.Context) (status.Originals, error) {
+	var o status.Originals
+	var group metav1.APIGroup
+	if err := c.readJSON(ctx, "/apis/"+storagemigrationv1.GroupName, &group); err != nil {
+		return o, err
+	}
+	var list storagemigrationv1.StorageVersionMigrationList // the form of all versions
+	if err := c.readJSON(ctx, "/apis/"+group.PreferredVersion.GroupVersion+"/storageversionmigrations", &list); err != nil || len(list.Items) == 0 {
+		return o, err
+	}
+	o.Migrations = list.Items
+	lease := &coordinationv1.Lease{}
+	if err := c.objects.Get(ctx, client.ObjectKey{Namespace: observed.ManagerNamespace, Name: observed.ManagerLease}, lease); err != nil {
+		return o, client.IgnoreNotFound(err)
+	}
+	o.Manager = lease
+	return o, nil
+}
+
+func (c *cluster) readJSON(ctx context.Context, path string, into any) error {
+	result := c.served.RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").Do(ctx)
 	if err := result.Error(); err != nil { // unlike that of Raw it says what the server says
-		return nil, err
+		return err
 	}
 	raw, err := result.Raw()
 	if err != nil {
-		return nil, err
+		return err
 	}
+	return json.Unmarshal(raw, into)
+}
+
+// definitions lists the CustomResourceDefinitions without decoding their schemas.
+func (c *cluster) definitions(ctx context.Context) ([]status.CRD, error) {
 	var list struct {
 		Items []status.CRD `json:"items"`
 	}
-	return list.Items, json.Unmarshal(raw, &list)
+	err := c.readJSON(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &list)
+	return list.Items, err
 }

@@ -23,12 +23,19 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true})
 }
 
-// TestSize: the plugin is a small program, as people link it, and starts at once.
-func TestSize(t *testing.T) {
+// build builds the plugin as it is released.
+func build(t testing.TB) string {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubectl-concord")
 	if out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
+	return file
+}
+
+// TestSize: the plugin is a small program, as people link it, and starts at once.
+func TestSize(t *testing.T) {
+	file := build(t)
 	info, err := os.Stat(file)
 	if err != nil {
 		t.Fatal(err)

@@ -38,6 +38,9 @@ func inCluster(ctx context.Context, config *rest.Config, known []schema.GroupRes
 	world.Count = func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error) {
 		return countIn(ctx, cluster, patient, gr)
 	}
+	world.Warnings = func(ctx context.Context, r rules) ([]verdict.Warning, error) {
+		return warnings(ctx, connect.WithTimeout(config), r)
+	}
 	return world, nil
 }
 

@@ -93,7 +93,7 @@ func TestChart(t *testing.T) {
 func TestTarget(t *testing.T) {
 	for _, o := range []options{{to: "1.38"}, {backTo: "1.35"}, {to: compat.Binary}, {emulation: "1.36"}} {
 		o.Lifecycles = verdict.Lifecycles
-		target, err := o.target()
+		target, _, err := o.target()
 		if err != nil || len(target.Resources()) < 50 {
 			t.Errorf("%+v: %v", o.to+o.backTo+o.emulation, err)
 		}

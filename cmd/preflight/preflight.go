@@ -42,6 +42,9 @@ type World struct {
 	// nil where there is nothing to count: nobody who is asked stores the resource. The error
 	// is why there is no census of one that is stored.
 	Count func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error)
+	// Warnings names the objects that do not follow the rules; unread tells what could not be
+	// looked at. Nil where objects cannot be read.
+	Warnings func(ctx context.Context, r rules) (all []verdict.Warning, unread error)
 }
 
 // options say what is to be done.
@@ -71,6 +74,10 @@ What may be stored is read from a live cluster: its StorageStates, what migratio
 and a census of raw values that a server takes for cluster admins. It reads every value, which
 takes a while for many objects; --count=false leaves it out, and how many resources were not
 counted is told.` + etcdHelp(config) + ` Raw values go before what is remembered.
+
+A live cluster is also searched for objects that stay readable, and that the server would not
+take when they are written anew: CEL expressions with functions that it does not have, and
+names of Services. They are named, and do not change the answer.
 
 --chart reads the files in crds/, and those in templates/ that are, but for lines of
 directives, plain CustomResourceDefinitions. Others have to be rendered first:
@@ -150,7 +157,7 @@ func (o *options) report(ctx context.Context) (verdict.Report, error) {
 	if o.crd+o.chart+o.uninstall != "" {
 		return o.definitions(ctx)
 	}
-	target, err := o.target()
+	target, rules, err := o.target()
 	if err != nil {
 		return verdict.Report{}, err
 	}
@@ -161,11 +168,15 @@ func (o *options) report(ctx context.Context) (verdict.Report, error) {
 	if err := o.counted(ctx, world); err != nil {
 		return verdict.Report{}, err
 	}
-	return verdict.OfServer(target, world.Stored), nil
+	report := verdict.OfServer(target, world.Stored)
+	if world.Warnings != nil {
+		report = report.Warned(world.Warnings(ctx, rules))
+	}
+	return report, ctx.Err()
 }
 
-// target returns the server that is to start.
-func (o *options) target() (*compat.Target, error) {
+// target returns the server that is to start, and its rules for objects that are written anew.
+func (o *options) target() (*compat.Target, rules, error) {
 	binary := compat.BinaryVersion()
 	if o.to+o.backTo == "" {
 		return o.thisRelease()
@@ -176,26 +187,26 @@ func (o *options) target() (*compat.Target, error) {
 	}
 	release, err := compat.ParseTarget(binary, flag, value, o.backTo != "")
 	if err != nil {
-		return nil, err
+		return nil, rules{}, err
 	}
 	if release.EqualTo(binary) {
 		return o.thisRelease()
 	}
-	return compat.ReleaseTarget(o.Lifecycles(), release), nil
+	return compat.ReleaseTarget(o.Lifecycles(), release), rulesOf(release, release), nil
 }
 
 // thisRelease plans as this release's servers do.
-func (o *options) thisRelease() (*compat.Target, error) {
+func (o *options) thisRelease() (*compat.Target, rules, error) {
 	binary := compat.BinaryVersion()
 	emulation, minCompatibility, err := compat.ParseVersions(binary, o.emulation, o.minCompatibility)
 	if err != nil {
-		return nil, err
+		return nil, rules{}, err
 	}
 	plan, err := compat.NewPlan(o.Lifecycles(), compat.Options{Binary: binary, Emulation: emulation, MinCompatibility: minCompatibility})
 	if err != nil {
-		return nil, err
+		return nil, rules{}, err
 	}
-	return plan.Target(), nil
+	return plan.Target(), rulesOf(plan.Emulation, plan.MinCompatibility), nil
 }
 
 // world reads what is stored, from where the flags say.

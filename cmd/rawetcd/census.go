@@ -6,7 +6,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // namedInTable is how many unreadable keys the table names; JSON names all.
@@ -14,7 +14,7 @@ const namedInTable = 10
 
 // PrintCensus prints a census as a table or, if output is json, as that. verified says that
 // every value was decoded.
-func PrintCensus(out io.Writer, census rewrite.Census, verified bool, output string) error {
+func PrintCensus(out io.Writer, census migratestore.Census, verified bool, output string) error {
 	if output == "json" {
 		return printJSON(out, census)
 	}
@@ -24,7 +24,7 @@ func PrintCensus(out io.Writer, census rewrite.Census, verified bool, output str
 			fmt.Fprintln(out, row.Resource)
 		}
 		fmt.Fprintf(out, "  %9d objects  %12d bytes  %s\n", row.Objects, row.Bytes, row.Encoding)
-		if strings.HasPrefix(row.Encoding, rewrite.EncodingEncrypted) {
+		if strings.HasPrefix(row.Encoding, migratestore.EncodingEncrypted) {
 			encrypted += row.Objects
 		}
 	}

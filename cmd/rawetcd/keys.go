@@ -11,7 +11,7 @@ import (
 	"github.com/mitchellh/go-wordwrap"
 
 	"github.com/concord-dev/concord/keyring/use"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // AboutKeys is the long help of the commands that print keys.
@@ -43,12 +43,12 @@ func (errKeyNeeded) ExitCode() int { return 2 }
 // Keys prints what the encryption keys of an etcd are needed for, as a table or, if output is
 // json, as that. The error says which of the keys asked for are not safe to remove, with exit
 // code 2, or that it cannot be found out.
-func Keys(ctx context.Context, out io.Writer, reader rewrite.Reader, under string, asked []string, output string) error {
+func Keys(ctx context.Context, out io.Writer, reader migratestore.Reader, under string, asked []string, output string) error {
 	var report use.Report
 	var err error
 	for range keysAttempts {
 		report, err = use.Read(ctx, reader, under)
-		if !errors.Is(err, rewrite.ErrCompacted) {
+		if !errors.Is(err, migratestore.ErrCompacted) {
 			break
 		}
 	}
@@ -70,7 +70,7 @@ func needed(report use.Report, asked []string) error {
 	for _, name := range asked {
 		known := false
 		for _, k := range report.Keys {
-			if plugin, _, kms := rewrite.KMSKey(k.Name); k.Name != name && (!kms || plugin != name) {
+			if plugin, _, kms := migratestore.KMSKey(k.Name); k.Name != name && (!kms || plugin != name) {
 				continue
 			}
 			if known = true; !k.Removable {

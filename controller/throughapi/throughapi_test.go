@@ -5,18 +5,18 @@ import (
 	"testing"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/apimigrate"
-	"github.com/concord-dev/concord/controller/migrate"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
 )
 
 // What others wrote meanwhile is done, and a conflict.
 func TestProgress(t *testing.T) {
-	p := apimigrate.Progress{Expected: 8, Total: 10, Patched: 4, Overtaken: 2, Gone: 1}
-	if got, want := progressOf(p), (migrate.Progress{Total: 9, Done: 6, Conflicts: 2}); !reflect.DeepEqual(got, want) {
+	p := migrateapi.Progress{Expected: 8, Total: 10, Patched: 4, Overtaken: 2, Gone: 1}
+	if got, want := progressOf(p), (claim.Progress{Total: 9, Done: 6, Conflicts: 2}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	p.Failed[apimigrate.DoesNotDecode] = 3
-	want := migrate.Progress{Total: 9, Done: 6, Failed: 3, Conflicts: 2, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{"DoesNotDecode": 3}}
+	p.Failed[migrateapi.DoesNotDecode] = 3
+	want := claim.Progress{Total: 9, Done: 6, Failed: 3, Conflicts: 2, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{"DoesNotDecode": 3}}
 	if got := progressOf(p); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -25,14 +25,14 @@ func TestProgress(t *testing.T) {
 // TestReasons: each reason has its own name in a status, where it is counted and where an
 // object is named.
 func TestReasons(t *testing.T) {
-	names := map[apimigrate.Reason]migrationv1alpha1.MigrationFailureReason{
-		apimigrate.DoesNotDecode: "DoesNotDecode",
-		apimigrate.WebhookFailed: "ConversionWebhookFailed",
-		apimigrate.Rejected:      "Rejected",
-		apimigrate.Conflict:      "Conflict",
-		apimigrate.TooLarge:      "TooLarge",
+	names := map[migrateapi.Reason]migrationv1alpha1.MigrationFailureReason{
+		migrateapi.DoesNotDecode: "DoesNotDecode",
+		migrateapi.WebhookFailed: "ConversionWebhookFailed",
+		migrateapi.Rejected:      "Rejected",
+		migrateapi.Conflict:      "Conflict",
+		migrateapi.TooLarge:      "TooLarge",
 	}
-	var failed apimigrate.Counts
+	var failed migrateapi.Counts
 	if len(names) != len(failed) {
 		t.Errorf("%d reasons are tested, of %d", len(names), len(failed))
 	}
@@ -40,11 +40,11 @@ func TestReasons(t *testing.T) {
 	for reason, name := range names {
 		failed[reason] = 10 + int64(reason)
 		want[name] = failed[reason]
-		if got := failureOf(apimigrate.Failure{Reason: reason}).Reason; got != name {
+		if got := failureOf(migrateapi.Failure{Reason: reason}).Reason; got != name {
 			t.Errorf("%v is %q, want %q", reason, got, name)
 		}
 	}
-	if got := progressOf(apimigrate.Progress{Failed: failed}); !reflect.DeepEqual(got.FailedByReason, want) || got.Failed != 60 {
+	if got := progressOf(migrateapi.Progress{Failed: failed}); !reflect.DeepEqual(got.FailedByReason, want) || got.Failed != 60 {
 		t.Errorf("%+v are counted as %v, %d, want %v", failed, got.FailedByReason, got.Failed, want)
 	}
 }

@@ -129,13 +129,14 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Query().Get("watch") != "":
 		a.watch(w, r)
 	default:
-		a.mu.Lock()
-		defer a.mu.Unlock()
 		items := []any{}
+		a.mu.Lock()
+		at := strconv.Itoa(a.revision)
 		for _, obj := range a.objects[r.URL.Path] {
 			items = append(items, obj)
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": kind[0], "kind": kind[1] + "List", "metadata": map[string]any{"resourceVersion": strconv.Itoa(a.revision)}, "items": items})
+		a.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": kind[0], "kind": kind[1] + "List", "metadata": map[string]any{"resourceVersion": at}, "items": items})
 	}
 }
 

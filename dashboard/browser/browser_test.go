@@ -76,6 +76,7 @@ func chromium(t *testing.T) *rod.Browser {
 // away, and comes back at its old address.
 type site struct {
 	t     *testing.T
+	pages *dashboard.Handler
 	local *dashboard.Local
 	at    string
 	http  *http.Server
@@ -91,7 +92,7 @@ func serve(t *testing.T, config *rest.Config) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{t: t, local: dashboard.NewLocal(pages, listener.Addr()), at: listener.Addr().String()}
+	s := &site{t: t, pages: pages, local: dashboard.NewLocal(pages, listener.Addr()), at: listener.Addr().String()}
 	s.start(listener)
 	t.Cleanup(s.stop)
 	return s

@@ -25,7 +25,7 @@ function connect() {
   heard = Date.now();
   incoming = new Map();
   source.addEventListener('beat', hear);
-  source.addEventListener('picture', (e) => { hear(); picture = JSON.parse(e.data); later('picture'); });
+  source.addEventListener('picture', (e) => { hear(); look(JSON.parse(e.data)); });
   source.addEventListener('rows', (e) => { hear(); take(JSON.parse(e.data)); });
   source.addEventListener('whole', () => {
     hear();
@@ -38,6 +38,13 @@ function connect() {
     failures++;
     setTimeout(connect, Math.min(10000, 250 * 2 ** failures));
   });
+}
+
+// look takes a picture, but for one of a cluster that is being read where there is an older whole one.
+function look(next) {
+  if (next.reading && picture && !picture.reading) return;
+  picture = next;
+  later('picture');
 }
 
 function take(change) {
@@ -66,7 +73,7 @@ function tell() {
   document.body.classList.toggle('stale', why !== null);
   if (why === null) {
     since = null;
-    say(find('#live'), picture ? 'live' : 'connected, the cluster is being read');
+    say(find('#live'), picture && !picture.reading ? 'live' : 'connected, the cluster is being read');
     return;
   }
   since ??= new Date();
@@ -102,7 +109,9 @@ function drawPicture() {
   find('concord-releases').show(picture.releases);
   find('concord-timeline').show(picture.timeline);
   find('concord-matrix').heads(picture.servers.map(({ id, release, state }) => ({ id, release, state })));
-  if (!performance.getEntriesByName('useful').length) requestAnimationFrame(() => performance.mark('useful'));
+  for (const name of picture.reading ? ['useful'] : ['useful', 'whole']) {
+    if (!performance.getEntriesByName(name).length) requestAnimationFrame(() => performance.mark(name));
+  }
 }
 
 setInterval(() => {

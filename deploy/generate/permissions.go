@@ -42,7 +42,8 @@ func permissions(root string) (map[string]string, error) {
 The ServiceAccount ` + "`concord-controllers`" + ` has these permissions and no others; each has its reason beside it. Like
 everybody who has authenticated it may also ask for discovery (` + "`system:discovery`" + `). ` + "`TestDeployedPermissions`" + ` (e2e/stock) runs
 the controllers with a token of this ServiceAccount: nothing that they ask for is refused, and every rule is used
-but those for EndpointSlices (of Kubernetes before 1.36) and StorageVersions (of Concord's API servers).
+but those for EndpointSlices (of Kubernetes before 1.36), StorageVersions (of Concord's API servers) and the status of
+migrations of storagemigration.k8s.io (which somebody has to make).
 
 | where | resources | verbs | what for |
 |---|---|---|---|

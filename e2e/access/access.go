@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/join"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // identity is somebody who asks.
@@ -44,7 +44,6 @@ var (
 		{"authenticated", person("stranger")},
 		editor,
 		viewer,
-		{"concord's controllers", person(join.ControllerUser)},
 		controller("storage-version-migrator-controller"),
 		controller("namespace-controller"),
 		controller("generic-garbage-collector"),
@@ -80,15 +79,21 @@ var protected = []authorizationv1.ResourceAttributes{
 	{Group: "migration.k8s.io", Resource: "storageversionmigrations"},
 	{Group: "migration.k8s.io", Resource: "storageversionmigrations", Subresource: "status"},
 	{Group: "coordination.k8s.io", Resource: "leases", Namespace: metav1.NamespaceSystem},
+	{Group: "coordination.k8s.io", Resource: "leases", Namespace: metav1.NamespaceSystem, Name: roles.ControllersLock},
 	{Group: "coordination.k8s.io", Resource: "leases", Namespace: namespace},
 	{Resource: "secrets", Namespace: namespace},
 	{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
 	{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions", Subresource: "status"},
+	{Group: "storagemigration.k8s.io", Resource: "storageversionmigrations"},
+	{Group: "storagemigration.k8s.io", Resource: "storageversionmigrations", Subresource: "status"},
+	{Group: "concord.dev", Resource: "clusterversions"},
+	{Group: "concord.dev", Resource: "clusterversions", Subresource: "status"},
+	{Resource: "events", Namespace: metav1.NamespaceDefault},
 	{Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 }
 
 var (
-	verbs = []string{"get", "list", "create", "update", "patch", "delete"}
+	verbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 	paths = []string{"/concord/census/configmaps", "/metrics", "/readyz", "/version"}
 )
 
@@ -114,12 +119,21 @@ func Check(t *testing.T, client kubernetes.Interface, golden string) {
 	}
 }
 
+// all are everybody, our own controllers among them.
+func all() []identity {
+	var own []identity
+	for _, r := range roles.All {
+		own = append(own, controller("concord-"+r.Name))
+	}
+	return append(own, everybody...)
+}
+
 // table says, a line for each object or path, which verbs each identity is allowed. What it is
 // allowed nothing of is left out.
 func table(ctx context.Context, client kubernetes.Interface) (string, error) {
-	var all strings.Builder
-	for _, who := range everybody {
-		fmt.Fprintf(&all, "%s\n", who.name)
+	var told strings.Builder
+	for _, who := range all() {
+		fmt.Fprintf(&told, "%s\n", who.name)
 		for _, what := range protected {
 			var allowed []string
 			for _, verb := range verbs {
@@ -134,7 +148,7 @@ func table(ctx context.Context, client kubernetes.Interface) (string, error) {
 				}
 			}
 			if len(allowed) > 0 {
-				fmt.Fprintf(&all, "  %s: %s\n", describe(what), strings.Join(allowed, " "))
+				fmt.Fprintf(&told, "  %s: %s\n", describe(what), strings.Join(allowed, " "))
 			}
 		}
 		for _, path := range paths {
@@ -143,11 +157,11 @@ func table(ctx context.Context, client kubernetes.Interface) (string, error) {
 				return "", err
 			}
 			if may {
-				fmt.Fprintf(&all, "  %s: get\n", path)
+				fmt.Fprintf(&told, "  %s: get\n", path)
 			}
 		}
 	}
-	return all.String(), nil
+	return told.String(), nil
 }
 
 func (who identity) may(ctx context.Context, client kubernetes.Interface, what authorizationv1.SubjectAccessReviewSpec) (bool, error) {
@@ -166,6 +180,9 @@ func describe(what authorizationv1.ResourceAttributes) string {
 	}
 	if what.Group != "" {
 		name += "." + what.Group
+	}
+	if what.Name != "" {
+		name = what.Name + " of " + name
 	}
 	if what.Namespace != "" {
 		name += " in " + what.Namespace

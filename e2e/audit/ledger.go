@@ -14,7 +14,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // WriteAnnotation is how a test's client marks what it writes: "<server>/<serial>", where
@@ -174,7 +174,7 @@ func (l *Ledger) put(e Event, path string) {
 			return
 		}
 	}
-	encoding, _, ok := rewrite.Envelope(value)
+	encoding, _, ok := migratestore.Envelope(value)
 	if !ok {
 		l.violate(e, "the value has no readable envelope")
 		return

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/embedded"
 )
 
 // etcdDirVariable makes the test binary run an etcd on that directory instead of tests.

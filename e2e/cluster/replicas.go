@@ -17,7 +17,7 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 
-	"github.com/concord-dev/concord/server/embedded"
+	"github.com/concord-dev/concord/embedded"
 )
 
 // memberVariable makes the test binary run the etcd member that it describes.

@@ -179,9 +179,21 @@ type churner struct {
 
 func (w *churner) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		w.change(w.objects[w.random.IntN(len(w.objects))])
+		w.change(w.next())
 		w.rest(ctx)
 	}
+}
+
+// next chooses the object to change. One in deleteEvery writes makes anew what was deleted, as long
+// as there is any: with many objects and few writes nothing would be made otherwise.
+func (w *churner) next() *churned {
+	if w.random.IntN(deleteEvery) == 0 {
+		gone := slices.DeleteFunc(slices.Clone(w.objects), func(o *churned) bool { return o.now != nil })
+		if len(gone) > 0 {
+			return gone[w.random.IntN(len(gone))]
+		}
+	}
+	return w.objects[w.random.IntN(len(w.objects))]
 }
 
 func (w *churner) rest(ctx context.Context) {

@@ -27,8 +27,9 @@ const deployed = "../../deploy/install/controllers-and-guards.yaml"
 
 // seldom are rules that a run like this one does not need: what they are for does not happen.
 var seldom = []string{
-	"endpointslices",  // the Lease tells the address
-	"storageversions", // stock kube-apiservers do not serve them, which discovery tells
+	"endpointslices",                  // the Lease tells the address
+	"storageversionmigrations/status", // nobody makes a migration of storagemigration.k8s.io
+	"storageversions",                 // stock kube-apiservers do not serve them, which discovery tells
 }
 
 // permission is a rule of the manifests, and where it holds.

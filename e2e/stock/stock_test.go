@@ -20,6 +20,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/stock"
 )
 
 // A custom resource is flipped from v1 to v2 under writers, and the controllers are killed in
@@ -200,7 +201,7 @@ func TestMirror(t *testing.T) {
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	config := quick()
-	config.Mirror = true
+	config.Mirror = stock.MirrorAlways
 	a.Controllers("controllers", config)
 	w.AwaitStored(beside.V1, beside.V1)
 	migrations := a.Kube().StoragemigrationV1().StorageVersionMigrations()

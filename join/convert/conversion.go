@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/utils/clock"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 const (
@@ -75,15 +75,15 @@ func newWebhookConversion(crd *apiextensionsv1.CustomResourceDefinition, encodin
 	return w
 }
 
-// convert is rewrite.Target.Convert.
-func (w *webhookConversion) convert(ctx context.Context, plains [][]byte) []rewrite.Converted {
-	result := make([]rewrite.Converted, len(plains))
+// convert is migratestore.Target.Convert.
+func (w *webhookConversion) convert(ctx context.Context, plains [][]byte) []migratestore.Converted {
+	result := make([]migratestore.Converted, len(plains))
 	var objects []unstructured.Unstructured
 	var places []int // of the objects among the plaintexts
 	for i, plain := range plains {
 		object, err := w.decode(plain)
 		if err != nil {
-			result[i] = rewrite.Converted{Reason: rewrite.Undecodable, Err: err}
+			result[i] = migratestore.Converted{Reason: migratestore.Undecodable, Err: err}
 			continue
 		}
 		objects, places = append(objects, *object), append(places, i)
@@ -107,7 +107,7 @@ func (w *webhookConversion) decode(plain []byte) (*unstructured.Unstructured, er
 
 // together converts objects in as few calls as it takes to find those that the webhook
 // refuses: what it does not take as a whole is divided.
-func (w *webhookConversion) together(ctx context.Context, objects []unstructured.Unstructured) []rewrite.Converted {
+func (w *webhookConversion) together(ctx context.Context, objects []unstructured.Unstructured) []migratestore.Converted {
 	if len(objects) == 0 {
 		return nil
 	}
@@ -126,22 +126,22 @@ func (w *webhookConversion) together(ctx context.Context, objects []unstructured
 		half := len(objects) / 2
 		return append(w.together(ctx, objects[:half]), w.together(ctx, objects[half:])...)
 	}
-	result := make([]rewrite.Converted, len(objects))
+	result := make([]migratestore.Converted, len(objects))
 	for i := range result {
-		result[i] = rewrite.Converted{Reason: rewrite.Unconverted, Err: err}
+		result[i] = migratestore.Converted{Reason: migratestore.Unconverted, Err: err}
 	}
 	return result
 }
 
-func (w *webhookConversion) encoded(objects []unstructured.Unstructured) []rewrite.Converted {
-	result := make([]rewrite.Converted, len(objects))
+func (w *webhookConversion) encoded(objects []unstructured.Unstructured) []migratestore.Converted {
+	result := make([]migratestore.Converted, len(objects))
 	for i := range objects {
 		if err := (storage.APIObjectVersioner{}).PrepareObjectForStorage(&objects[i]); err != nil {
-			result[i] = rewrite.Converted{Reason: rewrite.Undecodable, Err: err}
+			result[i] = migratestore.Converted{Reason: migratestore.Undecodable, Err: err}
 			continue
 		}
 		plain, err := runtime.Encode(unstructured.UnstructuredJSONScheme, &objects[i])
-		result[i] = rewrite.Converted{Plain: plain, Reason: rewrite.Unencodable, Err: err}
+		result[i] = migratestore.Converted{Plain: plain, Reason: migratestore.Unencodable, Err: err}
 	}
 	return result
 }

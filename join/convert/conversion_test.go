@@ -23,7 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // hook is a real conversion webhook, which a test lets misbehave.
@@ -133,7 +133,7 @@ func plains(n int) [][]byte {
 }
 
 // wantConverted asserts that these objects, and no others, were not converted, and why.
-func wantConverted(t *testing.T, got []rewrite.Converted, n int, failed map[int]rewrite.Reason) {
+func wantConverted(t *testing.T, got []migratestore.Converted, n int, failed map[int]migratestore.Reason) {
 	t.Helper()
 	if len(got) != n {
 		t.Fatalf("%d answers for %d objects", len(got), n)
@@ -145,7 +145,7 @@ func wantConverted(t *testing.T, got []rewrite.Converted, n int, failed map[int]
 			}
 			continue
 		}
-		encoding, _, _ := rewrite.Envelope(c.Plain)
+		encoding, _, _ := migratestore.Envelope(c.Plain)
 		if c.Err != nil || encoding != "example.com/v2" || !strings.Contains(string(c.Plain), fmt.Sprintf(`"converted":"w-%d"`, i)) {
 			t.Errorf("w-%d: %s, %v", i, c.Plain, c.Err)
 		}
@@ -168,9 +168,9 @@ func TestWebhookRefuses(t *testing.T) {
 	h.refuse = func(name string) bool { return strings.HasSuffix(name, "7") } // every tenth
 	values := plains(100)
 	values[3], values[4] = []byte("noise"), []byte(`{"apiVersion":"example.com/v0","kind":"Widget","metadata":{"name":"w-4"}}`)
-	failed := map[int]rewrite.Reason{3: rewrite.Undecodable, 4: rewrite.Undecodable}
+	failed := map[int]migratestore.Reason{3: migratestore.Undecodable, 4: migratestore.Undecodable}
 	for i := 7; i < 100; i += 10 {
-		failed[i] = rewrite.Unconverted
+		failed[i] = migratestore.Unconverted
 	}
 	got := w.convert(t.Context(), values)
 	wantConverted(t, got, 100, failed)
@@ -212,9 +212,9 @@ func TestWebhookStaysDown(t *testing.T) {
 	h, w := startHook(t)
 	w.outage.patience = 300 * time.Millisecond
 	h.answer = func(*http.Request, []string) int { return 0 }
-	all := map[int]rewrite.Reason{}
+	all := map[int]migratestore.Reason{}
 	for i := range 100 {
-		all[i] = rewrite.Unconverted
+		all[i] = migratestore.Unconverted
 	}
 	got := w.convert(t.Context(), plains(100))
 	wantConverted(t, got, 100, all)
@@ -249,7 +249,7 @@ func TestWebhookBreaksDown(t *testing.T) {
 				}
 				return http.StatusOK
 			}
-			wantConverted(t, w.convert(t.Context(), plains(60)), 60, map[int]rewrite.Reason{42: rewrite.Unconverted})
+			wantConverted(t, w.convert(t.Context(), plains(60)), 60, map[int]migratestore.Reason{42: migratestore.Unconverted})
 		})
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/controller/migrate"
-	"github.com/concord-dev/concord/rewrite"
+	"github.com/concord-dev/concord/migrate/claim"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // Resources says how stored custom resources are rewritten: converted as their
@@ -77,13 +77,13 @@ func (r *Resources) convertor(ctx context.Context, crd *apiextensionsv1.CustomRe
 
 // Target completes what a job on a custom resource rewrites. The definition has to be the
 // one the job is pinned to.
-func (r *Resources) Target(ctx context.Context, job migrate.Job, t *rewrite.Target) error {
+func (r *Resources) Target(ctx context.Context, job claim.Job, t *migratestore.Target) error {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: job.GroupResource.String()}, crd); err != nil {
 		return fmt.Errorf("read the CustomResourceDefinition: %w", err)
 	}
 	if string(crd.UID) != job.CRD.UID || crd.Generation != job.CRD.Generation {
-		return fmt.Errorf("%w: the CustomResourceDefinition has changed", migrate.ErrFenced)
+		return fmt.Errorf("%w: the CustomResourceDefinition has changed", claim.ErrFenced)
 	}
 	encoding, err := schema.ParseGroupVersion(string(t.Encoding))
 	if err != nil {
@@ -122,7 +122,7 @@ func renaming(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Enco
 		if !known.Has(from) || !known.Has(encoding) {
 			return nil, false
 		}
-		return rewrite.Rename(plain, encoding)
+		return migratestore.Rename(plain, encoding)
 	}
 }
 

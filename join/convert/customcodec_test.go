@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 var widgetDefinition = &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{
@@ -51,7 +51,7 @@ func TestCustomCodec(t *testing.T) {
 			if got := strings.TrimSpace(out.String()); got != tc.want || (err == nil) != (tc.want != "") {
 				t.Errorf("got %q, %v, want %q", got, err, tc.want)
 			}
-			from, _, _ := rewrite.Envelope([]byte(tc.stored))
+			from, _, _ := migratestore.Envelope([]byte(tc.stored))
 			if short, ok := shortcut([]byte(tc.stored), from); string(short) != tc.want || ok != (tc.want != "") {
 				t.Errorf("the shortcut got %q, want %q", short, tc.want)
 			}

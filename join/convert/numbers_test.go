@@ -8,7 +8,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // literally decodes a value with its numbers as they are written, and without what a migration
@@ -68,7 +68,7 @@ func TestNumbersStay(t *testing.T) {
 			if by == "by name" && !ok {
 				continue // some numbers are left to the codec
 			}
-			if encoding, _, _ := rewrite.Envelope(value); encoding != "example.com/v2" {
+			if encoding, _, _ := migratestore.Envelope(value); encoding != "example.com/v2" {
 				t.Fatalf("%s: %s is in %q", by, value, encoding)
 			}
 			if got := literally(t, value); !reflect.DeepEqual(got, want) {

@@ -20,16 +20,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/util/webhook"
 
-	"github.com/concord-dev/concord/apimigrate"
-	"github.com/concord-dev/concord/coalesce"
+	"github.com/concord-dev/concord/join/convert/coalesce"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
 const (
 	// maxReviewBytes bounds the objects of a review that several are put together in.
 	maxReviewBytes = 1 << 20
-	// reviewPatience bounds how long others wait for conversions that are made together: who
-	// asked waits for webhookTimeout, and has to have time left to ask alone. All ask alone for
-	// aloneFor after it was not enough.
+	// reviewPatience bounds how long requests wait for conversions that are made together: each
+	// waits for webhookTimeout at most, and has to have time left to ask alone. When it was not
+	// enough, all ask alone for aloneFor.
 	reviewPatience = 5 * time.Second
 	aloneFor       = 30 * time.Second
 )
@@ -85,7 +85,7 @@ func (u *UnderWay) begin(uid types.UID) (done func()) {
 }
 
 // Noted returns an API that notes in u which objects are written through it.
-func Noted(api apimigrate.API, u *UnderWay) apimigrate.API { return notedAPI{API: api, underWay: u} }
+func Noted(api migrateapi.API, u *UnderWay) migrateapi.API { return notedAPI{API: api, underWay: u} }
 
 // Together returns what resolves webhooks so that conversions of objects in u that come at
 // once are made by one call.
@@ -95,11 +95,11 @@ func Together(wrapper webhook.AuthenticationInfoResolverWrapper, u *UnderWay) we
 
 // notedAPI notes which objects are written through an API.
 type notedAPI struct {
-	apimigrate.API
+	migrateapi.API
 	underWay *UnderWay
 }
 
-// Patch implements apimigrate.API.
+// Patch implements migrateapi.API.
 func (a notedAPI) Patch(ctx context.Context, resource schema.GroupVersionResource, object types.NamespacedName, patch []byte) error {
 	var of metav1.PartialObjectMetadata
 	if json.Unmarshal(patch, &of) == nil && of.UID != "" {
@@ -213,7 +213,7 @@ type conversionResponse struct {
 }
 
 type conversionAnswer struct {
-	// late says that it is none: who asked is to ask alone.
+	// late says that there is no answer: the request is to be made again alone.
 	late   bool
 	status int
 	header http.Header

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // TestShortcutAgreesWithTheCodec draws values, sound ones, odd ones and broken ones, and
@@ -25,7 +25,7 @@ func TestShortcutAgreesWithTheCodec(t *testing.T) {
 	for seed := range uint64(rounds) {
 		g := generator{rand.New(rand.NewPCG(seed, 1))}
 		stored := g.value()
-		from, _, ok := rewrite.Envelope(stored)
+		from, _, ok := migratestore.Envelope(stored)
 		if !ok {
 			continue
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -30,7 +30,7 @@ type Report struct {
 type Key struct {
 	// Name is "<provider>:<version>:<name>", as values say it, or "identity". Of a KMS plugin
 	// there is one for every key, with the fingerprint of its ID behind the plugin's name. Of
-	// values that do not tell their key it is rewrite.Unnamed; then no key is removable.
+	// values that do not tell their key it is migratestore.Unnamed; then no key is removable.
 	Name string `json:"key"`
 	// Values counts the stored values that were encrypted with it, Resources by resource.
 	Values    int64            `json:"values"`
@@ -44,10 +44,10 @@ type Key struct {
 }
 
 // Read counts the values under prefix by their keys and compares them with what
-// servers report, all at one revision. The error wraps rewrite.ErrCompacted if etcd has
+// servers report, all at one revision. The error wraps migratestore.ErrCompacted if etcd has
 // compacted that one meanwhile.
-func Read(ctx context.Context, reader rewrite.Reader, prefix string) (Report, error) {
-	census, err := rewrite.Count(ctx, reader, prefix, nil)
+func Read(ctx context.Context, reader migratestore.Reader, prefix string) (Report, error) {
+	census, err := migratestore.Count(ctx, reader, prefix, nil)
 	if err != nil {
 		return Report{}, err
 	}
@@ -60,12 +60,12 @@ func Read(ctx context.Context, reader rewrite.Reader, prefix string) (Report, er
 
 // atRevision reads everything at one revision.
 type atRevision struct {
-	rewrite.Reader
+	migratestore.Reader
 	revision int64
 }
 
-// Range implements rewrite.Reader.
-func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64) (rewrite.Page, error) {
+// Range implements migratestore.Reader.
+func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64) (migratestore.Page, error) {
 	return r.Reader.Range(ctx, start, end, limit, r.revision)
 }
 
@@ -73,7 +73,7 @@ func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64
 // put is permitted by the report of the very encoding that it writes, and compares the
 // revision of the StorageVersion that has it (DESIGN 3.2): where none has a report with a
 // key, no write with that key can follow.
-func judgeKeys(census rewrite.Census, sets stored.Sets) []Key {
+func judgeKeys(census migratestore.Census, sets stored.Sets) []Key {
 	uses := map[string]*Key{}
 	use := func(key string) *Key {
 		if uses[key] == nil {
@@ -83,10 +83,10 @@ func judgeKeys(census rewrite.Census, sets stored.Sets) []Key {
 	}
 	encrypted := learnKeys(sets, use)
 	for _, row := range census.Rows {
-		key, sealed := strings.CutPrefix(row.Encoding, rewrite.EncodingEncrypted)
+		key, sealed := strings.CutPrefix(row.Encoding, migratestore.EncodingEncrypted)
 		switch {
 		case sealed:
-		case !encrypted.Has(row.Resource) || row.Encoding == rewrite.EncodingUnknown || row.Encoding == rewrite.EncodingNone:
+		case !encrypted.Has(row.Resource) || row.Encoding == migratestore.EncodingUnknown || row.Encoding == migratestore.EncodingNone:
 			continue // it was never encrypted, or is no object
 		default:
 			key = evolve.Identity
@@ -96,7 +96,7 @@ func judgeKeys(census rewrite.Census, sets stored.Sets) []Key {
 		u.Resources[row.Resource] += row.Objects
 	}
 	doubt := doubtOf(sets)
-	if u := uses[rewrite.Unnamed]; u != nil && doubt == "" {
+	if u := uses[migratestore.Unnamed]; u != nil && doubt == "" {
 		doubt = fmt.Sprintf("%s are encrypted and do not tell with what", u.by())
 	}
 	all := make([]Key, 0, len(uses))
@@ -145,7 +145,7 @@ func learnKeys(s stored.Sets, use func(key string) *Key) (encrypted sets.Set[str
 
 func keyName(e agree.Encoding) string {
 	seal := e.Seal()
-	if _, _, kms := rewrite.KMSKey(string(seal)); kms {
+	if _, _, kms := migratestore.KMSKey(string(seal)); kms {
 		return string(seal)
 	}
 	if seal == "" {

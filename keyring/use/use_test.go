@@ -9,7 +9,7 @@ import (
 	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
 
@@ -40,8 +40,8 @@ func TestJudgeKeys(t *testing.T) {
 			for key, text := range test.add {
 				v[key] = text
 			}
-			report, err := Read(t.Context(), rewrite.NewEtcd(etcd.Client), etcd.Fill(t, v))
-			report.Keys = slices.DeleteFunc(report.Keys, func(u Key) bool { return u.Name == rewrite.Unnamed && !u.Removable })
+			report, err := Read(t.Context(), migratestore.NewEtcd(etcd.Client), etcd.Fill(t, v))
+			report.Keys = slices.DeleteFunc(report.Keys, func(u Key) bool { return u.Name == migratestore.Unnamed && !u.Removable })
 			if err != nil || len(report.Keys) != 2 {
 				t.Fatalf("got %+v, %v", report, err)
 			}
@@ -67,7 +67,7 @@ func TestJudgeKMSKeys(t *testing.T) {
 		return "k8s:enc:kms:v2:p:" + string(raw)
 	}
 	of := func(id string) agree.Encoding {
-		name, _ := rewrite.Encryption([]byte(sealed(id)))
+		name, _ := migratestore.Encryption([]byte(sealed(id)))
 		return agree.Encoding("v1").Sealed(agree.Seal(name))
 	}
 	old, now, unknown := of("old"), of("now"), agree.Encoding("v1").Sealed("kms:v2:p:"+agree.UnknownKey)
@@ -91,7 +91,7 @@ func TestJudgeKMSKeys(t *testing.T) {
 			v := storedtest.Agreed(t)
 			v[storedtest.VersionKey(secretsResource)] = storedtest.Version(t, secretsResource, history, test.reports...)
 			v[key] = test.value
-			report, err := Read(t.Context(), rewrite.NewEtcd(etcd.Client), etcd.Fill(t, v))
+			report, err := Read(t.Context(), migratestore.NewEtcd(etcd.Client), etcd.Fill(t, v))
 			if err != nil || len(report.Keys) != 2 {
 				t.Fatalf("got %+v, %v", report, err)
 			}

@@ -27,9 +27,9 @@ import (
 	discoveryrest "k8s.io/kubernetes/pkg/registry/discovery/rest"
 
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/gates"
+	"github.com/concord-dev/concord/gates/ratchet"
 	"github.com/concord-dev/concord/server/planning"
-	"github.com/concord-dev/concord/server/ratchet"
 )
 
 // serverName is the component that the servers' upstream identity Leases name. It is not

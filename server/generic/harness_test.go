@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/concord-dev/concord/server/generic"
 )
@@ -36,7 +40,14 @@ const emulate = "CONCORD_TEST_EMULATE"
 var shared *running
 
 func TestMain(m *testing.M) {
-	klog.SetLogger(logr.Discard()) // what matters comes as errors
+	logOnlyDeath()
+	if dir := os.Getenv(stopWhileStarting); dir != "" {
+		if err := startAndStop(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "concord-generic")
 		if err != nil {
@@ -62,6 +73,30 @@ func TestMain(m *testing.M) {
 		}
 		return code
 	}())
+}
+
+// logOnlyDeath discards what servers log, since what matters comes as errors, but for the errors
+// before the end of the process: a hook after the start that fails (bootstrapping RBAC's roles
+// within 30 s, say) ends the process of an API server, and with it the test.
+func logOnlyDeath() {
+	var (
+		mu   sync.Mutex
+		last []string
+	)
+	klog.SetLogger(funcr.New(func(_, args string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if last = append(last, args); len(last) > 20 {
+			last = last[1:]
+		}
+	}, funcr.Options{Verbosity: -1}))
+	ctrllog.SetLogger(logr.Discard())
+	klog.OsExit = func(code int) {
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Fprintf(os.Stderr, "a server ended the process of the test with exit code %d; its last errors:\n%s\n", code, strings.Join(last, "\n"))
+		os.Exit(code)
+	}
 }
 
 // running is a server of a test.

@@ -27,10 +27,7 @@ var monitoredMetric = regexp.MustCompile(`\b(concord|storage_migrator|apiserver)
 
 // eventual are metrics that a server shows only after something has happened that this test does
 // not bring about. That they exist is told by the reference, which is made of the code.
-var eventual = sets.New(
-	"concord_fence_retries_total", "concord_fence_forwards_total",
-	"concord_migration_failed_objects_total", "concord_migration_conflicts_total",
-)
+var eventual = sets.New("concord_fence_retries_total", "concord_fence_forwards_total")
 
 // scraped are the metrics of the shared server: names of samples, and types of families.
 func scraped(ctx context.Context) (samples sets.Set[string], types map[string]string, err error) {

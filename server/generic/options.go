@@ -21,8 +21,8 @@ import (
 	kubeoptions "k8s.io/kubernetes/pkg/kubeapiserver/options"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/join"
-	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/server/outbound"
 	"github.com/concord-dev/concord/stored"
 )
@@ -80,15 +80,22 @@ func NewOptions() *Options {
 	return o
 }
 
-// seatsPerCore is how many requests that read are served at once for each core, by default, and
-// half as many that write.
-const seatsPerCore = 20
+const (
+	// seatsPerCore is how many requests that read are served at once for each core, by default,
+	// and half as many that write.
+	seatsPerCore = 8
+	// fewestSeats bounds them from below: with 12 in all ordinary users waited for ten seconds
+	// (docs/figures.md). Their level has one seat in twelve and lends half of what it has, so
+	// that it can be left with none.
+	fewestSeats = 16
+)
 
 // inFlight are the defaults of --max-requests-inflight and --max-mutating-requests-inflight on so
 // many cores. Kubernetes' own, most, are for any machine: on a small one a request that is let in
 // shares the cores with hundreds of a flood, and fair queues in front of them are of no use.
 func inFlight(cores, mostReads, mostWrites int) (reads, writes int) {
-	return min(mostReads, seatsPerCore*cores), min(mostWrites, seatsPerCore*cores/2)
+	seats := max(fewestSeats, seatsPerCore*cores)
+	return min(mostReads, seats), min(mostWrites, seats/2)
 }
 
 // AddFlags adds the server's flags: its own, and kube-apiserver's that apply.
@@ -120,8 +127,8 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 		f.Hidden = true
 	}
 	// Help says the same on every machine.
-	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, at most 400", seatsPerCore)
-	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, at most 200", seatsPerCore/2)
+	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 400", seatsPerCore, fewestSeats)
+	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 200", seatsPerCore/2, fewestSeats/2)
 	o.ControlPlane.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"server": fs}}}
 }
 

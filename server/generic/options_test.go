@@ -11,7 +11,7 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/server/gates"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/server/generic"
 )
 
@@ -46,7 +46,7 @@ func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
 
 // TestSeats: the defaults of requests at once are for the machine's cores, up to Kubernetes' own.
 func TestSeats(t *testing.T) {
-	for cores, want := range map[int][2]int{1: {20, 10}, 2: {40, 20}, 64: {400, 200}} {
+	for cores, want := range map[int][2]int{1: {16, 8}, 2: {16, 8}, 4: {32, 16}, 64: {400, 200}} {
 		t.Run(fmt.Sprint(cores), func(t *testing.T) {
 			before := runtime.GOMAXPROCS(cores)
 			defer runtime.GOMAXPROCS(before)

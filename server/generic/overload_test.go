@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -19,9 +20,13 @@ import (
 // crowd is how many clients make the flood. A user has 300 places in queues.
 const crowd = 600
 
+// comeBack is when a client that was refused tries again, as it is told to.
+const comeBack = time.Second
+
 // TestFlood: where the clients of one user send more than the server can do, they are told to come
 // back later, and what another user sends is served, none of it refused. What it costs that user
-// is measured by bench/server.
+// is measured by bench/server. Where etcd does not answer, on a machine that does much besides,
+// either is told to try again, which is no matter of fairness.
 func TestFlood(t *testing.T) {
 	ns := shared.namespace(t)
 	flood, normal := shared.editor(t, ns, "flood"), shared.editor(t, ns, "normal")
@@ -39,6 +44,9 @@ func TestFlood(t *testing.T) {
 				case ctx.Err() != nil:
 				case isOverload(err):
 					refused.Add(1)
+					pause(ctx, comeBack)
+				case apierrors.IsServiceUnavailable(err):
+					pause(ctx, comeBack)
 				default:
 					t.Errorf("flood: %v", err)
 					return
@@ -54,14 +62,26 @@ func TestFlood(t *testing.T) {
 	}
 	eventually(t, "requests of the flood are refused", isRefused)
 	for n := range 50 {
-		if err := createOnce(ctx, normal, ns, fmt.Sprintf("normal-%d", n)); err != nil {
-			t.Fatalf("request %d of the other user: %v", n, err)
-		}
+		eventually(t, fmt.Sprintf("request %d of the other user is served", n), func(ctx context.Context) error {
+			err := createOnce(ctx, normal, ns, fmt.Sprintf("normal-%d", n))
+			if err != nil && !apierrors.IsServiceUnavailable(err) {
+				t.Fatal(err)
+			}
+			return err
+		})
 	}
 	refused.Store(0)
 	eventually(t, "the flood goes on", isRefused)
 	if served.Load() == 0 {
 		t.Error("nothing of the flood was served")
+	}
+}
+
+// pause is over after a time, or with the context.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 

@@ -29,13 +29,13 @@ import (
 	"k8s.io/kubernetes/pkg/kubeapiserver"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/embedded"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/keyring"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/pki"
 	"github.com/concord-dev/concord/server/controllers"
-	"github.com/concord-dev/concord/server/embedded"
-	"github.com/concord-dev/concord/server/gates"
-	"github.com/concord-dev/concord/server/pki"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/workers"
@@ -112,7 +112,7 @@ func (o *Options) checkStorage(ctx context.Context, etcd *join.Etcd, ring *keyri
 	return stored.Start{
 		Layout: o.layout(), Target: o.plan.Target(), Keys: ring.Keys(), Allow: o.AllowUndecodableStorage,
 		Decode: planning.Decode,
-	}.Check(ctx, rewrite.NewEtcd(etcd.Client()))
+	}.Check(ctx, migratestore.NewEtcd(etcd.Client()))
 }
 
 // layout says where objects are in etcd.
@@ -172,7 +172,7 @@ func (o *Options) join(c *configs, ring *keyring.Ring) join.Config {
 	config.Keyring = ring
 	config.Binary, config.Emulation, config.MinCompatibility = o.plan.Binary, o.plan.Emulation, o.plan.MinCompatibility
 	config.Kinds = planning.Kinds(o.plan)
-	config.ControllerUser = join.ControllerUser
+	config.RBAC = true
 	return config
 }
 
@@ -221,20 +221,14 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *con
 	if err := config.Validate(); err != nil {
 		return err
 	}
-	elected := controllers.Election{
-		Client: config.Client, Identity: c.controlPlane.Generic.APIServerID, Duration: o.Join.ControllerLeaseDuration,
-		Lead: func(ctx context.Context) {
-			if err := controllers.Run(ctx, config); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Kubernetes' controllers did not start; they are tried again")
-			}
-		},
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	if err := last.AddPostStartHook("concord-kubernetes-controllers", func(genericapiserver.PostStartHookContext) error {
 		go func() {
 			defer close(ended)
-			workers.Loop(ctx, "kubernetes-controllers", elected.Campaign)
+			workers.Loop(ctx, "kubernetes-controllers", func(ctx context.Context) {
+				controllers.Campaign(ctx, config, c.controlPlane.Generic.APIServerID, o.Join.ControllerLeaseDuration)
+			})
 		}()
 		return nil
 	}); err != nil {

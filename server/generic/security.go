@@ -1,6 +1,7 @@
 package generic
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -8,7 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 
-	"github.com/concord-dev/concord/server/pki"
+	"github.com/concord-dev/concord/pki"
 )
 
 // ensureCertificates makes the certificates that name the open port.
@@ -16,6 +17,7 @@ func (o *Options) ensureCertificates() (*pki.Certificates, error) {
 	return pki.Ensure(pki.Config{
 		Dir: o.CertDir, BindAddress: o.serving().BindAddress, Port: o.serving().BindPort,
 		ServingCertFile: o.serving().ServerCert.CertKey.CertFile, ProxyClientCertFile: o.ControlPlane.ProxyClientCertFile,
+		Signer: cmp.Or(o.ControlPlane.ServiceAccountSigningEndpoint, o.ControlPlane.ServiceAccountSigningKeyFile),
 	})
 }
 
@@ -48,9 +50,7 @@ func (o *Options) completeSecurity(certs *pki.Certificates) error {
 		return nil
 	}
 	if o.ControlPlane.ServiceAccountSigningKeyFile == "" {
-		if o.ControlPlane.ServiceAccountSigningKeyFile, err = ensureSigningKey(o.CertDir); err != nil {
-			return err
-		}
+		o.ControlPlane.ServiceAccountSigningKeyFile = certs.SigningKeyFile
 		tokens.KeyFiles = append(tokens.KeyFiles, o.ControlPlane.ServiceAccountSigningKeyFile)
 	} else if len(tokens.KeyFiles) == 0 {
 		tokens.KeyFiles = []string{o.ControlPlane.ServiceAccountSigningKeyFile}

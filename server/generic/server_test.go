@@ -267,7 +267,7 @@ func TestRestart(t *testing.T) {
 }
 
 func TestFiles(t *testing.T) {
-	info := must[os.FileInfo](t)(os.Stat(filepath.Join(filepath.Dir(shared.Kubeconfig()), generic.SigningKeyName)))
+	info := must[os.FileInfo](t)(os.Stat(filepath.Join(filepath.Dir(shared.Kubeconfig()), "sa.key")))
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("the signing key has mode %v", info.Mode())
 	}

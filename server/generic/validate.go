@@ -12,8 +12,8 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/keyring"
-	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/server/planning"
 )
 

@@ -24,7 +24,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	stockserver "github.com/concord-dev/concord/server/stock"
 )
 
@@ -194,7 +194,7 @@ func (c *control) guarded(ctx context.Context, revision int64) error {
 		return err
 	}
 	for _, kv := range stored.Kvs {
-		encoding, _, _ := rewrite.Envelope(kv.Value)
+		encoding, _, _ := migratestore.Envelope(kv.Value)
 		if _, version, _ := strings.Cut(string(encoding), "/"); !slices.Contains(crd.Status.StoredVersions, version) {
 			return fmt.Errorf("at revision %d %s is stored as %s, and storedVersions are %v", revision, kv.Key, encoding, crd.Status.StoredVersions)
 		}

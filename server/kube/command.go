@@ -19,8 +19,8 @@ import (
 	"k8s.io/component-base/version/verflag"
 	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/join"
-	"github.com/concord-dev/concord/server/gates"
 	"github.com/concord-dev/concord/stored"
 )
 

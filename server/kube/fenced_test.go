@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 const registry = "/registry/"
@@ -126,7 +126,7 @@ func (c *control) value(ctx context.Context, key string) (agree.Encoding, error)
 	if len(answer.Kvs) == 0 {
 		return "", fmt.Errorf("%s is not in etcd", key)
 	}
-	encoding, _, ok := rewrite.Envelope(answer.Kvs[0].Value)
+	encoding, _, ok := migratestore.Envelope(answer.Kvs[0].Value)
 	if !ok {
 		return "", fmt.Errorf("%s has no readable envelope", key)
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // guarded is a stock kube-apiserver with the guards of deploy/controllers/guards.
@@ -171,13 +172,15 @@ func TestGuards(t *testing.T) {
 	g.install(withGuards)
 
 	t.Run("StoredVersions", func(t *testing.T) {
-		for _, who := range []string{"admin", "system:kube-controller-manager", "system:serviceaccount:kube-system:storage-version-migrator-controller", "system:serviceaccount:default:concord-controllers"} {
+		for _, who := range []string{"admin", "system:kube-controller-manager", "system:serviceaccount:kube-system:storage-version-migrator-controller", "system:serviceaccount:default:concord-controllers", roles.Patcher.User()} {
 			g.refuses("pruning by "+who, guardedCRD, who, pruned, []string{
 				"objects may still be stored in v1", "kubectl get storagestates.migration.k8s.io " + guardedCRD, "delete the ValidatingAdmissionPolicyBinding concord-stored-versions",
 			}, "status")
 		}
 		g.allows("pruning by the controllers", guardedCRD, controllersUser, pruned, "status")
-		g.allows("pruning by Concord's API servers", guardedCRD, "system:concord-controllers", pruned, "status")
+		for _, who := range []string{roles.Trigger.User(), "system:concord-controllers"} { // the second one is of the build before
+			g.allows("pruning by "+who+" of Concord's API servers", guardedCRD, who, pruned, "status")
+		}
 		g.allows("another change of the status", guardedCRD, "admin", `{"status":{"storedVersions":["v1","v2"],"conditions":[]}}`, "status")
 	})
 

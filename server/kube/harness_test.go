@@ -48,10 +48,8 @@ func TestSlow(t *testing.T) {
 	}
 	t.Run("Flags", testFlags)
 	t.Run("Encryption", testEncryption)
-	t.Run("KMS", testKMS)
 	t.Run("BrokenWebhook", testBrokenWebhook)
 	t.Run("Roll", testRoll)
-	t.Run("Flip", testFlip)
 	t.Run("Paused", testPaused)
 	t.Run("ReplicatedEtcd", testReplicatedEtcd)
 	t.Run("BothMigrators", testBothMigrators)

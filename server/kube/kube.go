@@ -26,10 +26,10 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/keyring"
-	"github.com/concord-dev/concord/rewrite"
-	"github.com/concord-dev/concord/server/gates"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
 )
@@ -163,7 +163,7 @@ func (s *server) checkStorage(ctx context.Context, etcd *join.Etcd) error {
 		Layout: stored.Layout{Prefix: s.options.Etcd.StorageConfig.Prefix, Special: kubeapiserver.SpecialDefaultResourcePrefixes},
 		Target: s.plan.Target(), Keys: s.ring.Keys(), Allow: s.own.AllowUndecodableStorage,
 		Decode: planning.Decode,
-	}.Check(ctx, rewrite.NewEtcd(etcd.Client()))
+	}.Check(ctx, migratestore.NewEtcd(etcd.Client()))
 }
 
 // serve joins the cluster and serves until ctx ends.
@@ -177,7 +177,7 @@ func (s *server) serve(ctx context.Context, etcd *join.Etcd) error {
 	config.Keyring = s.ring
 	config.Binary, config.Emulation, config.MinCompatibility = s.plan.Binary, s.plan.Emulation, s.plan.MinCompatibility
 	config.Kinds = planning.Kinds(s.plan)
-	config.ControllerUser = join.ControllerUser
+	config.RBAC = true
 	j, err := join.NewOn(etcd, config)
 	if err != nil {
 		return err

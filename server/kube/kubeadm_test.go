@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/kubernetes/cmd/kubeadm/app/phases/controlplane"
 	"k8s.io/kubernetes/cmd/kubeadm/app/phases/kubeconfig"
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/config"
+	"k8s.io/kubernetes/cmd/kubeadm/app/util/staticpod"
 
 	"github.com/concord-dev/concord/e2e/cluster"
 )
@@ -97,7 +99,17 @@ func TestKubeadm(t *testing.T) {
 	endpoint := c.startMutualEtcd(cfg)
 	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver is told of them
 	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
-	flags := slices.Concat(pod.Spec.Containers[0].Command[1:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
+	// As the patch that kubeadm is given has it.
+	patched, err := staticpod.PatchStaticPod(&pod, filepath.Join("..", "..", "deploy", "kubeadm"), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := patched.Spec.Containers[0]
+	command := container.Command
+	if !slices.Equal(command[:2], []string{"concord", "kube-apiserver"}) || !strings.Contains(container.Image, "concord") || *container.SecurityContext.RunAsUser != 0 {
+		t.Errorf("the container is %v", container)
+	}
+	flags := slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
 	t.Log(strings.Join(flags, " "))
 	s := &apiserver{Process: start(t, ours, "one", filepath.Join(c.dir, "one.log"), flags...), t: t, name: "one", url: "https://" + address}
 	s.access = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)

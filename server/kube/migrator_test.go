@@ -19,7 +19,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/rewrite"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
@@ -117,7 +117,7 @@ func (c *control) encodings() map[agree.Encoding]int {
 	}
 	found := map[agree.Encoding]int{}
 	for _, kv := range answer.Kvs {
-		encoding, _, _ := rewrite.Envelope(kv.Value)
+		encoding, _, _ := migratestore.Envelope(kv.Value)
 		found[encoding]++
 	}
 	return found

@@ -22,8 +22,8 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/process"
-	"github.com/concord-dev/concord/rewrite"
 )
 
 // writeTimeout is how long a write may be tried again: a server that goes answers 503, or not
@@ -204,25 +204,6 @@ func testRoll(t *testing.T) {
 	}
 }
 
-// A definition with 1,000 objects is flipped under writers.
-func testFlip(t *testing.T) {
-	c := newControl(t)
-	one, two := c.ready(ours, "one"), c.ready(ours, "two")
-	const n = 1000
-	one.createWidgets(n)
-	one.migrated(time.Minute)
-	w := write(t, 100, one, two)
-	one.flip("v2")
-	one.storedVersions(time.Minute, "v2")
-	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
-		t.Errorf("in etcd are %v", found)
-	}
-	t.Logf("%d writes", w.end())
-	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
-		t.Errorf("in etcd are %v", found)
-	}
-}
-
 // A server is paused in the middle of its writes while the others flip and migrate. When it goes
 // on it writes no old value, although clients still wait for the writes that it had begun. An
 // etcd of three members loses one meanwhile.
@@ -291,7 +272,7 @@ func (c *control) follow(resource string) func() map[agree.Encoding]int {
 				if string(e.Kv.Key) == prefix+"-end" {
 					return
 				}
-				encoding, _, _ := rewrite.Envelope(e.Kv.Value)
+				encoding, _, _ := migratestore.Envelope(e.Kv.Value)
 				found[encoding]++
 			}
 		}

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// seedManager is who owns nothing in an object that would have no managedFields left:
-// server-side apply would make up an owner of everything for it.
+// seedManager is the manager that is entered, as the owner of no field, into an object that would
+// have no managedFields left: server-side apply would make up an owner of all fields for it.
 const seedManager = "before-first-apply"
 
 // CleanFields takes out of an object's managedFields the entries that name a version of its

@@ -165,7 +165,7 @@ func (v *Verdict) decide(definition Definition, custom bool, reasons []string) {
 	v.Why = strings.Join(reasons, "; ")
 }
 
-// describe says who stores what.
+// describe says which replica stores which version.
 func describe(reports []agree.Report) string {
 	var parts []string
 	for _, e := range agree.Encodings(reports) {

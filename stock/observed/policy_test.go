@@ -142,7 +142,7 @@ func TestManual(t *testing.T) {
 }
 
 // At first sight a custom resource may be stored in what its definition says, and in no more.
-// Who deletes a StorageState gets Unknown.
+// After a StorageState was deleted, Unknown may be stored.
 func TestInitial(t *testing.T) {
 	o := observation()
 	o.State, o.Migrations = nil, nil

@@ -319,6 +319,9 @@ const (
 	FailureTooLarge MigrationFailureReason = "TooLarge"
 )
 
+// FailureReasons are all of them.
+var FailureReasons = []MigrationFailureReason{FailureDoesNotDecode, FailureConversionWebhook, FailureRejected, FailureConflict, FailureTooLarge}
+
 // MigrationFailure names an object that cannot be migrated.
 type MigrationFailure struct {
 	// +optional

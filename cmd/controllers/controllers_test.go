@@ -1,0 +1,32 @@
+package controllers
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// TestManifest: the image and the arguments of the manifests are those of the program.
+func TestManifest(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/controllers/base/deployment.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var deployment appsv1.Deployment
+	if err := yaml.UnmarshalStrict(text, &deployment); err != nil {
+		t.Fatal(err)
+	}
+	container, cmd := deployment.Spec.Template.Spec.Containers[0], NewCommand("concord-controllers")
+	if !strings.HasPrefix(container.Image, cmd.Name()+":") || len(container.Command) > 0 {
+		t.Errorf("the image is %s, the command %q", container.Image, container.Command)
+	}
+	if len(container.Args) == 0 {
+		t.Error("it has no arguments")
+	}
+	if err := cmd.ParseFlags(container.Args); err != nil || cmd.Flags().NArg() > 0 {
+		t.Errorf("%q: %v, and %q are no flags", container.Args, err, cmd.Flags().Args())
+	}
+}

@@ -1,0 +1,203 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/google/cel-go/cel"
+	celast "github.com/google/cel-go/common/ast"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/verdict"
+)
+
+// rules are a server's for objects that are written anew, as far as they differ from those of
+// servers of this release.
+type rules struct {
+	// release is the one that it is of or emulates, and expressions the one with which its CEL
+	// expressions have to be compatible.
+	release, expressions *version.Version
+	// known is the CEL environment in which it compiles expressions that are written anew, and
+	// all the one of this release.
+	known, all *cel.Env
+	// has are the names of known's functions and macros, and lacks those that only all has.
+	has, lacks sets.Set[string]
+}
+
+func rulesOf(release, expressions *version.Version) rules {
+	set := environment.MustBaseEnvSet(expressions)
+	r := rules{release: release, expressions: expressions, known: set.NewExpressionsEnv(), all: set.StoredExpressionsEnv()}
+	r.has = names(r.known)
+	r.lacks = names(r.all).Difference(r.has)
+	return r
+}
+
+// services are the objects whose names RelaxedServiceNameValidation is about, which is on since
+// this release.
+var (
+	services     = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+	relaxedNames = version.MajorMinor(1, 36)
+	definitions  = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+// expressive are the resources whose objects have CEL expressions.
+var expressive = []schema.GroupVersionResource{
+	definitions,
+	{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"},
+	{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingadmissionpolicies"},
+	{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingwebhookconfigurations"},
+	{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations"},
+	{Group: "resource.k8s.io", Version: "v1", Resource: "deviceclasses"},
+	{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"},
+	{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaimtemplates"},
+}
+
+// resources are those whose objects the rules may concern.
+func (r rules) resources() []schema.GroupVersionResource {
+	var all []schema.GroupVersionResource
+	if r.lacks.Len() > 0 {
+		all = append(all, expressive...)
+	}
+	if r.release.LessThan(relaxedNames) {
+		all = append(all, services)
+	}
+	return all
+}
+
+// of says what the server does not take of an object.
+func (r rules) of(gvr schema.GroupVersionResource, object map[string]any) (found []string) {
+	if gvr == services {
+		name, _, _ := unstructured.NestedString(object, "metadata", "name") // every object has one
+		if len(validation.IsDNS1035Label(name)) > 0 {
+			found = append(found, fmt.Sprintf("its name, which has to begin with a letter in %s", r.release))
+		}
+		return found
+	}
+	functions := sets.New[string]()
+	for _, expression := range expressionsIn(object, gvr == definitions) {
+		functions.Insert(r.missing(expression)...)
+	}
+	if functions.Len() > 0 {
+		found = append(found, fmt.Sprintf("CEL expressions with %s, which is newer than %s", strings.Join(sets.List(functions), ", "), r.expressions))
+	}
+	return found
+}
+
+// expressionFields are the names of fields that hold CEL expressions, wherever they are in an
+// object of the expressive resources.
+var expressionFields = sets.New("expression", "rule", "messageExpression", "valueExpression")
+
+// schemaRules is where a definition has them; elsewhere its fields have names of other people's.
+const schemaRules = "x-kubernetes-validations"
+
+// expressionsIn are the CEL expressions in a value.
+func expressionsIn(value any, inSchema bool) (all []string) {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			text, isText := v[name].(string)
+			if isText && !inSchema && expressionFields.Has(name) {
+				all = append(all, text)
+			}
+			all = append(all, expressionsIn(v[name], inSchema && name != schemaRules)...)
+		}
+	case []any:
+		for _, item := range v {
+			all = append(all, expressionsIn(item, inSchema)...)
+		}
+	}
+	return all
+}
+
+// names are those of functions, and of macros with how many arguments they take.
+func names(env *cel.Env) sets.Set[string] {
+	all := sets.KeySet(env.Functions())
+	for _, m := range env.Macros() {
+		all.Insert(fmt.Sprintf("%s with %d arguments", m.Function(), m.ArgCount()))
+	}
+	return all
+}
+
+// missing are the functions of an expression that the server does not have. What nobody has, or
+// cannot be parsed, is no difference.
+func (r rules) missing(expression string) []string {
+	parsed, issues := r.known.Parse(expression)
+	if issues.Err() != nil {
+		if _, issues := r.all.Parse(expression); issues.Err() == nil {
+			return []string{"syntax"}
+		}
+		return nil
+	}
+	found := sets.New[string]()
+	celast.PreOrderVisit(parsed.NativeRep().Expr(), celast.NewExprVisitor(func(e celast.Expr) {
+		if e.Kind() != celast.CallKind {
+			return
+		}
+		call := e.AsCall()
+		macro := fmt.Sprintf("%s with %d arguments", call.FunctionName(), len(call.Args()))
+		var qualified string
+		if call.IsMemberFunction() && call.Target().Kind() == celast.IdentKind {
+			qualified = call.Target().AsIdent() + "." + call.FunctionName()
+		}
+		switch {
+		case r.has.HasAny(call.FunctionName(), qualified):
+		case r.lacks.Has(qualified):
+			found.Insert(qualified)
+		case r.lacks.Has(macro):
+			found.Insert(macro)
+		case r.lacks.Has(call.FunctionName()):
+			found.Insert(call.FunctionName())
+		}
+	}))
+	return sets.List(found)
+}
+
+// page is how many objects are listed at a time.
+const page = 500
+
+// warnings reads the objects that the rules may concern, and says which of them do not follow them.
+// unread names what could not be read.
+func warnings(ctx context.Context, config *rest.Config, r rules) (all []verdict.Warning, unread error) {
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("objects: %w", err)
+	}
+	for _, gvr := range r.resources() {
+		for list := (&unstructured.UnstructuredList{}); ; {
+			list, err = client.Resource(gvr).List(ctx, metav1.ListOptions{Limit: page, Continue: list.GetContinue()})
+			if apierrors.IsNotFound(err) {
+				break // such as a resource that this server does not serve
+			}
+			if err != nil {
+				unread = errors.Join(unread, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
+				break
+			}
+			for i := range list.Items {
+				for _, text := range r.of(gvr, list.Items[i].Object) {
+					all = append(all, verdict.Warning{Resource: gvr.GroupResource().String(), Object: nameOf(&list.Items[i]), About: text})
+				}
+			}
+			if list.GetContinue() == "" {
+				break
+			}
+		}
+	}
+	return all, unread
+}
+
+func nameOf(o *unstructured.Unstructured) string {
+	return strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/")
+}

@@ -1,0 +1,220 @@
+package beside
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+)
+
+// Registry is the prefix of all that kube-apiservers write.
+const Registry = "/registry/"
+
+// History is what raw etcd says was written, in order. Names are keys without a prefix, so
+// that those of objects are "namespace/name" or "name".
+type History struct {
+	// first are the revisions of the objects when it begins, by name.
+	first   map[string]int64
+	changes []Change
+}
+
+// Change is one write of an object, or its end.
+type Change struct {
+	Name     string
+	Revision int64
+	Deleted  bool
+}
+
+// Record follows all that is written in raw etcd from now until what it returns is called. More
+// than one write at a revision is an error: of a revision, every client of Kubernetes takes it
+// that it belongs to one object.
+func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
+	t.Helper()
+	now, err := raw.Get(t.Context(), Registry, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := History{first: map[string]int64{}}
+	for _, kv := range now.Kvs {
+		h.first[string(kv.Key)] = kv.ModRevision
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	following := raw.Watch(ctx, Registry, clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
+	const end = Registry + "-end"
+	var done sync.WaitGroup
+	t.Cleanup(func() { cancel(); done.Wait() })
+	done.Go(func() {
+		last := int64(0)
+		for answer := range following {
+			for _, e := range answer.Events {
+				if string(e.Kv.Key) == end {
+					return
+				}
+				if e.Kv.ModRevision <= last {
+					t.Errorf("%s was written at revision %d, after one at %d", e.Kv.Key, e.Kv.ModRevision, last)
+				}
+				last = e.Kv.ModRevision
+				h.changes = append(h.changes, Change{string(e.Kv.Key), last, e.Type == clientv3.EventTypeDelete})
+			}
+		}
+		if ctx.Err() == nil {
+			t.Error("the watch of raw etcd has ended")
+		}
+	})
+	return func() History {
+		t.Helper()
+		if _, err := raw.Put(t.Context(), end, ""); err != nil {
+			t.Fatal(err)
+		}
+		done.Wait()
+		return h
+	}
+}
+
+// Under is the history of what is below a prefix.
+func (h History) Under(prefix string) History {
+	under := History{first: map[string]int64{}}
+	for key, revision := range h.first {
+		if name, ok := strings.CutPrefix(key, prefix); ok {
+			under.first[name] = revision
+		}
+	}
+	for _, c := range h.changes {
+		if name, ok := strings.CutPrefix(c.Name, prefix); ok {
+			c.Name = name
+			under.changes = append(under.changes, c)
+		}
+	}
+	return under
+}
+
+// at are the revisions of all objects as of a revision.
+func (h History) at(revision int64) map[string]int64 {
+	all := maps.Clone(h.first)
+	for _, c := range h.changes {
+		if c.Revision > revision {
+			break
+		}
+		if c.Deleted {
+			delete(all, c.Name)
+		} else {
+			all[c.Name] = c.Revision
+		}
+	}
+	return all
+}
+
+// After is what was written after a revision.
+func (h History) After(revision int64) []Change {
+	at, _ := slices.BinarySearchFunc(h.changes, revision+1, func(c Change, revision int64) int { return int(c.Revision - revision) })
+	return h.changes[at:]
+}
+
+// Told is what a client was told: a list and the events that followed it.
+type Told struct {
+	Mode   string
+	At     int64
+	Listed map[string]int64
+	Events []Change
+}
+
+// Check holds it against raw etcd: the list is the state at its revision, and the events are
+// all writes after that, up to the last one.
+func (h History) Check(t testing.TB, c Told) {
+	t.Helper()
+	if want := h.at(c.At); !maps.Equal(c.Listed, want) {
+		wrong := 0
+		for name, revision := range want {
+			if c.Listed[name] != revision {
+				wrong++
+			}
+		}
+		t.Errorf("%s: of a list at revision %d %d of %d objects are not as they were then, and %d are listed", c.Mode, c.At, wrong, len(want), len(c.Listed))
+	}
+	want := h.After(c.At)
+	want = want[:min(len(want), len(c.Events))]
+	if !slices.Equal(c.Events, want) {
+		t.Errorf("%s: after revision %d the watch told of %d writes, which are not those in etcd", c.Mode, c.At, len(c.Events))
+	}
+}
+
+// Seen is the name and the revision of an object of which a client was told.
+func Seen(object *unstructured.Unstructured) (name string, revision int64, err error) {
+	name = object.GetName()
+	if object.GetNamespace() != "" {
+		name = object.GetNamespace() + "/" + name
+	}
+	revision, err = strconv.ParseInt(object.GetResourceVersion(), 10, 64)
+	return name, revision, err
+}
+
+// List lists, and watches from there.
+func List(ctx context.Context, c dynamic.ResourceInterface, resourceVersion string) (Told, watch.Interface, error) {
+	list, err := c.List(ctx, metav1.ListOptions{ResourceVersion: resourceVersion})
+	if err != nil {
+		return Told{}, nil, err
+	}
+	seen := Told{Mode: fmt.Sprintf("a list with resourceVersion %q", resourceVersion), Listed: map[string]int64{}}
+	if seen.At, err = strconv.ParseInt(list.GetResourceVersion(), 10, 64); err != nil {
+		return Told{}, nil, err
+	}
+	for i := range list.Items {
+		name, revision, err := Seen(&list.Items[i])
+		if err != nil {
+			return Told{}, nil, err
+		}
+		seen.Listed[name] = revision
+	}
+	w, err := c.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
+	return seen, w, err
+}
+
+// Last is the revision from which a watch is resumed.
+func (c *Told) Last() int64 {
+	if n := len(c.Events); n > 0 {
+		return c.Events[n-1].Revision
+	}
+	return c.At
+}
+
+// Follow takes in events until it is enough, or the watch or ctx ends. A server ends the watch of
+// who does not keep up, and those of a custom resource whose definition changes.
+func (c *Told) Follow(ctx context.Context, w watch.Interface, enough func() bool) error {
+	defer w.Stop()
+	for !enough() {
+		select {
+		case event, ok := <-w.ResultChan():
+			if !ok {
+				return nil
+			}
+			object, is := event.Object.(*unstructured.Unstructured)
+			switch {
+			case event.Type == watch.Error:
+				return apierrors.FromObject(event.Object)
+			case !is:
+				return fmt.Errorf("the watch was told %s %v", event.Type, event.Object)
+			case event.Type == watch.Bookmark:
+				continue
+			}
+			name, revision, err := Seen(object)
+			if err != nil {
+				return err
+			}
+			c.Events = append(c.Events, Change{name, revision, event.Type == watch.Deleted})
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}

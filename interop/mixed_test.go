@@ -1,0 +1,339 @@
+package interop
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/beside"
+	migratestore "github.com/concord-dev/concord/migrate/store"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// What is written in the roll: a custom resource, of which the writers touch one half, and a
+// built-in one.
+const (
+	rolled  = 60
+	touched = rolled / 2
+	v1OfOur = "admissionregistration.k8s.io/v1"
+)
+
+var (
+	policies = kept{admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingadmissionpolicies"), "mutatingadmissionpolicies/"}
+	leases   = kept{schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}, "leases/"}
+)
+
+// roll is the story of TestMixed.
+type roll struct {
+	*beside.Cluster
+	t       *testing.T
+	widgets *beside.Widgets
+	traffic *traffic
+	// served are the resources that stock servers serve.
+	served []schema.GroupVersionResource
+}
+
+// TestMixed exchanges two stock kube-apiservers for Concord's and back again, one at a time,
+// under writers of a custom resource and of a built-in one. As long as a stock one lives, or has
+// crashed and left its Lease, nothing is agreed on and it is said for whose sake, nothing is
+// migrated, and what stock servers list and watch is what etcd holds. Then everything is migrated.
+func TestMixed(t *testing.T) {
+	c := newCluster(t)
+	a, b := c.APIServer("a"), c.APIServer("b")
+	r := &roll{Cluster: c, t: t, widgets: a.Define("widgets", false, nil), served: listable(t, a)}
+	r.widgets.Fill(rolled, nil)
+	written := r.arrange(a)
+	var stop func()
+	r.traffic, stop = startTraffic(t, written, a, b)
+	r.traffic.await(touched, a, b)
+
+	ours := r.in(a, b)
+	r.migrated(ours)
+	r.back(ours)
+	stop()
+}
+
+// arrange makes what is written.
+func (r *roll) arrange(s *beside.APIServer) []objectsOf {
+	r.t.Helper()
+	custom := objectsOf{resource: r.widgets.In("v1"), namespace: beside.Namespace}
+	builtIn := objectsOf{resource: policies.GroupVersionResource}
+	for i := range touched {
+		custom.names = append(custom.names, beside.ObjectName(i))
+		p := mutatingPolicy(fmt.Sprintf("policy-%d", i))
+		if _, err := s.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(r.t.Context(), p, metav1.CreateOptions{}); err != nil {
+			r.t.Fatal(err)
+		}
+		builtIn.names = append(builtIn.names, p.Name)
+	}
+	if found := r.policies(); found[tested(r.t).policies] != touched || len(found) != 1 {
+		r.t.Errorf("stock servers store policies in %v", found)
+	}
+	return []objectsOf{custom, builtIn}
+}
+
+func mutatingPolicy(name string) *admissionregistrationv1.MutatingAdmissionPolicy {
+	rule := admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"example.org"}, APIVersions: []string{"*"}, Resources: []string{"gadgets"}},
+	}
+	p := &admissionregistrationv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.MatchConstraints = &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}}
+	p.Spec.ReinvocationPolicy = admissionregistrationv1.NeverReinvocationPolicy
+	p.Spec.Mutations = []admissionregistrationv1.Mutation{{
+		PatchType:          admissionregistrationv1.PatchTypeApplyConfiguration,
+		ApplyConfiguration: &admissionregistrationv1.ApplyConfiguration{Expression: `Object{metadata: Object.metadata{labels: {"a": "b"}}}`},
+	}}
+	return p
+}
+
+// policies counts the stored policies by encoding.
+func (r *roll) policies() map[string]int {
+	r.t.Helper()
+	values, err := r.Values(r.t.Context(), beside.Registry+policies.under, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	found := map[string]int{}
+	for _, value := range values {
+		encoding, _, _ := migratestore.Envelope([]byte(value))
+		found[string(encoding)]++
+	}
+	return found
+}
+
+// ours starts a server of Concord.
+func (r *roll) ours(name string) *beside.APIServer {
+	r.t.Helper()
+	concord := program(r.t, "concord")
+	return r.Start(func(flags ...string) *exec.Cmd {
+		return exec.Command(concord, append([]string{"kube-apiserver"}, flags...)...)
+	}, name)
+}
+
+// in exchanges b and then a, which crashes, for servers of Concord.
+func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
+	r.t.Helper()
+	record := beside.Record(r.t, r.Etcd.Raw)
+	readers := r.read(a)
+	r.traffic.through(a)
+	b.Terminate()
+	first := r.ours("first")
+	r.traffic.through(a, first)
+	lease := r.disagreed(first)
+	r.widgets.Server = first
+	r.widgets.Store("v2")
+	r.traffic.await(2*touched, a, first)
+	r.unmigrated(first)
+	for _, reader := range readers {
+		reader.stop()
+	}
+	r.lists(a)
+
+	r.traffic.through(first)
+	a.Kill()
+	if again := r.disagreed(first); again != lease {
+		r.t.Errorf("the server that crashed had the Lease %s, and is waited for because of %s", lease, again)
+	}
+	second := r.ours("second")
+	r.traffic.through(first, second)
+	r.traffic.await(touched, first, second)
+	if again := r.disagreed(second); again != lease {
+		r.t.Errorf("the Lease %s is blamed, and not %s", again, lease)
+	}
+	r.unmigrated(second)
+
+	history := record()
+	for _, reader := range readers {
+		reader.check(history)
+	}
+	if made := history.Under(beside.Registry + migrationv1alpha1.GroupName + "/storageversionmigrations/").After(0); len(made) > 0 {
+		r.t.Errorf("migrations were written while nothing was agreed on: %v", made)
+	}
+	if err := first.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(r.t.Context(), lease, metav1.DeleteOptions{}); err != nil {
+		r.t.Fatalf("delete the Lease as told: %v", err)
+	}
+	return []*beside.APIServer{first, second}
+}
+
+// read follows, through a server, what both kinds of servers write.
+func (r *roll) read(s *beside.APIServer) (all []*reader) {
+	widgets := kept{r.widgets.In("v1"), strings.TrimPrefix(r.widgets.Keys(), beside.Registry)}
+	for _, of := range []kept{widgets, policies, leases} {
+		all = append(all, read(r.t, s, of))
+	}
+	return all
+}
+
+// advice is what the condition of a StorageVersion says is to be done about a server that crashed.
+var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
+
+// versions are the StorageVersions.
+func versions(ctx context.Context, s *beside.APIServer) ([]apiserverinternalv1alpha1.StorageVersion, error) {
+	list := &apiserverinternalv1alpha1.StorageVersionList{}
+	err := s.Objects().List(ctx, list)
+	if err == nil && len(list.Items) < 50 {
+		err = fmt.Errorf("there are %d StorageVersions", len(list.Items))
+	}
+	return list.Items, err
+}
+
+// disagreed waits until nothing is agreed on for the sake of one Lease, which is there.
+func (r *roll) disagreed(s *beside.APIServer) (lease string) {
+	r.t.Helper()
+	var message string
+	beside.Eventually(r.t, beside.Patience, "nothing is agreed on, and it is said why", func(ctx context.Context) error {
+		all, err := versions(ctx, s)
+		if err != nil {
+			return err
+		}
+		for i := range all {
+			message = storageversion.WaitsFor(&all[i])
+			match := advice.FindStringSubmatch(message)
+			if common, ok := storageversion.Agreement(&all[i]); ok || match == nil || match[1] != storageversion.IdentityNamespace || lease != "" && match[2] != lease {
+				return fmt.Errorf("%s: agreed on is %q, it says %q", all[i].Name, common, message)
+			}
+			lease = match[2]
+		}
+		_, err = s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, lease, metav1.GetOptions{})
+		return err
+	})
+	r.t.Logf("it says: %s", message)
+	return lease
+}
+
+// unmigrated waits until of everything Unknown is stored, and the widgets which nobody touches
+// are alone in the old version.
+func (r *roll) unmigrated(s *beside.APIServer) {
+	r.t.Helper()
+	beside.Eventually(r.t, beside.Patience, "of everything Unknown is stored, and what nobody writes stays as it is", func(ctx context.Context) error {
+		counts, err := r.widgets.Stored(ctx, 0)
+		if err != nil || counts[beside.V1] != rolled-touched || counts[beside.V2] != touched {
+			return fmt.Errorf("stored are %v, %v", counts, err)
+		}
+		return r.states(ctx, s, func(sv *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
+			return slices.Contains(status.PersistedEncodings, migrationv1alpha1.Unknown)
+		})
+	})
+}
+
+// states checks the StorageState of each StorageVersion.
+func (r *roll) states(ctx context.Context, s *beside.APIServer, holds func(*apiserverinternalv1alpha1.StorageVersion, migrationv1alpha1.StorageStateStatus) bool) error {
+	all, err := versions(ctx, s)
+	if err != nil {
+		return err
+	}
+	list := &migrationv1alpha1.StorageStateList{}
+	if err := s.Objects().List(ctx, list); err != nil {
+		return err
+	}
+	found := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
+	for _, state := range list.Items {
+		found[schema.GroupResource(state.Spec.Resource)] = state.Status
+	}
+	for i := range all {
+		gr, err := storageversion.GroupResource(all[i].Name)
+		if err != nil {
+			return err
+		}
+		if !holds(&all[i], found[gr]) {
+			return fmt.Errorf("%s: stored are %v, %s", gr, found[gr].PersistedEncodings, storageversion.WaitsFor(&all[i]))
+		}
+	}
+	return nil
+}
+
+// migrated waits until all servers agree and everything is stored in what they agree on alone.
+func (r *roll) migrated(ours []*beside.APIServer) {
+	r.t.Helper()
+	beside.Eventually(r.t, beside.Patience, "everything is migrated", func(ctx context.Context) error {
+		return r.states(ctx, ours[0], func(sv *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
+			common, ok := storageversion.Agreement(sv)
+			return ok && len(storageversion.Reports(sv)) == len(ours) && slices.Equal(status.PersistedEncodings, []string{string(common)})
+		})
+	})
+	r.widgets.AwaitPruned(rolled)
+	if found := r.policies(); found[v1OfOur] != touched || len(found) != 1 {
+		r.t.Errorf("policies are stored in %v", found)
+	}
+}
+
+// back exchanges the servers of Concord for stock ones.
+func (r *roll) back(ours []*beside.APIServer) {
+	r.t.Helper()
+	record := beside.Record(r.t, r.Etcd.Raw)
+	r.traffic.through(ours[0])
+	ours[1].Terminate()
+	third := r.APIServer("third")
+	readers := r.read(third)
+	r.traffic.through(ours[0], third)
+	r.disagreed(ours[0])
+	r.traffic.await(touched, ours[0], third)
+	r.traffic.through(third)
+	ours[0].Terminate()
+	r.widgets.Server = third
+	fourth := r.APIServer("fourth")
+	r.traffic.through(third, fourth)
+	r.traffic.await(touched, third, fourth)
+	for _, reader := range readers {
+		reader.stop()
+	}
+	history := record()
+	for _, reader := range readers {
+		reader.check(history)
+	}
+	r.lists(third)
+	r.lists(fourth)
+	r.widgets.AwaitPruned(rolled)
+	beside.Eventually(r.t, beside.Patience, "stock servers have written all policies", func(context.Context) error {
+		if found := r.policies(); found[tested(r.t).policies] != touched || len(found) != 1 {
+			return fmt.Errorf("they are stored in %v", found)
+		}
+		return nil
+	})
+}
+
+// listable are the resources that a stock server lists while it is alone.
+func listable(t testing.TB, s *beside.APIServer) (all []schema.GroupVersionResource) {
+	t.Helper()
+	groups, err := s.Kube().Discovery().ServerPreferredResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := discovery.GroupVersionResources(discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list"}}, groups))
+	if err != nil || len(found) < 50 {
+		t.Fatalf("%d resources, %v", len(found), err)
+	}
+	for gvr := range found {
+		all = append(all, gvr)
+	}
+	return all
+}
+
+// lists says whether a stock server still lists all, and the widgets completely.
+func (r *roll) lists(s *beside.APIServer) {
+	r.t.Helper()
+	for _, gvr := range r.served {
+		if _, err := s.Dynamic().Resource(gvr).List(r.t.Context(), metav1.ListOptions{}); err != nil {
+			r.t.Errorf("%s lists no %s: %v", s.Name, gvr, err)
+		}
+	}
+	for _, version := range []string{"v1", "v2"} {
+		list, err := s.Dynamic().Resource(r.widgets.In(version)).List(r.t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+		if err != nil || len(list.Items) != rolled {
+			r.t.Errorf("%s lists %d widgets in %s, %v", s.Name, len(list.Items), version, err)
+		}
+	}
+}

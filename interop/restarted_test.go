@@ -1,0 +1,100 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/stock"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// TestRestarted restarts one of two kube-apiservers in the midst of a migration under writers:
+// what was agreed on before does not count for the new process, and in the end everything is
+// migrated, proven and pruned, and no write is lost. 5,000 objects with -release 1.36.
+func TestRestarted(t *testing.T) {
+	objects := 1000
+	if *releaseName != currentRelease {
+		objects = 5000
+	}
+	c := newCluster(t)
+	a, b := c.APIServer("a"), c.APIServer("b")
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, nil)
+	a.Controllers("controllers", stock.Config{
+		Settle: 3 * time.Second, Poll: 2 * time.Second, ReplicaTimeout: 10 * time.Second, InstallDefinitions: true, CleanFields: true,
+		MaxObjectsPerSecond: 300, Settings: observed.Settings{PruneAfter: 3 * time.Second},
+	})
+	w.AwaitStored(beside.V1, beside.V1)
+	written := objectsOf{resource: w.In("v2"), namespace: beside.Namespace}
+	for i := range 500 {
+		written.names = append(written.names, beside.ObjectName(i))
+	}
+	traffic, stop := startTraffic(t, []objectsOf{written}, a, b)
+	traffic.await(10, a, b)
+	w.Store("v2")
+	beside.Eventually(t, beside.Patience, "a migration is on its way", func(ctx context.Context) error {
+		all, err := w.Migrations(ctx)
+		for i := range all {
+			if p := all[i].Status.Progress; p != nil && p.Done > 0 && int(p.Done) < objects {
+				t.Logf("%d of %d objects are done", p.Done, p.Total)
+				return nil
+			}
+		}
+		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
+	})
+	before := holders(t, a)
+	traffic.through(a)
+	b.Terminate()
+	b.Start()
+	b.WaitReady()
+	traffic.through(a, b)
+	traffic.await(10, a, b)
+	if now := holders(t, a); len(now) != 2 || len(before) != 2 || changed(before, now) != 1 {
+		t.Errorf("the identity Leases were held by %v, and are by %v", before, now)
+	}
+	w.AwaitStored(beside.V2, beside.V2)
+	stop()
+	w.AwaitPruned(objects)
+	migrations, err := w.Migrations(t.Context())
+	for i := range migrations {
+		t.Logf("%s: %+v", migrations[i].Name, migrations[i].Status.Conditions)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	if err := w.TakeOut(); err != nil {
+		t.Errorf("v1 cannot be taken out: %v", err)
+	}
+}
+
+// holders are the processes that have identity Leases, by the Lease's name.
+func holders(t testing.TB, s *beside.APIServer) map[string]string {
+	t.Helper()
+	list, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, lease := range list.Items {
+		all[lease.Name] = ptr.Deref(lease.Spec.HolderIdentity, "")
+	}
+	return all
+}
+
+// changed counts the Leases of before that another process has now.
+func changed(before, now map[string]string) (n int) {
+	for name, holder := range before {
+		if now[name] != holder {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,101 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/auth/rbac/reconciliation"
+)
+
+// Ensure makes roles and bindings, and adds what is missing in those that exist. As with
+// Kubernetes' own, what somebody or a server of another build has added stays, and who
+// annotates one with rbac.authorization.kubernetes.io/autoupdate: "false" keeps it as it is.
+func Ensure(kube kubernetes.Interface) error {
+	var errs []error
+	for _, r := range All {
+		if err := r.ensure(kube); err != nil {
+			errs = append(errs, fmt.Errorf("permissions of %s: %w", r.User(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r Role) ensure(kube kubernetes.Interface) error {
+	var errs []error
+	meta := metav1.ObjectMeta{Name: r.objectName(), Annotations: map[string]string{rbacv1.AutoUpdateAnnotationKey: "true"}}
+	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "concord-" + r.Name}}
+	ensure := func(role reconciliation.ReconcileRoleOptions, binding reconciliation.ReconcileRoleBindingOptions) {
+		role.Confirm, binding.Confirm = true, true
+		_, roleErr := role.Run()
+		_, bindingErr := binding.Run()
+		errs = append(errs, roleErr, bindingErr)
+	}
+	rbac, namespaces := kube.RbacV1(), kube.CoreV1().Namespaces()
+	if len(r.anywhere) > 0 {
+		ensure(reconciliation.ReconcileRoleOptions{
+			Role:   reconciliation.ClusterRoleRuleOwner{ClusterRole: &rbacv1.ClusterRole{ObjectMeta: meta, Rules: r.anywhere}},
+			Client: reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()},
+		}, reconciliation.ReconcileRoleBindingOptions{
+			RoleBinding: reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &rbacv1.ClusterRoleBinding{
+				ObjectMeta: meta, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+			}},
+			Client: reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()},
+		})
+	}
+	for namespace, rules := range r.in {
+		local := meta
+		local.Namespace = namespace
+		ensure(reconciliation.ReconcileRoleOptions{
+			Role:   reconciliation.RoleRuleOwner{Role: &rbacv1.Role{ObjectMeta: local, Rules: rules}},
+			Client: reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces},
+		}, reconciliation.ReconcileRoleBindingOptions{
+			RoleBinding: reconciliation.RoleBindingAdapter{RoleBinding: &rbacv1.RoleBinding{
+				ObjectMeta: local, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: local.Name},
+			}},
+			Client: reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces},
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// Granted says whether the server's authorizer lets the controller do all that it does:
+// roles reach it with a delay.
+func (r Role) Granted(ctx context.Context, kube kubernetes.Interface) bool {
+	for _, asked := range r.asks() {
+		review, err := kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: r.User(), Groups: append(serviceaccount.MakeGroupNames(metav1.NamespaceSystem), user.AllAuthenticated), ResourceAttributes: &asked,
+		}}, metav1.CreateOptions{})
+		if err != nil || !review.Status.Allowed {
+			return false
+		}
+	}
+	return true
+}
+
+// asks has one request for each rule.
+func (r Role) asks() []authorizationv1.ResourceAttributes {
+	var asked []authorizationv1.ResourceAttributes
+	ask := func(namespace string, rules []rbacv1.PolicyRule) {
+		for _, rule := range rules {
+			a := authorizationv1.ResourceAttributes{Namespace: namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0]}
+			a.Resource, a.Subresource, _ = strings.Cut(rule.Resources[0], "/")
+			if len(rule.ResourceNames) > 0 {
+				a.Name = rule.ResourceNames[0]
+			}
+			asked = append(asked, a)
+		}
+	}
+	ask("", r.anywhere)
+	for namespace, rules := range r.in {
+		ask(namespace, rules)
+	}
+	return asked
+}

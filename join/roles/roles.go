@@ -1,0 +1,169 @@
+// Package roles says as whom each controller of a server with RBAC acts, and what it may do:
+// what it does and no more, so that a mistake in one of them stays in bounds.
+//
+// They are service accounts' names, as those of Kubernetes' own controllers: audit logs tell
+// them apart, and Kubernetes' priority levels keep them out of a flood of other requests. No
+// ServiceAccount and no token is made of them; a server impersonates them over its loopback.
+package roles
+
+import (
+	"slices"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+)
+
+// The Leases by which servers are elected.
+const (
+	// ControllersLock elects who runs the controllers.
+	ControllersLock = "concord-controllers"
+	// SilentLock elects among the servers that run no controllers of the protocol. They
+	// must not keep those who do from it, so that these run beside theirs: versions bear
+	// being looked after twice.
+	SilentLock = ControllersLock + "-without-storage-versions"
+	// MirrorLock elects who mirrors the migrations of storagemigration.k8s.io. Only servers
+	// that serve these run for it.
+	MirrorLock = ControllersLock + "-storagemigration"
+)
+
+// Role is one controller's identity and what it may do.
+type Role struct {
+	// Name is the controller's. ClusterRole, Roles and bindings are called "concord:" and it.
+	Name string
+	// anywhere are the rules for the whole cluster, in those for single namespaces.
+	anywhere []rbacv1.PolicyRule
+	in       map[string][]rbacv1.PolicyRule
+}
+
+// The controllers' roles. Each rule is needed by something that the controller does.
+var (
+	// Election is who runs for election, for all controllers.
+	Election = Role{Name: "election", in: map[string][]rbacv1.PolicyRule{storageversion.IdentityNamespace: {
+		// A create cannot be limited to a name.
+		may(coordinationv1.GroupName, "leases", "create"),
+		{APIGroups: []string{coordinationv1.GroupName}, Resources: []string{"leases"}, ResourceNames: []string{ControllersLock, SilentLock, MirrorLock}, Verbs: []string{"get", "update"}},
+	}}}
+	// Collector removes what servers leave behind.
+	Collector = Role{
+		Name: "collector",
+		anywhere: []rbacv1.PolicyRule{
+			may(storageversion.Resource.Group, "storageversions", "list", "watch", "delete"),
+			may(storageversion.Resource.Group, "storageversions/status", "update"),
+		},
+		in: leases("list", "delete"),
+	}
+	// Trigger keeps StorageStates, starts migrations, and says in definitions what is stored.
+	Trigger = Role{
+		Name: "trigger",
+		anywhere: []rbacv1.PolicyRule{
+			may(storageversion.Resource.Group, "storageversions", "get", "list", "watch"),
+			may(migrationv1alpha1.GroupName, "storagestates", "get", "list", "watch", "create", "update", "delete"),
+			may(migrationv1alpha1.GroupName, "storagestates/status", "update"),
+			may(migrationv1alpha1.GroupName, "storageversionmigrations", "list", "watch", "create", "update", "delete"),
+			may(migrationv1alpha1.GroupName, "storageversionmigrations/status", "update"),
+			may(apiextensionsv1.GroupName, "customresourcedefinitions", "get"),
+			may(apiextensionsv1.GroupName, "customresourcedefinitions/status", "update"),
+		},
+		in: with(leases("list", "watch"), events),
+	}
+	// Migrator claims migrations and writes how they go. Rewriting stored values needs no
+	// permission: it happens next to the storage.
+	Migrator = Role{
+		Name: "migrator",
+		anywhere: []rbacv1.PolicyRule{
+			may(storageversion.Resource.Group, "storageversions", "get", "list", "watch"),
+			may(migrationv1alpha1.GroupName, "storageversionmigrations", "get", "list", "watch", "update"),
+			may(migrationv1alpha1.GroupName, "storageversionmigrations/status", "update"),
+			may(apiextensionsv1.GroupName, "customresourcedefinitions", "get"),
+			may("apiregistration.k8s.io", "apiservices", "get"),
+		},
+		in: with(leases("list"), events),
+	}
+	// Patcher migrates through the API: it lists the metadata of objects of any resource,
+	// reads one that failed, and patches. RBAC cannot allow an empty patch alone;
+	// kube-controller-manager's migrator may do the same.
+	Patcher = Role{Name: "patcher", anywhere: []rbacv1.PolicyRule{may("*", "*", "get", "list", "patch")}}
+	// Mirror shows migrations of storagemigration.k8s.io as ours, and the other way round.
+	Mirror = Role{
+		Name: "mirror",
+		anywhere: []rbacv1.PolicyRule{
+			may(storagemigrationv1.GroupName, "storageversionmigrations", "get", "list", "watch"),
+			may(storagemigrationv1.GroupName, "storageversionmigrations/status", "update"),
+			// Copies have their original as owner, which the admission plugin
+			// OwnerReferencesPermissionEnforcement wants permission for.
+			may(storagemigrationv1.GroupName, "storageversionmigrations/finalizers", "update"),
+			may(migrationv1alpha1.GroupName, "storageversionmigrations", "list", "watch", "create", "delete"),
+			may(apiextensionsv1.GroupName, "customresourcedefinitions", "get"),
+			may(apiextensionsv1.GroupName, "customresourcedefinitions/status", "update"),
+		},
+	}
+	// Skew compares the servers' versions.
+	Skew = Role{
+		Name: "skew",
+		anywhere: []rbacv1.PolicyRule{
+			may(versionv1alpha1.GroupName, "clusterversions", "get", "create"),
+			may(versionv1alpha1.GroupName, "clusterversions/status", "update"),
+		},
+		in: with(leases("list"), events),
+	}
+	// Tally counts for metrics.
+	Tally = Role{
+		Name:     "tally",
+		anywhere: []rbacv1.PolicyRule{may(migrationv1alpha1.GroupName, "storagestates", "list"), may(migrationv1alpha1.GroupName, "storageversionmigrations", "list")},
+		in:       leases("list"),
+	}
+)
+
+// All are all roles.
+var All = []Role{Election, Collector, Trigger, Migrator, Patcher, Mirror, Skew, Tally}
+
+// events are about objects without a namespace, and so are kept in "default".
+var events = map[string][]rbacv1.PolicyRule{metav1.NamespaceDefault: {may("", "events", "create")}}
+
+func may(group, resource string, verbs ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
+}
+
+// leases are rules for the servers' Leases.
+func leases(verbs ...string) map[string][]rbacv1.PolicyRule {
+	return map[string][]rbacv1.PolicyRule{storageversion.IdentityNamespace: {may(coordinationv1.GroupName, "leases", verbs...)}}
+}
+
+func with(some, more map[string][]rbacv1.PolicyRule) map[string][]rbacv1.PolicyRule {
+	for namespace, rules := range more {
+		some[namespace] = append(some[namespace], rules...)
+	}
+	return some
+}
+
+// User is as whom the controller acts.
+func (r Role) User() string {
+	return serviceaccount.MakeUsername(metav1.NamespaceSystem, "concord-"+r.Name)
+}
+
+// Is says whether somebody who has authenticated is the controller.
+func (r Role) Is(u user.Info) bool { return u != nil && u.GetName() == r.User() }
+
+// objectName is the name of the ClusterRole, the Roles and the bindings.
+func (r Role) objectName() string { return "concord:" + r.Name }
+
+// authors are who writes what others rely on in an object, by resource.
+var authors = map[schema.GroupResource][]Role{
+	migrationv1alpha1.StorageStates:            {Trigger},
+	migrationv1alpha1.StorageVersionMigrations: {Trigger, Migrator},
+}
+
+// Writes says whether somebody is a controller that writes the status of a resource of ours.
+func Writes(u user.Info, gr schema.GroupResource) bool {
+	return slices.ContainsFunc(authors[gr], func(r Role) bool { return r.Is(u) })
+}

@@ -1,0 +1,487 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// direct is the test's server without a network between, so that the test's clock may be
+// one that never waits.
+type direct struct {
+	s *testServer
+	// before is called before a list, and after with what an object's error is.
+	before func(from token) error
+	after  func(error) error
+	// looked is what was looked at last.
+	looked types.NamespacedName
+
+	mu    sync.Mutex
+	lists int
+}
+
+var _ API = (*direct)(nil)
+
+// List implements API.
+func (d *direct) List(ctx context.Context, _ schema.GroupVersionResource, limit int64, from string) (*metav1.PartialObjectMetadataList, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lists++
+	if t, _ := readToken(from); d.before != nil {
+		if err := d.before(t); err != nil {
+			return nil, err
+		}
+	}
+	query := url.Values{"limit": {fmt.Sprint(limit)}, "continue": {from}}
+	d.s.mu.Lock()
+	defer d.s.mu.Unlock()
+	found, err := d.s.list(&http.Request{Method: http.MethodGet, URL: &url.URL{RawQuery: query.Encode()}})
+	switch {
+	case err == nil:
+		return found.(*metav1.PartialObjectMetadataList), nil
+	case d.after != nil:
+		return nil, d.after(err)
+	}
+	return nil, err
+}
+
+// Get implements API.
+func (d *direct) Get(_ context.Context, _ schema.GroupVersionResource, name types.NamespacedName) (*metav1.PartialObjectMetadata, error) {
+	d.mu.Lock()
+	d.looked = name
+	d.mu.Unlock()
+	found, err := d.s.serve(&http.Request{Method: http.MethodGet}, name)
+	if err != nil {
+		return nil, err
+	}
+	return found.(*metav1.PartialObjectMetadata), nil
+}
+
+// Patch implements API.
+func (d *direct) Patch(_ context.Context, _ schema.GroupVersionResource, name types.NamespacedName, patch []byte) error {
+	_, err := d.s.serve(&http.Request{
+		Method: http.MethodPatch, Header: http.Header{"Content-Type": {string(types.MergePatchType)}}, Body: io.NopCloser(bytes.NewReader(patch)),
+	}, name)
+	return err
+}
+
+// run runs with one version, and for an hour of the test's clock at most.
+func (d *direct) run(o Options) (Result, error) {
+	ctx, cancel := context.WithTimeout(d.s.t.Context(), time.Hour)
+	defer cancel()
+	return New(d).Run(ctx, Target{GroupResource: widgets, Versions: []string{"v2"}}, impatient(o), nil)
+}
+
+func alike(types.NamespacedName) string { return "it" }
+
+func apart(n types.NamespacedName) string { return n.String() }
+
+// goOnAt is what a server answers whose revision of a list is compacted.
+func goOnAt(t token) error {
+	status := apierrors.NewResourceExpired("compacted").Status()
+	status.Continue = t.at(t.Start)
+	return &apierrors.StatusError{ErrStatus: status}
+}
+
+// inWorld runs a test with objects, of which some cannot be read, and a clock that never
+// waits.
+func inWorld(t *testing.T, sound []string, words func(types.NamespacedName) string, unsound []string, f func(*testing.T, *testServer, *direct)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t)
+		for _, n := range sound {
+			s.create(inDefault(n))
+		}
+		for _, n := range unsound {
+			s.breakAll(words, inDefault(n))
+		}
+		f(t, s, &direct{s: s})
+	})
+}
+
+// TestUnreadableOtherWordsEachTime: errors that hold a number of the request are told apart
+// by nothing, and end all the same.
+func TestUnreadableOtherWordsEachTime(t *testing.T) {
+	inWorld(t, []string{"a", "c", "d"}, apart, []string{"b-1", "b-2"}, func(t *testing.T, s *testServer, d *direct) {
+		requests := 0
+		d.after = func(err error) error {
+			if !strings.Contains(err.Error(), "b-2") {
+				return err
+			}
+			requests++
+			return apierrors.NewInternalError(fmt.Errorf("unable to decode b-2, request %d", requests))
+		}
+		result, err := d.run(Options{PageSize: 2})
+		s.wantAround(result, err, []types.NamespacedName{inDefault("b-1"), inDefault("b-2")})
+		if d.lists > 2000 {
+			t.Errorf("after %d lists", d.lists)
+		}
+	})
+}
+
+// TestUnreadableOnceMore: a list that fails for itself behind an object that was found does
+// not make that object fail once more, which would hide another.
+func TestUnreadableOnceMore(t *testing.T) {
+	for failures := range 3 {
+		inWorld(t, []string{"a-0", "a-1", "a-2", "b-1", "y"}, alike, []string{"b", "x"}, func(_ *testing.T, s *testServer, d *direct) {
+			d.before = func(from token) error {
+				if from.Start == "default/x\x00" && d.looked == inDefault("x") && failures > 0 {
+					failures--
+					d.looked = types.NamespacedName{}
+					return apierrors.NewInternalError(errors.New("unable to decode, for once"))
+				}
+				return nil
+			}
+			result, err := d.run(Options{PageSize: 1})
+			s.wantAround(result, err, []types.NamespacedName{inDefault("b"), inDefault("x")})
+		})
+	}
+}
+
+// TestUnreadableNeverThere: a key that was found by lists that failed for themselves, and
+// at which nothing is, does not stand for an object that is.
+func TestUnreadableNeverThere(t *testing.T) {
+	inWorld(t, []string{"a", "y", "z"}, alike, []string{"b"}, func(_ *testing.T, s *testServer, d *direct) {
+		failures := 0
+		d.before = func(from token) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			missing := d.looked.Name != "" && s.objects[d.looked] == nil
+			if failures == 0 && from.Start > "default/b\x00" && from.Start < "default/y" || failures == 1 && missing {
+				failures++
+				return apierrors.NewInternalError(errors.New("unable to decode it"))
+			}
+			return nil
+		}
+		result, err := d.run(Options{PageSize: 1})
+		s.wantAround(result, err, []types.NamespacedName{inDefault("b")})
+	})
+}
+
+// TestUnreadableOldCount: a count of another revision is not taken for one of this.
+func TestUnreadableOldCount(t *testing.T) {
+	inWorld(t, []string{"a", "c", "m-1", "y"}, alike, []string{"b", "m", "x"}, func(t *testing.T, s *testServer, d *direct) {
+		behind, changed := 0, false
+		d.before = func(from token) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if from.Revision == newest && from.Start == "default/b\x00" && d.looked == inDefault("b") && !changed {
+				if behind++; behind == 2 { // the list, when the search is over
+					changed = true
+					s.revision++
+					delete(s.objects, inDefault("c"))
+					for i := range 3 {
+						s.create(inDefault(fmt.Sprint("z-", i)))
+					}
+				}
+			}
+			if from.Revision != newest && !changed {
+				from.Revision = newest
+				return goOnAt(from)
+			}
+			return nil
+		}
+		result, err := d.run(Options{PageSize: 1})
+		if err != nil || !changed {
+			t.Fatalf("changed: %t, %v", changed, err)
+		}
+		s.wantTold(result)
+	})
+}
+
+// TestUnreadableElsewhere: a server that names ever new places where the list is to go on is
+// not followed without end.
+func TestUnreadableElsewhere(t *testing.T) {
+	var names []string
+	for i := range 20 {
+		names = append(names, fmt.Sprint("o-", i))
+	}
+	inWorld(t, names, alike, nil, func(t *testing.T, _ *testServer, d *direct) {
+		other := int64(0)
+		d.before = func(from token) error {
+			if from.Start == "" {
+				return nil
+			}
+			if other++; other > 1000 {
+				return errors.New("it is followed without end")
+			}
+			from.Revision = -1 - other
+			return goOnAt(from)
+		}
+		if result, err := d.run(Options{PageSize: 5}); !apierrors.IsResourceExpired(err) {
+			t.Errorf("%+v, %v", result, err)
+		}
+	})
+}
+
+// TestUnreadableInTurns: a list that fails every other time, whatever is in it, ends the run.
+func TestUnreadableInTurns(t *testing.T) {
+	inWorld(t, []string{"a", "b", "c", "d", "e"}, alike, nil, func(t *testing.T, _ *testServer, d *direct) {
+		fails := true
+		d.before = func(from token) error {
+			if fails = !fails; fails && from.Start != beyond {
+				return apierrors.NewInternalError(errors.New("unable to decode, for once"))
+			}
+			if d.lists > 200_000 {
+				return errors.New("it does not end")
+			}
+			return nil
+		}
+		if result, err := d.run(Options{PageSize: 1}); err != nil && !strings.Contains(err.Error(), "for once") {
+			t.Errorf("%+v, %v, after %d lists", result, err, d.lists)
+		}
+	})
+}
+
+// TestUnreadableNames: what cannot be typed on every keyboard is not found out, at no price.
+func TestUnreadableNames(t *testing.T) {
+	for _, unsound := range []string{"über", "o-1ü", "~", "o-2~", "名"} {
+		for _, uncounted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%q, uncounted: %t", unsound, uncounted), func(t *testing.T) {
+				inWorld(t, []string{"o-0", "o-1", "o-2", "o-3", "ü"}, alike, []string{unsound}, func(t *testing.T, s *testServer, d *direct) {
+					s.uncounted = uncounted
+					result, err := d.run(Options{PageSize: 2})
+					s.wantAround(result, err, []types.NamespacedName{inDefault(unsound)})
+					if d.lists > 4000 {
+						t.Errorf("after %d lists", d.lists)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestUnreadableMany: of many objects each costs hundreds of lists.
+func TestUnreadableMany(t *testing.T) {
+	for what, unsound := range map[string]func(i int) bool{
+		"every second": func(i int) bool { return i%2 == 1 },
+		"pairs":        func(i int) bool { return i%6 == 3 || i%6 == 4 },
+		"triples":      func(i int) bool { return i%6 >= 3 },
+		"twenty":       func(i int) bool { return i%40 >= 20 },
+	} {
+		for how, words := range map[string]func(types.NamespacedName) string{"alike": alike, "told apart": apart} {
+			t.Run(what+", "+how, func(t *testing.T) {
+				var sound, broken []string
+				var failed []types.NamespacedName
+				for i := range 720 {
+					if n := fmt.Sprintf("web-%04d", i); unsound(i) {
+						broken, failed = append(broken, n), append(failed, inDefault(n))
+					} else {
+						sound = append(sound, n)
+					}
+				}
+				inWorld(t, sound, words, broken, func(t *testing.T, s *testServer, d *direct) {
+					result, err := d.run(Options{PageSize: 50})
+					s.wantAround(result, err, failed)
+					if each := d.lists / len(broken); each > 800 {
+						t.Errorf("%d lists for each object", each)
+					}
+				})
+			})
+		}
+	}
+}
+
+var between = regexp.MustCompile(`between ("(?:[^"\\]|\\.)*") and ("(?:[^"\\]|\\.)*")`)
+
+// told says whether a result tells of an object: by its name, or as one between others.
+func told(result Result, n types.NamespacedName) bool {
+	return slices.ContainsFunc(result.Failed, func(f Failure) bool {
+		if f.NamespacedName == n {
+			return true
+		}
+		places := between.FindStringSubmatch(f.Detail)
+		if places == nil {
+			return false
+		}
+		low, _ := strconv.Unquote(places[1])
+		high, _ := strconv.Unquote(places[2])
+		return n.String() >= low && n.String() <= high
+	})
+}
+
+// wantTold fails unless the result tells of all that was not written.
+func (s *testServer) wantTold(result Result) {
+	s.t.Helper()
+	for _, n := range s.unwritten() {
+		if !told(result, n) {
+			s.t.Errorf("%v was not written, and nothing is said of it: %+v", n, result.Failed)
+		}
+	}
+}
+
+var aroundSeeds = flag.Int("around-seeds", 40, "random worlds of TestUnreadableWhateverHappens for each kind of fault")
+
+// TestUnreadableWhateverHappens: in random worlds, with lists that fail for themselves,
+// objects that are created, deleted and mended, and revisions that are compacted, a run
+// ends, counts nothing twice, and leaves nothing out in silence.
+func TestUnreadableWhateverHappens(t *testing.T) {
+	for _, how := range []faults{{}, {flaky: true}, {changes: true}, {changes: true, expires: true}, {flaky: true, changes: true, expires: true}} {
+		t.Run(fmt.Sprintf("%+v", how), func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(*aroundSeeds) {
+				synctest.Test(t, func(t *testing.T) { newWorld(t, seed, how).check() })
+				if t.Failed() {
+					t.Fatalf("seed %d", seed)
+				}
+			}
+		})
+	}
+}
+
+// faults say what happens in a world.
+type faults struct{ flaky, changes, expires bool }
+
+// world is a random one.
+type world struct {
+	*direct
+	t       *testing.T
+	how     faults
+	random  *rand.Rand
+	words   func(types.NamespacedName) string
+	options Options
+	// rate is how rare faults are, and within the lists in which something changes.
+	rate, within int
+	begin        map[types.NamespacedName]string // the uids of all there was
+	ever         int                             // objects there ever were
+	compacted    int64
+	beginnings   int
+}
+
+func newWorld(t *testing.T, seed uint64, how faults) *world {
+	s := newTestServer(t)
+	w := &world{direct: &direct{s: s}, t: t, how: how, random: rand.New(rand.NewPCG(seed, 7)), within: 3000, begin: map[types.NamespacedName]string{}}
+	w.words = []func(types.NamespacedName) string{
+		alike, apart,
+		func(n types.NamespacedName) string { return n.Namespace },
+		func(n types.NamespacedName) string { return fmt.Sprint(len(n.Name) % 2) },
+	}[w.random.IntN(4)]
+	density := 1 + w.random.IntN(10)
+	for range 1 + w.random.IntN(60) {
+		w.create(density)
+	}
+	for n, o := range s.objects {
+		w.begin[n] = o.uid
+	}
+	s.uncounted = w.random.IntN(4) == 0
+	w.rate = 5 + w.random.IntN(300)
+	w.options = Options{PageSize: 1 + w.random.IntN(30), MaxNamed: 10_000}
+	w.before = w.happens
+	return w
+}
+
+// create makes an object, of which one in so many cannot be read.
+func (w *world) create(density int) {
+	n := types.NamespacedName{Namespace: fmt.Sprint("ns-", w.random.IntN(3)), Name: fmt.Sprintf("pod-%x", w.random.IntN(1<<[]int{6, 10, 20}[w.random.IntN(3)]))}
+	if w.random.IntN(10) == 0 {
+		n.Name += "-x"
+	}
+	if w.s.objects[n] != nil || w.s.broken[n] != nil {
+		return
+	}
+	w.ever++
+	w.s.create(n)
+	if w.random.IntN(density) == 0 {
+		w.s.breakAll(w.words, n)
+	}
+}
+
+// happens is what happens before a list.
+func (w *world) happens(from token) error {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	if from.Start == "" {
+		w.beginnings++
+	}
+	if w.how.flaky && w.random.IntN(w.rate) == 0 {
+		return apierrors.NewInternalError(errors.New("unable to decode, for once"))
+	}
+	changing := w.lists < w.within
+	if w.how.changes && changing && w.random.IntN(w.rate) == 0 {
+		w.change()
+	}
+	if w.how.expires && changing && w.random.IntN(w.rate) == 0 {
+		w.compacted = int64(w.s.revision)
+		w.s.revision++
+	}
+	if from.Start != "" && from.Revision != newest && from.Revision <= w.compacted {
+		from.Revision = newest
+		return goOnAt(from)
+	}
+	return nil
+}
+
+func (w *world) change() {
+	s := w.s
+	s.revision++
+	switch w.random.IntN(3) {
+	case 0:
+		if n, ok := pick(w.random, s.objects); ok {
+			delete(s.objects, n)
+			delete(s.broken, n)
+			delete(s.mended, n)
+		}
+	case 1:
+		if n, ok := pick(w.random, s.broken); ok && s.objects[n] != nil && s.mended[n] == 0 {
+			s.objects[n].revision, s.mended[n] = s.revision, s.revision
+		}
+	case 2:
+		w.create(2)
+	}
+}
+
+// pick returns one of the names in a map.
+func pick[V any](random *rand.Rand, m map[types.NamespacedName]V) (types.NamespacedName, bool) {
+	var all []types.NamespacedName
+	for n := range m {
+		all = append(all, n)
+	}
+	if len(all) == 0 {
+		return types.NamespacedName{}, false
+	}
+	slices.SortFunc(all, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
+	return all[random.IntN(len(all))], true
+}
+
+func (w *world) check() {
+	result, err := w.run(w.options)
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			w.t.Errorf("it does not end: %+v", result.Progress)
+		}
+		return
+	}
+	p := result.Progress
+	if p.Total != p.Patched+p.Overtaken+p.Gone+p.Failed.Sum() || min(p.Total, p.Patched, p.Overtaken, p.Gone, p.Failed.Sum()) < 0 {
+		w.t.Errorf("%+v", p)
+	}
+	if w.beginnings < 2 && int(p.Total) > w.ever {
+		w.t.Errorf("of %d objects there ever were: %+v", w.ever, p)
+	}
+	for n, uid := range w.begin {
+		if o := w.s.objects[n]; o != nil && o.uid == uid && o.written == 0 && w.s.mended[n] == 0 && !told(result, n) {
+			w.t.Errorf("%v was not written, and nothing is said of it: %+v", n, result)
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// lister submits the objects of all pages of a run, in the order of the list.
+type lister struct {
+	*run
+	tasks chan<- task
+	// size is how many objects are asked for: half of it after a page that could not be
+	// read, since it may be for one of its objects, twice of it after one that could. most
+	// bounds it to half of what took the server too long.
+	// Invariant: 1 <= size <= most.
+	size, most int
+	// slow counts the times that even one object took it too long, and most was given up.
+	slow int
+	// passed says that an object that cannot be read was gone around.
+	passed bool
+	// submitted says that something was.
+	submitted bool
+	// stuck is the key at which the list did not go on, and returns how often in a row.
+	stuck   string
+	returns int
+	// blind is how often in a row nothing was found of what cannot be read.
+	blind int
+	// outage is the patience with a server that fails at many objects together, waited says
+	// that there was one, and outages counts those that are over.
+	outage  *patience
+	waited  bool
+	outages int
+	// guessed counts the lists that looked for what may be hidden.
+	guessed int
+}
+
+// maxOutages bounds the outages in a run that are waited for, and those that are taken for the
+// reason why lists took too long.
+const maxOutages = 10
+
+func newLister(r *run, tasks chan<- task) *lister {
+	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience}}
+}
+
+// place is where a list goes on.
+type place struct {
+	// end says that nothing comes any more.
+	end bool
+	// token is the server's, or one of its format; empty at the beginning.
+	token string
+	// left is how many objects there are from here on; uncounted if the server did not say.
+	left int64
+}
+
+const uncounted int64 = -1
+
+// unreadable says that a page cannot be read in any version, for what is in it or for the
+// server's own reasons, however often it is asked for, or takes the server too long.
+type unreadable struct {
+	reason Reason
+	err    error
+}
+
+func (u *unreadable) Error() string { return "list the objects: " + u.err.Error() }
+
+func (u *unreadable) Unwrap() error { return u.err }
+
+func (l *lister) all(ctx context.Context) error {
+	from := place{token: l.opts.Resume.Continue, left: uncounted}
+	for begun, moved := 1, 0; ; {
+		next, err := l.step(ctx, from)
+		resumed := l.opts.Resume.Continue != "" && begun == 1 && !l.submitted
+		switch goOn, tooOld := Expired(err); {
+		case tooOld && goOn != "" && goOn != from.token && moved < beginnings:
+			from = place{token: goOn, left: uncounted}
+			moved++
+			continue
+		case tooOld && from.token != "" && begun < beginnings, resumed && apierrors.IsBadRequest(err):
+			// What was written already needs no write now. If this run did it, it is counted again.
+			l.begin(resumed)
+			from = place{left: uncounted}
+			begun, moved = begun+1, 0
+			continue
+		case errors.Is(err, errNoWay):
+			l.blocked = err
+			return nil
+		case err != nil:
+			return err
+		}
+		if next.token != from.token {
+			moved = 0
+		}
+		if from = next; from.end {
+			return nil
+		}
+	}
+}
+
+// step submits the next page, or goes around what cannot be read of it, and returns what
+// comes after it.
+func (l *lister) step(ctx context.Context, from place) (next place, err error) {
+	tries := 1
+	if l.size == 1 && !l.passed {
+		tries = attempts // it may be the server
+	}
+	list, err := l.page(ctx, from.token, l.size, tries)
+	var bad *unreadable
+	switch {
+	case errors.As(err, &bad) && l.size > 1:
+		l.size /= 2
+		return from, nil
+	case errors.As(err, &bad):
+		return l.around(ctx, from, bad)
+	case err != nil:
+		return place{}, err
+	}
+	if l.size = min(2*l.size, l.most); l.size == l.most && l.waited && l.outages < maxOutages {
+		l.outage.answered()
+		l.waited = false
+		l.outages++
+	}
+	return l.submit(ctx, list)
+}
+
+func (l *lister) submit(ctx context.Context, list *metav1.PartialObjectMetadataList) (next place, err error) {
+	l.submitted = true
+	next = place{end: list.Continue == "", token: list.Continue, left: behind(list)}
+	if len(list.Items) > 0 {
+		l.blind = 0
+	}
+	p := l.listed(len(list.Items), next.token, next.left)
+	for i := range list.Items {
+		if err := l.task(ctx, &list.Items[i], p); err != nil {
+			return place{}, err
+		}
+	}
+	return next, nil
+}
+
+func (l *lister) task(ctx context.Context, m *metav1.PartialObjectMetadata, p *page) error {
+	select {
+	case l.tasks <- taskOf(m, p):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func taskOf(m *metav1.PartialObjectMetadata, p *page) task {
+	return task{page: p, object: object{
+		NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, uid: m.UID, resourceVersion: m.ResourceVersion,
+	}}
+}
+
+// behind is how many objects there are behind a page.
+func behind(list *metav1.PartialObjectMetadataList) int64 {
+	switch {
+	case list.Continue == "":
+		return 0
+	case list.RemainingItemCount == nil:
+		return uncounted
+	}
+	return *list.RemainingItemCount
+}
+
+// page reads a page. While that fails other versions are tried: a server that cannot bring
+// some object to one version may be able to bring it to another. The version that did is
+// used from then on. The error is an unreadable if each of them failed so many times, or several
+// objects took too long.
+func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
+	wasAway := false
+	version := l.versionInUse()
+	for failed, backoff := 0, minBackoff; ; {
+		list, err := l.api.List(ctx, l.target.WithVersion(l.target.Versions[version]), int64(limit), token)
+		_, tooOld := Expired(err)
+		switch {
+		case err == nil:
+			l.patience.answered()
+			if wasAway {
+				l.webhook.answered()
+			}
+			l.use(version)
+			return list, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case tooOld || apierrors.IsBadRequest(err) || lasting(err):
+			return nil, err
+		}
+		v := judge(err)
+		pause := max(v.after, backoff)
+		switch v.answer {
+		case busy:
+			if apierrors.IsTimeout(err) && l.tooMany(limit) {
+				return nil, &unreadable{reason: v.reason, err: err}
+			}
+		case away:
+			wasAway = true
+			l.patience.answered()
+			if !l.webhook.lasts(l.opts.Clock.Now()) {
+				return nil, fmt.Errorf("list the objects: %w", err)
+			}
+		default:
+			l.patience.answered()
+			if failed++; failed >= tries*len(l.target.Versions) {
+				return nil, &unreadable{reason: v.reason, err: err}
+			}
+			if tries == 1 {
+				pause = v.after
+			}
+		}
+		if pause > 0 {
+			if err := l.wait(ctx, err, pause); err != nil {
+				return nil, fmt.Errorf("list the objects: %w", err)
+			}
+		}
+		if version = (version + 1) % len(l.target.Versions); version == 0 {
+			backoff = min(2*backoff, maxBackoff)
+		}
+	}
+}
+
+// tooMany takes in that a list of so many objects took the server too long, and says whether it
+// may be that they are too many. Then no more than half of them are asked for from now on:
+// each list that takes too long may take it a minute. If one object takes too long, too, it was
+// not for how many they were.
+func (l *lister) tooMany(limit int) bool {
+	if limit > 1 {
+		l.most = limit / 2
+		return true
+	}
+	if l.most < l.opts.PageSize && l.slow < maxOutages {
+		l.slow++
+		l.most = l.opts.PageSize
+	}
+	return false
+}
+
+func (r *run) versionInUse() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.version
+}
+
+func (r *run) use(version int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.version, r.resource = version, r.target.WithVersion(r.target.Versions[version])
+}
+
+// begin forgets where the list was, and if nothing was listed yet what was done before.
+func (r *run) begin(first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if first {
+		r.result.Progress = Progress{}
+	}
+	r.frontier = newFrontier("", Progress{}, Progress.plus, r.opts.MaxNamed)
+}
+
+// listed begins a page of so many objects, with so many behind it, if that is known.
+func (r *run) listed(objects int, after string, behind int64) *page {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := &page{Piece: r.frontier.Begin(after), left: objects, last: after == ""}
+	r.frontier.Count(p.Piece, Progress{Total: int64(objects)})
+	r.result.Total += int64(objects)
+	if r.result.Expected == 0 && after != "" && behind >= 0 {
+		r.result.Expected = r.result.Total + behind
+	}
+	r.pass(p)
+	return p
+}

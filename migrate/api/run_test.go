@@ -1,0 +1,677 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/migrate/pace"
+)
+
+// TestEveryObject: each object is patched once, several at a time, and progress ends where
+// the result is.
+func TestEveryObject(t *testing.T) {
+	s := startServer(t, 700)
+	// The first patch is answered when the second has come.
+	second := make(chan struct{})
+	var patches atomic.Int64
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		switch patches.Add(1) {
+		case 1:
+			select {
+			case <-second:
+			case <-time.After(time.Minute):
+			}
+		case 2:
+			close(second)
+		}
+		return nil
+	}
+	var last Report
+	result, err := s.engine().Run(t.Context(), target, Options{PageSize: 100}, func(r Report) {
+		if r.Total < last.Total || r.Patched < last.Patched || r.Cursor.Progress.Patched > r.Patched {
+			t.Errorf("after %+v it says %+v", last, r)
+		}
+		last = r
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Progress != (Progress{Expected: 700, Total: 700, Patched: 700}) || last.Progress != result.Progress {
+		t.Errorf("result %+v, last report %+v", result, last)
+	}
+	for name, n := range s.asked {
+		if n != 1 {
+			t.Errorf("%s was patched %d times", name, n)
+		}
+	}
+	if left := s.unwritten(); len(left) > 0 {
+		t.Errorf("not written: %v", left)
+	}
+	if s.most < 2 {
+		t.Errorf("%d patches were under way", s.most)
+	}
+}
+
+// TestThrottled: a server that takes four patches at a time gets few more, is left alone for
+// as long as it says, and ends up with everything.
+func TestThrottled(t *testing.T) {
+	s := startServer(t, 400)
+	var mu sync.Mutex
+	var closed time.Time
+	early := 0
+	crowded := make(chan struct{})
+	var once sync.Once
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		s.mu.Lock()
+		under := s.under
+		s.mu.Unlock()
+		if under > 4 {
+			once.Do(func() { close(crowded) })
+		}
+		select { // the first ones wait until they are too many
+		case <-crowded:
+		case <-r.Context().Done():
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Now().Before(closed) {
+			early++
+		}
+		if under <= 4 {
+			return nil
+		}
+		closed = time.Now().Add(900 * time.Millisecond)
+		return apierrors.NewTooManyRequests("too many", 1)
+	}
+	result, err := s.run(Options{MaxParallel: 12})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Patched != 400 || result.Throttled == 0 || result.Throttled > 60 {
+		t.Errorf("result %+v", result)
+	}
+	// Only those are early that were begun before the server's answer had come.
+	if early > 200 || len(s.unwritten()) > 0 {
+		t.Errorf("%d patches came early, %d objects are left", early, len(s.unwritten()))
+	}
+}
+
+// TestContinueExpires: a token that is too old costs no object, whether or not the server
+// says where to go on.
+func TestContinueExpires(t *testing.T) {
+	for _, goesOn := range []bool{true, false} {
+		t.Run(fmt.Sprintf("goes on %t", goesOn), func(t *testing.T) {
+			s := startServer(t, 300)
+			expired := 0
+			s.answer = func(r *http.Request, _ types.NamespacedName) error {
+				token := r.URL.Query().Get("continue")
+				if r.Method != http.MethodGet || token == "" || expired == 2 {
+					return nil
+				}
+				expired++
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				clear(s.pages)
+				s.create(types.NamespacedName{Namespace: "ns-9", Name: fmt.Sprint("late-", expired)})
+				err := apierrors.NewResourceExpired("too old")
+				if goesOn {
+					place, _ := readToken(token)
+					place.Revision = newest
+					err.ErrStatus.Continue = place.at(place.Start)
+				}
+				return err
+			}
+			result, err := s.run(Options{PageSize: 50})
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := slices.DeleteFunc(s.unwritten(), func(n types.NamespacedName) bool { return n.Namespace == "ns-9" })
+			if expired != 2 || len(left) > 0 || result.Total != result.Patched+result.Overtaken+result.Gone {
+				t.Errorf("expired %d times, left %v, result %+v", expired, left, result)
+			}
+		})
+	}
+}
+
+// TestOvertaken: an object that somebody else has written, deleted or created again since it
+// was listed is not written, is asked for once, and is no failure.
+func TestOvertaken(t *testing.T) {
+	s := startServer(t, 40)
+	updated, deleted, replaced := name(3), name(7), name(11)
+	var once sync.Once
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method == http.MethodPatch {
+			once.Do(func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.revision++
+				s.objects[updated].revision = s.revision
+				delete(s.objects, deleted)
+				s.create(replaced)
+			})
+		}
+		return nil
+	}
+	result, err := s.run(Options{MaxParallel: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Progress != (Progress{Total: 40, Patched: 37, Overtaken: 1, Gone: 2}) {
+		t.Errorf("result %+v", result)
+	}
+	for _, n := range []types.NamespacedName{updated, deleted, replaced} {
+		if s.asked[n] != 1 || s.objects[n] != nil && s.objects[n].written != 0 {
+			t.Errorf("%s was patched %d times", n, s.asked[n])
+		}
+	}
+}
+
+// TestFailures: what cannot be migrated is told apart, does not stop the others, and is
+// asked for again only where that may help.
+func TestFailures(t *testing.T) {
+	webhook := `conversion webhook for example.com/v1, Kind=Widget failed: it has no spec.size`
+	for _, test := range []struct {
+		why    string
+		err    error
+		reason Reason
+		asked  int
+	}{
+		{"validation", apierrors.NewInvalid(widgets.WithVersion("").GroupVersion().WithKind("Widget").GroupKind(), "x", field.ErrorList{field.Required(field.NewPath("spec"), "")}), Rejected, 1},
+		{"admission", apierrors.NewForbidden(widgets, "x", errors.New("a policy denies it")), Rejected, 1},
+		{"conflict", apierrors.NewConflict(widgets, "x", errors.New("says a policy")), Conflict, 1},
+		{"size of the request", apierrors.NewRequestEntityTooLargeError("limit is 3 MiB"), TooLarge, 1},
+		{"size in etcd", apierrors.NewInternalError(errors.New("etcdserver: request is too large")), TooLarge, 1},
+		{"size of what etcd is sent", apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097200 vs. 2097152)")), TooLarge, 1},
+		{"webhook", apierrors.NewInternalError(errors.New(webhook)), WebhookFailed, attempts},
+		{"damaged", apierrors.NewInternalError(errors.New("couldn't get version/kind; json parse error")), DoesNotDecode, attempts},
+		{"a panic", apierrors.NewInternalError(errors.New("runtime error")), Rejected, attempts},
+	} {
+		t.Run(test.why, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t, 60)
+			bad := []types.NamespacedName{name(5), name(6), name(30)}
+			s.answer = func(r *http.Request, name types.NamespacedName) error {
+				if r.Method == http.MethodPatch && slices.Contains(bad, name) {
+					return test.err
+				}
+				return nil
+			}
+			var mu sync.Mutex
+			told := map[types.NamespacedName]Reason{}
+			result, err := s.run(Options{PageSize: 20, MaxNamed: 2, Failed: func(f Failure) {
+				mu.Lock()
+				defer mu.Unlock()
+				told[f.NamespacedName] = f.Reason
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.Failed[0].Reason != test.reason || result.Failed[0].Detail == "" || len(result.Failed) != 2 || result.Progress.Failed[test.reason] != 3 || result.Patched != 57 {
+				t.Errorf("result %+v", result)
+			}
+			for _, n := range bad {
+				if reason, ok := told[n]; !ok || reason != test.reason || s.asked[n] != test.asked {
+					t.Errorf("%s: told %v, %v, asked for %d times", n, ok, reason, s.asked[n])
+				}
+			}
+			if left := s.unwritten(); len(left) != 3 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// TestWebhookAway: no object fails for a conversion webhook that is away for a while, longer
+// than a few attempts take. For one that stays away all fail that need it, together in the
+// time of one, and no others.
+func TestWebhookAway(t *testing.T) {
+	const failed = "conversion webhook for example.com/v1, Kind=Widget failed: "
+	for text, want := range map[string]answer{
+		`Post "https://x/convert?timeout=30s": connect: connection refused`: away,
+		"the server is currently unable to handle the request":              away,
+		"the server could not find the requested resource":                  away,
+		"it has no spec.size": unsure,
+	} {
+		if v := judge(apierrors.NewInternalError(errors.New(failed + text))); v.answer != want || v.reason != WebhookFailed {
+			t.Errorf("%s: %+v", text, v)
+		}
+	}
+	for _, text := range []string{"failed to decrypt DEK, error: rpc error: code = Unavailable desc = connection error", "got unexpected nil transformer"} {
+		if v := judge(apierrors.NewInternalError(errors.New("unable to transform key: " + text))); v.answer != away || v.reason != DoesNotDecode {
+			t.Errorf("%s: %+v", text, v)
+		}
+	}
+	err := apierrors.NewInternalError(errors.New(failed + `Post "https://x": EOF`))
+	const needing, patience = 10, 500 * time.Millisecond
+	s := startServer(t, 300)
+	needs := func(name types.NamespacedName) bool { return strings.HasPrefix(name.Name, "o-000") }
+	lists, patches := 5, needing*(attempts+1)
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		left := &patches
+		switch {
+		case name.Name == "":
+			left = &lists
+		case !needs(name):
+			return nil
+		}
+		if *left--; *left >= 0 {
+			return err
+		}
+		return nil
+	}
+	if result, err := s.run(Options{WebhookPatience: time.Minute}); err != nil || result.Patched != 300 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		if r.Method == http.MethodPatch && needs(name) {
+			return err
+		}
+		return nil
+	}
+	const parallel = 4
+	clear(s.asked)
+	if result, err := s.run(Options{WebhookPatience: patience, MaxParallel: parallel}); err != nil || result.Patched != 300-needing || result.Progress.Failed[WebhookFailed] != needing {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	waited := 0
+	for name, n := range s.asked {
+		if needs(name) && n > 1 {
+			waited++
+		}
+	}
+	if waited == 0 || waited > parallel {
+		t.Errorf("%d objects were tried again, want those that were under way when it went away", waited)
+	}
+	s.answer = func(*http.Request, types.NamespacedName) error { return err }
+	if _, err := s.run(Options{WebhookPatience: patience}); err == nil || !strings.Contains(err.Error(), "EOF") {
+		t.Errorf("a list that needs the webhook: %v", err)
+	}
+}
+
+// TestServerAway: a server that is away for a while is waited for; one that stays away ends
+// the run, which another goes on with where it was.
+func TestServerAway(t *testing.T) {
+	s := startServer(t, 300)
+	away := map[string]error{"no answer": errors.New("away"), "503": apierrors.NewServiceUnavailable("starting")}
+	for _, text := range []string{
+		"etcdserver: request timed out, possibly due to previous leader failure", "etcdserver: leader changed", "etcdserver: no leader",
+		"rpc error: code = Unavailable desc = error reading from server: EOF", "etcdserver: mvcc: database space exceeded",
+	} {
+		away[text] = apierrors.NewInternalError(errors.New(text))
+	}
+	for kind, err := range away {
+		failing := 20
+		lists := 2
+		s.answer = func(r *http.Request, _ types.NamespacedName) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			left := &failing
+			if r.Method == http.MethodGet {
+				left = &lists
+			}
+			if *left--; *left >= 0 {
+				return err
+			}
+			return nil
+		}
+		if result, err := s.run(Options{WebhookPatience: time.Minute}); err != nil || result.Patched != 300 {
+			t.Errorf("%s: %+v, %v", kind, result, err)
+		}
+	}
+	taken := 0
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if taken++; r.Method == http.MethodPatch && taken > 150 {
+			return apierrors.NewServiceUnavailable("gone")
+		}
+		return nil
+	}
+	first, err := s.run(Options{PageSize: 20, Patience: 300 * time.Millisecond})
+	if !errors.Is(err, ErrUnavailable) || first.Patched == 0 || first.Cursor.Continue == "" {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	s.answer = nil
+	clear(s.asked)
+	second, err := s.run(Options{PageSize: 20, Resume: first.Cursor})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := int(first.Cursor.Progress.Patched)
+	if second.Total != 300 || second.Patched+second.Overtaken != 300 || len(s.asked) != 300-done {
+		t.Errorf("%d were done; then %d were asked for: %+v", done, len(s.asked), second)
+	}
+}
+
+// pausing is a clock that notes how long it was asked to wait, and does not wait so long.
+type pausing struct {
+	clock.WithTicker
+	mu     sync.Mutex
+	pauses []time.Duration
+}
+
+// NewTimer implements clock.Clock.
+func (p *pausing) NewTimer(d time.Duration) clock.Timer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pauses = append(p.pauses, d)
+	return p.WithTicker.NewTimer(d / 50)
+}
+
+// TestBackoff: each time that the server cannot take an object it is left alone for longer, up
+// to a bound, whether it fails or is away.
+func TestBackoff(t *testing.T) {
+	for kind, err := range map[string]error{"away": errors.New("away"), "failing": apierrors.NewInternalError(errors.New("runtime error"))} {
+		s := startServer(t, 1)
+		failing := 10
+		if kind == "failing" {
+			failing = attempts - 1
+		}
+		left := failing
+		s.answer = func(r *http.Request, _ types.NamespacedName) error {
+			if r.Method == http.MethodPatch {
+				if left--; left >= 0 {
+					return err
+				}
+			}
+			return nil
+		}
+		waited := &pausing{WithTicker: clock.RealClock{}}
+		if result, err := s.run(Options{MaxParallel: 1, Clock: waited}); err != nil || result.Patched != 1 {
+			t.Fatalf("%s: %+v, %v", kind, result, err)
+		}
+		backoff := minBackoff
+		for i, pause := range waited.pauses {
+			if most := backoff + time.Duration(jitter*float64(backoff)); pause < backoff || pause > most {
+				t.Errorf("%s: waited %s, the %d. time, want %s to %s", kind, pause, i+1, backoff, most)
+			}
+			backoff = min(2*backoff, maxBackoff)
+		}
+		if len(waited.pauses) != failing {
+			t.Errorf("%s: waited %v, want %d times", kind, waited.pauses, failing)
+		}
+	}
+}
+
+// TestBackoffApart: objects that failed together do not come back together, and none before the
+// server wants it.
+func TestBackoffApart(t *testing.T) {
+	const parallel = firstParallel
+	for _, after := range []int{0, 1} {
+		s := startServer(t, parallel)
+		var together sync.WaitGroup
+		together.Add(parallel)
+		s.answer = func(r *http.Request, name types.NamespacedName) error {
+			s.mu.Lock()
+			first := r.Method == http.MethodPatch && s.asked[name] == 1
+			s.mu.Unlock()
+			if !first {
+				return nil
+			}
+			together.Done()
+			together.Wait()
+			return apierrors.NewTooManyRequests("too many", after)
+		}
+		waited := &pausing{WithTicker: clock.RealClock{}}
+		if result, err := s.run(Options{MaxParallel: parallel, Clock: waited}); err != nil || result.Patched != parallel {
+			t.Fatalf("%+v, %v", result, err)
+		}
+		if pauses := slices.Compact(slices.Sorted(slices.Values(waited.pauses))); after == 0 && len(pauses) < 2 {
+			t.Errorf("waited %v", waited.pauses)
+		}
+		if after > 0 && waited.pauses[0] != time.Second {
+			t.Errorf("waited %v, want a second", waited.pauses)
+		}
+	}
+}
+
+// TestUnreadableToken: a token of another time is the beginning.
+func TestUnreadableToken(t *testing.T) {
+	s := startServer(t, 30)
+	result, err := s.run(Options{Resume: Cursor{Continue: "nonsense", Progress: Progress{Total: 12, Patched: 12}}})
+	if err != nil || result.Progress != (Progress{Total: 30, Patched: 30}) {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// TestUnable: what the server does for no object ends the run at once.
+func TestUnable(t *testing.T) {
+	s := startServer(t, 100)
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method == http.MethodPatch {
+			return apierrors.NewMethodNotSupported(widgets, "patch")
+		}
+		return nil
+	}
+	if _, err := s.run(Options{}); !apierrors.IsMethodNotSupported(err) || len(s.asked) > 32 {
+		t.Errorf("%v, after %d patches", err, len(s.asked))
+	}
+}
+
+// TestOtherVersion: where the objects cannot be listed in the best version, another one is
+// used; where they cannot be listed in any, the run ends.
+func TestOtherVersion(t *testing.T) {
+	s := startServer(t, 30)
+	broken := []string{"v2"}
+	lists := 0
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		if name.Name != "" {
+			return nil
+		}
+		lists++
+		for _, v := range broken {
+			if r.URL.Path == "/apis/example.com/"+v+"/widgets" {
+				return apierrors.NewInternalError(errors.New("conversion webhook for x failed"))
+			}
+		}
+		return nil
+	}
+	if result, err := s.run(Options{}); err != nil || result.Patched != 30 {
+		t.Errorf("%+v, %v", result, err)
+	}
+	lists, broken = 0, []string{"v2", "v1"}
+	// 500 objects, 250 and so on, in each version; then a single one, several times; then the end.
+	if _, err := s.run(Options{}); err == nil || lists != 2*(8+attempts+1) {
+		t.Errorf("%v after %d lists", err, lists)
+	}
+}
+
+// TestRate: a migration that is held to a rate keeps to it, and ends when all is done: whoever
+// has nothing to do takes no part of it.
+func TestRate(t *testing.T) {
+	const objects, perSecond = 10, 5
+	s := startServer(t, objects)
+	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: perSecond}, nil, clock.RealClock{})
+	defer stop()
+	began := time.Now()
+	if result, err := s.run(Options{Pacer: pacer}); err != nil || result.Patched != objects {
+		t.Errorf("%+v, %v", result, err)
+	}
+	// What falls due in the first three bursts, of 20 ms each, is there from the start.
+	least := (objects-1)*time.Second/perSecond - 60*time.Millisecond
+	if took := time.Since(began); took < least || took > 10*least {
+		t.Errorf("%d objects took %s", objects, took)
+	}
+}
+
+func TestWindow(t *testing.T) {
+	start := time.Unix(1000, 0)
+	w := window{limit: 8, most: 10}
+	if one := w.taken(); one.limit != 9 {
+		t.Errorf("it grew to %v", one.limit)
+	}
+	for range 100 {
+		w = w.taken()
+	}
+	if w.limit != 10 {
+		t.Errorf("it grew to %v", w.limit)
+	}
+	w = w.throttled(start, start.Add(time.Second))
+	// Nine more that were under way say the same.
+	for range 9 {
+		w = w.throttled(start, start.Add(time.Second))
+	}
+	if w.limit != 5 {
+		t.Errorf("it fell to %v", w.limit)
+	}
+	if one := w.taken(); one.limit != 5.2 {
+		t.Errorf("it grew to %v", one.limit)
+	}
+	for range 20 {
+		w = w.throttled(start.Add(time.Minute), start.Add(time.Minute))
+	}
+	if w.limit != 1 {
+		t.Errorf("it fell to %v", w.limit)
+	}
+	if w = w.taken(); w.limit != 2 {
+		t.Errorf("it grew to %v", w.limit)
+	}
+}
+
+// TestWindowUnused: how many patches may be under way grows only while as many as half of them
+// are: what takes one after the other says nothing of what more would do.
+func TestWindowUnused(t *testing.T) {
+	g := newTurnstile(Options{MaxParallel: 100}.withDefaults())
+	patch := func(together int) float64 {
+		t.Helper()
+		for range together {
+			if _, _, ok := g.begin(); !ok {
+				t.Fatalf("of %d patches one was not let in", together)
+			}
+		}
+		before := g.window.limit
+		g.leave(time.Now(), verdict{answer: written})
+		grown := g.window.limit - before
+		for range together - 1 {
+			g.leave(time.Now(), verdict{answer: unable})
+		}
+		return grown
+	}
+	for together, grows := range map[int]float64{1: 0, firstParallel/2 - 1: 0} {
+		if got := patch(together); got != grows {
+			t.Errorf("with %d of %d under way the window grew by %v", together, firstParallel, got)
+		}
+	}
+	if got := patch(firstParallel / 2); got != 1 {
+		t.Errorf("with half of them under way the window grew by %v", got)
+	}
+}
+
+// TestPatience: what does not answer is given up when it has not for so long. What was away for
+// a while, and nobody has missed since, is waited for as if it were the first time.
+func TestPatience(t *testing.T) {
+	const bound = 30 * time.Second
+	for _, forget := range []time.Duration{0, 3 * maxBackoff} {
+		p := &patience{bound: bound, forget: forget}
+		now := time.Unix(1000, 0)
+		for asked := range 20 {
+			if lasts, want := p.lasts(now), time.Duration(asked)*maxBackoff < bound; lasts != want {
+				t.Errorf("forget %v: asked %d times it lasts %t, want %t", forget, asked, lasts, want)
+			}
+			now = now.Add(maxBackoff)
+		}
+		if lasts := p.lasts(now.Add(time.Hour)); lasts != (forget > 0) {
+			t.Errorf("forget %v: it lasts %t an hour later", forget, lasts)
+		}
+		p.answered()
+		if !p.lasts(now.Add(2 * time.Hour)) {
+			t.Errorf("forget %v: it does not last after an answer", forget)
+		}
+	}
+}
+
+// watchedClock tells of timers that are for longer than pauses between attempts are at first.
+type watchedClock struct {
+	clock.RealClock
+	longTimer func()
+}
+
+func (c watchedClock) NewTimer(d time.Duration) clock.Timer {
+	if d > 10*minBackoff {
+		c.longTimer()
+	}
+	return c.RealClock.NewTimer(d)
+}
+
+// TestWaitingForTheList: a worker that has waited for an object looks again whether the server
+// wants to be left alone.
+func TestWaitingForTheList(t *testing.T) {
+	s := startServer(t, 40)
+	var mu sync.Mutex
+	var closed time.Time
+	early, lists := 0, 0
+	throttled := make(chan struct{})
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if name.Name == "" {
+			if lists++; lists == 2 { // the workers that have nothing to do wait for this page
+				mu.Unlock()
+				select {
+				case <-throttled:
+				case <-time.After(time.Minute):
+				}
+				mu.Lock()
+			}
+			return nil
+		}
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		if closed.IsZero() {
+			closed = time.Now().Add(900 * time.Millisecond)
+			return apierrors.NewTooManyRequests("later", 1)
+		}
+		if time.Now().Before(closed) {
+			early++
+		}
+		return nil
+	}
+	// The page comes when somebody waits since the server asked for it.
+	waits := watchedClock{longTimer: sync.OnceFunc(func() { close(throttled) })}
+	if result, err := s.run(Options{PageSize: 1, Clock: waits}); err != nil || result.Patched != 40 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if early > 0 {
+		t.Errorf("%d patches came early", early)
+	}
+}
+
+// TestGone: an error that says no more than "not found" may be about the resource.
+func TestGone(t *testing.T) {
+	if !gone(apierrors.NewNotFound(widgets, "x")) || gone(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonNotFound, Code: 404}}) || gone(nil) {
+		t.Error("not told apart")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{{MaxParallel: -1}, {PageSize: -1}, {MaxNamed: -1}, {Patience: -1}, {WebhookPatience: -1}} {
+		if _, err := New(nil).Run(t.Context(), target, o, nil); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
+	}
+	if _, err := New(nil).Run(t.Context(), Target{GroupResource: widgets}, Options{}, nil); err == nil {
+		t.Error("no version is accepted")
+	}
+}

@@ -1,0 +1,252 @@
+// Package claim does StorageVersionMigrations: every server looks at them, one claims
+// each, rewrites what is stored and says how it ended (section 3.6). Whether that counts
+// is decided by package evolve. The rewriting itself is behind Rewriter, next to the store.
+package claim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// Rewriter brings the stored objects of a resource to one encoding: in the store, or by
+// having the API write them anew.
+type Rewriter interface {
+	// Rewrite returns when every object is in the encoding, but for those that the result
+	// names, or with an error. It may be called again after an error and then passes over
+	// what is done. An error for which errors.Is(err, ErrFenced) holds says that the
+	// StorageVersion has moved and that nothing was written since, and one that wraps
+	// ErrUnproven that no position counts. progress is called from time to time, one call at
+	// a time and none after the return. Counts include what is before Job.Resume.
+	Rewrite(ctx context.Context, job Job, progress func(Progress)) (Result, error)
+}
+
+// Job is what to rewrite, and under which permission.
+type Job struct {
+	GroupResource schema.GroupResource
+	Encoding      agree.Encoding
+	// CRD is the definition under which the rewrite is permitted, zero for a built-in
+	// resource. It stores the encoding, and a rewrite that ends under another one does not
+	// count; what decodes and encodes must have been made from one at least this new.
+	CRD CRD
+	// FenceRevision is the revision of the StorageVersion that permits the rewrite. It was
+	// read before Rewrite is called, so that the first page is newer.
+	FenceRevision int64
+	// Refence can be asked, by any goroutine, when the StorageVersion has moved: it reads it
+	// again and returns the revision at which it still permits the rewrite (a server has
+	// only joined or left), or an error that wraps ErrFenced if it does not.
+	Refence func(ctx context.Context) (int64, error)
+	// Resume is a Checkpoint's Position that a Rewriter gave for a rewrite to the same
+	// encoding, under the same StorageVersion at the same epoch and the same CRD; empty for
+	// the beginning. One that cannot be read is the beginning, too.
+	Resume string
+	// MaxAddedLatency and MaxPerSecond are what the migration says of its speed; nil for the
+	// server's defaults.
+	MaxAddedLatency *time.Duration
+	MaxPerSecond    *int64
+	// Versions are those in which the resource may be served, the best first.
+	Versions []string
+	// Failed is told every object that cannot be migrated, by any goroutine.
+	Failed func(Failure)
+}
+
+// CRD names a CustomResourceDefinition in one of its states. Generations of different
+// UIDs cannot be compared.
+type CRD struct {
+	UID        string
+	Generation int64
+}
+
+// Progress counts objects. Done are known to be in the encoding. Conflicts counts the times
+// an object was found changed when it was to be written.
+type Progress struct {
+	Total, Done, Failed, Conflicts int64
+	// FailedByReason divides Failed; nil if none failed, or for Rewriters that do not tell.
+	FailedByReason map[migrationv1alpha1.MigrationFailureReason]int64
+	Checkpoint     Checkpoint
+}
+
+// Checkpoint is where a rewrite can go on, by whatever server.
+type Checkpoint struct {
+	// Position is for Rewriters to read. It stands also for how many objects before it are
+	// done and how many failed.
+	Position string
+	// Failures names those before it, of this call.
+	Failures []Failure
+}
+
+// Failure names an object that cannot be migrated.
+type Failure struct {
+	Namespace, Name string
+	Reason          migrationv1alpha1.MigrationFailureReason
+	Message         string
+}
+
+// Result is how a rewrite ended. Failures may name fewer objects than Failed counts.
+type Result struct {
+	Progress
+	Failures []Failure
+}
+
+// ErrFenced says that the StorageVersion does not permit the rewrite as it was begun.
+var ErrFenced = errors.New("the StorageVersion has moved")
+
+// ErrUnproven says that a rewrite came to its end, and objects were found that are not as they
+// should be.
+var ErrUnproven = errors.New("a census after the rewrite found what is not as it should be")
+
+// Config is what a Controller needs.
+type Config struct {
+	// Client reads and writes API objects, uncached. Its scheme must hold StorageVersions,
+	// StorageVersionMigrations, CustomResourceDefinitions, Leases and Events.
+	Client client.WithWatch
+	// ID returns this server's ID, which changes when it registers anew; "" before it has.
+	ID       func() agree.ServerID
+	Rewriter Rewriter
+	// API is the Rewriter for what Rewriter cannot reach, or where a migration asks for it.
+	// Its Jobs are under the same permission, though it cannot fence its writes: what counts
+	// is that the StorageVersion has the same uid and epoch before its first read and after
+	// its last write, and so every write between was in the encoding. Nil: there is none.
+	API Rewriter
+	// Elsewhere says who serves a resource that this server does not store, and "" if it is
+	// nobody else. Nil: nobody.
+	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
+	// Clock defaults to the real one.
+	Clock clock.WithTicker
+	// Workers is how many migrations Run does at a time. Default: 2.
+	Workers int
+	// ProgressPeriod is the shortest time between two updates of a migration's progress.
+	// Run makes them at most a third later also while the Rewriter reports nothing. Default:
+	// 3 s.
+	ProgressPeriod time.Duration
+	// Poll is how often a migration that this server does not do is looked at again, to take
+	// it over from a server that is gone. Default: 5 s.
+	Poll time.Duration
+	// Attempts is how often a rewrite may end in an error in a row, without getting on, before
+	// the migration is Failed, so that it is made again and another server can try. Default: 5.
+	Attempts int
+	// Metrics may be nil.
+	Metrics *Metrics
+	// Logger defaults to none.
+	Logger logr.Logger
+}
+
+// Validate says which field is missing.
+func (c Config) Validate() error {
+	switch {
+	case c.Client == nil:
+		return errors.New("migrating needs a client")
+	case c.ID == nil:
+		return errors.New("migrating needs the server's ID")
+	case c.Rewriter == nil:
+		return errors.New("migrating needs a rewriter")
+	case c.Workers < 0 || c.Attempts < 0 || c.ProgressPeriod < 0 || c.Poll < 0:
+		return fmt.Errorf("migrating needs positive numbers, not %d workers, %d attempts, a progress period of %s and a poll of %s",
+			c.Workers, c.Attempts, c.ProgressPeriod, c.Poll)
+	}
+	return nil
+}
+
+// Controller claims migrations and does them.
+type Controller struct {
+	cfg Config
+
+	mu sync.Mutex
+	// running are the migrations being done, with what interrupts them.
+	running map[*work]context.CancelCauseFunc
+	// errors counts the errors in a row of migrations this server has claimed.
+	errors map[types.UID]int
+}
+
+// New returns a Controller; it does nothing by itself.
+func New(cfg Config) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	cfg.Workers = cmp.Or(cfg.Workers, 2)
+	cfg.Attempts = cmp.Or(cfg.Attempts, 5)
+	cfg.ProgressPeriod = cmp.Or(cfg.ProgressPeriod, 3*time.Second)
+	cfg.Poll = cmp.Or(cfg.Poll, 5*time.Second)
+	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, errors: map[types.UID]int{}}, nil
+}
+
+// Step looks at one migration; if this server can do it, claims it and does it to its
+// end. It starts no goroutine and returns when to look again even if nothing changes (0:
+// never). After an error the look has to be repeated, with back-off.
+func (c *Controller) Step(ctx context.Context, name string) (time.Duration, error) {
+	m, err := c.get(ctx, name)
+	if err != nil || m == nil || migrationv1alpha1.Final(m) {
+		return 0, err
+	}
+	target := migrationv1alpha1.TargetOf(m)
+	if target == (evolve.Target{}) {
+		return 0, nil
+	}
+	w := &work{c: c, m: m, uid: m.UID, gr: migrationv1alpha1.Resource(m), target: target, self: c.cfg.ID()}
+	if m.Spec.Paused {
+		return w.rest(ctx)
+	}
+	why, err := w.refused(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("look at migration %s: %w", name, err)
+	}
+	if why != "" {
+		c.cfg.Logger.V(2).Info("Not migrating", "migration", name, "reason", why)
+		if w.self != "" && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(w.self) {
+			err = w.release(ctx)
+		}
+		return c.cfg.Poll, err
+	}
+	if err := w.claim(ctx); err != nil {
+		return 0, fmt.Errorf("claim migration %s: %w", name, err)
+	}
+	w.resume()
+	if err := w.do(ctx); err != nil {
+		return 0, fmt.Errorf("migration %s: %w", name, err)
+	}
+	return 0, nil
+}
+
+// get reads a migration; nil if it does not exist, which an error that says no more than
+// "not found" does not prove.
+func (c *Controller) get(ctx context.Context, name string) (*migrationv1alpha1.StorageVersionMigration, error) {
+	m := &migrationv1alpha1.StorageVersionMigration{}
+	switch err := c.cfg.Client.Get(ctx, client.ObjectKey{Name: name}, m); {
+	case storageversion.IsGone(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("get migration %s: %w", name, err)
+	}
+	return m, nil
+}
+
+// failed counts an error of a migration and says whether there were too many.
+func (c *Controller) failed(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.errors[uid]++
+	return c.errors[uid] >= c.cfg.Attempts
+}
+
+func (c *Controller) forget(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.errors, uid)
+}

@@ -1,0 +1,349 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+func step(w *world) (time.Duration, error) { return w.c.Step(context.Background(), "m") }
+
+func TestSuccess(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.lease(agree.ServerID(storageversion.NewUpstreamIdentity()), "") // of no server
+	w.calls = nil
+	_, err := step(w)
+	w.must(err)
+	// What counts is read once more after the last write.
+	want := []string{
+		"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
+		"update StorageVersionMigration", "status StorageVersionMigration", "rewrite", "get CustomResourceDefinition", "get StorageVersion",
+		"status StorageVersionMigration",
+	}
+	if !slices.Equal(w.calls, want) {
+		t.Errorf("calls:\n  %s\nwant:\n  %s", strings.Join(w.calls, "\n  "), strings.Join(want, "\n  "))
+	}
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if got := w.read(); w.claimedBy() != self || got.Status.Progress == nil || got.Status.Progress.Done != 3 {
+		t.Errorf("migration %+v", got)
+	}
+	// An end at the time of the start has an event of the same name: the first stays.
+	if got := w.events(); !slices.Contains(got, "Normal Started") {
+		t.Errorf("events %v", got)
+	}
+}
+
+// leftAlone are reasons for which this server does not do a migration.
+var leftAlone = []struct {
+	name    string
+	arrange func(w *world)
+}{
+	{"it has no target", func(w *world) {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Annotations = nil })
+	}},
+	{"it has ended", func(w *world) {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
+		})
+	}},
+	{"a living server has claimed it", func(w *world) {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+			m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+		})
+	}},
+	{"its epoch is over", func(w *world) {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+			migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "sv-uid", Epoch: 7}, Encoding: v1})
+		})
+	}},
+	{"its StorageVersion is another", func(w *world) {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+			migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "old", Epoch: 1}, Encoding: v1})
+		})
+	}},
+	{"servers do not agree", func(w *world) {
+		w.migration(nil)
+		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+	}},
+	{"this server does not report the resource", func(w *world) {
+		w.migration(nil)
+		w.report(agree.Report{Server: other, Encoding: v1})
+	}},
+	{"this server is older than another", func(w *world) {
+		w.migration(nil)
+		w.lease(other, "1.37")
+	}},
+	{"another does not tell its version", func(w *world) {
+		w.migration(nil)
+		w.lease(other, "")
+	}},
+	{"a kube-apiserver without Concord has come, which the StorageVersion does not say yet", func(w *world) {
+		w.migration(nil)
+		w.lease("apiserver-kkqhvpzxapvqo7nmmyypiqz3ie", "")
+	}},
+	{"the CustomResourceDefinition stores another version", func(w *world) {
+		w.migration(nil)
+		w.crd("v2", 1)
+	}},
+}
+
+func TestLeftAlone(t *testing.T) {
+	for _, test := range leftAlone {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+				t.Error("it is migrated")
+				return Result{}, nil
+			}
+			test.arrange(w)
+			before := w.read()
+			_, err := step(w)
+			w.must(err)
+			if got := w.read(); got.ResourceVersion != before.ResourceVersion {
+				t.Errorf("it is changed: %+v", got)
+			}
+		})
+	}
+}
+
+func TestUnregistered(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.c.cfg.ID = func() agree.ServerID { return "" }
+	after, err := step(w)
+	w.must(err)
+	if after <= 0 || w.claimedBy() != "" {
+		t.Errorf("looks again after %s, claimed by %q", after, w.claimedBy())
+	}
+}
+
+func TestTakesOverFromTheDead(t *testing.T) {
+	w := newWorld(t)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "apiserver-dead"
+		migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", metav1.Now())
+	})
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if w.claimedBy() != self {
+		t.Errorf("claimed by %s", w.claimedBy())
+	}
+}
+
+func TestClaimRace(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.once("update StorageVersionMigration", 1, func() {
+		m := w.read()
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+		w.must(w.client.Update(context.Background(), m))
+	})
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		t.Error("two servers migrate")
+		return Result{}, nil
+	}
+	if _, err := step(w); !apierrors.IsConflict(err) {
+		t.Errorf("error %v, want a conflict", err)
+	}
+	if w.claimedBy() != other {
+		t.Errorf("claimed by %s", w.claimedBy())
+	}
+}
+
+// TestServerJoins: the fence moves, but the agreement is the same: the rewrite goes on.
+func TestServerJoins(t *testing.T) {
+	join := agree.Report{Server: "apiserver-third", Encoding: v1}
+	t.Run("the rewriter asks", func(t *testing.T) {
+		w := newWorld(t)
+		w.migration(nil)
+		calls := 0
+		w.rewrite = func(ctx context.Context, job Job, _ func(Progress)) (Result, error) {
+			calls++
+			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1}, join)
+			revision, err := job.Refence(ctx)
+			if err != nil || fmt.Sprint(revision) != sv.ResourceVersion || revision == job.FenceRevision {
+				t.Errorf("refenced to %d, %v; the StorageVersion is at %s", revision, err, sv.ResourceVersion)
+			}
+			return Result{}, nil
+		}
+		_, err := step(w)
+		w.must(err)
+		w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+		if calls != 1 {
+			t.Errorf("%d rewrites", calls)
+		}
+	})
+	t.Run("the rewriter ends", func(t *testing.T) {
+		w := newWorld(t)
+		w.migration(nil)
+		var fences []int64
+		w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+			fences = append(fences, job.FenceRevision)
+			if len(fences) > 1 {
+				return Result{}, nil
+			}
+			w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1}, join)
+			return Result{}, fmt.Errorf("a transaction: %w", ErrFenced)
+		}
+		_, err := step(w)
+		w.must(err)
+		w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+		if len(fences) != 2 || fences[1] <= fences[0] {
+			t.Errorf("fences %v", fences)
+		}
+	})
+}
+
+// TestDoesNotSucceed: whenever the agreement changes, the migration fails.
+func TestDoesNotSucceed(t *testing.T) {
+	lost := func(w *world) {
+		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+	}
+	toAndFro := func(w *world) { // v1 -> v2 -> v1: the agreement looks the same
+		lost(w)
+		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
+	}
+	for _, test := range []struct {
+		name    string
+		rewrite func(w *world, job Job) error
+		reason  string
+	}{
+		{"after the last write", func(w *world, _ Job) error { lost(w); return nil }, migrationv1alpha1.ReasonAgreementLost},
+		{"to and fro after the last write", func(w *world, _ Job) error { toAndFro(w); return nil }, migrationv1alpha1.ReasonStorageVersionChanged},
+		{"fenced", func(w *world, _ Job) error { lost(w); return ErrFenced }, migrationv1alpha1.ReasonAgreementLost},
+		{"to and fro, fenced", func(w *world, _ Job) error { toAndFro(w); return ErrFenced }, migrationv1alpha1.ReasonStorageVersionChanged},
+		{"the rewriter asks", func(w *world, job Job) error {
+			toAndFro(w)
+			_, err := job.Refence(context.Background())
+			if !errors.Is(err, ErrFenced) {
+				w.t.Errorf("refence: %v, want ErrFenced", err)
+			}
+			return err
+		}, migrationv1alpha1.ReasonStorageVersionChanged},
+		{"the CRD changes", func(w *world, _ Job) error { w.crd("v1", 2); return nil }, migrationv1alpha1.ReasonCRDChanged},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.crd("v1", 1)
+			w.migration(nil)
+			w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+				return Result{}, test.rewrite(w, job)
+			}
+			_, err := step(w)
+			w.must(err)
+			w.expectTrue(migrationv1alpha1.MigrationFailed, test.reason)
+		})
+	}
+}
+
+func TestOwnReportVanishes(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		w.report(agree.Report{Server: other, Encoding: v1})
+		return Result{}, ErrFenced
+	}
+	if _, err := step(w); !errors.Is(err, errNotOurs) {
+		t.Errorf("error %v", err)
+	}
+	if m := w.read(); migrationv1alpha1.Final(m) || w.claimedBy() != "" {
+		t.Errorf("another server cannot take it: %+v", m)
+	}
+}
+
+func TestObjectsFail(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	kinds := map[migrationv1alpha1.MigrationFailureReason]int64{migrationv1alpha1.FailureTooLarge: 50, migrationv1alpha1.FailureDoesNotDecode: 100}
+	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		r := Result{Progress: Progress{Total: 1000, Done: 850, Failed: 150, FailedByReason: kinds}}
+		for i := range 150 {
+			f := Failure{Namespace: "ns", Name: fmt.Sprint("o", i), Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "does not decode"}
+			job.Failed(f)
+			r.Failures = append(r.Failures, f)
+		}
+		return r, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
+	m := w.read()
+	message := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Message
+	want := "150 of 1000 objects cannot be migrated: 100 DoesNotDecode, 50 TooLarge; the first is ns/o0: does not decode; the log of apiserver-self names all"
+	if message != want {
+		t.Errorf("message %q, want %q", message, want)
+	}
+	if len(m.Status.Failures) != migrationv1alpha1.MaxFailures || m.Status.Progress.Done != 850 || m.Status.Progress.Failed != 150 {
+		t.Errorf("%d failures, progress %+v", len(m.Status.Failures), m.Status.Progress)
+	}
+	if f := m.Status.Failures[0]; f.Reason != migrationv1alpha1.FailureDoesNotDecode || !maps.Equal(m.Status.Progress.FailedByReason, kinds) {
+		t.Errorf("failure %+v, by reason %v", f, m.Status.Progress.FailedByReason)
+	}
+	// The status names the first ones, the log all.
+	if logged := strings.Count(w.log.String(), `"Object not migrated"`); logged != 150 || !strings.Contains(w.log.String(), `"name"="o149" "reason"="DoesNotDecode"`) {
+		t.Errorf("%d objects are in the log: %s", logged, w.log.String())
+	}
+}
+
+func TestErrors(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	broken := errors.New("etcd is away")
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) { return Result{}, broken }
+	for range 4 {
+		if _, err := step(w); !errors.Is(err, broken) {
+			t.Fatalf("error %v", err)
+		}
+		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
+	if message := migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationFailed).Message; !strings.Contains(message, "etcd is away") {
+		t.Errorf("message %q", message)
+	}
+}
+
+// TestSpuriousFence: a fence that has not moved must not lead to a busy loop.
+func TestSpuriousFence(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	calls := 0
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		calls++
+		return Result{}, ErrFenced
+	}
+	if _, err := step(w); !errors.Is(err, ErrFenced) || calls != 1 {
+		t.Errorf("error %v after %d calls", err, calls)
+	}
+}
+
+func TestShutdown(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		cancel()
+		<-ctx.Done()
+		return Result{}, ctx.Err()
+	}
+	if _, err := w.c.Step(ctx, "m"); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+}

@@ -1,0 +1,253 @@
+package claim
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// runs runs the controller until the test ends.
+func runs(t *testing.T, w *world) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+}
+
+func eventually(t *testing.T, condition func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		t.Fatal("not in time")
+	}
+}
+
+func (w *world) called() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.calls)
+}
+
+func (w *world) uncall() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls = nil
+}
+
+// calledUntil is what was called up to the n-th call of that name.
+func (w *world) calledUntil(call string, n int) []string {
+	calls := w.called()
+	for i, c := range calls {
+		if c == call {
+			if n--; n == 0 {
+				return calls[:i+1]
+			}
+		}
+	}
+	return nil
+}
+
+// TestRunsAtOnce: nothing but the watch leads to a migration, no time passes on the way,
+// and it takes six calls to the Running condition.
+func TestRunsAtOnce(t *testing.T) {
+	w := newWorld(t)
+	runs(t, w)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = "first", "first-uid" })
+	const status = "status StorageVersionMigration"
+	eventually(t, func() bool { return w.calledUntil(status, 2) != nil }) // Running and Succeeded
+	w.uncall()
+	w.migration(nil)
+	eventually(t, func() bool { return w.calledUntil(status, 2) != nil })
+	want := []string{
+		"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
+		"update StorageVersionMigration", status,
+	}
+	if got := w.calledUntil(status, 1); !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+	want = append(want, "rewrite", "get CustomResourceDefinition", "get StorageVersion", status)
+	if got := w.calledUntil(status, 2); !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+}
+
+// TestOthersWorkCostsNothing: what another server writes while it migrates, and its
+// end, lead to no call.
+func TestOthersWorkCostsNothing(t *testing.T) {
+	w := newWorld(t)
+	w.c.cfg.Workers = 1
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+	})
+	runs(t, w)
+	eventually(t, func() bool { return slices.Contains(w.called(), "list LeaseList") })
+	// The next look, for an event of the same watch, comes after those for earlier ones.
+	next := func(name string) {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = name, "uid-"+m.UID })
+		eventually(t, func() bool {
+			m, err := w.c.get(context.Background(), name)
+			return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil
+		})
+	}
+	next("warm")
+	looks := func() (n int) {
+		for _, c := range w.called() {
+			if c == "list LeaseList" {
+				n++
+			}
+		}
+		return n
+	}
+	before := looks()
+	m := w.read()
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, "Test", "", metav1.Now())
+	w.must(w.client.Status().Update(context.Background(), m))
+	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 5}
+	w.must(w.client.Status().Update(context.Background(), m))
+	next("after-progress")
+	if got := looks() - before; got != 1 {
+		t.Errorf("%d looks, want the one at another migration", got)
+	}
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationSucceeded, "Test", "", metav1.Now())
+	w.must(w.client.Status().Update(context.Background(), m))
+	before = looks()
+	next("after-end")
+	if got := looks() - before; got != 1 {
+		t.Errorf("%d looks after the end, want the one at another migration", got)
+	}
+}
+
+// TestPollsOfTheEndedCostNothing: those that were seen to be gone or ended are not read.
+func TestPollsOfTheEndedCostNothing(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	ended := w.read()
+	migrationv1alpha1.SetCondition(ended, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
+	seen := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	w.must(seen.Add(ended))
+	w.uncall()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
+	queue.Add("m")
+	queue.Add("gone")
+	queue.ShutDown()
+	w.c.work(context.Background(), queue, seen)
+	if got := w.called(); len(got) > 0 {
+		t.Errorf("calls %q", got)
+	}
+}
+
+func TestWorthALook(t *testing.T) {
+	made := func(change func(*migrationv1alpha1.StorageVersionMigration)) *migrationv1alpha1.StorageVersionMigration {
+		m := &migrationv1alpha1.StorageVersionMigration{}
+		m.UID = "u"
+		change(m)
+		return m
+	}
+	target := evolve.Target{Ref: evolve.Ref{UID: "sv-uid", Epoch: 1}, Encoding: v1}
+	plain := made(func(m *migrationv1alpha1.StorageVersionMigration) { migrationv1alpha1.SetTarget(m, target) })
+	claimed := func(by agree.ServerID) *migrationv1alpha1.StorageVersionMigration {
+		m := plain.DeepCopy()
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(by)
+		return m
+	}
+	for name, test := range map[string]struct {
+		was, is *migrationv1alpha1.StorageVersionMigration
+		want    bool
+	}{
+		"new":    {nil, plain, true},
+		"same":   {plain, plain, false},
+		"target": {made(func(*migrationv1alpha1.StorageVersionMigration) {}), plain, true},
+		"another": {plain, made(func(m *migrationv1alpha1.StorageVersionMigration) {
+			m.UID = "v"
+			migrationv1alpha1.SetTarget(m, target)
+		}), true},
+		"claimed by another": {plain, claimed(other), true},
+		"claimed by itself":  {plain, claimed(self), false},
+		"released":           {claimed(other), plain, true},
+		"ended": {plain, made(func(m *migrationv1alpha1.StorageVersionMigration) {
+			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
+		}), false},
+	} {
+		if got := worthALook(test.was, test.is, self); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestJobNamesTheCRD: the rewriter learns which definition permits the rewrite.
+func TestJobNamesTheCRD(t *testing.T) {
+	for name, test := range map[string]struct {
+		arrange func(w *world)
+		want    CRD
+	}{
+		"custom resource":   {func(w *world) { w.crd("v1", 7) }, CRD{UID: "crd-uid", Generation: 7}},
+		"built-in resource": {func(*world) {}, CRD{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			test.arrange(w)
+			w.migration(nil)
+			var jobs []CRD
+			w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+				if jobs = append(jobs, job.CRD); len(jobs) == 1 {
+					w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1}, agree.Report{Server: "apiserver-third", Encoding: v1})
+					return Result{}, ErrFenced
+				}
+				return Result{}, nil
+			}
+			_, err := step(w)
+			w.must(err)
+			if !slices.Equal(jobs, []CRD{test.want, test.want}) {
+				t.Errorf("jobs for %+v, want %+v, and again after the fence has moved", jobs, test.want)
+			}
+		})
+	}
+}
+
+// TestUnservedIsUnknown: a 404 that does not name the object ends nothing.
+func TestUnservedIsUnknown(t *testing.T) {
+	for _, kind := range []string{"StorageVersionMigration", "StorageVersion", "CustomResourceDefinition"} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			w.crd("v1", 1)
+			w.migration(nil)
+			unserved := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Resource: "x"}, "x", "404 page not found", 0, true)
+			broken := map[string]error{"get " + kind: unserved}
+			if kind == "StorageVersionMigration" {
+				w.broken = broken
+			}
+			w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+				w.broken = broken
+				return Result{}, nil
+			}
+			if _, err := step(w); !apierrors.IsNotFound(err) {
+				t.Errorf("error %v, want the 404", err)
+			}
+			w.broken = nil
+			if m := w.read(); migrationv1alpha1.Final(m) {
+				t.Errorf("ended: %+v", m.Status.Conditions)
+			}
+		})
+	}
+}

@@ -1,0 +1,139 @@
+package claim
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+func TestChoose(t *testing.T) {
+	const api, rewrite, none = migrationv1alpha1.EngineAPI, migrationv1alpha1.EngineRewrite, migrationv1alpha1.MigrationEngine("")
+	for _, test := range []struct {
+		asked     migrationv1alpha1.MigrationEngine
+		reports   bool
+		elsewhere string
+		want      migrationv1alpha1.MigrationEngine
+	}{
+		{none, true, "", rewrite},
+		{none, true, "somebody serves it", rewrite},
+		{none, false, "somebody serves it", api},
+		{none, false, "", none},
+		{api, true, "", api},
+		{api, false, "somebody serves it", api},
+		{api, false, "", none},
+	} {
+		got, ok := choose(test.asked, test.reports, test.elsewhere)
+		if got.name != test.want || ok != (test.want != none) || ok != (got.reason != "") {
+			t.Errorf("%+v: %+v, %t", test, got, ok)
+		}
+	}
+}
+
+func TestServedVersions(t *testing.T) {
+	events := schema.GroupResource{Group: "events.k8s.io", Resource: "events"}
+	for _, test := range []struct {
+		encoding agree.Encoding
+		named    string
+		served   []string
+		want     []string
+	}{
+		{"events.k8s.io/v1", "v1beta1", nil, []string{"v1", "v1beta1"}},
+		{"events.k8s.io/v2", "", []string{"events.k8s.io/v1", "v9"}, []string{"v1"}},
+		{"v1", "v1beta1", []string{"events.k8s.io/v1", "v1"}, []string{"v1beta1", "v1"}},
+	} {
+		if got := servedVersions(events, test.encoding, test.named, []agree.Report{{Served: test.served}}); !slices.Equal(got, test.want) {
+			t.Errorf("%+v: %v", test, got)
+		}
+	}
+}
+
+// TestAPIEngine: what is asked for, or served elsewhere, is migrated through the API, under
+// the same guard, and the status says so.
+func TestAPIEngine(t *testing.T) {
+	reports := map[string][]agree.Report{
+		"asked for":        {{Server: self, Encoding: v1}, {Server: other, Encoding: v1}},
+		"served elsewhere": {{Server: other, Encoding: v1}},
+	}
+	for name, reports := range reports {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.report(reports...)
+			w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+				if name == "asked for" {
+					m.Spec.Engine = migrationv1alpha1.EngineAPI
+				}
+			})
+			if name != "asked for" {
+				// Nobody else is known to serve it: then this server leaves it alone.
+				_, err := step(w)
+				w.must(err)
+				if w.claimedBy() != "" {
+					t.Fatal("it is claimed")
+				}
+				w.elsewhere = "another program serves it"
+			}
+			w.api = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+				if !slices.Equal(job.Versions, []string{"v1"}) || job.Encoding != v1 {
+					t.Errorf("job %+v", job)
+				}
+				if m := w.read(); m.Status.Engine != migrationv1alpha1.EngineAPI || m.Status.EngineReason == "" {
+					t.Errorf("status %+v", m.Status)
+				}
+				return Result{Progress: Progress{Total: 3, Done: 3}}, nil
+			}
+			w.calls = nil
+			_, err := step(w)
+			w.must(err)
+			w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+			looks := 0 // before and after
+			for _, call := range w.calls {
+				if call == "get StorageVersion" {
+					looks++
+				}
+			}
+			if looks != 2 || slices.Contains(w.calls, "rewrite") {
+				t.Errorf("calls %v", w.calls)
+			}
+		})
+	}
+}
+
+// TestAPIEngineGuard: a migration through the API whose StorageVersion came to another epoch
+// does not count, though every object was written.
+func TestAPIEngineGuard(t *testing.T) {
+	w := newWorld(t)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Engine = migrationv1alpha1.EngineAPI })
+	w.api = func(context.Context, Job, func(Progress)) (Result, error) {
+		// Somebody wrote v2 in between; all agree again at the end.
+		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
+		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonStorageVersionChanged)
+}
+
+// TestEnginesDoNotShareTokens: what one engine saved says nothing to the other.
+func TestEnginesDoNotShareTokens(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	m := w.read()
+	m.Spec.Engine = migrationv1alpha1.EngineAPI
+	w.must(w.client.Update(context.Background(), m))
+	w.api = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		if job.Resume != "" {
+			t.Errorf("it goes on at %q", job.Resume)
+		}
+		return Result{Progress: Progress{Total: 10, Done: 10}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+}

@@ -1,0 +1,197 @@
+package claim
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// token is what a migration's status.continueToken holds: a position, and what must not
+// have changed for it to count. While the StorageVersion stays at one epoch every write is
+// in the encoding (design 3.7, I3), so that what is done stays done.
+type token struct {
+	// Target is the StorageVersion, its epoch and the encoding.
+	Target string `json:"target"`
+	// CRD is the definition by which the objects before the position were converted.
+	CRD CRD `json:"crd,omitzero"`
+	// API says that the position is one of the API engine.
+	API      bool   `json:"api,omitempty"`
+	Position string `json:"position"`
+	// Conflicts are those that were counted until it was written; the token counts whatever
+	// they are.
+	Conflicts int64 `json:"conflicts,omitempty"`
+}
+
+func (t token) String() string {
+	raw, err := json.Marshal(t)
+	if err != nil {
+		return "" // strings and numbers always have a form in JSON
+	}
+	return base64.RawURLEncoding.EncodeToString(raw)
+}
+
+func parseToken(text string) (t token, ok bool) {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || len(raw) == 0 {
+		return token{}, false
+	}
+	return t, json.Unmarshal(raw, &t) == nil
+}
+
+// token is that of a position in this work.
+func (w *work) token(position string) token {
+	t := token{Target: w.target.String(), API: w.engine.name == migrationv1alpha1.EngineAPI, Position: position}
+	if w.pin != nil {
+		t.CRD = *w.pin
+	}
+	return t
+}
+
+// saved is the status' token; none if it was made for another epoch, encoding or definition.
+func (w *work) saved() token {
+	saved, ok := parseToken(w.m.Status.ContinueToken)
+	valid := w.token(saved.Position)
+	valid.Conflicts = saved.Conflicts
+	if !ok || saved != valid {
+		return token{}
+	}
+	return saved
+}
+
+// position is where the status says that a rewrite can go on; empty for the beginning.
+func (w *work) position() string { return w.saved().Position }
+
+// resume takes over what the status says of the objects before the position.
+func (w *work) resume() {
+	w.failures, w.base, w.done = nil, 0, 0
+	w.counted = Progress{FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{}}
+	saved := w.saved()
+	if w.resumed = saved.Position != ""; !w.resumed {
+		return
+	}
+	w.counted.Conflicts = saved.Conflicts
+	w.failures = slices.Clone(w.m.Status.Failures)
+	if p := w.m.Status.Progress; p != nil {
+		w.base, w.done = p.Done, p.Done // base at most: what it reports first may be less
+		w.counted.Done = p.Done
+		maps.Copy(w.counted.FailedByReason, p.FailedByReason)
+	}
+}
+
+// advance makes the newest checkpoint the place where the next rewrite goes on.
+func (w *work) advance() {
+	if w.last != nil {
+		w.show(w.m)
+		w.failures, w.last = w.m.Status.Failures, nil
+	}
+}
+
+// show writes the newest progress into a status. What was shown as done stays so, although
+// a rewrite that goes on begins a little before it.
+func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
+	if w.last == nil {
+		return
+	}
+	p := w.counts(*w.last)
+	w.done = max(p.Done, min(w.done, p.Total-p.Failed))
+	p.Done = w.done
+	m.Status.Progress, m.Status.ContinueToken = p, ""
+	if position := w.last.Checkpoint.Position; position != "" {
+		t := w.token(position)
+		t.Conflicts = max(w.counted.Conflicts, w.last.Conflicts)
+		m.Status.ContinueToken = t.String()
+	}
+	m.Status.Failures = w.named(w.last.Checkpoint.Failures)
+}
+
+// named are the first failures of the migration, of which this server met some. One that had
+// to begin again may meet those once more that are named already.
+func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
+	failures := slices.Clone(w.failures)
+	known := sets.New[types.NamespacedName]()
+	for _, f := range failures {
+		known.Insert(types.NamespacedName{Namespace: f.Namespace, Name: f.Name})
+	}
+	for _, f := range met {
+		// What is at no one's name is something else each time.
+		if name := (types.NamespacedName{Namespace: f.Namespace, Name: f.Name}); name.Name == "" || !known.Has(name) {
+			failures = append(failures, migrationv1alpha1.MigrationFailure(f))
+		}
+	}
+	return failures[:min(len(failures), migrationv1alpha1.MaxFailures)]
+}
+
+// pause says that the migration rests, and lets any server go on with it later.
+func (w *work) pause(ctx context.Context) error {
+	if !paused(w.m) {
+		status := w.m.Status.DeepCopy()
+		err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+			m.Status = *status
+			w.setPaused(m)
+		})
+		if err != nil {
+			return err
+		}
+		w.tellPaused(ctx)
+	}
+	return w.release(ctx)
+}
+
+// rest has a paused migration that began say that it rests. Who is at work on it does so
+// itself; where its server is gone, or has let go of it, any server. Nobody claims it.
+func (w *work) rest(ctx context.Context) (time.Duration, error) {
+	claimer := agree.ServerID(w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation])
+	switch {
+	case claimer != "" && claimer == w.self:
+		return 0, w.pause(ctx)
+	case claimer == "" && (paused(w.m) || migrationv1alpha1.True(w.m, migrationv1alpha1.MigrationRunning) == nil):
+		return 0, nil
+	case w.self == "":
+		return w.c.cfg.Poll, nil // not registered, like who may be gone
+	case claimer != "":
+		leases, err := w.leases(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("look at migration %s: %w", w.m.Name, err)
+		}
+		if leaseOf(leases, claimer) != nil {
+			return w.c.cfg.Poll, nil
+		}
+	}
+	if !paused(w.m) {
+		w.setPaused(w.m)
+		if err := w.c.cfg.Client.Status().Update(ctx, w.m); err != nil {
+			return 0, err
+		}
+		w.tellPaused(ctx)
+	}
+	if claimer == "" {
+		return 0, nil
+	}
+	return 0, w.release(ctx)
+}
+
+func paused(m *migrationv1alpha1.StorageVersionMigration) bool {
+	c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+	return c != nil && c.Reason == migrationv1alpha1.ReasonPaused
+}
+
+const pausedNote = "spec.paused is set"
+
+func (w *work) setPaused(m *migrationv1alpha1.StorageVersionMigration) {
+	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, pausedNote)
+}
+
+func (w *work) tellPaused(ctx context.Context) {
+	w.event(ctx, corev1.EventTypeNormal, migrationv1alpha1.ReasonPaused, pausedNote)
+}

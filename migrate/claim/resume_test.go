@@ -1,0 +1,588 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// half is the progress of a rewrite that is half done and met an object that it could not
+// migrate.
+var half = Progress{Total: 10, Done: 4, Failed: 1, Checkpoint: Checkpoint{
+	Position: "half", Failures: []Failure{{Namespace: "ns", Name: "early", Message: "broken"}},
+}}
+
+// crashHalfway runs a rewrite that saves its progress and then ends with its server.
+func crashHalfway(w *world) {
+	w.t.Helper()
+	ctx, crash := context.WithCancel(context.Background())
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.clock.Step(time.Minute)
+		progress(half)
+		crash()
+		return Result{}, ctx.Err()
+	}
+	if _, err := w.c.Step(ctx, "m"); !errors.Is(err, context.Canceled) {
+		w.t.Fatalf("got %v", err)
+	}
+	if m := w.read(); m.Status.ContinueToken == "" || len(m.Status.Failures) != 1 || m.Status.Progress.Done != 4 {
+		w.t.Fatalf("status %+v", m.Status)
+	}
+}
+
+// resumed runs the next server's rewrite and returns where it began.
+func resumed(w *world) (position string) {
+	w.t.Helper()
+	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		position = job.Resume
+		w.clock.Step(time.Second)
+		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2}, Failures: []Failure{{Namespace: "ns", Name: "late", Message: "broken"}}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	return position
+}
+
+// TestResumes: whoever goes on begins where the last one was, with the failures it met.
+func TestResumes(t *testing.T) {
+	for _, custom := range []bool{false, true} {
+		t.Run(fmt.Sprintf("custom resource %t", custom), func(t *testing.T) {
+			w := newWorld(t)
+			if custom {
+				w.crd("v1", 3)
+			}
+			w.migration(nil)
+			crashHalfway(w)
+			if got := resumed(w); got != "half" {
+				t.Errorf("the rewrite began at %q", got)
+			}
+			m := w.read()
+			w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
+			if f := m.Status.Failures; len(f) != 2 || f[0].Name != "early" || f[1].Name != "late" {
+				t.Errorf("failures %+v", f)
+			}
+			if m.Status.ContinueToken != "" {
+				t.Error("an ended migration can be continued")
+			}
+			// Four were done before this server began, a second ago.
+			if p := m.Status.Progress; p.Done != 8 || p.ObjectsPerSecond != 4 {
+				t.Errorf("progress %+v", p)
+			}
+		})
+	}
+}
+
+// TestResumesBehindTheCount: some of what was done lies behind the position, and is found so
+// again. The rate counts from where the run begins, and what was shown as done stays so.
+func TestResumesBehindTheCount(t *testing.T) {
+	w := newWorld(t)
+	values := metered(t, w)
+	w.migration(nil)
+	crashHalfway(w) // 4 done
+	shown := func(done, rate int64) {
+		t.Helper()
+		if p := w.read().Status.Progress; p.Done != done || p.ObjectsPerSecond != rate {
+			t.Errorf("progress %+v, want %d done at %d/s", p, done, rate)
+		}
+		if got := values()["concord_migration_objects_per_second resource=batch.example.com/v1, Resource=cronjobs"]; got != float64(rate) {
+			t.Errorf("the metric's rate is %v, want %d", got, rate)
+		}
+	}
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		report := func(p Progress) {
+			p.Total, p.Checkpoint = 10, half.Checkpoint
+			w.clock.Step(4 * time.Second)
+			progress(p)
+		}
+		report(Progress{Done: 1})
+		shown(4, 0)
+		report(Progress{Done: 9})
+		shown(9, 1) // 8 in 8 s
+		return Result{Progress: Progress{Total: 10, Done: 10}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	// Nothing was reported: what the status said is all that is known, and it was too much.
+	w = newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		w.clock.Step(time.Second)
+		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
+	}
+	_, err = step(w)
+	w.must(err)
+	if p := w.read().Status.Progress; p.Done != 2 || p.ObjectsPerSecond != 0 {
+		t.Errorf("progress %+v after the end", p)
+	}
+}
+
+// TestLogsOfAllServers: a server's log names no failures before the position that it began at.
+func TestLogsOfAllServers(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	m := w.read()
+	m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "a server that is gone"
+	w.must(w.client.Update(context.Background(), m))
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		return Result{Progress: Progress{Total: 10, Done: 7, Failed: 3}, Failures: []Failure{{Namespace: "ns", Name: "late", Message: "broken"}}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
+	const want = "3 of 10 objects cannot be migrated; the first is ns/early: broken; the logs of the servers that migrated name all"
+	if got := migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationFailed).Message; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+}
+
+// TestBegunAnew: a rewrite that had to begin anew meets objects again that are named already.
+func TestBegunAnew(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2}, Failures: []Failure{{Namespace: "ns", Name: "early", Message: "broken"}, {Namespace: "ns", Name: "late", Message: "broken"}}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	if f := w.read().Status.Failures; len(f) != 2 || f[0].Name != "early" || f[1].Name != "late" {
+		t.Errorf("the failures are %+v", f)
+	}
+}
+
+// TestErrorsInARow: a migration that gets on between its errors never has too many of them.
+func TestErrorsInARow(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	const many = 20
+	failing := func(position string) {
+		t.Helper()
+		w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+			w.clock.Step(time.Minute)
+			progress(Progress{Total: 10, Checkpoint: Checkpoint{Position: position}})
+			return Result{}, errors.New("the store is away")
+		}
+		_, _ = w.c.Step(context.Background(), "m")
+	}
+	for i := range many {
+		failing(fmt.Sprint("at ", i))
+	}
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
+	for range w.c.cfg.Attempts {
+		failing(fmt.Sprint("at ", many-1))
+	}
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
+}
+
+// TestUnproven: a rewrite after which objects are not as they should be begins anew, and not for
+// ever: that it came further each time is no use.
+func TestUnproven(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	crashHalfway(w)
+	for i := range w.c.cfg.Attempts {
+		w.expectTrue(migrationv1alpha1.MigrationRunning, map[bool]string{false: migrationv1alpha1.ReasonRetrying, true: migrationv1alpha1.ReasonRewriting}[i == 0])
+		w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
+			if (job.Resume == "") != (i > 0) {
+				t.Errorf("attempt %d goes on at %q", i, job.Resume)
+			}
+			w.clock.Step(time.Minute)
+			progress(Progress{Total: 10, Done: 10, Checkpoint: Checkpoint{Position: fmt.Sprint("at ", i)}})
+			return Result{}, fmt.Errorf("census: %w", ErrUnproven)
+		}
+		_, _ = step(w)
+	}
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
+}
+
+// TestVoidTokens: where anything has changed that could leave objects behind in another
+// encoding, or converted by another definition, everything is done again.
+func TestVoidTokens(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"another epoch": func(w *world) {
+			w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
+			m := w.read()
+			m.Annotations[migrationv1alpha1.EpochAnnotation] = sv.Annotations["concord.dev/epoch"]
+			w.must(w.client.Update(context.Background(), m))
+		},
+		"another StorageVersion": func(w *world) {
+			m := w.read()
+			migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "new-uid", Epoch: 1}, Encoding: v1})
+			w.must(w.client.Update(context.Background(), m))
+			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
+			w.must(w.client.Delete(context.Background(), sv))
+			sv.UID, sv.ResourceVersion = "new-uid", ""
+			status := sv.Status
+			w.must(w.client.Create(context.Background(), sv))
+			sv.Status = status
+			w.must(w.client.Status().Update(context.Background(), sv))
+		},
+		"another definition": func(w *world) { w.crd("v1", 4) },
+		"no definition": func(w *world) {
+			m := w.read()
+			saved, _ := parseToken(m.Status.ContinueToken)
+			saved.CRD = CRD{}
+			m.Status.ContinueToken = saved.String()
+			w.must(w.client.Status().Update(context.Background(), m))
+		},
+		"no token": func(w *world) {
+			m := w.read()
+			m.Status.ContinueToken = "rubbish"
+			w.must(w.client.Status().Update(context.Background(), m))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.crd("v1", 3)
+			w.migration(nil)
+			crashHalfway(w)
+			change(w)
+			if got := resumed(w); got != "" {
+				t.Errorf("the rewrite began at %q", got)
+			}
+			if m := w.read(); len(m.Status.Failures) != 1 || m.Status.Failures[0].Name != "late" || m.Status.Progress.ObjectsPerSecond != 8 {
+				t.Errorf("status %+v", m.Status)
+			}
+		})
+	}
+}
+
+// TestInterruptedRewritesGoOn: one server's next attempt begins where the last one ended,
+// also when nobody wrote it down.
+func TestInterruptedRewritesGoOn(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	var began []string
+	w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
+		if began = append(began, job.Resume); len(began) == 1 {
+			progress(half)
+			w.report(agree.Report{Server: self, Encoding: v1})
+			return Result{}, ErrFenced
+		}
+		return Result{Progress: Progress{Total: 10, Done: 9, Failed: 1}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	if len(began) != 2 || began[0] != "" || began[1] != "half" {
+		t.Errorf("the rewrites began at %q", began)
+	}
+	if f := w.read().Status.Failures; len(f) != 1 || f[0].Name != "early" {
+		t.Errorf("failures %+v", f)
+	}
+}
+
+func setPaused(w *world, paused bool) *migrationv1alpha1.StorageVersionMigration {
+	w.t.Helper()
+	m := w.read()
+	m.Spec.Paused = paused
+	w.must(w.client.Update(context.Background(), m))
+	return m
+}
+
+// TestPause: a migration that is paused rests, unclaimed, and goes on where it was.
+func TestPause(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
+		progress(half)
+		w.c.ObserveMigration(setPaused(w, true), false)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+	if m := w.read(); w.claimedBy() != "" || m.Status.Progress == nil || m.Status.Progress.Done != 4 {
+		t.Errorf("migration %+v", m)
+	}
+
+	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+		t.Error("it does not rest")
+		return Result{}, nil
+	}
+	before := w.read().ResourceVersion
+	_, err = step(w)
+	w.must(err)
+	if after := w.read().ResourceVersion; after != before {
+		t.Error("a resting migration was written")
+	}
+
+	setPaused(w, false)
+	if got := resumed(w); got != "half" {
+		t.Errorf("the rewrite began at %q", got)
+	}
+}
+
+// TestRest: a paused migration that began says that it rests, by any server where its own is
+// gone or has let go of it; one that did not begin, or has another server, is left alone.
+func TestRest(t *testing.T) {
+	for name, tc := range map[string]struct {
+		claimer   agree.ServerID
+		began     bool
+		rests     bool
+		lookAgain bool
+	}{
+		"its server is gone":               {claimer: "apiserver-gone", began: true, rests: true},
+		"its server is gone, at the start": {claimer: "apiserver-gone", rests: true},
+		"its server has let go of it":      {began: true, rests: true},
+		"its server is there":              {claimer: other, began: true, lookAgain: true},
+		"it did not begin":                 {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+				m.Spec.Paused = true
+				if tc.claimer != "" {
+					m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(tc.claimer)
+				}
+			})
+			m := w.read()
+			if tc.began {
+				migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", metav1.NewTime(w.clock.Now()))
+				w.must(w.client.Status().Update(context.Background(), m))
+			}
+			before := w.read()
+			after, err := step(w)
+			w.must(err)
+			if (after > 0) != tc.lookAgain {
+				t.Errorf("to look again after %v", after)
+			}
+			m = w.read()
+			if !tc.rests {
+				if m.ResourceVersion != before.ResourceVersion {
+					t.Errorf("it was written: %+v", m)
+				}
+				return
+			}
+			w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+			if told := w.events(); w.claimedBy() != "" || !slices.Equal(told, []string{"Normal Paused"}) {
+				t.Errorf("it is claimed by %q, events %q", w.claimedBy(), told)
+			}
+			before = m
+			after, err = step(w)
+			w.must(err)
+			if after != 0 || w.read().ResourceVersion != before.ResourceVersion {
+				t.Error("once it rests it was not left alone")
+			}
+		})
+	}
+}
+
+// TestSpeedChanges: a rewrite goes on at another speed where it was, whether the watch tells
+// or the next write of the progress; and rests if that is what was asked for meanwhile.
+func TestSpeedChanges(t *testing.T) {
+	for _, watch := range []bool{true, false} {
+		for _, pauses := range []bool{false, true} {
+			t.Run(fmt.Sprintf("watch %t, paused %t", watch, pauses), func(t *testing.T) {
+				w := newWorld(t)
+				w.migration(nil)
+				var jobs []Job
+				w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+					if jobs = append(jobs, job); len(jobs) > 1 {
+						return Result{Progress: Progress{Total: 10, Done: 10}}, nil
+					}
+					progress(half)
+					m := w.read()
+					m.Spec.MaxObjectsPerSecond, m.Spec.MaxAddedLatency = ptr.To[int64](7), &metav1.Duration{}
+					w.must(w.client.Update(context.Background(), m))
+					if watch {
+						w.c.ObserveMigration(m, false)
+					}
+					if pauses {
+						setPaused(w, true)
+					}
+					if !watch {
+						w.clock.Step(time.Minute)
+						progress(half)
+					}
+					return untilInterrupted(ctx)
+				}
+				_, err := step(w)
+				w.must(err)
+				if pauses {
+					w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+					if len(jobs) != 1 {
+						t.Errorf("jobs %+v", jobs)
+					}
+					return
+				}
+				w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+				if len(jobs) != 2 || jobs[0].MaxPerSecond != nil || *jobs[1].MaxPerSecond != 7 || *jobs[1].MaxAddedLatency != 0 || jobs[1].Resume != "half" {
+					t.Errorf("jobs %+v", jobs)
+				}
+			})
+		}
+	}
+}
+
+// TestPauseIsSeenWithoutAWatch: the next write of the progress finds it.
+func TestPauseIsSeenWithoutAWatch(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
+		setPaused(w, true)
+		w.clock.Step(time.Minute)
+		progress(half)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+}
+
+// TestRunPausesAndGoesOn: through the watch, both ways; and deleting is how to cancel.
+func TestRunPausesAndGoesOn(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	running := make(chan string)
+	w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+		progress(half)
+		running <- job.Resume
+		return untilInterrupted(ctx)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	reason := func(want string) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			m := w.read()
+			c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+			return c != nil && c.Reason == want && (m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "") == m.Spec.Paused, nil
+		})
+		if err != nil {
+			t.Fatalf("never %s: %+v", want, w.read())
+		}
+	}
+	change := func(paused bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			m := w.read()
+			m.Spec.Paused = paused
+			return w.client.Update(ctx, m) == nil, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if at := <-running; at != "" {
+		t.Errorf("began at %q", at)
+	}
+	change(true)
+	reason(migrationv1alpha1.ReasonPaused)
+	change(false)
+	if at := <-running; at != "half" {
+		t.Errorf("went on at %q", at)
+	}
+	reason(migrationv1alpha1.ReasonRewriting)
+	if err := w.client.Delete(ctx, w.read()); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		w.c.mu.Lock()
+		defer w.c.mu.Unlock()
+		return len(w.c.running) == 0, nil
+	})
+	if err != nil {
+		t.Error("a deleted migration runs on")
+	}
+}
+
+// TestSpeedIsTheMigrations: what a migration says of its speed reaches the rewriter.
+func TestSpeedIsTheMigrations(t *testing.T) {
+	w := newWorld(t)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Spec.MaxAddedLatency = &metav1.Duration{Duration: 7 * time.Millisecond}
+		m.Spec.MaxObjectsPerSecond = ptr.To(int64(0))
+	})
+	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+		if job.MaxAddedLatency == nil || *job.MaxAddedLatency != 7*time.Millisecond || job.MaxPerSecond == nil || *job.MaxPerSecond != 0 {
+			t.Errorf("job %+v", job)
+		}
+		return Result{}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+}
+
+// TestEvents: what happens to a migration is told once each: its start, a pause, that it
+// goes on, that another server goes on, and its end. Of a copy, its original has all of it.
+func TestEvents(t *testing.T) {
+	w := newWorld(t)
+	original := metav1.OwnerReference{
+		APIVersion: "storagemigration.k8s.io/v1beta1", Kind: migrationv1alpha1.MigrationKind, Name: "original", UID: "original-uid", Controller: ptr.To(true),
+	}
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.OwnerReferences = []metav1.OwnerReference{original}
+	})
+	change := func(change func(*migrationv1alpha1.StorageVersionMigration)) {
+		t.Helper()
+		w.clock.Step(time.Second)
+		m := w.read()
+		change(m)
+		w.must(w.client.Update(context.Background(), m))
+	}
+	crashHalfway(w)
+	change(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = true })
+	_, err := step(w)
+	w.must(err)
+	change(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = false })
+	ctx, crash := context.WithCancel(context.Background())
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		crash()
+		return Result{}, ctx.Err()
+	}
+	if _, err := w.c.Step(ctx, "m"); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	change(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "a server that is gone"
+	})
+	resumed(w)
+	told := map[corev1.ObjectReference][]string{}
+	var list corev1.EventList
+	w.must(w.client.List(context.Background(), &list))
+	for _, e := range list.Items {
+		about := e.InvolvedObject
+		about.ResourceVersion = ""
+		told[about] = append(told[about], e.Type+" "+e.Reason)
+		if e.Reason == migrationv1alpha1.EventResumed && !strings.Contains(e.Message, "from where it was: 4 of 10 objects are done") {
+			t.Errorf("note %q", e.Message)
+		}
+	}
+	want := []string{"Normal Started", "Normal Paused", "Normal Resumed", "Normal Resumed", "Warning ObjectsFailed"}
+	for _, about := range []corev1.ObjectReference{
+		{APIVersion: migrationv1alpha1.SchemeGroupVersion.String(), Kind: migrationv1alpha1.MigrationKind, Name: "m", UID: "m-uid"},
+		{APIVersion: original.APIVersion, Kind: original.Kind, Name: original.Name, UID: original.UID},
+	} {
+		if got := told[about]; !slices.Equal(got, want) {
+			t.Errorf("events about %s: %q, want %q", about.Name, got, want)
+		}
+	}
+	if len(told) != 2 {
+		t.Errorf("events %+v", told)
+	}
+}

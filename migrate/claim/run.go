@@ -1,0 +1,198 @@
+package claim
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/listwatch"
+	"github.com/concord-dev/concord/workers"
+)
+
+// minRetry and maxRetry bound the time between two attempts that end in errors.
+const (
+	minRetry = 200 * time.Millisecond
+	maxRetry = 15 * time.Second
+)
+
+// Run does migrations until ctx ends. What is under way then is continued by whoever
+// finds that this server's Lease is gone.
+func (c *Controller) Run(ctx context.Context) {
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),
+		workqueue.TypedRateLimitingQueueConfig[string]{Clock: c.cfg.Clock})
+	seen, migrations := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(
+		func(was, is *migrationv1alpha1.StorageVersionMigration, gone bool) {
+			c.ObserveMigration(is, gone)
+			if !gone && worthALook(was, is, c.cfg.ID()) {
+				queue.Add(is.Name)
+			}
+		}))
+	_, versions := c.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(
+		func(_, is *apiserverinternalv1alpha1.StorageVersion, gone bool) { c.ObserveStorageVersion(is, gone) }))
+	var wg sync.WaitGroup
+	wg.Go(func() { migrations.RunWithContext(ctx) })
+	wg.Go(func() { versions.RunWithContext(ctx) })
+	wg.Go(func() {
+		<-ctx.Done()
+		queue.ShutDown()
+	})
+	beats := c.cfg.Clock.NewTicker(max(c.cfg.ProgressPeriod/3, time.Millisecond)) // so much later at most
+	defer beats.Stop()
+	wg.Go(func() { workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C()) }) })
+	for range c.cfg.Workers {
+		wg.Go(func() { c.work(ctx, queue, seen) })
+	}
+	wg.Wait()
+}
+
+// beat has the status of every rewrite written for which that is due, until ctx ends: a
+// Rewriter that waits reports nothing.
+func (c *Controller) beat(ctx context.Context, due <-chan time.Time) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-due:
+		}
+		for _, w := range c.works() {
+			w.beat()
+		}
+	}
+}
+
+// worthALook says whether a migration that was so, or nil, and is so now may be one for
+// this server to claim, or to watch over. What a migrator writes on it while it works is
+// not, nor is this server's own claim: who claims works, and tries again after an error.
+func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.ServerID) bool {
+	claimer := is.Annotations[migrationv1alpha1.ClaimedByAnnotation]
+	switch {
+	case migrationv1alpha1.Final(is):
+		return false
+	case was == nil || was.UID != is.UID || migrationv1alpha1.TargetOf(was) != migrationv1alpha1.TargetOf(is) || was.Spec.Paused != is.Spec.Paused:
+		return true
+	}
+	return was.Annotations[migrationv1alpha1.ClaimedByAnnotation] != claimer && (claimer == "" || claimer != string(self))
+}
+
+// work does migrations, but for those that were seen to be gone or ended since they were
+// queued: that is what most polls find.
+func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], seen cache.Store) {
+	for {
+		name, stop := queue.Get()
+		if stop {
+			return
+		}
+		if obj, ok, _ := seen.GetByKey(name); !ok || migrationv1alpha1.Final(obj.(*migrationv1alpha1.StorageVersionMigration)) {
+			queue.Forget(name)
+			queue.Done(name)
+			continue
+		}
+		var after time.Duration
+		err := workers.Do(ctx, "migrate", func() (err error) {
+			after, err = c.Step(ctx, name)
+			return err
+		})
+		switch {
+		case err != nil:
+			level := 0
+			if apierrors.IsConflict(err) || ctx.Err() != nil {
+				level = 2
+			}
+			c.cfg.Logger.V(level).Info("Looking at a migration again", "migration", name, "reason", err.Error())
+			queue.AddRateLimited(name)
+		case after > 0:
+			queue.Forget(name)
+			queue.AddAfter(name, after)
+		default:
+			queue.Forget(name)
+		}
+		queue.Done(name)
+	}
+}
+
+// ObserveStorageVersion interrupts rewrites that a changed or deleted StorageVersion may
+// not permit any more, so that they end before they run into the fence. Seeing an old
+// one does no harm: the rewrite reads it again, and goes on.
+func (c *Controller) ObserveStorageVersion(sv *apiserverinternalv1alpha1.StorageVersion, gone bool) {
+	gr, err := storageversion.GroupResource(sv.Name)
+	if err != nil {
+		return
+	}
+	c.interrupt(errMoved, func(w *work) bool { return w.gr == gr && (gone || judge(sv, w.target) != nil) })
+}
+
+// ObserveMigration interrupts the rewrite of a migration that is gone, has been ended, is to
+// rest, or to go on at another speed.
+func (c *Controller) ObserveMigration(m *migrationv1alpha1.StorageVersionMigration, gone bool) {
+	if !gone && !migrationv1alpha1.Final(m) {
+		if m.Spec.Paused {
+			c.interrupt(errPaused, func(w *work) bool { return w.uid == m.UID })
+		}
+		c.interrupt(errSpeed, func(w *work) bool { return w.uid == m.UID && w.speed != speedOf(m) })
+		return
+	}
+	c.interrupt(errTaken, func(w *work) bool { return w.uid == m.UID })
+	c.forget(m.UID)
+}
+
+func (c *Controller) interrupt(cause error, which func(*work) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w, cancel := range c.running {
+		if which(w) {
+			cancel(cause)
+		}
+	}
+}
+
+func (c *Controller) works() []*work {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.running))
+}
+
+func (c *Controller) register(w *work, cancel context.CancelCauseFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running[w], w.speed = cancel, speedOf(w.m)
+}
+
+func (c *Controller) unregister(w *work) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.running, w)
+}
+
+// onEach handles every object that is new (was is nil then), changed or gone.
+func onEach[T client.Object](handle func(was, is T, gone bool)) cache.ResourceEventHandler {
+	var none T
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { handle(none, obj.(T), false) },
+		UpdateFunc: func(old, obj any) { handle(old.(T), obj.(T), false) },
+		DeleteFunc: func(obj any) {
+			if last, ok := listwatch.Deleted[T](obj); ok {
+				handle(none, last, true)
+			}
+		},
+	}
+}
+
+func (c *Controller) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler) (cache.Store, cache.Controller) {
+	return cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: listwatch.Of(c.cfg.Client, list),
+		ObjectType:    object,
+		Handler:       listwatch.Handler("migrate-watch", handler),
+	})
+}

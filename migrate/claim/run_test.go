@@ -1,0 +1,254 @@
+package claim
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// untilInterrupted is a rewrite that ends only when it is interrupted.
+func untilInterrupted(ctx context.Context) (Result, error) {
+	select {
+	case <-ctx.Done():
+		return Result{}, ctx.Err()
+	case <-time.After(20 * time.Second):
+		return Result{}, context.DeadlineExceeded
+	}
+}
+
+func TestWatchInterrupts(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		w.c.ObserveStorageVersion(w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2}), false)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonAgreementLost)
+}
+
+// TestStaleWatch: an old StorageVersion that is seen late ends nothing.
+func TestStaleWatch(t *testing.T) {
+	w := newWorld(t)
+	old := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
+	sv := w.report(agree.Report{Server: self, Encoding: v2}, agree.Report{Server: other, Encoding: v2})
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.EpochAnnotation] = sv.Annotations["concord.dev/epoch"]
+		m.Annotations[migrationv1alpha1.EncodingAnnotation] = string(v2)
+	})
+	calls := 0
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		if calls++; calls > 1 {
+			return Result{}, nil
+		}
+		w.c.ObserveStorageVersion(old, false)
+		return untilInterrupted(ctx)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if calls != 2 {
+		t.Errorf("%d rewrites, want the interrupted one and another", calls)
+	}
+}
+
+// TestTaken: a migration that is gone, ended or claimed by another is left as it is.
+func TestTaken(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		take func(w *world)
+	}{
+		{"deleted", func(w *world) {
+			m := w.read()
+			w.must(w.client.Delete(context.Background(), m))
+			w.c.ObserveMigration(m, true)
+		}},
+		{"ended", func(w *world) {
+			m := w.read()
+			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
+			w.must(w.client.Status().Update(context.Background(), m))
+			w.c.ObserveMigration(m, false)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.migration(nil)
+			w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+				test.take(w)
+				return untilInterrupted(ctx)
+			}
+			_, err := step(w)
+			w.must(err)
+			var m *migrationv1alpha1.StorageVersionMigration
+			if m, err = w.c.get(context.Background(), "m"); err != nil || m != nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason != "Test" {
+				t.Errorf("migration %+v, %v", m, err)
+			}
+		})
+	}
+	t.Run("claimed by another", func(t *testing.T) {
+		w := newWorld(t)
+		w.migration(nil)
+		w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
+			m := w.read()
+			m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+			w.must(w.client.Update(context.Background(), m))
+			return Result{}, nil
+		}
+		_, err := step(w)
+		w.must(err)
+		if m := w.read(); migrationv1alpha1.Final(m) || w.claimedBy() != other {
+			t.Errorf("migration %+v", m)
+		}
+	})
+}
+
+func TestProgress(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.calls = nil
+		for i := range int64(50) { // 10 s
+			w.clock.Step(200 * time.Millisecond)
+			progress(Progress{Total: 500, Done: 10 * (i + 1)})
+		}
+		writes := slices.DeleteFunc(slices.Clone(w.calls), func(c string) bool { return c != "status StorageVersionMigration" })
+		if len(writes) != 3 {
+			t.Errorf("%d writes of progress in 10 s, want 3", len(writes))
+		}
+		got := w.read().Status.Progress
+		if got == nil || got.Total != 500 || got.Done != 450 || got.ObjectsPerSecond != 50 {
+			t.Errorf("progress %+v", got)
+		}
+		return Result{Progress: Progress{Total: 500, Done: 500}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	if got := w.events(); !slices.Contains(got, "Normal Succeeded") {
+		t.Errorf("events %v", got)
+	}
+}
+
+// TestProgressWhileTheRewriterWaits: a person sees that it goes on, and how slowly, also
+// where the Rewriter has nothing to report.
+func TestProgressWhileTheRewriterWaits(t *testing.T) {
+	w := newWorld(t)
+	values := metered(t, w)
+	w.migration(nil)
+	const waited, perSecond = 30, 3000
+	waiting, answer := make(chan struct{}), make(chan struct{})
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.clock.Step(time.Second)
+		progress(Progress{Total: 2 * perSecond, Done: perSecond})
+		close(waiting)
+		<-answer
+		return Result{Progress: Progress{Total: 2 * perSecond, Done: 2 * perSecond}}, nil
+	}
+	runs(t, w)
+	defer close(answer)
+	<-waiting
+	w.uncall()
+	for second := int64(1); second <= waited; second++ {
+		w.clock.Step(time.Second)
+		if second < 10 {
+			continue
+		}
+		eventually(t, func() bool {
+			m := w.read()
+			running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
+			// The rate is the mean of all the time, the second before included.
+			p := m.Status.Progress
+			return w.clock.Since(running.LastUpdateTime.Time) <= 5*time.Second && p != nil && p.Done == perSecond && p.ObjectsPerSecond <= perSecond/(second-4)
+		})
+	}
+	writes := slices.DeleteFunc(w.called(), func(c string) bool { return c != "status StorageVersionMigration" })
+	if most := int(waited * time.Second / w.c.cfg.ProgressPeriod); len(writes) > most {
+		t.Errorf("%d writes in %d s, want at most %d", len(writes), waited, most)
+	}
+	rate := values()["concord_migration_objects_per_second resource=batch.example.com/v1, Resource=cronjobs"]
+	if rate <= 0 || rate > perSecond/(waited-4) {
+		t.Errorf("the metric's rate is %v after a wait of %d s", rate, waited)
+	}
+}
+
+// TestPauseWhileTheRewriterWaits: the next beat finds it where no watch does.
+func TestPauseWhileTheRewriterWaits(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	done := make(chan error)
+	waiting := make(chan struct{})
+	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
+		close(waiting)
+		return untilInterrupted(ctx)
+	}
+	go func() {
+		_, err := step(w)
+		done <- err
+	}()
+	<-waiting
+	setPaused(w, true)
+	w.clock.Step(time.Minute)
+	for _, work := range w.c.works() {
+		work.beat()
+	}
+	w.must(<-done)
+	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
+}
+
+// TestProgressConflict: what others write on the migration meanwhile is kept.
+func TestProgressConflict(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		m := w.read()
+		m.Labels = map[string]string{"mine": "yes"}
+		w.must(w.client.Update(context.Background(), m))
+		w.clock.Step(time.Minute)
+		progress(Progress{Total: 2, Done: 1})
+		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+	if w.read().Labels["mine"] != "yes" {
+		t.Error("the label is lost")
+	}
+}
+
+// TestRun: a migration that appears is done; one of a server that goes is taken over.
+func TestRun(t *testing.T) {
+	w := newWorld(t)
+	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	lease := leaseObject(t, w, other)
+	if err := w.client.Delete(ctx, lease); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		w.clock.Step(time.Second) // only the poll finds that the Lease is gone
+		m, err := w.c.get(ctx, "m")
+		return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil, nil
+	})
+	if err != nil {
+		t.Fatal("not done in time")
+	}
+}

@@ -1,0 +1,31 @@
+package store
+
+import "github.com/concord-dev/concord/migrate/progress"
+
+// Cursor is a place in a run before which everything is done. It may be kept, and a later
+// run be told to go on there, as long as nothing else could be written since: the
+// StorageVersion has the uid and epoch it had, the encoding wanted is the same, and so is
+// what decodes. Who keeps it has to see to that; what clients wrote meanwhile is then in
+// the encoding (design 3.7, I3).
+type Cursor struct {
+	// After is the last key that is done; empty at the beginning.
+	After string
+	// Progress counts what is done up to there.
+	Progress Progress
+	// Failed names the failures up to there that the run met, in key order and at most
+	// Options.MaxNamed. It is not used to go on.
+	Failed []Failure
+}
+
+// chunk is a piece of a page whose entries are judged together.
+type chunk struct {
+	entries []Entry
+	// last is the key up to which everything is done when this chunk and all before it are.
+	last string
+	// held is how much of the budget it takes.
+	held int64
+	// settled is called when its values are not needed any more.
+	settled func()
+	// piece is what became of the entries.
+	piece *progress.Piece[string, Progress, Failure]
+}

@@ -1,0 +1,304 @@
+package store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+var (
+	protobufPrefix  = []byte("k8s\x00")
+	encryptedPrefix = []byte("k8s:enc:")
+)
+
+// Envelope reads the group/version and the kind that a stored value says it has,
+// without decoding the rest: of protobuf only runtime.Unknown's TypeMeta, of JSON only
+// as much as it takes to find the top-level apiVersion and kind. What it says of a
+// value that is damaged behind the envelope is what the envelope says. It is not ok if
+// either is missing or the value is neither protobuf nor a JSON object.
+func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
+	var apiVersion string
+	if rest, found := bytes.CutPrefix(value, protobufPrefix); found {
+		apiVersion, kind, ok = protobufEnvelope(rest)
+	} else {
+		apiVersion, kind, ok = jsonEnvelope(value)
+	}
+	if !ok || apiVersion == "" || kind == "" {
+		return "", "", false
+	}
+	if gv, err := schema.ParseGroupVersion(apiVersion); err != nil || gv.Version == "" || gv.String() != apiVersion {
+		return "", "", false
+	}
+	return agree.Encoding(apiVersion), kind, true
+}
+
+// Encryption names what an encrypted value was sealed with, as the API server's
+// providers mark it: "<provider>:<version>:<key or plugin name>", for example
+// "aescbc:v1:key1". A plugin of KMS v2 has many keys, so that the fingerprint of the one
+// that the value needs stands behind its name. One that is encrypted, and does not tell with
+// what, has Unnamed. It is not ok for a value that is not encrypted.
+func Encryption(value []byte) (name string, ok bool) {
+	rest, found := bytes.CutPrefix(value, encryptedPrefix)
+	if !found {
+		return "", false
+	}
+	end := 0
+	for range 3 {
+		i := bytes.IndexByte(rest[end:], ':')
+		if i < 1 {
+			return Unnamed, true
+		}
+		end += i + 1
+	}
+	name = string(rest[:end-1])
+	printable := func(r rune) bool { return r > ' ' && r < 0x7f }
+	if strings.IndexFunc(name, func(r rune) bool { return !printable(r) }) >= 0 {
+		return Unnamed, true
+	}
+	if fingerprint, ok := kmsFingerprint(rest[end:]); ok && strings.HasPrefix(name, kmsProvider) {
+		name += ":" + fingerprint
+	}
+	return name, true
+}
+
+const (
+	// Unnamed is what Encryption says of a value that is encrypted with nobody knows what.
+	Unnamed = "?"
+	// kmsProvider is how Encryption begins for values of plugins of KMS v2.
+	kmsProvider = "kms:v2:"
+	// kmsKeyID is the field of the KMS's EncryptedObject with the key's ID.
+	kmsKeyID = 2
+	// kmsFingerprintBytes are those of the SHA-256 of the ID.
+	kmsFingerprintBytes = 8
+)
+
+// KMSKey returns the plugin of KMS v2 that has encrypted a value, "kms:v2:<plugin>", and the
+// fingerprint of the key that it needs: the first 16 hexadecimal digits of the SHA-256 of
+// the key's ID. It takes what Encryption returned.
+func KMSKey(name string) (plugin, fingerprint string, ok bool) {
+	rest, kms := strings.CutPrefix(name, kmsProvider)
+	plugin, fingerprint, ok = strings.Cut(rest, ":")
+	if !kms || !ok {
+		return "", "", false
+	}
+	return kmsProvider + plugin, fingerprint, true
+}
+
+func kmsFingerprint(encryptedObject []byte) (string, bool) {
+	id, ok := protobufField(encryptedObject, kmsKeyID)
+	if !ok {
+		return "", false
+	}
+	sum := sha256.Sum256(id)
+	return hex.EncodeToString(sum[:kmsFingerprintBytes]), true
+}
+
+// protobufEnvelope reads field 1 (TypeMeta) of a runtime.Unknown, and of that fields 1
+// and 2 (apiVersion, kind).
+func protobufEnvelope(unknown []byte) (apiVersion, kind string, ok bool) {
+	meta, ok := protobufField(unknown, 1)
+	if !ok {
+		return "", "", false
+	}
+	a, okA := protobufField(meta, 1)
+	k, okK := protobufField(meta, 2)
+	return string(a), string(k), okA && okK
+}
+
+// protobufField returns the first length-delimited field with the number.
+func protobufField(message []byte, number protowire.Number) ([]byte, bool) {
+	for len(message) > 0 {
+		f, err := nextField(&message)
+		if err != nil {
+			return nil, false
+		}
+		if f.number == number && f.kind == protowire.BytesType {
+			return f.content, true
+		}
+	}
+	return nil, false
+}
+
+// field is one of a protobuf message, with its content if it is length-delimited and with its
+// number if it is a varint.
+type field struct {
+	number  protowire.Number
+	kind    protowire.Type
+	content []byte
+	varint  uint64
+}
+
+// nextField takes the first field off a message.
+func nextField(message *[]byte) (f field, err error) {
+	var n int
+	if f.number, f.kind, n = protowire.ConsumeTag(*message); n < 0 {
+		return field{}, protowire.ParseError(n)
+	}
+	rest := (*message)[n:]
+	switch f.kind {
+	case protowire.BytesType:
+		f.content, n = protowire.ConsumeBytes(rest)
+	case protowire.VarintType:
+		f.varint, n = protowire.ConsumeVarint(rest)
+	default:
+		n = protowire.ConsumeFieldValue(f.number, f.kind, rest)
+	}
+	if n < 0 {
+		return field{}, protowire.ParseError(n)
+	}
+	*message = rest[n:]
+	return f, nil
+}
+
+// jsonEnvelope walks the top level of a JSON object until it has seen both fields. It
+// checks no more of the syntax than that takes.
+func jsonEnvelope(value []byte) (apiVersion, kind string, ok bool) {
+	s := scanner{rest: value}
+	if !s.take('{') {
+		return "", "", false
+	}
+	var haveVersion, haveKind bool
+	for !haveVersion || !haveKind {
+		name, ok := s.text()
+		if !ok || !s.take(':') {
+			return "", "", false
+		}
+		switch {
+		case name == "apiVersion" && !haveVersion:
+			apiVersion, ok = s.text()
+			haveVersion = true
+		case name == "kind" && !haveKind:
+			kind, ok = s.text()
+			haveKind = true
+		default:
+			ok = s.skip()
+		}
+		if !ok {
+			return "", "", false
+		}
+		if !s.take(',') {
+			break
+		}
+	}
+	return apiVersion, kind, haveVersion && haveKind
+}
+
+// scanner steps over JSON tokens. Each method consumes what it accepts.
+type scanner struct {
+	rest []byte
+	// plain refuses numbers with an exponent or of many digits, which may be too large for
+	// a decoder.
+	plain bool
+}
+
+// maxDigits bounds a number that is plain. A float64 holds any of 300 digits.
+const maxDigits = 100
+
+func (s *scanner) space() { s.rest = bytes.TrimLeft(s.rest, " \t\r\n") }
+
+func (s *scanner) take(c byte) bool {
+	s.space()
+	if len(s.rest) == 0 || s.rest[0] != c {
+		return false
+	}
+	s.rest = s.rest[1:]
+	return true
+}
+
+// quoted consumes a string and returns it with its quotes.
+func (s *scanner) quoted() ([]byte, bool) {
+	s.space()
+	if len(s.rest) == 0 || s.rest[0] != '"' {
+		return nil, false
+	}
+	for i := 1; i < len(s.rest); i++ {
+		switch s.rest[i] {
+		case '\\':
+			i++
+		case '"':
+			token := s.rest[:i+1]
+			s.rest = s.rest[i+1:]
+			return token, true
+		}
+	}
+	return nil, false
+}
+
+// text consumes a string and returns what it means.
+func (s *scanner) text() (string, bool) {
+	token, ok := s.quoted()
+	if !ok {
+		return "", false
+	}
+	if plain := token[1 : len(token)-1]; isPlain(plain) {
+		return string(plain), true
+	}
+	var text string
+	if err := json.Unmarshal(token, &text); err != nil {
+		return "", false
+	}
+	return text, true
+}
+
+// isPlain says that a string needs no unescaping and no check of its encoding.
+func isPlain(text []byte) bool {
+	for _, c := range text {
+		if c == '\\' || c < ' ' || c >= 0x80 {
+			return false
+		}
+	}
+	return true
+}
+
+// isPlainNumber also holds for true, false and null.
+func isPlainNumber(literal []byte) bool {
+	isNumber := literal[0] == '-' || literal[0] >= '0' && literal[0] <= '9'
+	return !isNumber || len(literal) <= maxDigits && !bytes.ContainsAny(literal, "eE")
+}
+
+// skip consumes one value of any kind.
+func (s *scanner) skip() bool {
+	depth := 0
+	for {
+		s.space()
+		if len(s.rest) == 0 {
+			return false
+		}
+		switch s.rest[0] {
+		case '"':
+			if _, ok := s.quoted(); !ok {
+				return false
+			}
+		case '{', '[':
+			depth++
+			s.rest = s.rest[1:]
+		case '}', ']':
+			if depth == 0 {
+				return false
+			}
+			depth--
+			s.rest = s.rest[1:]
+		case ',', ':':
+			if depth == 0 {
+				return false
+			}
+			s.rest = s.rest[1:]
+		default:
+			end := bytes.IndexAny(s.rest, "{}[],: \t\r\n\"")
+			if end < 0 || s.plain && !isPlainNumber(s.rest[:end]) {
+				return false
+			}
+			s.rest = s.rest[end:]
+		}
+		if depth == 0 {
+			return true
+		}
+	}
+}

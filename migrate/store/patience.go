@@ -1,0 +1,84 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// How long one call of the store may take, and how long to wait before one that failed is
+// made again.
+const (
+	callTimeout = 30 * time.Second
+	minBackoff  = 20 * time.Millisecond
+	maxBackoff  = time.Second
+)
+
+// patience is how long to wait for what is unavailable.
+type patience struct {
+	clock clock.Clock
+	bound time.Duration
+}
+
+// patiently makes a call of the store again while the store is unavailable.
+func (p patience) patiently(ctx context.Context, call func(context.Context) error) error {
+	return p.waiting(ctx, func(ctx context.Context) error { return within(ctx, call) })
+}
+
+// waiting calls again while what is called is unavailable.
+func (p patience) waiting(ctx context.Context, call func(context.Context) error) error {
+	var since time.Time
+	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {
+		err := call(ctx)
+		if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrKeysUnavailable) || ctx.Err() != nil {
+			return err
+		}
+		now := p.clock.Now()
+		if since.IsZero() {
+			since = now
+		}
+		if errors.Is(err, errFull) {
+			since = now
+		} else if now.Add(backoff).Sub(since) > p.bound {
+			return err
+		}
+		if waitErr := wait(ctx, p.clock, backoff); waitErr != nil {
+			return errors.Join(waitErr, err)
+		}
+	}
+}
+
+// within makes a call that is unavailable if it takes too long.
+func within(ctx context.Context, call func(context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := call(limited)
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return errors.Join(ErrUnavailable, err)
+	}
+	return err
+}
+
+// put is patient. Where the store did not say whether it has written, the key tells: it has
+// changed then, and is judged anew.
+func (r *run) put(ctx context.Context, fence Fence, put Put) (written bool, revision int64, err error) {
+	err = r.patiently(ctx, func(ctx context.Context) (err error) {
+		written, revision, err = r.kv.Put(ctx, fence, put)
+		return err
+	})
+	return written, revision, err
+}
+
+// wait waits for d or until ctx ends.
+func wait(ctx context.Context, c clock.Clock, d time.Duration) error {
+	timer := c.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

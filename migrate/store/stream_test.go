@@ -1,0 +1,348 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// asked counts how a range is read, and calls back before each stream.
+type asked struct {
+	*Etcd
+	ranges, streams int
+	beforeStream    func()
+}
+
+func (a *asked) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
+	a.ranges++
+	return a.Etcd.Range(ctx, start, end, limit, revision)
+}
+
+func (a *asked) stream(ctx context.Context, start, end string, revision int64) (*stream, error) {
+	if a.streams++; a.beforeStream != nil {
+		a.beforeStream()
+	}
+	return a.Etcd.stream(ctx, start, end, revision)
+}
+
+const streamed = 10_000
+
+func loadStreamed(t *testing.T, c *clientv3.Client, value func(int) []byte) (prefix string, key func(int) string) {
+	prefix = "/registry/things/"
+	load(t, c, streamed, numbered(prefix), value)
+	put(t, c, "/registry/thingsets/a", []byte("another resource"))
+	return prefix, numbered(prefix)
+}
+
+func kibibyte(i int) []byte { return fmt.Appendf(nil, "%01024d", i) }
+
+// requireWalked walks a prefix, and requires that every key is visited once and in order.
+// visit is called, if not nil, with how many were visited before.
+func requireWalked(t *testing.T, reader Reader, prefix string, key func(int) string, visit func(n int, e Entry)) {
+	t.Helper()
+	n := 0
+	must(t, Walk(t.Context(), reader, prefix, func(e Entry) error {
+		if e.Key != key(n) {
+			t.Fatalf("key %d is %s", n, e.Key)
+		}
+		if visit != nil {
+			visit(n, e)
+		}
+		n++
+		return nil
+	}))
+	if n != streamed {
+		t.Errorf("%d of %d keys were visited", n, streamed)
+	}
+}
+
+// A long range is read as a stream, at the revision of its first page.
+func TestStream(t *testing.T) {
+	c := startEtcd(t)
+	prefix, key := loadStreamed(t, c, kibibyte)
+	reader := &asked{Etcd: NewEtcd(c), beforeStream: func() { put(t, c, numbered(prefix)(streamed-1), []byte("changed")) }}
+	requireWalked(t, reader, prefix, key, func(n int, e Entry) {
+		if string(e.Value) != string(kibibyte(n)) {
+			t.Errorf("%s is %q", e.Key, e.Value)
+		}
+	})
+	if reader.streams != 1 || reader.ranges > 5 {
+		t.Errorf("%d streams and %d pages", reader.streams, reader.ranges)
+	}
+}
+
+// Where the revision is compacted, the stream goes on at the newest.
+func TestStreamAcrossCompaction(t *testing.T) {
+	c := startEtcd(t)
+	prefix, key := loadStreamed(t, c, kibibyte)
+	reader := &asked{Etcd: NewEtcd(c)}
+	last := ""
+	requireWalked(t, reader, prefix, key, func(n int, e Entry) {
+		if n == streamed/4 {
+			revision := put(t, c, key(streamed-1), []byte("changed"))
+			_, err := c.Compact(t.Context(), revision)
+			must(t, err)
+		}
+		last = string(e.Value)
+	})
+	if last != "changed" || reader.streams != 2 {
+		t.Errorf("the last value is %q, after %d streams", last, reader.streams)
+	}
+}
+
+// A stream is not given up for values of sizes that pages would be short for.
+func TestStreamOfMixedSizes(t *testing.T) {
+	c := startEtcd(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	prefix, key := loadStreamed(t, c, func(int) []byte { return make([]byte, 100+random.IntN(6000)) })
+	reader := &asked{Etcd: NewEtcd(c)}
+	requireWalked(t, reader, prefix, key, nil)
+	if reader.streams > 2 || reader.ranges > 12 {
+		t.Errorf("%d streams and %d pages", reader.streams, reader.ranges)
+	}
+}
+
+// Values that no reply may have together are read in pages, those behind them in a stream.
+func TestStreamMeetsLargeValues(t *testing.T) {
+	c := startEtcd(t)
+	const large, from = 1 << 20, streamed / 2
+	prefix, key := loadStreamed(t, c, kibibyte)
+	for i := from; i < from+12; i++ {
+		put(t, c, key(i), make([]byte, large))
+	}
+	reader := &asked{Etcd: NewEtcd(c)}
+	requireWalked(t, reader, prefix, key, func(n int, e Entry) {
+		if want := n >= from && n < from+12; want != (len(e.Value) == large) {
+			t.Errorf("%s has %d bytes", e.Key, len(e.Value))
+		}
+	})
+	if reader.streams != 2 {
+		t.Errorf("%d streams", reader.streams)
+	}
+}
+
+// A slow run reads pages, and a stream once nothing holds it back any more.
+func TestStreamIsForFastRuns(t *testing.T) {
+	c := startEtcd(t)
+	prefix, key := loadStreamed(t, c, kibibyte)
+	reader := &asked{Etcd: NewEtcd(c)}
+	p := newPager(reader, prefix, 4000, MaxReply)
+	defer p.close()
+	n, longest := 0, 0
+	for !p.done {
+		slow := n >= streamed/4 && n <= streamed/2
+		if p.atMost(4000); slow {
+			p.atMost(500)
+		}
+		page, err := p.page(t.Context())
+		must(t, err)
+		for _, e := range page.Entries {
+			if e.Key != key(n) {
+				t.Fatalf("key %d is %s", n, e.Key)
+			}
+			n++
+		}
+		if slow {
+			longest = max(longest, len(page.Entries))
+		}
+	}
+	if n != streamed || longest != 500 || reader.streams != 2 {
+		t.Errorf("%d keys, %d in a page, %d streams", n, longest, reader.streams)
+	}
+}
+
+// What a run holds is bounded, however long the stream; and a compaction breaks into it.
+func TestStreamsOfARun(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, streamed)
+	const bound = 2 * MaxReply
+	reader := &asked{Etcd: NewEtcd(c)}
+	var compacting sync.Once
+	kv := hooked{KV: reader, beforePut: func(_ Fence, p Put) (err error) {
+		if p.Key > numbered(policyPrefix)(streamed/4) {
+			compacting.Do(func() {
+				var now *clientv3.GetResponse
+				if now, err = c.Get(t.Context(), policyFence); err == nil {
+					_, err = c.Compact(t.Context(), now.Header.Revision)
+				}
+			})
+		}
+		return err
+	}}
+	result, err := New(streamingKV{kv, reader}).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
+	must(t, err)
+	requireSum(t, result)
+	if result.Total != streamed || reader.streams != 2 {
+		t.Errorf("%+v, %d streams", result.Progress, reader.streams)
+	}
+	if result.PeakBytes > bound || result.Bytes < bound {
+		t.Errorf("%d of %d bytes were held", result.PeakBytes, 2*result.Bytes)
+	}
+	requireNew(t, c, contents)
+}
+
+// etcd goes away in the middle of a stream.
+func TestStreamBreaksOff(t *testing.T) {
+	c, restart := startEtcdThatStops(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, streamed)
+	reader := &asked{Etcd: NewEtcd(c)}
+	var restarting sync.Once
+	kv := hooked{KV: reader, beforePut: func(_ Fence, p Put) error {
+		if p.Key > numbered(policyPrefix)(3000) {
+			restarting.Do(restart)
+		}
+		return nil
+	}}
+	result, err := New(streamingKV{kv, reader}).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	requireSum(t, result)
+	if result.Total != streamed || reader.streams < 2 {
+		t.Errorf("%+v, %d streams", result.Progress, reader.streams)
+	}
+	requireNew(t, c, contents)
+}
+
+// streamingKV is a KV with hooks that has streams.
+type streamingKV struct {
+	hooked
+	streams *asked
+}
+
+func (s streamingKV) stream(ctx context.Context, start, end string, revision int64) (*stream, error) {
+	return s.streams.stream(ctx, start, end, revision)
+}
+
+// oldEtcd has no streams, as before 3.7. Some clients say so at once.
+type oldEtcd struct {
+	etcdserverpb.KVClient
+	atOnce bool
+	asked  int
+}
+
+var errUnimplemented = status.Error(codes.Unimplemented, "unknown method RangeStream")
+
+func (o *oldEtcd) RangeStream(context.Context, *etcdserverpb.RangeRequest, ...grpc.CallOption) (etcdserverpb.KV_RangeStreamClient, error) {
+	if o.asked++; o.atOnce {
+		return nil, errUnimplemented
+	}
+	return unimplemented{}, nil
+}
+
+type unimplemented struct {
+	etcdserverpb.KV_RangeStreamClient
+}
+
+func (unimplemented) Recv() (*etcdserverpb.RangeStreamResponse, error) { return nil, errUnimplemented }
+
+// An etcd without streams is asked for one once, and then page by page.
+func TestOldEtcdHasNoStreams(t *testing.T) {
+	c := startEtcd(t)
+	prefix, key := loadStreamed(t, c, kibibyte)
+	for _, atOnce := range []bool{false, true} {
+		old := &oldEtcd{KVClient: clientv3.RetryKVClient(c), atOnce: atOnce}
+		reader := NewEtcd(clientv3.NewKVFromKVClient(old, c))
+		for range 2 {
+			requireWalked(t, reader, prefix, key, nil)
+		}
+		if old.asked != 1 {
+			t.Errorf("at once %v: asked %d times for a stream", atOnce, old.asked)
+		}
+	}
+}
+
+// proxy is an etcd before 3.7: it does not know of streams.
+type proxy struct {
+	etcdserverpb.UnimplementedKVServer
+	etcd etcdserverpb.KVClient
+}
+
+func (p proxy) Range(ctx context.Context, in *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	return p.etcd.Range(ctx, in)
+}
+
+// The same by a connection.
+func TestOldServerHasNoStreams(t *testing.T) {
+	c := startEtcd(t)
+	prefix, key := loadStreamed(t, c, kibibyte)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	server := grpc.NewServer()
+	etcdserverpb.RegisterKVServer(server, proxy{etcd: etcdserverpb.NewKVClient(c.ActiveConnection())})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	old, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + listener.Addr().String()}})
+	must(t, err)
+	t.Cleanup(func() { _ = old.Close() })
+	reader := &asked{Etcd: NewEtcd(old)}
+	requireWalked(t, reader, prefix, key, nil)
+	if reader.streams != 1 || !reader.streamless.Load() {
+		t.Errorf("asked %d times for a stream", reader.streams)
+	}
+}
+
+// mute opens streams, which never send anything.
+type mute struct {
+	clientv3.KV
+	opened chan struct{}
+}
+
+func (m mute) GetStream(ctx context.Context, _ string, _ ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
+	pieces := make(chan clientv3.RangeStreamResponse)
+	context.AfterFunc(ctx, func() { close(pieces) })
+	close(m.opened)
+	return pieces, nil
+}
+
+// Who waits for a piece can give up.
+func TestStreamIsGivenUp(t *testing.T) {
+	c := startEtcd(t)
+	prefix, _ := loadStreamed(t, c, kibibyte)
+	ctx, cancel := context.WithCancel(t.Context())
+	kv := mute{c, make(chan struct{})}
+	go func() {
+		<-kv.opened
+		cancel()
+	}()
+	err := Walk(ctx, NewEtcd(kv), prefix, func(Entry) error { return nil })
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A connection does not come to a standstill when a stream of pages fills it in one way and
+// many puts the other: see package grpclimit.
+func TestManyUnderWayBesideAStream(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	contents := loadOld(t, c, streamed)
+	codecs := newTyped(t)
+	for i := range 2 {
+		target.Encoding, target.Codec = newEncoding, codecs.new
+		if i%2 == 1 {
+			target.Encoding, target.Codec = oldEncoding, codecs.old
+		}
+		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 1000, PieceKeys: 500, MemoryBytes: 64 << 20, Patience: 20 * time.Millisecond}, nil)
+		must(t, err)
+		requireSum(t, result)
+		if result.Rewritten != streamed {
+			t.Fatalf("round %d: %+v", i, result.Progress)
+		}
+	}
+	target.Encoding, target.Codec = newEncoding, codecs.new
+	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	requireNew(t, c, contents)
+}

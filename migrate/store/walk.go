@@ -1,0 +1,135 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// Walk visits the entries under a prefix in key order, a page at a time, until visit
+// fails. It begins with a linearizable read and stays at that revision; where that is
+// compacted meanwhile it goes on at the newest. visit must not keep an entry's value.
+func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
+	return patience{clock: clock.RealClock{}}.walk(ctx, reader, prefix, Options{}.withDefaults(), visit)
+}
+
+// besideClients is how many keys are read at a time while clients are served.
+const besideClients = 200
+
+func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts Options, visit func(Entry) error) error {
+	pager := newPager(reader, prefix, opts.PageKeys, opts.PageBytes)
+	defer pager.close()
+	for !pager.done {
+		gives, began := !math.IsInf(opts.Pacer.Rate(), 1), p.clock.Now()
+		if gives {
+			pager.atMost(min(besideClients, opts.PageKeys))
+		} else {
+			pager.atMost(opts.PageKeys)
+		}
+		var page Page
+		err := p.waiting(ctx, func(ctx context.Context) (err error) {
+			page, err = pager.pageAcrossCompaction(ctx)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for _, e := range page.Entries {
+			if err := visit(e); err != nil {
+				return err
+			}
+		}
+		page.free()
+		if gives && !pager.done {
+			if err := wait(ctx, p.clock, p.clock.Since(began)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Left is what a rewrite should have changed and has not.
+type Left struct {
+	Values int64
+	// First names one of them.
+	First Failure
+	// Found are the encodings that they are in, sorted: agree.Unknown for those that cannot be
+	// opened or read, or are encrypted with another key.
+	Found []agree.Encoding
+}
+
+// CountLeft reads every value of a target and counts those that are in another encoding or
+// encrypted with another key than the target's, or cannot be opened. It begins with a
+// linearizable read; what it says holds from then on as long as the fence does. Of the options
+// those for reading count, Patience, Clock and Pacer: while that bounds the rate, as beside
+// clients, it rests as long as it works.
+func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options) (Left, error) {
+	var left Left
+	opts = opts.withDefaults()
+	p := patience{opts.Clock, opts.Patience}
+	err := p.walk(ctx, reader, target.Prefix, opts, func(e Entry) error {
+		var plain []byte
+		var stale bool
+		err := p.waiting(ctx, func(ctx context.Context) (err error) {
+			plain, stale, err = target.transformer().TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
+			return err
+		})
+		var failure *Failure
+		found := agree.Unknown
+		switch encoding, _, ok := Envelope(plain); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, ErrKeysUnavailable):
+			return fmt.Errorf("decrypt %s: %w", e.Key, err)
+		case err != nil:
+			failure = newFailure(e.Key, Undecryptable, err)
+		case stale:
+			failure = newFailure(e.Key, Undecryptable, errStale)
+		case !ok:
+			failure = newFailure(e.Key, Undecodable, errNoEnvelope)
+		case encoding != target.Encoding:
+			found, failure = encoding, newFailure(e.Key, WrongEncoding, fmt.Errorf("it is in %s", encoding))
+		default:
+			return nil
+		}
+		if left.Values++; left.Values == 1 {
+			left.First = *failure
+		}
+		if at, known := slices.BinarySearch(left.Found, found); !known {
+			left.Found = slices.Insert(left.Found, at, found)
+		}
+		return nil
+	})
+	return left, err
+}
+
+var errStale = errors.New("it is not encrypted with the present key")
+
+// CountEncodings counts the values of one resource, whose keys all have prefix, by the
+// encodings that a Row can have. With an error it returns what it counted so far.
+func CountEncodings(ctx context.Context, reader Reader, prefix string) (map[string]int64, error) {
+	counts := map[string]int64{}
+	err := EachEncoding(ctx, reader, prefix, func(_, encoding string) { counts[encoding]++ })
+	return counts, err
+}
+
+// EachEncoding tells the key and the encoding of each value of one resource, whose keys all
+// have prefix.
+func EachEncoding(ctx context.Context, reader Reader, prefix string, found func(key, encoding string)) error {
+	return Walk(ctx, reader, prefix, func(e Entry) error {
+		if encoding, _, ok := Envelope(e.Value); ok {
+			found(e.Key, string(encoding))
+		} else {
+			found(e.Key, unreadable(e.Value))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,185 @@
+package kube_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/join/roles"
+)
+
+// auditFlags have a server write down every request in audit.log, and refuse owners that whoever
+// names them may not change.
+func (c *control) auditFlags() []string {
+	policy := c.write("policy.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n")
+	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(c.dir, "audit.log"), "--enable-admission-plugins=OwnerReferencesPermissionEnforcement"}
+}
+
+// actInRoles has all controllers of a server that writes down its requests do something, and reads
+// who did what: nothing is refused to them, and all that their roles allow is used.
+func actInRoles(t *testing.T, c *control, s *apiserver) {
+	s.createWidgets(3)
+	s.migrated(time.Minute)
+	s.flip("v2")
+	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { // as kube-controller-manager does
+		apihelpers.SetCRDCondition(crd, apiextensionsv1.CustomResourceDefinitionCondition{
+			Type: apiextensionsv1.StorageMigrating, Status: apiextensionsv1.ConditionTrue, Reason: "Migrating", Message: "Migration mirrored is running",
+		})
+	})
+	s.upstream("mirrored")
+	s.done(time.Minute, "mirrored")
+	s.storedVersions(time.Minute, "v2")
+	s.migrateThroughAPI("through-api")
+
+	file, err := os.Open(filepath.Join(c.dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	wrote, unused := map[string]sets.Set[string]{}, s.rules()
+	lines := bufio.NewScanner(file)
+	for lines.Buffer(nil, 1<<20); lines.Scan(); {
+		var e auditv1.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			continue // the last line, which is still being written
+		}
+		who := actor(&e)
+		if strings.Contains(who, ":concord-") && e.ResponseStatus != nil && e.ResponseStatus.Code == 403 {
+			t.Errorf("%s may not %s %s: %s", who, e.Verb, e.RequestURI, e.ResponseStatus.Message)
+		}
+		if e.ObjectRef == nil {
+			continue
+		}
+		unused[who] = slices.DeleteFunc(unused[who], func(r rule) bool { return r.allows(&e) })
+		if !slices.Contains([]string{"get", "list", "watch"}, e.Verb) {
+			if wrote[e.ObjectRef.Resource] == nil {
+				wrote[e.ObjectRef.Resource] = sets.New[string]()
+			}
+			wrote[e.ObjectRef.Resource].Insert(strings.TrimPrefix(who, "system:serviceaccount:kube-system:"))
+		}
+	}
+	for resource, want := range map[string]sets.Set[string]{
+		"storagestates": sets.New("concord-trigger"),
+		// Users make migrations, too.
+		"storageversionmigrations": sets.New("admin", "concord-trigger", "concord-migrator", "concord-mirror"),
+		// Servers report as themselves; the collector drops the reports of who is gone.
+		"storageversions": sets.New("system:apiserver", "concord-collector"),
+		"clusterversions": sets.New("concord-skew"),
+	} {
+		if !wrote[resource].Equal(want) {
+			t.Errorf("%s are written by %v, want %v", resource, sets.List(wrote[resource]), sets.List(want))
+		}
+	}
+	for who, rules := range unused {
+		for _, r := range rules {
+			if !slices.Contains(seldom, strings.TrimPrefix(who, "system:serviceaccount:kube-system:concord-")+" "+strings.Join(r.Resources, ",")) {
+				t.Errorf("%s does not use its rule for %v in namespace %q", who, r.Resources, r.namespace)
+			}
+		}
+	}
+}
+
+// seldom are rules that this does not need.
+var seldom = []string{
+	// Nothing fails, and nobody's versions differ.
+	"trigger events", "trigger storageversionmigrations/status", "migrator events", "skew events",
+	// There is nothing without a store.
+	"migrator apiservices",
+	// An admission plugin asks for it, in the process.
+	"mirror storageversionmigrations/finalizers",
+}
+
+// actor is as whom a request was answered.
+func actor(e *auditv1.Event) string {
+	if e.ImpersonatedUser != nil {
+		return e.ImpersonatedUser.Username
+	}
+	return e.User.Username
+}
+
+// rule is one of a controller's, and where it holds.
+type rule struct {
+	rbacv1.PolicyRule
+	namespace string // empty: everywhere
+}
+
+func (r rule) allows(e *auditv1.Event) bool {
+	resource := e.ObjectRef.Resource
+	if e.ObjectRef.Subresource != "" {
+		resource += "/" + e.ObjectRef.Subresource
+	}
+	has := func(some []string, one string) bool { return slices.Contains(some, one) || slices.Contains(some, "*") }
+	return has(r.Verbs, e.Verb) && has(r.APIGroups, e.ObjectRef.APIGroup) && has(r.Resources, resource) && (r.namespace == "" || r.namespace == e.ObjectRef.Namespace) &&
+		(len(r.ResourceNames) == 0 || slices.Contains(r.ResourceNames, e.ObjectRef.Name))
+}
+
+// rules reads the rules of each of our controllers, by its user.
+func (s *apiserver) rules() map[string][]rule {
+	s.t.Helper()
+	found, ctx := map[string][]rule{}, s.t.Context()
+	add := func(name, namespace string, rules []rbacv1.PolicyRule) {
+		for _, r := range roles.All {
+			if name == "concord:"+r.Name {
+				for i := range rules {
+					found[r.User()] = append(found[r.User()], rule{rules[i], namespace})
+				}
+			}
+		}
+	}
+	anywhere, err := s.kube().RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for i := range anywhere.Items {
+		add(anywhere.Items[i].Name, "", anywhere.Items[i].Rules)
+	}
+	local, err := s.kube().RbacV1().Roles(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for i := range local.Items {
+		add(local.Items[i].Name, local.Items[i].Namespace, local.Items[i].Rules)
+	}
+	if len(found) != len(roles.All) {
+		s.t.Fatalf("only %v have roles", slices.Sorted(maps.Keys(found)))
+	}
+	return found
+}
+
+// migrateThroughAPI migrates the ConfigMaps by patches.
+func (s *apiserver) migrateThroughAPI(name string) {
+	s.t.Helper()
+	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, Engine: migrationv1alpha1.EngineAPI,
+	}}
+	m.Name = name
+	if err := s.objects().Create(s.t.Context(), m); err != nil {
+		s.t.Fatal(err)
+	}
+	eventually(s.t, time.Minute, name+" succeeds", func(ctx context.Context) error {
+		if err := s.objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+			return err
+		}
+		if migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) == nil {
+			return fmt.Errorf("it says %v", m.Status.Conditions)
+		}
+		return nil
+	})
+}

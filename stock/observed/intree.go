@@ -1,0 +1,116 @@
+package observed
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// ManagerNamespace and ManagerLease name the Lease by which kube-controller-manager is elected.
+	ManagerNamespace = metav1.NamespaceSystem
+	ManagerLease     = "kube-controller-manager"
+	// UntouchedFor is for how long kube-controller-manager has to leave a migration of
+	// storagemigration.k8s.io alone until its migrator counts as off. Where that is on it writes
+	// into a new one's status within seconds.
+	UntouchedFor = 5 * time.Minute
+)
+
+// InTree is what can be seen of kube-controller-manager's own migrator.
+type InTree struct {
+	// Off says that it does no migrations: they can be done by others.
+	Off bool
+	// Why says what was seen, or what is waited for.
+	Why string
+}
+
+// JudgeInTree says whether kube-controller-manager's migrator is off, which it does not tell: it
+// is if a migration was left alone for so long, all the while under the one process that is
+// elected, or while none has a Lease. What was written last counts: a migrator that was switched
+// on again is seen when it begins one. lease is nil if there is none; all are the migrations of
+// storagemigration.k8s.io.
+func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrationv1.StorageVersionMigration, untouched time.Duration) InTree {
+	since, who, gone := elected(now, lease)
+	if gone != "" {
+		return InTree{Why: gone}
+	}
+	for i := range all {
+		at := touched(&all[i])
+		if !at.IsZero() && endOf(&all[i]).IsZero() {
+			return InTree{Why: fmt.Sprintf("kube-controller-manager has begun %s", all[i].Name)}
+		}
+		if at.After(since) {
+			since, who = at, "kube-controller-manager has ended one since"
+		}
+	}
+	waits := InTree{Why: "its migrator is on unless it leaves a migration alone, and there is none"}
+	var soonest time.Time
+	for i := range all {
+		m := &all[i]
+		begin, end := m.CreationTimestamp.Time, endOf(m)
+		if begin.Before(since) {
+			begin = since
+		}
+		if !touched(m).IsZero() {
+			continue
+		}
+		open := end.IsZero()
+		if open {
+			end = now
+		}
+		if left := end.Sub(begin); left >= untouched {
+			return InTree{Off: true, Why: fmt.Sprintf("%s, and %s was left alone for %v", who, m.Name, left.Round(time.Second))}
+		}
+		if open && (soonest.IsZero() || begin.Before(soonest)) {
+			soonest = begin
+			waits.Why = fmt.Sprintf("%s, and may begin %s until %s", who, m.Name, begin.Add(untouched).UTC().Format(time.TimeOnly))
+		}
+	}
+	return waits
+}
+
+// elected says since when the process is elected that may do migrations, or why that is not known.
+func elected(now time.Time, lease *coordinationv1.Lease) (since time.Time, who, gone string) {
+	if lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		return since, "no kube-controller-manager has a Lease", ""
+	}
+	s := lease.Spec
+	if s.AcquireTime == nil || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
+		return since, "", "kube-controller-manager's Lease does not tell since when it is elected"
+	}
+	if ran := s.RenewTime.Add(time.Duration(*s.LeaseDurationSeconds) * time.Second); now.After(ran) {
+		return since, "", fmt.Sprintf("kube-controller-manager does not renew its Lease: what its successor does is not known (kubectl delete lease -n %s %s if there is none)", ManagerNamespace, ManagerLease)
+	}
+	return s.AcquireTime.Time, "kube-controller-manager is " + *s.HolderIdentity, ""
+}
+
+// touched is when kube-controller-manager last wrote into a migration's status; zero if it never
+// did. It is known by the reasons that it gives, whatever the program is called that it is in.
+func touched(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
+	for _, c := range m.Status.Conditions {
+		if (strings.HasPrefix(c.Reason, "Migration") || strings.HasPrefix(c.Reason, "StorageVersionMigration")) && c.LastTransitionTime.After(at) {
+			at = c.LastTransitionTime.Time
+		}
+	}
+	if len(m.Status.Conditions) == 0 && m.Status.ResourceVersion != "" { // of old releases the first that is written
+		at = m.CreationTimestamp.Time
+	}
+	return at
+}
+
+// endOf is when a migration ended; zero if it has not.
+func endOf(m *storagemigrationv1.StorageVersionMigration) time.Time {
+	for _, c := range m.Status.Conditions {
+		if c.Status == metav1.ConditionTrue && (c.Type == string(storagemigrationv1.MigrationSucceeded) || c.Type == string(storagemigrationv1.MigrationFailed)) {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+// Ended says whether a migration of storagemigration.k8s.io has ended.
+func Ended(m *storagemigrationv1.StorageVersionMigration) bool { return !endOf(m).IsZero() }
