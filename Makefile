@@ -6,13 +6,8 @@ help: ## List the targets
 build: ## Build bin/concord
 	go build -o bin/concord ./cmd/concord
 
-plugin: ## Build bin/kubectl-concord, and a krew manifest for it
+plugin: ## Build bin/kubectl-concord
 	go build -tags grpcnotrace -ldflags '-s -w' -o bin/kubectl-concord ./cmd/kubectl-concord
-	mkdir -p bin/krew
-	tar -czf bin/krew/kubectl-concord_$$(go env GOOS)_$$(go env GOARCH).tar.gz LICENSE -C bin kubectl-concord
-	sed -e "s/@VERSION@/v$${VERSION:-0.0.0}/g; s/@OS@/$$(go env GOOS)/g; s/@ARCH@/$$(go env GOARCH)/g" \
-	  -e "s/@SHA256@/$$(sha256sum bin/krew/kubectl-concord_$$(go env GOOS)_$$(go env GOARCH).tar.gz | cut -d' ' -f1)/" \
-	  deploy/krew/concord.yaml > bin/krew/concord.yaml
 
 test: ## Run all tests that need nothing but Go
 	go test ./...
@@ -45,9 +40,28 @@ dashboard-test: ## Test the dashboard in Chromium, which has to be installed (or
 dashboard-screenshots: ## Take the pictures of docs/dashboard.md anew, in Chromium
 	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod" && go test ./... -count 1 -run TestContent -screenshots $(CURDIR)/docs/dashboard
 
+# What images and releases are of; goreleaser gives its own.
+VERSION ?= $$(git describe --tags --always)
+COMMIT ?= $$(git rev-parse HEAD)
+CREATED ?= $$(git log -1 --format=%ct)
+PLATFORMS = linux/amd64$(if $(ONE_PLATFORM),,$(comma)linux/arm64)
+comma = ,
+
 image: ## Build the container images as OCI layouts, bin/image and bin/image-controllers, for linux/amd64 and linux/arm64
 	cd deploy && for of in concord=image concord-controllers=image-controllers; do \
-	  go run ./image --program "github.com/concord-dev/concord/cmd/$${of%=*}" --out "../bin/$${of#*=}" --version "$$(git describe --tags --always)" --commit "$$(git rev-parse HEAD)" --created "$$(git log -1 --format=%ct)" || exit; done
+	  go run ./image --program "github.com/concord-dev/concord/cmd/$${of%=*}" --out "../bin/$${of#*=}" --platforms $(PLATFORMS) --version "$(VERSION)" --commit "$(COMMIT)" --created "$(CREATED)" || exit; done
+
+release: ## Build a release into bin/dist and bin/release, a snapshot where no tag is checked out, and look it through; ONE_PLATFORM=1 for linux/amd64 alone
+	PATH="$(CURDIR)/bin/release/tools:$$PATH" GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=remote.origin.url GIT_CONFIG_VALUE_0=https://github.com/concord-dev/concord \
+	  go run github.com/goreleaser/goreleaser/v2@v2.16.0 release --clean --skip=publish,announce $$(git describe --exact-match --tags >/dev/null 2>&1 || echo --snapshot)
+	bin/release/tools/concord-release check $(if $(ONE_PLATFORM),--platforms linux/amd64) bin/dist bin/release
+
+release-parts: image
+	rm -rf bin/release && mkdir -p bin/release/tools
+	GOBIN=$(CURDIR)/bin/release/tools go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
+	cd deploy && go build -o ../bin/release/tools/concord-release ./release && ../bin/release/tools/concord-release chart --version $(VERSION) --out ../bin/release
+	for of in concord=image concord-controllers=image-controllers; do \
+	  tar --sort=name --mtime=@$(CREATED) --owner=0 --group=0 --numeric-owner -cf "bin/release/$${of%=*}-image-$(VERSION).tar" -C "bin/$${of#*=}" . || exit; done
 
 check: ## gofmt, go vet, concord-vet, golangci-lint, and drift of generated code
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
@@ -75,4 +89,4 @@ picture: ## Draw docs/demo.svg, which the README shows, from a run of the demo
 demo: ## Watch three servers upgrade themselves
 	go run ./cmd/concord demo
 
-.PHONY: picture help build test soak race sim mutants generate manifests-test dashboard-test dashboard-screenshots image check bench conformance interop demo plugin
+.PHONY: picture help build test soak race sim mutants generate manifests-test dashboard-test dashboard-screenshots image check bench conformance interop demo plugin release release-parts

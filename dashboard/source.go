@@ -2,7 +2,6 @@ package dashboard
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -152,17 +151,8 @@ func withoutSchemas(obj any) (any, error) {
 	if !ok {
 		return obj, nil // what an informer knows of a deleted object
 	}
-	crd = crd.DeepCopy()
-	crd.ManagedFields = nil
-	for i := range crd.Spec.Versions {
-		crd.Spec.Versions[i].Schema = nil
-	}
-	text, err := json.Marshal(crd)
-	if err != nil {
-		return nil, err
-	}
-	short := &status.CRD{}
-	return short, json.Unmarshal(text, short)
+	short := status.WithoutSchemas(crd)
+	return &short, nil
 }
 
 // feel asks the cluster every moment whether it is there.

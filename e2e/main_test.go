@@ -25,6 +25,7 @@ type slowTest struct {
 var (
 	busy = []slowTest{
 		{"MixedReleases", testMixedReleases},
+		{"OwnUpgrade", testOwnUpgrade},
 		{"Kill", testKill},
 		{"Zombie", testZombie},
 		{"EtcdOutage", testEtcdOutage},

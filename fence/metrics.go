@@ -3,6 +3,7 @@ package fence
 import (
 	"sync"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
@@ -18,6 +19,16 @@ var (
 		"Writes that found their store superseded, by how they ended: success, error (the newer store's), unavailable (no newer store came in time).",
 		"group", "resource", "result")
 )
+
+// countMismatch counts one, and shows the counters of what may follow, so that their first increase
+// is not missed.
+func countMismatch(gr schema.GroupResource) {
+	mismatches.WithLabelValues(gr.Group, gr.Resource).Inc()
+	retries.WithLabelValues(gr.Group, gr.Resource)
+	for _, result := range []string{"success", "error", "unavailable"} {
+		forwards.WithLabelValues(gr.Group, gr.Resource, result)
+	}
+}
 
 func newCounter(name, help string, labels ...string) *metrics.CounterVec {
 	return metrics.NewCounterVec(&metrics.CounterOpts{

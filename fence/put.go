@@ -121,7 +121,7 @@ func (c *fencedClient) try(ctx context.Context, key string, value []byte, expect
 
 // moved asks whether the write may be tried again after the StorageVersion changed.
 func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey string, fence *mvccpb.KeyValue) error {
-	mismatches.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()
+	countMismatch(c.gr)
 	var mod int64
 	var reports []agree.Report
 	if fence != nil {

@@ -9,6 +9,7 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -60,15 +61,7 @@ type CRDSpec struct {
 
 // CRDConversion says who converts a custom resource's objects.
 type CRDConversion struct {
-	Webhook *struct {
-		ClientConfig *struct {
-			URL     *string `json:"url,omitempty"`
-			Service *struct {
-				Namespace string `json:"namespace"`
-				Name      string `json:"name"`
-			} `json:"service,omitempty"`
-		} `json:"clientConfig,omitempty"`
-	} `json:"webhook,omitempty"`
+	Webhook *apiextensionsv1.WebhookConversion `json:"webhook,omitempty"`
 }
 
 // CRDNames are the names of a custom resource.
@@ -89,6 +82,24 @@ type CRDVersion struct {
 // CRDStatus is part of a CustomResourceDefinition's status.
 type CRDStatus struct {
 	StoredVersions []string `json:"storedVersions,omitempty"`
+}
+
+// WithoutSchemas is the part of a definition that says how objects are stored.
+func WithoutSchemas(crd *apiextensionsv1.CustomResourceDefinition) CRD {
+	names := crd.Spec.Names
+	short := CRD{
+		ObjectMeta: crd.ObjectMeta,
+		Spec:       CRDSpec{Group: crd.Spec.Group, Names: CRDNames{Plural: names.Plural, Singular: names.Singular, Kind: names.Kind, ShortNames: names.ShortNames}},
+		Status:     CRDStatus{StoredVersions: crd.Status.StoredVersions},
+	}
+	short.ManagedFields = nil
+	for _, v := range crd.Spec.Versions {
+		short.Spec.Versions = append(short.Spec.Versions, CRDVersion{Name: v.Name, Served: v.Served, Storage: v.Storage})
+	}
+	if conversion := crd.Spec.Conversion; conversion != nil {
+		short.Spec.Conversion = &CRDConversion{Webhook: conversion.Webhook}
+	}
+	return short
 }
 
 // Resource is the resource that the definition is of.

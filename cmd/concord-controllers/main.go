@@ -9,17 +9,15 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/concord-dev/concord/cmd/build"
 	"github.com/concord-dev/concord/cmd/controllers"
 )
-
-// buildVersion is set by -ldflags "-X main.buildVersion=...".
-var buildVersion = "(devel)"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	cmd := controllers.NewCommand("concord-controllers")
-	cmd.Version = buildVersion
+	cmd.Version = build.This().String()
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	err := cmd.ExecuteContext(ctx)
 	stop()

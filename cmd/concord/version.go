@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"github.com/concord-dev/concord/cmd/build"
 	"github.com/concord-dev/concord/compat"
 )
 
@@ -31,7 +32,7 @@ func newVersionCommand() *cobra.Command {
 
 // versionInfo is what the command prints.
 type versionInfo struct {
-	Concord build `json:"concord"`
+	Concord build.Info `json:"concord"`
 	// Kubernetes is the release that the binary stands for; a server emulates Emulation, and
 	// what it stores can be read from MinCompatibility on, unless its flags say otherwise.
 	Kubernetes       string `json:"kubernetes"`
@@ -45,7 +46,7 @@ func versionText(output string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	info := versionInfo{thisBuild(), binary.String(), emulation.String(), minCompatibility.String()}
+	info := versionInfo{build.This(), binary.String(), emulation.String(), minCompatibility.String()}
 	var text []byte
 	switch output {
 	case "":

@@ -35,7 +35,7 @@ const definitions = 1000
 //
 //	go test ./cmd/kubectl-concord -run '^$' -bench StatusOfServer
 func BenchmarkStatusOfServer(b *testing.B) {
-	program := build(b)
+	program := buildPlugin(b)
 	server := e2e.New(b).Start(e2e.Options{}, "one")[0]
 	var creating errgroup.Group
 	creating.SetLimit(8)
@@ -67,15 +67,19 @@ func BenchmarkStatusOfServer(b *testing.B) {
 	}
 }
 
-// definition is one with a schema of 20 KiB.
+// definition is one with a schema of 20 KiB, of 200 properties.
 func definition(plural string) *apiextensionsv1.CustomResourceDefinition {
+	properties := map[string]apiextensionsv1.JSONSchemaProps{}
+	for i := range 200 {
+		properties[fmt.Sprintf("property%d", i)] = apiextensionsv1.JSONSchemaProps{Type: "string", Description: strings.Repeat("x", 60)}
+	}
 	return &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: metav1.ObjectMeta{Name: plural + ".example.com"},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
 			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped,
 			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural, Singular: plural[:5] + plural[6:], Kind: "T" + plural[1:], ListKind: "T" + plural[1:] + "List"},
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
-				OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", Description: strings.Repeat("x", 20<<10)},
+				OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", Properties: properties},
 			}}},
 		},
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/concord-dev/concord/cmd/build"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/cmd/preflight"
 	"github.com/concord-dev/concord/connect"
@@ -39,6 +40,7 @@ func newCommand() *cobra.Command {
 
 Without a command it prints the status: ` + statusHelp
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: program}
+	root.Version = build.This().String()
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())

@@ -11,6 +11,7 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -159,11 +160,15 @@ func (c *cluster) readJSON(ctx context.Context, path string, into any) error {
 	return json.Unmarshal(raw, into)
 }
 
-// definitions lists the CustomResourceDefinitions without decoding their schemas.
+// definitions lists the CustomResourceDefinitions, and keeps nothing of their schemas.
 func (c *cluster) definitions(ctx context.Context) ([]status.CRD, error) {
-	var list struct {
-		Items []status.CRD `json:"items"`
+	var list apiextensionsv1.CustomResourceDefinitionList
+	if err := c.objects.List(ctx, &list); err != nil {
+		return nil, err
 	}
-	err := c.readJSON(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &list)
-	return list.Items, err
+	crds := make([]status.CRD, len(list.Items))
+	for i := range list.Items {
+		crds[i] = status.WithoutSchemas(&list.Items[i])
+	}
+	return crds, nil
 }

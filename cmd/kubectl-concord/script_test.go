@@ -23,8 +23,8 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true})
 }
 
-// build builds the plugin as it is released.
-func build(t testing.TB) string {
+// buildPlugin builds the plugin as it is released.
+func buildPlugin(t testing.TB) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubectl-concord")
 	if out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".").CombinedOutput(); err != nil {
@@ -35,7 +35,7 @@ func build(t testing.TB) string {
 
 // TestSize: the plugin is a small program, as people link it, and starts at once.
 func TestSize(t *testing.T) {
-	file := build(t)
+	file := buildPlugin(t)
 	info, err := os.Stat(file)
 	if err != nil {
 		t.Fatal(err)

@@ -43,6 +43,9 @@ type options struct {
 	ldflags []string
 }
 
+// buildPackage holds the variables that say what a program was built from.
+const buildPackage = "github.com/concord-dev/concord/cmd/build"
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -58,13 +61,30 @@ func main() {
 	flag.Int64Var(&created, "created", 0, "the image's time of creation, in seconds since 1970; the time of the commit gives the same digest each time")
 	flag.Parse()
 	o.platforms, o.created = strings.Split(platforms, ","), time.Unix(created, 0).UTC()
-	o.ldflags = []string{"-s", "-w", "-X=main.buildVersion=" + o.version, "-X=main.buildCommit=" + commit, "-X=main.buildDate=" + o.created.Format(time.RFC3339)}
+	o.ldflags = []string{"-s", "-w", "-X=" + buildPackage + ".version=" + o.version, "-X=" + buildPackage + ".commit=" + commit, "-X=" + buildPackage + ".date=" + o.created.Format(time.RFC3339)}
 	digest, err := o.write(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 	fmt.Printf("%s@%s\n", o.out, digest)
+}
+
+// indexOf is an index of what was built: for a single platform that is an image.
+func indexOf(built build.Result) (v1.ImageIndex, error) {
+	image, ok := built.(v1.Image)
+	if !ok {
+		index, ok := built.(v1.ImageIndex)
+		if !ok {
+			return nil, fmt.Errorf("neither an image nor an index was built, but a %T", built)
+		}
+		return index, nil
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	return mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: config.Platform()}}), nil
 }
 
 // write builds the image and writes its layout in place of an older one.
@@ -92,9 +112,9 @@ func (o options) write(ctx context.Context) (v1.Hash, error) {
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	index, ok := built.(v1.ImageIndex)
-	if !ok {
-		return v1.Hash{}, fmt.Errorf("one image for all of %v", o.platforms)
+	index, err := indexOf(built)
+	if err != nil {
+		return v1.Hash{}, err
 	}
 	if err := os.RemoveAll(o.out); err != nil {
 		return v1.Hash{}, err

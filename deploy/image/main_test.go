@@ -25,22 +25,10 @@ func hello(t *testing.T) options {
 	}
 }
 
-// TestImage builds the image of a small program twice: the digest is the same, and the layout
-// holds what a Pod with the manifests of controllers needs.
-func TestImage(t *testing.T) {
-	first, second := hello(t), hello(t)
-	digest, err := first.write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := second.write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if digest != again {
-		t.Errorf("built twice the digests are %s and %s", digest, again)
-	}
-	path, err := layout.FromPath(first.out)
+// written reads the index of a layout.
+func written(t *testing.T, o options, digest v1.Hash) (v1.ImageIndex, *v1.IndexManifest) {
+	t.Helper()
+	path, err := layout.FromPath(o.out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,6 +47,25 @@ func TestImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return index, manifest
+}
+
+// TestImage builds the image of a small program twice: the digest is the same, and the layout
+// holds what a Pod with the manifests of controllers needs.
+func TestImage(t *testing.T) {
+	first, second := hello(t), hello(t)
+	digest, err := first.write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := second.write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if digest != again {
+		t.Errorf("built twice the digests are %s and %s", digest, again)
+	}
+	index, manifest := written(t, first, digest)
 	var platforms []string
 	for _, m := range manifest.Manifests {
 		platforms = append(platforms, m.Platform.String())
@@ -132,5 +139,19 @@ func TestChange(t *testing.T) {
 	b, err := other.write(t.Context())
 	if err != nil || a == b {
 		t.Errorf("digests %s and %s, error %v", a, b, err)
+	}
+}
+
+// TestOnePlatform: the layout for a single platform holds an index, too, of one image.
+func TestOnePlatform(t *testing.T) {
+	o := hello(t)
+	o.platforms = []string{"linux/arm64"}
+	digest, err := o.write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, manifest := written(t, o, digest)
+	if m := manifest.Manifests; len(m) != 1 || m[0].Platform == nil || m[0].Platform.Architecture != "arm64" {
+		t.Errorf("it holds %+v", m)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -87,7 +88,8 @@ func runEtcd(dir string) error {
 	}
 }
 
-// built are the programs that the tests run, by the release they stand for.
+// built are the programs that the tests run, by the release they stand for or the commit they
+// are of.
 var built struct {
 	sync.Mutex
 	dir    string
@@ -101,9 +103,43 @@ func Binary(t testing.TB) string { t.Helper(); return Release(t, "") }
 // the release that it says it is, and so in the versions it knows. "" is the newest.
 func Release(t testing.TB, release string) string {
 	t.Helper()
+	return once(t, "concord"+release, func(path string) {
+		args := []string{"build", "-o", path}
+		if release != "" {
+			args = append(args, "-ldflags", "-X github.com/concord-dev/concord/compat.release="+release)
+		}
+		run(t, exec.Command("go", append(args, "github.com/concord-dev/concord/cmd/concord")...))
+	})
+}
+
+// landed is the commit that Earlier builds as long as no release has a tag.
+const landed = "07932f54971720f37797d0f3d5c71ce76bccf528"
+
+// Earlier builds the program of Concord's release before this one, from the newest tag, in a work
+// tree of its own. It needs the repository's history.
+func Earlier(t testing.TB) string {
+	t.Helper()
+	return once(t, "concord-earlier", func(path string) {
+		commit := landed
+		if tag, err := exec.Command("git", "describe", "--tags", "--abbrev=0", "HEAD~").Output(); err == nil {
+			commit = strings.TrimSpace(string(tag))
+		}
+		tree := path + "-source"
+		run(t, exec.Command("git", "worktree", "add", "--detach", tree, commit))
+		defer run(t, exec.Command("git", "worktree", "remove", "--force", tree))
+		build := exec.Command("go", "build", "-o", path, "./cmd/concord")
+		build.Dir = tree
+		run(t, build)
+		t.Logf("the earlier program is of %s", commit)
+	})
+}
+
+// once builds a program by its name, and returns its path.
+func once(t testing.TB, name string, build func(path string)) string {
+	t.Helper()
 	built.Lock()
 	defer built.Unlock()
-	if path, ok := built.binary[release]; ok {
+	if path, ok := built.binary[name]; ok {
 		return path
 	}
 	if built.dir == "" {
@@ -113,13 +149,15 @@ func Release(t testing.TB, release string) string {
 		}
 		built.dir, built.binary = dir, map[string]string{}
 	}
-	args := []string{"build", "-o", filepath.Join(built.dir, "concord"+release)}
-	if release != "" {
-		args = append(args, "-ldflags", "-X github.com/concord-dev/concord/compat.release="+release)
+	path := filepath.Join(built.dir, name)
+	build(path)
+	built.binary[name] = path
+	return path
+}
+
+func run(t testing.TB, cmd *exec.Cmd) {
+	t.Helper()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
 	}
-	if out, err := exec.Command("go", append(args, "github.com/concord-dev/concord/cmd/concord")...).CombinedOutput(); err != nil {
-		t.Fatalf("build cmd/concord: %v\n%s", err, out)
-	}
-	built.binary[release] = args[2]
-	return args[2]
 }

@@ -38,10 +38,20 @@ const readyTimeout = 90 * time.Second
 type Options struct {
 	// Release is the older release whose program is run, see Release; empty for the newest.
 	Release string
+	// Earlier runs the program of Concord's release before this one, see Earlier.
+	Earlier bool
 	// Emulation is --emulation-version, and MinCompatibility --min-compatibility-version.
 	Emulation, MinCompatibility string
 	// Args are further arguments, separated by spaces.
 	Args string
+}
+
+func (o Options) program(t testing.TB) string {
+	t.Helper()
+	if o.Earlier {
+		return Earlier(t)
+	}
+	return Release(t, o.Release)
 }
 
 // Server is one API server process. It keeps its name, port and directory when it is
@@ -58,7 +68,7 @@ type Server struct {
 func (c *Cluster) NewServer(name string, o Options) *Server {
 	c.T.Helper()
 	s := &Server{Port: FreePort(c.T), options: o, cluster: c}
-	s.program = Release(c.T, o.Release)
+	s.program = o.program(c.T)
 	s.Process = NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return exec.Command(s.program, s.args()...) })
 	c.servers = append(c.servers, s)
 	return s
@@ -101,7 +111,7 @@ func (s *Server) Restart(o Options) {
 // StartAs starts the server, which does not run, with other options.
 func (s *Server) StartAs(o Options) {
 	s.t.Helper()
-	s.options, s.program = o, Release(s.t, o.Release)
+	s.options, s.program = o, o.program(s.t)
 	s.Start()
 }
 

@@ -1,4 +1,6 @@
-package main
+// Package build says what a program was built from: by flags of the linker that a release sets, and
+// else by what the Go toolchain has noted.
+package build
 
 import (
 	"cmp"
@@ -6,12 +8,11 @@ import (
 	"strings"
 )
 
-// What a build says of itself by -ldflags "-X main.buildVersion=...": it goes before what the Go
-// toolchain has noted.
-var buildVersion, buildCommit, buildDate string
+// Set by -ldflags "-X github.com/concord-dev/concord/cmd/build.version=...".
+var version, commit, date string
 
-// build says what a binary was built from. What is not known is empty.
-type build struct {
+// Info says what a program was built from. What is not known is empty.
+type Info struct {
 	// Version is Concord's own; "(devel)" if it was built from a working tree.
 	Version string `json:"version"`
 	Commit  string `json:"commit,omitempty"`
@@ -22,38 +23,38 @@ type build struct {
 	Go       string `json:"go"`
 }
 
-// thisBuild reads what this binary was built from.
-func thisBuild() build {
+// This is what this program was built from.
+func This() Info {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = &debug.BuildInfo{}
 	}
-	return readBuild(info)
+	return read(info)
 }
 
-func readBuild(info *debug.BuildInfo) build {
+func read(info *debug.BuildInfo) Info {
 	noted := map[string]string{}
 	for _, s := range info.Settings {
 		noted[s.Key] = s.Value
 	}
-	return build{
-		Version:  cmp.Or(buildVersion, info.Main.Version, "(devel)"),
-		Commit:   cmp.Or(buildCommit, noted["vcs.revision"]),
-		Date:     cmp.Or(buildDate, noted["vcs.time"]),
-		Modified: buildCommit == "" && noted["vcs.modified"] == "true",
+	return Info{
+		Version:  cmp.Or(version, info.Main.Version, "(devel)"),
+		Commit:   cmp.Or(commit, noted["vcs.revision"]),
+		Date:     cmp.Or(date, noted["vcs.time"]),
+		Modified: commit == "" && noted["vcs.modified"] == "true",
 		Go:       info.GoVersion,
 	}
 }
 
 // String is one line for people.
-func (b build) String() string {
+func (b Info) String() string {
 	var of []string
 	if b.Commit != "" {
-		commit := "commit " + b.Commit
+		changes := ""
 		if b.Modified {
-			commit += " with changes"
+			changes = " with changes"
 		}
-		of = append(of, commit)
+		of = append(of, "commit "+b.Commit+changes)
 	}
 	if b.Date != "" {
 		of = append(of, b.Date)

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+)
+
+const commit = "0123456789abcdef0123456789abcdef01234567"
+
+// TestChart: the packed chart is of the release and installs its image.
+func TestChart(t *testing.T) {
+	name, err := pack("../chart", "1.2.3", t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart, err := loader.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, _ := chart.Values["image"].(map[string]any)
+	if filepath.Base(name) != "concord-1.2.3.tgz" || chart.AppVersion() != "1.2.3" || image["tag"] != "1.2.3" || len(chart.CRDObjects()) == 0 {
+		t.Errorf("%s is of %s, installs the image %v and has %d definitions", name, chart.AppVersion(), image, len(chart.CRDObjects()))
+	}
+	if _, err := pack("../chart", "latest", t.TempDir()); err == nil {
+		t.Error("a version that is none was taken")
+	}
+}
+
+// built writes a release that holds a file with what checksums.txt and the provenance say of it.
+func built(t *testing.T, content string) release {
+	t.Helper()
+	folder := t.TempDir()
+	sum := sha256.Sum256([]byte("content"))
+	checksums := filepath.Join(folder, "checksums.txt")
+	for name, text := range map[string]string{
+		"file.tgz": content, "checksums.txt": hex.EncodeToString(sum[:]) + "  file.tgz\n",
+		"metadata.json": `{"version": "1.2.3", "commit": "` + commit + `"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writeProvenance(checksums, "1.2.3", commit, filepath.Join(folder, "provenance.intoto.json")); err != nil {
+		t.Fatal(err)
+	}
+	return release{folders: []string{t.TempDir(), folder}, Version: "1.2.3", Commit: commit}
+}
+
+// TestCheck: a file that is not the one of the checksums is found, and a provenance of another
+// commit or of other files.
+func TestCheck(t *testing.T) {
+	good := built(t, "content")
+	if err := good.checkSums(); err != nil {
+		t.Fatal(err)
+	}
+	if err := good.checkProvenance(); err != nil {
+		t.Fatal(err)
+	}
+	if err := good.check(); err == nil || !strings.Contains(err.Error(), "file.tgz is no part of a release") ||
+		!strings.Contains(err.Error(), "concord-1.2.3.tgz has no checksum") {
+		t.Errorf("a release of one file is found to have %v", err)
+	}
+	good.Commit = strings.Repeat("f", 40)
+	if err := good.checkProvenance(); err == nil {
+		t.Error("a provenance of another commit was taken")
+	}
+	good.sums["file.tgz"] = strings.Repeat("0", 64)
+	if err := good.checkProvenance(); err == nil {
+		t.Error("a provenance of another file was taken")
+	}
+	bad := built(t, "another content")
+	if err := bad.checkSums(); err == nil {
+		t.Error("another file than that of the checksum was taken")
+	}
+	if _, err := parseChecksums("no checksum"); err == nil {
+		t.Error("a line without a name was taken")
+	}
+}
