@@ -51,6 +51,10 @@ type Config struct {
 	VerifyAll bool
 	// MaxObjectsPerSecond bounds migrations that do not say it themselves; 0: no bound.
 	MaxObjectsPerSecond int64
+	// MaxAddedLatency is by how much the patches of a migration may lengthen each other, as they do
+	// clients' requests, if the migration does not say it itself; 0: there is no such bound. Nil:
+	// hardly any waits for another.
+	MaxAddedLatency *time.Duration
 	// MaxParallel bounds the patches under way in a migration. Default: 32.
 	MaxParallel int
 	// Clock defaults to the real one.
@@ -90,6 +94,8 @@ func (c Config) Validate() error {
 	case c.Poll < 0 || c.ReplicaTimeout < 0 || c.Settle < 0 || c.MaxObjectsPerSecond < 0 || c.MaxParallel < 0:
 		return fmt.Errorf("poll %v, replica timeout %v, settling time %v, objects per second %d and parallel patches %d must not be negative",
 			c.Poll, c.ReplicaTimeout, c.Settle, c.MaxObjectsPerSecond, c.MaxParallel)
+	case c.MaxAddedLatency != nil && *c.MaxAddedLatency < 0:
+		return fmt.Errorf("the added latency %v must not be negative", *c.MaxAddedLatency)
 	case !c.Mirror.valid():
 		return fmt.Errorf("mirror is %q; it can be one of %v", c.Mirror, MirrorModes)
 	case c.MirrorAfter < 0:

@@ -214,7 +214,7 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 	var mu sync.Mutex
 	var through lookedThrough
 	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
-		return f.metadata.Resource(resource).List(ctx, metav1.ListOptions{Limit: provePage, Continue: from})
+		return f.metadata.Resource(resource).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: from})
 	}
 	anew := func() { through.failed, through.named = 0, nil }
 	err := pages(ctx, list, anew, func(items []metav1.PartialObjectMetadata) error {

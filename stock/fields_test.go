@@ -145,8 +145,8 @@ func TestFieldsOfBadObjects(t *testing.T) {
 
 // A list whose token becomes too old goes on, or begins again.
 func TestFieldsExpired(t *testing.T) {
-	for _, goOn := range []string{"", fmt.Sprint(provePage, "-fresh")} {
-		w := newFieldsWorld(t, provePage+10)
+	for _, goOn := range []string{"", fmt.Sprint(pageSize, "-fresh")} {
+		w := newFieldsWorld(t, pageSize+10)
 		times := 0
 		w.listed = func(from int) error {
 			if times++; from == 0 || times > 2 {

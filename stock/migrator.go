@@ -26,6 +26,7 @@ type migrator struct {
 	prover       *prover
 	observer     *observer
 	maxPerSecond int64
+	maxAdded     *time.Duration
 	maxParallel  int
 	logger       logr.Logger
 }
@@ -40,7 +41,7 @@ func newMigrator(config *rest.Config, o *observer, c Config) (*migrator, error) 
 	}
 	return &migrator{
 		engine: migrateapi.New(api.Through(o.definitions.statusOf)), prover: newProver(api, o, c), observer: o,
-		maxPerSecond: c.MaxObjectsPerSecond, maxParallel: c.MaxParallel, logger: c.Logger.WithName("migrate"),
+		maxPerSecond: c.MaxObjectsPerSecond, maxAdded: c.MaxAddedLatency, maxParallel: c.MaxParallel, logger: c.Logger.WithName("migrate"),
 	}, nil
 }
 
@@ -58,12 +59,27 @@ func (d *definitions) statusOf(gvr schema.GroupVersionResource) string {
 	return ""
 }
 
+// options say how a job gives way to clients, whose requests are not seen from outside: as its
+// migration says or the controllers' flag, and else so that hardly any of its own waits at a
+// kube-apiserver.
+func (m *migrator) options(job claim.Job) migrateapi.Options {
+	o := migrateapi.Options{MaxParallel: m.maxParallel, PageSize: pageSize, Gentle: true}
+	added := m.maxAdded
+	if job.MaxAddedLatency != nil {
+		added = job.MaxAddedLatency
+	}
+	if added != nil {
+		o.Gentle, o.MaxAdded = *added > 0, *added
+	}
+	return o
+}
+
 // Rewrite implements claim.Rewriter.
 func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	perSecond := int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))
-	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: perSecond}, nil, clock.RealClock{})
+	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))}, nil, clock.RealClock{})
 	defer stop()
-	options := migrateapi.Options{Pacer: pacer, MaxParallel: m.maxParallel}
+	options := m.options(job)
+	options.Pacer = pacer
 	began := time.Now()
 	result, err := throughapi.Run(ctx, m.engine, job, options, progress)
 	if err != nil || result.Failed > 0 {
@@ -71,7 +87,7 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	}
 	m.logger.Info("Written", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "objects", result.Total, "took", time.Since(began).String())
 	before, began := processes(m.observer.replicas()), time.Now()
-	proof, err := m.prover.prove(ctx, job, perSecond)
+	proof, err := m.prover.prove(ctx, job, migrateapi.Turns(options))
 	if err != nil {
 		return result, fmt.Errorf("prove what is stored: %w", err)
 	}

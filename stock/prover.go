@@ -27,8 +27,10 @@ import (
 const (
 	// sampleSize is how many objects are examined, of those that there are, unless all are.
 	sampleSize = 1000
-	// provePage is how many objects are listed at a time, proveParallel how many are examined.
-	provePage     = 500
+	// pageSize is how many objects are listed at a time: while a kube-apiserver makes a longer page
+	// clients wait.
+	pageSize = 100
+	// proveParallel is how many objects are examined at a time, at most.
 	proveParallel = 16
 	// busyTries is how often an object is read again that others write all the time.
 	busyTries = 10
@@ -54,13 +56,17 @@ func newProver(api migrateapi.API, o *observer, c Config) *prover {
 	return &prover{api: api, observer: o, all: c.VerifyAll, clients: map[string]metadata.Interface{}}
 }
 
-// prove has every replica patch the objects of a resource, or a sample of them.
-func (p *prover) prove(ctx context.Context, job claim.Job, perSecond int) (observed.Proof, error) {
+// turn waits until a patch may be sent, which tells done how it ended.
+type turn func(context.Context) (done func(error), err error)
+
+// prove has every replica patch the objects of a resource, or a sample of them, each when it is its
+// turn.
+func (p *prover) prove(ctx context.Context, job claim.Job, t turn) (observed.Proof, error) {
 	replicas := p.observer.replicas()
 	if len(replicas) == 0 {
 		return observed.Proof{}, errors.New("no kube-apiserver answers")
 	}
-	return p.through(ctx, replicas, job, patchesPerSecond(perSecond))
+	return p.through(ctx, replicas, job, t)
 }
 
 // patchesPerSecond returns what waits until the next patch may be sent; 0: there is no bound.
@@ -71,8 +77,8 @@ func patchesPerSecond(n int) func(context.Context) error {
 	return rate.NewLimiter(rate.Limit(n), 1).Wait
 }
 
-func (p *prover) through(ctx context.Context, replicas []observed.Replica, job claim.Job, turn func(context.Context) error) (observed.Proof, error) {
-	pass := &provingPass{prover: p, replicas: replicas, turn: turn}
+func (p *prover) through(ctx context.Context, replicas []observed.Replica, job claim.Job, t turn) (observed.Proof, error) {
+	pass := &provingPass{prover: p, replicas: replicas, turn: t}
 	listed, err := p.listing(ctx, job, pass)
 	if err != nil {
 		return observed.Proof{}, err
@@ -98,8 +104,7 @@ type provingPass struct {
 	resource schema.GroupVersionResource
 	status   string
 	replicas []observed.Replica
-	// turn waits until the next patch may be sent.
-	turn func(context.Context) error
+	turn     turn
 
 	mu    sync.Mutex
 	proof observed.Proof
@@ -166,7 +171,7 @@ func (x *provingPass) some(ctx context.Context, to chan<- metav1.PartialObjectMe
 // pages lists all objects, as little of each as the proof needs.
 func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.PartialObjectMetadata) error) error {
 	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
-		return x.api.List(ctx, x.resource, provePage, from)
+		return x.api.List(ctx, x.resource, pageSize, from)
 	}
 	return pages(ctx, list, anew, func(page []metav1.PartialObjectMetadata) error {
 		for _, m := range page {
@@ -243,10 +248,13 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 			return observed.Refused, "", err
 		}
 		now, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) {
-			if err := x.turn(ctx); err != nil {
+			done, err := x.turn(ctx)
+			if err != nil {
 				return nil, err
 			}
-			return objects.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: proveManager}, subresources...)
+			now, err := objects.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: proveManager}, subresources...)
+			done(err)
+			return now, err
 		})
 		switch {
 		case err == nil && now.ResourceVersion == m.ResourceVersion:

@@ -24,7 +24,7 @@ func TestProve(t *testing.T) {
 		{"replicas write different versions", true, 7, []string{"v2", "v1"}, 7, false, "kube-apiservers write it differently); and 2 more"},
 	} {
 		s := startWidgets(t, tc.objects, tc.versions...)
-		proof, err := s.prover(tc.all).prove(t.Context(), widgetJob, 0)
+		proof, err := s.prover(tc.all).prove(t.Context(), widgetJob, atOnce)
 		if err != nil || proof.Checked != tc.checked || proof.Holds() != tc.holds || !strings.Contains(proof.String(), tc.says) {
 			t.Errorf("%s: %d were checked: %s, %v", tc.name, proof.Checked, proof, err)
 		}
@@ -38,7 +38,7 @@ func TestProve(t *testing.T) {
 func TestProveFindsOne(t *testing.T) {
 	s := startWidgets(t, sampleSize+501, "v2", "v2")
 	s.objects[sampleSize+7].stored = "v1"
-	proof, err := s.prover(true).prove(t.Context(), widgetJob, 0)
+	proof, err := s.prover(true).prove(t.Context(), widgetJob, atOnce)
 	if want := "empty patches changed 1 of 1501 objects: default/w01007 ("; err != nil || !strings.HasPrefix(proof.String(), want) {
 		t.Errorf("the proof is %s, %v", proof, err)
 	}
@@ -46,7 +46,7 @@ func TestProveFindsOne(t *testing.T) {
 
 // A list whose token becomes too old goes on, or begins again, and comes to an end.
 func TestProveExpired(t *testing.T) {
-	const objects = 2*provePage + 10
+	const objects = sampleSize + 10
 	for _, tc := range []struct {
 		name    string
 		all     bool
@@ -60,7 +60,7 @@ func TestProveExpired(t *testing.T) {
 				return nil
 			}
 			return tooOld("")
-		}, objects + provePage, false},
+		}, objects + pageSize, false},
 		{"none is given, once, to a sample", false, func(_, times int) error {
 			if times > 1 {
 				return nil
@@ -68,7 +68,7 @@ func TestProveExpired(t *testing.T) {
 			return tooOld("")
 		}, sampleSize, false},
 		{"none is given, ever", true, func(int, int) error { return tooOld("") }, 0, true},
-		{"the tokens that are given are too old, ever", true, func(_, times int) error { return tooOld(fmt.Sprint(provePage + times)) }, 0, true},
+		{"the tokens that are given are too old, ever", true, func(_, times int) error { return tooOld(fmt.Sprint(pageSize + times)) }, 0, true},
 	} {
 		s := startWidgets(t, objects, "v2")
 		times := 0
@@ -79,7 +79,7 @@ func TestProveExpired(t *testing.T) {
 			times++
 			return tc.tooOld(from, times)
 		}
-		proof, err := s.prover(tc.all).prove(t.Context(), widgetJob, 0)
+		proof, err := s.prover(tc.all).prove(t.Context(), widgetJob, atOnce)
 		if (err != nil) != tc.fails || proof.Checked != tc.checked || s.lists > 40 {
 			t.Errorf("%s: %d were checked, by %d lists: %v", tc.name, proof.Checked, s.lists, err)
 		}
@@ -89,12 +89,15 @@ func TestProveExpired(t *testing.T) {
 // What is bounded per second are patches: as many for each object as there are replicas.
 func TestProveTakesTurns(t *testing.T) {
 	s := startWidgets(t, 20, "v2", "v2", "v2")
-	var turns atomic.Int64
-	_, err := s.prover(false).through(t.Context(), s.replicas, widgetJob, func(context.Context) error {
+	var turns, done atomic.Int64
+	_, err := s.prover(false).through(t.Context(), s.replicas, widgetJob, func(context.Context) (func(error), error) {
 		turns.Add(1)
-		return nil
+		return func(error) { done.Add(1) }, nil
 	})
-	if n := int(turns.Load()); err != nil || n != 60 || n != s.patches {
-		t.Errorf("%d turns for %d patches, %v", n, s.patches, err)
+	if n := int(turns.Load()); err != nil || n != 60 || n != s.patches || n != int(done.Load()) {
+		t.Errorf("%d turns for %d patches, of which %d ended, %v", n, s.patches, done.Load(), err)
 	}
 }
+
+// atOnce lets every patch through.
+func atOnce(ctx context.Context) (func(error), error) { return func(error) {}, ctx.Err() }

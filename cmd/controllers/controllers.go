@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -34,6 +35,7 @@ type options struct {
 	verify      string
 	mirror      string
 	replicas    []string
+	maxAdded    time.Duration
 }
 
 // NewCommand returns the command, by the name under which it is called.
@@ -56,6 +58,9 @@ docs/stock.md says what it may do and what it cannot know.`,
 			if err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("max-added-latency") {
+				config.MaxAddedLatency = &o.maxAdded
+			}
 			defer klog.Flush()
 			ctrllog.SetLogger(klog.Background())
 			return stock.Run(cmd.Context(), config)
@@ -74,6 +79,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	flags.IntVar(&o.port, "port", defaultPort, "the port for them; 0 for none")
 	flags.StringVar(&o.pruneAfter, "prune-after", "10m", "how long storedVersions keeps a version that was proven not to be stored: a duration, now or never; the annotation "+observed.PruneAnnotation+" of a definition says it for that one")
 	flags.Int64Var(&o.MaxObjectsPerSecond, "max-objects-per-second", 0, "how many objects a migration that does not say it itself may patch per second; 0 for no bound")
+	flags.DurationVar(&o.maxAdded, "max-added-latency", 0, "by how much the patches of a migration that does not say it itself may lengthen each other, and so clients' requests; 0s for full speed (default: hardly at all)")
 	flags.IntVar(&o.MaxParallel, "max-parallel", 0, "how many patches of a migration may be under way (default 32)")
 	flags.StringVar(&o.verify, "verify", "sample", "which objects the proof patches: a sample of 1,000, or all")
 	flags.BoolVar(&o.InstallDefinitions, "install-crds", true, "install and update the definitions of migration.k8s.io")

@@ -51,6 +51,10 @@ type Options struct {
 	// MaxParallel bounds the patches under way. Fewer are where the server says that they are
 	// too many. Default: 128.
 	MaxParallel int
+	// Gentle keeps so few patches under way that hardly any waits for another at the server, by how
+	// long they take; or that none takes longer by more than MaxAdded, if that is not 0.
+	Gentle   bool
+	MaxAdded time.Duration
 	// Pacer has the run give way to clients. Nil: it does not.
 	Pacer *pace.Pacer
 	// PageSize is how many objects are listed at a time. Default: 500.
@@ -88,7 +92,7 @@ func (o Options) withDefaults() Options {
 
 // Validate refuses negative bounds.
 func (o Options) Validate() error {
-	if min(o.MaxParallel, o.PageSize, o.MaxNamed) < 0 || min(o.Patience, o.WebhookPatience) < 0 {
+	if min(o.MaxParallel, o.PageSize, o.MaxNamed) < 0 || min(o.Patience, o.WebhookPatience, o.MaxAdded) < 0 {
 		return errors.New("the bounds of a migration through the API must not be negative")
 	}
 	return nil

@@ -15,22 +15,95 @@ const firstParallel = 8
 
 // window is how many patches may be under way: one more after each that the server took, if
 // half of them were, and half of them after one was not; from then on one more only after as many as there may be
-// were taken (slow start, additive increase, multiplicative decrease).
+// were taken (slow start, additive increase, multiplicative decrease). A gentle one also grows and
+// shrinks by how long patches take.
 // Invariant: 1 <= limit <= most.
 type window struct {
 	limit, most float64
-	// cut is when it was last halved.
+	// cut is when it was last halved, or when a gentle one shrank for the first time.
 	cut time.Time
+	// gentle is nil if only what the server refuses bounds the window.
+	gentle *gentle
 }
 
-// taken is the window after a patch that the server took.
-func (w window) taken() window {
+// taken is the window after a patch that the server took, which had taken so long.
+func (w window) taken(now time.Time, took time.Duration) window {
+	grows := 1.0
+	if w.gentle != nil {
+		next := w.gentle.after(took)
+		w.gentle, grows = &next, next.grows(w.limit)
+		if grows < 0 && w.cut.IsZero() {
+			w.cut = now
+		}
+	}
 	step := 1.0
 	if !w.cut.IsZero() {
 		step = 1 / w.limit
 	}
-	w.limit = min(w.most, w.limit+step)
+	w.limit = max(1, min(w.most, w.limit+grows*step))
 	return w
+}
+
+// now is how many patches may be under way.
+func (w window) now() int {
+	if w.gentle != nil && w.gentle.rests() {
+		return 1
+	}
+	return int(w.limit)
+}
+
+// gentle knows how long patches take, and so how many of those under way only wait at the server for
+// others, as clients' requests do then: a patch takes base where nothing waits, and usual now, so that
+// of each limit under way limit*(1-base/usual) wait (TCP Vegas). Base is known from rests, in which one
+// patch is under way (BBR).
+type gentle struct {
+	// most is by how much patches may be lengthened, if that is said; else mostQueued may wait.
+	most        time.Duration
+	base, usual time.Duration
+	patches     int
+	// shortest is of this rest.
+	shortest time.Duration
+}
+
+const (
+	// While fewer than leastQueued wait the window grows, and while more than mostQueued do it shrinks.
+	leastQueued, mostQueued = 0.5, 1.0
+	// smooth is how much of usual is kept after a patch.
+	smooth = 0.9
+	// The first rested of restEvery patches are a rest.
+	rested, restEvery = 20, 1000
+)
+
+func (g gentle) rests() bool { return g.patches%restEvery < rested }
+
+func (g gentle) after(took time.Duration) gentle {
+	if !g.rests() {
+		g.base, g.usual = min(g.base, took), time.Duration(smooth*float64(g.usual)+(1-smooth)*float64(took))
+	} else if g.patches%restEvery == 0 || took < g.shortest {
+		g.shortest = took
+	}
+	if g.patches++; g.patches%restEvery == rested {
+		g.base, g.usual = g.shortest, max(g.usual, g.shortest)
+	}
+	return g
+}
+
+// grows is 1 if more may be under way, -1 if less should be.
+func (g gentle) grows(limit float64) float64 {
+	if g.rests() {
+		return 0
+	}
+	waiting, least, most := limit*(1-float64(g.base)/float64(max(g.usual, 1))), leastQueued, mostQueued
+	if g.most > 0 {
+		waiting, least, most = float64(g.usual-g.base), 0.5*float64(g.most), float64(g.most)
+	}
+	switch {
+	case waiting < least:
+		return 1
+	case waiting > most:
+		return -1
+	}
+	return 0
 }
 
 // throttled is the window after a patch begun at a time that the server was too busy for.
@@ -57,9 +130,23 @@ type turnstile struct {
 }
 
 func newTurnstile(o Options) *turnstile {
-	return &turnstile{
+	t := &turnstile{
 		clock: o.Clock, pacer: o.Pacer, free: make(chan struct{}, 1),
 		window: window{limit: float64(min(firstParallel, o.MaxParallel)), most: float64(o.MaxParallel)},
+	}
+	if o.Gentle {
+		t.window.limit, t.window.gentle = 1, &gentle{most: o.MaxAdded}
+	}
+	return t
+}
+
+// Turns lets requests through that are made beside a run's, such as those of a proof, as it lets
+// patches through. Each waits until it may begin, and tells done how it ended.
+func Turns(o Options) (enter func(context.Context) (done func(error), err error)) {
+	t := newTurnstile(o.withDefaults())
+	return func(ctx context.Context) (func(error), error) {
+		begun, err := t.enter(ctx)
+		return func(err error) { t.leave(begun, judge(err)) }, err
 	}
 }
 
@@ -85,10 +172,10 @@ func (t *turnstile) begin() (begun time.Time, closed time.Duration, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.clock.Now()
-	if closed = t.closed.Sub(now); closed > 0 || t.under >= int(t.window.limit) {
+	if closed = t.closed.Sub(now); closed > 0 || t.under >= t.window.now() {
 		return time.Time{}, closed, false
 	}
-	if t.under++; t.under < int(t.window.limit) {
+	if t.under++; t.under < t.window.now() {
 		t.nudge()
 	}
 	return now, 0, true
@@ -106,12 +193,12 @@ func (t *turnstile) nudge() {
 func (t *turnstile) leave(begun time.Time, v verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, bounding := t.clock.Now(), 2*t.under >= int(t.window.limit)
+	now, bounding := t.clock.Now(), 2*t.under >= t.window.now()
 	t.under--
 	switch v.answer {
 	case written, refused:
 		if bounding { // else it says nothing of what more the server would take
-			t.window = t.window.taken()
+			t.window = t.window.taken(now, now.Sub(begun))
 		}
 	case busy:
 		t.window = t.window.throttled(begun, now)

@@ -518,11 +518,11 @@ func TestRate(t *testing.T) {
 func TestWindow(t *testing.T) {
 	start := time.Unix(1000, 0)
 	w := window{limit: 8, most: 10}
-	if one := w.taken(); one.limit != 9 {
+	if one := w.taken(time.Time{}, 0); one.limit != 9 {
 		t.Errorf("it grew to %v", one.limit)
 	}
 	for range 100 {
-		w = w.taken()
+		w = w.taken(time.Time{}, 0)
 	}
 	if w.limit != 10 {
 		t.Errorf("it grew to %v", w.limit)
@@ -535,7 +535,7 @@ func TestWindow(t *testing.T) {
 	if w.limit != 5 {
 		t.Errorf("it fell to %v", w.limit)
 	}
-	if one := w.taken(); one.limit != 5.2 {
+	if one := w.taken(time.Time{}, 0); one.limit != 5.2 {
 		t.Errorf("it grew to %v", one.limit)
 	}
 	for range 20 {
@@ -544,7 +544,7 @@ func TestWindow(t *testing.T) {
 	if w.limit != 1 {
 		t.Errorf("it fell to %v", w.limit)
 	}
-	if w = w.taken(); w.limit != 2 {
+	if w = w.taken(time.Time{}, 0); w.limit != 2 {
 		t.Errorf("it grew to %v", w.limit)
 	}
 }

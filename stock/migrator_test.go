@@ -1,0 +1,33 @@
+package stock
+
+import (
+	"testing"
+	"time"
+
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
+)
+
+// TestGivesWay: a migration's own word goes before the controllers' flag, and 0 is full speed.
+func TestGivesWay(t *testing.T) {
+	none, five, ten := time.Duration(0), 5*time.Millisecond, 10*time.Millisecond
+	for name, test := range map[string]struct {
+		flag, said *time.Duration
+		want       migrateapi.Options
+	}{
+		"nothing said":           {nil, nil, migrateapi.Options{Gentle: true}},
+		"the flag":               {&five, nil, migrateapi.Options{Gentle: true, MaxAdded: five}},
+		"the flag's full speed":  {&none, nil, migrateapi.Options{}},
+		"the migration":          {&five, &ten, migrateapi.Options{Gentle: true, MaxAdded: ten}},
+		"the migration's only":   {nil, &ten, migrateapi.Options{Gentle: true, MaxAdded: ten}},
+		"its own full speed":     {&five, &none, migrateapi.Options{}},
+		"the flag is overridden": {&none, &ten, migrateapi.Options{Gentle: true, MaxAdded: ten}},
+	} {
+		m := &migrator{maxAdded: test.flag, maxParallel: 7}
+		test.want.MaxParallel, test.want.PageSize = 7, pageSize
+		if got := m.options(claim.Job{MaxAddedLatency: test.said}); got.Gentle != test.want.Gentle || got.MaxAdded != test.want.MaxAdded ||
+			got.MaxParallel != 7 || got.PageSize != pageSize {
+			t.Errorf("%s: %+v, want %+v", name, got, test.want)
+		}
+	}
+}
