@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -88,6 +89,14 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 		definitions: d, objects: c, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
 		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: map[schema.GroupResource]fieldsFailure{},
 	}, nil
+}
+
+// patchesPerSecond returns what waits until the next patch may be sent; 0: there is no bound.
+func patchesPerSecond(n int) func(context.Context) error {
+	if n <= 0 {
+		return func(ctx context.Context) error { return ctx.Err() }
+	}
+	return rate.NewLimiter(rate.Limit(n), 1).Wait
 }
 
 // run looks through what needs it, from time to time, until ctx ends.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -67,14 +66,6 @@ func (p *prover) prove(ctx context.Context, job claim.Job, t turn) (observed.Pro
 		return observed.Proof{}, errors.New("no kube-apiserver answers")
 	}
 	return p.through(ctx, replicas, job, t)
-}
-
-// patchesPerSecond returns what waits until the next patch may be sent; 0: there is no bound.
-func patchesPerSecond(n int) func(context.Context) error {
-	if n <= 0 {
-		return func(ctx context.Context) error { return ctx.Err() }
-	}
-	return rate.NewLimiter(rate.Limit(n), 1).Wait
 }
 
 func (p *prover) through(ctx context.Context, replicas []observed.Replica, job claim.Job, t turn) (observed.Proof, error) {
