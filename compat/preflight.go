@@ -356,7 +356,7 @@ func (s Stored) uncertain() string {
 	switch c := s.Census; {
 	case c != nil && c.Unreadable > 0:
 		return values(c.Unreadable) + " unreadable, for whatever release"
-	case s.Undecodable.Objects > 0: // a census reads envelopes only
+	case s.Undecodable.Objects > 0: // a census does not convert objects
 		return fmt.Sprintf("a migration found that %s cannot be read, for whatever release", objects(s.Undecodable.Objects))
 	case !s.Unknown:
 		return ""

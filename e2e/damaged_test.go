@@ -65,7 +65,7 @@ func TestDamagedStorageVersion(t *testing.T) {
 }
 
 // A value of a built-in resource that does not decode is named by whoever meets it: by lists,
-// with and without a limit, by a read of it, by the census and by a server that starts. All
+// with and without a limit, by a read of it, by the census, by preflight and by a server that starts. All
 // other objects are read and written, and it can be deleted as Kubernetes has it.
 func TestDamagedValue(t *testing.T) {
 	t.Parallel()
@@ -116,6 +116,11 @@ func TestDamagedValue(t *testing.T) {
 	census := cluster.Command(t, "census", "--verify", "--etcd-servers", c.Endpoint)
 	if census.Code != 0 || !strings.Contains(census.Stdout, "values that do not decode: 1\n  \""+key+`": `) {
 		t.Errorf("the census does not name it: exit %d: %s%s", census.Code, census.Stdout, census.Stderr)
+	}
+	for _, source := range sources(c) {
+		if code, unsafe := preflight(t, append(source, "--to", "1.38")...); code != 1 || !strings.HasPrefix(unsafe["configmaps"], "unknown: 1 value is unreadable") {
+			t.Errorf("preflight %v does not name it: exit %d: %v", source, code, unsafe)
+		}
 	}
 
 	one := configMapsPath + "/damaged"

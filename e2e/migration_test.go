@@ -61,8 +61,30 @@ func testHastyFlips(t *testing.T) {
 	t.Logf("settled %v after the last of %d changes", c.WaitSettled().Round(time.Millisecond), flips)
 	c.CheckLoad(writes.Stop(), nil)
 	wantEncoding(t, c, widgets, widgetEncoding("v1"), stored)
+	wantFenceCounted(t, servers)
 	c.Check()
 }
+
+// wantFenceCounted fails unless servers show all counters of the fence, and have tried writes again.
+func wantFenceCounted(t *testing.T, servers []*cluster.Server) {
+	t.Helper()
+	counted := map[string]float64{}
+	for _, s := range servers {
+		for _, match := range fenceCounter.FindAllStringSubmatch(fetch(t, s, "/metrics", ""), -1) {
+			n, err := strconv.ParseFloat(match[2], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			counted[match[1]] += n
+		}
+	}
+	if _, forwards := counted["forwards"]; !forwards || counted["mismatches"] == 0 || counted["retries"] == 0 {
+		t.Errorf("the fence's counters are %v", counted)
+	}
+	t.Logf("the fence has counted %v", counted)
+}
+
+var fenceCounter = regexp.MustCompile(`(?m)^concord_fence_(mismatches|retries|forwards)_total\{\S* (\S+)$`)
 
 // A user's migration of a resource that does not exist, and of one that is not stored,
 // ends with a reason; one of a resource that needs none succeeds.

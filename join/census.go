@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -38,7 +40,8 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 		case <-r.Context().Done():
 			return
 		}
-		counted, err := j.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, census.Path)))
+		verify, _ := strconv.ParseBool(r.URL.Query().Get(census.VerifyParameter)) // false as a default
+		counted, err := j.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, census.Path)), verify)
 		if err != nil {
 			answer(server.Serializer, w, r, err)
 			return
@@ -48,11 +51,15 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 	}))
 }
 
-// census counts what is stored of a resource.
-func (j *Join) census(ctx context.Context, gr schema.GroupResource) (*census.Resource, error) {
+// census counts what is stored of a resource, and decodes it with verify.
+func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool) (*census.Resource, error) {
 	prefix, transformer, err := j.stored(gr)
 	if err != nil {
 		return nil, err
+	}
+	opened := stored.Opened{Transformer: transformer, Seal: func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) }}
+	if verify {
+		opened.Verify = j.decodes(gr)
 	}
 	counted := &census.Resource{
 		Resource: gr.String(), Rows: []census.Row{},
@@ -65,8 +72,22 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource) (*census.Res
 	case !storageversion.IsGone(err):
 		return nil, err
 	}
-	err = stored.Take(ctx, counted, migratestore.NewEtcd(j.etcd.client), prefix, transformer, func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) })
+	err = stored.Take(ctx, counted, migratestore.NewEtcd(j.etcd.client), prefix, opened)
 	return counted, err
+}
+
+// decodes says why a value of a resource does not decode: of a custom resource its JSON, without
+// conversion.
+func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
+	store, builtin := j.storing.fence.Newest(gr)
+	return func(value []byte) error {
+		if builtin && j.crds.get(gr) == nil {
+			_, _, err := store.Codec.Decode(value, nil, store.New())
+			return err
+		}
+		_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+		return err
+	}
 }
 
 // countLeft is trigger.Config.Census: it reads every value of a resource, and says in which

@@ -13,15 +13,24 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// Take counts the values under prefix into the census' rows. transformer opens them, and seal
-// says what an encrypted one is encrypted with. With an error the rows are what it counted so
-// far.
-func Take(ctx context.Context, c *census.Resource, reader migratestore.Reader, prefix string, transformer value.Transformer, seal func([]byte) agree.Seal) error {
+// Opened is how stored values are opened.
+type Opened struct {
+	// Transformer opens them, and Seal says what an encrypted one is encrypted with.
+	Transformer value.Transformer
+	Seal        func(value []byte) agree.Seal
+	// Verify says why an opened value does not decode, which then counts as unknown; nil reads
+	// envelopes only.
+	Verify migratestore.Verify
+}
+
+// Take counts the values under prefix into the census' rows. With an error the rows are what it
+// counted so far.
+func Take(ctx context.Context, c *census.Resource, reader migratestore.Reader, prefix string, o Opened) error {
 	began := time.Now()
 	rows := map[string]*migratestore.Row{}
 	c.First = map[string][]string{}
 	err := migratestore.Walk(ctx, reader, prefix, func(e migratestore.Entry) error {
-		encoding := encodingOf(ctx, e, transformer, seal)
+		encoding := o.encodingOf(ctx, e)
 		if rows[encoding] == nil {
 			rows[encoding] = &migratestore.Row{Resource: c.Resource, Encoding: encoding}
 		}
@@ -41,14 +50,19 @@ func Take(ctx context.Context, c *census.Resource, reader migratestore.Reader, p
 }
 
 // encodingOf is what a stored value says that it is encoded in, and encrypted with.
-func encodingOf(ctx context.Context, e migratestore.Entry, transformer value.Transformer, seal func([]byte) agree.Seal) string {
-	if encoding, _, ok := migratestore.Envelope(e.Value); ok {
-		return string(encoding)
-	}
-	if plain, _, err := transformer.TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key)); err == nil {
-		if encoding, _, ok := migratestore.Envelope(plain); ok {
-			return string(encoding.Sealed(seal(e.Value)))
+func (o Opened) encodingOf(ctx context.Context, e migratestore.Entry) string {
+	plain, seal := e.Value, agree.Seal("")
+	encoding, _, readable := migratestore.Envelope(plain)
+	if !readable {
+		opened, _, err := o.Transformer.TransformFromStorage(ctx, e.Value, value.DefaultContext(e.Key))
+		if err != nil {
+			return migratestore.EncodingUnknown
 		}
+		plain, seal = opened, o.Seal(e.Value)
+		encoding, _, readable = migratestore.Envelope(plain)
 	}
-	return migratestore.EncodingUnknown
+	if !readable || o.Verify.Why(plain) != nil {
+		return migratestore.EncodingUnknown
+	}
+	return string(encoding.Sealed(seal))
 }

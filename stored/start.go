@@ -108,7 +108,7 @@ func (s Start) nameUndecodable(ctx context.Context, etcd migratestore.Reader) {
 		if encrypted || !isObject {
 			return limited.Err()
 		}
-		if err := s.Decode(e.Value); err != nil {
+		if err := s.Decode.Why(e.Value); err != nil {
 			if found++; found <= namedUndecodable {
 				logger.Error(err, "A stored value does not decode, so that lists of its resource fail", "key", e.Key)
 			}
@@ -192,7 +192,7 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 	for i := range uncounted {
 		s := &uncounted[i]
 		if s.Census = (&compat.StoredCensus{}); sizes[s.Resource.String()] > 0 {
-			s.Census = Count(ctx, reader, layout.Of(s.Resource, false))
+			s.Census = Count(ctx, reader, layout.Of(s.Resource, false), nil)
 		}
 		if err := fenced(ctx, reader, layout, sets, s); err != nil {
 			s.Census.Partial = cmp.Or(s.Census.Partial, "what servers write cannot be read: "+err.Error())

@@ -121,11 +121,12 @@ func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string 
 const namedObjects = 10
 
 // Count counts the raw values under a resource's prefix. What stops it before the
-// end, ctx for one, makes the census partial.
-func Count(ctx context.Context, reader migratestore.Reader, prefix string) *compat.StoredCensus {
+// end, ctx for one, makes the census partial. A value that does not decode by verify counts as
+// unreadable; nil reads envelopes only.
+func Count(ctx context.Context, reader migratestore.Reader, prefix string, verify migratestore.Verify) *compat.StoredCensus {
 	census := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}
 	counts := map[string]int64{}
-	err := migratestore.EachEncoding(ctx, reader, prefix, func(key, encoding string) {
+	err := migratestore.EachEncoding(ctx, reader, prefix, verify, func(key, encoding string) {
 		counts[encoding]++
 		if encoding == migratestore.EncodingUnknown {
 			encoding = ""

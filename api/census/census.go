@@ -10,8 +10,12 @@ import (
 
 // Path, with the name of a resource behind it ("widgets.example.com"), answers a GET with that
 // resource's census, a Resource. Only who may get that path may ask: system:masters, until
-// others are allowed to. Every value is read, so that it takes a while.
+// others are allowed to. Every value is read, so that it takes a while. With "?verify=true" every
+// value is decoded, too, and one that does not decode counts as unknown.
 const Path = "/concord/census/"
+
+// VerifyParameter is what asks for that.
+const VerifyParameter = "verify"
 
 // Named is how many objects of each encoding are named.
 const Named = 10

@@ -52,5 +52,9 @@ func (o *censusOptions) world(ctx context.Context, known []schema.GroupResource)
 		return nil, err
 	}
 	world, err := storedInEtcd(ctx, client, o.etcd.Prefix, known)
-	return world, errors.Join(err, closeClient())
+	if err != nil {
+		return nil, errors.Join(err, closeClient())
+	}
+	world.Close = closeClient
+	return world, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -20,6 +23,7 @@ import (
 	"github.com/concord-dev/concord/cmd/preflight"
 	"github.com/concord-dev/concord/compat"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -32,7 +36,9 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, bui
 	if err != nil {
 		return nil, err
 	}
-	world := &preflight.World{}
+	world := &preflight.World{List: func(ctx context.Context, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
+		return listStored(ctx, reader, prefix, gvr, visit)
+	}}
 	if world.Definitions, err = readDefinitions(ctx, reader, prefix); err != nil {
 		return nil, fmt.Errorf("CustomResourceDefinitions: %w", err)
 	}
@@ -48,7 +54,7 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, bui
 		s := sets.Of(gr)
 		s.Census = &compat.StoredCensus{}
 		if place, ok := found[gr]; ok {
-			s.Census = stored.Count(ctx, reader, place)
+			s.Census = stored.Count(ctx, reader, place, planning.Decode)
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -57,6 +63,24 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, bui
 		world.Stored = append(world.Stored, verdict.Defined(s, world.Definitions))
 	}
 	return world, since(ctx, reader, prefix, sets, world)
+}
+
+// listStored is World.List of an etcd.
+func listStored(ctx context.Context, reader migratestore.Reader, prefix string, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
+	unread := 0
+	err := migratestore.Walk(ctx, reader, stored.ResourcePrefix(prefix, gvr.GroupResource(), false), func(e migratestore.Entry) error {
+		object, err := planning.DecodeAs(e.Value, gvr.GroupVersion())
+		if err != nil {
+			unread++
+		} else if kind, _ := meta.UnsafeGuessKindToResource(object.GroupVersionKind()); kind == gvr { // Endpoints are below Services
+			visit(object)
+		}
+		return ctx.Err()
+	})
+	if unread > 0 {
+		err = errors.Join(err, fmt.Errorf("%d values are encrypted or do not decode", unread))
+	}
+	return err
 }
 
 // since adds to what servers write what they have reported since the stored sets were read:

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +34,7 @@ import (
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/server/planning"
+	"github.com/concord-dev/concord/verdict"
 )
 
 const admission = "admissionregistration.k8s.io"
@@ -44,8 +46,9 @@ var (
 
 // judged runs the command and returns its report, if it printed one, and its exit code.
 func judged(t *testing.T, args ...string) (report struct {
-	Target, Verdict string
-	Resources       []struct {
+	Target, Verdict, Covers string
+	Warnings                []verdict.Warning
+	Resources               []struct {
 		Resource, Verdict, Reason string
 		Stored                    []string
 	}
@@ -275,6 +278,11 @@ func TestPreflightInEtcd(t *testing.T) {
 		}, preflightCase{to: "1.35", code: 0, reasons: map[string]string{"clustertrustbundles.certificates.k8s.io": "safe: nothing is stored"}}},
 		"a damaged value, though the stored set is known": {func(_ *cluster, v map[string]string) { v["configmaps/default/torn"] = "{" },
 			preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: 1 value is unreadable, for whatever release"}}},
+		"a value damaged behind its envelope": {func(_ *cluster, v map[string]string) {
+			v["configmaps/default/torn"] = `{"apiVersion":"v1","kind":"ConfigMap","data":7}`
+			v["example.com/widgets/default/torn"] = `{"apiVersion":"example.com/v1","kind":"Widget","spec":{"si`
+		}, preflightCase{to: "1.38", code: 1, reasons: map[string]string{
+			"configmaps": "unknown: 1 value is unreadable, for whatever release", widgets.String(): "unknown: 1 value is unreadable, for whatever release"}}},
 		"encrypted values": {func(c *cluster, v map[string]string) {
 			c.set(policies, evolve.Unknown)
 			v["mutatingadmissionpolicies/a"] = "k8s:enc:aescbc:v1:key1:\x00"
@@ -319,6 +327,27 @@ func TestPreflightInEtcd(t *testing.T) {
 			test.starts(t, client, prefix, unsafe)
 		})
 	}
+	t.Run("objects that are not taken any more", func(t *testing.T) {
+		for key, value := range map[string]string{
+			"validatingadmissionpolicies/newer": `{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"newer"},"spec":{"validations":[{"expression":"[1].includes(1)"}]}}`,
+			"services/specs/default/1st":        `{"apiVersion":"v1","kind":"Service","metadata":{"namespace":"default","name":"1st"}}`,
+			"services/endpoints/default/2nd":    `{"apiVersion":"v1","kind":"Endpoints","metadata":{"namespace":"default","name":"2nd"}}`,
+			"deviceclasses/sealed":              "k8s:enc:aescbc:v1:key1:\x00",
+		} {
+			_, err := client.Put(t.Context(), "/warned/"+key, value)
+			requireNoError(t, err)
+		}
+		report, _, err := judged(t, "--back-to", "1.35", "--etcd-servers", etcd.Endpoint, "--etcd-prefix", "/warned")
+		var found []string
+		for _, w := range report.Warnings {
+			found = append(found, w.Resource+" "+w.Object+": "+w.About)
+		}
+		want := []string{"services default/1st: its name, which has to begin with a letter in 1.35",
+			"validatingadmissionpolicies.admissionregistration.k8s.io newer: CEL expressions with includes, which is newer than 1.35"}
+		if !slices.Equal(found, want) || !strings.Contains(report.Covers, "nor deviceclasses.resource.k8s.io: 1 values are encrypted or do not decode") {
+			t.Errorf("warned of %q, covering %q: %v", found, report.Covers, err)
+		}
+	})
 	t.Run("nothing is stored", func(t *testing.T) {
 		preflightCase{to: "1.38", code: 0}.run(t, "--data-dir", dir)
 	})

@@ -88,7 +88,7 @@ func (p *plugin) census(ctx context.Context, out io.Writer, args []string, outpu
 	patient.Timeout = 0 // a census takes as long as there are objects
 	counted, elsewhere := []census.Resource{}, []string{}
 	for _, gr := range resources {
-		one, err := migrating.TakeCensus(ctx, patient, gr)
+		one, err := migrating.TakeCensus(ctx, patient, gr, migrating.Envelopes)
 		switch {
 		case census.IsNotStored(err, gr):
 			elsewhere = append(elsewhere, gr.String())

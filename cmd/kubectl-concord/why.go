@@ -84,7 +84,7 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 func (c *cluster) count(ctx context.Context, gr schema.GroupResource) status.Counted {
 	patient := *c.config
 	patient.Timeout = 0 // a census takes as long as there are objects
-	census, err := migrating.TakeCensus(ctx, &patient, gr)
+	census, err := migrating.TakeCensus(ctx, &patient, gr, migrating.Envelopes)
 	if err != nil {
 		return status.Counted{Err: err.Error()}
 	}

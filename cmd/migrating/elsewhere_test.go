@@ -90,7 +90,7 @@ func TestNoCensus(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = CensusOf(t.Context(), served, gr)
+		_, err = CensusOf(t.Context(), served, gr, Envelopes)
 		if err == nil || census.IsNotStored(err, gr) != test.want {
 			t.Errorf("%s: %v is taken for no store: %v", name, err, !test.want)
 		}

@@ -59,7 +59,7 @@ func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, clus
 	estimates := []estimate{}
 	for _, gr := range resources {
 		var e estimate
-		counted, err := CensusOf(ctx, served, gr)
+		counted, err := CensusOf(ctx, served, gr, Envelopes)
 		switch {
 		case err == nil:
 			e = o.of(*counted)
@@ -74,18 +74,32 @@ func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, clus
 	return Printed(out, o.output, estimates, func() string { return estimateTable(estimates) })
 }
 
+// Reading is how far a census reads values.
+type Reading bool
+
+const (
+	// Envelopes reads in which version a value says that it is.
+	Envelopes Reading = false
+	// Decoded decodes each value, too.
+	Decoded Reading = true
+)
+
 // TakeCensus is CensusOf for who has no client yet.
-func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResource) (*census.Resource, error) {
+func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResource, how Reading) (*census.Resource, error) {
 	served, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return CensusOf(ctx, served, gr)
+	return CensusOf(ctx, served, gr, how)
 }
 
 // CensusOf asks a server for a census of a resource.
-func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schema.GroupResource) (*census.Resource, error) {
-	result := served.RESTClient().Get().AbsPath(census.Path + gr.String()).Do(ctx)
+func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schema.GroupResource, how Reading) (*census.Resource, error) {
+	request := served.RESTClient().Get().AbsPath(census.Path + gr.String())
+	if how == Decoded {
+		request.Param(census.VerifyParameter, "true")
+	}
+	result := request.Do(ctx)
 	// Unlike that of Raw, this error says what the server says.
 	if err := result.Error(); err != nil {
 		return nil, err

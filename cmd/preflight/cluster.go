@@ -8,7 +8,10 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,10 +41,33 @@ func inCluster(ctx context.Context, config *rest.Config, known []schema.GroupRes
 	world.Count = func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error) {
 		return countIn(ctx, cluster, patient, gr)
 	}
-	world.Warnings = func(ctx context.Context, r rules) ([]verdict.Warning, error) {
-		return warnings(ctx, connect.WithTimeout(config), r)
+	objects, err := dynamic.NewForConfig(connect.WithTimeout(config))
+	if err != nil {
+		return nil, fmt.Errorf("the cluster at %s: %w", config.Host, err)
+	}
+	world.List = func(ctx context.Context, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
+		return listIn(ctx, objects, gvr, visit)
 	}
 	return world, nil
+}
+
+// page is how many objects are listed at a time.
+const page = 500
+
+// listIn is World.List of a live cluster.
+func listIn(ctx context.Context, objects dynamic.Interface, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
+	for next := ""; ; {
+		list, err := objects.Resource(gvr).List(ctx, metav1.ListOptions{Limit: page, Continue: next})
+		if err != nil {
+			return client.IgnoreNotFound(err) // such as a resource that this server does not serve
+		}
+		for i := range list.Items {
+			visit(&list.Items[i])
+		}
+		if next = list.GetContinue(); next == "" {
+			return nil
+		}
+	}
 }
 
 func readCluster(ctx context.Context, cluster client.Client, known []schema.GroupResource) (*World, error) {
@@ -92,7 +118,7 @@ func countIn(ctx context.Context, cluster client.Client, config *rest.Config, gr
 	if err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
-	counted, err := migrating.TakeCensus(ctx, config, gr)
+	counted, err := migrating.TakeCensus(ctx, config, gr, migrating.Decoded)
 	switch {
 	case census.IsNotStored(err, gr):
 		return nil, nil

@@ -24,7 +24,7 @@ import (
 )
 
 // definitions judges a change of CustomResourceDefinitions.
-func (o *options) definitions(ctx context.Context) (verdict.Report, error) {
+func (o *options) definitions(ctx context.Context) (report verdict.Report, err error) {
 	wanted, err := o.wanted()
 	if err != nil {
 		return verdict.Report{}, err
@@ -41,6 +41,7 @@ func (o *options) definitions(ctx context.Context) (verdict.Report, error) {
 	if err != nil {
 		return verdict.Report{}, err
 	}
+	defer func() { err = errors.Join(err, world.close()) }()
 	if o.uninstall != "" {
 		return verdict.OfDeletion(o.change(ctx, world, gone, nil)), nil
 	}

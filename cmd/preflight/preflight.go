@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
@@ -42,9 +43,18 @@ type World struct {
 	// nil where there is nothing to count: nobody who is asked stores the resource. The error
 	// is why there is no census of one that is stored.
 	Count func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error)
-	// Warnings names the objects that do not follow the rules; unread tells what could not be
-	// looked at. Nil where objects cannot be read.
-	Warnings func(ctx context.Context, r rules) (all []verdict.Warning, unread error)
+	// List calls visit with every object of a built-in resource, in the version that is asked for.
+	// The error tells why not with all; there are none of a resource that is not stored.
+	List func(ctx context.Context, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error
+	// Close ends the reading; nil where nothing has to be closed.
+	Close func() error
+}
+
+func (w *World) close() error {
+	if w.Close == nil {
+		return nil
+	}
+	return w.Close()
 }
 
 // options say what is to be done.
@@ -71,12 +81,12 @@ is started (--to, --back-to), or one of this release at other versions (--emulat
 deleted (--uninstall-crd). Nothing is changed.
 
 What may be stored is read from a live cluster: its StorageStates, what migrations failed at,
-and a census of raw values that a server takes for cluster admins. It reads every value, which
+and a census of raw values that a server takes for cluster admins. It decodes every value, which
 takes a while for many objects; --count=false leaves it out, and how many resources were not
 counted is told.` + etcdHelp(config) + ` Raw values go before what is remembered.
 
-A live cluster is also searched for objects that stay readable, and that the server would not
-take when they are written anew: CEL expressions with functions that it does not have, and
+Objects are also looked for that stay readable, and that the server would not take when they
+are written anew: CEL expressions with functions that it does not have, and
 names of Services. They are named, and do not change the answer.
 
 --chart reads the files in crds/, and those in templates/ that are, but for lines of
@@ -153,7 +163,7 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 	return report.Err()
 }
 
-func (o *options) report(ctx context.Context) (verdict.Report, error) {
+func (o *options) report(ctx context.Context) (report verdict.Report, err error) {
 	if o.crd+o.chart+o.uninstall != "" {
 		return o.definitions(ctx)
 	}
@@ -165,14 +175,11 @@ func (o *options) report(ctx context.Context) (verdict.Report, error) {
 	if err != nil {
 		return verdict.Report{}, err
 	}
+	defer func() { err = errors.Join(err, world.close()) }()
 	if err := o.counted(ctx, world); err != nil {
 		return verdict.Report{}, err
 	}
-	report := verdict.OfServer(target, world.Stored)
-	if world.Warnings != nil {
-		report = report.Warned(world.Warnings(ctx, rules))
-	}
-	return report, ctx.Err()
+	return verdict.OfServer(target, world.Stored).Warned(rules.warnings(ctx, world)), ctx.Err()
 }
 
 // target returns the server that is to start, and its rules for objects that are written anew.

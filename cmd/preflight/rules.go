@@ -10,16 +10,12 @@ import (
 
 	"github.com/google/cel-go/cel"
 	celast "github.com/google/cel-go/common/ast"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/cel/environment"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/verdict"
 )
@@ -165,34 +161,16 @@ func (r rules) missing(expression string) []string {
 	return sets.List(found)
 }
 
-// page is how many objects are listed at a time.
-const page = 500
-
-// warnings reads the objects that the rules may concern, and says which of them do not follow them.
-// unread names what could not be read.
-func warnings(ctx context.Context, config *rest.Config, r rules) (all []verdict.Warning, unread error) {
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("objects: %w", err)
-	}
+// warnings names the objects that do not follow the rules; unread tells what could not be looked at.
+func (r rules) warnings(ctx context.Context, world *World) (all []verdict.Warning, unread error) {
 	for _, gvr := range r.resources() {
-		for list := (&unstructured.UnstructuredList{}); ; {
-			list, err = client.Resource(gvr).List(ctx, metav1.ListOptions{Limit: page, Continue: list.GetContinue()})
-			if apierrors.IsNotFound(err) {
-				break // such as a resource that this server does not serve
+		err := world.List(ctx, gvr, func(o *unstructured.Unstructured) {
+			for _, text := range r.of(gvr, o.Object) {
+				all = append(all, verdict.Warning{Resource: gvr.GroupResource().String(), Object: nameOf(o), About: text})
 			}
-			if err != nil {
-				unread = errors.Join(unread, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
-				break
-			}
-			for i := range list.Items {
-				for _, text := range r.of(gvr, list.Items[i].Object) {
-					all = append(all, verdict.Warning{Resource: gvr.GroupResource().String(), Object: nameOf(&list.Items[i]), About: text})
-				}
-			}
-			if list.GetContinue() == "" {
-				break
-			}
+		})
+		if err != nil {
+			unread = errors.Join(unread, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
 		}
 	}
 	return all, unread

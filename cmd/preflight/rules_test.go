@@ -1,14 +1,17 @@
 package preflight
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 )
@@ -96,7 +99,14 @@ func TestWarnings(t *testing.T) {
 	}))
 	defer server.Close()
 	v := version.MustParse("1.35")
-	all, unread := warnings(t.Context(), &rest.Config{Host: server.URL}, rulesOf(v, v))
+	objects, err := dynamic.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	world := &World{List: func(ctx context.Context, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
+		return listIn(ctx, objects, gvr, visit)
+	}}
+	all, unread := rulesOf(v, v).warnings(t.Context(), world)
 	if len(all) != 2 || all[0].Object != "a/1st" || all[1].Object != "b/2nd" || all[0].Resource != "services" {
 		t.Errorf("the warnings are %+v", all)
 	}

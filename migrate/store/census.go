@@ -156,7 +156,7 @@ func (t *tally) add(path string, e Entry) {
 		if !strings.HasPrefix(path, c.place.group+"/") {
 			insert(t.seen, c.place.resource, c.place.group)
 		}
-		if err := t.verify.of(e.Value); err != nil {
+		if err := t.verify.Why(e.Value); err != nil {
 			t.undecodable = append(t.undecodable, Damaged{Key: e.Key, Reason: err.Error()})
 		}
 	}
@@ -169,11 +169,17 @@ func (t *tally) add(path string, e Entry) {
 	t.cells[c] = amount{objects: n.objects + 1, bytes: n.bytes + int64(len(e.Value))}
 }
 
-// of is nil where nothing verifies.
-func (v Verify) of(value []byte) error {
+// Why says why a value does not decode; nil if it does, or v is nil. A decoder that panics does
+// not end the process.
+func (v Verify) Why(value []byte) (err error) {
 	if v == nil {
 		return nil
 	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("its decoder panicked: %v", cause)
+		}
+	}()
 	return v(value)
 }
 

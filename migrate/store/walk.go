@@ -117,18 +117,23 @@ var errStale = errors.New("it is not encrypted with the present key")
 // encodings that a Row can have. With an error it returns what it counted so far.
 func CountEncodings(ctx context.Context, reader Reader, prefix string) (map[string]int64, error) {
 	counts := map[string]int64{}
-	err := EachEncoding(ctx, reader, prefix, func(_, encoding string) { counts[encoding]++ })
+	err := EachEncoding(ctx, reader, prefix, nil, func(_, encoding string) { counts[encoding]++ })
 	return counts, err
 }
 
 // EachEncoding tells the key and the encoding of each value of one resource, whose keys all
-// have prefix.
-func EachEncoding(ctx context.Context, reader Reader, prefix string, found func(key, encoding string)) error {
+// have prefix. The encoding of one that does not decode by verify is unknown; nil reads
+// envelopes only.
+func EachEncoding(ctx context.Context, reader Reader, prefix string, verify Verify, found func(key, encoding string)) error {
 	return Walk(ctx, reader, prefix, func(e Entry) error {
-		if encoding, _, ok := Envelope(e.Value); ok {
-			found(e.Key, string(encoding))
-		} else {
+		encoding, _, ok := Envelope(e.Value)
+		switch {
+		case !ok:
 			found(e.Key, unreadable(e.Value))
+		case verify.Why(e.Value) != nil:
+			found(e.Key, EncodingUnknown)
+		default:
+			found(e.Key, string(encoding))
 		}
 		return nil
 	})

@@ -25,8 +25,8 @@ const (
 // against PromQL's own parser.
 var monitoredMetric = regexp.MustCompile(`\b(concord|storage_migrator|apiserver)_[a-z_]+[a-z]\b`)
 
-// eventual are metrics that a server shows only after something has happened that this test does
-// not bring about. That they exist is told by the reference, which is made of the code.
+// eventual are metrics that a server shows only after a write has met a changed StorageVersion,
+// which this test does not bring about: HastyFlips of e2e does, and looks for them on its servers.
 var eventual = sets.New("concord_fence_retries_total", "concord_fence_forwards_total")
 
 // scraped are the metrics of the shared server: names of samples, and types of families.
