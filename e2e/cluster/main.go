@@ -113,7 +113,7 @@ func Release(t testing.TB, release string) string {
 }
 
 // landed is the commit that Earlier builds as long as no release has a tag.
-const landed = "07932f54971720f37797d0f3d5c71ce76bccf528"
+const landed = "a25528c1fad1a174cda816784f1428e1cb044318"
 
 // Earlier builds the program of Concord's release before this one, from the newest tag, in a work
 // tree of its own. It needs the repository's history.

@@ -20,7 +20,6 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/evolve"
 )
 
 // Rewriter brings the stored objects of a resource to one encoding: in the store, or by
@@ -185,43 +184,6 @@ func New(cfg Config) (*Controller, error) {
 	cfg.ProgressPeriod = cmp.Or(cfg.ProgressPeriod, 3*time.Second)
 	cfg.Poll = cmp.Or(cfg.Poll, 5*time.Second)
 	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, errors: map[types.UID]int{}}, nil
-}
-
-// Step looks at one migration; if this server can do it, claims it and does it to its
-// end. It starts no goroutine and returns when to look again even if nothing changes (0:
-// never). After an error the look has to be repeated, with back-off.
-func (c *Controller) Step(ctx context.Context, name string) (time.Duration, error) {
-	m, err := c.get(ctx, name)
-	if err != nil || m == nil || migrationv1alpha1.Final(m) {
-		return 0, err
-	}
-	target := migrationv1alpha1.TargetOf(m)
-	if target == (evolve.Target{}) {
-		return 0, nil
-	}
-	w := &work{c: c, m: m, uid: m.UID, gr: migrationv1alpha1.Resource(m), target: target, self: c.cfg.ID()}
-	if m.Spec.Paused {
-		return w.rest(ctx)
-	}
-	why, err := w.refused(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("look at migration %s: %w", name, err)
-	}
-	if why != "" {
-		c.cfg.Logger.V(2).Info("Not migrating", "migration", name, "reason", why)
-		if w.self != "" && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(w.self) {
-			err = w.release(ctx)
-		}
-		return c.cfg.Poll, err
-	}
-	if err := w.claim(ctx); err != nil {
-		return 0, fmt.Errorf("claim migration %s: %w", name, err)
-	}
-	w.resume()
-	if err := w.do(ctx); err != nil {
-		return 0, fmt.Errorf("migration %s: %w", name, err)
-	}
-	return 0, nil
 }
 
 // get reads a migration; nil if it does not exist, which an error that says no more than

@@ -1,19 +1,14 @@
 package claim
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
@@ -130,68 +125,4 @@ func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
 		}
 	}
 	return failures[:min(len(failures), migrationv1alpha1.MaxFailures)]
-}
-
-// pause says that the migration rests, and lets any server go on with it later.
-func (w *work) pause(ctx context.Context) error {
-	if !paused(w.m) {
-		status := w.m.Status.DeepCopy()
-		err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
-			m.Status = *status
-			w.setPaused(m)
-		})
-		if err != nil {
-			return err
-		}
-		w.tellPaused(ctx)
-	}
-	return w.release(ctx)
-}
-
-// rest has a paused migration that began say that it rests. Who is at work on it does so
-// itself; where its server is gone, or has let go of it, any server. Nobody claims it.
-func (w *work) rest(ctx context.Context) (time.Duration, error) {
-	claimer := agree.ServerID(w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation])
-	switch {
-	case claimer != "" && claimer == w.self:
-		return 0, w.pause(ctx)
-	case claimer == "" && (paused(w.m) || migrationv1alpha1.True(w.m, migrationv1alpha1.MigrationRunning) == nil):
-		return 0, nil
-	case w.self == "":
-		return w.c.cfg.Poll, nil // not registered, like who may be gone
-	case claimer != "":
-		leases, err := w.leases(ctx)
-		if err != nil {
-			return 0, fmt.Errorf("look at migration %s: %w", w.m.Name, err)
-		}
-		if leaseOf(leases, claimer) != nil {
-			return w.c.cfg.Poll, nil
-		}
-	}
-	if !paused(w.m) {
-		w.setPaused(w.m)
-		if err := w.c.cfg.Client.Status().Update(ctx, w.m); err != nil {
-			return 0, err
-		}
-		w.tellPaused(ctx)
-	}
-	if claimer == "" {
-		return 0, nil
-	}
-	return 0, w.release(ctx)
-}
-
-func paused(m *migrationv1alpha1.StorageVersionMigration) bool {
-	c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
-	return c != nil && c.Reason == migrationv1alpha1.ReasonPaused
-}
-
-const pausedNote = "spec.paused is set"
-
-func (w *work) setPaused(m *migrationv1alpha1.StorageVersionMigration) {
-	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, pausedNote)
-}
-
-func (w *work) tellPaused(ctx context.Context) {
-	w.event(ctx, corev1.EventTypeNormal, migrationv1alpha1.ReasonPaused, pausedNote)
 }

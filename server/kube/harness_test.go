@@ -16,19 +16,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"go.uber.org/zap"
-	"google.golang.org/grpc/grpclog"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/component-base/cli"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
-
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/e2e/cluster"
@@ -50,6 +46,7 @@ func TestSlow(t *testing.T) {
 	t.Run("Encryption", testEncryption)
 	t.Run("BrokenWebhook", testBrokenWebhook)
 	t.Run("Roll", testRoll)
+	t.Run("OwnUpgrade", testOwnUpgrade)
 	t.Run("Paused", testPaused)
 	t.Run("ReplicatedEtcd", testReplicatedEtcd)
 	t.Run("BothMigrators", testBothMigrators)
@@ -60,9 +57,11 @@ func TestSlow(t *testing.T) {
 const roleVariable = "CONCORD_KUBE_TEST_ROLE"
 
 const (
-	ours  = "concord" // concord kube-apiserver
-	stock = "stock"   // Kubernetes' own kube-apiserver
-	etcd  = "etcd"
+	ours = "concord" // concord kube-apiserver
+	// earlier is that of Concord's release before this one.
+	earlier = "earlier"
+	stock   = "stock" // Kubernetes' own kube-apiserver
+	etcd    = "etcd"
 	// manager is Kubernetes' own kube-controller-manager.
 	manager = "kube-controller-manager"
 	// listing prints the flags of ours and of the stock one.
@@ -74,10 +73,7 @@ func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
 	case "":
 		flag.Parse()
-		ctrllog.SetLogger(logr.Discard())
-		rest.SetDefaultWarningHandler(rest.NoWarnings{})
-		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
-		os.Exit(m.Run())
+		os.Exit(cluster.Suite{M: m}.Run())
 	case ours:
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
@@ -108,6 +104,9 @@ func start(t testing.TB, role, name, log string, args ...string) *process.Proces
 	executable, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if role == earlier {
+		executable, args = cluster.Earlier(t), append([]string{"kube-apiserver"}, args...)
 	}
 	cmd := exec.Command(executable, args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)

@@ -204,6 +204,40 @@ func testRoll(t *testing.T) {
 	}
 }
 
+// Concord itself is upgraded from the release before, server by server, and rolled back and upgraded
+// again: servers of both releases agree, and migrate whichever of them leads.
+func testOwnUpgrade(t *testing.T) {
+	c := newControl(t)
+	servers := []*apiserver{c.ready(earlier, "a-0"), c.ready(earlier, "b-0")}
+	const n = 50
+	servers[0].createWidgets(n)
+	servers[0].migrated(time.Minute)
+	w := write(t, n, servers...)
+	for i, step := range []struct {
+		server int
+		role   string
+	}{{0, ours}, {1, ours}, {0, earlier}, {1, earlier}, {1, ours}, {0, ours}} {
+		stays := servers[1-step.server]
+		w.through(stays)
+		servers[step.server].end()
+		s := c.ready(step.role, fmt.Sprintf("%c-%d", 'a'+step.server, i+1))
+		servers[step.server] = s
+		w.through(servers...)
+		s.agreed(time.Minute, 2)
+		version := fmt.Sprintf("v%d", 2-i%2)
+		s.flip(version)
+		stays.storedVersions(time.Minute, version)
+		if found := c.encodings(); len(found) != 1 || found[agree.Encoding("example.com/"+version)] != n {
+			t.Errorf("step %d, %s in place of server %d: in etcd are %v", i+1, step.role, step.server, found)
+		}
+		stays.readable(n)
+		s.readable(n)
+	}
+	if written := w.end(); written < n {
+		t.Errorf("%d writes", written)
+	}
+}
+
 // A server is paused in the middle of its writes while the others flip and migrate. When it goes
 // on it writes no old value, although clients still wait for the writes that it had begun. An
 // etcd of three members loses one meanwhile.

@@ -1,0 +1,174 @@
+package claim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// statusTries bounds how often a status is written anew after conflicts.
+const statusTries = 5
+
+// succeed tells the result of a rewrite that is complete.
+func (w *work) succeed(ctx context.Context, r Result) error {
+	if r.Failed == 0 {
+		message := fmt.Sprintf("%d objects are in %s", r.Done, w.target.Encoding)
+		return w.finish(ctx, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, message, &r)
+	}
+	message := fmt.Sprintf("%d of %d objects cannot be migrated", r.Failed, r.Failed+r.Done)
+	if len(r.FailedByReason) > 0 {
+		message += ": " + reasons(r.FailedByReason)
+	}
+	if failures := w.named(r.Failures); len(failures) > 0 {
+		first := failures[0]
+		message += fmt.Sprintf("; the first is %s: %s", types.NamespacedName{Namespace: first.Namespace, Name: first.Name}, first.Message)
+		if int64(len(failures)) < r.Failed {
+			message += "; " + w.logs() + " all"
+		}
+	}
+	return w.finish(ctx, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, message, &r)
+}
+
+// logs says whose logs name every object that failed. Whoever goes on does not meet again
+// those before the position.
+func (w *work) logs() string {
+	if w.resumed {
+		return "the logs of the servers that migrated name"
+	}
+	return fmt.Sprintf("the log of %s names", w.self)
+}
+
+// reasons are the numbers of failed objects, the highest first.
+func reasons(failed map[migrationv1alpha1.MigrationFailureReason]int64) string {
+	var parts []string
+	for _, r := range slices.SortedFunc(maps.Keys(failed), func(a, b migrationv1alpha1.MigrationFailureReason) int {
+		return cmp.Or(cmp.Compare(failed[b], failed[a]), cmp.Compare(a, b))
+	}) {
+		parts = append(parts, fmt.Sprintf("%d %s", failed[r], r))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// finish writes the last condition.
+func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditionType, reason, message string, r *Result) error {
+	err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+		w.setCondition(m, t, reason, message)
+		if r == nil {
+			return
+		}
+		m.Status.Progress, m.Status.Failures, m.Status.ContinueToken = w.counts(r.Progress), w.named(r.Failures), ""
+	})
+	if err != nil && !errors.Is(err, errTaken) {
+		return err
+	}
+	w.c.forget(w.uid)
+	if err == nil {
+		kind := corev1.EventTypeNormal
+		if t == migrationv1alpha1.MigrationFailed {
+			kind = corev1.EventTypeWarning
+		}
+		w.event(ctx, kind, reason, message)
+		w.c.cfg.Metrics.Ended(w.m, string(t))
+	}
+	return nil
+}
+
+// progress writes how far the rewrite is, from time to time; also where that is nothing new:
+// the Running condition's time tells that it goes on.
+func (w *work) progress(ctx context.Context) error {
+	now := w.c.cfg.Clock.Now()
+	if now.Sub(w.shown) < w.c.cfg.ProgressPeriod {
+		return nil
+	}
+	w.shown = now
+	err := w.update(ctx, func(m *migrationv1alpha1.StorageVersionMigration) {
+		w.setRunning(m)
+		w.show(m)
+	})
+	if err != nil {
+		w.c.cfg.Logger.V(1).Info("Progress was not written", "migration", w.m.Name, "reason", err.Error())
+	}
+	return err
+}
+
+func (w *work) counts(p Progress) *migrationv1alpha1.MigrationProgress {
+	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason}
+	if elapsed := w.c.cfg.Clock.Since(w.began).Seconds(); elapsed > 0 {
+		counts.ObjectsPerSecond = int64(float64(max(0, p.Done-w.base)) / elapsed)
+	}
+	return counts
+}
+
+// update changes the status of the migration, as long as it is this server's. The error
+// is errTaken if it is not.
+func (w *work) update(ctx context.Context, change func(*migrationv1alpha1.StorageVersionMigration)) error {
+	var err error
+	for range statusTries {
+		next := w.m.DeepCopy()
+		change(next)
+		if err = w.c.cfg.Client.Status().Update(ctx, next); err == nil {
+			w.m = next
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("write the status: %w", err)
+		}
+		if err := w.reread(ctx); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("write the status: %w", err)
+}
+
+// reread reads the migration anew, but for its status, which nobody else writes. The error is
+// errTaken if it is not this server's any more.
+func (w *work) reread(ctx context.Context) error {
+	fresh, err := w.c.get(ctx, w.m.Name)
+	if err != nil {
+		return err
+	}
+	if !w.ours(fresh) {
+		return errTaken
+	}
+	fresh.Status = w.m.Status
+	w.m = fresh
+	return nil
+}
+
+// ours says whether a newer reading of the migration still is this work.
+func (w *work) ours(m *migrationv1alpha1.StorageVersionMigration) bool {
+	return m != nil && m.UID == w.uid && !migrationv1alpha1.Final(m) &&
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(w.self) && migrationv1alpha1.TargetOf(m) == w.target
+}
+
+func (w *work) setCondition(m *migrationv1alpha1.StorageVersionMigration, t migrationv1alpha1.MigrationConditionType, reason, message string) {
+	migrationv1alpha1.SetCondition(m, t, reason, message, metav1.NewTime(w.c.cfg.Clock.Now()))
+}
+
+func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
+	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, fmt.Sprintf("%s rewrites to %s", w.self, w.target.Encoding))
+	if w.engine.name != "" {
+		m.Status.Engine, m.Status.EngineReason = w.engine.name, w.engine.reason
+	}
+}
+
+// event tells users, and the log. It is a courtesy: an error is only logged.
+func (w *work) event(ctx context.Context, kind, reason, note string) {
+	w.c.cfg.Logger.Info("Migration", "event", reason, "migration", w.m.Name, "resource", w.gr.String(), "encoding", string(w.target.Encoding), "note", note)
+	for _, event := range migrationv1alpha1.NewEvents(w.m, string(w.self), kind, reason, note, w.c.cfg.Clock.Now()) {
+		if err := w.c.cfg.Client.Create(ctx, event); err != nil {
+			w.c.cfg.Logger.V(1).Info("An event was not written", "migration", w.m.Name, "reason", err.Error())
+		}
+	}
+}
