@@ -84,7 +84,6 @@ func count(ctx context.Context, reader Reader, prefix string, verify Verify) (Ce
 		for _, e := range page.Entries {
 			t.add(strings.TrimPrefix(e.Key, prefix), e)
 		}
-		page.free()
 	}
 	return t.census(pager.revision), nil
 }

@@ -24,8 +24,6 @@ type chunk struct {
 	last string
 	// held is how much of the budget it takes.
 	held int64
-	// settled is called when its values are not needed any more.
-	settled func()
 	// piece is what became of the entries.
 	piece *progress.Piece[string, Progress, Failure]
 }

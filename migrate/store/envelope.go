@@ -115,46 +115,21 @@ func protobufEnvelope(unknown []byte) (apiVersion, kind string, ok bool) {
 // protobufField returns the first length-delimited field with the number.
 func protobufField(message []byte, number protowire.Number) ([]byte, bool) {
 	for len(message) > 0 {
-		f, err := nextField(&message)
-		if err != nil {
+		found, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
 			return nil, false
 		}
-		if f.number == number && f.kind == protowire.BytesType {
-			return f.content, true
+		message = message[n:]
+		if found == number && kind == protowire.BytesType {
+			content, n := protowire.ConsumeBytes(message)
+			return content, n >= 0
 		}
+		if n = protowire.ConsumeFieldValue(found, kind, message); n < 0 {
+			return nil, false
+		}
+		message = message[n:]
 	}
 	return nil, false
-}
-
-// field is one of a protobuf message, with its content if it is length-delimited and with its
-// number if it is a varint.
-type field struct {
-	number  protowire.Number
-	kind    protowire.Type
-	content []byte
-	varint  uint64
-}
-
-// nextField takes the first field off a message.
-func nextField(message *[]byte) (f field, err error) {
-	var n int
-	if f.number, f.kind, n = protowire.ConsumeTag(*message); n < 0 {
-		return field{}, protowire.ParseError(n)
-	}
-	rest := (*message)[n:]
-	switch f.kind {
-	case protowire.BytesType:
-		f.content, n = protowire.ConsumeBytes(rest)
-	case protowire.VarintType:
-		f.varint, n = protowire.ConsumeVarint(rest)
-	default:
-		n = protowire.ConsumeFieldValue(f.number, f.kind, rest)
-	}
-	if n < 0 {
-		return field{}, protowire.ParseError(n)
-	}
-	*message = rest[n:]
-	return f, nil
 }
 
 // jsonEnvelope walks the top level of a JSON object until it has seen both fields. It

@@ -23,8 +23,6 @@ import (
 // Etcd is a KV in etcd.
 type Etcd struct {
 	kv clientv3.KV
-	// open begins to read a range as a stream.
-	open func(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error)
 	// streamless says that etcd has no streams, which are new in 3.7.
 	streamless atomic.Bool
 }
@@ -34,17 +32,10 @@ type Etcd struct {
 func NewEtcd(kv clientv3.KV) *Etcd {
 	client, ok := kv.(*clientv3.Client)
 	if !ok || client.ActiveConnection() == nil {
-		return &Etcd{kv: kv, open: unconnected{kv}.open}
+		return &Etcd{kv: kv}
 	}
-	remote := clientv3.RetryKVClient(client)
-	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{remote}, client), open: connected{remote}.open}
+	return &Etcd{kv: clientv3.NewKVFromKVClient(boundedReplies{clientv3.RetryKVClient(client)}, client)}
 }
-
-// connected receives streams as they are: clientv3 would copy every value.
-type connected struct{ etcdserverpb.KVClient }
-
-// unconnected does the same by a KV that has no connection.
-type unconnected struct{ clientv3.KV }
 
 // boundedReplies refuses replies of several values that are larger than MaxReply, by
 // their announced length and hence before they take memory.
@@ -56,6 +47,11 @@ func (b boundedReplies) Range(ctx context.Context, in *etcdserverpb.RangeRequest
 		opts = append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))
 	}
 	return b.KVClient.Range(ctx, in, opts...)
+}
+
+// RangeStream implements etcdserverpb.KVClient.
+func (b boundedReplies) RangeStream(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[etcdserverpb.RangeStreamResponse], error) {
+	return b.KVClient.RangeStream(ctx, in, append(slices.Clone(opts), grpc.MaxCallRecvMsgSize(MaxReply))...)
 }
 
 // Range implements Reader.

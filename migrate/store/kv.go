@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 )
 
 // Errors that a KV tells apart, so that callers can branch on them with errors.Is.
@@ -49,27 +48,6 @@ type Page struct {
 	Count int64
 	// Revision is the store's revision at which the page was read.
 	Revision int64
-	// release, if not nil, has what holds the values used again.
-	release func()
-}
-
-// free is called when nobody needs the values any more.
-func (p Page) free() {
-	if p.release != nil {
-		p.release()
-	}
-}
-
-// inParts returns what is to be called for each of n parts when nobody needs its values any
-// more.
-func (p Page) inParts(n int) (done func()) {
-	var left atomic.Int64
-	left.Store(int64(n))
-	return func() {
-		if left.Add(-1) == 0 {
-			p.free()
-		}
-	}
 }
 
 // Put is one value to write, if the key is still as it was read.

@@ -132,10 +132,7 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 				result.Expected = page.Count + result.Total
 			}
 		})
-		chunks := r.split(page.Entries)
-		settled := page.inParts(len(chunks))
-		for _, c := range chunks {
-			c.settled = settled
+		for _, c := range r.split(page.Entries) {
 			r.mu.Lock()
 			c.piece = r.frontier.Begin(c.last)
 			r.mu.Unlock()
@@ -246,11 +243,8 @@ func (r *run) settle(ctx context.Context, c *chunk) error {
 	if err != nil {
 		return err
 	}
-	settled := c.settled
-	c.settled = nil  // it has the page, and the piece may wait for others before it
 	clear(c.entries) // else the values live as long as any other piece of their page
 	c.entries = nil
-	settled()
 	for _, p := range changed {
 		if err := r.again(ctx, c, p); err != nil {
 			return err

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -16,7 +13,10 @@ import (
 // errNoStreams means that a range is to be read page by page.
 var errNoStreams = errors.New("this etcd has no streams, which are new in 3.7")
 
-var errBrokenOff = fmt.Errorf("%w: its answer breaks off", ErrUnavailable)
+var (
+	errBrokenOff = fmt.Errorf("%w: its answer breaks off", ErrUnavailable)
+	errNoRange   = errors.New("a piece of a stream that has no range")
+)
 
 // streamer is a Reader that can be sent a long range in pieces, without asking for each.
 type streamer interface {
@@ -93,9 +93,9 @@ func (s *stream) close() {
 	}
 }
 
-// open begins a stream of a KV that has no connection.
-func (u unconnected) open(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error) {
-	pieces, err := u.GetStream(ctx, start, clientv3.WithRange(end), clientv3.WithRev(revision))
+// open begins a stream.
+func (e *Etcd) open(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error) {
+	pieces, err := e.kv.GetStream(ctx, start, clientv3.WithRange(end), clientv3.WithRev(revision))
 	return func() (Page, error) {
 		piece, ok := <-pieces
 		switch err := piece.Err(); {
@@ -110,22 +110,4 @@ func (u unconnected) open(ctx context.Context, start, end string, revision int64
 		page.More = piece.Header == nil // which only the last piece has
 		return page, nil
 	}, err
-}
-
-// open begins a stream whose values stay in the messages that they came in, which are used
-// again: else each value is copied once more, and collecting them as garbage takes longer than
-// all the rest of reading them.
-func (c connected) open(ctx context.Context, start, end string, revision int64) (receive func() (Page, error), err error) {
-	request := &etcdserverpb.RangeRequest{Key: []byte(start), RangeEnd: []byte(end), Revision: revision}
-	pieces, err := c.RangeStream(ctx, request, grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(MaxReply), grpc.ForceCodecV2(whole))
-	return func() (Page, error) {
-		var m message
-		switch err := pieces.RecvMsg(&m); {
-		case errors.Is(err, io.EOF):
-			return Page{}, errBrokenOff
-		case err != nil:
-			return Page{}, clientv3.ContextError(ctx, err)
-		}
-		return m.page()
-	}, clientv3.ContextError(ctx, err)
 }

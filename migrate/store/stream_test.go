@@ -346,3 +346,29 @@ func TestManyUnderWayBesideAStream(t *testing.T) {
 	must(t, err)
 	requireNew(t, c, contents)
 }
+
+// A piece that is not the last and has no keys is not taken for the end of its stream.
+func TestPieceWithoutKeys(t *testing.T) {
+	s := stream{etcd: &Etcd{}, receive: func() (Page, error) { return Page{More: true}, nil }, cancel: func() {}}
+	if page, err := s.next(t.Context()); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("got %+v, %v", page, err)
+	}
+}
+
+// nothing sends one piece that has nothing.
+type nothing struct{ clientv3.KV }
+
+func (nothing) GetStream(context.Context, string, ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
+	pieces := make(chan clientv3.RangeStreamResponse, 1)
+	pieces <- clientv3.RangeStreamResponse{}
+	return pieces, nil
+}
+
+// Nor is one from an etcd in the same process.
+func TestPieceWithNothing(t *testing.T) {
+	receive, err := NewEtcd(nothing{}).open(t.Context(), "a", "b", 1)
+	must(t, err)
+	if page, err := receive(); !errors.Is(err, errNoRange) {
+		t.Errorf("got %+v, %v", page, err)
+	}
+}

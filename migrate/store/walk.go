@@ -46,7 +46,6 @@ func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts O
 				return err
 			}
 		}
-		page.free()
 		if gives && !pager.done {
 			if err := wait(ctx, p.clock, p.clock.Since(began)); err != nil {
 				return err
