@@ -48,13 +48,14 @@ func testAPIEngine(t *testing.T) {
 
 // The conversions that a migration through the API needs go to the webhook many in one call.
 // Each patch needs several, of which those to v1, in which the objects were created, are for
-// their managed fields. What the watch caches of v2 convert is not the migration's.
+// their managed fields. What the watch caches of v2 convert is not the migration's. It goes at full
+// speed, with the seats of Kubernetes' defaults: where few patches are under way few share a call.
 func testAPIReviews(t *testing.T) {
 	const objects = 400
 	hook := startConverter(t)
 	c := cluster.New(t)
 	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
-	servers := c.Start(cluster.Options{}, "one", "two")
+	servers := c.Start(cluster.Options{Args: "--migration-max-added-latency=0 --max-requests-inflight=400 --max-mutating-requests-inflight=200"}, "one", "two")
 	createCRD(t, hook.behindService(servers[0], convertibleCRD(hook)), servers...)
 	fill(t, servers[0], convertiblesV1, objects)
 	c.WaitSettled()

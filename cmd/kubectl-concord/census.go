@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mitchellh/go-wordwrap"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -260,7 +261,7 @@ func keysText(keys []key) string {
 			resources []string
 		}{{"encrypts", k.Encrypts}, {"may be needed by", k.Needs}} {
 			if len(line.resources) > 0 {
-				fmt.Fprintf(&text, "  %s %s\n", line.says, strings.Join(line.resources, ", "))
+				text.WriteString(indented(line.says + " " + strings.Join(line.resources, ", ")))
 			}
 		}
 		if len(k.Needs) == 0 && len(k.Encrypts) == 0 {
@@ -268,4 +269,9 @@ func keysText(keys []key) string {
 		}
 	}
 	return text.String()
+}
+
+// indented is a text below what it is about, in lines that fit.
+func indented(text string) string {
+	return "  " + strings.ReplaceAll(wordwrap.WrapString(text, plainWidth-2), "\n", "\n  ") + "\n"
 }

@@ -94,14 +94,14 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 	for i, p := range past {
 		out += lines[i+1] + "\n"
 		if p.To != "" {
-			out += "  " + plain(p.From) + "to " + string(agree.Encoding(p.To).Plain()) + "\n"
+			out += indented(plain(p.From) + "to " + string(agree.Encoding(p.To).Plain()))
 		}
 		if p.Result == string(migrationv1alpha1.MigrationFailed) {
-			out += "  " + p.Reason
+			reason := p.Reason
 			if len(p.Failures) > 0 {
-				out += ": " + strings.Join(p.Failures, ", ")
+				reason += ": " + strings.Join(p.Failures, ", ")
 			}
-			out += "\n"
+			out += indented(reason)
 		}
 	}
 	return out

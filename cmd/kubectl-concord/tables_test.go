@@ -1,10 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,11 +28,7 @@ func wantText(t *testing.T, got, want string) {
 	if got != strings.TrimPrefix(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	for _, line := range strings.Split(got, "\n") {
-		if len(line) > 80 {
-			t.Errorf("a line of %d columns: %s", len(line), line)
-		}
-	}
+	wantNarrow(t, got)
 }
 
 // TestCensusTable: what is not as servers agree on comes first, and empty resources are counted.
@@ -70,6 +68,11 @@ identity
 aescbc:v1:key1:a
   nothing needs it any more; prove that with concord keys before destroying it
 `)
+	var all []migrationv1alpha1.StorageState
+	for i := range 60 {
+		all = append(all, state(fmt.Sprintf("resources-%02d.example.com", i), "aescbc:v1:key2:b", nil, nil))
+	}
+	wantNarrow(t, keysText(keysOf(all)))
 	wantText(t, keysText(nil), "nothing is encrypted, as far as is remembered\n")
 }
 
@@ -87,6 +90,11 @@ ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
   to example.com/v2
   ObjectsFailed: default/torn
 `)
+	long := migrationv1alpha1.Past{Result: "Failed", Reason: "ObjectsFailed", From: []string{"admissionregistration.k8s.io/v1alpha1", "admissionregistration.k8s.io/v1beta1"}, To: "admissionregistration.k8s.io/v1", Began: at, Ended: at}
+	for i := range 10 {
+		long.Failures = append(long.Failures, fmt.Sprintf("default/an-object-with-a-rather-long-name-%d", i))
+	}
+	wantNarrow(t, historyTable(widgets, []migrationv1alpha1.Past{long}))
 	wantText(t, historyTable(widgets, nil), "widgets.example.com: no migration that has ended is remembered\n")
 }
 
@@ -163,6 +171,16 @@ func TestRateOf(t *testing.T) {
 	for _, text := range []string{"", "0", "-1", "fast", "1.5"} {
 		if got, err := rateOf(text); err == nil {
 			t.Errorf("%q is %d", text, got)
+		}
+	}
+}
+
+// wantNarrow fails if a line has more columns than a plain terminal.
+func wantNarrow(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > plainWidth {
+			t.Errorf("a line of %d columns: %s", n, line)
 		}
 	}
 }

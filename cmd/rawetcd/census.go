@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -19,8 +20,9 @@ func PrintCensus(out io.Writer, census migratestore.Census, verified bool, outpu
 		return printJSON(out, census)
 	}
 	var encrypted int64
-	for i, row := range census.Rows {
-		if i == 0 || row.Resource != census.Rows[i-1].Resource {
+	rows := mixedFirst(census.Rows)
+	for i, row := range rows {
+		if i == 0 || row.Resource != rows[i-1].Resource {
 			fmt.Fprintln(out, row.Resource)
 		}
 		fmt.Fprintf(out, "  %9d objects  %12d bytes  %s\n", row.Objects, row.Bytes, row.Encoding)
@@ -43,6 +45,19 @@ func PrintCensus(out io.Writer, census migratestore.Census, verified bool, outpu
 	}
 	_, err := fmt.Fprintf(out, "\nrevision %d\n", census.Revision)
 	return err
+}
+
+// mixedFirst has the resources first that are stored in more than one encoding.
+func mixedFirst(rows []migratestore.Row) []migratestore.Row {
+	encodings := map[string]int{}
+	for _, row := range rows {
+		encodings[row.Resource]++
+	}
+	sorted := slices.Clone(rows)
+	slices.SortStableFunc(sorted, func(a, b migratestore.Row) int {
+		return min(encodings[b.Resource], 2) - min(encodings[a.Resource], 2)
+	})
+	return sorted
 }
 
 // printNamed prints the number of something, and the names of the first.

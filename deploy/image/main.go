@@ -31,8 +31,8 @@ import (
 type options struct {
 	// module is the folder of the module, and program the import path of its main package.
 	module, program string
-	// version is the image's tag.
-	version string
+	// version is the image's tag, and commit what it is built from.
+	version, commit string
 	// created is the image's time of creation: that of the source, for the same digest each time.
 	created time.Time
 	// platforms are the operating systems and architectures, e.g. linux/amd64.
@@ -50,18 +50,18 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	var o options
-	var platforms, commit string
+	var platforms string
 	var created int64
 	flag.StringVar(&o.module, "module", "..", "folder of the module")
 	flag.StringVar(&o.program, "program", "github.com/concord-dev/concord/cmd/concord", "import path of the program")
 	flag.StringVar(&o.version, "version", "0.1.0", "the image's tag")
-	flag.StringVar(&commit, "commit", "", "the commit that is built, for concord version")
+	flag.StringVar(&o.commit, "commit", "", "the commit that is built, for concord version and the image's label")
 	flag.StringVar(&platforms, "platforms", "linux/amd64,linux/arm64", "what to build for")
 	flag.StringVar(&o.out, "out", "../bin/image", "folder of the OCI layout; its bills of materials are in <out>-sbom")
 	flag.Int64Var(&created, "created", 0, "the image's time of creation, in seconds since 1970; the time of the commit gives the same digest each time")
 	flag.Parse()
 	o.platforms, o.created = strings.Split(platforms, ","), time.Unix(created, 0).UTC()
-	o.ldflags = []string{"-s", "-w", "-X=" + buildPackage + ".version=" + o.version, "-X=" + buildPackage + ".commit=" + commit, "-X=" + buildPackage + ".date=" + o.created.Format(time.RFC3339)}
+	o.ldflags = []string{"-s", "-w", "-X=" + buildPackage + ".version=" + o.version, "-X=" + buildPackage + ".commit=" + o.commit, "-X=" + buildPackage + ".date=" + o.created.Format(time.RFC3339)}
 	digest, err := o.write(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
@@ -101,6 +101,7 @@ func (o options) write(ctx context.Context) (v1.Hash, error) {
 		build.WithCreationTime(v1.Time{Time: o.created}), build.WithKoDataCreationTime(v1.Time{Time: o.created}),
 		build.WithUser("65532:65532"),
 		build.WithLabel("org.opencontainers.image.version", o.version),
+		build.WithLabel("org.opencontainers.image.revision", o.commit),
 		build.WithLabel("org.opencontainers.image.source", "https://github.com/concord-dev/concord"),
 		build.WithLabel("org.opencontainers.image.licenses", "Apache-2.0"),
 		build.WithSPDX(o.version), build.WithSBOMDir(o.out+"-sbom"),

@@ -20,7 +20,7 @@ import (
 func hello(t *testing.T) options {
 	t.Helper()
 	return options{
-		module: "testdata/hello", program: "example.com/hello", version: "1.2.3", created: time.Unix(1_700_000_000, 0).UTC(),
+		module: "testdata/hello", program: "example.com/hello", version: "1.2.3", commit: "c0ffee", created: time.Unix(1_700_000_000, 0).UTC(),
 		platforms: []string{"linux/amd64", "linux/arm64"}, out: filepath.Join(t.TempDir(), "image"), ldflags: []string{"-s", "-w", "-X=main.version=1.2.3"},
 	}
 }
@@ -102,6 +102,7 @@ func holds(t *testing.T, image v1.Image, platform *v1.Platform) {
 	}
 	if config.Config.User != "65532:65532" || !slices.Equal(config.Config.Entrypoint, []string{"/ko-app/hello"}) ||
 		config.Architecture != platform.Architecture || config.Config.Labels["org.opencontainers.image.version"] != "1.2.3" ||
+		config.Config.Labels["org.opencontainers.image.revision"] != "c0ffee" ||
 		!config.Created.Equal(time.Unix(1_700_000_000, 0)) {
 		t.Errorf("%s: %+v", platform, config)
 	}

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	intoto "github.com/in-toto/attestation/go/v1"
@@ -228,14 +229,14 @@ func (r *release) checkImages() error {
 		if err != nil {
 			return err
 		}
-		if err := checkImage(content); err != nil {
+		if err := r.checkImage(content); err != nil {
 			return fmt.Errorf("the image of %s: %w", image, err)
 		}
 	}
 	return nil
 }
 
-func checkImage(archive []byte) error {
+func (r *release) checkImage(archive []byte) error {
 	folder, err := os.MkdirTemp("", "release-image")
 	if err != nil {
 		return err
@@ -252,7 +253,43 @@ func checkImage(archive []byte) error {
 	if err != nil {
 		return err
 	}
-	return validate.Index(index)
+	if err := validate.Index(index); err != nil {
+		return err
+	}
+	return r.checkLabels(index)
+}
+
+// checkLabels looks for version and commit on every image of an index.
+func (r *release) checkLabels(index v1.ImageIndex) error {
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return err
+	}
+	for _, one := range manifest.Manifests {
+		if one.MediaType.IsIndex() {
+			nested, err := index.ImageIndex(one.Digest)
+			if err != nil {
+				return err
+			}
+			if err := r.checkLabels(nested); err != nil {
+				return err
+			}
+			continue
+		}
+		image, err := index.Image(one.Digest)
+		if err != nil {
+			return err
+		}
+		config, err := image.ConfigFile()
+		if err != nil {
+			return err
+		}
+		labels := config.Config.Labels
+		if labels["org.opencontainers.image.version"] != r.Version || labels["org.opencontainers.image.revision"] != r.Commit {
+			return fmt.Errorf("%s is labelled %v, without version or commit", one.Digest, labels)
+		}
+	}
+	return nil
 }
 
 // checkPrograms asks those for this machine for their version.
