@@ -77,7 +77,19 @@ func (c *cluster) serveCensuses(mux *http.ServeMux) {
 		} else {
 			answer(census.Path+gr.String(), counted)
 		}
-		answer("/apis/internal.apiserver.k8s.io/v1alpha1/storageversions/"+storageversion.Name(gr), c.versions[gr])
+		path := "/apis/internal.apiserver.k8s.io/v1alpha1/storageversions/" + storageversion.Name(gr)
+		if gr != c.moving {
+			answer(path, c.versions[gr])
+			continue
+		}
+		var asked int64
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			asked++
+			sv := c.versions[gr].DeepCopy()
+			storageversion.SetHistory(sv, agree.History{Epoch: asked})
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(sv)
+		})
 	}
 }
 
@@ -179,5 +191,23 @@ func TestPreflightTellsWhatIsNotCounted(t *testing.T) {
 	requireNoError(t, err)
 	if strings.Contains(out, "not counted") || !strings.Contains(out, "Of "+fmt.Sprint(len(c.states))+" of ") {
 		t.Errorf("nobody was to count, and it says\n%s", out)
+	}
+}
+
+// TestPreflightIsFenced: a census does not count where servers came to write something else
+// while it was taken.
+func TestPreflightIsFenced(t *testing.T) {
+	for name, moving := range map[string]schema.GroupResource{"at rest": {}, "moving": policies} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			c.set(policies, evolve.Unknown)
+			c.count(policies, map[string]int64{admission + "/v1beta1": 1})
+			c.moving = moving
+			out, err := runPreflight(t, "--kubeconfig", c.serve(t), "--back-to", "1.35")
+			const told = "mutatingadmissionpolicies.admissionregistration.k8s.io was not counted: servers began to write it differently meanwhile"
+			if fenced := strings.Contains(out, told); fenced != (moving == policies) || exitCode(err) != map[bool]int{false: 0, true: 1}[fenced] {
+				t.Errorf("exit %d: %s", exitCode(err), out)
+			}
+		})
 	}
 }

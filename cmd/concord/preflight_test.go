@@ -91,8 +91,9 @@ type cluster struct {
 	crds     []*apiextensionsv1.CustomResourceDefinition
 	// censuses are what a server counts, where one counts.
 	censuses map[schema.GroupResource]census.Resource
-	// forbidden is one that nobody may ask for.
-	forbidden schema.GroupResource
+	// forbidden is one that nobody may ask for, and moving one whose StorageVersion is at another
+	// epoch after the census.
+	forbidden, moving schema.GroupResource
 }
 
 // newCluster stores everything as a server at 1.36 does, which 1.35 to 1.38 can read, and
