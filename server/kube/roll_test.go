@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -39,16 +40,15 @@ type writers struct {
 	// patience is how long each waits for an answer.
 	patience time.Duration
 
-	mu      sync.Mutex
-	servers []*apiserver
-	stop    context.CancelFunc
-	done    sync.WaitGroup
-	written atomic.Int64
-	// ended has what is known of each attempt that has come to an end: through which server it
-	// was, and its time.
-	ended []attempt
+	mu       sync.Mutex
+	servers  []*apiserver
+	stop     context.CancelFunc
+	done     sync.WaitGroup
+	written  atomic.Int64
+	attempts []*attempt
 }
 
+// attempt is a write through a server. Its end is zero while it is under way.
 type attempt struct {
 	server     *apiserver
 	begin, end time.Time
@@ -111,11 +111,14 @@ func (w *writers) attempt(ctx context.Context, s *apiserver, name string, patch 
 	ctx, cancel := context.WithTimeout(ctx, w.patience)
 	defer cancel()
 	client := dynamic.NewForConfigOrDie(w.config(s)).Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
-	begin := time.Now()
+	this := &attempt{server: s, begin: time.Now()}
+	w.mu.Lock()
+	w.attempts = append(w.attempts, this)
+	w.mu.Unlock()
 	_, err := client.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ended = append(w.ended, attempt{s, begin, time.Now()})
+	this.end = time.Now()
+	w.mu.Unlock()
 	return err
 }
 
@@ -130,8 +133,8 @@ func (w *writers) config(s *apiserver) *rest.Config {
 func (w *writers) across(s *apiserver, from, to time.Time) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, a := range w.ended {
-		if a.server == s && a.begin.Before(from) && a.end.After(to) {
+	for _, a := range w.attempts {
+		if a.server == s && a.begin.Before(from) && (a.end.IsZero() || a.end.After(to)) {
 			n++
 		}
 	}
@@ -253,9 +256,19 @@ func testPaused(t *testing.T) {
 		}
 		return nil
 	})
-	two.signal(syscall.SIGSTOP)
-	paused := time.Now()
-	w.through(one)
+	var paused time.Time
+	eventually(t, time.Minute, "a server is paused while a write is under way in it", func(context.Context) error {
+		two.signal(syscall.SIGSTOP)
+		paused = time.Now()
+		w.through(one)
+		one.readable(50) // Time for the clients to read answers that came before the pause.
+		if w.across(two, paused, time.Now()) > 0 {
+			return nil
+		}
+		w.through(two)
+		two.signal(syscall.SIGCONT)
+		return errors.New("it had answered all of them")
+	})
 	if err := members[0].Kill(); err != nil {
 		t.Fatal(err)
 	}
