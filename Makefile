@@ -59,7 +59,7 @@ release: ## Build a release into bin/dist and bin/release, a snapshot where no t
 release-parts: image
 	rm -rf bin/release && mkdir -p bin/release/tools
 	GOBIN=$(CURDIR)/bin/release/tools go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
-	cd deploy && go build -o ../bin/release/tools/concord-release ./release && ../bin/release/tools/concord-release chart --version $(VERSION) --out ../bin/release
+	cd deploy && go build -o ../bin/release/tools/concord-release ./release && ../bin/release/tools/concord-release chart --version $(VERSION) --commit $(COMMIT) --out ../bin/release
 	for of in concord=image concord-controllers=image-controllers; do \
 	  tar --sort=name --mtime=@$(CREATED) --owner=0 --group=0 --numeric-owner -cf "bin/release/$${of%=*}-image-$(VERSION).tar" -C "bin/$${of#*=}" . || exit; done
 

@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -10,7 +11,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
@@ -54,6 +57,10 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 // census counts what is stored of a resource, and decodes it with verify.
 func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool) (*census.Resource, error) {
 	prefix, transformer, err := j.stored(gr)
+	if census.IsNotStored(err, gr) && j.config.Kinds[gr] != "" {
+		prefix, transformer = j.left(gr)
+		err = nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -77,17 +84,34 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 }
 
 // decodes says why a value of a resource does not decode: of a custom resource its JSON, without
-// conversion.
+// conversion; of one that this server does not store into the types that it knows.
 func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
 	store, builtin := j.storing.fence.Newest(gr)
-	return func(value []byte) error {
-		if builtin && j.crds.get(gr) == nil {
-			_, _, err := store.Codec.Decode(value, nil, store.New())
-			return err
+	return func(value []byte) (err error) {
+		switch {
+		case j.crds.get(gr) != nil:
+			_, _, err = unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+		case builtin:
+			_, _, err = store.Codec.Decode(value, nil, store.New())
+		default:
+			err = errors.New("no scheme knows its kind")
+			for _, scheme := range j.config.Schemes {
+				if _, _, err = serializer.NewCodecFactory(scheme).UniversalDecoder().Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
+					break
+				}
+			}
 		}
-		_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
 		return err
 	}
+}
+
+// left says where a built-in resource that this server does not store has its objects in etcd, if
+// another release has stored any, and how they are encrypted.
+func (j *Join) left(gr schema.GroupResource) (prefix string, transformer value.Transformer) {
+	if transformer = j.config.Keyring.TransformerForResource(gr); transformer == nil {
+		transformer = identity.NewEncryptCheckTransformer()
+	}
+	return stored.ResourcePrefix(j.config.Etcd.Prefix, gr, false), transformer
 }
 
 // countLeft is trigger.Config.Census: it reads every value of a resource, and says in which

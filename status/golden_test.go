@@ -130,3 +130,39 @@ func TestNearest(t *testing.T) {
 		t.Errorf("of one there are %v", got)
 	}
 }
+
+// TestManyProblems: of many resources that are not well the status tells the most urgent, and the
+// names of others, so that it stays on a screen.
+func TestManyProblems(t *testing.T) {
+	archive, err := txtar.ParseFile("testdata/scene.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all status.Observed
+	for i := range 40 {
+		var o status.Observed
+		text := strings.NewReplacer("widgets", fmt.Sprintf("widgets%02d", i), "gadgets", fmt.Sprintf("gadgets%02d", i)).Replace(string(archive.Files[0].Data))
+		if err := yaml.UnmarshalStrict([]byte(text), &o); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			all = o
+			continue
+		}
+		all.StorageVersions = append(all.StorageVersions, o.StorageVersions[1:]...)
+		all.States = append(all.States, o.States[1:]...)
+		all.CRDs = append(all.CRDs, o.CRDs...)
+		all.Migrations = append(all.Migrations, o.Migrations...)
+	}
+	c := status.Of(all)
+	text := c.Text(status.Style{Width: 80})
+	if n := strings.Count(text, "\n! "); n != 5 || !strings.Contains(text, "\n! apiserver-2a1b2c3d4e5f6073 (1.37) has not renewed") {
+		t.Errorf("it tells %d problems of %d:\n%s", n, len(c.Problems), text)
+	}
+	if want := fmt.Sprintf("\nand %d more, of gadgets00.example.com, ", len(c.Problems)-5); !strings.Contains(text, want) {
+		t.Errorf("it does not say %q:\n%s", want, text)
+	}
+	if lines := strings.Count(text, "\n"); lines > 60 {
+		t.Errorf("it has %d lines:\n%s", lines, text)
+	}
+}

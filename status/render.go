@@ -55,8 +55,12 @@ func (c Cluster) Text(s Style) string {
 	}
 	if len(c.Problems) > 0 {
 		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
-		for _, p := range c.Problems {
+		shown := c.Problems[:min(len(c.Problems), shownProblems)]
+		for _, p := range shown {
 			text.WriteString(p.text(s, namedObjects))
+		}
+		if more := c.Problems[len(shown):]; len(more) > 0 {
+			text.WriteString(s.wrapped("", "  ", alsoNotWell(more)))
 		}
 	}
 	if len(c.Moving) > 0 {
@@ -75,8 +79,28 @@ func (c Cluster) Text(s Style) string {
 	return text.String()
 }
 
-// shownMoving is how many migrations fit on a screen.
-const shownMoving = 6
+// shownProblems and shownMoving are how many problems and migrations fit on a screen.
+const (
+	shownProblems = 5
+	shownMoving   = 6
+)
+
+// alsoNotWell names what has the problems that do not fit.
+func alsoNotWell(problems []Problem) string {
+	var names []string
+	for _, p := range problems {
+		names = append(names, p.Resources...)
+		if len(p.Resources) == 0 && p.Server != "" {
+			names = append(names, p.Server)
+		}
+	}
+	slices.Sort(names)
+	text := fmt.Sprintf("and %d more", len(problems))
+	if names = slices.Compact(names); len(names) > 0 {
+		text += ", of " + some(names)
+	}
+	return text + ": kubectl concord why RESOURCE, or kubectl concord status -o json"
+}
 
 // Headline is the cluster in one sentence.
 func (c Cluster) Headline() string {

@@ -53,15 +53,26 @@ const (
 // OfServer judges whether a server may start on the objects that may be stored.
 func OfServer(target *compat.Target, stored []compat.Stored) Report {
 	r := Report{Target: target.Name, Covers: warnsNothing}
+	damaged, untold := false, false
 	for _, s := range stored {
 		f := target.Judge(s)
+		if f.Verdict == compat.CouldNotTell {
+			broken := s.Undecodable.Objects > 0 || s.Census != nil && s.Census.Unreadable > 0
+			damaged, untold = damaged || broken, untold || !broken
+		}
 		if len(f.Stored) > 0 && (s.Census == nil || s.Census.Partial != "") {
 			r.Remembered++
 		}
 		r.Resources = append(r.Resources, f)
 	}
-	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
-		"wait until their migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir")
+	var do []string
+	if damaged {
+		do = append(do, "restore objects that cannot be read from a backup, or take their keys out of etcd, and migrate the resource once more: kubectl concord why RESOURCE")
+	}
+	if untold {
+		do = append(do, "wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir")
+	}
+	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done", strings.Join(do, "; "))
 }
 
 // Warned returns the report with warnings about objects; unread tells which could not be looked

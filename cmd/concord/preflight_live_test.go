@@ -143,6 +143,12 @@ func TestPreflightInLiveCluster(t *testing.T) {
 			c.set(schema.GroupResource{Group: "metrics.k8s.io", Resource: "nodes"}, "metrics.k8s.io/v1")
 		},
 			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"nodes.metrics.k8s.io": "unknown: it is not known which releases"}}},
+		"nobody serves it any more, and none is stored": {change: func(c *cluster) {
+			bundles := schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
+			c.set(bundles, evolve.Unknown, "certificates.k8s.io/v1")
+			delete(c.versions, bundles)
+			c.count(bundles, nil)
+		}, preflightCase: preflightCase{to: "1.35", code: 0, reasons: map[string]string{"clustertrustbundles.certificates.k8s.io": "safe: nothing is stored"}}},
 		"StorageStates are not found": {change: func(c *cluster) { delete(c.versions, policies) }, absent: []string{"storagestates"},
 			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", policies.String(): "unknown"}}},
 		"a cluster without the protocol": {absent: []string{"storagestates", "storageversions"},

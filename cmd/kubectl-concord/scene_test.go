@@ -43,8 +43,12 @@ const patience = 5 * time.Minute
 //	code <n> <command> <argument>...  run it, which ends with that exit code
 //	narrow                  the last stdout has no line of more than 80 columns
 //	await <regexp> <command> <argument>...  run it until it prints what matches
+//	watch <regexp> <command> <argument>...  run it until it has printed what matches, and interrupt it
 //	page <regexp>...        look at the dashboard, which tells what matches
-//	screen <file>           write the last stdout to a file, with names for what differs
+//	screen <file>           write the last stdout to a file, with names for what differs;
+//	                        it is narrow
+//	lines <file>            the same where each line tells an event, for scripts, however long;
+//	                        those that tell how far a migration is are left out
 func TestScene(t *testing.T) {
 	c := e2e.New(t)
 	s := &scene{cluster: c, servers: map[string]*e2e.Server{}}
@@ -61,7 +65,7 @@ func TestScene(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"apply": s.apply, "fill": s.fill, "flip": s.flip, "put": s.put, "del": s.del, "crash": s.crash, "bury": s.bury, "await": await, "page": page, "screen": screen,
+			"apply": s.apply, "fill": s.fill, "flip": s.flip, "put": s.put, "del": s.del, "crash": s.crash, "bury": s.bury, "await": await, "watch": watch, "page": page, "screen": screen, "lines": lines,
 			"code": code, "narrow": narrow,
 		},
 	})
@@ -193,25 +197,54 @@ func narrow(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 }
 
-// page runs the dashboard, and looks at what it sends at first.
-func page(ts *testscript.TestScript, _ bool, args []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+// started runs a program that is on the script's PATH, until it is interrupted.
+func started(ctx context.Context, ts *testscript.TestScript, name string, args ...string) (*exec.Cmd, *bufio.Reader) {
 	var program string
 	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
-		if file := filepath.Join(dir, "kubectl-concord"); program == "" {
+		if file := filepath.Join(dir, name); program == "" {
 			if _, err := os.Stat(file); err == nil {
 				program = file
 			}
 		}
 	}
-	cmd := exec.CommandContext(ctx, program, "dashboard")
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = []string{"PATH=" + ts.Getenv("PATH"), "KUBECONFIG=" + ts.Getenv("KUBECONFIG")}
 	out, err := cmd.StdoutPipe()
 	ts.Check(err)
 	ts.Check(cmd.Start())
-	url, err := bufio.NewReader(out).ReadString('\n')
+	return cmd, bufio.NewReader(out)
+}
+
+// watch ends with an error if the program prints a line of more than 80 columns, or does not end
+// well when it is interrupted.
+func watch(ts *testscript.TestScript, _ bool, args []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	want, err := regexp.Compile(args[0])
 	ts.Check(err)
+	cmd, out := started(ctx, ts, args[1], args[2:]...)
+	var seen strings.Builder
+	for !want.MatchString(seen.String()) {
+		line, err := out.ReadString('\n')
+		seen.WriteString(line)
+		if err != nil || utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > plainWidth {
+			ts.Fatalf("%v, having printed\n%s", err, seen.String())
+		}
+	}
+	ts.Check(cmd.Process.Signal(os.Interrupt))
+	ts.Check(cmd.Wait())
+}
+
+// page runs the dashboard, and looks at what it sends at first.
+func page(ts *testscript.TestScript, _ bool, args []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd, out := started(ctx, ts, "kubectl-concord", "dashboard")
+	url, err := out.ReadString('\n')
+	ts.Check(err)
+	if text, err := out.ReadString('\n'); err != nil || !regexp.MustCompile(`^shows https://\S+ until you press Ctrl-C\.\n$`).MatchString(text) {
+		ts.Fatalf("the dashboard says %q, %v", text, err)
+	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSpace(url)+"page/stream", http.NoBody)
 	ts.Check(err)
 	answer, err := http.DefaultClient.Do(r)
@@ -237,9 +270,17 @@ var (
 	identity = regexp.MustCompile(`apiserver-[0-9a-f]{16}`)
 	// varying is what differs between runs: ages, rates, counts of resources and the share that
 	// a migration was paused at.
-	varying = regexp.MustCompile(`(Lease|dead) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]`)
-	digits  = regexp.MustCompile(`[0-9]+[smh]?([0-9]+s)?`)
-	bar     = regexp.MustCompile(`#`)
+	varying = regexp.MustCompile(`(Lease|dead) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|[0-9]+ of [0-9]+ resources are safe|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]|[0-9]+ bytes|revision [0-9]+|, in [0-9]+m?s`)
+	// ended is how a line of history begins; spans is where its columns are.
+	ended = regexp.MustCompile(`(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8} .*$`)
+	spans = regexp.MustCompile(`  +`)
+	took  = regexp.MustCompile(` <?[0-9]+[smh]\S* `)
+	// progress are lines of which there are more or fewer.
+	progress = regexp.MustCompile(`(?m)^(\S+: )?(waiting|running|[0-9]+ of [0-9]+ objects).*\n`)
+	// made is the name of a migration that somebody or Concord made.
+	made   = regexp.MustCompile(`migration \S+`)
+	digits = regexp.MustCompile(`[0-9]+[smh]?([0-9]+s)?`)
+	bar    = regexp.MustCompile(`#`)
 )
 
 // pausedAt is how far the migration of 400 objects was when it was paused.
@@ -249,7 +290,11 @@ var pausedAt = regexp.MustCompile(`[0-9]+(\s+of 400)|(example.com/v[12]  )[0-9]+
 // that columns stay, and writes N for what varies.
 func screen(ts *testscript.TestScript, _ bool, args []string) {
 	narrow(ts, false, nil)
-	text, n := ts.ReadFile("stdout"), map[string]string{}
+	lines(ts, false, args)
+}
+
+func lines(ts *testscript.TestScript, _ bool, args []string) {
+	text, n := progress.ReplaceAllString(ts.ReadFile("stdout"), ""), map[string]string{}
 	text = identity.ReplaceAllStringFunc(text, func(id string) string {
 		if n[id] == "" {
 			n[id] = fmt.Sprintf("apiserver-%016d", len(n)+1)
@@ -259,6 +304,10 @@ func screen(ts *testscript.TestScript, _ bool, args []string) {
 	text = varying.ReplaceAllStringFunc(text, func(v string) string {
 		return strings.TrimLeft(bar.ReplaceAllString(digits.ReplaceAllString(v, "N"), "."), " ")
 	})
+	text = ended.ReplaceAllStringFunc(text, func(line string) string {
+		return "ENDED" + took.ReplaceAllString(spans.ReplaceAllString(line[len(time.DateTime):], " "), " TOOK ")
+	})
+	text = made.ReplaceAllString(text, "migration NAME")
 	if strings.Contains(text, "of 400") {
 		text = pausedAt.ReplaceAllString(text, "${2}N${1}")
 	}

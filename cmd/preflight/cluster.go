@@ -111,16 +111,16 @@ func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definit
 	return d
 }
 
-// countIn has a server count a resource's objects. No server stores what has no StorageVersion.
-// What servers began to write while it counted is not in the census: then there is none.
+// countIn has a server count a resource's objects, also where no server stores it any more. What
+// servers began to write while it counted is not in the census: then there is none.
 func countIn(ctx context.Context, cluster client.Client, config *rest.Config, gr schema.GroupResource) (*compat.StoredCensus, error) {
 	before, err := epochOf(ctx, cluster, gr)
 	if err != nil {
-		return nil, client.IgnoreNotFound(err)
+		return nil, err
 	}
 	counted, err := migrating.TakeCensus(ctx, config, gr, migrating.Decoded)
 	switch {
-	case census.IsNotStored(err, gr):
+	case census.IsNotStored(err, gr), before == epoch{} && apierrors.IsNotFound(err): // the latter where no server takes censuses
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -156,10 +156,14 @@ type epoch struct {
 	epoch int64
 }
 
-// epochOf reads the epoch of a resource's StorageVersion.
+// epochOf reads the epoch of a resource's StorageVersion; none if there is none, without which no
+// server writes the resource.
 func epochOf(ctx context.Context, cluster client.Client, gr schema.GroupResource) (epoch, error) {
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
-	if err := cluster.Get(ctx, client.ObjectKey{Name: storageversion.Name(gr)}, sv); err != nil {
+	switch err := cluster.Get(ctx, client.ObjectKey{Name: storageversion.Name(gr)}, sv); {
+	case apierrors.IsNotFound(err):
+		return epoch{}, nil
+	case err != nil:
 		return epoch{}, fmt.Errorf("its StorageVersion: %w", err)
 	}
 	history, err := storageversion.History(sv)

@@ -216,8 +216,8 @@ func (r *release) checkChart() error {
 		return fmt.Errorf("chart: %w", err)
 	}
 	image, _ := chart.Values["image"].(map[string]any)
-	if chart.Metadata.Version != r.Version || image["tag"] != r.Version {
-		return fmt.Errorf("the chart %s installs the image %v", chart.Metadata.Version, image["tag"])
+	if m := chart.Metadata; m.Version != r.Version || image["tag"] != r.Version || m.Annotations[commitAnnotation] != r.Commit {
+		return fmt.Errorf("the chart %s of commit %q installs the image %v", m.Version, m.Annotations[commitAnnotation], image["tag"])
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func (r *release) checkLabels(index v1.ImageIndex) error {
 			return err
 		}
 		labels := config.Config.Labels
-		if labels["org.opencontainers.image.version"] != r.Version || labels["org.opencontainers.image.revision"] != r.Commit {
+		if labels["org.opencontainers.image.version"] != r.Version || labels[commitAnnotation] != r.Commit {
 			return fmt.Errorf("%s is labelled %v, without version or commit", one.Digest, labels)
 		}
 	}

@@ -30,8 +30,9 @@ func run(args []string) error {
 		return errors.New("chart, provenance or check?")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
-	var version, out string
+	var version, commit, out string
 	flags.StringVar(&version, "version", "", "the release, e.g. 0.1.0")
+	flags.StringVar(&commit, "commit", "", "the commit that was built")
 	flags.StringVar(&out, "out", "", "of chart, the folder that the archive comes into; of provenance, the file")
 	switch args[0] {
 	case "chart":
@@ -39,18 +40,17 @@ func run(args []string) error {
 		if err := flags.Parse(args[1:]); err != nil {
 			return err
 		}
-		name, err := pack(*folder, version, out)
+		name, err := pack(*folder, version, commit, out)
 		if err == nil {
 			fmt.Println(name)
 		}
 		return err
 	case "provenance":
-		commit := flags.String("commit", "", "the commit that was built")
 		checksums := flags.String("checksums", "", "the file that names what was built, as sha256sum prints it")
 		if err := flags.Parse(args[1:]); err != nil {
 			return err
 		}
-		return writeProvenance(*checksums, version, *commit, out)
+		return writeProvenance(*checksums, version, commit, out)
 	case "check":
 		platforms := flags.String("platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64", "what it is built for")
 		if err := flags.Parse(args[1:]); err != nil {

@@ -15,7 +15,7 @@ const commit = "0123456789abcdef0123456789abcdef01234567"
 
 // TestChart: the packed chart is of the release and installs its image.
 func TestChart(t *testing.T) {
-	name, err := pack("../chart", "1.2.3", t.TempDir())
+	name, err := pack("../chart", "1.2.3", commit, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,10 +24,10 @@ func TestChart(t *testing.T) {
 		t.Fatal(err)
 	}
 	image, _ := chart.Values["image"].(map[string]any)
-	if filepath.Base(name) != "concord-1.2.3.tgz" || chart.AppVersion() != "1.2.3" || image["tag"] != "1.2.3" || len(chart.CRDObjects()) == 0 {
+	if filepath.Base(name) != "concord-1.2.3.tgz" || chart.AppVersion() != "1.2.3" || image["tag"] != "1.2.3" || chart.Metadata.Annotations[commitAnnotation] != commit || len(chart.CRDObjects()) == 0 {
 		t.Errorf("%s is of %s, installs the image %v and has %d definitions", name, chart.AppVersion(), image, len(chart.CRDObjects()))
 	}
-	if _, err := pack("../chart", "latest", t.TempDir()); err == nil {
+	if _, err := pack("../chart", "latest", commit, t.TempDir()); err == nil {
 		t.Error("a version that is none was taken")
 	}
 }

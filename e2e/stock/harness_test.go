@@ -1,15 +1,21 @@
 package stock_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"k8s.io/component-base/cli"
 	"k8s.io/klog/v2"
@@ -98,4 +104,119 @@ func quick() stock.Config {
 		Settle: 3 * time.Second, Poll: 2 * time.Second, InstallDefinitions: true,
 		Settings: observed.Settings{PruneAfter: 3 * time.Second},
 	}
+}
+
+// buildPlugin builds kubectl concord and returns its path.
+func buildPlugin(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "kubectl-concord")
+	if out, err := exec.Command("go", "build", "-o", program, "github.com/concord-dev/concord/cmd/kubectl-concord").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return program
+}
+
+// plugin is kubectl concord with the kubeconfig of an administrator.
+type plugin struct {
+	t                   *testing.T
+	program, kubeconfig string
+}
+
+func newPlugin(t *testing.T, s *beside.APIServer) *plugin {
+	t.Helper()
+	kubeconfig, err := s.Access(beside.AdminToken).Kubeconfig("plugin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &plugin{t: t, program: buildPlugin(t), kubeconfig: kubeconfig}
+}
+
+// oneLine are commands that tell each thing in a line of its own, however long its names are; the
+// text of all others is at most 80 columns wide.
+var oneLine = []string{"throttle", "pause", "resume", "revert"}
+
+// exec runs a command, and returns its stdout, its stderr and its exit code.
+func (p *plugin) exec(args ...string) (out, complaints string, code int) {
+	p.t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(p.t.Context(), p.program, args...)
+	cmd.Env = []string{"KUBECONFIG=" + p.kubeconfig}
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		p.t.Fatal(err)
+	}
+	free := slices.Contains(args, "json") || len(args) > 0 && slices.Contains(oneLine, args[0])
+	for line := range strings.Lines(stdout.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 && !free {
+			p.t.Errorf("%s: a line of %d columns: %s", strings.Join(args, " "), n, line)
+		}
+	}
+	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// run runs a command that has to end with a code.
+func (p *plugin) run(code int, args ...string) said {
+	p.t.Helper()
+	out, complaints, got := p.exec(args...)
+	if got != code {
+		p.t.Fatalf("%s: exit code %d, not %d\n%s%s", strings.Join(args, " "), got, code, out, complaints)
+	}
+	return saying(p.t, args, out)
+}
+
+// refused runs a command that has to print one line on stderr, nothing else, and end with 1.
+func (p *plugin) refused(args ...string) said {
+	p.t.Helper()
+	out, complaints, code := p.exec(args...)
+	if code != 1 || out != "" || strings.Count(complaints, "\n") != 1 {
+		p.t.Errorf("%s: exit code %d, not 1 with one line\n%s%s", strings.Join(args, " "), code, out, complaints)
+	}
+	return saying(p.t, args, complaints)
+}
+
+// read reads the JSON that a command prints.
+func (p *plugin) read(code int, into any, args ...string) {
+	p.t.Helper()
+	if err := json.Unmarshal([]byte(p.run(code, args...).text), into); err != nil {
+		p.t.Fatalf("%s: %v", strings.Join(args, " "), err)
+	}
+}
+
+// await runs a command until it ends with 0 and says what matches.
+func (p *plugin) await(pattern string, args ...string) {
+	p.t.Helper()
+	want := regexp.MustCompile(pattern)
+	beside.Eventually(p.t, beside.Patience, strings.Join(args, " "), func(context.Context) error {
+		out, complaints, code := p.exec(args...)
+		if code != 0 || !want.MatchString(saying(p.t, args, out).text) {
+			return fmt.Errorf("exit code %d, and no %q in\n%s%s", code, pattern, out, complaints)
+		}
+		return nil
+	})
+}
+
+// said is what a command printed, with all white space as one blank: lines break anywhere.
+type said struct {
+	t             *testing.T
+	command, text string
+}
+
+func saying(t *testing.T, args []string, text string) said {
+	return said{t, strings.Join(args, " "), strings.Join(strings.Fields(text), " ")}
+}
+
+func (s said) has(part string) said {
+	s.t.Helper()
+	if !strings.Contains(s.text, part) {
+		s.t.Errorf("%s: there is no %q in: %s", s.command, part, s.text)
+	}
+	return s
+}
+
+func (s said) hasNo(part string) said {
+	s.t.Helper()
+	if strings.Contains(s.text, part) {
+		s.t.Errorf("%s: there is %q in: %s", s.command, part, s.text)
+	}
+	return s
 }

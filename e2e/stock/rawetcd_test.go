@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -123,14 +122,11 @@ func revisionOf(t *testing.T, admin *clientv3.Client) int64 {
 // is expected, and the arguments.
 func pluginOn(t *testing.T, endpoint string, reader cluster.Pair) func(code int, args ...string) string {
 	t.Helper()
-	plugin := filepath.Join(t.TempDir(), "kubectl-concord")
-	if out, err := exec.Command("go", "build", "-o", plugin, "github.com/concord-dev/concord/cmd/kubectl-concord").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	program := buildPlugin(t)
 	return func(code int, args ...string) string {
 		t.Helper()
 		var out, complaints bytes.Buffer
-		cmd := exec.Command(plugin, append(args, "--etcd-servers="+endpoint, "--etcd-cafile="+reader.CA, "--etcd-certfile="+reader.Cert, "--etcd-keyfile="+reader.Key)...)
+		cmd := exec.Command(program, append(args, "--etcd-servers="+endpoint, "--etcd-cafile="+reader.CA, "--etcd-certfile="+reader.Cert, "--etcd-keyfile="+reader.Key)...)
 		cmd.Env = []string{"KUBECONFIG=/nowhere"} // no API server is asked
 		cmd.Stdout, cmd.Stderr = &out, &complaints
 		if err := cmd.Run(); cmd.ProcessState.ExitCode() != code {

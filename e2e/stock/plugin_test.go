@@ -1,0 +1,217 @@
+package stock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/status"
+)
+
+// TestPlugin runs kubectl concord as an operator of a stock cluster would, with two
+// kube-apiservers and our controllers beside them: a custom resource is flipped to v2, its
+// migration throttled, paused and let go on, the pruning of storedVersions held and released, and
+// all of it taken back.
+func TestPlugin(t *testing.T) {
+	const objects, few = 600, 20
+	c := beside.New(t, programs)
+	a, b := c.APIServer("a"), c.APIServer("b")
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, nil)
+	// Two more are flipped while widgets stay as they are: the controllers had time for these.
+	gadgets, sprockets := a.Define("gadgets", true, nil), a.Define("sprockets", true, nil)
+	for _, other := range []*beside.Widgets{gadgets, sprockets} {
+		other.Fill(few, nil)
+	}
+	config := quick()
+	config.MaxObjectsPerSecond = 200 // so that the migration still runs when it is throttled
+	a.Controllers("controllers", config)
+	p := newPlugin(t, b)
+	for _, each := range []*beside.Widgets{w, gadgets, sprockets} {
+		each.AwaitStored(beside.V1, beside.V1)
+	}
+	atRest(p, w)
+
+	w.Store("v2")
+	throttledAndPaused(p, w)
+	before := stored(w)
+	gadgets.Store("v2")
+	gadgets.AwaitPruned(few)
+	if after := stored(w); after[beside.V2]-before[beside.V2] > mostUnderWay || after[beside.V1] == 0 {
+		t.Errorf("the paused migration went on: from %v to %v", before, after)
+	}
+	resumed(p, w)
+
+	p.await(fmt.Sprintf(`\S+ Succeeded %d 0 \S+ trigger from example.com/v1 to example.com/v2`, objects), "history", w.Name())
+	w.AwaitStored(beside.V2, beside.V2)
+	sprockets.Store("v2")
+	sprockets.AwaitPruned(few)
+	heldAndReleased(p, w)
+	w.AwaitPruned(objects)
+	p.run(0, "why", w.Name()).has("widgets.example.com: nothing blocks: every object is in example.com/v2.")
+	p.run(0, "preflight", "--crd", onlyIn(w, "v2")).has("widgets.example.com: safe")
+	p.run(2, "preflight", "--crd", onlyIn(w, "v1")).has("it drops example.com/v2, in which objects may be stored")
+
+	askedFor(p, w, objects)
+	reverted(p, w, objects)
+}
+
+// mostUnderWay is how many patches of a migration can be under way when it is paused.
+const mostUnderWay = 32
+
+// atRest looks at a cluster in which nothing is to be done for the widgets, all of them in v1.
+func atRest(p *plugin, w *beside.Widgets) {
+	p.t.Helper()
+	beside.Eventually(p.t, beside.Patience, "the status names no problem", func(context.Context) error {
+		var now status.Cluster
+		p.read(0, &now, "status", "-o", "json")
+		for _, problem := range now.Problems {
+			// Kube-apiservers store definitions in v1beta1, which they do not serve.
+			if !slices.Equal(problem.Resources, []string{"customresourcedefinitions.apiextensions.k8s.io"}) {
+				return errors.New(problem.Text)
+			}
+		}
+		if len(now.Servers) != 2 || now.Servers[0].State != status.Serving || now.Servers[1].State != status.Serving || len(now.Moving) > 0 {
+			p.t.Errorf("the status has %+v and %+v", now.Servers, now.Moving)
+		}
+		return nil
+	})
+	p.run(0, "status").has("2 servers serve; of ").hasNo("MIGRATIONS").hasNo(w.Plural)
+	p.run(0).has("2 servers serve; of ") // no command is status, too
+	for _, count := range []string{"--count=true", "--count=false"} {
+		p.run(0, "why", w.Name(), count).has("nothing blocks: every object is in example.com/v1.").has("objects were not counted").has("example.com/v1 (target)")
+	}
+	p.run(0, "history", "widget").has("widgets.example.com: no migration that has ended is remembered")
+	p.run(0, "preflight", "--crd", onlyIn(w, "v1")).has("CustomResourceDefinition widgets.example.com: safe")
+	p.run(2, "preflight", "--crd", onlyIn(w, "v2")).has("widgets.example.com: unsafe").has("it drops example.com/v1, in which objects may be stored")
+
+	// Stock kube-apiservers count nothing.
+	p.refused("census", w.Name()).has("census of widgets.example.com: ")
+	p.refused("migrate", w.Name(), "--dry-run").has("census of widgets.example.com: ")
+	p.refused("pause", w.Name()).has("widgets.example.com has no migration that has not ended; kubectl concord migrate widgets.example.com asks for one")
+	p.refused("why", "widgetts").has(`"widgetts" is no resource that is stored here; the nearest by name: widgets.example.com`)
+	if all, err := w.Migrations(p.t.Context()); err != nil || len(all) > 0 {
+		p.t.Errorf("there are %d migrations, %v", len(all), err)
+	}
+}
+
+// throttledAndPaused catches the migration that a flip leads to, and pauses it on its way.
+func throttledAndPaused(p *plugin, w *beside.Widgets) {
+	p.t.Helper()
+	p.await(`widgets.example.com: throttled to 50 objects/s: migration \S+`, "throttle", w.Name(), "50")
+	p.await(`MIGRATIONS widgets.example.com to example.com/v2: running \[[#.]+\] \d+ % [1-9]\d* of 600, \d+/s`, "status")
+	m := theMigration(p, w)
+	if rate := m.Spec.MaxObjectsPerSecond; rate == nil || *rate != 50 {
+		p.t.Errorf("it is throttled, and its spec says %+v", m.Spec)
+	}
+	p.run(0, "pause", w.Name(), "--dry-run").has("widgets.example.com: paused (dry run): migration " + m.Name)
+	if theMigration(p, w).Spec.Paused {
+		p.t.Error("a dry run has paused it")
+	}
+	p.run(0, "pause", w.Name()).has("widgets.example.com: paused: migration " + m.Name)
+	p.run(0, "pause", w.Name()).has("widgets.example.com: paused already: migration " + m.Name)
+	isPaused, goOn := "widgets.example.com: its migration is paused at ", "do: let it go on: kubectl concord resume widgets.example.com"
+	p.run(0, "status").has(isPaused).has(goOn).has("widgets.example.com to example.com/v2: paused [").has(" of 600")
+	p.run(2, "why", w.Name()).has("v1 cannot be taken out of its CustomResourceDefinition").has(isPaused).has(goOn).has("example.com/v2 (target)")
+	var answer status.Answer
+	p.read(2, &answer, "why", w.Name(), "-o", "json")
+	if !answer.Blocked || len(answer.Moving) != 1 || answer.Moving[0].Migration != m.Name || answer.Moving[0].State != status.IsPaused ||
+		len(answer.Problems) != 1 || answer.Problems[0].Kind != status.Paused {
+		p.t.Errorf("of the paused migration %s it is told %+v", m.Name, answer)
+	}
+	p.refused("cancel", w.Name()).has("was made by Concord itself").has("kubectl concord pause widgets.example.com")
+}
+
+// resumed puts the pruning on hold, and lets the migration go on as fast as it can.
+func resumed(p *plugin, w *beside.Widgets) {
+	p.t.Helper()
+	m := theMigration(p, w)
+	p.run(0, "hold", w.Name()).has("widgets.example.com: on hold")
+	p.run(0, "hold", w.Name()).has("widgets.example.com: on hold already")
+	p.run(0, "throttle", w.Name(), "none").has("widgets.example.com: not throttled any more: migration " + m.Name)
+	if rate := theMigration(p, w).Spec.MaxObjectsPerSecond; rate == nil || *rate != 0 {
+		p.t.Errorf("it is not throttled any more, and its spec says %v", rate)
+	}
+	p.run(0, "resume", w.Name()).has("widgets.example.com: resumed: migration " + m.Name)
+}
+
+// heldAndReleased looks at storedVersions that are not pruned, though all objects are in v2, and
+// lets them be pruned.
+func heldAndReleased(p *plugin, w *beside.Widgets) {
+	p.t.Helper()
+	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
+		p.t.Errorf("on hold, storedVersions are %v, %v", versions, err)
+	}
+	isHeld, goOn := "widgets.example.com: its cut-over is on hold", "do: let it go on: kubectl concord release widgets.example.com"
+	p.run(0, "status").has(isHeld).has(goOn).hasNo("MIGRATIONS")
+	p.run(2, "why", w.Name()).has("its definition lists it in status.storedVersions").has(isHeld).has(goOn)
+	p.refused("revert", w.Name()).has("the cut-over of widgets.example.com is on hold").has("kubectl concord release widgets.example.com")
+	p.run(0, "release", w.Name()).has("widgets.example.com: released")
+	p.run(0, "release", w.Name()).has("widgets.example.com: released already")
+}
+
+// askedFor has the widgets migrated though all are in v2 already, and tells both migrations.
+func askedFor(p *plugin, w *beside.Widgets, objects int) {
+	p.t.Helper()
+	p.run(0, "migrate", w.Name(), "--max-objects-per-second", "0").has(fmt.Sprintf("widgets.example.com: succeeded: %d objects are in example.com/v2", objects))
+	p.await(fmt.Sprintf(`Succeeded %d 0 \S+ concord-migrate to example.com/v2 .* Succeeded %[1]d 0 \S+ trigger from example.com/v1 to example.com/v2`, objects), "history", w.Name())
+}
+
+// reverted shows the way back to v1, which changes nothing, and then goes it.
+func reverted(p *plugin, w *beside.Widgets, objects int) {
+	p.t.Helper()
+	const plan = "widgets.example.com goes back from v2 to v1: 1. the CustomResourceDefinition stores v1"
+	p.refused("revert", "configmaps").has("configmaps has no CustomResourceDefinition")
+	p.run(0, "revert", w.Name()).has(plan).has("Nothing was changed: give --yes to do it.")
+	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v2"}) {
+		p.t.Errorf("after a plan storedVersions are %v, %v", versions, err)
+	}
+	p.run(0, "revert", w.Name(), "--yes").has(plan).has("widgets.example.com: every object is in v1")
+	if counts := stored(w); len(counts) != 1 || counts[beside.V1] != objects {
+		p.t.Errorf("after the way back stored are %v", counts)
+	}
+	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v1"}) {
+		p.t.Errorf("after the way back storedVersions are %v, %v", versions, err)
+	}
+	p.run(0, "why", w.Name()).has("nothing blocks: every object is in example.com/v1.")
+	p.run(0, "status").hasNo("MIGRATIONS").hasNo(w.Plural)
+}
+
+// stored counts the widgets in raw etcd by version.
+func stored(w *beside.Widgets) map[string]int {
+	t := w.Server.Cluster.T
+	t.Helper()
+	counts, err := w.Stored(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counts
+}
+
+// theMigration is the only one of the widgets that there is.
+func theMigration(p *plugin, w *beside.Widgets) migrationv1alpha1.StorageVersionMigration {
+	p.t.Helper()
+	all, err := w.Migrations(p.t.Context())
+	if err != nil || len(all) != 1 {
+		p.t.Fatalf("there are %d migrations, %v", len(all), err)
+	}
+	return all[0]
+}
+
+// onlyIn writes a definition of the widgets that has one version, and returns its path.
+func onlyIn(w *beside.Widgets, version string) string {
+	return w.Server.Cluster.Write("only-"+version+".yaml", `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: widgets, singular: widget, kind: Widget, listKind: WidgetList}
+  versions:
+  - {name: `+version+`, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+`)
+}
