@@ -422,7 +422,14 @@ func ParseTarget(binary *version.Version, flag, value string, back bool) (*versi
 		return nil, err
 	}
 	if !contains(allowed, v) {
-		return nil, flagError(flag, value, "this binary cannot tell", allowed)
+		why := "older than this binary can tell"
+		if v.GreaterThan(last) {
+			why = "newer than this binary can tell"
+		}
+		if back && v.GreaterThan(last) {
+			why = "newer than this binary"
+		}
+		return nil, flagError(flag, value, why, allowed)
 	}
 	return v, nil
 }

@@ -200,9 +200,11 @@ func TestParseTarget(t *testing.T) {
 		want  string
 	}{
 		{"1.38", false, ""}, {"1.37", false, ""}, {"1.34", false, ""}, {"1.34", true, ""}, {"1.37", true, ""},
-		{"1.39", false, `invalid value "1.39" for flag --to: this binary cannot tell, allowed versions are 1.34, 1.35, 1.36, 1.37, 1.38`},
+		{"1.39", false, `invalid value "1.39" for flag --to: newer than this binary can tell, allowed versions are 1.34, 1.35, 1.36, 1.37, 1.38`},
 		{"1.38", true, "allowed versions are 1.34, 1.35, 1.36, 1.37"},
 		{"1.33", true, "allowed versions are 1.34"},
+		{"1.33", false, "older than this binary can tell"},
+		{"1.38", true, "newer than this binary, allowed"},
 		{"2.0", false, "allowed versions are 1.34"},
 		{"new", false, `invalid value "new" for flag --to: not a version`},
 		{"1.36.2", false, "a release is major.minor, 1.36 here, allowed versions are"},

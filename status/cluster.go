@@ -41,12 +41,13 @@ func Of(o Observed) Cluster {
 	waits := map[string][]string{}
 	var problems []Problem
 	for _, r := range x.sorted() {
+		own := x.problems(r)
 		if r.counts() {
 			c.Counts.Stored++
 			if r.common != "" {
 				c.Counts.Agreed++
 			}
-			if r.settled() {
+			if r.settled() && !slices.ContainsFunc(own, func(p Problem) bool { return p.Kind == BadObjects }) {
 				c.Counts.Settled++
 			}
 		}
@@ -56,7 +57,6 @@ func Of(o Observed) Cluster {
 		for _, m := range r.live() {
 			c.Moving = append(c.Moving, movingOf(r, m))
 		}
-		own := x.problems(r)
 		problems = append(problems, own...)
 		c.Rows = append(c.Rows, x.row(r, own))
 	}

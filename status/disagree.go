@@ -84,20 +84,25 @@ func (x *index) disagreement(r *resource) Problem {
 
 // settleDisagreement says how servers come to agree.
 func (x *index) settleDisagreement(r *resource, sides []side) string {
-	var dead []string
+	var dead, gone []string
 	versions, plain := map[string]bool{}, map[agree.Encoding]bool{}
 	for _, s := range sides {
 		plain[s.encoding.Plain()] = true
 		for _, server := range s.servers {
 			versions[server.versions()+" from "+server.ReadableFrom] = true
-			if server.State == Dead {
+			switch server.State {
+			case Dead:
 				dead = append(dead, server.ID)
+			case "":
+				gone = append(gone, server.ID)
 			}
 		}
 	}
 	switch {
 	case len(dead) > 0:
 		return "they agree when the Lease of " + some(dead) + " is gone"
+	case len(gone) > 0:
+		return "wait: the Lease of " + some(gone) + " is gone, and what it reported goes within seconds"
 	case len(plain) == 1:
 		return "they encrypt with different keys: give all of them the same first key in --encryption-provider-config"
 	case len(versions) > 1 && r.crd == nil:

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 )
@@ -92,8 +94,9 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 		p.Text = fmt.Sprintf("%s cannot be migrated to %s: %s refuses them", of, to, webhook)
 		p.Do = "mend these objects, or the webhook, then"
 	case migrationv1alpha1.FailureDoesNotDecode:
-		p.Text = fmt.Sprintf("%s cannot be migrated to %s: they cannot be read", of, to)
-		p.Do = "restore them from a backup, or take their keys out of etcd (concord census names the keys), then"
+		p.Text = fmt.Sprintf("%s cannot be migrated to %s: they cannot be read, and as long as they are there no list of %s can", of, to, r)
+		p.Do = fmt.Sprintf("remove them unread, create them anew from a backup, and run kubectl concord migrate %s. Servers before 1.37 remove nothing unread: there take the keys, which a list names, out of etcd. The first", r)
+		p.Run = r.removal(named)
 	case migrationv1alpha1.FailureTooLarge:
 		p.Text = fmt.Sprintf("%s cannot be migrated to %s: they are too large for etcd", of, to)
 		p.Do = "make them smaller, then"
@@ -108,6 +111,23 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 		p.Do = "try again"
 	}
 	return p
+}
+
+// removal is the command that deletes the first of these objects unread.
+func (r *resource) removal(named []migrationv1alpha1.MigrationFailure) string {
+	gv, err := schema.ParseGroupVersion(string(r.target().Plain()))
+	if err != nil || gv.Empty() || len(named) == 0 {
+		return ""
+	}
+	path := "/apis/" + gv.String()
+	if gv.Group == "" {
+		path = "/api/" + gv.Version
+	}
+	if named[0].Namespace != "" {
+		path += "/namespaces/" + named[0].Namespace
+	}
+	path += "/" + r.Resource + "/" + named[0].Name
+	return "kubectl delete -f - --raw \\\n  " + path + " <<< \\\n  '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}'"
 }
 
 // lastFailure is the newest ended migration if that failed and what it was to do is still to

@@ -81,8 +81,8 @@ func (c Cluster) Text(s Style) string {
 
 // shownProblems and shownMoving are how many problems and migrations fit on a screen.
 const (
-	shownProblems = 5
-	shownMoving   = 6
+	shownProblems = 4
+	shownMoving   = 4
 )
 
 // alsoNotWell names what has the problems that do not fit.
@@ -104,6 +104,9 @@ func alsoNotWell(problems []Problem) string {
 
 // Headline is the cluster in one sentence.
 func (c Cluster) Headline() string {
+	if len(c.Servers) == 0 && c.Counts.Stored == 0 && len(c.Unread) > 0 {
+		return "Nothing is known of this cluster's servers and resources."
+	}
 	if len(c.Servers) == 0 && c.Counts.Stored == 0 {
 		return "No API server of this cluster has an identity Lease, and no resource a StorageState: Concord does not work here."
 	}
@@ -150,7 +153,7 @@ func (p Problem) text(s Style, objects int) string {
 		text.WriteString(s.wrapped("  do: ", "      ", p.Do+strings.Repeat(":", min(1, len(p.Run)))))
 	}
 	if p.Run != "" {
-		text.WriteString("      " + p.Run + "\n") // on one line, so that it can be copied
+		text.WriteString("      " + strings.ReplaceAll(p.Run, "\n", "\n      ") + "\n") // not wrapped, so that it can be copied
 	}
 	return text.String()
 }

@@ -31,6 +31,8 @@ type Server struct {
 	silence agree.Silence
 	// renewed is how long ago its Lease was renewed.
 	renewed time.Duration
+	// lasts is how long its Lease does.
+	lasts time.Duration
 }
 
 // The states of a server.
@@ -87,6 +89,7 @@ func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
 		// It renews every few seconds what lasts for an hour.
 		lasts = min(lasts, stockSilence)
 	}
+	s.lasts = lasts
 	s.RenewedSecondsAgo = int64(s.renewed / time.Second)
 	switch {
 	case lasts > 0 && s.renewed > lasts*2/3:
@@ -130,7 +133,7 @@ func (s Server) problem(waits []string) Problem {
 	case s.State == Dead:
 		p.Kind = DeadServer
 		p.Text = fmt.Sprintf("%s (%s) has not renewed its Lease for %s: it is dead, paused or cut off, and what it reported still counts", s.ID, s.versions(), duration.HumanDuration(s.renewed))
-		p.Do, p.Run = "wait: the other servers delete its Lease when they have seen it unrenewed for as long as it lasts; or, if it is gone for good", deleted
+		p.Do, p.Run = fmt.Sprintf("wait: the other servers delete its Lease when they have seen it unrenewed for %s; or, if it is gone for good", duration.HumanDuration(s.lasts)), deleted
 	case s.State == Stock:
 		p.Kind = StockServer
 		p.Text = fmt.Sprintf("%s is a kube-apiserver without Concord: it does not report what it writes, so that nobody can agree while it runs", s.ID)

@@ -131,13 +131,14 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 		}
 		others = append(others, share.Encoding)
 	}
-	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0
+	damaged := slices.ContainsFunc(a.Problems, func(p Problem) bool { return p.Kind == BadObjects })
+	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted
 	name := string(target)
 	switch {
 	case target == "":
 		a.Summary = "servers do not agree on how it is stored, so that nothing can be migrated"
 	case counted && old > 0:
-		a.Summary = fmt.Sprintf("%s: %d of %s %s still in %s", r.blocks(others), old, objects(total), is(int(old)), strings.Join(others, " and "))
+		a.Summary = fmt.Sprintf("%s: %d of %s %s still in %s%s", r.blocks(others), old, objects(total), is(int(old)), strings.Join(others, " and "), r.unprotected(others))
 	case unread > 0:
 		a.Summary = fmt.Sprintf("%d of %s cannot be read in any version", unread, objects(total))
 	case !counted && r.unknown():
@@ -148,12 +149,29 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though all of %s are in %s", r.blocks(r.stale()), strings.Join(r.stale(), " and "), objects(total), name)
 	case len(r.stale()) > 0:
 		a.Summary = fmt.Sprintf("%s: its definition lists it in status.storedVersions", r.blocks(r.stale()))
+	case damaged && !counted:
+		a.Summary = fmt.Sprintf("every object is in %s but those that cannot be migrated", name)
 	case counted:
 		a.Summary = fmt.Sprintf("nothing blocks: all of %s are in %s", objects(total), name)
 	default:
 		a.Summary = "nothing blocks: every object is in " + name
 	}
 	a.Next = r.next(a)
+}
+
+// unprotected warns where the API server would let versions go that objects are in: their
+// values came to be behind the back of what prunes status.storedVersions.
+func (r *resource) unprotected(encodings []string) string {
+	if r.crd == nil {
+		return ""
+	}
+	stale := r.stale()
+	for _, e := range encodings {
+		if slices.Contains(stale, string(agree.Encoding(e).Plain())) {
+			return ""
+		}
+	}
+	return "; the API server would allow it, since status.storedVersions does not say so"
 }
 
 func objects(n int64) string { return count(int(n), "object") }
@@ -219,10 +237,7 @@ func (a Answer) Text(s Style) string {
 		text.WriteString(s.wrapped("", "", "Next: "+a.Next+"."))
 	}
 	if len(a.Problems) > 0 {
-		text.WriteString("\n")
-		for _, p := range a.Problems {
-			text.WriteString(p.text(s, explainObjects))
-		}
+		text.WriteString("\n" + a.Obstacles(s))
 	}
 	if len(a.Moving) > 0 {
 		text.WriteString("\n")
@@ -249,6 +264,15 @@ func (a Answer) Text(s Style) string {
 			mark = "  (target)"
 		}
 		text.WriteString("  " + share.Encoding + n + mark + "\n")
+	}
+	return text.String()
+}
+
+// Obstacles shows the problems.
+func (a Answer) Obstacles(s Style) string {
+	var text strings.Builder
+	for _, p := range a.Problems {
+		text.WriteString(p.text(s, explainObjects))
 	}
 	return text.String()
 }

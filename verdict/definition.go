@@ -57,11 +57,14 @@ func OfDefinitions(changes []Change) Report {
 	if len(changes) == 1 {
 		r.Target = "CustomResourceDefinition " + changes[0].Wanted.Resource.String()
 	}
+	var untold untold
 	for _, c := range changes {
-		r.Resources = append(r.Resources, c.apply())
+		f := c.apply()
+		untold.add(f, c.Stored)
+		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
-		"have the objects counted, as a cluster admin, or wait until their migrations are done: kubectl concord why RESOURCE")
+		untold.do("have the objects counted, as a cluster admin, or wait until their migrations are done: kubectl concord why RESOURCE"))
 }
 
 // OfDeletion judges a definition that is to be deleted, and its objects with it.

@@ -53,26 +53,54 @@ const (
 // OfServer judges whether a server may start on the objects that may be stored.
 func OfServer(target *compat.Target, stored []compat.Stored) Report {
 	r := Report{Target: target.Name, Covers: warnsNothing}
-	damaged, untold := false, false
+	var untold untold
 	for _, s := range stored {
 		f := target.Judge(s)
-		if f.Verdict == compat.CouldNotTell {
-			broken := s.Undecodable.Objects > 0 || s.Census != nil && s.Census.Unreadable > 0
-			damaged, untold = damaged || broken, untold || !broken
-		}
+		untold.add(f, s)
 		if len(f.Stored) > 0 && (s.Census == nil || s.Census.Partial != "") {
 			r.Remembered++
 		}
 		r.Resources = append(r.Resources, f)
 	}
-	var do []string
-	if damaged {
-		do = append(do, "restore objects that cannot be read from a backup, or take their keys out of etcd, and migrate the resource once more: kubectl concord why RESOURCE")
+	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
+		untold.do("wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir"))
+}
+
+// untold is why nobody could tell of some resources.
+type untold struct {
+	// damaged is the first that has values which cannot be read; others is that there are others.
+	damaged string
+	others  bool
+}
+
+func (u *untold) add(f compat.Finding, s compat.Stored) {
+	switch {
+	case f.Verdict != compat.CouldNotTell:
+	case s.Undecodable.Objects == 0 && (s.Census == nil || s.Census.Unreadable == 0):
+		u.others = true
+	case u.damaged == "":
+		u.damaged = f.Resource
 	}
-	if untold {
-		do = append(do, "wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir")
+}
+
+// do is the advice to restore what is damaged, and that for the others.
+func (u untold) do(others string) string {
+	var all []string
+	if u.damaged != "" {
+		all = append(all, "remove the objects that cannot be read and restore them from a backup: kubectl concord why "+u.damaged+" tells how")
 	}
-	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done", strings.Join(do, "; "))
+	if u.others {
+		all = append(all, others)
+	}
+	return strings.Join(all, "; ")
+}
+
+// safeOf counts the resources that are safe.
+func safeOf(safe, all int) string {
+	if all == 1 {
+		return "The resource is safe."
+	}
+	return fmt.Sprintf("%d of %d resources are safe.", safe, all)
 }
 
 // Warned returns the report with warnings about objects; unread tells which could not be looked
@@ -141,7 +169,7 @@ func (r Report) Text(all bool) string {
 		}
 	}
 	if safe > 0 && !all {
-		fmt.Fprintf(&text, "\n%d of %d resources are safe.\n", safe, len(r.Resources))
+		text.WriteString("\n" + safeOf(safe, len(r.Resources)) + "\n")
 	}
 	if r.Remembered > 0 {
 		text.WriteString("\n" + wrapped("", fmt.Sprintf("Of %d of %d resources the raw values were not all read: their verdict goes by what is remembered.", r.Remembered, len(r.Resources))))

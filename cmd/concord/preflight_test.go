@@ -433,7 +433,7 @@ func TestPreflightErrors(t *testing.T) {
 		"nobody there":       {[]string{"--to", "1.38", "--kubeconfig", kubeconfig(t, refuses.URL)}, "connection refused"},
 		"no etcd there":      {[]string{"--to", "1.38", "--data-dir", t.TempDir()}, "there is no etcd in"},
 		"no such output":     {[]string{"--to", "1.38", "-o", "yaml"}, "it can be text, json, junit, sarif"},
-		"an argument":        {[]string{"everything"}, "unknown command"},
+		"an argument":        {[]string{"everything"}, "preflight takes flags alone"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := runPreflight(t, test.args...)

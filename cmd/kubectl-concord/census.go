@@ -178,7 +178,7 @@ remember, with it by the values themselves. Before a key is destroyed prove with
 				return err
 			}
 			observed, err := c.observe(cmd.Context())
-			if err != nil {
+			if err := errors.Join(err, unread(observed)); err != nil {
 				return err
 			}
 			keys := keysOf(observed.States)

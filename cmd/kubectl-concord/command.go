@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -35,6 +36,7 @@ func newCommand() *cobra.Command {
 	p := &plugin{flags: clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)}
 	root := newStatusCommand(p)
 	root.Use = "kubectl-concord"
+	root.Args = nil // as cobra does it, with the commands that are spelled alike
 	root.Short = "See and steer how a cluster's stored objects move between API versions"
 	root.Long = `See and steer how a cluster's stored objects move between API versions.
 
@@ -53,6 +55,16 @@ Without a command it prints the status: ` + statusHelp
 		newHoldCommand(p), newReleaseCommand(p), newRevertCommand(p), newDashboardCommand(p),
 		preflight.NewCommand(preflight.Config{Program: program, Lifecycles: verdict.Lifecycles, Cluster: p.config}))
 	return root
+}
+
+// exactly refuses other arguments than these, by name.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == len(names) {
+			return nil
+		}
+		return fmt.Errorf("give %s: %s %s", strings.Join(names, " and "), cmd.CommandPath(), strings.Join(names, " "))
+	}
 }
 
 // newStatusCommand returns "status", which is also what the plugin does without a command.

@@ -27,7 +27,7 @@ func newHistoryCommand(p *plugin) *cobra.Command {
 encodings to which, how many objects, how long, who asked for it, and what failed. The last
 %d of a resource are remembered, on its StorageState.`, migrationv1alpha1.MaxHistory),
 		Example: "  kubectl concord history widgets.example.com",
-		Args:    cobra.ExactArgs(1),
+		Args:    exactly("RESOURCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.validate(); err != nil {
 				return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -64,8 +65,19 @@ func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Obse
 	if err != nil {
 		return nil, o, schema.GroupResource{}, err
 	}
+	if err := unread(o); err != nil {
+		return nil, o, schema.GroupResource{}, err
+	}
 	gr, err := c.resolve(o, name)
 	return c, o, gr, err
+}
+
+// unread is the error of commands whose answer would be wrong without what may not be read.
+func unread(o status.Observed) error {
+	if len(o.Unread) == 0 {
+		return nil
+	}
+	return errors.New(o.Unread[0])
 }
 
 // observe reads what a status is made of. A kind that is not served has no objects; one that

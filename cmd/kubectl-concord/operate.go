@@ -110,7 +110,7 @@ func newThrottleCommand(p *plugin) *cobra.Command {
 		Short: "Bound how many objects per second the migrations of a resource write, while they run",
 		Example: `  kubectl concord throttle widgets.example.com 200
   kubectl concord throttle widgets.example.com none`,
-		Args: cobra.ExactArgs(2),
+		Args: exactly("RESOURCE", "RATE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			rate, err := rateOf(args[1])
 			if err != nil {
@@ -135,7 +135,7 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 	for _, gr := range resources {
 		live := liveOf(o, gr)
 		if len(live) == 0 {
-			return fmt.Errorf("%s has no migration that has not ended; kubectl concord migrate %s asks for one", gr, gr)
+			return fmt.Errorf("%s has no migration under way; kubectl concord migrate %s asks for one", gr, gr)
 		}
 		for _, m := range live {
 			done, err := c.apply(ctx, m, what, dryRun)
@@ -185,6 +185,9 @@ func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersion
 func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, dryRun bool) error {
 	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger {
 		gr := migrationv1alpha1.Resource(m)
+		if m.Spec.Paused {
+			return fmt.Errorf("migration %s was made by Concord itself, and would be made again; it is paused already", m.Name)
+		}
 		return fmt.Errorf("migration %s was made by Concord itself, since objects of %s are not in the version that all servers agree on, and would be made again: kubectl concord pause %s", m.Name, gr, gr)
 	}
 	options := metav1.DeleteOptions{}

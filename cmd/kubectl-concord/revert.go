@@ -41,7 +41,7 @@ It exits with 0 when it is done or was only shown, with 2 if objects cannot be m
 servers do not follow, and with 1 on an error.`,
 		Example: `  kubectl concord revert widgets.example.com
   kubectl concord revert widgets.example.com --yes`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("CRD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.revert(cmd.Context(), cmd.OutOrStdout(), args[0], o)
 		},
@@ -70,8 +70,18 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 	if err != nil {
 		return err
 	}
-	way.objects = countedIn(c.count(ctx, gr), way)
-	if _, err := io.WriteString(out, way.text()); err != nil {
+	counted := c.count(ctx, gr)
+	way.objects = countedIn(counted, way)
+	now, err := status.Why(o, gr, counted)
+	if err != nil {
+		return err
+	}
+	text := way.text()
+	if len(now.Problems) > 0 {
+		style, _ := terminal(out)
+		text += "\nIn its way as it is now:\n" + now.Obstacles(style)
+	}
+	if _, err := io.WriteString(out, text); err != nil {
 		return err
 	}
 	if !options.yes {

@@ -21,7 +21,7 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 	}
 	var last string
 	for {
-		text, err := c.screen(ctx, out, output)
+		text, unread, err := c.screen(ctx, out, output)
 		if err != nil && (!watch || last == "") {
 			return err
 		}
@@ -29,8 +29,11 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 			text = fmt.Sprintf("%s\n\n%v\n", time.Now().Format(time.TimeOnly), err)
 		}
 		_, tty := terminal(out)
-		if err := draw(out, text, &last, watch, tty); err != nil || !watch {
+		if err := draw(out, text, &last, watch, tty); err != nil {
 			return err
+		}
+		if !watch {
+			return unread
 		}
 		select {
 		case <-time.After(watchEvery):
@@ -40,20 +43,23 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 	}
 }
 
-// screen is the status as it is to be printed.
-func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (string, error) {
+// screen is the status as it is to be printed, and the error that not all of it could be read.
+func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (screen string, unread, err error) {
 	o, err := c.observe(ctx)
 	if err != nil {
-		return "", err
+		return "", nil, err
+	}
+	if n := len(o.Unread); n > 0 {
+		unread = fmt.Errorf("%d kinds of objects may not be listed by this user", n)
 	}
 	now := status.Of(o)
 	if output == "json" {
 		var text strings.Builder
 		err := printJSON(&text, now)
-		return text.String(), err
+		return text.String(), unread, err
 	}
 	style, _ := terminal(out)
-	return now.Text(style), nil
+	return now.Text(style), unread, nil
 }
 
 // draw prints a screen. One that is watched replaces the last one on a terminal, and

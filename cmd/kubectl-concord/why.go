@@ -42,7 +42,7 @@ of the stored set.
 It exits with 0 if nothing blocks, with 2 if something does, and with 1 on an error.`,
 		Example: `  kubectl concord why widgets.example.com
   kubectl concord why secrets --count=false`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("RESOURCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.validate(); err != nil {
 				return err

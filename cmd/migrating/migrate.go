@@ -229,5 +229,5 @@ func verdict(all []*asked) error {
 		return nil
 	}
 	slices.Sort(failed)
-	return migrateError{fmt.Sprintf("%d of %d migrations did not succeed: %s", len(failed), len(all), strings.Join(failed, ", "))}
+	return migrateError{fmt.Sprintf("%d of %d migrations did not succeed: %s; kubectl concord why %s tells what to do", len(failed), len(all), strings.Join(failed, ", "), failed[0])}
 }

@@ -42,6 +42,9 @@ func (o *options) definitions(ctx context.Context) (report verdict.Report, err e
 		return verdict.Report{}, err
 	}
 	defer func() { err = errors.Join(err, world.close()) }()
+	if o.uninstall != "" && world.Definitions[gone] == nil {
+		return verdict.Report{}, fmt.Errorf("--uninstall-crd: there is no CustomResourceDefinition %q, whose name is <plural>.<group>: kubectl get crd", o.uninstall)
+	}
 	if o.uninstall != "" {
 		return verdict.OfDeletion(o.change(ctx, world, gone, nil)), nil
 	}

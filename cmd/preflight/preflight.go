@@ -100,7 +100,12 @@ what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are 
   PROGRAM preflight --emulation-version 1.36 --min-compatibility-version 1.35
   PROGRAM preflight --crd crd.yaml -o junit
   PROGRAM preflight --uninstall-crd widgets.example.com`, "PROGRAM", config.Program),
-		Args:          cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%q: preflight takes flags alone, --to 1.38 for example", args[0])
+			}
+			return nil
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -15,7 +16,7 @@ import (
 // TestPlugin runs kubectl concord as an operator of a stock cluster would, with two
 // kube-apiservers and our controllers beside them: a custom resource is flipped to v2, its
 // migration throttled, paused and let go on, the pruning of storedVersions held and released, and
-// all of it taken back.
+// all of it taken back. At last a migration waits for a kube-apiserver that does not answer.
 func TestPlugin(t *testing.T) {
 	const objects, few = 600, 20
 	c := beside.New(t, programs)
@@ -30,7 +31,7 @@ func TestPlugin(t *testing.T) {
 	config := quick()
 	config.MaxObjectsPerSecond = 200 // so that the migration still runs when it is throttled
 	a.Controllers("controllers", config)
-	p := newPlugin(t, b)
+	p := newPlugin(t, a)
 	for _, each := range []*beside.Widgets{w, gadgets, sprockets} {
 		each.AwaitStored(beside.V1, beside.V1)
 	}
@@ -58,6 +59,7 @@ func TestPlugin(t *testing.T) {
 
 	askedFor(p, w, objects)
 	reverted(p, w, objects)
+	waiting(p, gadgets, b)
 }
 
 // mostUnderWay is how many patches of a migration can be under way when it is paused.
@@ -92,7 +94,7 @@ func atRest(p *plugin, w *beside.Widgets) {
 	// Stock kube-apiservers count nothing.
 	p.refused("census", w.Name()).has("census of widgets.example.com: ")
 	p.refused("migrate", w.Name(), "--dry-run").has("census of widgets.example.com: ")
-	p.refused("pause", w.Name()).has("widgets.example.com has no migration that has not ended; kubectl concord migrate widgets.example.com asks for one")
+	p.refused("pause", w.Name()).has("kubectl concord migrate widgets.example.com asks for one")
 	p.refused("why", "widgetts").has(`"widgetts" is no resource that is stored here; the nearest by name: widgets.example.com`)
 	if all, err := w.Migrations(p.t.Context()); err != nil || len(all) > 0 {
 		p.t.Errorf("there are %d migrations, %v", len(all), err)
@@ -123,7 +125,7 @@ func throttledAndPaused(p *plugin, w *beside.Widgets) {
 		len(answer.Problems) != 1 || answer.Problems[0].Kind != status.Paused {
 		p.t.Errorf("of the paused migration %s it is told %+v", m.Name, answer)
 	}
-	p.refused("cancel", w.Name()).has("was made by Concord itself").has("kubectl concord pause widgets.example.com")
+	p.refused("cancel", w.Name()).has("was made by Concord itself")
 }
 
 // resumed puts the pruning on hold, and lets the migration go on as fast as it can.
@@ -179,6 +181,30 @@ func reverted(p *plugin, w *beside.Widgets, objects int) {
 	}
 	p.run(0, "why", w.Name()).has("nothing blocks: every object is in example.com/v1.")
 	p.run(0, "status").hasNo("MIGRATIONS").hasNo(w.Plural)
+}
+
+// waiting has a migration asked for that waits for a paused kube-apiserver, and takes it back.
+func waiting(p *plugin, w *beside.Widgets, silent *beside.APIServer) {
+	p.t.Helper()
+	silent.Pause()
+	defer silent.Resume()
+	w.Store("v1")
+	const why = `it is not known what servers write.* apiserver-\S+ does not answer at `
+	p.await("NOT WELL .*"+why, "status")
+	var ending sync.WaitGroup
+	p.t.Cleanup(ending.Wait)
+	var out, complaints string
+	var code int
+	ending.Go(func() { out, complaints, code = p.exec("migrate", w.Name()) })
+	p.await(`MIGRATIONS gadgets.example.com: pending`, "status")
+	p.run(2, "why", w.Name()).has("v2 cannot be taken out of its CustomResourceDefinition").has(" does not answer at " + silent.Address).has("gadgets.example.com: pending")
+	p.run(0, "cancel", w.Name()).has("gadgets.example.com: cancelled: migration gadgets.example.com-")
+	ending.Wait()
+	if code != 2 {
+		p.t.Errorf("a migration that is taken back ends with exit code %d, not 2", code)
+	}
+	saying(p.t, []string{"migrate"}, out).has("gadgets.example.com: cancelled: the migration ")
+	saying(p.t, []string{"migrate"}, complaints).has("1 of 1 migrations did not succeed: gadgets.example.com")
 }
 
 // stored counts the widgets in raw etcd by version.
