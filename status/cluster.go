@@ -4,9 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/stock/observed"
 )
 
 // Cluster is how a cluster is.
@@ -17,6 +21,8 @@ type Cluster struct {
 	Counts Counts `json:"resources"`
 	// Problems are what is not well, the most urgent first.
 	Problems []Problem `json:"problems"`
+	// Settling tells what passes by itself before servers agree.
+	Settling []string `json:"settling,omitempty"`
 	// Moving are the migrations that have not ended: first those that go on.
 	Moving []Moving `json:"moving"`
 	// Unread says what could not be read, and so is not known.
@@ -51,6 +57,9 @@ func Of(o Observed) Cluster {
 				c.Counts.Settled++
 			}
 		}
+		if why := r.settling(); why != "" {
+			c.Settling = append(c.Settling, r.String()+": "+why)
+		}
 		for _, server := range x.waitsFor(r) {
 			waits[server.ID] = append(waits[server.ID], r.String())
 		}
@@ -65,6 +74,9 @@ func Of(o Observed) Cluster {
 		if p := server.problem(waits[server.ID]); p.Kind != "" {
 			problems = append(problems, p)
 		}
+	}
+	if p := o.idle(); p.Kind != "" {
+		problems = append(problems, p)
 	}
 	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
 	order := []string{Running, Retrying, Pending, IsWaits, IsPaused}
@@ -104,18 +116,49 @@ func (x *index) problems(r *resource) []Problem {
 // unobserved is why nobody knows what servers of a stock cluster write: there no server
 // reports, and the StorageState says what was observed.
 func (x *index) unobserved(r *resource) Problem {
-	if r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" {
+	if r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.settling() != "" {
 		return Problem{}
 	}
 	why := r.state.Status.Message
 	return Problem{
 		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
 		Text: fmt.Sprintf("%s: it is not known what servers write: %s", r, why),
+		Do:   "see that every kube-apiserver answers at its own address; of one that is gone for good delete the identity Lease",
 		merged: func(resources []string) string {
 			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), some(resources), why)
 		},
 	}
 }
+
+// settling is what a resource of a stock cluster waits for that passes by itself; empty if there
+// is nothing of the kind.
+func (r *resource) settling() string {
+	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) {
+		return ""
+	}
+	return r.state.Status.Message
+}
+
+// idle is that nobody keeps the StorageStates, and so begins migrations.
+func (o Observed) idle() Problem {
+	var last time.Time
+	for i := range o.States {
+		if beat := o.States[i].Status.LastHeartbeatTime.Time; beat.After(last) {
+			last = beat
+		}
+	}
+	if since := o.Now.Sub(last); last.IsZero() || since < idleAfter {
+		return Problem{}
+	}
+	return Problem{
+		Kind: Idle,
+		Text: fmt.Sprintf("nobody has looked after the StorageStates for %s, so that no migration begins: the controllers do not run", duration.HumanDuration(o.Now.Sub(last))),
+		Do:   "with servers of Concord see the logs of those that serve; in a stock cluster those of concord controllers, in the namespace that they are installed in",
+	}
+}
+
+// idleAfter is longer than controllers that run leave every StorageState alone.
+const idleAfter = 3 * evolve.HeartbeatPeriod
 
 // held is that somebody postpones a cut-over that could be made.
 func held(r *resource) Problem {

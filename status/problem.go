@@ -13,6 +13,8 @@ type Kind string
 const (
 	// DeadServer: a server's Lease is not renewed, and its reports still count.
 	DeadServer Kind = "DeadServer"
+	// Idle: no controllers look after the StorageStates.
+	Idle Kind = "Idle"
 	// StockServer: a kube-apiserver without Concord serves among Concord's, or did lately.
 	StockServer Kind = "StockServer"
 	// SilentServer: the feature gate StorageVersionAPI of a server is off.
@@ -37,7 +39,7 @@ const (
 	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{DeadServer, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
+var urgency = []Kind{DeadServer, Idle, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem keeps a server or a resource from being well, and says what to do about it.
 type Problem struct {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/mitchellh/go-wordwrap"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 // Style is how text is shown.
@@ -52,6 +54,13 @@ func (c Cluster) Text(s Style) string {
 	text.WriteString(s.paint(bold, s.wrapped("", "", c.Headline())))
 	for _, u := range c.Unread {
 		text.WriteString(s.wrapped("? ", "  ", u))
+	}
+	if n := len(c.Settling); n > 0 {
+		line := c.Settling[0]
+		if n > 1 {
+			line = fmt.Sprintf("%d resources settle, for one %s", n, line)
+		}
+		text.WriteString(s.wrapped("", "  ", line))
 	}
 	if len(c.Problems) > 0 {
 		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
@@ -121,6 +130,9 @@ func (c Cluster) Headline() string {
 		servers = fmt.Sprintf("%d of %s %s", serving, count(len(c.Servers), "server"), plural(len(c.Servers), "serves", "serve"))
 	}
 	n := c.Counts
+	if n.Stored == 0 && !slices.ContainsFunc(c.Servers, func(s Server) bool { return s.silence != agree.Stock }) {
+		return servers + ", without Concord, and no StorageState tells of concord controllers: nothing is migrated here"
+	}
 	if n.Stored == n.Settled {
 		return fmt.Sprintf("%s; of %s, all are agreed on and in one version", servers, count(n.Stored, "resource"))
 	}

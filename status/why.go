@@ -135,6 +135,8 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted
 	name := string(target)
 	switch {
+	case target == "" && r.settling() != "":
+		a.Summary = "nothing is migrated yet"
 	case target == "":
 		a.Summary = "servers do not agree on how it is stored, so that nothing can be migrated"
 	case counted && old > 0:
@@ -215,12 +217,16 @@ func (r *resource) next(a *Answer) string {
 	switch {
 	case len(a.Problems) > 0:
 		return ""
+	case r.settling() != "":
+		return r.settling()
 	case len(a.Moving) > 0:
 		return "a migration is under way"
 	case a.Target == "":
 		return "servers agree a moment after the last one has reported; look again with kubectl concord status -w"
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
 		return "no server has reported it yet; look again with kubectl concord status -w"
+	case a.Blocked && r.crd != nil && r.settled() && r.version == nil:
+		return "the definition is pruned when every kube-apiserver has answered for as long as --prune-after of concord controllers says, 10 minutes by default"
 	case a.Blocked && r.crd != nil && r.settled():
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked:

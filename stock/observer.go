@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-logr/logr"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -185,6 +186,9 @@ func versionsOf(answers map[observed.Process]observed.Answer) func(string) []sch
 				}
 			}
 		}
+	}
+	if definition := "CustomResourceDefinition"; kinds[definition] {
+		add(definition, apiextensionsv1beta1.SchemeGroupVersion) // not served, and what kube-apiservers store
 	}
 	for gvk := range kubescheme.Scheme.AllKnownTypes() {
 		if kinds[gvk.Kind] {

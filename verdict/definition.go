@@ -64,7 +64,7 @@ func OfDefinitions(changes []Change) Report {
 		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
-		untold.do("have the objects counted, as a cluster admin, or wait until their migrations are done: kubectl concord why RESOURCE"))
+		untold.do("have the objects counted, as a cluster admin, or in a stock cluster from its etcd (concord preflight --etcd-servers), or wait until their migrations are done: kubectl concord why RESOURCE"))
 }
 
 // OfDeletion judges a definition that is to be deleted, and its objects with it.
@@ -72,7 +72,7 @@ func OfDeletion(c Change) Report {
 	r := Report{Target: "the deletion of CustomResourceDefinition " + c.Stored.Resource.String(), Covers: coversDelete}
 	r.Resources = append(r.Resources, c.remove())
 	return r.settled("save the objects first, or delete them yourself if nobody needs them",
-		"have the objects counted, as a cluster admin")
+		"have the objects counted: as a cluster admin, or in a stock cluster from its etcd, concord preflight --etcd-servers")
 }
 
 // apply judges the definition that is to be.

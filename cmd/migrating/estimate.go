@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
 	"github.com/mitchellh/go-wordwrap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -93,6 +95,9 @@ func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResourc
 	return CensusOf(ctx, served, gr, how)
 }
 
+// ErrNoCensus is the error of kube-apiservers without Concord.
+var ErrNoCensus = errors.New("these servers take no census, as kube-apiservers without Concord; etcd can be counted by kubectl concord census --etcd-servers")
+
 // CensusOf asks a server for a census of a resource.
 func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schema.GroupResource, how Reading) (*census.Resource, error) {
 	request := served.RESTClient().Get().AbsPath(census.Path + gr.String())
@@ -101,7 +106,10 @@ func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schem
 	}
 	result := request.Do(ctx)
 	// Unlike that of Raw, this error says what the server says.
-	if err := result.Error(); err != nil {
+	switch err := result.Error(); {
+	case apierrors.IsNotFound(err) && !census.IsNotStored(err, gr):
+		return nil, ErrNoCensus
+	case err != nil:
 		return nil, err
 	}
 	raw, err := result.Raw()

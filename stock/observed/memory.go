@@ -19,6 +19,12 @@ import (
 // any kube-apiserver may have written it, also if it did not show it when it was asked.
 const definitionReporter = "customresourcedefinition"
 
+// settling is how Resource.Why begins where all agree, and nothing but time has to pass.
+const settling = "all kube-apiservers store "
+
+// Settling says whether what keeps a resource from being agreed on, Resource.Why, passes by itself.
+func Settling(why string) bool { return strings.HasPrefix(why, settling) }
+
 // Memory collects the answers of kube-apiservers, round by round, in place of the StorageVersions
 // of servers that report. Each resource has a uid, which tells since when rounds were made
 // without a gap, and a History of encodings.
@@ -206,7 +212,7 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 			k.steady, k.since = v.Encoding, r.Began
 		}
 		if until := k.since.Add(settle); r.Began.Before(until) {
-			k.Why = fmt.Sprintf("all kube-apiservers store %s: until %s requests that were under way may still write another version", v.Encoding, until.UTC().Format(time.TimeOnly))
+			k.Why = fmt.Sprintf("%s%s: until %s UTC requests that were under way may still write another version", settling, v.Encoding, until.UTC().Format(time.TimeOnly))
 		} else {
 			k.Common = v.Encoding
 		}
