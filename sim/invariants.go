@@ -66,6 +66,9 @@ type ledger struct {
 	// unnoticed are the keys that a stock server wrote while nobody reported Unknown for it,
 	// and which one: nothing is promised of them until somebody does.
 	unnoticed map[string]agree.ServerID
+	// unreported are the keys that a server wrote which reports nothing, as its gate is off or it
+	// is a stock one: no census foresees what it writes.
+	unreported map[string]bool
 	// ended are the StorageVersions that a server has written although it knew that their
 	// definition had come to its end, by uid: they permit nothing for its successor any more.
 	ended map[types.UID]bool
@@ -79,6 +82,8 @@ type ledger struct {
 	loweredOf types.UID
 	// verdicts are the last ones.
 	verdicts map[*resource]*judged
+	// counted are the last censuses.
+	counted map[*resource]*counted
 	// encodings and readings are what stored values say, which never changes.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
 	readings  map[*v1alpha1.StorageVersion]*reading
@@ -97,9 +102,11 @@ func (l *ledger) init() {
 	l.erased = map[agree.ServerID]bool{}
 	l.stray = map[string]bool{}
 	l.unnoticed = map[string]agree.ServerID{}
+	l.unreported = map[string]bool{}
 	l.committed = map[string]bool{}
 	l.ended = map[types.UID]bool{}
 	l.verdicts = map[*resource]*judged{}
+	l.counted = map[*resource]*counted{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
 	l.readings = map[*v1alpha1.StorageVersion]*reading{}
 }
@@ -140,6 +147,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	}
 	encoding := w.encodingOf(e.KV)
 	sv := w.lookStorageVersion(res)
+	w.ledger.unreported[e.Key] = r.by.stock || r.by.silent
 	switch {
 	case r.by.stock:
 		w.judgeStock(r, res, e.Key)
@@ -365,6 +373,7 @@ func (w *World) checkStored(r *resource) {
 		}
 	}
 	believed := !r.custom || !w.ledger.forged
+	census := w.census(r, state, sv, believed)
 	named := true // whether the stored set has every encoding
 	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
 		encoding := w.encodingOf(kv)
@@ -389,6 +398,7 @@ func (w *World) checkStored(r *resource) {
 		}
 		if believed {
 			w.checkVerdict(r, state, sv, encoding, string(kv.Key))
+			w.checkCounted(census, sv, encoding, string(kv.Key), w.ledger.unreported[string(kv.Key)])
 		}
 	})
 	if r.custom && (named || state == nil) {

@@ -3,6 +3,7 @@ package sim
 import (
 	"slices"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -26,7 +27,7 @@ type judged struct {
 func (w *World) checkVerdict(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string) {
 	last := w.ledger.verdicts[r]
 	if last == nil || last.state != state || last.version != sv {
-		last = &judged{state: state, version: sv, safe: startable(r, state, sv)}
+		last = &judged{state: state, version: sv, safe: startable(r, setsOf(r, state, sv).Of(r.gr))}
 		w.ledger.verdicts[r] = last
 	}
 	if slices.Contains(last.safe, stored.Plain()) {
@@ -34,9 +35,53 @@ func (w *World) checkVerdict(r *resource, state *migrationv1alpha1.StorageState,
 	}
 }
 
-// startable are the encodings of a resource without which a server may start, as the verdict on
-// what is remembered of the resource has it.
-func startable(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion) (safe []agree.Encoding) {
+// counted is a census of a resource, and what was remembered of it before: somebody asked then
+// whether a server may start, and looks once more at what is remembered before the answer.
+type counted struct {
+	before verdict.Sets
+	stored compat.Stored
+	// looks is how often it was looked at since.
+	looks int
+	// judged is the verdict of the last look.
+	judged judged
+}
+
+// censusLooks is how many looks a census is judged at: after that another one is taken.
+const censusLooks = 8
+
+// census returns the last census of a resource, judged by what is remembered now; nil where nothing
+// is to be believed.
+func (w *World) census(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
+	c := w.ledger.counted[r]
+	switch {
+	case !believed:
+		delete(w.ledger.counted, r)
+		return nil
+	case c == nil || c.looks == censusLooks || c.before.Versions[r.gr] == nil && c.judged.version != nil: // the last, since it may go unnoticed
+		c = &counted{before: setsOf(r, state, sv)}
+		c.stored = c.before.Of(r.gr)
+		c.stored.Census = &compat.StoredCensus{Objects: map[string]int64{}}
+		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) { c.stored.Census.Objects[string(w.encodingOf(kv).Plain())]++ })
+		w.ledger.counted[r] = c
+	case c.judged.state == state && c.judged.version == sv:
+		return c
+	}
+	now := c.stored
+	now.Reported = slices.Clone(now.Reported)
+	c.before.Since(&now, setsOf(r, state, sv))
+	c.judged = judged{state: state, version: sv, safe: startable(r, now)}
+	c.looks++
+	return c
+}
+
+// checkCounted is checkVerdict for who has a census, which goes before what is remembered.
+func (w *World) checkCounted(c *counted, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string, unreported bool) {
+	if !unreported && slices.Contains(c.judged.safe, stored.Plain()) {
+		w.violate("I10", "%s is stored in %s, and by a census, %+v, a server that does not decode it is said to be safe; %s", key, stored, c.stored, described{sv})
+	}
+}
+
+func setsOf(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion) verdict.Sets {
 	sets := verdict.Sets{States: map[schema.GroupResource]*migrationv1alpha1.StorageState{}, Versions: map[schema.GroupResource]*v1alpha1.StorageVersion{}}
 	if state != nil {
 		sets.States[r.gr] = state
@@ -44,9 +89,14 @@ func startable(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.
 	if sv != nil {
 		sets.Versions[r.gr] = sv
 	}
-	stored := []compat.Stored{sets.Of(r.gr)}
+	return sets
+}
+
+// startable are the encodings of a resource without which a server may start, by the verdict on
+// what may be stored.
+func startable(r *resource, stored compat.Stored) (safe []agree.Encoding) {
 	for e, target := range without[r] {
-		if verdict.OfServer(target, stored).Verdict == compat.Safe {
+		if verdict.OfServer(target, []compat.Stored{stored}).Verdict == compat.Safe {
 			safe = append(safe, e)
 		}
 	}

@@ -205,10 +205,13 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 func fenced(ctx context.Context, reader migratestore.Reader, layout Layout, before Sets, s *compat.Stored) error {
 	key := ResourcePrefix(layout.Prefix, storageversion.Resource, false) + storageversion.Name(s.Resource)
 	page, err := reader.Range(ctx, key, key+"\x00", 1, 0)
-	if err != nil || len(page.Entries) == 0 {
+	if err != nil {
 		return err
 	}
-	after := Sets{States: before.States, Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{s.Resource: decodeVersion(page.Entries[0].Value)}}
-	Since(s, before, after)
+	after := Sets{States: before.States, Versions: map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion{}}
+	if len(page.Entries) > 0 {
+		after.Versions[s.Resource] = decodeVersion(page.Entries[0].Value)
+	}
+	before.Since(s, after)
 	return nil
 }

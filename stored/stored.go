@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"strings"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -15,7 +14,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
-	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
@@ -70,20 +68,6 @@ func decodeVersion(value []byte) *apiserverinternalv1alpha1.StorageVersion {
 	}
 	sv, _ := obj.(*apiserverinternalv1alpha1.StorageVersion)
 	return sv
-}
-
-// Since adds to what servers write of a resource what they have reported between two looks at
-// the stored sets, and may have written while it was counted: without a report no server writes.
-func Since(s *compat.Stored, before, after Sets) {
-	was, is := before.Versions[s.Resource], after.Versions[s.Resource]
-	if is == nil || was != nil && was.ResourceVersion == is.ResourceVersion && was.UID == is.UID && maps.Equal(was.Annotations, is.Annotations) {
-		return
-	}
-	for _, e := range after.Encodings(s.Resource) {
-		if e != agree.Unknown {
-			s.Reported = append(s.Reported, string(e.Plain()))
-		}
-	}
 }
 
 // DefaultPrefix is kube-apiserver's default for --etcd-prefix.

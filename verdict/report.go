@@ -17,7 +17,7 @@ type Report struct {
 	// applied.
 	Target  string        `json:"target"`
 	Verdict compat.Safety `json:"verdict"`
-	// Resources have the unsafe first, then those of which nobody could tell, each sorted.
+	// Resources have the unsafe first, then those of which nobody could tell, by why, each sorted.
 	Resources []compat.Finding `json:"resources"`
 	// Remembered is how many of them something is remembered of whose raw values were not all
 	// read: values that cannot be read may be among these.
@@ -122,7 +122,7 @@ func (r Report) settled(unsafe, untold string) Report {
 		r.Resources = []compat.Finding{}
 	}
 	slices.SortStableFunc(r.Resources, func(a, b compat.Finding) int {
-		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), strings.Compare(a.Resource, b.Resource))
+		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), strings.Compare(reasonOf(a), reasonOf(b)), strings.Compare(a.Resource, b.Resource))
 	})
 	switch r.Verdict = compat.Overall(r.Resources); r.Verdict {
 	case compat.Unsafe:
@@ -132,6 +132,14 @@ func (r Report) settled(unsafe, untold string) Report {
 	case compat.Safe:
 	}
 	return r
+}
+
+// reasonOf sorts what nobody could tell by why, so that one line can tell it.
+func reasonOf(f compat.Finding) string {
+	if f.Verdict == compat.CouldNotTell {
+		return f.Reason
+	}
+	return ""
 }
 
 func urgency(f compat.Finding) int {
@@ -146,27 +154,27 @@ func Word(s compat.Safety) string {
 	return s.String()
 }
 
-// Text returns the verdict in lines of 80 columns: the unsafe findings one by one, then the
-// number of safe ones. With all the safe ones are listed, too.
+// Text returns the verdict in lines of 80 columns: the findings that are not safe, those of one reason
+// together, then the number of safe ones. With all the safe ones are listed, too.
 func (r Report) Text(all bool) string {
 	var text strings.Builder
 	text.WriteString(wrapped("", fmt.Sprintf("%s: %s", r.Target, Word(r.Verdict))))
 	safe := 0
-	for _, f := range r.Resources {
+	for rest := r.Resources; len(rest) > 0; {
+		f, n := rest[0], 1
 		if f.Verdict == compat.Safe {
 			safe++
+		} else {
+			n = alike(rest)
 		}
-		if f.Verdict == compat.Safe && !all {
-			continue
+		switch {
+		case f.Verdict == compat.Safe && !all:
+		case n > 1:
+			text.WriteString("\n" + together(rest[:n]))
+		default:
+			text.WriteString("\n" + alone(f))
 		}
-		text.WriteString("\n" + wrapped("", fmt.Sprintf("%s: %s", f.Resource, Word(f.Verdict))))
-		if len(f.Stored) > 0 {
-			text.WriteString(wrapped("  ", "stored as "+strings.Join(f.Stored, ", ")))
-		}
-		text.WriteString(wrapped("  ", f.Reason))
-		if line := whichOf(f); line != "" {
-			text.WriteString(wrapped("  ", line))
-		}
+		rest = rest[n:]
 	}
 	if safe > 0 && !all {
 		text.WriteString("\n" + safeOf(safe, len(r.Resources)) + "\n")
@@ -180,6 +188,42 @@ func (r Report) Text(all bool) string {
 	text.WriteString(r.warned())
 	text.WriteString("\n" + wrapped("", "This covers "+r.Covers+"."))
 	return text.String()
+}
+
+// alike is how many findings from the first on have its verdict and reason, and name no object.
+func alike(all []compat.Finding) int {
+	n := slices.IndexFunc(all, func(f compat.Finding) bool {
+		return f.Verdict != all[0].Verdict || f.Reason != all[0].Reason || len(f.First) > 0
+	})
+	if n < 0 {
+		return len(all)
+	}
+	return max(n, 1)
+}
+
+// together tells findings that are alike.
+func together(all []compat.Finding) string {
+	var names []string
+	for _, f := range all[:min(len(all), named)] {
+		names = append(names, f.Resource)
+	}
+	line := strings.Join(names, ", ")
+	if more := len(all) - named; more > 0 {
+		line += fmt.Sprintf(" and %d more", more)
+	}
+	return wrapped("", fmt.Sprintf("%d resources: %s", len(all), Word(all[0].Verdict))) + wrapped("  ", all[0].Reason) + wrapped("  ", line)
+}
+
+func alone(f compat.Finding) string {
+	text := wrapped("", fmt.Sprintf("%s: %s", f.Resource, Word(f.Verdict)))
+	if len(f.Stored) > 0 {
+		text += wrapped("  ", "stored as "+strings.Join(f.Stored, ", "))
+	}
+	text += wrapped("  ", f.Reason)
+	if line := whichOf(f); line != "" {
+		text += wrapped("  ", line)
+	}
+	return text
 }
 
 // warned names the objects of warnings.

@@ -74,6 +74,37 @@ func (s Sets) Encodings(gr schema.GroupResource) []agree.Encoding {
 	return evolve.StoredSet(state, version)
 }
 
+// Since adds to what servers write of a resource what they have reported between a look at the stored
+// sets and a later one, and may have written while it was counted: without a report no server
+// writes. Where that cannot be told, since the StorageVersion is another one, the count is not whole. One
+// that came and went between both looks is not noticed.
+func (s Sets) Since(counted *compat.Stored, later Sets) {
+	_, before := s.Versions[counted.Resource]
+	_, after := later.Versions[counted.Resource]
+	was, _ := s.version(counted.Resource)
+	is, _ := later.version(counted.Resource)
+	var since []agree.Encoding
+	switch {
+	case !before && !after:
+	case was == nil || is == nil || was.UID != is.UID:
+		since = []agree.Encoding{evolve.Unknown}
+	default:
+		since = is.History.Since(was.History.Epoch)
+	}
+	for _, e := range since {
+		if e != evolve.Unknown {
+			counted.Reported = append(counted.Reported, string(e.Plain()))
+			continue
+		}
+		counted.Unknown, counted.Why = true, "its StorageVersion was made anew meanwhile"
+		if counted.Census != nil && counted.Census.Partial == "" {
+			taken := *counted.Census
+			taken.Partial = "servers may have written others since: ask again"
+			counted.Census = &taken
+		}
+	}
+}
+
 // Custom says whether the resource was seen to be a custom one: its key has the group in it.
 func (s Sets) Custom(gr schema.GroupResource) bool {
 	if state := s.States[gr]; state != nil && state.Annotations[migrationv1alpha1.CustomResourceAnnotation] == "true" {

@@ -182,3 +182,16 @@ func TestEvidence(t *testing.T) {
 		slices.Reverse(same)
 	}
 }
+
+// TestAlike: what nobody could tell of many resources, for one reason, is told once.
+func TestAlike(t *testing.T) {
+	var stored []compat.Stored
+	for _, name := range []string{"configmaps", "endpoints", "events", "namespaces", "nodes", "persistentvolumeclaims", "persistentvolumes", "pods", "replicationcontrollers", "resourcequotas", "secrets", "serviceaccounts"} {
+		stored = append(stored, compat.Stored{Resource: schema.GroupResource{Resource: name}, Encodings: []string{"v1"}, Unknown: true})
+	}
+	text := verdict.OfServer(compat.ReleaseTarget(verdict.Lifecycles(), version.MustParseMajorMinor("1.36")), stored).Text(false)
+	const want = "12 resources: could not tell\n  its stored set says Unknown, and raw values were not read\n  configmaps, endpoints, "
+	if !strings.Contains(text, want) || !strings.Contains(text, "resourcequotas and 2 more\n") || strings.Contains(text, "stored as") {
+		t.Errorf("it says\n%s", text)
+	}
+}

@@ -91,7 +91,7 @@ func since(ctx context.Context, reader migratestore.Reader, prefix string, befor
 		return err
 	}
 	for i := range world.Stored {
-		stored.Since(&world.Stored[i], before, after)
+		before.Since(&world.Stored[i], after)
 	}
 	return nil
 }
