@@ -55,6 +55,7 @@ type configs struct {
 func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*configs, error) {
 	// What encrypts a value has to be known when it is written: by the keyring.
 	options.Etcd.EncryptionProviderConfigFilepath, options.Etcd.EncryptionProviderConfigAutomaticReload = "", false
+	reachTokens := freshTokens(o)
 	shared, informers, storage, err := controlplaneapiserver.BuildGenericConfig(
 		options,
 		[]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme},
@@ -63,6 +64,9 @@ func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*con
 		nil,
 	)
 	if err != nil {
+		return nil, err
+	}
+	if err := reachTokens(shared.LoopbackClientConfig); err != nil {
 		return nil, err
 	}
 	shared.EffectiveVersion = gates.Reported(shared.EffectiveVersion, o.registry())

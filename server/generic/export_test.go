@@ -1,0 +1,4 @@
+package generic
+
+// FreshTokens is for tests.
+var FreshTokens = freshTokens
