@@ -350,6 +350,9 @@ func (s Stored) encodings() []string {
 	return slices.Compact(all)
 }
 
+// unreported stands among Stored.Reported for a server that writes and reports nothing.
+const unreported = "Unknown"
+
 // uncertain is why other encodings than those named are possible; "" if they are not.
 func (s Stored) uncertain() string {
 	var more string
@@ -358,6 +361,8 @@ func (s Stored) uncertain() string {
 		return values(c.Unreadable) + " unreadable, for whatever release"
 	case s.Undecodable.Objects > 0: // a census does not convert objects
 		return fmt.Sprintf("a migration found that %s cannot be read, for whatever release", objects(s.Undecodable.Objects))
+	case !s.Unknown && c != nil && slices.Contains(s.Reported, unreported):
+		return "a server that reports nothing may write others (kubectl concord status names it)"
 	case !s.Unknown:
 		return ""
 	case c == nil:

@@ -1,9 +1,9 @@
 package join
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -83,22 +83,28 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 	return counted, err
 }
 
-// decodes says why a value of a resource does not decode: of a custom resource its JSON, without
-// conversion; of one that this server does not store into the types that it knows.
+// decodes says why a value of a resource does not decode: into the types that this server knows, and
+// of custom resources, and of versions that it does not know, no more than its JSON.
 func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
 	store, builtin := j.storing.fence.Newest(gr)
-	return func(value []byte) (err error) {
+	custom := j.crds.get(gr) != nil
+	return func(value []byte) error {
+		var err error
 		switch {
-		case j.crds.get(gr) != nil:
-			_, _, err = unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+		case custom:
 		case builtin:
 			_, _, err = store.Codec.Decode(value, nil, store.New())
 		default:
-			err = errors.New("no scheme knows its kind")
 			for _, scheme := range j.config.Schemes {
 				if _, _, err = serializer.NewCodecFactory(scheme).UniversalDecoder().Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
 					break
 				}
+			}
+		}
+		if custom || runtime.IsNotRegisteredError(err) {
+			err = nil
+			if bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")) {
+				_, _, err = unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
 			}
 		}
 		return err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -113,9 +114,9 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	return p
 }
 
-// removal is the command that deletes the first of these objects unread.
+// removal is the command, for any shell, that deletes the first of these objects unread.
 func (r *resource) removal(named []migrationv1alpha1.MigrationFailure) string {
-	gv, err := schema.ParseGroupVersion(string(r.target().Plain()))
+	gv, err := schema.ParseGroupVersion(r.servedVersion())
 	if err != nil || gv.Empty() || len(named) == 0 {
 		return ""
 	}
@@ -124,10 +125,32 @@ func (r *resource) removal(named []migrationv1alpha1.MigrationFailure) string {
 		path = "/api/" + gv.Version
 	}
 	if named[0].Namespace != "" {
-		path += "/namespaces/" + named[0].Namespace
+		path += "/namespaces/" + url.PathEscape(named[0].Namespace)
 	}
-	path += "/" + r.Resource + "/" + named[0].Name
-	return "kubectl delete -f - --raw \\\n  " + path + " <<< \\\n  '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}'"
+	path += "/" + r.Resource + "/" + url.PathEscape(named[0].Name)
+	return "echo '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}' | \\\n  kubectl delete -f - --raw \\\n  '" + path + "'"
+}
+
+// servedVersion is a group/version in which the resource is served: that in which it is stored, if
+// that is one.
+func (r *resource) servedVersion() string {
+	target := string(r.target().Plain())
+	var served []string
+	for _, report := range r.reports {
+		served = append(served, report.Served...)
+	}
+	if r.crd != nil {
+		served = nil
+		for _, v := range r.crd.Spec.Versions {
+			if v.Served {
+				served = append(served, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v.Name}.String())
+			}
+		}
+	}
+	if len(served) == 0 || slices.Contains(served, target) {
+		return target
+	}
+	return served[0]
 }
 
 // lastFailure is the newest ended migration if that failed and what it was to do is still to

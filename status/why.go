@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/stock/observed"
 )
 
 // Answer is why a resource is not, or may not be, where an upgrade wants it.
@@ -72,6 +73,9 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 		if p := server.problem(nil); p.Kind != "" {
 			a.Problems = append(a.Problems, p)
 		}
+	}
+	if p := o.idle(); p.Kind != "" {
+		a.Problems = append(a.Problems, p)
 	}
 	a.Problems = gathered(append(a.Problems, x.problems(r)...))
 	for _, m := range r.live() {
@@ -226,7 +230,7 @@ func (r *resource) next(a *Answer) string {
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
 		return "no server has reported it yet; look again with kubectl concord status -w"
 	case a.Blocked && r.crd != nil && r.settled() && r.version == nil:
-		return "the definition is pruned when every kube-apiserver has answered for as long as --prune-after of concord controllers says, 10 minutes by default"
+		return "the definition is pruned when every kube-apiserver has answered for as long as its annotation " + observed.PruneAnnotation + " says, or --prune-after of concord controllers: 10 minutes by default"
 	case a.Blocked && r.crd != nil && r.settled():
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked:

@@ -96,7 +96,7 @@ func (s Sets) Since(counted *compat.Stored, later Sets) {
 			counted.Reported = append(counted.Reported, string(e.Plain()))
 			continue
 		}
-		counted.Unknown, counted.Why = true, "its StorageVersion was made anew meanwhile"
+		counted.Unknown, counted.Why = true, "what servers write has changed meanwhile"
 		if counted.Census != nil && counted.Census.Partial == "" {
 			taken := *counted.Census
 			taken.Partial = "servers may have written others since: ask again"

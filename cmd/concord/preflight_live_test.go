@@ -149,6 +149,10 @@ func TestPreflightInLiveCluster(t *testing.T) {
 			delete(c.versions, bundles)
 			c.count(bundles, nil)
 		}, preflightCase: preflightCase{to: "1.35", code: 0, reasons: map[string]string{"clustertrustbundles.certificates.k8s.io": "safe: nothing is stored"}}},
+		"a server that reports nothing may write others than are counted": {change: func(c *cluster) {
+			c.set(policies, v1beta1, evolve.Unknown)
+			c.count(policies, map[string]int64{string(v1beta1): 1})
+		}, preflightCase: preflightCase{to: "1.35", code: 1, reasons: map[string]string{policies.String(): "a server that reports nothing may write others"}}},
 		"StorageStates are not found": {change: func(c *cluster) { delete(c.versions, policies) }, absent: []string{"storagestates"},
 			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", policies.String(): "unknown"}}},
 		"a cluster without the protocol": {absent: []string{"storagestates", "storageversions"},
@@ -206,7 +210,7 @@ func TestPreflightIsFenced(t *testing.T) {
 	for name, moving := range map[string]schema.GroupResource{"at rest": {}, "moving": policies} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t)
-			c.set(policies, evolve.Unknown)
+			c.set(policies, evolve.Unknown, admission+"/v1beta1")
 			c.count(policies, map[string]int64{admission + "/v1beta1": 1})
 			c.moving = moving
 			out, err := runPreflight(t, "--kubeconfig", c.serve(t), "--back-to", "1.35")

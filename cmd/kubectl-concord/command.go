@@ -67,6 +67,16 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// some refuses no argument at all, by name.
+func some(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return nil
+		}
+		return fmt.Errorf("give %s: %s %s", name, cmd.CommandPath(), name)
+	}
+}
+
 // newStatusCommand returns "status", which is also what the plugin does without a command.
 func newStatusCommand(p *plugin) *cobra.Command {
 	var o outputOptions

@@ -56,16 +56,13 @@ func (p *plugin) look(ctx context.Context) (*cluster, status.Observed, error) {
 		return nil, status.Observed{}, err
 	}
 	o, err := c.observe(ctx)
-	return c, o, err
+	return c, o, errors.Join(err, unread(o))
 }
 
 // lookAt reads the cluster, and finds the resource that a name means.
 func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Observed, schema.GroupResource, error) {
 	c, o, err := p.look(ctx)
 	if err != nil {
-		return nil, o, schema.GroupResource{}, err
-	}
-	if err := unread(o); err != nil {
 		return nil, o, schema.GroupResource{}, err
 	}
 	gr, err := c.resolve(o, name)

@@ -89,7 +89,7 @@ servers agree on, would be made again at once: pause that one instead.`
 func (p *plugin) changing(verb, short string, what change) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
-		Use: verb + " RESOURCE...", Short: short, Args: cobra.MinimumNArgs(1),
+		Use: verb + " RESOURCE...", Short: short, Args: some("RESOURCE"),
 		Example: "  kubectl concord " + verb + " widgets.example.com",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.change(cmd.Context(), cmd.OutOrStdout(), args, what, dryRun)
@@ -231,7 +231,7 @@ func newReleaseCommand(p *plugin) *cobra.Command {
 func (p *plugin) holding(verb, short, value string) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
-		Use: verb + " CRD...", Short: short, Args: cobra.MinimumNArgs(1),
+		Use: verb + " CRD...", Short: short, Args: some("CRD"),
 		Long: short + `.
 
 Objects are migrated all the same; only status.storedVersions of the CustomResourceDefinition

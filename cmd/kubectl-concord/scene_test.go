@@ -39,7 +39,7 @@ const patience = 5 * time.Minute
 //	fill <resource> <n>     create objects
 //	flip <crd> <version>    store a custom resource in another version
 //	put <key> <value>, del <key>
-//	remove <resource>       run, in bash, the command by which why removes a damaged object
+//	remove <resource>       run the command by which why removes a damaged object
 //	crash three, bury three  kill a server with SIGKILL; delete its Lease
 //	code <n> <command> <argument>...  run it, which ends with that exit code
 //	narrow                  the last stdout has no line of more than 80 columns
@@ -151,23 +151,21 @@ func (s *scene) del(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// remove needs bash and kubectl; without them the value is taken out of etcd.
+// remove needs kubectl; without it the value is taken out of etcd.
 func (s *scene) remove(ts *testscript.TestScript, _ bool, args []string) {
 	var exit *exec.ExitError
 	if err := ts.Exec("kubectl-concord", "why", args[0]); err != nil && !errors.As(err, &exit) {
 		ts.Check(err)
 	}
-	command := regexp.MustCompile(`(?s)kubectl delete .*?}'\n`).FindString(ts.ReadFile("stdout"))
+	command := regexp.MustCompile(`(?s)echo '.*?--raw.*?'/.*?'\n`).FindString(ts.ReadFile("stdout"))
 	if command == "" {
 		ts.Fatalf("why names no command:\n%s", ts.ReadFile("stdout"))
 	}
-	_, noKubectl := exec.LookPath("kubectl")
-	_, noBash := exec.LookPath("bash")
-	if noKubectl != nil || noBash != nil {
+	if _, err := exec.LookPath("kubectl"); err != nil {
 		s.del(ts, false, []string{"/registry/example.com/widgets/default/broken"})
 		return
 	}
-	until(ts, command, func(context.Context) error { return ts.Exec("bash", "-c", command) })
+	until(ts, command, func(context.Context) error { return ts.Exec("sh", "-c", command) })
 }
 
 func (s *scene) crash(ts *testscript.TestScript, _ bool, args []string) {
