@@ -9,11 +9,13 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -214,6 +216,52 @@ func TestGather(t *testing.T) {
 		t.Errorf("Step: %v, %v", wait, err)
 	}
 	w.expectOpen(widgets, v1)
+}
+
+// TestGatherBesideStore: at the start a store asks for a custom resource whose CRD comes then, so
+// that it is read already. The CRD that comes next is reported, though the first one is not waited for.
+func TestGatherBesideStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, func(c *Config) {
+			c.Clock = clock.RealClock{} // that of the bubble
+			c.CustomResourcesKnown = func() bool { return false }
+			c.Workers = 4
+		})
+		crds := w.addCRDs(2)
+		read, proceed := make(chan struct{}), make(chan struct{})
+		w.before = func(call string) error {
+			if strings.HasPrefix(call, "get CustomResourceDefinition "+crds[0].Name) {
+				select {
+				case read <- struct{}{}:
+				case <-proceed:
+				}
+				<-proceed
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { w.m.Run(ctx) })
+		defer wg.Wait()
+		defer cancel()
+		synctest.Wait()
+		if _, err := w.m.Revision(ctx, numbered(0), v1); err == nil {
+			t.Error("a store may write before the report")
+		}
+		<-read
+		w.m.ObserveCRD(crds[0])
+		synctest.Wait()
+		w.m.ObserveCRD(crds[1])
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !w.status(numbered(1)).Open {
+			t.Errorf("after a second: %s", w.status(numbered(1)))
+		}
+		close(proceed)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		w.expectOpen(numbered(0), v1)
+	})
 }
 
 // TestWorkers: no more reports than Workers are under way, from whatever number of callers.

@@ -143,14 +143,15 @@ func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	}
 }
 
-// gather has a resource reported together with those that come at the same time. The
-// caller holds m.mu.
+// gather has a resource reported together with those that come at the same time. The worker is
+// woken for each: it does not wait for the first one if that is under way already, as a store had
+// asked for it. The caller holds m.mu.
 func (m *Member) gather(s *state) {
 	if now := m.cfg.Clock.Now(); !now.Before(m.gathered) {
 		m.gathered = now.Add(gatherTime)
-		wake(m.wakeReports)
 	}
 	s.notBefore = m.gathered
+	wake(m.wakeReports)
 }
 
 // see takes in a CRD, and returns the resource's state if what is to be reported has
