@@ -148,6 +148,8 @@ func TestRefusals(t *testing.T) {
 		{[]string{"--feature-gates=NoSuchFeature=true"}, []string{"NoSuchFeature"}},
 		{[]string{"--emulation-version=1.36", "--feature-gates=APIServingWithRoutine=true"}, []string{"APIServingWithRoutine is alpha at emulation version 1.36", "allowed are beta and stable features"}},
 		{[]string{"--emulated-version=1.36", "--feature-gates=AllAlpha=true"}, []string{"alpha features may not be used while it is below binary version 1.37"}},
+		{[]string{"--emulation-version=1.36", "--emulated-version=1.35"}, []string{"--emulation-version is 1.36", "two names of one flag"}},
+		{[]string{"--emulated-version=1.35", "--emulation-version=1.36"}, []string{"--emulated-version is 1.35", "two names of one flag"}},
 		{[]string{"--emulated-version=1.30"}, []string{"--emulation-version", "allowed versions are 1.34, 1.35, 1.36, 1.37"}},
 		{[]string{"--emulated-version=1.36", "--min-compatibility-version=1.37"}, []string{"--min-compatibility-version", "allowed versions are 1.34, 1.35, 1.36"}},
 		{[]string{"--emulation-version=1.36", "--feature-gates=CompatibilityVersions=false"}, []string{"--emulation-version needs the feature gate CompatibilityVersions"}},
