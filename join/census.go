@@ -86,25 +86,44 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 // decodes says why a value of a resource does not decode: into the types that this server knows, and
 // of custom resources, and of versions that it does not know, no more than its JSON.
 func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
-	store, builtin := j.storing.fence.Newest(gr)
-	custom := j.crds.get(gr) != nil
+	if j.crds.get(gr) != nil {
+		return decodesJSON
+	}
+	decode := j.typed(gr)
 	return func(value []byte) error {
-		var err error
-		switch {
-		case custom:
-		case builtin:
-			_, _, err = store.Codec.Decode(value, nil, store.New())
-		default:
-			for _, scheme := range j.config.Schemes {
-				if _, _, err = serializer.NewCodecFactory(scheme).UniversalDecoder().Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
-					break
-				}
-			}
-		}
-		if custom || runtime.IsNotRegisteredError(err) {
+		err := decode(value)
+		if runtime.IsNotRegisteredError(err) {
 			err = nil
 			if bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")) {
-				_, _, err = unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+				err = decodesJSON(value)
+			}
+		}
+		return err
+	}
+}
+
+func decodesJSON(value []byte) error {
+	_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+	return err
+}
+
+// typed decodes values of a built-in resource: as its store does, or where this server does not
+// store it by whichever scheme has its kind.
+func (j *Join) typed(gr schema.GroupResource) migratestore.Verify {
+	if store, ok := j.storing.fence.Newest(gr); ok {
+		return func(value []byte) error {
+			_, _, err := store.Codec.Decode(value, nil, store.New())
+			return err
+		}
+	}
+	var decoders []runtime.Decoder
+	for _, scheme := range j.config.Schemes {
+		decoders = append(decoders, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	}
+	return func(value []byte) (err error) {
+		for _, decoder := range decoders {
+			if _, _, err = decoder.Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
+				break
 			}
 		}
 		return err

@@ -204,14 +204,11 @@ func alike(all []compat.Finding) int {
 // together tells findings that are alike.
 func together(all []compat.Finding) string {
 	var names []string
-	for _, f := range all[:min(len(all), named)] {
+	for _, f := range all {
 		names = append(names, f.Resource)
 	}
-	line := strings.Join(names, ", ")
-	if more := len(all) - named; more > 0 {
-		line += fmt.Sprintf(" and %d more", more)
-	}
-	return wrapped("", fmt.Sprintf("%d resources: %s", len(all), Word(all[0].Verdict))) + wrapped("  ", all[0].Reason) + wrapped("  ", line)
+	return wrapped("", fmt.Sprintf("%d resources: %s", len(all), Word(all[0].Verdict))) + wrapped("  ", all[0].Reason) +
+		wrapped("  ", firstOf(names, int64(len(names))))
 }
 
 func alone(f compat.Finding) string {
@@ -247,11 +244,17 @@ func whichOf(f compat.Finding) string {
 	if len(f.First) == 0 {
 		return ""
 	}
-	which := "objects: " + strings.Join(f.First[:min(len(f.First), named)], ", ")
-	if more := f.Objects - int64(min(len(f.First), named)); more > 0 {
-		which += fmt.Sprintf(" and %d more", more)
+	return "objects: " + firstOf(f.First, f.Objects)
+}
+
+// firstOf names the first of so many.
+func firstOf(names []string, all int64) string {
+	shown := names[:min(len(names), named)]
+	text := strings.Join(shown, ", ")
+	if more := all - int64(len(shown)); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
 	}
-	return which
+	return text
 }
 
 const columns = 80

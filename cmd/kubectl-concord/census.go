@@ -173,12 +173,8 @@ remember, with it by the values themselves. Before a key is destroyed prove with
 			if len(args) > 0 {
 				return errors.New("whether a KEY is safe to remove is found in raw etcd only: give --etcd-servers")
 			}
-			c, err := p.cluster()
+			_, observed, err := p.look(cmd.Context())
 			if err != nil {
-				return err
-			}
-			observed, err := c.observe(cmd.Context())
-			if err := errors.Join(err, unread(observed)); err != nil {
 				return err
 			}
 			keys := keysOf(observed.States)

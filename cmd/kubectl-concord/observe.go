@@ -49,14 +49,17 @@ func (p *plugin) cluster() (*cluster, error) {
 	return c, err
 }
 
-// look reads the cluster.
+// look reads the cluster, for commands whose answer would be wrong without what may not be read.
 func (p *plugin) look(ctx context.Context) (*cluster, status.Observed, error) {
 	c, err := p.cluster()
 	if err != nil {
 		return nil, status.Observed{}, err
 	}
 	o, err := c.observe(ctx)
-	return c, o, errors.Join(err, unread(o))
+	if err == nil && len(o.Unread) > 0 {
+		err = errors.New(o.Unread[0])
+	}
+	return c, o, err
 }
 
 // lookAt reads the cluster, and finds the resource that a name means.
@@ -67,14 +70,6 @@ func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Obse
 	}
 	gr, err := c.resolve(o, name)
 	return c, o, gr, err
-}
-
-// unread is the error of commands whose answer would be wrong without what may not be read.
-func unread(o status.Observed) error {
-	if len(o.Unread) == 0 {
-		return nil
-	}
-	return errors.New(o.Unread[0])
 }
 
 // observe reads what a status is made of. A kind that is not served has no objects; one that
