@@ -63,12 +63,11 @@ release-parts: image
 	for of in concord=image concord-controllers=image-controllers; do \
 	  tar --sort=name --mtime=@$(CREATED) --owner=0 --group=0 --numeric-owner -cf "bin/release/$${of%=*}-image-$(VERSION).tar" -C "bin/$${of#*=}" . || exit; done
 
-check: ## gofmt, go vet, concord-vet, golangci-lint, and drift of generated code
+check: ## gofmt, go vet, golangci-lint with the check of feature histories, and drift of generated code
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	go vet ./...
-	go run ./cmd/concord-vet -test=false ./...
 	@go generate ./... && git diff --exit-code -- '*zz_generated*' docs || { echo "generated code differs: run make generate and commit"; exit 1; }
-	go tool -modfile=tools/go.mod golangci-lint run --timeout 20m
+	go run -C tools ./golangci-lint run --timeout 20m
 
 bench: ## Measure what the protocol costs and how fast migrations are, side by side
 	go run ./bench/server
