@@ -14,8 +14,9 @@ import (
 )
 
 // lazyCache is a store whose watch cache is built when something is first read that a
-// cache answers. A custom resource has a store, and so a cache, for each served version;
-// every one of them decodes every write of the resource, and most are never read.
+// cache answers, or an object is first updated, which begins from what the cache has. A custom
+// resource has a store, and so a cache, for each served version; every one of them decodes every
+// write of the resource, and most are never used.
 //
 // Until then it behaves as the delegator of a cache that is empty: what needs no cache
 // goes to etcd.
@@ -125,9 +126,13 @@ func (l *lazyCache) ReadinessCheck() error {
 	return s.ReadinessCheck()
 }
 
-// GuaranteedUpdate implements storage.Interface.
+// GuaranteedUpdate implements storage.Interface. It does not wait for the cache to be filled.
 func (l *lazyCache) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cachedExistingObject runtime.Object) error {
-	return l.built().GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
+	s, err := l.cache()
+	if err != nil {
+		s = l.Interface
+	}
+	return s.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cachedExistingObject)
 }
 
 // Delete implements storage.Interface.

@@ -33,13 +33,16 @@ type call struct{ verb, name, value string }
 
 // answer is what it was told.
 type answer struct {
-	// unknown says that the client does not know whether it happened: it was killed.
+	// unknown says that the client does not know whether it happened: it was killed, or the server.
 	unknown bool
 	// refused says that the object existed already, or did not.
 	refused bool
 	// value is what was read, or what was there before it was changed.
 	value string
 }
+
+// names are those of the widgets.
+var names = []string{"a", "b", "c", "d"}
 
 // register is one widget to its clients.
 var register = porcupine.NondeterministicModel{
@@ -93,12 +96,20 @@ func step(now string, in call, out answer) []any {
 type linear struct {
 	*world
 	began time.Time
-	// stores are all that were built, the newest last. Old ones are still called, as handlers
-	// do that a request has found before the flip.
-	stores atomic.Pointer[[]storage.Interface]
+	// servers are all that there were, the newest last. A server begins anew with each flip; old
+	// ones are still called, as handlers do that a request has found before the flip.
+	servers atomic.Pointer[[]server]
 
+	lists   atomic.Int64 // that were answered
 	mu      sync.Mutex
 	history []porcupine.Operation
+}
+
+// server is a store with a life: kill cuts off all calls that are under way.
+type server struct {
+	storage.Interface
+	life context.Context
+	kill func()
 }
 
 func (l *linear) now() int64 { return time.Since(l.began).Nanoseconds() }
@@ -108,9 +119,12 @@ func (l *linear) now() int64 { return time.Since(l.began).Nanoseconds() }
 func (l *linear) flip(stored schema.GroupVersion, others ...agree.Report) {
 	enc := agree.Encoding(stored.String())
 	revision := l.report(widgets, append(others, by(self, enc))...)
-	s, _ := l.widgetStore(widgetsV1, stored, false)
-	all := append(slices.Clone(*l.stores.Load()), s)
-	l.stores.Store(&all)
+	old := *l.servers.Load()
+	// Every other server reads lists from a watch cache.
+	s, _ := l.widgetStore(widgetsV1, stored, len(old)%2 == 1)
+	life, kill := context.WithCancel(l.Context())
+	all := append(slices.Clone(old), server{s, life, kill})
+	l.servers.Store(&all)
 	l.permits.grant(widgets, enc, revision)
 }
 
@@ -118,30 +132,67 @@ func (l *linear) flip(stored schema.GroupVersion, others ...agree.Report) {
 func (l *linear) client(id, calls int) {
 	rng := rand.New(rand.NewPCG(uint64(id), 7))
 	for n := range calls {
-		all := *l.stores.Load()
+		all := *l.servers.Load()
 		s := all[len(all)-1-rng.IntN(min(2, len(all)))]
-		in := call{verb: []string{"create", "update", "update", "get", "get", "delete"}[rng.IntN(6)], name: string(rune('a' + rng.IntN(4)))}
+		if s.life.Err() != nil {
+			s = all[len(all)-1]
+		}
+		in := call{verb: []string{"create", "update", "update", "get", "list", "delete"}[rng.IntN(6)], name: names[rng.IntN(len(names))]}
 		if in.verb == "create" || in.verb == "update" {
 			in.value = fmt.Sprintf("%d-%d", id, n)
 		}
-		ctx, kill := context.WithCancel(l.Context())
+		ctx, kill := context.WithCancel(s.life)
 		if rng.IntN(6) == 0 {
 			timer := time.AfterFunc(time.Duration(rng.IntN(2000))*time.Microsecond, kill)
 			defer timer.Stop()
 		}
 		called := l.now()
-		out, happened := l.make(ctx, s, in)
-		returned := l.now()
+		if in.verb == "list" {
+			if sizes, read := l.list(ctx, s); read {
+				l.record(called, sizes)
+			}
+		} else if out, happened := l.make(ctx, s, in); happened {
+			l.record(called, map[call]answer{in: out})
+		}
 		kill()
-		if out.unknown {
-			returned = math.MaxInt64
-		}
-		if happened {
-			l.mu.Lock()
-			l.history = append(l.history, porcupine.Operation{ClientId: id*calls + n, Input: in, Call: called, Output: out, Return: returned})
-			l.mu.Unlock()
-		}
 	}
+}
+
+// record adds what one call was answered about each widget that it was about, as calls of clients
+// of their own.
+func (l *linear) record(called int64, answers map[call]answer) {
+	returned := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for in, out := range answers {
+		o := porcupine.Operation{ClientId: len(l.history), Input: in, Call: called, Output: out, Return: returned}
+		if out.unknown {
+			o.Return = math.MaxInt64
+		}
+		l.history = append(l.history, o)
+	}
+}
+
+// list reads all widgets, and says whether it did. It is a get of each name to its client.
+func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer, bool) {
+	got := newWidgetList(widgetsV1)
+	err := s.GetList(ctx, "/example.com/widgets/", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, got)
+	switch {
+	case apierrors.IsServiceUnavailable(err), apierrors.IsTooManyRequests(err), ctx.Err() != nil:
+		return nil, false
+	case err != nil:
+		l.Errorf("list: %v", err)
+		return nil, false
+	}
+	l.lists.Add(1)
+	sizes := map[call]answer{}
+	for _, name := range names {
+		sizes[call{verb: "get", name: name}] = answer{}
+	}
+	for _, item := range got.Items {
+		sizes[call{verb: "get", name: item.GetName()}] = answer{value: sizeOf(&item)}
+	}
+	return sizes, true
 }
 
 // make makes a call, and says whether it can have happened.
@@ -189,15 +240,15 @@ func sizeOf(u *unstructured.Unstructured) string {
 }
 
 // TestLinearizable has clients create, update, delete and read a few widgets while their storage
-// version flips, other servers join and leave, and clients die: each widget is to them one
+// version flips, other servers join and leave, and clients and servers die: each widget is to them one
 // register, and a watch from the beginning sees every change of it once and in order.
 func TestLinearizable(t *testing.T) {
 	const clients, calls = 5, 120
 	l := &linear{world: newWorld(t), began: time.Now()}
 	l.fence.clock = clock.RealClock{}
-	l.stores.Store(&[]storage.Interface{})
+	l.servers.Store(&[]server{})
 	l.flip(widgetsV1)
-	first := *l.stores.Load()
+	first := *l.servers.Load()
 	from := l.report(widgets, by(self, encV1))
 	l.permits.grant(widgets, encV1, from)
 	w, err := first[0].Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: fmt.Sprint(from), Recursive: true, Predicate: storage.Everything})
@@ -222,6 +273,12 @@ func TestLinearizable(t *testing.T) {
 		} else {
 			l.flip(stored)
 		}
+		if flips%4 == 3 { // all servers die but the newest
+			all := *l.servers.Load()
+			for _, s := range all[:len(all)-1] {
+				s.kill()
+			}
+		}
 		l.report(widgets, by(self, agree.Encoding(stored.String()))) // somebody leaves, and this server is not told
 		written := l.calls()
 		eventually(t, "calls between two flips", func() bool {
@@ -243,8 +300,8 @@ func TestLinearizable(t *testing.T) {
 		}
 	}
 	changes := l.watched(w, from)
-	t.Logf("%d calls in %d flips, %d without an answer, %d changes", len(l.history), flips, unknown, changes)
-	if flips < 3 || unknown == 0 || changes < calls {
+	t.Logf("%d calls in %d flips, %d without an answer, %d lists, %d changes", len(l.history), flips, unknown, l.lists.Load(), changes)
+	if flips < 4 || unknown == 0 || l.lists.Load() < clients || changes < calls {
 		t.Error("too little has happened")
 	}
 }
