@@ -29,7 +29,8 @@ const (
 // clientLoad measures what a server's clients' requests for resources take, and how many of
 // them are under way on average. Watches and what the server asks of itself do not count.
 type clientLoad struct {
-	clock clock.PassiveClock
+	clock   clock.PassiveClock
+	garbage *collecting
 
 	mu sync.Mutex
 	// under are under way as of last.
@@ -44,7 +45,7 @@ type clientLoad struct {
 var _ pace.Clients = (*clientLoad)(nil)
 
 func newClientLoad(c clock.PassiveClock) *clientLoad {
-	return &clientLoad{clock: c, under: map[*served]bool{}, looks: map[*clientLook]bool{}}
+	return &clientLoad{clock: c, garbage: newCollecting(), under: map[*served]bool{}, looks: map[*clientLook]bool{}}
 }
 
 // served is a request that a client waits for.
@@ -150,7 +151,7 @@ func (l *clientLoad) Watch() (look func() pace.Seen, stop func()) {
 func (l *clientLoad) seen(look *clientLook) pace.Seen {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	seen := pace.Seen{Serving: l.busy(), Undisturbed: look.undisturbed, Latencies: map[string]pace.Latency{}}
+	seen := pace.Seen{Serving: l.busy(), Collecting: l.busy() && l.garbage.under(), Undisturbed: look.undisturbed, Latencies: map[string]pace.Latency{}}
 	look.undisturbed = false
 	for r := range l.under {
 		if so := l.last.Sub(r.began); so >= lateAfter {

@@ -15,8 +15,8 @@ type Bounds struct {
 	// MaxAdded is by how much the slower requests of clients may be lengthened. 0: by half of
 	// what they take without a migration, and never less than 2 ms.
 	MaxAdded time.Duration
-	// Least is the rate, in objects per second, that is kept whatever it adds: a migration has to
-	// end, also where latencies are high for other reasons. 0: Default.
+	// Least is the rate, in objects per second and with all rests, that is kept whatever it adds: a
+	// migration has to end, also where latencies are high for other reasons. 0: Default.
 	Least        float64
 	MaxPerSecond int // bounds the objects written per second in any case, if it is not 0
 }
@@ -35,6 +35,7 @@ type Latency struct {
 type Seen struct {
 	Serving     bool               // they are served, also if none of their requests ended
 	Undisturbed bool               // no object was migrated in that time
+	Collecting  bool               // garbage is being collected, which takes the processor from them
 	Latencies   map[string]Latency // of requests by what they have in common
 }
 
@@ -50,21 +51,25 @@ const (
 	// under way ends in the first; the second shows what requests take without the migration.
 	// The median of keptRests counts: in any of them something else may have disturbed.
 	restEvery, keptRests = 24, 5
-	enough               = 5                     // requests, at least, to say something of them
-	leastAdded           = 2 * time.Millisecond  // what may be in any case, without Bounds.MaxAdded
-	burst                = 20 * time.Millisecond // after which as many objects go at once as fell due
-	unit                 = 16 << 10              // how large an object may be to count as one, in bytes
+	// restMemory is over how many ticks, about, the part of rests is known. The least rate makes up
+	// for as much of them as leaves a rate of not more than Least/mostResting.
+	restMemory, mostResting = 50, 1. / 3
+	enough                  = 5                     // requests, at least, to say something of them
+	leastAdded              = 2 * time.Millisecond  // what may be in any case, without Bounds.MaxAdded
+	burst                   = 20 * time.Millisecond // after which as many objects go at once as fell due
+	unit                    = 16 << 10              // how large an object may be to count as one, in bytes
 )
 
 // State is what is decided from tick to tick.
 type State struct {
-	Rate  float64              // in objects per second: 0 in a rest, +Inf when nothing bounds it
-	going float64              // the rate between rests
-	knee  float64              // the one that was too fast last; 0 if none was yet
-	felt  float64              // the pressure that was known last
-	ticks int                  // for how many clients have been served
-	seen  map[string]Latency   // since a pressure was known
-	rests []map[string]Latency // what was seen in the last ones
+	Rate    float64              // in objects per second: 0 in a rest, +Inf when nothing bounds it
+	going   float64              // the rate between rests
+	knee    float64              // the one that was too fast last; 0 if none was yet
+	felt    float64              // the pressure that was known last
+	ticks   int                  // for how many clients have been served, and no garbage collected
+	resting float64              // the part of the last ticks in which nothing was admitted
+	seen    map[string]Latency   // since a pressure was known
+	rests   []map[string]Latency // what was seen in the last ones
 }
 
 // Next is the state for the next tick, after one in which this was seen of clients, and so many
@@ -80,6 +85,15 @@ func (s State) Next(b Bounds, seen Seen, wrote float64) State {
 	if b.Least == 0 {
 		b.Least = Default
 	}
+	s.resting -= s.resting / restMemory
+	if s.Rate == 0 && s.ticks > 0 {
+		s.resting += 1. / restMemory
+	}
+	if seen.Collecting && s.ticks > 0 {
+		s.Rate = 0
+		return s
+	}
+	b.Least /= max(1-s.resting, mostResting)
 	switch place := s.ticks % restEvery; {
 	case s.ticks == 0:
 		if s.going = 2 * b.Least; seen.Undisturbed && len(seen.Latencies) > 0 { // as good as a rest

@@ -35,6 +35,8 @@ func TestNext(t *testing.T) {
 		s.going, s.knee, s.felt = going, knee, felt
 		return s
 	}
+	collecting := patches(time.Second)
+	collecting.Collecting = true
 	known := Seen{Serving: true, Undisturbed: true, Latencies: patches(20 * ms).Latencies}
 	for name, test := range map[string]struct {
 		state  State
@@ -60,8 +62,9 @@ func TestNext(t *testing.T) {
 		"it does not make use of what it may": {at(4000, 0, 0), Bounds{}, patches(20 * ms), 1000, 4000},
 		"far below what was too fast":         {at(1000, 4000, 0), Bounds{}, patches(20 * ms), 1000, 2000},
 		"near what was too fast":              {at(3000, 4000, 0), Bounds{}, patches(20 * ms), 3000, 3150},
-		"it never stops":                      {at(Default, 0, 9), Bounds{}, patches(time.Second), Default, Default},
-		"it never stops patching":             {at(Patched, 0, 9), Bounds{Least: Patched}, patches(time.Second), Patched, Patched},
+		"it never stops":                      {at(Default, 0, 9), Bounds{}, patches(time.Second), Default, Default / (1 - rested(0).resting)},
+		"it never stops patching":             {at(Patched, 0, 9), Bounds{Least: Patched}, patches(time.Second), Patched, Patched / (1 - rested(0).resting)},
+		"garbage is collected":                {at(2000, 0, 0), Bounds{}, collecting, 2000, 0},
 		"an absolute bound is kept":           {at(2000, 0, 9), Bounds{MaxAdded: 5 * ms}, patches(26 * ms), 2000, 1400},
 		"a wide one is made use of":           {at(2000, 0, 0), Bounds{MaxAdded: 50 * ms}, patches(35 * ms), 2000, 4000},
 		"so is the bound of objects":          {at(2000, 0, 0), Bounds{MaxPerSecond: 300}, patches(20 * ms), 300, 300},
@@ -89,6 +92,31 @@ func TestFewClients(t *testing.T) {
 	}
 	if s = s.Next(Bounds{}, few, 2000); s.Rate != 1400 {
 		t.Errorf("6 requests made the rate %v", s.Rate)
+	}
+}
+
+// TestCollecting: while garbage is collected nothing is written, and what clients feel then says
+// nothing about the rate, which makes up for it.
+func TestCollecting(t *testing.T) {
+	s, written := rested(20*ms), 0.
+	const ticks = 1000
+	for tick := range ticks {
+		slow := 20 * ms
+		switch {
+		case tick%10 < 5:
+			slow = time.Minute
+		case s.Rate > 0:
+			slow = 50 * ms
+		}
+		seen := patches(slow)
+		seen.Collecting = tick%10 < 5
+		if s = s.Next(Bounds{}, seen, s.Rate); s.Rate > 0 && seen.Collecting {
+			t.Fatalf("tick %d: %v objects/s are written beside a collection", tick, s.Rate)
+		}
+		written += s.Rate * (200 * ms).Seconds()
+	}
+	if rate := written / (ticks * (200 * ms).Seconds()); rate < 0.9*Default || rate > 1.2*Default {
+		t.Errorf("%.0f objects/s where %d are to be kept", rate, Default)
 	}
 }
 
