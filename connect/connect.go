@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -90,7 +91,7 @@ func NewClientWith(config *rest.Config, migrations schema.GroupVersion) (client.
 	definitionsInProtobuf()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme,
+		authenticationv1.AddToScheme, corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme,
 		apiserverinternalv1alpha1.AddToScheme, apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme, versionv1alpha1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
@@ -109,6 +110,7 @@ func NewClientWith(config *rest.Config, migrations schema.GroupVersion) (client.
 			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageState"),
 			versionv1alpha1.SchemeGroupVersion.WithKind("ClusterVersion"),
 			migrationv1alpha1.SchemeGroupVersion.WithKind("StorageVersionMigration"),
+			authenticationv1.SchemeGroupVersion.WithKind("SelfSubjectReview"),
 		},
 		meta.RESTScopeNamespace: {
 			corev1.SchemeGroupVersion.WithKind("ConfigMap"),

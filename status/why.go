@@ -233,6 +233,8 @@ func (r *resource) next(a *Answer) string {
 		return "the definition is pruned when every kube-apiserver has answered for as long as its annotation " + observed.PruneAnnotation + " says, or --prune-after of concord controllers: 10 minutes by default"
 	case a.Blocked && r.crd != nil && r.settled():
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
+	case a.Blocked && r.crd == nil && r.version == nil:
+		return "concord controllers migrate it by themselves if its storage version can have changed, but not with --built-in-resources=false, nor events; at once by kubectl concord migrate " + r.String()
 	case a.Blocked:
 		return "a migration begins by itself; at once by kubectl concord migrate " + r.String()
 	}

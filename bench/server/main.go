@@ -1,7 +1,7 @@
 // Command server measures concord kube-apiserver beside the stock kube-apiserver of the same
 // module, each on an etcd of its own, in turns and in one run:
 //
-//	go run ./bench/server [-rounds N] [-crds N] [-quick]
+//	go run ./bench/server [-rounds N] [-crds N] [-only PART,…] [-quick]
 //
 // Of each figure the median over rounds counts, and the ratio is what tells. The table goes to
 // stdout, progress to stderr. It exits with 1 when a measurement fails, not when a figure misses
@@ -16,6 +16,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -63,28 +65,36 @@ func main() {
 // options are what the command line says.
 type options struct {
 	rounds, crds int
+	// only names the parts that are measured; empty: all of them.
+	only string
 	// writes is how many requests of each kind are timed in a round.
 	writes int
-	// settle is how long a server is left alone before its memory is read, flood how long it is
-	// kept saturated in a round.
-	settle, flood time.Duration
+	// settle is how long a server is left alone after a start and before what it holds is read,
+	// idle how long both are before their memory is, flood how long one is kept saturated in a round.
+	settle, idle, flood time.Duration
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("server", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	o := options{writes: 300, settle: 30 * time.Second, flood: 10 * time.Second}
+	o := options{writes: 300, settle: 30 * time.Second, idle: 150 * time.Second, flood: 10 * time.Second}
 	flags.IntVar(&o.rounds, "rounds", 7, "how often each side is measured, in turns")
 	flags.IntVar(&o.crds, "crds", 1000, "CRDs that are created")
+	flags.StringVar(&o.only, "only", "", "the parts that are measured, with commas between, of: "+strings.Join(partNames(), ", ")+" (default all)")
 	quick := flags.Bool("quick", false, "two minutes, to see that it works: two rounds, 20 CRDs, figures of no worth")
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
 	}
 	if *quick {
-		o = options{rounds: 2, crds: 20, writes: 30, settle: 3 * time.Second, flood: 2 * time.Second}
+		o = options{only: o.only, rounds: 2, crds: 20, writes: 30, settle: 3 * time.Second, idle: time.Second, flood: 2 * time.Second}
 	}
 	if flags.NArg() > 0 || o.rounds < 1 || o.crds < o.rounds {
 		return options{}, errors.New("no arguments, at least a round, and a CRD for every round are needed")
+	}
+	for name := range strings.SplitSeq(o.only, ",") {
+		if name != "" && !slices.Contains(partNames(), name) {
+			return options{}, fmt.Errorf("-only has %q, which is none of: %s", name, strings.Join(partNames(), ", "))
+		}
 	}
 	return o, nil
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,8 +59,10 @@ func (b *bench) measure(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := b.turns(ctx, "start", b.restart); err != nil {
-		return err
+	if b.chosen("start") {
+		if err := b.restart(ctx); err != nil {
+			return err
+		}
 	}
 	for _, s := range b.sides {
 		if err := s.define(ctx, "widgets"); err != nil {
@@ -75,41 +79,77 @@ func (b *bench) measure(ctx context.Context) error {
 	if err := pause(ctx, b.settle); err != nil {
 		return err
 	}
-	for _, part := range []struct {
-		what    string
-		measure func(context.Context, *side, int) error
-	}{
-		{"writes", b.writeAll},
-		{"first write", b.firstWrite},
-		{"CRDs", b.define},
-		{"holdings", b.holdings},
-		// These leave as many objects behind as the server could write, so they come last.
-		{"saturation", b.saturate},
-		{"overload", b.overload},
-	} {
-		if err := b.turns(ctx, part.what, part.measure); err != nil {
+	for _, part := range parts {
+		if !b.chosen(part.name) {
+			continue
+		}
+		if err := part.measure(b, ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// restart measures a start on an etcd in use, and the memory of a server that has nothing to do.
-func (b *bench) restart(ctx context.Context, s *side, _ int) error {
-	if err := s.stop(ctx); err != nil {
-		return err
+// parts are measured in this order after the start.
+var parts = []struct {
+	name    string
+	measure func(*bench, context.Context) error
+}{
+	{"writes", (*bench).writeAll},
+	{"first-write", func(b *bench, ctx context.Context) error { return b.turns(ctx, "first-write", b.firstWrite) }},
+	{"crds", func(b *bench, ctx context.Context) error { return b.turns(ctx, "crds", b.define) }},
+	{"holdings", func(b *bench, ctx context.Context) error { return b.turns(ctx, "holdings", b.holdings) }},
+	// These leave as many objects behind as the server could write, so they come last.
+	{"saturation", func(b *bench, ctx context.Context) error { return b.turns(ctx, "saturation", b.saturate) }},
+	{"overload", func(b *bench, ctx context.Context) error { return b.turns(ctx, "overload", b.overload) }},
+}
+
+func partNames() []string {
+	names := []string{"start"}
+	for _, part := range parts {
+		names = append(names, part.name)
 	}
-	took, err := s.start(ctx)
-	if err != nil {
-		return err
+	return names
+}
+
+// chosen says whether a part is measured.
+func (b *bench) chosen(name string) bool {
+	return b.only == "" || slices.Contains(strings.Split(b.only, ","), name)
+}
+
+// restart measures starts on an etcd in use, in turns, and then the memory of servers that have had
+// nothing to do for a while: that of both at once, and after Go's runtime has collected garbage,
+// which it does every two minutes. Before that it tells how much garbage a start makes.
+func (b *bench) restart(ctx context.Context) error {
+	for round := range b.rounds {
+		for i := range b.sides {
+			s := b.sides[(i+round)%len(b.sides)]
+			fmt.Fprintf(b.progress, "start, round %d of %d, %s\n", round+1, b.rounds, s.role)
+			if err := s.stop(ctx); err != nil {
+				return err
+			}
+			took, err := s.start(ctx)
+			if err != nil {
+				return err
+			}
+			b.add(s, ready, took.Seconds())
+			// What a start leaves to do is done before the other one is timed.
+			if err := pause(ctx, b.settle); err != nil {
+				return err
+			}
+		}
+		if err := pause(ctx, b.idle); err != nil {
+			return err
+		}
+		for _, s := range b.sides {
+			memory, err := s.memory()
+			if err != nil {
+				return err
+			}
+			b.add(s, idle, memory)
+		}
 	}
-	b.add(s, ready, took.Seconds())
-	if err := pause(ctx, b.settle); err != nil {
-		return err
-	}
-	memory, err := s.memory()
-	b.add(s, idle, memory)
-	return err
+	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -121,15 +161,42 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// writeAll times creates and updates of every kind, one after the other.
-func (b *bench) writeAll(ctx context.Context, s *side, _ int) error {
-	for _, k := range kinds {
-		creates, updates := make([]float64, b.writes), make([]float64, b.writes)
-		for i := range b.writes {
-			b.created++
-			name := fmt.Sprintf("o%d", b.created)
-			var err error
-			if creates[i], err = timed(func() error { _, err := s.do(ctx, "POST", k.path, k.body(name, "", 1)); return err }); err != nil {
+// writeAll times creates and updates of every kind. The sides take turns with each object, since
+// the machine's speed differs from minute to minute; their servers are started anew for every
+// round, since that of a process does, too: by a tenth and more.
+func (b *bench) writeAll(ctx context.Context) error {
+	for round := range b.rounds {
+		for _, s := range b.sides {
+			if err := s.stop(ctx); err != nil {
+				return err
+			}
+			if err := s.begin(ctx); err != nil {
+				return err
+			}
+		}
+		if err := pause(ctx, b.settle/6); err != nil {
+			return err
+		}
+		for _, k := range kinds {
+			fmt.Fprintf(b.progress, "writes of %s, round %d of %d\n", k.name, round+1, b.rounds)
+			if err := b.writeKind(ctx, k); err != nil {
+				return fmt.Errorf("writes of %s: %w", k.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// writeKind times a round's creates and updates of one kind.
+func (b *bench) writeKind(ctx context.Context, k kind) error {
+	times := map[key][]float64{}
+	for i := range b.writes {
+		b.created++
+		name := fmt.Sprintf("o%d", b.created)
+		for turn := range b.sides {
+			s := b.sides[(turn+i)%len(b.sides)]
+			created, err := timed(func() error { _, err := s.do(ctx, "POST", k.path, k.body(name, "", 1)); return err })
+			if err != nil {
 				return err
 			}
 			// Without a resourceVersion an update of a custom resource is refused.
@@ -137,12 +204,20 @@ func (b *bench) writeAll(ctx context.Context, s *side, _ int) error {
 			if err != nil {
 				return err
 			}
-			if updates[i], err = timed(func() error { _, err := s.do(ctx, "PUT", k.path+"/"+name, k.body(name, version, 2)); return err }); err != nil {
+			updated, err := timed(func() error { _, err := s.do(ctx, "PUT", k.path+"/"+name, k.body(name, version, 2)); return err })
+			if err != nil {
 				return err
 			}
+			for verb, took := range map[string]float64{create: created, update: updated} {
+				figure := key{latency(verb, k.name), s.role}
+				times[figure] = append(times[figure], took)
+			}
 		}
-		for verb, times := range map[string][]float64{create: creates, update: updates} {
-			b.pool(s, latency(verb, k.name), times)
+	}
+	for _, verb := range []string{create, update} {
+		for _, s := range b.sides {
+			figure := latency(verb, k.name)
+			b.pool(s, figure, times[key{figure, s.role}])
 		}
 	}
 	return nil

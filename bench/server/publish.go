@@ -59,6 +59,9 @@ func (b *bench) publish(w io.Writer) error {
 // row compares the medians over rounds.
 func (b *bench) row(figure, unit string, target *figures.Target) string {
 	own, other := b.samples[key{figure, ours}], b.samples[key{figure, theirs}]
+	if len(own) == 0 || len(other) == 0 { // its part was not chosen
+		return ""
+	}
 	row := figures.Row{Measure: "server", Figure: figure, Unit: unit, Value: figures.Median(own)}.Compare("stock", figures.Median(other)).Keep(own, other)
 	return judged(row, target)
 }
@@ -66,6 +69,9 @@ func (b *bench) row(figure, unit string, target *figures.Target) string {
 // quantiles compares the latencies of all rounds.
 func (b *bench) quantiles(figure string, target *figures.Target) string {
 	own, other := b.samples[key{figure, ours}], b.samples[key{figure, theirs}]
+	if len(own) == 0 || len(other) == 0 {
+		return ""
+	}
 	var text string
 	for _, q := range []float64{0.5, 0.99} {
 		quantile := func(times []float64) float64 { return figures.Quantile(times, q) }
@@ -80,6 +86,9 @@ func (b *bench) quantiles(figure string, target *figures.Target) string {
 func (b *bench) slowdown(role, figure string, target *figures.Target) string {
 	quantile := func(times []float64) float64 { return figures.Quantile(times, 0.99) }
 	beside, alone := b.samples[key{figure, role}], b.samples[key{normal, role}]
+	if len(beside) == 0 {
+		return ""
+	}
 	row := figures.Row{Measure: "server", Figure: role + ": " + figure + ", p99", Unit: "ms", Value: quantile(beside)}.
 		Compare("idle", quantile(alone)).Within(figures.RatioInterval(beside, alone, quantile))
 	return judged(row, target)

@@ -96,6 +96,9 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 		if p.To != "" {
 			out += indented(plain(p.From) + "to " + string(agree.Encoding(p.To).Plain()))
 		}
+		if p.User != "" {
+			out += indented("asked for by " + p.User)
+		}
 		if p.Result == string(migrationv1alpha1.MigrationFailed) {
 			reason := p.Reason
 			if len(p.Failures) > 0 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -120,8 +121,9 @@ func (o *migrateOptions) run(ctx context.Context, args []string, out io.Writer) 
 // migrate asks for the migrations and follows them to their end.
 func (o *migrateOptions) migrate(ctx context.Context, cluster client.WithWatch, resources []schema.GroupResource, out io.Writer) error {
 	var all []*asked
+	user := userOf(ctx, cluster)
 	for _, gr := range resources {
-		m, err := o.create(ctx, cluster, gr)
+		m, err := o.create(ctx, cluster, gr, user)
 		switch {
 		case ctx.Err() != nil:
 			return butGoesOn(fmt.Errorf("interrupted while asking for the migration of %s, which may have been made", gr), all)
@@ -145,9 +147,19 @@ func (o *migrateOptions) migrate(ctx context.Context, cluster client.WithWatch, 
 	return verdict(all)
 }
 
+// userOf is the name by which the API server knows the user, for the history; empty where it does
+// not tell.
+func userOf(ctx context.Context, cluster client.Client) string {
+	review := &authenticationv1.SelfSubjectReview{}
+	if err := cluster.Create(ctx, review); err != nil {
+		return ""
+	}
+	return review.Status.UserInfo.Username
+}
+
 // create asks for one migration. Ended ones that this command asked for before, of the same
 // resource, go: nobody else would ever delete them.
-func (o *migrateOptions) create(ctx context.Context, cluster client.WithWatch, gr schema.GroupResource) (*asked, error) {
+func (o *migrateOptions) create(ctx context.Context, cluster client.WithWatch, gr schema.GroupResource, user string) (*asked, error) {
 	mine := client.MatchingLabels{migrationv1alpha1.AskedByLabel: askedByCommand}
 	var before migrationv1alpha1.StorageVersionMigrationList
 	if err := cluster.List(ctx, &before, mine); err != nil {
@@ -166,6 +178,9 @@ func (o *migrateOptions) create(ctx context.Context, cluster client.WithWatch, g
 	}}
 	m.GenerateName = migrationv1alpha1.StateName(gr) + "-"
 	m.Labels = mine
+	if user != "" {
+		m.Annotations = map[string]string{migrationv1alpha1.AskedByUserAnnotation: user}
+	}
 	if o.latencySet {
 		m.Spec.MaxAddedLatency = &metav1.Duration{Duration: o.maxLatency}
 	}

@@ -113,7 +113,7 @@ func Release(t testing.TB, release string) string {
 }
 
 // landed is the commit that Earlier builds as long as no release has a tag.
-const landed = "a25528c1fad1a174cda816784f1428e1cb044318"
+const landed = "545e4b2ff773ba9764f9d510736d011ec1f1334f"
 
 // Earlier builds the program of Concord's release before this one, from the newest tag, in a work
 // tree of its own. It needs the repository's history.

@@ -38,6 +38,10 @@ const (
 // concord.dev, which the servers write alone, any client may set it.
 const AskedByLabel = "migrate.concord.dev/asked-by"
 
+// AskedByUserAnnotation, on a migration, is the name of the user who asked for it, as the API
+// server told the program that set it. It is for people: who wants proof reads the audit log.
+const AskedByUserAnnotation = "migrate.concord.dev/asked-by-user"
+
 // HoldAnnotation, on a CustomResourceDefinition, postpones its cut-over while its value is
 // "true", in any letter case: objects are migrated, and status.storedVersions is not pruned.
 const HoldAnnotation = "concord.dev/hold"

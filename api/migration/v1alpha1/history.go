@@ -37,6 +37,8 @@ type Past struct {
 	Reason string `json:"reason,omitempty"`
 	// Made says who asked for it: the trigger, or the program that created it.
 	Made string `json:"made,omitempty"`
+	// User is the user who asked for it, where the program that created it told.
+	User string `json:"user,omitempty"`
 	// By is the server that migrated.
 	By    string      `json:"by,omitempty"`
 	Began metav1.Time `json:"began"`
@@ -57,7 +59,7 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		return Past{}, false
 	}
 	p := Past{
-		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel],
+		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel], User: m.Annotations[AskedByUserAnnotation],
 		By: m.Annotations[ClaimedByAnnotation], Began: m.CreationTimestamp, Ended: ended.LastUpdateTime,
 	}
 	p.Made = cmp.Or(p.Made, m.Labels[AskedByLabel])

@@ -18,7 +18,8 @@ import (
 func TestHistory(t *testing.T) {
 	began := time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC)
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{
-		Name: "m", UID: "u", CreationTimestamp: metav1.NewTime(began), ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-create"}},
+		Name: "m", UID: "u", CreationTimestamp: metav1.NewTime(began), Annotations: map[string]string{migrationv1alpha1.AskedByUserAnnotation: "alice"},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-create"}},
 	}}
 	migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "sv", Epoch: 2}, Encoding: "example.com/v2"})
 	stored := []agree.Encoding{"example.com/v1", "example.com/v2"}
@@ -32,7 +33,7 @@ func TestHistory(t *testing.T) {
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "", metav1.NewTime(began.Add(time.Minute)))
 	p, ended := migrationv1alpha1.PastOf(m, stored)
 	if !ended || !slices.Equal(p.From, []string{"example.com/v1"}) || p.To != "example.com/v2" || p.Objects != 1 || p.Failed != 4 || len(p.Failures) != 3 ||
-		p.Failures[0] != "ns/0" || p.Took() != time.Minute || p.Made != "kubectl-create" || p.Result != "Failed" {
+		p.Failures[0] != "ns/0" || p.Took() != time.Minute || p.Made != "kubectl-create" || p.User != "alice" || p.Result != "Failed" {
 		t.Errorf("told %+v, %v", p, ended)
 	}
 	annotations := map[string]string{}
