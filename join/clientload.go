@@ -151,7 +151,8 @@ func (l *clientLoad) Watch() (look func() pace.Seen, stop func()) {
 func (l *clientLoad) seen(look *clientLook) pace.Seen {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	seen := pace.Seen{Serving: l.busy(), Collecting: l.busy() && l.garbage.under(), Undisturbed: look.undisturbed, Latencies: map[string]pace.Latency{}}
+	serving := l.busy()
+	seen := pace.Seen{Serving: serving, Collecting: serving && l.garbage.under(), Undisturbed: look.undisturbed, Latencies: map[string]pace.Latency{}}
 	look.undisturbed = false
 	for r := range l.under {
 		if so := l.last.Sub(r.began); so >= lateAfter {

@@ -98,7 +98,7 @@ var parts = []struct {
 	{"writes", (*bench).writeAll},
 	{"first-write", func(b *bench, ctx context.Context) error { return b.turns(ctx, "first-write", b.firstWrite) }},
 	{"crds", func(b *bench, ctx context.Context) error { return b.turns(ctx, "crds", b.define) }},
-	{"holdings", func(b *bench, ctx context.Context) error { return b.turns(ctx, "holdings", b.holdings) }},
+	{"holdings", (*bench).holdings},
 	// These leave as many objects behind as the server could write, so they come last.
 	{"saturation", func(b *bench, ctx context.Context) error { return b.turns(ctx, "saturation", b.saturate) }},
 	{"overload", func(b *bench, ctx context.Context) error { return b.turns(ctx, "overload", b.overload) }},
@@ -307,35 +307,41 @@ func plural(n int) string { return fmt.Sprintf("kind%ds", n) }
 // used is how many CRDs have objects asked for when open files are counted.
 const used = 50
 
-// holdings reads what a server holds when all CRDs exist and some are in use.
-func (b *bench) holdings(ctx context.Context, s *side, round int) error {
-	if round == 0 {
+// holdings reads what servers hold when all CRDs exist and some are in use, of both at once, and as
+// restart does when they have had nothing to do for a while.
+func (b *bench) holdings(ctx context.Context) error {
+	for _, s := range b.sides {
 		for n := range min(used, b.crds) {
 			// A storage that is new answers 429 until its watch cache is filled.
 			if err := await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/apis/"+group+"/v1/"+plural(n)) }); err != nil {
+				return fmt.Errorf("holdings of %s: %w", s.role, err)
+			}
+		}
+		if s.role == ours {
+			if err := s.migrated(ctx); err != nil {
 				return err
 			}
 		}
+		s.http.CloseIdleConnections()
 	}
-	if s.role == ours {
-		if err := s.migrated(ctx); err != nil {
+	for round := range b.rounds {
+		fmt.Fprintf(b.progress, "holdings, round %d of %d\n", round+1, b.rounds)
+		if err := pause(ctx, b.idle); err != nil {
 			return err
 		}
+		for _, s := range b.sides {
+			memory, err := s.memory()
+			if err != nil {
+				return err
+			}
+			open, connections, err := s.descriptors()
+			if err != nil {
+				return err
+			}
+			b.add(s, full, memory)
+			b.add(s, files, float64(open))
+			b.add(s, sockets, float64(connections))
+		}
 	}
-	s.http.CloseIdleConnections()
-	if err := pause(ctx, b.settle); err != nil {
-		return err
-	}
-	memory, err := s.memory()
-	if err != nil {
-		return err
-	}
-	open, connections, err := s.descriptors()
-	if err != nil {
-		return err
-	}
-	b.add(s, full, memory)
-	b.add(s, files, float64(open))
-	b.add(s, sockets, float64(connections))
 	return nil
 }
