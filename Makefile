@@ -67,7 +67,7 @@ check: ## gofmt, go vet, golangci-lint with the check of feature histories, and 
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	go vet ./...
 	@go generate ./... && git diff --exit-code -- '*zz_generated*' docs || { echo "generated code differs: run make generate and commit"; exit 1; }
-	go run -C tools ./golangci-lint run --timeout 20m
+	go run -C tools -mod=mod ./golangci-lint run --timeout 20m
 
 bench: ## Measure what the protocol costs and how fast migrations are, side by side
 	go run ./bench/server

@@ -100,7 +100,9 @@ type linear struct {
 	// ones are still called, as handlers do that a request has found before the flip.
 	servers atomic.Pointer[[]server]
 
-	lists   atomic.Int64 // that were answered
+	// fromCache and fromEtcd count lists that were answered, cutOff calls of servers that died.
+	fromCache, fromEtcd, cutOff atomic.Int64
+
 	mu      sync.Mutex
 	history []porcupine.Operation
 }
@@ -108,8 +110,9 @@ type linear struct {
 // server is a store with a life: kill cuts off all calls that are under way.
 type server struct {
 	storage.Interface
-	life context.Context
-	kill func()
+	life   context.Context
+	kill   func()
+	cached bool
 }
 
 func (l *linear) now() int64 { return time.Since(l.began).Nanoseconds() }
@@ -123,7 +126,7 @@ func (l *linear) flip(stored schema.GroupVersion, others ...agree.Report) {
 	// Every other server reads lists from a watch cache.
 	s, _ := l.widgetStore(widgetsV1, stored, len(old)%2 == 1)
 	life, kill := context.WithCancel(l.Context())
-	all := append(slices.Clone(old), server{s, life, kill})
+	all := append(slices.Clone(old), server{s, life, kill, len(old)%2 == 1})
 	l.servers.Store(&all)
 	l.permits.grant(widgets, enc, revision)
 }
@@ -150,9 +153,17 @@ func (l *linear) client(id, calls int) {
 		if in.verb == "list" {
 			if sizes, read := l.list(ctx, s); read {
 				l.record(called, sizes)
+				if s.cached {
+					l.fromCache.Add(1)
+				} else {
+					l.fromEtcd.Add(1)
+				}
 			}
 		} else if out, happened := l.make(ctx, s, in); happened {
 			l.record(called, map[call]answer{in: out})
+			if out.unknown && s.life.Err() != nil {
+				l.cutOff.Add(1)
+			}
 		}
 		kill()
 	}
@@ -184,7 +195,6 @@ func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer
 		l.Errorf("list: %v", err)
 		return nil, false
 	}
-	l.lists.Add(1)
 	sizes := map[call]answer{}
 	for _, name := range names {
 		sizes[call{verb: "get", name: name}] = answer{}
@@ -240,7 +250,7 @@ func sizeOf(u *unstructured.Unstructured) string {
 }
 
 // TestLinearizable has clients create, update, delete and read a few widgets while their storage
-// version flips, other servers join and leave, and clients and servers die: each widget is to them one
+// version flips, other servers join and leave, clients die and calls of servers are cut off: each widget is to them one
 // register, and a watch from the beginning sees every change of it once and in order.
 func TestLinearizable(t *testing.T) {
 	const clients, calls = 5, 120
@@ -300,8 +310,9 @@ func TestLinearizable(t *testing.T) {
 		}
 	}
 	changes := l.watched(w, from)
-	t.Logf("%d calls in %d flips, %d without an answer, %d lists, %d changes", len(l.history), flips, unknown, l.lists.Load(), changes)
-	if flips < 4 || unknown == 0 || l.lists.Load() < clients || changes < calls {
+	t.Logf("%d calls in %d flips, %d without an answer (%d of servers that died), %d and %d lists, %d changes",
+		len(l.history), flips, unknown, l.cutOff.Load(), l.fromCache.Load(), l.fromEtcd.Load(), changes)
+	if flips < 4 || unknown == 0 || l.fromCache.Load() == 0 || l.fromEtcd.Load() == 0 || changes < calls {
 		t.Error("too little has happened")
 	}
 }

@@ -45,7 +45,7 @@ type clientLoad struct {
 var _ pace.Clients = (*clientLoad)(nil)
 
 func newClientLoad(c clock.PassiveClock) *clientLoad {
-	return &clientLoad{clock: c, garbage: newCollecting(), under: map[*served]bool{}, looks: map[*clientLook]bool{}}
+	return &clientLoad{clock: c, garbage: newCollecting(c), under: map[*served]bool{}, looks: map[*clientLook]bool{}}
 }
 
 // served is a request that a client waits for.

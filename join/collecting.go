@@ -4,43 +4,65 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
 )
 
 // collecting has garbage collected while migrations rest. A collection takes up to half of the
 // processor for as long as the heap is large; with objects being rewritten beside it, all of which
 // watch caches decode, clients wait for whole seconds.
 type collecting struct {
-	// read returns one of heapMetrics, and collect collects garbage.
-	read    func(name string) uint64
+	clock clock.PassiveClock
+	// read tells of the heap, and collect collects garbage.
+	read    func() heap
 	collect func()
 
 	mu      sync.Mutex
 	running bool
+	// looked is when the heap was last read. after is until when nothing more is collected.
+	looked, after time.Time
 	// cycles are the collections so far, and allocated is what had been when the last one ended.
 	cycles, allocated uint64
 }
 
-// heapMetrics are the runtime's metrics that are read: how many collections there were, and in
-// bytes what was ever allocated, how large the heap may become, what of it the last collection
-// found alive, and how large it is.
-var heapMetrics = []string{
-	"/gc/cycles/total:gc-cycles", "/gc/heap/allocs:bytes", "/gc/heap/goal:bytes", "/gc/heap/live:bytes", "/memory/classes/heap/objects:bytes",
+// heap is what Go's runtime tells of it: how many collections there were, and in bytes what was ever
+// allocated, how large it may become, what of it the last collection found alive, and how large it
+// is, with garbage that no collection has freed yet.
+type heap struct{ cycles, allocated, goal, live, size uint64 }
+
+func newCollecting(c clock.PassiveClock) *collecting {
+	return &collecting{clock: c, read: readHeap, collect: runtime.GC}
 }
 
-func newCollecting() *collecting {
-	return &collecting{collect: runtime.GC, read: func(name string) uint64 {
-		sample := []metrics.Sample{{Name: name}}
-		metrics.Read(sample)
-		if sample[0].Value.Kind() != metrics.KindUint64 {
+func readHeap() heap {
+	samples := []metrics.Sample{
+		{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/goal:bytes"},
+		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+	}
+	metrics.Read(samples)
+	value := func(i int) uint64 {
+		if samples[i].Value.Kind() != metrics.KindUint64 {
 			return 0
 		}
-		return sample[0].Value.Uint64()
-	}}
+		return samples[i].Value.Uint64()
+	}
+	return heap{value(0), value(1), value(2), value(3), value(4)}
 }
 
-// collectAt is the part of what may be allocated between two collections at which one is begun.
-// The runtime itself begins between 0.7 and 0.95 of it.
-const collectAt = 0.6
+const (
+	// collectAt is the part of what may be allocated between two collections at which one is begun.
+	// The runtime itself begins between 0.7 and 0.95 of it.
+	collectAt = 0.6
+	// Where less may be allocated than that, or than a tenth of what is alive, as at a memory limit,
+	// the runtime decides alone.
+	leastRunway = 16 << 20
+	// leastApart is how long after a collection the next one is begun here at the earliest, or as long
+	// as it lasted.
+	leastApart = 500 * time.Millisecond
+	// recently: a heap that was read within this time is known since.
+	recently = time.Second
+)
 
 // under says that garbage is being collected, and begins to collect it if that is about to happen
 // anyway.
@@ -50,12 +72,17 @@ func (c *collecting) under() bool {
 	if c.running {
 		return true
 	}
-	allocated, goal, live := c.read("/gc/heap/allocs:bytes"), c.read("/gc/heap/goal:bytes"), c.read("/gc/heap/live:bytes")
-	if cycles := c.read("/gc/cycles/total:gc-cycles"); cycles != c.cycles {
-		// It may have ended long ago: what there is besides what was alive was allocated since.
-		c.cycles, c.allocated = cycles, allocated-(max(live, c.read("/memory/classes/heap/objects:bytes"))-live)
+	now, h := c.clock.Now(), c.read()
+	if h.cycles != c.cycles {
+		c.cycles, c.allocated = h.cycles, h.allocated
+		if now.Sub(c.looked) > recently {
+			// It may have ended long ago: what there is besides what was alive was allocated since.
+			c.allocated -= max(h.live, h.size) - h.live
+		}
 	}
-	if goal < live || float64(allocated-c.allocated) < collectAt*float64(goal-live) {
+	c.looked = now
+	runway := h.goal - min(h.live, h.goal)
+	if runway < max(leastRunway, h.live/10) || now.Before(c.after) || float64(h.allocated-c.allocated) < collectAt*float64(runway) {
 		return false
 	}
 	c.running = true
@@ -63,7 +90,8 @@ func (c *collecting) under() bool {
 		c.collect()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.running = false
+		ended := c.clock.Now()
+		c.running, c.looked, c.after = false, ended, ended.Add(max(leastApart, ended.Sub(now)))
 	}()
 	return true
 }

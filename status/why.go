@@ -234,7 +234,7 @@ func (r *resource) next(a *Answer) string {
 	case a.Blocked && r.crd != nil && r.settled():
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd == nil && r.version == nil:
-		return "concord controllers migrate it by themselves if its storage version can have changed, but not with --built-in-resources=false, nor events; at once by kubectl concord migrate " + r.String()
+		return "concord controllers migrate it when its storage version can have changed, unless they run with --built-in-resources=false (events end by themselves); at once by kubectl concord migrate " + r.String()
 	case a.Blocked:
 		return "a migration begins by itself; at once by kubectl concord migrate " + r.String()
 	}

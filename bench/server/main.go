@@ -91,6 +91,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if flags.NArg() > 0 || o.rounds < 1 || o.crds < o.rounds {
 		return options{}, errors.New("no arguments, at least a round, and a CRD for every round are needed")
 	}
+	if o.only != "" && strings.Contains(o.only, "holdings") && !strings.Contains(o.only, "crds") {
+		return options{}, errors.New("-only holdings needs crds")
+	}
 	for name := range strings.SplitSeq(o.only, ",") {
 		if name != "" && !slices.Contains(partNames(), name) {
 			return options{}, fmt.Errorf("-only has %q, which is none of: %s", name, strings.Join(partNames(), ", "))

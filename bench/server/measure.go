@@ -97,7 +97,7 @@ var parts = []struct {
 }{
 	{"writes", (*bench).writeAll},
 	{"first-write", func(b *bench, ctx context.Context) error { return b.turns(ctx, "first-write", b.firstWrite) }},
-	{"crds", func(b *bench, ctx context.Context) error { return b.turns(ctx, "crds", b.define) }},
+	{"crds", (*bench).defineAll},
 	{"holdings", (*bench).holdings},
 	// These leave as many objects behind as the server could write, so they come last.
 	{"saturation", func(b *bench, ctx context.Context) error { return b.turns(ctx, "saturation", b.saturate) }},
@@ -284,6 +284,19 @@ func (b *bench) saturate(ctx context.Context, s *side, round int) error {
 	return errors.Join(errs...)
 }
 
+// defineAll creates the CRDs, and waits until concord has migrated what it began to for them.
+func (b *bench) defineAll(ctx context.Context) error {
+	if err := b.turns(ctx, "crds", b.define); err != nil {
+		return err
+	}
+	for _, s := range b.sides {
+		if s.role == ours {
+			return s.migrated(ctx)
+		}
+	}
+	return nil
+}
+
 // define creates a round's share of the CRDs, and waits until all are established.
 func (b *bench) define(ctx context.Context, s *side, round int) error {
 	first, last := b.crds*round/b.rounds, b.crds*(round+1)/b.rounds
@@ -315,11 +328,6 @@ func (b *bench) holdings(ctx context.Context) error {
 			// A storage that is new answers 429 until its watch cache is filled.
 			if err := await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/apis/"+group+"/v1/"+plural(n)) }); err != nil {
 				return fmt.Errorf("holdings of %s: %w", s.role, err)
-			}
-		}
-		if s.role == ours {
-			if err := s.migrated(ctx); err != nil {
-				return err
 			}
 		}
 		s.http.CloseIdleConnections()

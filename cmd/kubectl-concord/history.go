@@ -97,7 +97,7 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 			out += indented(plain(p.From) + "to " + string(agree.Encoding(p.To).Plain()))
 		}
 		if p.User != "" {
-			out += indented("asked for by " + p.User)
+			out += indented("user " + p.User)
 		}
 		if p.Result == string(migrationv1alpha1.MigrationFailed) {
 			reason := p.Reason

@@ -86,7 +86,7 @@ func TestHistoryTable(t *testing.T) {
 ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
 2026-11-24 10:00:12  Succeeded  5000     0       12s   concord-migrate
   from example.com/v1 to example.com/v2
-  asked for by alice
+  user alice
 2026-11-24 10:00:00  Failed     4999     1       <1s   -
   to example.com/v2
   ObjectsFailed: default/torn

@@ -119,11 +119,11 @@ func (r *run) all(ctx context.Context) error {
 // work migrates objects until there are no more.
 func (r *run) work(ctx context.Context, tasks <-chan task) error {
 	for {
-		t, begun, err := r.next(ctx, tasks)
+		t, over, begun, err := r.next(ctx, tasks)
 		if err != nil || t.page == nil {
 			return err
 		}
-		if err := r.migrate(ctx, t, begun); err != nil {
+		if err := r.migrate(ctx, t, over, begun); err != nil {
 			return err
 		}
 		r.progress.Tell()
@@ -132,15 +132,17 @@ func (r *run) work(ctx context.Context, tasks <-chan task) error {
 
 // next takes an object, if there is one more, and waits until it may be patched: one after
 // the other, so that patches begin in the order of the list.
-func (r *run) next(ctx context.Context, tasks <-chan task) (t task, begun time.Time, err error) {
+func (r *run) next(ctx context.Context, tasks <-chan task) (t task, over *passedOver, begun time.Time, err error) {
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
 	t, ok := <-tasks
 	if !ok {
-		return task{}, time.Time{}, nil
+		return task{}, nil, time.Time{}, nil
 	}
-	begun, err = r.turnstile.enter(ctx)
-	return t, begun, err
+	if begun, err = r.turnstile.enter(ctx); err != nil {
+		return task{}, nil, time.Time{}, err
+	}
+	return t, r.stuck.begin(nil), begun, nil
 }
 
 // wait waits before the server is asked again, if it is worth it.
@@ -158,16 +160,14 @@ func (r *run) served() schema.GroupVersionResource {
 }
 
 // migrate has one object written. The turnstile was entered for it.
-func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
+func (r *run) migrate(ctx context.Context, t task, over *passedOver, begun time.Time) error {
+	defer r.stuck.end(over)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": t.uid, "resourceVersion": t.resourceVersion}})
 	if err != nil {
 		return err // strings always have a form in JSON
 	}
-	var over *passedOver
-	defer func() { r.stuck.end(over) }()
 	alone := &patience{bound: r.opts.WebhookPatience} // with what this object needs
 	for failed, backoff := 0, minBackoff; ; backoff = min(2*backoff, maxBackoff) {
-		over = r.stuck.begin(over)
 		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
 		v := judge(err)
 		r.turnstile.leave(begun, v)
@@ -217,6 +217,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 		if begun, err = r.turnstile.enter(ctx); err != nil {
 			return err
 		}
+		r.stuck.begin(over)
 	}
 }
 

@@ -35,7 +35,7 @@ type Latency struct {
 type Seen struct {
 	Serving     bool               // they are served, also if none of their requests ended
 	Undisturbed bool               // no object was migrated in that time
-	Collecting  bool               // garbage is being collected, which takes the processor from them
+	Collecting  bool               // garbage is being collected from now on, or still: it takes the processor from them
 	Latencies   map[string]Latency // of requests by what they have in common
 }
 
@@ -62,14 +62,16 @@ const (
 
 // State is what is decided from tick to tick.
 type State struct {
-	Rate    float64              // in objects per second: 0 in a rest, +Inf when nothing bounds it
-	going   float64              // the rate between rests
-	knee    float64              // the one that was too fast last; 0 if none was yet
-	felt    float64              // the pressure that was known last
-	ticks   int                  // for how many clients have been served, and no garbage collected
-	resting float64              // the part of the last ticks in which nothing was admitted
-	seen    map[string]Latency   // since a pressure was known
-	rests   []map[string]Latency // what was seen in the last ones
+	Rate    float64 // in objects per second: 0 in a rest, +Inf when nothing bounds it
+	going   float64 // the rate between rests
+	knee    float64 // the one that was too fast last; 0 if none was yet
+	felt    float64 // the pressure that was known last
+	ticks   int     // for how many clients have been served, and no garbage collected
+	resting float64 // the part of the last ticks in which nothing was admitted
+	// collecting: nothing is admitted in this tick since garbage is collected.
+	collecting bool
+	seen       map[string]Latency   // since a pressure was known
+	rests      []map[string]Latency // what was seen in the last ones
 }
 
 // Next is the state for the next tick, after one in which this was seen of clients, and so many
@@ -89,11 +91,20 @@ func (s State) Next(b Bounds, seen Seen, wrote float64) State {
 	if s.Rate == 0 && s.ticks > 0 {
 		s.resting += 1. / restMemory
 	}
-	if seen.Collecting && s.ticks > 0 {
-		s.Rate = 0
-		return s
-	}
 	b.Least /= max(1-s.resting, mostResting)
+	// What was seen while garbage was collected is not of the rate. That before it is.
+	if disturbed := s.collecting; !disturbed {
+		s = s.look(b, seen, wrote)
+	}
+	s.collecting = seen.Collecting && s.resting < 1-mostResting
+	if s.Rate = min(s.going, most); s.collecting || s.ticks%restEvery == 1 || s.ticks%restEvery == 2 {
+		s.Rate = 0
+	}
+	return s
+}
+
+// look takes in a tick in which no garbage was collected.
+func (s State) look(b Bounds, seen Seen, wrote float64) State {
 	switch place := s.ticks % restEvery; {
 	case s.ticks == 0:
 		if s.going = 2 * b.Least; seen.Undisturbed && len(seen.Latencies) > 0 { // as good as a rest
@@ -109,9 +120,6 @@ func (s State) Next(b Bounds, seen Seen, wrote float64) State {
 		}
 	}
 	s.ticks++
-	if s.Rate = min(s.going, most); s.ticks%restEvery == 1 || s.ticks%restEvery == 2 {
-		s.Rate = 0
-	}
 	return s
 }
 

@@ -2,7 +2,7 @@
 // as KEP-4330 wants it ("Integrate into golangci-lint"). It is run in the folder tools, whose go.mod
 // pins it, and checks the module above:
 //
-//	go run -C tools ./golangci-lint run
+//	go run -C tools -mod=mod ./golangci-lint run
 package main
 
 import (

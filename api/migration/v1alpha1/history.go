@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"time"
+	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -59,7 +60,7 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		return Past{}, false
 	}
 	p := Past{
-		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel], User: m.Annotations[AskedByUserAnnotation],
+		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel], User: userOf(m.Annotations[AskedByUserAnnotation]),
 		By: m.Annotations[ClaimedByAnnotation], Began: m.CreationTimestamp, Ended: ended.LastUpdateTime,
 	}
 	p.Made = cmp.Or(p.Made, m.Labels[AskedByLabel])
@@ -81,6 +82,24 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		p.Failures = append(p.Failures, types.NamespacedName{Namespace: f.Namespace, Name: f.Name}.String())
 	}
 	return p, true
+}
+
+// maxUser bounds, in characters, what is told of a user.
+const maxUser = 100
+
+// userOf is what is told of a user, by an annotation that any client may set to anything.
+func userOf(annotation string) string {
+	var user []rune
+	for _, r := range annotation {
+		if len(user) == maxUser {
+			return string(user) + "…"
+		}
+		if !unicode.IsPrint(r) {
+			r = '?'
+		}
+		user = append(user, r)
+	}
+	return string(user)
 }
 
 // Took is how long the migration took, from when it was asked for.

@@ -3,6 +3,7 @@ package v1alpha1_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,6 +36,10 @@ func TestHistory(t *testing.T) {
 	if !ended || !slices.Equal(p.From, []string{"example.com/v1"}) || p.To != "example.com/v2" || p.Objects != 1 || p.Failed != 4 || len(p.Failures) != 3 ||
 		p.Failures[0] != "ns/0" || p.Took() != time.Minute || p.Made != "kubectl-create" || p.User != "alice" || p.Result != "Failed" {
 		t.Errorf("told %+v, %v", p, ended)
+	}
+	m.Annotations[migrationv1alpha1.AskedByUserAnnotation] = "\x1b[2J\n" + strings.Repeat("<", 200_000)
+	if p, _ := migrationv1alpha1.PastOf(m, stored); p.User != "?[2J?"+strings.Repeat("<", 95)+"…" {
+		t.Errorf("told of the user %q", p.User)
 	}
 	annotations := map[string]string{}
 	for i := range 30 {
