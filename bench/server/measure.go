@@ -141,13 +141,21 @@ func (b *bench) restart(ctx context.Context) error {
 		if err := pause(ctx, b.idle); err != nil {
 			return err
 		}
-		for _, s := range b.sides {
-			memory, err := s.memory()
-			if err != nil {
-				return err
-			}
-			b.add(s, idle, memory)
+		if err := b.memories(idle); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// memories reads the memory of both servers.
+func (b *bench) memories(figure string) error {
+	for _, s := range b.sides {
+		memory, err := s.memory()
+		if err != nil {
+			return err
+		}
+		b.add(s, figure, memory)
 	}
 	return nil
 }
@@ -337,16 +345,14 @@ func (b *bench) holdings(ctx context.Context) error {
 		if err := pause(ctx, b.idle); err != nil {
 			return err
 		}
+		if err := b.memories(full); err != nil {
+			return err
+		}
 		for _, s := range b.sides {
-			memory, err := s.memory()
-			if err != nil {
-				return err
-			}
 			open, connections, err := s.descriptors()
 			if err != nil {
 				return err
 			}
-			b.add(s, full, memory)
 			b.add(s, files, float64(open))
 			b.add(s, sockets, float64(connections))
 		}
