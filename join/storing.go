@@ -20,6 +20,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/convert"
@@ -57,7 +58,8 @@ func (j *Join) newStoring() error {
 		return nil
 	}
 	var permits fence.Permits = j.reporting.member
-	uncached := sets.New(schema.GroupResource{Resource: "events"}, storageversion.Resource)
+	uncached := sets.New(schema.GroupResource{Resource: "events"}, storageversion.Resource,
+		migrationv1alpha1.StorageStates, migrationv1alpha1.StorageVersionMigrations)
 	if j.hosting != nil {
 		permits = j.hosting
 		uncached.Insert(registry.Leases)
@@ -67,7 +69,10 @@ func (j *Join) newStoring() error {
 		Permits: permits,
 		// Events as upstream. StorageVersions are read consistently and often: from etcd that
 		// takes a millisecond, while a watch cache first has to learn that it is up to date,
-		// which it asks every 100 ms.
+		// which it asks every 100 ms. Of StorageStates and migrations there is one for each
+		// resource or more, written several times when it comes: in a watch cache, with its
+		// history, they would take half of what a server with 1,000 CRDs has in memory beyond a
+		// stock one. Only controllers watch them.
 		Uncached:           uncached.Union(j.config.Uncached),
 		CompactionInterval: j.config.Etcd.CompactionInterval,
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -134,7 +135,10 @@ func counts(p *process.Process) (served, refused float64, err error) {
 }
 
 // runFlood is the process of the flood: it creates ConfigMaps at the server that its argument
-// names, until it is killed. Clients that are refused come back after a second, as client-go does.
+// names, until it is killed. Clients that are refused come back when the server tells them to, as
+// client-go does: the longer a priority level has to refuse requests, the later. (If all of them
+// come back after one second, then at the same instant, and a tenth of the time the server does
+// nothing but refuse.)
 func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	// The process leads a group of its own; on Linux PRIO_PROCESS would be this thread only.
 	if err := syscall.Setpriority(syscall.PRIO_PGRP, 0, 19); err != nil {
@@ -147,12 +151,13 @@ func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 			transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // a certificate that the server made for this run
 			for n := 0; ctx.Err() == nil; n++ {
 				body := kinds[0].body(fmt.Sprintf("flood-%d-%d-%d", began, client, n), "", 1)
-				switch status(ctx, transport, args[0]+kinds[0].path, body) {
+				status, retryAfter := ask(ctx, transport, args[0]+kinds[0].path, body)
+				switch status {
 				case http.StatusCreated:
 					served.Add(1)
 				case http.StatusTooManyRequests:
 					refused.Add(1)
-					_ = pause(ctx, time.Second)
+					_ = pause(ctx, retryAfter)
 				default: // the server closes a connection now and then; never ask in a busy loop
 					_ = pause(ctx, time.Second)
 				}
@@ -165,18 +170,24 @@ func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return nil
 }
 
-func status(ctx context.Context, transport http.RoundTripper, url, body string) int {
+// ask returns the status of the answer, 0 if there is none, and how long to wait before the
+// next request of a client that was refused.
+func ask(ctx context.Context, transport http.RoundTripper, url, body string) (status int, retryAfter time.Duration) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	request.Header.Set("Authorization", "Bearer flood")
 	request.Header.Set("Content-Type", "application/json")
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	_, _ = io.Copy(io.Discard, response.Body)
 	_ = response.Body.Close()
-	return response.StatusCode
+	seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
+	if err != nil {
+		seconds = 1
+	}
+	return response.StatusCode, time.Duration(seconds) * time.Second
 }
