@@ -11,7 +11,7 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/concord-dev/concord/controller/throughapi"
-	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/join/internal/convert"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/migrate/pace"

@@ -20,7 +20,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/join/internal/convert"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/member"
 )

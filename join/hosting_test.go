@@ -33,7 +33,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/registry"
 )
 
 // things are what the aggregated server of the tests stores: Leases by another name.

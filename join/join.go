@@ -41,7 +41,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/join/convert"
+	"github.com/concord-dev/concord/join/internal/convert"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
 )

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/registry"
 )
 
 func TestValidate(t *testing.T) {

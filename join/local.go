@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/registry"
 )
 
 // localShutdown bounds how long the local API waits for its own clients at the end.

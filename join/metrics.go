@@ -11,13 +11,13 @@ import (
 
 	"github.com/concord-dev/concord/controller/skew"
 	"github.com/concord-dev/concord/controller/tally"
-	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/member/timing"
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
 // The metrics are the process's: servers in one process, as tests have them, share them.
 var (
-	memberMetrics    = registered(member.NewMetrics)
+	memberMetrics    = registered(timing.NewMetrics)
 	migrationMetrics = registered(claim.NewMetrics)
 	skewMetrics      = registered(skew.NewMetrics)
 	tallyMetrics     = sync.OnceValues(func() (*tally.Metrics, error) {

@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/member"
 )
 

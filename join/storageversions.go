@@ -5,7 +5,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/registry"
 )
 
 // serveStorageVersions installs the StorageVersions on a server. No APIService is made of

@@ -23,8 +23,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/join/convert"
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/convert"
+	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/stored"
 )
 

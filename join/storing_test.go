@@ -21,8 +21,8 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/join/convert"
-	"github.com/concord-dev/concord/join/registry"
+	"github.com/concord-dev/concord/join/internal/convert"
+	"github.com/concord-dev/concord/join/internal/registry"
 )
 
 // upstream gives options as a generic server has them.

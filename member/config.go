@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/member/timing"
 )
 
 const (
@@ -91,7 +92,7 @@ type Config struct {
 	// Random makes IDs and jitter; seeded from the operating system by default.
 	Random *rand.Rand
 	// Metrics may be nil.
-	Metrics *Metrics
+	Metrics *timing.Metrics
 	// Logger is silent by default.
 	Logger logr.Logger
 }
@@ -173,7 +174,7 @@ type Member struct {
 	encryption   Encryption
 	began        time.Time // when this registration was first wanted
 	timed        bool      // its reports have been observed in Metrics
-	agreement    *agreementTimer
+	agreement    *timing.Agreements
 	gathered     time.Time // until when CRDs that come now are gathered; see gather
 
 	unreported unreported // of the loop that renews
@@ -195,7 +196,7 @@ func New(cfg Config) (*Member, error) {
 		crds:        map[string]schema.GroupResource{},
 		landed:      make(chan struct{}),
 		began:       cfg.Clock.Now(),
-		agreement:   newAgreementTimer(),
+		agreement:   timing.NewAgreements(),
 		wakeReports: make(chan struct{}, 1),
 		wakeLease:   make(chan struct{}, 1),
 	}, nil

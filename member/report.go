@@ -230,7 +230,7 @@ func (m *Member) observeReported() {
 	}
 	if builtins && m.builtinsSet && !m.timed {
 		m.timed = true
-		m.cfg.Metrics.observeReport(m.cfg.Clock.Since(m.began))
+		m.cfg.Metrics.ObserveReport(m.cfg.Clock.Since(m.began))
 	}
 	if _, said := m.registration.lease.Annotations[storageversion.ReportedAnnotation]; all && !said {
 		wake(m.wakeLease)

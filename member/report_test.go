@@ -16,6 +16,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/member/timing"
 )
 
 var errBroken = errors.New("connection refused")
@@ -311,7 +312,7 @@ func TestLostDuringReport(t *testing.T) {
 }
 
 func TestReady(t *testing.T) {
-	m := NewMetrics()
+	m := timing.NewMetrics()
 	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Metrics = m })
 	registry := metrics.NewKubeRegistry()
 	registry.MustRegister(m.Registerables()...)

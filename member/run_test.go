@@ -15,6 +15,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/member/timing"
 )
 
 // TestRun lets the loops and watches do everything by themselves, on the real clock.
@@ -120,7 +121,7 @@ func TestRunAfterDepart(t *testing.T) {
 
 // TestAgreementMetric: from the change that ended the agreement until all agree again.
 func TestAgreementMetric(t *testing.T) {
-	m := NewMetrics()
+	m := timing.NewMetrics()
 	registry := metrics.NewKubeRegistry()
 	registry.MustRegister(m.Registerables()...)
 	w := newWorld(t, nil, func(c *Config) { c.Metrics = m })

@@ -49,9 +49,9 @@ func (m *Member) ObserveStorageVersion(sv *v1alpha1.StorageVersion, deleted bool
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if deleted {
-		m.agreement.forget(sv.UID)
-	} else if d, agreed := m.agreement.observe(sv, m.cfg.Clock.Now()); agreed {
-		m.cfg.Metrics.observeAgreement(d)
+		m.agreement.Forget(sv.UID)
+	} else if d, agreed := m.agreement.Observe(sv, m.cfg.Clock.Now()); agreed {
+		m.cfg.Metrics.ObserveAgreement(d)
 	}
 	if s := m.resources[gr]; s != nil {
 		if s.seen = sv; deleted {
@@ -66,7 +66,7 @@ func (m *Member) ObserveStorageVersion(sv *v1alpha1.StorageVersion, deleted bool
 func (m *Member) ObserveStorageVersions(items []v1alpha1.StorageVersion, revision int64) {
 	read := byResource(items)
 	m.mu.Lock()
-	m.agreement.keep(items)
+	m.agreement.Keep(items)
 	for gr, s := range m.resources {
 		if read[gr] == nil {
 			m.learn(s, revision, nil)

@@ -113,7 +113,7 @@ func Release(t testing.TB, release string) string {
 }
 
 // landed is the commit that Earlier builds as long as no release has a tag.
-const landed = "545e4b2ff773ba9764f9d510736d011ec1f1334f"
+const landed = "09675978426cc3cb8e52244db731a057123b09e6"
 
 // Earlier builds the program of Concord's release before this one, from the newest tag, in a work
 // tree of its own. It needs the repository's history.

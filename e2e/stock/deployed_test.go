@@ -20,6 +20,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
@@ -74,7 +75,7 @@ func (p *permission) allows(e *auditv1.Event) bool {
 func TestDeployedPermissions(t *testing.T) {
 	t.Parallel()
 	const objects = 50
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	log := filepath.Join(c.Dir, "audit.log")
 	a := c.APIServer("a", "--audit-log-path="+log,
 		"--audit-policy-file="+c.Write("audit.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"))
@@ -85,7 +86,7 @@ func TestDeployedPermissions(t *testing.T) {
 	a.Install(installed)
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	config := quick()
+	config := itself.Quick()
 	config.LeaderElect, config.ElectionNamespace, config.InstallDefinitions, config.CleanFields = true, beside.DeployedNamespace, false, true
 	config.Address = cluster.FreeAddress(t)
 	a.ControllersAs("controllers", a.DeployedToken(), config)

@@ -19,6 +19,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -87,7 +88,7 @@ func (u *under) send() error {
 // nothing is pruned; what it writes in v1 when it goes on is migrated before v1 goes.
 func TestPausedInWrite(t *testing.T) {
 	const objects, late = 50, 7
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a := c.APIServer("a")
 	b := c.APIServer("b", "--request-timeout=1h")
 	w := a.Define("widgets", true, nil)
@@ -105,7 +106,7 @@ func TestPausedInWrite(t *testing.T) {
 		}
 	}
 	prune("never")
-	a.Controllers("controllers", quick())
+	a.Controllers("controllers", itself.Quick())
 	w.AwaitStored(beside.V1, beside.V1)
 	u := deleting(w, b, late)
 	w.Store("v2")

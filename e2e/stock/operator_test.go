@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
@@ -15,7 +16,7 @@ import (
 // stored, and the old version can go.
 func TestOperator(t *testing.T) {
 	const objects = 500
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)

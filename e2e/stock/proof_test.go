@@ -15,6 +15,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 )
 
 // unsteady has admission change widgets at every write.
@@ -70,11 +71,11 @@ func unsteady(w *beside.Widgets) (remove func()) {
 // migration says why.
 func TestUnproven(t *testing.T) {
 	const objects = 20
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a := c.APIServer("a")
 	w := a.Define("widgets", false, nil)
 	w.Fill(objects, nil)
-	config := quick()
+	config := itself.Quick()
 	config.Settings.PruneAfter = 0
 	a.Controllers("controllers", config)
 	w.AwaitStored(beside.V1, beside.V1)
@@ -101,12 +102,12 @@ func TestUnproven(t *testing.T) {
 // versions: nothing is agreed on for those, and the StorageStates say who stores what. All
 // others are migrated. When the older one has ended, so are those.
 func TestMixedReleases(t *testing.T) {
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a := c.APIServer("a")
 	// MutatingAdmissionPolicies are of 1.36 in v1: an older release than that has to read what
 	// the second one stores.
 	b := c.APIServer("b", "--emulated-version=1.36")
-	config := quick()
+	config := itself.Quick()
 	config.Settings.BuiltIn = true
 	config.ReplicaAddresses = map[string]string{"": b.Address} // if its Lease does not tell
 	a.Controllers("controllers", config)

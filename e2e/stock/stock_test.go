@@ -19,6 +19,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/stock"
 )
@@ -27,12 +28,12 @@ import (
 // the middle: all objects are migrated, it is proven, storedVersions is pruned, and v1 can go.
 func TestFlip(t *testing.T) {
 	const objects = 1500
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	apply(w, "v1")
-	config := quick()
+	config := itself.Quick()
 	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 300, true
 	running := map[string]*cluster.Process{}
 	for _, name := range []string{"first", "second"} {
@@ -105,11 +106,11 @@ func apply(w *beside.Widgets, version string) {
 // or pruned, and the StorageState says for whose sake, until it goes on.
 func TestPaused(t *testing.T) {
 	const objects = 100
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	a.Controllers("controllers", quick())
+	a.Controllers("controllers", itself.Quick())
 	w.AwaitStored(beside.V1, beside.V1)
 	b.Pause()
 	w.Store("v2")
@@ -143,7 +144,7 @@ func TestPaused(t *testing.T) {
 // the version that it is in.
 func TestBadObject(t *testing.T) {
 	const objects, bad = 100, 42
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a := c.APIServer("a")
 	w := a.Define("widgets", false, map[string]apiextensionsv1.JSONSchemaProps{"v2": {
 		Required: []string{"mandatory"}, Properties: map[string]apiextensionsv1.JSONSchemaProps{"mandatory": {Type: "string"}},
@@ -153,7 +154,7 @@ func TestBadObject(t *testing.T) {
 			delete(w.Object, "mandatory")
 		}
 	})
-	config := quick()
+	config := itself.Quick()
 	config.Settings.PruneAfter = 0
 	a.Controllers("controllers", config)
 	w.AwaitStored(beside.V1, beside.V1)
@@ -196,11 +197,11 @@ func TestBadObject(t *testing.T) {
 // With --mirror a migration of Kubernetes' own API is done, and says so.
 func TestMirror(t *testing.T) {
 	const objects = 20
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a := c.APIServer("a", "--runtime-config=storagemigration.k8s.io/v1=true")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	config := quick()
+	config := itself.Quick()
 	config.Mirror = stock.MirrorAlways
 	a.Controllers("controllers", config)
 	w.AwaitStored(beside.V1, beside.V1)

@@ -9,6 +9,8 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -79,31 +81,52 @@ func TestRBAC(t *testing.T) {
 }
 
 func TestCertificates(t *testing.T) {
-	ctx := t.Context()
-	key := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key))
-	requests := shared.kube.CertificatesV1().CertificateSigningRequests()
-	request := must[*certificatesv1.CertificateSigningRequest](t)(requests.Create(ctx, &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: "jane"},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-			SignerName: certificatesv1.KubeAPIServerClientSignerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth},
-		},
-	}, metav1.CreateOptions{}))
+	request, key := requestCertificate(t, "jane", pkix.Name{CommonName: "jane"}, certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageClientAuth)
 	request.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"}}
-	must[*certificatesv1.CertificateSigningRequest](t)(requests.UpdateApproval(ctx, "jane", request, metav1.UpdateOptions{}))
-	eventually(t, "the certificate", func(ctx context.Context) error {
-		var err error
-		if request, err = requests.Get(ctx, "jane", metav1.GetOptions{}); err == nil && len(request.Status.Certificate) == 0 {
-			err = errors.New("it is not signed")
-		}
-		return err
-	})
-	config := rest.AnonymousClientConfig(shared.admin)
-	config.CertData = request.Status.Certificate
-	config.KeyData = must[[]byte](t)(keyutil.MarshalPrivateKeyToPEM(key))
-	review := must[*authenticationv1.SelfSubjectReview](t)(kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}))
-	if got := review.Status.UserInfo.Username; got != "jane" {
-		t.Errorf("the certificate is of %s", got)
+	must[*certificatesv1.CertificateSigningRequest](t)(shared.kube.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), "jane", request, metav1.UpdateOptions{}))
+	if got := signedFor(t, "jane", key); got.Username != "jane" {
+		t.Errorf("the certificate is of %s", got.Username)
 	}
+}
+
+// The request of a kubelet's client certificate, by somebody who may have one, is approved by itself.
+func TestCertificateApproval(t *testing.T) {
+	const node = "system:node:n"
+	_, key := requestCertificate(t, "node", pkix.Name{CommonName: node, Organization: []string{"system:nodes"}},
+		certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth)
+	if got := signedFor(t, "node", key); got.Username != node || !slices.Contains(got.Groups, "system:nodes") {
+		t.Errorf("the certificate is of %s in %v", got.Username, got.Groups)
+	}
+}
+
+// requestCertificate makes a key and, as the administrator, a request for a certificate of it.
+func requestCertificate(t *testing.T, name string, subject pkix.Name, signer string, usages ...certificatesv1.KeyUsage) (*certificatesv1.CertificateSigningRequest, *ecdsa.PrivateKey) {
+	t.Helper()
+	key := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key))
+	return must[*certificatesv1.CertificateSigningRequest](t)(shared.kube.CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signer, Usages: usages,
+		},
+	}, metav1.CreateOptions{})), key
+}
+
+// signedFor waits until a request is signed, and returns whom the certificate makes of its owner.
+func signedFor(t *testing.T, name string, key *ecdsa.PrivateKey) authenticationv1.UserInfo {
+	t.Helper()
+	config := rest.AnonymousClientConfig(shared.admin)
+	eventually(t, "the certificate", func(ctx context.Context) error {
+		request, err := shared.kube.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if config.CertData = request.Status.Certificate; len(config.CertData) == 0 {
+			return fmt.Errorf("it is not signed: %+v", request.Status)
+		}
+		return nil
+	})
+	config.KeyData = must[[]byte](t)(keyutil.MarshalPrivateKeyToPEM(key))
+	review := must[*authenticationv1.SelfSubjectReview](t)(kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}))
+	return review.Status.UserInfo
 }

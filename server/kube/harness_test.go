@@ -44,6 +44,7 @@ func TestSlow(t *testing.T) {
 	}
 	t.Run("Flags", testFlags)
 	t.Run("Encryption", testEncryption)
+	t.Run("KMS", testKMS)
 	t.Run("BrokenWebhook", testBrokenWebhook)
 	t.Run("Roll", testRoll)
 	t.Run("OwnUpgrade", testOwnUpgrade)

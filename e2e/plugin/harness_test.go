@@ -1,110 +1,23 @@
-package stock_test
+package plugin_test
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 	"unicode/utf8"
 
-	"k8s.io/component-base/cli"
-	"k8s.io/klog/v2"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
-
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/cluster"
-	stockserver "github.com/concord-dev/concord/server/stock"
-	"github.com/concord-dev/concord/stock"
-	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 )
 
-// roleVariable makes the test binary one of the programs below.
-const roleVariable = "CONCORD_STOCK_TEST_ROLE"
-
-const (
-	apiserverRole   = "kube-apiserver" // Kubernetes' own
-	controllersRole = "controllers"
-)
-
-// TestMain has the test binary double as all the programs that the tests run.
-func TestMain(m *testing.M) {
-	switch os.Getenv(roleVariable) {
-	case apiserverRole:
-		os.Exit(cli.Run(stockserver.Command()))
-	case controllersRole:
-		runControllers()
-	default:
-		cluster.Main(m)
-	}
-}
-
-// controllersVariable says how controllers are started.
-const controllersVariable = "CONCORD_STOCK_TEST_CONTROLLERS"
-
-// started is what it says.
-type started struct {
-	Access beside.Access
-	Config stock.Config
-}
-
-func runControllers() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	var s started
-	err := json.Unmarshal([]byte(os.Getenv(controllersVariable)), &s)
-	if err == nil {
-		ctrllog.SetLogger(klog.Background())
-		s.Config.Rest, s.Config.Logger = s.Access.Config(), klog.Background()
-		err = stock.Run(ctx, s.Config)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "controllers:", err)
-		stop()
-		os.Exit(1) //nolint:gocritic // stop is called
-	}
-}
-
-// programs are the test binary in its roles.
-var programs = beside.Programs{
-	APIServer: func(flags ...string) *exec.Cmd { return self(apiserverRole, "", flags...) },
-	Controllers: func(a beside.Access, c stock.Config) *exec.Cmd {
-		text, err := json.Marshal(started{Access: a, Config: c}) //nolint:staticcheck // Config.Rest is nil
-		if err != nil {
-			panic(err) // it can be written, as it was read from flags
-		}
-		return self(controllersRole, string(text))
-	},
-}
-
-func self(role, controllers string, args ...string) *exec.Cmd {
-	executable, err := os.Executable()
-	if err != nil {
-		panic(err) // it runs
-	}
-	cmd := exec.Command(executable, args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role, controllersVariable+"="+controllers)
-	return cmd
-}
-
-// quick are controllers that wait no longer than tests need: their writers' requests take
-// milliseconds. A kube-apiserver has the ordinary time to answer, since one that a busy machine
-// keeps from answering ends what is agreed on.
-func quick() stock.Config {
-	return stock.Config{
-		Settle: 3 * time.Second, Poll: 2 * time.Second, InstallDefinitions: true,
-		Settings: observed.Settings{PruneAfter: 3 * time.Second},
-	}
-}
+func TestMain(m *testing.M) { itself.Main(m) }
 
 // buildPlugin builds kubectl concord and returns its path.
 func buildPlugin(t *testing.T) string {

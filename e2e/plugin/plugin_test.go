@@ -1,4 +1,4 @@
-package stock_test
+package plugin_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -19,7 +20,7 @@ import (
 // all of it taken back. At last a migration waits for a kube-apiserver that does not answer.
 func TestPlugin(t *testing.T) {
 	const objects, few = 600, 20
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
@@ -28,7 +29,7 @@ func TestPlugin(t *testing.T) {
 	for _, other := range []*beside.Widgets{gadgets, sprockets} {
 		other.Fill(few, nil)
 	}
-	config := quick()
+	config := itself.Quick()
 	config.MaxObjectsPerSecond = 200 // so that the migration still runs when it is throttled
 	p := newPlugin(t, a)
 	p.run(0, "status").has("2 servers serve, without Concord, and no StorageState tells of concord controllers: nothing is migrated here")

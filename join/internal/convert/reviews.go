@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/util/webhook"
 
-	"github.com/concord-dev/concord/join/convert/coalesce"
+	"github.com/concord-dev/concord/join/internal/convert/coalesce"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 

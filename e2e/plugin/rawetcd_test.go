@@ -1,4 +1,4 @@
-package stock_test
+package plugin_test
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
@@ -24,7 +25,7 @@ func TestReadOnlyEtcd(t *testing.T) {
 	ca := cluster.NewAuthority(t, "etcd-ca")
 	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
 	root, reader := ca.Files("root"), ca.Files("reader")
-	c := beside.New(t, programs)
+	c := beside.New(t, itself.Programs)
 	flags := []string{"--etcd-servers=" + endpoint, "--etcd-cafile=" + root.CA, "--etcd-certfile=" + root.Cert, "--etcd-keyfile=" + root.Key}
 	s := c.APIServer("a", flags...)
 	w := s.Define("widgets", false, nil)

@@ -1,4 +1,5 @@
-package member
+// Package timing measures how long reports and agreements take.
+package timing
 
 import (
 	"maps"
@@ -42,28 +43,31 @@ func (x *Metrics) Registerables() []metrics.Registerable {
 	return []metrics.Registerable{x.report, x.agreement}
 }
 
-func (x *Metrics) observeReport(d time.Duration) {
+// ObserveReport counts a time until all built-in resources were reported. x may be nil.
+func (x *Metrics) ObserveReport(d time.Duration) {
 	if x != nil {
 		x.report.Observe(d.Seconds())
 	}
 }
 
-func (x *Metrics) observeAgreement(d time.Duration) {
+// ObserveAgreement counts a time without agreement. x may be nil.
+func (x *Metrics) ObserveAgreement(d time.Duration) {
 	if x != nil {
 		x.agreement.Observe(d.Seconds())
 	}
 }
 
-// agreementTimer remembers since when there is no agreement, per StorageVersion.
-type agreementTimer struct {
+// Agreements remember since when there is none, of each StorageVersion.
+type Agreements struct {
 	since map[types.UID]time.Time
 }
 
-func newAgreementTimer() *agreementTimer { return &agreementTimer{since: map[types.UID]time.Time{}} }
+// NewAgreements returns what remembers nothing yet.
+func NewAgreements() *Agreements { return &Agreements{since: map[types.UID]time.Time{}} }
 
-// observe takes in a StorageVersion. It returns how long there was no agreement, and
+// Observe takes in a StorageVersion. It returns how long there was no agreement, and
 // true, if there is one again. A StorageVersion without reports is not disagreed on.
-func (a *agreementTimer) observe(sv *v1alpha1.StorageVersion, now time.Time) (time.Duration, bool) {
+func (a *Agreements) Observe(sv *v1alpha1.StorageVersion, now time.Time) (time.Duration, bool) {
 	since, open := a.since[sv.UID]
 	_, agreed := storageversion.Agreement(sv)
 	switch {
@@ -76,10 +80,11 @@ func (a *agreementTimer) observe(sv *v1alpha1.StorageVersion, now time.Time) (ti
 	return 0, false
 }
 
-func (a *agreementTimer) forget(uid types.UID) { delete(a.since, uid) }
+// Forget takes in that a StorageVersion is gone.
+func (a *Agreements) Forget(uid types.UID) { delete(a.since, uid) }
 
-// keep forgets all StorageVersions but these.
-func (a *agreementTimer) keep(items []v1alpha1.StorageVersion) {
+// Keep forgets all StorageVersions but these.
+func (a *Agreements) Keep(items []v1alpha1.StorageVersion) {
 	uids := sets.New[types.UID]()
 	for i := range items {
 		uids.Insert(items[i].UID)
