@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestNamespaceHasWhatClientsExpect(t *testing.T) {
@@ -39,15 +41,34 @@ func TestTrustBundle(t *testing.T) {
 	})
 }
 
+// A namespace goes with all it holds, but not before the last finalizer.
 func TestNamespaceDeletion(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
+	secrets := shared.kube.CoreV1().Secrets(ns)
 	must[*corev1.ConfigMap](t)(shared.kube.CoreV1().ConfigMaps(ns).Create(ctx, configMap("a", nil), metav1.CreateOptions{}))
+	held := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"test.concord.dev/hold"}}}
+	must[*corev1.Secret](t)(secrets.Create(ctx, held, metav1.CreateOptions{}))
 	if err := shared.kube.CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := shared.kube.CoreV1().ConfigMaps(ns).Create(ctx, configMap("b", nil), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("a create in a namespace that goes away: %v", err)
 	}
+	eventually(t, "the deletion of all but what is held", func(ctx context.Context) error {
+		namespace, err := shared.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		told := slices.ContainsFunc(namespace.Status.Conditions, func(c corev1.NamespaceCondition) bool {
+			return c.Type == corev1.NamespaceFinalizersRemaining && c.Status == corev1.ConditionTrue
+		})
+		_, err = shared.kube.CoreV1().ConfigMaps(ns).Get(ctx, "a", metav1.GetOptions{})
+		if err = gone(err); err == nil && !told {
+			err = fmt.Errorf("the namespace does not tell why it is still there: %+v", namespace.Status)
+		}
+		return err
+	})
+	must[*corev1.Secret](t)(secrets.Patch(ctx, "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}))
 	eventually(t, "the deletion", func(ctx context.Context) error {
 		_, err := shared.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
 		return gone(err)
