@@ -71,8 +71,8 @@ func (j *Join) newStoring() error {
 		// takes a millisecond, while a watch cache first has to learn that it is up to date,
 		// which it asks every 100 ms. Of StorageStates and migrations there is one for each
 		// resource or more, written several times when it comes: in a watch cache, with its
-		// history, they would take half of what a server with 1,000 CRDs has in memory beyond a
-		// stock one. Only controllers watch them.
+		// history, they were most of what a server with many CRDs had in memory beyond a stock
+		// one. Hardly anybody but controllers watches them.
 		Uncached:           uncached.Union(j.config.Uncached),
 		CompactionInterval: j.config.Etcd.CompactionInterval,
 	})

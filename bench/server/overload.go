@@ -136,9 +136,7 @@ func counts(p *process.Process) (served, refused float64, err error) {
 
 // runFlood is the process of the flood: it creates ConfigMaps at the server that its argument
 // names, until it is killed. Clients that are refused come back when the server tells them to, as
-// client-go does: the longer a priority level has to refuse requests, the later. (If all of them
-// come back after one second, then at the same instant, and a tenth of the time the server does
-// nothing but refuse.)
+// client-go does: the longer a priority level has to refuse requests, the later.
 func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	// The process leads a group of its own; on Linux PRIO_PROCESS would be this thread only.
 	if err := syscall.Setpriority(syscall.PRIO_PGRP, 0, 19); err != nil {
