@@ -43,6 +43,7 @@ func TestSlow(t *testing.T) {
 		return
 	}
 	t.Run("Flags", testFlags)
+	t.Run("Egress", testEgress)
 	t.Run("Encryption", testEncryption)
 	t.Run("KMS", testKMS)
 	t.Run("BrokenWebhook", testBrokenWebhook)
