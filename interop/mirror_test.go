@@ -20,7 +20,9 @@ import (
 // it was left alone for a while; the second by kube-controller-manager, and the controllers make
 // no copy of it.
 func TestMirrorAuto(t *testing.T) {
-	const objects, after = 20, 30 * time.Second
+	// kube-controller-manager looks again after 5, 10, 20 and 40 s until its garbage collector,
+	// too, has learned of the custom resource.
+	const objects, after = 20, 100 * time.Second
 	c := newCluster(t)
 	a := c.APIServer("a")
 	manager := controllerManager(t, a, withoutMigrator)
