@@ -61,10 +61,10 @@ func (j *Join) newLeading() error {
 	if l.skew, err = j.newSkew(); err != nil || j.config.Silent {
 		return err
 	}
-	if l.tally, err = j.newTally(); err != nil {
+	if l.trigger, err = j.newTrigger(); err != nil {
 		return err
 	}
-	l.trigger, err = j.newTrigger()
+	l.tally, err = j.newTally()
 	return err
 }
 
@@ -77,7 +77,7 @@ func (j *Join) newTally() (*tally.Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tally.New(tally.Config{Client: own.objects, Metrics: counts, Logger: klog.Background().WithName("tally")})
+	return tally.New(tally.Config{Client: j.leading.trigger.Reader(own.objects), Metrics: counts, Logger: klog.Background().WithName("tally")})
 }
 
 func (j *Join) newTrigger() (*trigger.Controller, error) {

@@ -30,7 +30,7 @@ const (
 
 // Config is what New needs.
 type Config struct {
-	// Client lists StorageStates, migrations and Leases.
+	// Client lists StorageStates, migrations and Leases, every Interval.
 	Client client.Reader
 	// Metrics shows what is counted.
 	Metrics *Metrics

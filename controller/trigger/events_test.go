@@ -20,8 +20,8 @@ import (
 func watching(t *testing.T, c *Controller) *run {
 	t.Helper()
 	r := newRun(c)
-	indexer, sources := r.sources()
-	r.cached = indexed{indexer}
+	watched, sources := r.sources()
+	r.cached = indexed{watched.migrations}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{}, len(sources))
 	for _, source := range sources {

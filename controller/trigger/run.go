@@ -41,6 +41,8 @@ type run struct {
 	// starting are the resources that wait for servers that are still starting, or whose
 	// look, which may find that out, is under way.
 	starting map[schema.GroupResource]bool
+	// seen is nil until everything has been read once. The Controller's mu guards it.
+	seen *seen
 }
 
 func newRun(c *Controller) *run {
@@ -60,7 +62,7 @@ func (c *Controller) Run(ctx context.Context) {
 	r := newRun(c)
 	c.setCurrent(r)
 	defer c.setCurrent(nil)
-	indexer, sources := r.sources()
+	watched, sources := r.sources()
 	var wg sync.WaitGroup
 	for _, source := range sources {
 		wg.Go(func() { source.RunWithContext(ctx) })
@@ -74,7 +76,8 @@ func (c *Controller) Run(ctx context.Context) {
 		synced = synced && cache.WaitForCacheSync(ctx.Done(), source.HasSynced)
 	}
 	if synced {
-		r.cached = indexed{indexer}
+		r.cached = indexed{watched.migrations}
+		c.setSeen(r, watched)
 		for range c.cfg.Workers {
 			wg.Go(func() { r.work(ctx) })
 		}
@@ -86,6 +89,12 @@ func (c *Controller) setCurrent(r *run) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.current = r
+}
+
+func (c *Controller) setSeen(r *run, s seen) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.seen = &s
 }
 
 // Look has Run, if it runs, look at a resource because of something that it does not watch
@@ -181,14 +190,14 @@ func (i indexed) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersio
 	return items, err
 }
 
-// sources returns what is watched, and the index of migrations that one of them fills.
-func (r *run) sources() (cache.Indexer, []cache.Controller) {
+// sources returns what is watched, and what two of the watches hold.
+func (r *run) sources() (seen, []cache.Controller) {
 	_, versions := r.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(nil, func(sv *apiserverinternalv1alpha1.StorageVersion) {
 		if gr, err := storageversion.GroupResource(sv.Name); err == nil {
 			r.queue.Add(gr)
 		}
 	}))
-	_, states := r.source(&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, onEach(sameState, func(s *migrationv1alpha1.StorageState) {
+	stored, states := r.source(&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, onEach(sameState, func(s *migrationv1alpha1.StorageState) {
 		r.queue.Add(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
 	}))
 	store, migrations := r.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(sameMigration, func(m *migrationv1alpha1.StorageVersionMigration) {
@@ -203,7 +212,7 @@ func (r *run) sources() (cache.Indexer, []cache.Controller) {
 		},
 		DeleteFunc: func(any) { r.serverChanged() },
 	}, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
-	return store.(cache.Indexer), []cache.Controller{versions, states, migrations, leases}
+	return seen{stored, store}, []cache.Controller{versions, states, migrations, leases}
 }
 
 // onEach handles every object that is new, gone, or changed in what a look decides on;
@@ -242,8 +251,8 @@ func sameMigration(was, is *migrationv1alpha1.StorageVersionMigration) bool {
 		migrationv1alpha1.ViewMigration(was) == migrationv1alpha1.ViewMigration(is)
 }
 
-func (r *run) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler, options ...client.ListOption) (cache.Store, cache.Controller) {
-	return cache.NewInformerWithOptions(cache.InformerOptions{
+func (r *run) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler, options ...client.ListOption) (cache.Indexer, cache.Controller) {
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(r.cfg.Client, list, options...),
 		ObjectType:    object,
 		Handler:       listwatch.Handler("trigger-watch", handler),
@@ -254,4 +263,5 @@ func (r *run) source(list client.ObjectList, object client.Object, handler cache
 			return nil, nil
 		}},
 	})
+	return store.(cache.Indexer), controller // an Indexer, as it has Indexers
 }

@@ -2,11 +2,14 @@ package trigger
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -44,6 +47,58 @@ func TestRun(t *testing.T) {
 		var list migrationv1alpha1.StorageVersionMigrationList
 		return c.cfg.Client.List(ctx, &list) == nil && len(list.Items) == 1
 	})
+}
+
+// TestReader: lists of StorageStates and migrations are those of the watches while Run runs, and
+// those of the other reader before and after.
+func TestReader(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	other := &listing{Reader: c.cfg.Client}
+	reader := c.Reader(other)
+	lists := func() (states, migrations int) {
+		t.Helper()
+		var s migrationv1alpha1.StorageStateList
+		var m migrationv1alpha1.StorageVersionMigrationList
+		if err := errors.Join(reader.List(t.Context(), &s), reader.List(t.Context(), &m)); err != nil {
+			t.Fatal(err)
+		}
+		return len(s.Items), len(m.Items)
+	}
+	if lists(); other.lists != 2 {
+		t.Errorf("before Run the other reader listed %d times", other.lists)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Run(ctx)
+	}()
+	eventually(t, func() bool {
+		before := other.lists
+		states, migrations := lists()
+		return other.lists == before && states == 1 && migrations == 1
+	})
+	before := other.lists
+	if err := reader.List(ctx, &coordinationv1.LeaseList{}); err != nil || other.lists != before+1 {
+		t.Errorf("Leases came from elsewhere, error %v", err)
+	}
+	cancel()
+	<-done
+	if lists(); other.lists != before+3 {
+		t.Errorf("after Run the other reader listed %d times", other.lists-before-1)
+	}
+}
+
+// listing counts lists.
+type listing struct {
+	client.Reader
+	lists int
+}
+
+func (l *listing) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
+	l.lists++
+	return l.Reader.List(ctx, list, options...)
 }
 
 func eventually(t *testing.T, condition func() bool) {
