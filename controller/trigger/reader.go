@@ -2,12 +2,18 @@ package trigger
 
 import (
 	"context"
+	"fmt"
+	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
+
+// keptPoll is how often it is looked for a Run that has read everything.
+const keptPoll = 50 * time.Millisecond
 
 // seen is what the watches of a run hold.
 type seen struct {
@@ -16,8 +22,8 @@ type seen struct {
 }
 
 // Reader is other, but for lists of StorageStates and of migrations: these are as Run's
-// watches have them, while it runs, and are not read from etcd. All objects are listed then,
-// whatever the options.
+// watches have them, and are not read from etcd. They wait until there is a Run that has read
+// everything once, and have all objects, whatever the options.
 func (c *Controller) Reader(other client.Reader) client.Reader { return reader{other, c} }
 
 type reader struct {
@@ -27,17 +33,34 @@ type reader struct {
 
 // List implements client.Reader.
 func (r reader) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
-	if kept := r.of.kept(); kept != nil {
-		switch into := list.(type) {
-		case *migrationv1alpha1.StorageStateList:
-			into.Items = items[migrationv1alpha1.StorageState](kept.states)
-			return nil
-		case *migrationv1alpha1.StorageVersionMigrationList:
-			into.Items = items[migrationv1alpha1.StorageVersionMigration](kept.migrations)
-			return nil
+	switch into := list.(type) {
+	case *migrationv1alpha1.StorageStateList:
+		kept, err := r.of.awaitKept(ctx)
+		if err != nil {
+			return err
 		}
+		into.Items = items[migrationv1alpha1.StorageState](kept.states)
+		return nil
+	case *migrationv1alpha1.StorageVersionMigrationList:
+		kept, err := r.of.awaitKept(ctx)
+		if err != nil {
+			return err
+		}
+		into.Items = items[migrationv1alpha1.StorageVersionMigration](kept.migrations)
+		return nil
 	}
 	return r.Reader.List(ctx, list, options...)
+}
+
+func (c *Controller) awaitKept(ctx context.Context) (kept *seen, err error) {
+	err = wait.PollUntilContextCancel(ctx, keptPoll, true, func(context.Context) (bool, error) {
+		kept = c.kept()
+		return kept != nil, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the trigger has not read StorageStates and migrations yet: %w", err)
+	}
+	return kept, nil
 }
 
 // kept is nil while no run has read all that it watches.

@@ -116,11 +116,10 @@ var (
 		},
 		in: with(leases("list"), events),
 	}
-	// Tally counts for metrics.
+	// Tally counts for metrics, of StorageStates and migrations those that the trigger watches.
 	Tally = Role{
-		Name:     "tally",
-		anywhere: []rbacv1.PolicyRule{may(migrationv1alpha1.GroupName, "storagestates", "list"), may(migrationv1alpha1.GroupName, "storageversionmigrations", "list")},
-		in:       leases("list"),
+		Name: "tally",
+		in:   leases("list"),
 	}
 )
 
