@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/concord-dev/concord/process"
@@ -20,13 +19,13 @@ import (
 // crowd is how many clients make the flood, each with a connection of its own.
 const crowd = 600
 
-// seats limits the requests that are served at once to what two cores can do, as concord server
+// seats limits the requests that are served at once to as many as two cores can do, as concord server
 // does by default, where kube-apiserver's defaults are 400 and 200 on any machine. That leaves a
 // request fewer others to share the cores with.
 var seats = []string{"--max-requests-inflight=16", "--max-mutating-requests-inflight=8"}
 
-// overload measures what one client with normal needs feels of a flood by another user. The flood
-// is a process of the lowest priority: clients have machines of their own elsewhere.
+// overload measures what a flood by another user costs one client with normal needs. The flood
+// runs only while nothing else wants the cores: its clients have machines of their own elsewhere.
 //
 // A round of it takes a minute and a half, so there are two of them, however many others there are.
 func (b *bench) overload(ctx context.Context, s *side, round int) error {
@@ -138,8 +137,7 @@ func counts(p *process.Process) (served, refused float64, err error) {
 // names, until it is killed. Clients that are refused come back when the server tells them to, as
 // client-go does: the longer a priority level has to refuse requests, the later.
 func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	// The process leads a group of its own; on Linux PRIO_PROCESS would be this thread only.
-	if err := syscall.Setpriority(syscall.PRIO_PGRP, 0, 19); err != nil {
+	if err := onlyIdle(); err != nil {
 		return err
 	}
 	var served, refused atomic.Int64
