@@ -1,13 +1,15 @@
 package fence
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -105,6 +107,13 @@ type linear struct {
 
 	mu      sync.Mutex
 	history []porcupine.Operation
+	lists   []listed
+}
+
+// listed is a list as a client was given it: the revision of each widget by its name.
+type listed struct {
+	revision  int64
+	revisions map[string]int64
 }
 
 // server is a store with a life: kill cuts off all calls that are under way.
@@ -184,7 +193,8 @@ func (l *linear) record(called int64, answers map[call]answer) {
 	}
 }
 
-// list reads all widgets, and says whether it did. It is a get of each name to its client.
+// list reads all widgets, and says whether it did. It is a get of each name to its client, and
+// all of them at the list's revision, which is compared at the end.
 func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer, bool) {
 	got := newWidgetList(widgetsV1)
 	err := s.GetList(ctx, "/example.com/widgets/", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, got)
@@ -195,6 +205,7 @@ func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer
 		l.Errorf("list: %v", err)
 		return nil, false
 	}
+	l.keep(got)
 	sizes := map[call]answer{}
 	for _, name := range names {
 		sizes[call{verb: "get", name: name}] = answer{}
@@ -203,6 +214,51 @@ func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer
 		sizes[call{verb: "get", name: item.GetName()}] = answer{value: sizeOf(&item)}
 	}
 	return sizes, true
+}
+
+// keep remembers a list.
+func (l *linear) keep(got *unstructured.UnstructuredList) {
+	list := listed{revision: l.revision(got.GetResourceVersion()), revisions: map[string]int64{}}
+	for _, item := range got.Items {
+		list.revisions[item.GetName()] = l.revision(item.GetResourceVersion())
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lists = append(l.lists, list)
+}
+
+func (l *linear) revision(text string) int64 {
+	revision, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		l.Errorf("resourceVersion: %v", err)
+	}
+	return revision
+}
+
+// compareLists compares each list with the widgets that etcd had at its revision. changes are all
+// changes of widgets, in order.
+func (l *linear) compareLists(changes []*clientv3.Event) {
+	l.Helper()
+	slices.SortFunc(l.lists, func(a, b listed) int { return cmp.Compare(a.revision, b.revision) })
+	held := map[string]int64{}
+	for _, list := range l.lists {
+		for len(changes) > 0 && changes[0].Kv.ModRevision <= list.revision {
+			if name := nameOf(changes[0]); changes[0].Type == clientv3.EventTypeDelete {
+				delete(held, name)
+			} else {
+				held[name] = changes[0].Kv.ModRevision
+			}
+			changes = changes[1:]
+		}
+		if !maps.Equal(held, list.revisions) {
+			l.Errorf("a list at revision %d has %v, etcd had %v", list.revision, list.revisions, held)
+		}
+	}
+}
+
+// nameOf is the name of the widget that changed.
+func nameOf(e *clientv3.Event) string {
+	return string(e.Kv.Key[bytes.LastIndexByte(e.Kv.Key, '/')+1:])
 }
 
 // make makes a call, and says whether it can have happened.
@@ -251,7 +307,7 @@ func sizeOf(u *unstructured.Unstructured) string {
 
 // TestLinearizable has clients create, update, delete and read a few widgets while their storage
 // version flips, other servers join and leave, clients die and calls of servers are cut off: each widget is to them one
-// register, and a watch from the beginning sees every change of it once and in order.
+// register, a list has all of them at one revision, and a watch from the beginning sees every change once and in order.
 func TestLinearizable(t *testing.T) {
 	const clients, calls = 5, 120
 	l := &linear{world: newWorld(t), began: time.Now()}
@@ -323,7 +379,8 @@ func (l *linear) calls() int {
 	return len(l.history)
 }
 
-// watched compares what a watch has seen with etcd's own history, and returns how much that is.
+// watched compares what a watch has seen, and lists had, with etcd's own history, and returns how
+// much that is.
 func (l *linear) watched(w watch.Interface, from int64) int {
 	l.Helper()
 	end, err := testEtcd.Put(l.Context(), l.prefix+"/example.com/widgets/end", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"end"}}`)
@@ -331,6 +388,7 @@ func (l *linear) watched(w watch.Interface, from int64) int {
 		l.Fatal(err)
 	}
 	var want, got []string
+	var changes []*clientv3.Event
 	ctx, cancel := context.WithTimeout(l.Context(), patience)
 	defer cancel()
 	for resp := range testEtcd.Watch(ctx, l.prefix+"/example.com/widgets/", clientv3.WithPrefix(), clientv3.WithRev(from+1)) {
@@ -342,12 +400,14 @@ func (l *linear) watched(w watch.Interface, from int64) int {
 			case e.IsCreate():
 				kind = watch.Added
 			}
-			want = append(want, fmt.Sprintf("%s %s@%d", kind, e.Kv.Key[strings.LastIndex(string(e.Kv.Key), "/")+1:], e.Kv.ModRevision))
+			changes = append(changes, e)
+			want = append(want, fmt.Sprintf("%s %s@%d", kind, nameOf(e), e.Kv.ModRevision))
 		}
 		if resp.Header.Revision >= end.Header.Revision {
 			break
 		}
 	}
+	l.compareLists(changes)
 	for len(got) < len(want) {
 		select {
 		case e := <-w.ResultChan():
