@@ -1,6 +1,6 @@
 // Package pace lets a migration go as fast as clients do not feel it. Both engines are paced by
-// it: a Pacer compares what clients' requests take while objects are written with what they take
-// without, and admits as many objects as keep the first near the second.
+// it: a Pacer compares the time that clients' requests take while objects are written with the time
+// that they take without, and admits as many objects as keep the first near the second.
 package pace
 
 import (
@@ -23,44 +23,44 @@ type Bounds struct {
 
 // Default is Bounds.Least for objects that are rewritten in the store, and Patched for those that
 // a server patches, which takes it several times as long.
-const Default, Patched = 500, 100
+const Default, Patched = 650, 100
 
-// Latency is what requests took that ended in a time: nine of ten at most Slow.
+// Latency is the time that requests took that ended in a period: nine of ten at most Slow.
 type Latency struct {
 	Requests int
 	Slow     time.Duration
 }
 
-// Seen is what was seen of clients in a time.
+// Seen is an observation of clients over a time.
 type Seen struct {
 	Serving     bool               // they are served, also if none of their requests ended
 	Undisturbed bool               // no object was migrated in that time
 	Collecting  bool               // garbage is being collected from now on, or still: it takes the processor from them
-	Latencies   map[string]Latency // of requests by what they have in common
+	Latencies   map[string]Latency // of requests, by the class that they have in common
 }
 
-// Clients are those of a server. Watch begins to look at them, until stop. look returns what was
-// seen since the last look, and the first time what was seen shortly before.
+// Clients are those of a server. Watch begins to look at them, until stop. look returns the
+// observation since the last look, and the first time one from shortly before.
 type Clients interface {
 	Watch() (look func() Seen, stop func())
 }
 
 const (
 	tick = 200 * time.Millisecond // how often the rate is decided on
-	// restEvery: of so many ticks while clients are served the first two are a rest. What was
-	// under way ends in the first; the second shows what requests take without the migration.
+	// restEvery: of so many ticks while clients are served the first two are a rest. Requests
+	// under way end in the first; the second shows how long requests take without the migration.
 	// The median of keptRests counts: in any of them something else may have disturbed.
 	restEvery, keptRests = 24, 5
 	// restMemory is over how many ticks, about, the part of rests is known. The least rate makes up
 	// for as much of them as leaves a rate of not more than Least/mostResting.
 	restMemory, mostResting = 50, 1. / 3
 	enough                  = 5                     // requests, at least, to say something of them
-	leastAdded              = 2 * time.Millisecond  // what may be in any case, without Bounds.MaxAdded
+	leastAdded              = 2 * time.Millisecond  // the added latency that is allowed in any case, without Bounds.MaxAdded
 	burst                   = 20 * time.Millisecond // after which as many objects go at once as fell due
 	unit                    = 16 << 10              // how large an object may be to count as one, in bytes
 )
 
-// State is what is decided from tick to tick.
+// State is the rate, which is decided from tick to tick, with the observations it is decided by.
 type State struct {
 	Rate    float64 // in objects per second: 0 in a rest, +Inf when nothing bounds it
 	going   float64 // the rate between rests
@@ -71,7 +71,7 @@ type State struct {
 	// collecting: nothing is admitted in this tick since garbage is collected.
 	collecting bool
 	seen       map[string]Latency   // since a pressure was known
-	rests      []map[string]Latency // what was seen in the last ones
+	rests      []map[string]Latency // the latencies in the last ones
 }
 
 // Next is the state for the next tick, after one in which this was seen of clients, and so many
@@ -92,7 +92,7 @@ func (s State) Next(b Bounds, seen Seen, wrote float64) State {
 		s.resting += 1. / restMemory
 	}
 	b.Least /= max(1-s.resting, mostResting)
-	// What was seen while garbage was collected is not of the rate. That before it is.
+	// Latencies seen while garbage was collected are not of the rate. Those before are.
 	if disturbed := s.collecting; !disturbed {
 		s = s.look(b, seen, wrote)
 	}
@@ -123,7 +123,7 @@ func (s State) look(b Bounds, seen Seen, wrote float64) State {
 	return s
 }
 
-// join returns what was seen in two times, in the first of which requests were few.
+// join returns the latencies seen in two times, in the first of which requests were few.
 func join(one, other map[string]Latency) map[string]Latency {
 	all := map[string]Latency{}
 	for _, seen := range []map[string]Latency{one, other} {
@@ -134,8 +134,8 @@ func join(one, other map[string]Latency) map[string]Latency {
 	return all
 }
 
-// pressure is what is added to those requests to which most is, as a part of what may be. It
-// is not known where there are hardly any.
+// pressure is the latency added to those requests to which most is added, as a part of the
+// latency that may be added. It is not known where there are hardly any requests.
 func (s State) pressure(b Bounds) (most float64, known bool) {
 	for class, now := range s.seen {
 		var without []time.Duration
@@ -157,7 +157,7 @@ func (s State) pressure(b Bounds) (most float64, known bool) {
 	return most, known
 }
 
-// adapt decides on the rate by what the last one came to.
+// adapt decides on the rate by the result of the last one.
 func (s State) adapt(b Bounds, pressure, wrote float64) State {
 	felt := min(pressure, s.felt) // once may be chance
 	s.seen, s.felt = nil, pressure
@@ -168,7 +168,7 @@ func (s State) adapt(b Bounds, pressure, wrote float64) State {
 		if felt > 2 {
 			s.going /= 2
 		}
-		s.felt = 0 // what comes next is still of this rate
+		s.felt = 0 // the next pressure is still of this rate
 	case pressure > 0.5 || wrote < s.going/2: // more may be too much, or would show nothing
 	case s.knee == 0 || s.going < s.knee/2:
 		s.going *= 2

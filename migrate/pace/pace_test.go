@@ -15,7 +15,7 @@ import (
 
 const ms = time.Millisecond
 
-// patches is what was seen of clients whose patches take so long.
+// patches is an observation of clients whose patches take so long.
 func patches(slow time.Duration) Seen {
 	return Seen{Serving: true, Latencies: map[string]Latency{"patch": {Requests: 20, Slow: slow}}}
 }
@@ -50,9 +50,9 @@ func TestNext(t *testing.T) {
 		"nobody, bounded":                     {State{}, Bounds{MaxPerSecond: 70}, Seen{}, 0, 70},
 		"blind":                               {State{}, Bounds{Blind: true}, patches(time.Second), 0, inf},
 		"clients come: a rest":                {State{}, Bounds{}, patches(20 * ms), 9000, 0},
-		"it is known what they felt before":   {State{}, Bounds{}, known, 0, 1000},
+		"it is known what they felt before":   {State{}, Bounds{}, known, 0, 2 * Default},
 		"the same, for patches":               {State{}, Bounds{Least: Patched}, known, 0, 200},
-		"behind the rest":                     {rested(20 * ms), Bounds{}, patches(20 * ms), 1000, 2000},
+		"behind the rest":                     {rested(20 * ms), Bounds{}, patches(20 * ms), 2 * Default, 4 * Default},
 		"they feel nothing":                   {at(2000, 0, 0), Bounds{}, patches(20 * ms), 2000, 4000},
 		"they wait a little longer":           {at(2000, 0, 0.6), Bounds{}, patches(26 * ms), 2000, 2000},
 		"they wait longer, once":              {at(2000, 0, 0.5), Bounds{}, patches(31 * ms), 2000, 2000},
@@ -82,7 +82,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestFewClients: what is seen of few requests in a tick is put together.
+// TestFewClients: observations of few requests in a tick are put together.
 func TestFewClients(t *testing.T) {
 	s := rested(20 * ms)
 	s.going, s.felt = 2000, 9
@@ -95,8 +95,8 @@ func TestFewClients(t *testing.T) {
 	}
 }
 
-// TestCollecting: while garbage is collected nothing is written, what clients feel of that says
-// nothing about the rate, and the least rate makes up for it.
+// TestCollecting: while garbage is collected nothing is written, the delays that clients feel from
+// the collection say nothing about the rate, and the least rate makes up for it.
 func TestCollecting(t *testing.T) {
 	for name, test := range map[string]struct {
 		collects    func(tick int) bool
@@ -110,7 +110,7 @@ func TestCollecting(t *testing.T) {
 		s, written, collecting := rested(20*ms), 0., false
 		const ticks = 1000
 		for tick := range ticks {
-			// What ends after a collection was delayed by it as well.
+			// Requests that end after a collection were delayed by it as well.
 			slow := 20 * ms
 			if collecting {
 				slow = time.Minute
@@ -216,7 +216,7 @@ func TestSettles(t *testing.T) {
 }
 
 // TestAdmit: objects go one after the other at a bounded rate, large ones as several, and
-// whoever gives up is not counted.
+// a caller that gives up is not counted.
 func TestAdmit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, _ := New(Bounds{MaxPerSecond: 100}, nil, clock.RealClock{})

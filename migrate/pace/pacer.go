@@ -14,7 +14,7 @@ type Pacer struct {
 	bounds Bounds
 	clock  clock.Clock
 	look   func() Seen
-	queue  chan struct{} // has whoever waits for the next turn
+	queue  chan struct{} // has the caller that waits for the next turn
 
 	mu      sync.Mutex
 	state   State
@@ -24,7 +24,7 @@ type Pacer struct {
 	due     float64   // how many objects may go; below 0 if more have
 }
 
-// New returns a Pacer, and what ends it. Nil clients are none.
+// New returns a Pacer, and the function that ends it. Nil clients are none.
 func New(b Bounds, clients Clients, c clock.Clock) (p *Pacer, stop func()) {
 	p, stop = &Pacer{bounds: b, clock: c, queue: make(chan struct{}, 1), look: func() Seen { return Seen{} }}, func() {}
 	if clients != nil {
