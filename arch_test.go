@@ -23,7 +23,7 @@ type arrow struct {
 	external []string
 	// forbidden lists import path prefixes that may not be imported.
 	forbidden []string
-	// except lists what may be imported all the same.
+	// except lists packages that may be imported all the same.
 	except []string
 	why    string
 }
@@ -135,7 +135,7 @@ func (a arrow) refuses(imported string) string {
 
 func under(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
 
-// TestServerIsAssembly keeps from server what is more than putting Kubernetes and join together.
+// TestServerIsAssembly keeps from server all code that is more than putting Kubernetes and join together.
 func TestServerIsAssembly(t *testing.T) {
 	lines := 0
 	for _, p := range packages(t) {

@@ -8,8 +8,8 @@ import (
 )
 
 // serverCode are the packages that make a server. The plugin links none of them, directly or
-// not: it is small, starts at once, and is what people put on their own machines. It reads raw
-// etcd, so it has what tells stored values apart.
+// not: it is small, starts at once, and people put it on their own machines. It reads raw
+// etcd, so it has the code that tells stored values apart.
 var serverCode = []string{
 	"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/registry", "k8s.io/apiserver/pkg/admission", "k8s.io/apiserver/pkg/endpoints/handlers",
 	"k8s.io/apiserver/pkg/storage/etcd3", "k8s.io/apiserver/pkg/storage/cacher", "k8s.io/kubernetes", "go.etcd.io/etcd/server",

@@ -263,8 +263,8 @@ func TestHistoryAgainstLog(t *testing.T) {
 }
 
 // TestHistoryForgets compares a History that may hold four encodings with the slow, obvious
-// record: what is asked of it is named, or Unknown stands for it, and Unknown stands for
-// nothing as long as all is remembered that was asked for.
+// record: an encoding that is asked for is named, or Unknown stands for it, and Unknown stands
+// for nothing as long as all is remembered that was asked for.
 func TestHistoryForgets(t *testing.T) {
 	encodings := []Encoding{"g/v1", "g/v2", "g/v3", "g/v4", "g/v5", "g/v6", "g/v7", "g/v8"}
 	room := 4 * (len(encodings[0]) + perEpoch)

@@ -22,7 +22,7 @@ type History struct {
 	Forgotten int64
 }
 
-// The bound of a History's size, in bytes: what its encodings take, each with a number
+// The bound of a History's size: the bytes that its encodings take, each with a number
 // beside it. A StorageVersion's annotations may have 256 KiB, and every server reads them.
 const (
 	maxHistory = 16 << 10

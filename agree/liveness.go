@@ -44,7 +44,7 @@ type sighting struct {
 func (l *Liveness) Observe(elapsed time.Duration, leases []Beat) {
 	elapsed = max(elapsed, 0)
 	next := make([]sighting, 0, len(leases))
-	var put time.Duration // the shortest Duration of what was put
+	var put time.Duration // the shortest Duration of the Leases that were put
 	for _, beat := range leases {
 		i := slices.IndexFunc(l.seen, func(s sighting) bool { return s.beat.Server == beat.Server })
 		if i >= 0 && l.seen[i].beat.UID == beat.UID && l.seen[i].beat.Renewed == beat.Renewed {

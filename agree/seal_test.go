@@ -2,7 +2,7 @@ package agree
 
 import "testing"
 
-// An encoding is a group/version and what it is encrypted with; either can be had from it.
+// An encoding is a group/version and the Seal that it is encrypted with; either can be had from it.
 func TestSealed(t *testing.T) {
 	for _, plain := range []Encoding{"v1", "apps/v1", "networking.k8s.io/v1beta1"} {
 		for _, seal := range []Seal{"", "aescbc:v1:key1:0a", "aesgcm:v1:a+b:0a"} {

@@ -69,7 +69,7 @@ func TestAvailabilityExamples(t *testing.T) {
 		// --runtime-config=api/v2beta1=true, --emulation-forward-compatible=true"
 		{gaToGA, "1.31", "api/v2beta1=true,api/v2=true", false, "v2 v1 v2beta1"},
 		{gaToGA, "1.31", "api/v2beta1=true", forward, "v2 v1 v2beta1"},
-		// Not in the KEP; Kubernetes serves what lies between, unless told not to.
+		// Not in the KEP; Kubernetes serves the versions that lie between, unless told not to.
 		{betaBetween, "1.31", "api/v1beta1=true", false, "v1beta1"},
 		{betaBetween, "1.31", "api/v1beta1=true", forward, "v1 v1beta2 v1beta1"},
 		{betaBetween, "1.31", "api/v1beta1=true,api/v1beta2=false", forward, "v1 v1beta1"},

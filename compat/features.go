@@ -167,7 +167,7 @@ func (p decided) home(o Options) string {
 
 func (p Phase) present() bool { return p.Stage != StageAbsent && p.Stage != StageRemoved }
 
-// allowed checks what depends on more than the feature's own setting.
+// allowed checks the rules that depend on more than the feature's own setting.
 func (p decided) allowed(byName map[string]decided, o Options) error {
 	if !p.enabled {
 		return nil

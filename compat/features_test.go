@@ -125,7 +125,7 @@ func TestFeatureGateExamples(t *testing.T) {
 }
 
 // The feature rows of the transition grid of KEP-4330, Integration tests, with N = 1.37. "Beta feature graduated to GA" says of N that the
-// "feature gate may not be set"; in the library a locked gate may be set to what it is, and a stable one that is not locked to anything.
+// "feature gate may not be set"; in the library a locked gate may be set to its value, and a stable one that is not locked to any.
 // The library wins. "Beta feature removed" is a removed history entry here; there it is a locked deprecated one while a release in range has
 // the feature, and then none, so that the gate may not be set either way (the two last rows).
 func TestTransitionGridFeatures(t *testing.T) {
@@ -184,8 +184,8 @@ func TestTransitionGridFeatures(t *testing.T) {
 
 // The CEL rows of the same grid, on the real environments, with the function of the lists library that enters at N = 1.37. N counts as the
 // min compatibility version: "always pass in N-1 of the compatibility version [...] as the CEL compatibility version". The library has no
-// state of "new CEL function" in which "CEL function does not exist" at N-1: this binary evaluates stored expressions at whatever it
-// emulates, so of the two rows "introduced CEL function" wins.
+// state of "new CEL function" in which "CEL function does not exist" at N-1: this binary evaluates stored expressions at every
+// version that it emulates, so of the two rows "introduced CEL function" wins.
 func TestTransitionGridCEL(t *testing.T) {
 	const (
 		n1, n      = "1.36", "1.37"

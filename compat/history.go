@@ -33,9 +33,9 @@ func (b Breach) String() string {
 	return fmt.Sprintf("feature %s breaks the rule %s: %s", b.Feature, b.Rule, b.Detail)
 }
 
-// CheckHistories compares the histories that a binary declares with those recorded, and returns what breaks a rule, by feature. What a
-// release before the binary had cannot be added to or taken back; a feature may leave the code when no release in range tells its absence
-// from its presence (Removable), and its record stays.
+// CheckHistories compares the histories that a binary declares with those recorded, and returns the breaches of rules, by feature.
+// The phases that a release before the binary had cannot be added to or taken back; a feature may leave the code when no release in
+// range tells its absence from its presence (Removable), and its record stays.
 func CheckHistories(recorded, declared map[string][]Phase, binary *version.Version) []Breach {
 	names := slices.Sorted(maps.Keys(recorded))
 	for _, name := range slices.Sorted(maps.Keys(declared)) {
@@ -103,7 +103,7 @@ func Removable(history []Phase, binary *version.Version) bool {
 	return len(stages(history, binary)) == 0
 }
 
-// stages lists what the releases in range still have of the feature that could be set: "beta in 1.34".
+// stages lists the stages of the feature in releases in range where it could still be set: "beta in 1.34".
 func stages(history []Phase, binary *version.Version) (set []string) {
 	for _, release := range AllowedEmulation(binary) {
 		i := Feature{History: history}.phase(release, release)

@@ -41,7 +41,7 @@ func TestJudgeStored(t *testing.T) {
 		target, resource string
 		// stored are encodings; "Unknown" among them says that there may be others.
 		stored string
-		// reported is what servers write; undecodable counts what a migration met.
+		// reported are the encodings that servers write; undecodable counts the values that a migration met.
 		reported    string
 		undecodable int64
 		census      *StoredCensus
@@ -145,8 +145,8 @@ func TestJudgeStored(t *testing.T) {
 	}
 }
 
-// TestStoredIsSafeInTheWindow asserts that what a server writes is safe for every
-// release in its window, which is what the window is for.
+// TestStoredIsSafeInTheWindow asserts that the versions that a server writes are safe for every
+// release in its window, which is the purpose of the window.
 func TestStoredIsSafeInTheWindow(t *testing.T) {
 	rows := lifecycles(t, kubernetes)
 	for _, e := range AllowedEmulation(BinaryVersion()) {

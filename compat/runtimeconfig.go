@@ -38,7 +38,7 @@ const everything = "api/all"
 
 var class = map[maturity]string{stable: "api/ga", beta: "api/beta", alpha: "api/alpha"}
 
-// runtimeConfig is what the operator said, by API: "<group>/<version>[/<resource>]" or a class.
+// runtimeConfig holds the operator's settings, by API: "<group>/<version>[/<resource>]" or a class.
 type runtimeConfig map[string]bool
 
 func parseRuntimeConfig(values map[string]string, rows []Lifecycle) (runtimeConfig, error) {
@@ -66,7 +66,7 @@ func parseRuntimeConfig(values map[string]string, rows []Lifecycle) (runtimeConf
 	return config, nil
 }
 
-// closest returns what the author of an unknown key can have meant: the resources of its version if there are any,
+// closest returns the keys that the author of an unknown one can have meant: the resources of its version if there are any,
 // else the versions of its group, else all versions and classes.
 func closest(api string, apis, resources sets.Set[string]) []string {
 	for i := strings.LastIndex(api, "/"); i > 0; i = strings.LastIndex(api[:i], "/") {
@@ -80,7 +80,7 @@ func closest(api string, apis, resources sets.Set[string]) []string {
 	return sets.List(apis)
 }
 
-// preference is whether one version of a resource is wanted, and who said so.
+// preference is whether one version of a resource is wanted, and the key that said so.
 type preference struct {
 	enabled bool
 	key     string // of --runtime-config; "": the default

@@ -23,7 +23,7 @@ const (
 	KubeProxy              Component = "kube-proxy"
 	Kubelet                Component = "kubelet"
 	Kubectl                Component = "kubectl"
-	// ConcordServer and ConcordControllers are held to what controllers are, ConcordCommand to what kubectl is
+	// ConcordServer and ConcordControllers are held to the skew of controllers, ConcordCommand to that of kubectl
 	// (beyond KEP-4330).
 	ConcordServer      Component = "concord-server"
 	ConcordControllers Component = "concord-controllers"
@@ -60,8 +60,8 @@ var (
 		ConcordControllers:     {0, 0},
 		ConcordCommand:         {0, 1},
 	}
-	// serverRule is what servers allow each other, for which KEP-4330 has no row: it is the window of releases
-	// that can read what a server stores.
+	// serverRule is the skew that servers allow each other, for which KEP-4330 has no row: it is the window of
+	// releases that can read the objects that a server stores.
 	serverRule = skewRule{0, 1}
 )
 
@@ -109,7 +109,7 @@ func Components() []Component {
 	return list
 }
 
-// Verdict says where a version lies from what is allowed.
+// Verdict says where a version lies relative to the allowed range.
 type Verdict int
 
 const (
@@ -163,8 +163,8 @@ var (
 	componentVersion = regexp.MustCompile(`^v?(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})(?:\.[0-9]+)?(?:[-+][0-9A-Za-z.+-]*)?$`)
 )
 
-// Identify reads who sent a request, from its ComponentVersionHeader or, where that is missing or mangled, from its
-// User-Agent. It never fails: what cannot be read is unknown.
+// Identify reads the sender of a request, from its ComponentVersionHeader or, where that is missing or mangled, from its
+// User-Agent. It never fails: a component or version that cannot be read is unknown.
 func Identify(header, userAgent string) Identity {
 	if name, v, ok := strings.Cut(header, "/"); ok && len(header) <= maxIdentity {
 		if id := identity(name, v); id.Component != UnknownComponent && id.Version != nil {
@@ -215,7 +215,7 @@ type ServerVersions struct {
 	Binary, Emulation, MinCompatibility *version.Version
 }
 
-// ParseServerVersions reads what a server wrote. What is no version is nil.
+// ParseServerVersions reads the versions that a server wrote. A string that is no version gives nil.
 func ParseServerVersions(id, binary, emulation, minCompatibility string) ServerVersions {
 	read := func(s string) *version.Version {
 		if !majorMinor.MatchString(s) || len(s) > maxIdentity {
@@ -246,9 +246,9 @@ type ServerSkew struct {
 
 // SkewViolation says that servers stand for a release that other servers do not allow.
 type SkewViolation struct {
-	// Emulation is what they stand for.
+	// Emulation is the release they stand for.
 	Emulation *version.Version
-	// Of is the window that does not allow it, Allowed what it does.
+	// Of is the window that does not allow it, Allowed the range that it does allow.
 	Of      Window
 	Allowed SkewRange
 	Verdict Verdict

@@ -83,7 +83,7 @@ var userAgents = []struct{ userAgent, want string }{
 	{"concord-server/v1.37", "concord-server 1.37"},
 	{"concord/1.36", "concord 1.36"},
 
-	// What stock client-go sends when its binary was built without link flags.
+	// The User-Agent that stock client-go sends when its binary was built without link flags.
 	{"my-operator/v0.0.0 (linux/amd64) kubernetes/$Format", "other"},
 	{"kubectl/v0.0.0 (linux/amd64) kubernetes/$Format", "kubectl"},
 	{"kubelet/unknown (linux/amd64) kubernetes/unknown", "kubelet"},
@@ -159,8 +159,8 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// FuzzIdentify asserts that whatever is sent leads to one of a few components and a judgement, and that a header which
-// tells nothing changes nothing.
+// FuzzIdentify asserts that every header and User-Agent lead to one of a few components and a judgement, and that a header
+// which tells nothing changes nothing.
 func FuzzIdentify(f *testing.F) {
 	for _, c := range userAgents {
 		f.Add("", c.userAgent[:min(len(c.userAgent), 1<<10)])

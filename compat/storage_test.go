@@ -79,7 +79,7 @@ func TestDecodable(t *testing.T) {
 	}
 }
 
-// Data of this release serves to plan for an older binary, which cannot have what was introduced later.
+// Data of this release serves to plan for an older binary, which cannot have APIs that were introduced later.
 func TestPlanOfOlderBinary(t *testing.T) {
 	p := mustPlan(t, lifecycles(t, kubernetes), options(t, "1.36", "", ""))
 	if got := p.resource(resource("clustertrustbundles.certificates.k8s.io")).Decodable; !slices.Equal(got, []string{"certificates.k8s.io/v1beta1", "certificates.k8s.io/v1alpha1"}) {
@@ -104,8 +104,8 @@ example.com v1      widgets 1.35 - -`)
 	mustPlan(t, rows, options(t, Binary, "1.36", "1.36"))
 }
 
-// knowers are, for one resource, the releases of the window that know it, and what each decodes, by brute force. Alpha versions
-// count only where the binary has nothing else.
+// knowers are, for one resource, the releases of the window that know it, and the versions that each decodes, by brute force.
+// Alpha versions count only where the binary has nothing else.
 func knowers(rows []Lifecycle, window []*version.Version) map[string]sets.Set[string] {
 	onlyAlpha := !slices.ContainsFunc(rows, func(l Lifecycle) bool { return !isAlpha(l) && !l.Gone })
 	out := map[string]sets.Set[string]{}

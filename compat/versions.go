@@ -11,7 +11,8 @@ import (
 // Binary is the Kubernetes release whose libraries, and so whose APIs, this project is built from.
 const Binary = "1.37"
 
-// release is what this program says it is. Tests link programs that stand for older releases; nothing else sets it.
+// release is the Kubernetes release that this program says it is. Tests link programs that stand for older
+// releases; nothing else sets it.
 var release = Binary
 
 // supported is how many releases before the binary can be emulated and be compatible with (KEP-4330, Graduation Criteria, Beta).

@@ -1,6 +1,6 @@
 // Command conformance runs Kubernetes' own e2e suite against Concord's servers, with the stock
-// kube-apiserver of the same release as the control. The rule is that what passes on stock passes
-// on ours. It exits with 1 where that is broken.
+// kube-apiserver of the same release as the control. The rule is that a spec that passes on stock
+// passes on ours. It exits with 1 where that is broken.
 //
 //	go run ./conformance [-release 1.37|1.36] [-planes stock,kube-apiserver,server] [-quick] [-dir DIR]
 //

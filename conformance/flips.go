@@ -20,8 +20,8 @@ import (
 
 const (
 	flipPeriod = 20 * time.Second
-	// flipLimit is within what all objects have to be migrated. It takes seconds, but the suite
-	// keeps the machine busy.
+	// flipLimit is the time within which all objects have to be migrated. It takes seconds, but the
+	// suite keeps the machine busy.
 	flipLimit   = 3 * time.Minute
 	flipObjects = 200
 )

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// verdict is what the runs of the control planes say together.
+// verdict is the result of the runs of the control planes together.
 type verdict struct {
 	rows []row
 	// counts are by plane.
@@ -81,7 +81,7 @@ func (c *count) add(o outcome, reason string) string {
 	return "not run"
 }
 
-// publish writes the table by spec to a file, and counts and what is broken to out.
+// publish writes the table by spec to a file, and counts and breaches of the rule to out.
 func (v *verdict) publish(out io.Writer, path string) error {
 	var table strings.Builder
 	fmt.Fprintf(&table, "| spec | %s |\n|---|%s\n", strings.Join(v.judged, " | "), strings.Repeat("---|", len(v.judged)))

@@ -29,8 +29,9 @@ const (
 
 var planes = []string{stock, dropIn, alone}
 
-// quickFocus matches specs of what Concord touches most: lists and watches, custom resources and
-// their schemas, server-side apply, policies, namespaces, service accounts and their tokens.
+// quickFocus matches specs of the features that Concord touches most: lists and watches, custom
+// resources and their schemas, server-side apply, policies, namespaces, service accounts and their
+// tokens.
 const quickFocus = `WatchList|Watchers|CustomResource(Validation|Definition|FieldValidation)|ServerSideApply|FieldValidation|(Validating|Mutating)AdmissionPolicy|Namespaces|ServiceAccounts`
 
 // errRule is returned when something that passes on stock does not pass on ours.
@@ -50,14 +51,14 @@ func main() {
 	}
 }
 
-// options are what the command line says.
+// options are those of the command line.
 type options struct {
 	release release
 	// run are the planes that are started; others are judged by earlier reports.
 	run []string
 	// dir keeps programs, reports, logs and data.
 	dir string
-	// focus is what the names of the specs that are run match.
+	// focus is the expression that the names of the specs that are run match.
 	focus *regexp.Regexp
 	// procs is how many specs run at once.
 	procs int
@@ -140,7 +141,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errors.Join(failed, err, judge(chosen, skipped, results).publish(stdout, filepath.Join(o.dir, "table.md")))
 }
 
-// readReports reads what the runs have left, those of today and, of other planes, earlier ones.
+// readReports reads the reports of the runs, those of today and, of other planes, earlier ones.
 func readReports(o options) (map[string]outcomes, error) {
 	results, failed := map[string]outcomes{}, error(nil)
 	for _, plane := range planes {

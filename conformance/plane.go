@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/process"
 )
 
-// serviceRange is what Services get their addresses from.
+// serviceRange is the range that Services get their addresses from.
 const serviceRange = "10.0.0.0/16"
 
 // advertised is an address that nobody has (RFC 5737): the servers listen on the loopback, and

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// programs is the directory of what is built from this module and from the folder suite.
+// programs is the directory of the programs built from this module and from the folder suite.
 type programs string
 
 func (p programs) path(name string) string { return filepath.Join(string(p), name) }
@@ -60,7 +60,7 @@ func build(ctx context.Context, source string, o options, stderr io.Writer) (pro
 	return programs(bin), err
 }
 
-// goTool runs go in a folder and returns what it says.
+// goTool runs go in a folder and returns its output.
 func goTool(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -75,7 +75,7 @@ func goTool(ctx context.Context, dir string, args ...string) (string, error) {
 
 const (
 	reportName = "report.json"
-	// suiteTimeout is far above what the suite takes.
+	// suiteTimeout is far above the time that the suite takes.
 	suiteTimeout = 3 * time.Hour
 )
 

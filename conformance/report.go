@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// outcome is what became of a spec on one control plane.
+// outcome is the result of a spec on one control plane.
 type outcome struct {
 	// ran is whether it was started at all, by the flags and the list of those left out.
 	ran    bool
@@ -33,7 +33,7 @@ func (o outcomes) names() []string {
 	return names
 }
 
-// report is what is read of ginkgo's report of a run.
+// report is the part that is read of ginkgo's report of a run.
 type report struct{ SpecReports []specReport }
 
 type specReport struct {

@@ -1,6 +1,6 @@
-// Package connect is how programs of this project reach a cluster: which flags of a
-// kubeconfig they have, what they tell of themselves, and a client for the kinds that the
-// protocol uses. It holds nothing of a server.
+// Package connect is how programs of this project reach a cluster: the flags of a
+// kubeconfig that they have, the component and release that their requests tell, and a client
+// for the kinds that the protocol uses. It holds nothing of a server.
 package connect
 
 import (

@@ -21,7 +21,7 @@ import (
 //go:embed page
 var files embed.FS
 
-// Config is what a Handler needs. All fields are required but Of.
+// Config has the settings of a Handler. All fields are required but Of.
 type Config struct {
 	// Cluster is how to reach the cluster that is shown, and as whom.
 	Cluster *rest.Config
@@ -32,7 +32,7 @@ type Config struct {
 }
 
 const (
-	// linger is how long a cluster is watched after the last viewer has gone: who loads the page
+	// linger is how long a cluster is watched after the last viewer has gone: a viewer who loads the page
 	// anew does not wait for its lists.
 	linger = time.Minute
 	// leastGap and mostGap bound the time between two pictures. Between them making pictures
@@ -44,7 +44,7 @@ const (
 // Stream is where the page gets its events, below where the Handler is mounted.
 const Stream = "/page/stream"
 
-// Handler serves the page at "/", what it consists of below "/page/" and its events at Stream.
+// Handler serves the page at "/", the page's files below "/page/" and its events at Stream.
 // It watches the cluster only while somebody looks.
 type Handler struct {
 	config  Config
@@ -53,14 +53,14 @@ type Handler struct {
 	pages   map[string]page
 
 	mu sync.Mutex
-	// viewers have the events' requests under way; stop, if not nil, ends what watches.
+	// viewers have the events' requests under way; stop, if not nil, ends the watching.
 	viewers int
 	stop    context.CancelFunc
 	idle    *time.Timer
 	latest  *snapshot
 }
 
-// snapshot is what is shown at a time. Its first is empty, and not to be shown.
+// snapshot is the picture and the rows shown at a time. The first is empty, and not to be shown.
 type snapshot struct {
 	picture []byte
 	// partial says that the cluster is still being read, and that there are no rows yet.
@@ -72,7 +72,7 @@ type snapshot struct {
 	replaced chan struct{}
 }
 
-// New returns a Handler, which does nothing but answer requests; what it does for them ends
+// New returns a Handler, which does nothing but answer requests; the work it does for them ends
 // with ctx.
 func New(ctx context.Context, config Config) (*Handler, error) {
 	c, err := newCluster(config.Cluster)
@@ -146,7 +146,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Begin has the cluster watched before somebody looks: who looks soon does not wait for its lists.
+// Begin has the cluster watched before anybody looks: the first viewer does not wait for its lists.
 func (h *Handler) Begin() { h.look(0) }
 
 // look counts viewers, and has the cluster watched.

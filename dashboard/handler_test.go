@@ -66,8 +66,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestLocal: only who has the URL sees the page, and no page of another site does, not even one
-// whose name leads here.
+// TestLocal: only a client that has the URL sees the page, and no page of another site does, not
+// even one whose name leads here.
 func TestLocal(t *testing.T) {
 	served := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("at " + r.URL.Path)) })
 	l := NewLocal(served, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4000})

@@ -37,7 +37,7 @@ const (
 	fewest = 100
 )
 
-// loads is what was read of metrics, which are a sum since the process began.
+// loads has the figures that were read of metrics, which are a sum since the process began.
 type loads struct {
 	last load
 	// now is nil where nobody migrates, or it is not known.
@@ -50,7 +50,7 @@ type load struct {
 	buckets map[float64]float64
 }
 
-// readLoad looks at the server's metrics while a migration has not ended. Who may not read
+// readLoad looks at the server's metrics while a migration has not ended. A user who may not read
 // them does without.
 func (s *source) readLoad(ctx context.Context) {
 	migrating := slices.ContainsFunc(items[migrationv1alpha1.StorageVersionMigration](s.migrations), func(m migrationv1alpha1.StorageVersionMigration) bool {
@@ -123,8 +123,8 @@ func label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// since is what happened since an earlier look at the same process; nil if there was none, or
-// too little happened.
+// since counts the requests since an earlier look at the same process; nil if there was no such
+// look, or there were too few.
 func (l load) since(before load) *clients {
 	if before.process != l.process || before.buckets == nil {
 		return nil

@@ -34,7 +34,7 @@ func metrics(t *testing.T, at time.Time, started, fast, all string) load {
 	return l
 }
 
-// TestLoad: the 99th percentile is of what happened between two looks at one process.
+// TestLoad: the 99th percentile is of the requests between two looks at one process.
 func TestLoad(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	first := metrics(t, now, "5", "1000", "1000")

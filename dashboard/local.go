@@ -10,7 +10,7 @@ import (
 )
 
 // Local is a Handler on the loopback of a machine that others use too, with somebody's
-// credentials: only who knows the URL may look. The token is in the path, and not in a cookie,
+// credentials: only those who know the URL may look. The token is in the path, and not in a cookie,
 // which a browser also sends to other ports of the same address.
 type Local struct {
 	pages http.Handler

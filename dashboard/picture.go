@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// shown bounds the lists of a picture: who has more problems looks at the first.
+// shown bounds the lists of a picture: of more problems the first are shown.
 const shown = 100
 
 // picture is all that the page shows, but for the rows of its table.
@@ -62,7 +62,7 @@ func beingRead(o status.Observed, reading []string) picture {
 	return p
 }
 
-// pictureOf is the picture of what was observed, and the rows of its table.
+// pictureOf is the picture of the observed cluster, and the rows of its table.
 func pictureOf(o status.Observed, lifecycles []compat.Lifecycle) (picture, []status.Row) {
 	c := status.Of(o)
 	p := picture{

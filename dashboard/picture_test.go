@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// story is what was observed in a story of package status.
+// story returns the observations of a story of package status.
 func story(t testing.TB, name string) status.Observed {
 	t.Helper()
 	archive, err := txtar.ParseFile("../status/testdata/" + name + ".txtar")
@@ -52,7 +52,7 @@ func TestReleases(t *testing.T) {
 	}
 }
 
-// BenchmarkPicture: what 10,000 resources cost whenever something changes.
+// BenchmarkPicture: the cost of 10,000 resources whenever something changes.
 //
 //	go test ./dashboard -run '^$' -bench Picture
 func BenchmarkPicture(b *testing.B) {

@@ -40,7 +40,7 @@ const (
 	keptLeft = 50
 )
 
-// cluster is what a source reads.
+// cluster has the clients with which a source reads, and the API server's clock.
 type cluster struct {
 	objects client.WithWatch
 	served  discovery.DiscoveryInterface
@@ -149,7 +149,7 @@ func (s *source) deleted(obj any) {
 func withoutSchemas(obj any) (any, error) {
 	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
 	if !ok {
-		return obj, nil // what an informer knows of a deleted object
+		return obj, nil // an informer's record of a deleted object
 	}
 	short := status.WithoutSchemas(crd)
 	return &short, nil
@@ -194,7 +194,7 @@ func (s *source) reading() (names []string) {
 	return names
 }
 
-// observe is what is known now.
+// observe returns the objects that are known now.
 func (s *source) observe() status.Observed {
 	o := status.Observed{
 		Now:    s.clock.Now(),
@@ -215,8 +215,8 @@ func (s *source) observe() status.Observed {
 	return o
 }
 
-// items are the objects of a kind. They share what they refer to with the store, which nobody
-// changes.
+// items are the objects of a kind. They share the values they refer to with the store, which
+// nobody changes.
 func items[T any](k *kind) []T {
 	var all []T
 	for _, obj := range k.store.List() {

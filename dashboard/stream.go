@@ -17,11 +17,11 @@ const (
 	slowest = 20 * time.Second
 	// chunk is how many rows an event has: the page takes in each in a moment.
 	chunk = 250
-	// mostViewers bounds what viewers cost.
+	// mostViewers bounds the cost of viewers.
 	mostViewers = 50
 )
 
-// stream sends events until the viewer or the handler is gone: "picture" has what is shown,
+// stream sends events until the viewer or the handler is gone: "picture" has the picture shown,
 // "rows" has rows that changed and the names of those that are gone, "whole" says that the
 // viewer has all of them, and "beat" nothing.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +64,7 @@ func (h *Handler) viewing() int {
 	return h.viewers
 }
 
-// viewer is one page, and what it has been shown.
+// viewer is one page, and the picture and rows that it has been shown.
 type viewer struct {
 	out     http.ResponseWriter
 	control *http.ResponseController
@@ -74,7 +74,7 @@ type viewer struct {
 	whole   bool
 }
 
-// show sends what differs from what was shown last.
+// show sends the differences from the snapshot that was shown last.
 func (v *viewer) show(s *snapshot) error {
 	if s.picture == nil {
 		return nil
@@ -120,7 +120,7 @@ func (v *viewer) show(s *snapshot) error {
 
 // send sends one event. Its data is JSON, and so has no line ends.
 func (v *viewer) send(event, data string) error {
-	// What has no deadlines is a connection without them.
+	// A connection that has no deadlines stays without them.
 	_ = v.control.SetWriteDeadline(time.Now().Add(slowest))
 	if _, err := fmt.Fprintf(v.out, "event: %s\ndata: %s\n\n", event, data); err != nil {
 		return err

@@ -102,7 +102,7 @@ type failure struct {
 	text     string
 }
 
-// faultKind is what the demo does to a server.
+// faultKind is the kind of a fault that the demo causes.
 type faultKind string
 
 const (

@@ -195,7 +195,7 @@ func (e *endpoint) list(ctx context.Context, gr schema.GroupResource, version st
 	}
 }
 
-// listed is what the demo reads of an object of any of its resources.
+// listed has the fields that the demo reads of an object of any of its resources.
 type listed struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -228,7 +228,7 @@ func (e *endpoint) ready(ctx context.Context) error {
 	return e.groups.RESTClient().Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
 }
 
-// hashes returns what discovery shows as the storage version's hash of each resource.
+// hashes returns the storage version's hash of each resource, as discovery shows it.
 func (e *endpoint) hashes() (map[schema.GroupResource]string, error) {
 	legacy := *e.groups
 	legacy.UseLegacyDiscovery = true // the aggregated form has no hashes

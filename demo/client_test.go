@@ -23,13 +23,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeStore is what several fake servers share: the last mark of each object.
+// fakeStore is the store that several fake servers share: the last mark of each object.
 type fakeStore struct {
 	mu    sync.Mutex
 	marks map[string]mark
 }
 
-// fakeServer answers as an API server does, after what its script says: each request
+// fakeServer answers as an API server does, after the faults in its script: each write
 // takes one word, and when there is none left it answers.
 //
 //	refuse  503 with Retry-After in the body

@@ -33,7 +33,7 @@ const (
 	dialTimeout  = 10 * time.Second
 )
 
-// condition is what the demo has made of a server.
+// condition is the state in which the demo has put a server.
 type condition string
 
 const (
@@ -84,7 +84,7 @@ type cluster struct {
 	watching   sync.WaitGroup
 }
 
-// newCluster makes the directory of a cluster that is not running. Whoever has it must close it.
+// newCluster makes the directory of a cluster that is not running. The caller must close it.
 func newCluster(cfg Config, w *world) (*cluster, error) {
 	dir, err := os.MkdirTemp("", "concord-demo-")
 	if err != nil {
@@ -248,7 +248,7 @@ func (c *cluster) await(ctx context.Context, limit time.Duration, what string, m
 	}
 }
 
-// errTooLate is what await returns when what it waits for does not happen in time.
+// errTooLate is the error of await when the change that it waits for does not happen in time.
 var errTooLate = errors.New("not within")
 
 func (c *cluster) endpoints() []*endpoint {

@@ -3,7 +3,7 @@
 // a change of a custom resource's storage version, a killed and a paused server, and a
 // verdict from raw etcd on whether anything was lost or written that must not be.
 //
-// What happened is collected as values (facts); judge decides on them alone.
+// Observations are collected as values (facts); judge decides on them alone.
 package demo
 
 import (
@@ -26,7 +26,7 @@ const (
 	// DefaultWriters is how many clients write all the time.
 	DefaultWriters = 12
 
-	// oldRelease and newRelease are what the servers emulate before and after the roll.
+	// oldRelease and newRelease are the releases that the servers emulate before and after the roll.
 	oldRelease = "1.36"
 	newRelease = "1.37"
 
@@ -84,7 +84,7 @@ func (c Config) Validate() error {
 
 // Run runs the demo and takes away every process and file that it made, also when ctx
 // ends early. An error means that the demo could not be carried through and nothing is
-// proven; whether what was seen is as it must be says Report.Pass.
+// proven; Report.Pass says whether everything was as it must be.
 func Run(ctx context.Context, cfg Config) (report Report, err error) {
 	cfg, err = cfg.withDefaults()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// mark is what a write leaves in an object, so that whoever reads it knows which write
+// mark is the trace that a write leaves in an object, so that a reader knows which write
 // it shows. Counter grows by one with each logical write of an object, Attempt is unique
 // to one request, Via names the server that the request was sent to.
 type mark struct {
@@ -98,7 +98,7 @@ type stored struct {
 	filler string
 }
 
-// check compares what is stored with what clients were told. lost names objects that
+// check compares the stored objects with the answers that clients got. lost names objects that
 // lack an acknowledged write or whose content changed, foreign those that show a write
 // which nobody can have made: one that a server refused, or that no client sent.
 func (l *ledger) check(found map[objectKey]stored) (lost, foreign []string) {

@@ -30,7 +30,7 @@ const (
 
 	// fillerBytes makes a stored object about 1 KiB.
 	fillerBytes = 480
-	// writerPrefix begins the names of what writers write, loadPrefix those of what is loaded.
+	// writerPrefix begins the names of the writers' objects, loadPrefix those of the loaded objects.
 	writerPrefix = "writer-"
 	loadPrefix   = "load-"
 )
@@ -66,7 +66,7 @@ func filler(name string) string {
 	return strings.Repeat(block, fillerBytes/len(block)+1)[:fillerBytes]
 }
 
-// annotations returns what a write leaves in an object.
+// annotations returns the annotations that a write leaves in an object.
 func (m mark) annotations() map[string]string {
 	return map[string]string{
 		counterAnnotation: strconv.FormatInt(m.Counter, 10),
@@ -75,7 +75,7 @@ func (m mark) annotations() map[string]string {
 	}
 }
 
-// readMark reads what the last write left in an object's annotations.
+// readMark reads the mark that the last write left in an object's annotations.
 func readMark(annotations map[string]string) (mark, error) {
 	counter, err := strconv.ParseInt(annotations[counterAnnotation], 10, 64)
 	if err != nil {
@@ -128,7 +128,7 @@ func newBinding(name string, m mark) runtime.Object {
 	}
 }
 
-// matchGadgets matches what does not exist, so that the policies change nothing also
+// matchGadgets matches a resource that does not exist, so that the policies change nothing also
 // where they are enforced.
 func matchGadgets() *admissionv1.MatchResources {
 	return &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{

@@ -17,9 +17,9 @@ type Report struct {
 
 	// Objects is how many objects were loaded; the writers wrote more.
 	Objects int `json:"objects"`
-	// Census is what raw etcd holds at the end.
+	// Census counts the objects that raw etcd holds at the end.
 	Census []Count `json:"census"`
-	// Storage is what is known of each resource's storage at the end.
+	// Storage is the known state of each resource's storage at the end.
 	Storage []Storage `json:"storage"`
 	// StoredVersions are the CustomResourceDefinitions' status.storedVersions at the end.
 	StoredVersions map[string][]string `json:"storedVersions"`
@@ -47,7 +47,7 @@ type Report struct {
 	// between the deletion of its identity Lease and its next report.
 	WritesAfterDeclaredGone int64 `json:"writesAfterDeclaredGone"`
 	// WritesHeldByPause is how many requests were in flight in it when it was resumed,
-	// HeldWritesByAnswer what they were answered then.
+	// HeldWritesByAnswer how many of them got each answer then.
 	WritesHeldByPause  int64            `json:"writesHeldByPause"`
 	HeldWritesByAnswer map[string]int64 `json:"heldWritesByAnswer"`
 	// AgreementAfterKillSeconds is the time from SIGKILL until no report of the killed
@@ -74,12 +74,12 @@ type Count struct {
 	Objects  int64  `json:"objects"`
 }
 
-// Storage is what the API says of a resource's storage.
+// Storage is the state of a resource's storage according to the API.
 type Storage struct {
 	Resource string `json:"resource"`
 	// Agreement is the encoding that all servers write, empty if they differ.
 	Agreement string `json:"agreement"`
-	// StoredSet is what stored objects may be encoded in, and Hashes the same as the API has it.
+	// StoredSet has the encodings that stored objects may be in, and Hashes the same as the API has it.
 	StoredSet []string `json:"storedSet"`
 	Hashes    []string `json:"persistedStorageVersionHashes"`
 }

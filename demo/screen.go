@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// redraw is the time between two looks at what is shown.
+// redraw is the time between two looks at the state that is shown.
 const redraw = 200 * time.Millisecond
 
 // screen shows the live view: redrawn in a terminal, else one line for each change.
@@ -40,7 +40,7 @@ func newScreen(out io.Writer) *screen {
 	return s
 }
 
-// show follows what look returns until ctx ends or stop is called, which returns when the
+// show follows the snapshots that look returns until ctx ends or stop is called, which returns when the
 // last state is shown.
 func (s *screen) show(ctx context.Context, look func() snapshot) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -64,7 +64,7 @@ func (s *screen) show(ctx context.Context, look func() snapshot) (stop func()) {
 	}
 }
 
-// update shows a snapshot. What cannot be written is not shown: the verdict does not
+// update shows a snapshot. Output that cannot be written is not shown: the verdict does not
 // depend on it.
 func (s *screen) update(now snapshot) {
 	if s.size != nil {
@@ -78,7 +78,7 @@ func (s *screen) update(now snapshot) {
 	s.last = now
 }
 
-// frame returns what replaces the lines drawn before by these, cut to the terminal.
+// frame returns the text that replaces the lines drawn before by these, cut to the terminal.
 func (s *screen) frame(lines []string, width, height int) string {
 	lines = lines[:min(len(lines), max(height-1, 1))]
 	var text strings.Builder

@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// snapshot is what the live view shows at one moment.
+// snapshot is the content of the live view at one moment.
 type snapshot struct {
 	elapsed time.Duration
 	step    int
@@ -44,7 +44,7 @@ type resourceLine struct {
 	agreement string // "no" or a version
 	stored    string
 	inEtcd    string // how many objects are stored in each version
-	migration string // what is said of the newest one in words
+	migration string // the newest migration, in words
 	running   bool
 	// done and total are the objects in the version agreed on, and all.
 	done, total int64

@@ -75,7 +75,7 @@ func (r *run) list() []step {
 	}
 }
 
-// steps carries the demo through and returns what was seen. A step that does not come to
+// steps carries the demo through and returns the facts. A step that does not come to
 // its end in time ends the demo early, which is a fact; any other error is one.
 func (r *run) steps(ctx context.Context) (facts, error) {
 	defer func() { r.stop() }()
@@ -116,7 +116,7 @@ func (r *run) enter(s step) {
 	r.step = s
 }
 
-// begin notes that a server is made to fail, and returns what notes that it serves again.
+// begin notes that a server is made to fail, and returns a function that notes that it serves again.
 func (r *run) begin(server string, kind faultKind) (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// facts are what was seen, and all that the verdict is made from.
+// facts are the observations of the demo, and all that the verdict is made from.
 type facts struct {
 	// Objects is how many objects were to be loaded.
 	Objects int
@@ -21,8 +21,8 @@ type facts struct {
 	Incomplete []string
 
 	Census migratestore.Census
-	// View is what etcd said at the end; Hashes is what discovery shows as the hash of each
-	// resource's storage version.
+	// View is the state of etcd at the end; Hashes has the hash of each resource's storage
+	// version, as discovery shows it.
 	View   *view
 	Hashes map[schema.GroupResource]string
 	// Servers are those that must be running at the end.
@@ -55,11 +55,11 @@ type burial struct {
 	rejoined map[schema.GroupResource]int64
 	// held is how many requests were in flight in it when it was resumed.
 	held int64
-	// answers is what those were answered.
+	// answers is how many of those got each answer.
 	answers map[outcome]int64
 }
 
-// judge makes the report: what is a figure, and whether everything is as it must be.
+// judge makes the report: the figures, and whether everything is as it must be.
 func judge(f facts) Report {
 	objects, perSecond := rate(f.Bursts)
 	late := lateWrites(f.Journal, f.Burial)
@@ -225,7 +225,7 @@ func faultsOfBurial(f facts, late []written) []string {
 	return reasons
 }
 
-// lateWrites returns what the paused server committed between its burial and its new
+// lateWrites returns the writes that the paused server committed between its burial and its new
 // report of the resource.
 func lateWrites(journal []written, b *burial) []written {
 	var late []written

@@ -49,7 +49,7 @@ func prefixOf(gr schema.GroupResource) string {
 }
 
 // watch follows everything that is stored, from the first revision until ctx ends. It is
-// one watch, so that what it sees is in etcd's order.
+// one watch, so that its events are in etcd's order.
 func (w *world) watch(ctx context.Context, store *clientv3.Client) {
 	for next := int64(1); ctx.Err() == nil; {
 		for response := range store.Watch(ctx, root, clientv3.WithPrefix(), clientv3.WithRev(next), clientv3.WithFragment(), clientv3.WithProgressNotify()) {
@@ -236,7 +236,7 @@ func (w *world) storageState(name string, kv *mvccpb.KeyValue, deleted bool, _ m
 
 func (w *world) migration(_ string, kv *mvccpb.KeyValue, deleted bool, at moment) error {
 	if deleted {
-		return nil // what it told stays
+		return nil // the view keeps the migration
 	}
 	var svm migrationv1alpha1.StorageVersionMigration
 	if err := json.Unmarshal(kv.Value, &svm); err != nil {

@@ -30,7 +30,7 @@ type participant struct {
 	gone moment
 }
 
-// resource is what etcd says of one resource's storage. Its slices and maps are never
+// resource is the state of one resource's storage in etcd. Its slices and maps are never
 // changed in place.
 type resource struct {
 	reports []agree.Report
@@ -42,7 +42,7 @@ type resource struct {
 	hasState bool
 	stored   []agree.Encoding
 	hashes   []string
-	stateRef evolve.Ref // what the stored set is computed for
+	stateRef evolve.Ref // of the StorageVersion that the stored set is computed for
 }
 
 func (r resource) report(id agree.ServerID) (agree.Report, bool) {
@@ -68,7 +68,7 @@ type migration struct {
 	running  time.Time
 }
 
-// storedCRD is what a CustomResourceDefinition says of its storage.
+// storedCRD has the storage version and the storedVersions of a CustomResourceDefinition.
 type storedCRD struct {
 	storage string
 	stored  []string
@@ -89,7 +89,7 @@ type written struct {
 	mark     mark
 }
 
-// view is what etcd said at one moment. It is not changed any more.
+// view is the state of etcd at one moment. It is not changed any more.
 type view struct {
 	participants map[agree.ServerID]participant
 	ids          map[string]agree.ServerID // of each server's last registration
@@ -159,13 +159,13 @@ func (w *world) expect(server string) {
 	delete(w.view.ids, server)
 }
 
-// notify wakes who waits for a change. The caller holds w.mu.
+// notify wakes all that wait for a change. The caller holds w.mu.
 func (w *world) notify() {
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// history returns what was written and rewritten so far.
+// history returns the writes and the rewrites so far.
 func (w *world) history() ([]written, []burst) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -255,7 +255,7 @@ func (v *view) registered(server string) (agree.ServerID, bool) {
 	return id, ok && p.gone.revision == 0
 }
 
-// unreported names what the server has not reported, "" if it has reported everything.
+// unreported names the resources that the server has not reported, "" if it has reported everything.
 func (v *view) unreported(server string) string {
 	id, ok := v.registered(server)
 	if !ok {
@@ -306,9 +306,9 @@ func (v *view) disagreed(servers []string) string {
 	})
 }
 
-// unsettled names what keeps storage from being settled: no agreement of exactly the
+// unsettled names the reason why storage is not settled: no agreement of exactly the
 // servers named, an encoding other than wanted, a stored set or storedVersions that are
-// not exact. It returns "" if nothing does.
+// not exact. It returns "" if there is none.
 func (v *view) unsettled(servers []string, wanted map[schema.GroupResource]agree.Encoding) string {
 	if lack := v.disagreed(servers); lack != "" {
 		return lack
@@ -340,7 +340,7 @@ func (v *view) unsettled(servers []string, wanted map[schema.GroupResource]agree
 	return ""
 }
 
-// where collects what lacks of each resource and describes the first few.
+// where collects the answers of lacks for each resource and describes the first few.
 func (v *view) where(lacks func(schema.GroupResource, resource) string) string {
 	var found []string
 	for _, gr := range v.sorted() {

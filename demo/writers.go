@@ -16,7 +16,7 @@ import (
 const (
 	// writePause is the time between a writer's writes.
 	writePause = 200 * time.Millisecond
-	// retryPause is what a client waits after every server has failed it.
+	// retryPause is the time that a client waits after every server has failed it.
 	retryPause = 50 * time.Millisecond
 	// writesPerCreate is how many writes of a writer there are to one creation.
 	writesPerCreate = 4
@@ -34,8 +34,8 @@ const (
 // errGivenUp ends a logical write whose client does not try again.
 var errGivenUp = errors.New("not acknowledged")
 
-// workload is what the demo's clients share: what was acknowledged, what failed, and how
-// long writes took.
+// workload is the record that the demo's clients share: of the acknowledged writes, of the failed
+// ones, and of how long writes took.
 type workload struct {
 	ledger *ledger
 
@@ -330,7 +330,7 @@ func (h *held) keepWriting(ctx context.Context, c *client) {
 	var own []*object
 	for n := 0; ctx.Err() == nil && !h.stopping.Load(); n++ {
 		if err := c.write(ctx, next(&own, n, c.name)); err != nil {
-			// What became of this object is not known. Go on with a new one.
+			// The outcome of this write is not known. Go on with a new object.
 			own = nil
 			n += writesPerCreate - 1 - n%writesPerCreate
 			pause(ctx, retryPause)
@@ -339,7 +339,7 @@ func (h *held) keepWriting(ctx context.Context, c *client) {
 }
 
 // stop waits until the requests in flight are answered, at most for the time given, and
-// returns what the answers to the held ones were.
+// returns the answers to the held ones.
 func (h *held) stop(limit time.Duration) map[outcome]int64 {
 	h.stopping.Store(true)
 	timer := time.AfterFunc(limit, h.cancel)

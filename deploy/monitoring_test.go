@@ -65,7 +65,7 @@ func TestRules(t *testing.T) {
 	}
 	promtool := filepath.Join(dir, "promtool")
 	for _, command := range [][]string{
-		// Without what Prometheus discovers its targets by, which is most of it.
+		// Without the discovery of Prometheus' targets, which is most of it.
 		{"go", "build", "-tags", "remove_all_sd", "-o", promtool, "github.com/prometheus/prometheus/cmd/promtool"},
 		{promtool, "check", "rules", "--lint-fatal", filepath.Join(dir, "groups.yaml")},
 		{promtool, "test", "rules", filepath.Join(dir, "tests.yaml")},
@@ -171,7 +171,7 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// TestMonitoring: what kustomize makes of monitoring is what the chart makes of it.
+// TestMonitoring: kustomize and the chart make the same objects of monitoring.
 func TestMonitoring(t *testing.T) {
 	var monitor monitoringv1.PodMonitor
 	strictly(t, "monitoring/podmonitor.yaml", &monitor)

@@ -1,5 +1,5 @@
-// Package deploy holds the manifests of concord controllers, and tests that what Helm and kustomize
-// render of them is the same. What they render is tried on API servers in server/kube.
+// Package deploy holds the manifests of concord controllers, and tests that Helm and kustomize
+// render the same objects of them. These objects are tried on API servers in server/kube.
 package deploy
 
 import (
@@ -114,8 +114,8 @@ func template(t *testing.T, values map[string]any) []byte {
 	return []byte(strings.Join(manifests, "\n---\n"))
 }
 
-// TestRenderings: the chart with its default values holds what kustomize's base holds, but the
-// namespace, which Helm makes, and its own label; and so with guards.
+// TestRenderings: the chart with its default values holds the objects that kustomize's base holds,
+// but the namespace, which Helm makes, and its own label; and so with guards.
 func TestRenderings(t *testing.T) {
 	for _, test := range []struct {
 		folder, installed string

@@ -48,7 +48,7 @@ type extension struct {
 
 // aggregate starts an aggregated API server of widgets, which believes what the main
 // server says of its users, and registers it there. Its own trigger does not run, so that
-// what it stores is migrated by nobody but the main server.
+// its objects are migrated by nobody but the main server.
 func aggregate(t *testing.T, server *cluster.Server, storage string) *extension {
 	t.Helper()
 	pki := cluster.NewAuthority(t, "extension-ca")
@@ -81,8 +81,8 @@ func aggregate(t *testing.T, server *cluster.Server, storage string) *extension 
 	return x
 }
 
-// publishedProxy reads where aggregated API servers do whose word they may take for who a
-// user is: a file with a CA, and the name of a certificate.
+// publishedProxy reads, in the place where aggregated API servers do, the front proxy whose word
+// they may take for a user's identity: a file with a CA, and the name of a certificate.
 func publishedProxy(t *testing.T, s *cluster.Server) (file, name string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "front-proxy-ca.crt")
@@ -175,8 +175,8 @@ func (x *extension) hashes() (found map[string]string) {
 	return found
 }
 
-// What an aggregated API server stores is migrated through the API, by itself when that
-// server reports, and for users of both APIs; the status says so.
+// The objects that an aggregated API server stores are migrated through the API, automatically
+// when that server reports, and for users of both APIs; the status says so.
 func TestAggregatedAPI(t *testing.T) {
 	t.Parallel()
 	const objects = 150

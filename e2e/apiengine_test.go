@@ -48,8 +48,9 @@ func testAPIEngine(t *testing.T) {
 
 // The conversions that a migration through the API needs go to the webhook many in one call.
 // Each patch needs several, of which those to v1, in which the objects were created, are for
-// their managed fields. What the watch caches of v2 convert is not the migration's. It goes at full
-// speed, with the seats of Kubernetes' defaults: where few patches are under way few share a call.
+// their managed fields. The conversions for the watch caches of v2 are not the migration's. It goes
+// at full speed, with the seats of Kubernetes' defaults: where few patches are under way few share a
+// call.
 func testAPIReviews(t *testing.T) {
 	const objects = 400
 	hook := startConverter(t)
@@ -164,8 +165,8 @@ func revisionsOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[
 }
 
 // The versions of a custom resource may have defaults of their own, though they are converted by
-// name only. What the watch cache has after a migration through the API is what is stored,
-// with those of the version that it is stored in.
+// name only. After a migration through the API the watch cache has the object as it is stored,
+// with the defaults of the version that it is stored in.
 func testAPIDefaults(t *testing.T) {
 	c := cluster.New(t)
 	server := c.Start(cluster.Options{}, "one")[0]

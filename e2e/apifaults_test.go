@@ -22,8 +22,8 @@ import (
 
 // A migration through the API whose conversion webhook is slow, refuses every tenth object,
 // is away for seconds, and for a minute, which is longer than anybody waits for it. It never
-// stops the others: what fails is named with its reason, what was only away for a while is
-// waited for, and each retry writes only what is left.
+// stops the others: objects that fail are named with their reason, a webhook that was only away
+// for a while is waited for, and each retry writes only the objects that are left.
 func testAPIWebhook(t *testing.T) {
 	const objects, tenth = 200, 20
 	hook := startConverter(t)
@@ -60,7 +60,7 @@ func testAPIWebhook(t *testing.T) {
 	awaitStored(t, c, widgets, v2, stored)
 	wantEncoding(t, c, widgets, v2, stored)
 
-	// What is left is migrated, and for a webhook that is away for a while no object fails.
+	// The objects left are migrated, and for a webhook that is away for a while none fails.
 	hook.slow(0)
 	hook.poison()
 	revisions := revisionsOf(t, c, convertibles)
@@ -80,7 +80,7 @@ func testAPIWebhook(t *testing.T) {
 		t.Errorf("%d objects were written again, %d were left", written, tenth)
 	}
 
-	// One that stays away ends the migration, with its name; what is left follows later.
+	// One that stays away ends the migration, with its name; the objects left follow later.
 	m = migrateThroughAPI(t, servers[0], convertibles, "v1")
 	awaitStored(t, c, convertibles, v1, objects/10)
 	hook.stop()
@@ -232,7 +232,7 @@ func wantStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want 
 	}
 }
 
-// censusOf is what `concord census` counts of a resource.
+// censusOf returns the counts of `concord census` for a resource.
 func censusOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[agree.Encoding]int {
 	t.Helper()
 	result := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")

@@ -54,8 +54,8 @@ func testRandomFaults(t *testing.T) {
 // last is how all servers run in the end: with different ones there is no agreement.
 var last = cluster.Options{Emulation: "1.37"}
 
-// disturbed excuses what a client sees of servers and etcds that come and go. An etcd
-// that falls silent in the middle of a write leaves its outcome unknown.
+// disturbed excuses the failures that a client sees when servers and etcds come and go. An
+// etcd that falls silent in the middle of a write leaves its outcome unknown.
 func disturbed(f load.Failure) bool { return f.Broken() || f.Unknown() }
 
 type disturber struct {

@@ -68,7 +68,7 @@ spec: {group: e2e.concord.dev, scope: Cluster, names: {plural: %[1]s, singular: 
 properties: {spec: {type: object, required: [words], properties: {words: {type: array, maxItems: 10, items: {type: string, maxLength: 100}}}}}}}}]}}`, plural, rule))
 }
 
-// attempt repeats what a server answers with "not yet" or "not now".
+// attempt repeats a request that a server answers with "not yet" or "not now".
 func attempt(t *testing.T, what string, f func(context.Context) error) error {
 	t.Helper()
 	var err error
@@ -187,7 +187,7 @@ reinvocationPolicy: Never, mutations: [{patchType: ApplyConfiguration, applyConf
 	}
 }
 
-// The validation that 1.37 relaxed: what the rules of a CRD are estimated to cost.
+// The validation that 1.37 relaxed: the estimated cost of the rules of a CRD.
 func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 	crd := definition(t, "costs", "self.spec.words.all(w, !self.metadata.name.contains(w))")
 	for _, s := range lower {

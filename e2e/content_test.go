@@ -23,8 +23,8 @@ import (
 )
 
 // betas makes servers offer the beta versions that all releases from 1.34 to 1.37 have and
-// that are off by default, with the gates that they need, so that what becomes stable in
-// 1.37 can be written and read at every emulation version.
+// that are off by default, with the gates that they need, so that the resources that become
+// stable in 1.37 can be written and read at every emulation version.
 const betas = "--feature-gates=ClusterTrustBundle=true,StorageVersionMigrator=true --runtime-config=certificates.k8s.io/v1beta1=true,coordination.k8s.io/v1beta1=true,storagemigration.k8s.io/v1beta1=true"
 
 //go:embed testdata/objects.yaml

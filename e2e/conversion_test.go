@@ -19,8 +19,8 @@ import (
 
 // A custom resource that is converted by a webhook behind a Service, which is slow, is migrated with its help.
 // Every tenth object is refused, is named and does not stop the others; a webhook that goes
-// down in the middle, for a minute, stops nothing for good. Clients of both versions see what
-// they saw.
+// down in the middle, for a minute, stops nothing for good. Clients of both versions see the
+// same as before.
 func testConversionWebhook(t *testing.T) {
 	const objects = 200
 	hook := startConverter(t)

@@ -63,7 +63,7 @@ func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinit
 	return crd
 }
 
-// behindService has a CRD name the webhook by a Service, as who runs it in a cluster does.
+// behindService has a CRD name the webhook by a Service, as users that run it in a cluster do.
 func (c *converter) behindService(s *cluster.Server, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	c.t.Helper()
 	_, text, err := net.SplitHostPort(c.address)
@@ -85,7 +85,7 @@ func (c *converter) behindService(s *cluster.Server, crd *apiextensionsv1.Custom
 	return crd
 }
 
-// asV1 brings a convertible's fields to what v1 has.
+// asV1 brings a convertible's fields to those of v1.
 func asV1(fields map[string]any) {
 	text, ok, _ := unstructured.NestedString(fields, "spec", "message", "text")
 	if ok {
@@ -94,7 +94,7 @@ func asV1(fields map[string]any) {
 	}
 }
 
-// asV2 brings a convertible's fields to what v2 has.
+// asV2 brings a convertible's fields to those of v2.
 func asV2(fields map[string]any) {
 	text, ok, _ := unstructured.NestedString(fields, "spec", "text")
 	if ok {

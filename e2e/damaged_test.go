@@ -64,7 +64,7 @@ func TestDamagedStorageVersion(t *testing.T) {
 	}
 }
 
-// A value of a built-in resource that does not decode is named by whoever meets it: by lists,
+// A value of a built-in resource that does not decode is named by all that meet it: by lists,
 // with and without a limit, by a read of it, by the census, by preflight and by a server that starts. All
 // other objects are read and written, and it can be deleted as Kubernetes has it.
 func TestDamagedValue(t *testing.T) {

@@ -79,7 +79,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 	}
 	ours := planning.Generic()
 	groups, want := map[string]bool{}, map[string]bool{
-		// Alpha there, and off; what Concord stands on here.
+		// Alpha there, and off; the API that Concord stands on here.
 		"internal.apiserver.k8s.io/v1alpha1/storageversions": true,
 	}
 	for line := range strings.Lines(string(table)) {
@@ -201,7 +201,7 @@ func testKubeletSkew(t *testing.T, s *cluster.Server, release *version.Version) 
 	}
 }
 
-// skewCounts returns the lines of the skew metric by what stands before their value.
+// skewCounts returns the values of the skew metric by the name and labels before them.
 func skewCounts(t *testing.T, s *cluster.Server) map[string]int {
 	t.Helper()
 	counts := map[string]int{}

@@ -213,8 +213,8 @@ func (e *encrypted) wantKey(key string, atLeast int) {
 	}
 }
 
-// keys is what the command says of a key. It must not call one removable, at the revision that
-// it has counted, while a value uses it.
+// keys returns the command's report of a key. The command must not call a key removable, at the
+// revision that it has counted, while a value uses it.
 func (e *encrypted) keys(key string) use.Key {
 	e.t.Helper()
 	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, "-o", "json")
@@ -289,8 +289,8 @@ func (e *encrypted) wantRemovable(key string) {
 	}
 }
 
-// wantNoneLost stops clients whose writes nothing may have failed, and holds what is stored to
-// the invariants.
+// wantNoneLost stops clients whose writes nothing may have failed, and holds the stored values
+// to the invariants.
 func (e *encrypted) wantNoneLost(writes *load.Load, atLeast int) {
 	e.t.Helper()
 	wantNoFailures(e.t, e.c, writes)
@@ -338,8 +338,8 @@ func TestKeyRotation(t *testing.T) {
 	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	e.wantNoneLost(writes, stored)
 
-	// A server that starts with the configuration of before would write what nobody else
-	// could read any more, and so would one that turns to a key before others have it.
+	// A server that starts with the configuration of before would write values that nobody
+	// else could read any more, and so would one that turns to a key before others have it.
 	e.configure("stale", keyA, keyB)
 	stale := e.c.NewServer("stale", cluster.Options{Args: e.args("stale")})
 	stale.Start()
@@ -355,8 +355,8 @@ func TestKeyRotation(t *testing.T) {
 	})
 	e.load(e.servers[1], keyB) // else it goes on to C as soon as it is alone
 
-	// What would make objects unreadable is refused: a configuration without their key, by a
-	// server that runs and by one that starts.
+	// A configuration that would make objects unreadable, one without their key, is refused by
+	// a server that runs and by one that starts.
 	e.configure("one", identity, keyC)
 	cluster.Eventually(t, time.Minute, "the configuration is refused", func(context.Context) error {
 		if !strings.Contains(e.servers[0].Output(), "The encryption configuration was not loaded") {

@@ -25,7 +25,7 @@ const (
 	aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 )
 
-// discoveryPaths are what every authenticated user may read, by the ClusterRole system:discovery.
+// discoveryPaths are the paths that every authenticated user may read, by the ClusterRole system:discovery.
 var discoveryPaths = []string{"/api", "/apis", "/openapi/v2"}
 
 // Nobody but the administrators may see more than health and version.
@@ -158,7 +158,8 @@ var wellKnown = []string{
 	"authentication.k8s.io/v1/selfsubjectreviews", "migration.k8s.io/v1alpha1/storagestates", "migration.k8s.io/v1alpha1/storageversionmigrations",
 }
 
-// discovered returns what aggregated discovery offers, and whether it says that it is current.
+// discovered returns the resources that aggregated discovery offers, each with whether it is said
+// to be current.
 func discovered(t *testing.T, s *cluster.Server) map[string]bool {
 	t.Helper()
 	var groups struct {

@@ -47,7 +47,7 @@ func widgetsMigrating(t *testing.T, c *cluster.Cluster, perSecond int, names ...
 
 // The server that migrates is killed at ten random points: before it has written anything, in
 // the middle of pages, and four times after it has saved where it is. The next one goes on from
-// what was saved last. Then it is killed in the midst of a stream.
+// the place that was saved last. Then it is killed in the midst of a stream.
 func testMigratorKilled(t *testing.T) {
 	const kills, objects = 10, engineObjects * 4 / 5
 	c := cluster.New(t)
@@ -139,10 +139,10 @@ func (b *bystander) gone() {
 }
 
 // pausedAttempts is how often a server is paused until it is seen to act, when it goes on, as if
-// nothing had happened. What it does first then is a matter of chance.
+// nothing had happened. Its first action then is a matter of chance.
 const pausedAttempts = 6
 
-// talkative servers migrate at a rate, and log also what comes to nothing.
+// talkative servers migrate at a rate, and log also attempts that come to nothing.
 func talkative(perSecond int) cluster.Options {
 	o := atRate(perSecond)
 	o.Args += " --v=2"
@@ -151,7 +151,7 @@ func talkative(perSecond int) cluster.Options {
 
 // The server that migrates is paused for longer than its claim lasts; another one takes
 // over. When the first goes on, both believe that the migration is theirs, and the first is
-// refused what it tries to write.
+// refused the writes that it tries.
 func testMigratorPaused(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(talkative(100), "one", "two", "three")
@@ -295,8 +295,8 @@ func (m *migrating) elected(but ...*cluster.Server) (elected *cluster.Server) {
 	return elected
 }
 
-// triggered is what a log tells of the writes of the elected controller for widgets, those that
-// came too late among them.
+// triggered returns the writes of the elected controller for widgets that a log tells of, those
+// that came too late among them.
 func triggered(log string) (acts []string) {
 	told := regexp.MustCompile(`"(Done|Looking again)" logger="trigger" resource="` + regexp.QuoteMeta(widgets.String()) + `" (?:action|reason)="(.*)"`)
 	for _, match := range told.FindAllStringSubmatch(log, -1) {
@@ -422,7 +422,8 @@ func testOldServerJoins(t *testing.T) {
 }
 
 // awaitAborted waits until as many migrations of a resource as are wanted are told to have been
-// given up: by the server that did them, or by whoever deleted them before it noticed.
+// given up: by the server that did them, or by the controller that deleted them before that server
+// noticed.
 func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want int) {
 	t.Helper()
 	cluster.Eventually(t, time.Minute, "the migration is told to be given up", func(ctx context.Context) error {
@@ -492,7 +493,7 @@ func (m *migrating) compactEverySecond(failed func(format string, args ...any)) 
 	return stop
 }
 
-// compact compacts the store to the newest revision, but for what the audit has not seen.
+// compact compacts the store to the newest revision, but for changes that the audit has not seen.
 func compact(c *cluster.Cluster) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

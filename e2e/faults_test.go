@@ -18,14 +18,14 @@ import (
 // 6 s, and as much again each time a busy machine keeps the collector from looking.
 const restored = cluster.LeaseDuration + 30*time.Second
 
-// everything is what the tests write: something that moves by an upgrade, something that
-// moves by its CRD, something that never moves.
+// everything returns the resources that the tests write: one that moves by an upgrade, one
+// that moves by its CRD, one that never moves.
 func everything() []load.Resource {
 	return []load.Resource{load.Policies(), widgetsV1, load.ConfigMaps("default")}
 }
 
 // A server that is killed is buried by the others, also when it was the one whose task
-// that is. What it was doing is continued, and it can come back.
+// that is. The work that it was doing is continued, and it can come back.
 func testKill(t *testing.T) {
 	c := cluster.New(t)
 	leader := c.Start(cluster.Options{}, "one")[0]
@@ -68,8 +68,8 @@ func waitLeader(t *testing.T, s *cluster.Server) {
 }
 
 // A server is paused in the middle of writes, for longer than its Lease, while the others
-// change an encoding and migrate. When it goes on, what it was about to write must not
-// land: neither in the old encoding nor at all, until it has registered anew.
+// change an encoding and migrate. When it goes on, the writes that it was about to make must
+// not land: neither in the old encoding nor at all, until it has registered anew.
 func testZombie(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{}, "one", "two", "three")

@@ -105,8 +105,8 @@ const fullSpeedAttempts = 5
 // midStream has the objects stored in the other version and strikes in the midst of the stream of
 // those that are to be rewritten; strike is given a member of the etcd that sends streams: that
 // one, or one to a server's watch cache. There has to be something left to rewrite after it, or
-// all is done again. What is to be mended after a strike is mended before the cluster has to
-// settle, and is told whether the strike hit.
+// all is done again. mend puts the damage of a strike right before the cluster has to settle, and
+// is told whether the strike hit.
 func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), mend func(hit bool)) {
 	m.t.Helper()
 	for range fullSpeedAttempts {
@@ -284,9 +284,9 @@ func membersLostMidStream(m *migrating) {
 }
 
 // compactedAndTurnedMidStream compacts the store again and again while objects are sent. Then it
-// takes the agreement away: the definition goes back to the version before. What has been rewritten
-// by then is brought back, and the audit tells of every object that is rewritten to what nobody
-// agrees on any more.
+// takes the agreement away: the definition goes back to the version before. The objects rewritten
+// by then are brought back, and the audit tells of every object that is rewritten to an encoding
+// that nobody agrees on any more.
 func compactedAndTurnedMidStream(m *migrating) {
 	m.t.Helper()
 	m.midStream("the store was compacted three times", func(*cluster.Etcd) {

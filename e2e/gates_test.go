@@ -294,8 +294,8 @@ func testOffServerPaused(t *testing.T) {
 	c.Check()
 }
 
-// expectStorageVersionsListed: those who serve StorageVersions say so in discovery, whatever
-// another server that started beside them does not serve.
+// expectStorageVersionsListed: the servers that serve StorageVersions say so in discovery, even
+// where another server that started beside them does not serve them.
 func expectStorageVersionsListed(t *testing.T, servers ...*cluster.Server) {
 	t.Helper()
 	for _, s := range servers {
@@ -348,8 +348,8 @@ func expectNoMigration(t *testing.T, s *cluster.Server) {
 	})
 }
 
-// Servers go up a release, down and up again, with writes in between: what each step finds
-// stored follows to what that release stores.
+// Servers go up a release, down and up again, with writes in between: at each step the stored
+// objects follow to the encoding in which that release stores them.
 func testUpDownUp(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Emulation: "1.36"}, "one", "two")

@@ -22,8 +22,8 @@ import (
 )
 
 // Clients that are started, break off and resume while objects are migrated, on one server
-// or on another one, have the newest resourceVersion of every object afterwards: what they
-// update next meets no conflict.
+// or on another one, have the newest resourceVersion of every object afterwards: their next
+// updates meet no conflict.
 func testInformers(t *testing.T) {
 	const (
 		objects   = 2000

@@ -101,7 +101,7 @@ func (k *kmsEncrypted) turned(servers ...*cluster.Server) {
 }
 
 // The key of a KMS plugin is rotated in the KMS, without a change of any configuration:
-// what is stored becomes stale and is encrypted anew once all servers encrypt with the new
+// the stored values become stale and are encrypted anew once all servers encrypt with the new
 // key, and the old one is called removable when no value needs it. Plugins that are away, in
 // the middle of that and when a server starts, delay it and lose nothing.
 func testKMS(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 // keyV1 is the plugin "p" of KMS v1, whichever key it encrypts with.
 const keyV1 = "kms:v1:p"
 
-// pluginV1 is a plugin of KMS v1. Only what it has encrypted tells the plugin with which key.
+// pluginV1 is a plugin of KMS v1. Only a value that it has encrypted tells the plugin with which key.
 type pluginV1 struct {
 	kmsv1.UnimplementedKeyManagementServiceServer
 	*vault.Plugin
@@ -58,7 +58,7 @@ func (p pluginV1) Decrypt(_ context.Context, r *kmsv1.DecryptRequest) (*kmsv1.De
 	return &kmsv1.DecryptResponse{Plain: plain}, err
 }
 
-// opener opens what plugins of KMS v1 have encrypted.
+// opener opens values that plugins of KMS v1 have encrypted.
 type opener struct{ *vault.Vault }
 
 // Decrypt implements envelope.Service.
@@ -74,7 +74,7 @@ func (o opener) Decrypt(sealed []byte) ([]byte, error) {
 // Encrypt implements envelope.Service.
 func (opener) Encrypt([]byte) ([]byte, error) { return nil, errors.New("only plugins encrypt") }
 
-// openV1 opens also what plugins of KMS v1 have encrypted.
+// openV1 opens also values that plugins of KMS v1 have encrypted.
 func openV1(t *testing.T, v *vault.Vault) func(key string, stored []byte) ([]byte, agree.Seal, error) {
 	t.Helper()
 	others := openValue(t)
@@ -89,9 +89,9 @@ func openV1(t *testing.T, v *vault.Vault) func(key string, stored []byte) ([]byt
 	}
 }
 
-// A plugin of KMS v1 encrypts where the feature KMSv1 is on, also what is stored already and
-// while it was away for a time; what it has encrypted is brought to another key, after which it
-// can go. Where the feature is off it is refused, with its name.
+// A plugin of KMS v1 encrypts where the feature KMSv1 is on, also objects that are stored already,
+// even if it is away for a time meanwhile; the values that it has encrypted are brought to another
+// key, after which it can go. Where the feature is off it is refused, with its name.
 func testKMSv1(t *testing.T) {
 	const objects, gate = 1500, " --feature-gates=KMSv1=true --migration-max-objects-per-second=300"
 	v := vault.NewVault()

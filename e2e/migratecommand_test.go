@@ -17,10 +17,10 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// concord migrate tells beforehand what there is to do, has it done, and is right: what it,
-// the migration's status and concord census count afterwards is the same. Where objects
-// cannot be migrated it names them, does the others, and ends with 2. At last it migrates
-// every resource that there is.
+// concord migrate tells beforehand what there is to do, has it done, and is right: its counts,
+// those of the migration's status and those of concord census are the same afterwards. Where
+// objects cannot be migrated it names them, does the others, and ends with 2. At last it
+// migrates every resource that there is.
 func testMigrateCommand(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=20"}, "one", "two")

@@ -87,9 +87,9 @@ func makeRoom(t *testing.T, endpoint string, raw *clientv3.Client) {
 	}
 }
 
-// An etcd out of space is as bad as one that is away: writes are refused with what to do,
-// the server is not ready, and nobody is taken for dead. Deletes pass. A migration waits,
-// and goes on by itself when there is space.
+// An etcd out of space is as bad as one that is away: writes are refused with a message that
+// says what to do, the server is not ready, and nobody is taken for dead. Deletes pass. A
+// migration waits, and goes on by itself when there is space.
 func TestEtcdNoSpace(t *testing.T) {
 	t.Parallel()
 	endpoint, raw := startSmallEtcd(t)
@@ -157,8 +157,8 @@ func refusedWrites(t *testing.T, config *rest.Config) int {
 	return writes
 }
 
-// noLineForEach: what goes wrong many times is logged in far fewer lines, whatever else the
-// server says in the meantime.
+// noLineForEach: an error that occurs many times is logged in far fewer lines, whatever else
+// the server says in the meantime.
 func noLineForEach(t *testing.T, s *cluster.Server, failures func() int) {
 	t.Helper()
 	before := strings.Count(s.Output(), "\n")

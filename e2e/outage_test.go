@@ -18,8 +18,8 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// atOnce is how soon a server has to answer what it need not ask etcd for. It is far
-// below the 34 s after which a request that waits for etcd is given up.
+// atOnce is the time within which a server has to answer requests for which it need not ask
+// etcd. It is far below the 34 s after which a request that waits for etcd is given up.
 const atOnce = 10 * time.Second
 
 const (
@@ -28,7 +28,7 @@ const (
 	reviewsPath    = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 )
 
-// answer is what came of one HTTP request, which nobody tried again.
+// answer is the outcome of one HTTP request, which nobody tried again.
 type answer struct {
 	status     int
 	retryAfter string
@@ -125,7 +125,7 @@ func TestEtcdAway(t *testing.T) {
 	}
 }
 
-// answersWithoutEtcd asserts what a server that knows etcd to be away answers.
+// answersWithoutEtcd asserts the answers of a server that knows etcd to be away.
 func answersWithoutEtcd(t *testing.T, config *rest.Config) {
 	t.Helper()
 	for _, write := range []struct{ method, path, body string }{
@@ -196,7 +196,7 @@ func TestStopWhileStarting(t *testing.T) {
 					t.Errorf("it says: %s", line)
 				}
 			}
-			// What it has left behind can be started on.
+			// A server can be started on the data that it left behind.
 			s.Start()
 			s.WaitReady()
 			s.Terminate()

@@ -69,7 +69,7 @@ func testPausedAndKilled(t *testing.T) {
 		t.Errorf("it was ended by %s, which was killed", by)
 	}
 	wantResumed(t, other, again)
-	// What was done before it went on is counted, once.
+	// Objects rewritten before it went on are counted, once.
 	if p := ended.Status.Progress; p == nil || p.Done != stored || p.Total != stored {
 		t.Errorf("it ended with %+v", p)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// A plan is what "concord apis" says of every resource at some versions: in which
+// A plan is the answer of "concord apis" for every resource at some versions: in which
 // group/version it is stored.
 type plan map[schema.GroupResource]agree.Encoding
 
@@ -113,8 +113,8 @@ func census(t *testing.T, c *cluster.Cluster) []censusRow {
 	return found.Rows
 }
 
-// countingTold is what the command tells every three seconds of how far its counting is, which it
-// does on a busy machine.
+// countingTold is the line by which the command tells every three seconds how far its counting is,
+// which it does on a busy machine.
 var countingTold = regexp.MustCompile(`(?m)^counting \S+, \d+ of \d+ resources\n`)
 
 // preflight asks whether servers may be started, and returns the exit code and what was

@@ -24,8 +24,8 @@ func wantVersions(t *testing.T, s *cluster.Server, binary, emulation, minCompati
 	}
 }
 
-// undecodable is what a server of 1.35 cannot decode where everything is stored as only
-// 1.37 can read it.
+// undecodable are the encodings that a server of 1.35 cannot decode where everything is stored
+// as only 1.37 can read it, by resource.
 var undecodable = map[string]string{
 	policies.String():       "admissionregistration.k8s.io/v1",
 	policyBindings.String(): "admissionregistration.k8s.io/v1",
@@ -35,7 +35,7 @@ var undecodable = map[string]string{
 
 // noWayBack: everything is stored as only 1.37 can read it. Preflight tells so, and a
 // server of release 1.35 (this program, linked with that release's number) does not start
-// on it, unless it is told to. What it does not serve stays as it is.
+// on it, unless it is told to. Objects that it does not serve stay as they are.
 func noWayBack(t *testing.T, s *story, p plan) {
 	t.Helper()
 	written := read(t, s.servers[0])
@@ -113,7 +113,7 @@ func wantRefusal(t *testing.T, old *cluster.Server) {
 	}
 }
 
-// couldNotTell: what is stored of one resource is not remembered, and a value of it is
+// couldNotTell: the stored set of one resource is not remembered, and a value of it is
 // encrypted. No server runs.
 func couldNotTell(t *testing.T, c *cluster.Cluster) {
 	t.Helper()

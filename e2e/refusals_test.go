@@ -47,7 +47,7 @@ func refused(t *testing.T, args []string, parts ...string) {
 	}
 }
 
-// What is wrong with the flags is found out before anything is started or written.
+// Wrong flags are refused before anything is started or written.
 func TestRefusedFlags(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -85,7 +85,7 @@ func TestRefusedFlags(t *testing.T) {
 	}
 }
 
-// What is wrong with the surroundings is said in one line too.
+// Wrong surroundings are named in one line too.
 func TestRefusedSurroundings(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -129,8 +129,8 @@ func (e *encrypted) kill() *cluster.Server {
 	return nil
 }
 
-// What was stored as it is gets encrypted, survives a restart of all servers, and is
-// decrypted again.
+// Objects that were stored unencrypted get encrypted, survive a restart of all servers, and
+// are decrypted again.
 func testEncryptAndDecrypt(t *testing.T) {
 	e := newEncrypted(t, []string{secrets.Resource, widgets.String()}, three, identity)
 	createWidgets(t, "v1", e.servers...)
@@ -170,8 +170,8 @@ func testEncryptAndDecrypt(t *testing.T) {
 	e.c.Check()
 }
 
-// A rotation is rolled back while the migration is under way: it is aborted, and what has
-// the new key by then gets the old one again.
+// A rotation is rolled back while the migration is under way: it is aborted, and the objects
+// that have the new key by then get the old one again.
 func testRotationRolledBack(t *testing.T) {
 	const objects = 3000
 	e := newEncrypted(t, []string{secrets.Resource}, three, keyA, identity)
@@ -199,7 +199,7 @@ func testRotationRolledBack(t *testing.T) {
 }
 
 // A rotation is done through the API: the migration was asked for, and rests, before the key is
-// turned, so that no other one is made. Each patch is to encrypt what it does not change.
+// turned, so that no other one is made. Each patch is to encrypt an object that it does not change.
 func testAPIRotation(t *testing.T) {
 	const objects = 1000
 	e := newEncrypted(t, []string{secrets.Resource}, []string{"one", "two"}, keyA, identity)

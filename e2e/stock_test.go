@@ -22,7 +22,7 @@ import (
 )
 
 // The identity Lease of a kube-apiserver without Concord keeps everybody from agreeing, and
-// whoever looks is told so, until somebody deletes it as told. The Lease that upstream's code
+// anybody that looks is told so, until somebody deletes it as told. The Lease that upstream's code
 // keeps in a process of ours does not.
 func TestStockServersLease(t *testing.T) {
 	t.Parallel()

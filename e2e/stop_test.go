@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// soonStopped is what a stop may take: two seconds in which watches are drained, and three beside.
+// soonStopped is the time that a stop may take: two seconds in which watches are drained, and three beside.
 const soonStopped = 2*time.Second + 3*time.Second
 
 // A server that embeds etcd stops soon, with a watch open and a connection that asks nothing; and
@@ -60,7 +60,7 @@ func stopsSoon(t *testing.T, servers []string) {
 	}
 }
 
-// A server that stops gives up what it was elected to, so that another one goes on at once.
+// A server that stops gives up the tasks that it was elected to, so that another one goes on at once.
 func TestElectionsGivenUp(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)

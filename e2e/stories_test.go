@@ -55,7 +55,7 @@ func newStory(t *testing.T, o cluster.Options) *story {
 	return s
 }
 
-// withoutStatus takes away what servers themselves write on a migration or an APIService.
+// withoutStatus takes away the fields that servers themselves write on a migration or an APIService.
 func withoutStatus(fields map[string]any) {
 	delete(fields, "status")
 	if metadata, ok := fields["metadata"].(map[string]any); ok {
@@ -64,8 +64,8 @@ func withoutStatus(fields map[string]any) {
 }
 
 // awaitSamples waits until the samples of a migration, which is one of nothing, and of an
-// APIService, whose Service does not exist, have been judged and change no more. What they
-// were changed by was no rewrite.
+// APIService, whose Service does not exist, have been judged and change no more. Their changes
+// until then were no rewrites.
 func (s *story) awaitSamples() {
 	s.t.Helper()
 	for resource, name := range map[schema.GroupVersionResource]string{migrations.WithVersion("v1beta1"): "sample", apiServices: "v1.remote.example.com"} {
@@ -163,9 +163,9 @@ func moved(t *testing.T, from, to plan, want ...schema.GroupResource) {
 }
 
 // KEP-4330's first story, an upgrade in the smallest steps: first the binary, emulating
-// what ran before; then the emulation version; then the min compatibility version, with
-// which the way back is given up. Each is rolled server by server, and before each
-// preflight says that it is safe. The program of 1.36 is this one, linked with that
+// the release that ran before; then the emulation version; then the min compatibility
+// version, with which the way back is given up. Each is rolled server by server, and before
+// each preflight says that it is safe. The program of 1.36 is this one, linked with that
 // release's number: it knows what was introduced by then. There is no other program.
 func testCautiousUpgrade(t *testing.T) {
 	before := cluster.Options{Release: "1.36", Args: betas}
@@ -197,7 +197,7 @@ func testCautiousUpgrade(t *testing.T) {
 }
 
 // KEP-4330's second story: after an upgrade to 1.37 the servers are restarted with
-// --emulation-version=1.36, one by one. What was written in between is read by the first
+// --emulation-version=1.36, one by one. The objects written in between are read by the first
 // one that is back, while the others still stand for 1.37, and by all in the end. Then
 // they go forward again.
 func testEmulationRollback(t *testing.T) {
@@ -251,9 +251,9 @@ func testGreenField(t *testing.T) {
 	noWayBack(t, s, p)
 }
 
-// The whole cluster is restarted at an older emulation version and back. What the one
-// wrote the other reads, all of it; so do programs of the older releases themselves, once
-// preflight says that they can.
+// The whole cluster is restarted at an older emulation version and back. Servers at either
+// version read all objects that those at the other wrote; so do programs of the older releases
+// themselves, once preflight says that they can.
 func testWholeRestart(t *testing.T) {
 	newer := cluster.Options{Emulation: "1.37", MinCompatibility: "1.37", Args: betas}
 	older := cluster.Options{Emulation: "1.36", MinCompatibility: "1.35", Args: betas}

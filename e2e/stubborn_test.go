@@ -139,8 +139,8 @@ func loggedFailures(servers []*cluster.Server, gr schema.GroupResource) sets.Set
 
 // Values that are no objects are counted, the first hundred named, and all others are
 // migrated, built-in and custom ones, also when the server that does it is killed in the
-// middle. What has met them goes on when they are gone. (Of resources that admission reads no
-// object may be broken: kube-apiserver does not become ready then.)
+// middle. The migration of a resource that has them goes on when they are gone. (Of resources that
+// admission reads no object may be broken: kube-apiserver does not become ready then.)
 func testBrokenObjects(t *testing.T) {
 	const broken = 130
 	c := cluster.New(t)
@@ -213,7 +213,7 @@ func testBrokenObjects(t *testing.T) {
 		}
 	}
 	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
-	// Neither the server that went on nor whoever tried again did anything a second time.
+	// Neither the server that went on nor any that tried again did anything a second time.
 	wantWrittenOnce(t, c, widgets, engineObjects)
 	c.Check()
 }

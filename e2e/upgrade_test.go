@@ -37,7 +37,7 @@ func roll(t *testing.T, c *cluster.Cluster, servers []*cluster.Server, to string
 }
 
 // Servers of two releases may run side by side for long, the elected one being of the
-// older: whatever is only served by the newer ones has its stored set too.
+// older: resources that are only served by the newer ones have their stored sets too.
 func testMixedReleases(t *testing.T) {
 	c := cluster.New(t)
 	older := c.Start(cluster.Options{Emulation: "1.36"}, "one")[0]

@@ -23,7 +23,7 @@ var ErrDamaged = errors.New("the etcd database is damaged")
 //
 // An etcd that meets damage ends its process, from goroutines of its own: it maps the file
 // and rebuilds its list of free pages from the tree. bbolt's own check has the same trouble,
-// and in a child process it is no better: it believes what a page says of its length, which
+// and in a child process it is no better: it believes the length that a page states, which
 // took all memory, and does not see a value that goes on behind its page. So the tree's pages
 // are read here, as bytes. An etcd that starts has to read the same pages again, and then
 // finds them in memory.
@@ -79,7 +79,7 @@ func checkDatabase(file string, timeout time.Duration) (applied uint64, err erro
 }
 
 // The format of bbolt's files, which is that of the machine's memory. A page is a header,
-// elements, and what they point to, counted from their own place.
+// elements, and the data that they point to, counted from their own place.
 const (
 	pageHeader    = 16 // id uint64, flags uint16, elements uint16, overflow uint32
 	pageElement   = 16 // branch: at, key uint32, page uint64; leaf: flags, at, key, value uint32
@@ -121,7 +121,7 @@ func (c *pageCheck) page(id uint64, low, high []byte) (last []byte, err error) {
 	return last, nil
 }
 
-// read returns a page with what overflows it. That of a leaf is valid until the next call.
+// read returns a page with its overflow pages. That of a leaf is valid until the next call.
 func (c *pageCheck) read(id uint64) ([]byte, error) {
 	if id < 2 || id >= c.pages { // the first two are the meta pages
 		return nil, fmt.Errorf("page %d: there is none, of %d", id, c.pages)

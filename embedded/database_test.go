@@ -47,7 +47,7 @@ func stoppedDatabase(t *testing.T) []byte {
 			t.Fatal(err)
 		}
 	}
-	var size int64 // what is in use; bbolt makes files larger
+	var size int64 // of the part in use; bbolt makes files larger
 	if err := db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -151,8 +151,8 @@ func TestStartKilledEarly(t *testing.T) {
 	}
 }
 
-// TestFirstStartCutOff: what a first start has left that was cut off is put aside, and
-// nothing else ever is.
+// TestFirstStartCutOff: the files that a first start has left that was cut off are put aside,
+// and nothing else ever is.
 func TestFirstStartCutOff(t *testing.T) {
 	dir, err := os.MkdirTemp("", "db") // short enough for a socket
 	if err != nil {

@@ -133,8 +133,8 @@ func awaitReady(ctx context.Context, etcd *embed.Etcd) error {
 	}
 }
 
-// beginFirst marks the data directory during an etcd's first start in it. What a first
-// start that was cut off has left, which may be a log without the etcd's own membership
+// beginFirst marks the data directory during an etcd's first start in it. The data that a
+// first start that was cut off has left, which may be a log without the etcd's own membership
 // and never becomes ready, is put aside: nobody has used it. finish ends the first start.
 func beginFirst(dataDir string) (finish func() error, err error) {
 	dir, mark := filepath.Join(dataDir, EtcdDirName), filepath.Join(dataDir, firstStartName)
@@ -194,8 +194,8 @@ func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
 	return embed.StartEtcd(cfg)
 }
 
-// EtcdLogger returns a logger for an embedded etcd. It drops what etcd logs, since what
-// matters comes as errors, and panics where etcd would end the process.
+// EtcdLogger returns a logger for an embedded etcd. It drops etcd's messages, since those that
+// matter come as errors, and panics where etcd would end the process.
 func EtcdLogger() *zap.Logger { return zap.NewNop().WithOptions(zap.WithFatalHook(fatalPanics{})) }
 
 // fatalPanics turns fatal log entries into panics, which can be recovered.
@@ -274,7 +274,7 @@ func (e *Etcd) cutOff() {
 	calls.GracefulStop()
 }
 
-// release removes what only a running etcd needs, and unlocks the data directory.
+// release removes the files that only a running etcd needs, and unlocks the data directory.
 func (e *Etcd) release() error {
 	var errs []error
 	for _, remove := range e.remove {

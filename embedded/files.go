@@ -38,7 +38,7 @@ func checkFiles(dir string) error {
 }
 
 // lastEntry returns the index of the last entry in an etcd's log. An entry that was cut
-// off in the middle, which etcd drops, and whatever is behind damage do not count.
+// off in the middle, which etcd drops, and entries behind damage do not count.
 func lastEntry(dir string) (last uint64, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.wal"))
 	if err != nil || len(names) == 0 {
@@ -72,8 +72,8 @@ func lastEntry(dir string) (last uint64, err error) {
 // checked, which takes long for a large database.
 const closedName = "etcd.closed"
 
-// describeFiles tells an etcd's files from what anybody could make of them without
-// replacing or writing to them: their inodes, sizes and times of change, which cannot be set.
+// describeFiles describes an etcd's files by attributes that change whenever one is replaced or
+// written to: their inodes, sizes and times of change, which cannot be set.
 func describeFiles(dir string) (string, error) {
 	names := []string{datadir.ToBackendFileName(dir)}
 	for _, pattern := range []string{filepath.Join(datadir.ToWALDir(dir), "*.wal"), filepath.Join(datadir.ToSnapDir(dir), "*.snap")} {
@@ -103,8 +103,8 @@ func markClosed(dataDir string) error {
 	return os.WriteFile(filepath.Join(dataDir, closedName), []byte(description), 0o600)
 }
 
-// takeClosed says whether the files are as an orderly end has left them, and removes what
-// says so, for good: after a loss of power the times of change may be older than the files.
+// takeClosed says whether the files are as an orderly end has left them, and removes
+// the mark that says so, for good: after a loss of power the times of change may be older than the files.
 func takeClosed(dataDir string) (bool, error) {
 	mark := filepath.Join(dataDir, closedName)
 	description, err := os.ReadFile(mark)
@@ -121,7 +121,7 @@ func takeClosed(dataDir string) (bool, error) {
 		return false, err
 	}
 	now, err := describeFiles(filepath.Join(dataDir, EtcdDirName))
-	return err == nil && now == string(description), nil // what is missing is found by the check
+	return err == nil && now == string(description), nil // a missing file is found by the check
 }
 
 func syncDir(dir string) error {

@@ -122,7 +122,7 @@ func do(client *http.Client, request *http.Request) (int, error) {
 	return response.StatusCode, err
 }
 
-// stored says whether a key is there, by what is applied, since a forged leader stops the etcd.
+// stored says whether a key is there, by the entries that are applied, since a forged leader stops the etcd.
 func stored(t *testing.T, etcd *clientv3.Client, key string) bool {
 	t.Helper()
 	got, err := etcd.Get(t.Context(), key, clientv3.WithSerializable())
@@ -133,7 +133,7 @@ func stored(t *testing.T, etcd *clientv3.Client, key string) bool {
 }
 
 // TestForgedMessage: a raft message that writes an object where the peer port is plain HTTP
-// changes nothing here, whoever sends it how.
+// changes nothing here, no matter which client sends it, and how.
 func TestForgedMessage(t *testing.T) {
 	plainDir := shortDir(t)
 	plain := plainEtcd(t, plainDir)

@@ -17,7 +17,7 @@ const (
 	privateDirName = "run"
 	// farPrefix begins the name of a socket's directory outside of the data directory.
 	farPrefix = "concord-etcd-"
-	// maxSocketPath is what the kernel allows for a unix socket's path, less some.
+	// maxSocketPath is the length that the kernel allows for a unix socket's path, less some.
 	maxSocketPath = 100
 )
 
@@ -46,8 +46,8 @@ func SocketPath(dataDir string) (string, error) {
 	return socket, nil
 }
 
-// makeSocketPlace clears away what an etcd that was killed has left, and returns a path for
-// the socket, to which etcd.sock in the data directory leads. remove takes both away.
+// makeSocketPlace clears away the socket that an etcd that was killed has left, and returns a path
+// for the socket, to which etcd.sock in the data directory leads. remove takes both away.
 func makeSocketPlace(dataDir string) (socket string, remove func() error, err error) {
 	link := filepath.Join(dataDir, EtcdSocketName)
 	if err := removeSocket(link); err != nil {
@@ -99,7 +99,7 @@ func removeSocket(link string) error {
 }
 
 // makePrivate makes a directory that only this process's user can enter. One that is there
-// with other permissions or another owner is refused: what is in it may be anybody's.
+// with other permissions or another owner is refused: the files in it may be anybody's.
 func makePrivate(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -119,7 +119,7 @@ func checkPrivate(dir string) error {
 }
 
 // checkDataDir refuses a data directory in which others could put a file or exchange one. That
-// they can list it does no harm: what is in it is private by itself.
+// they can list it does no harm: the files in it are private by themselves.
 func checkDataDir(dir string) error {
 	s, err := owned(dir, unix.Stat)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// private asserts that only its owner reaches what a link leads to.
+// private asserts that only its owner reaches the socket that a link leads to.
 func private(t *testing.T, link string) (socket string) {
 	t.Helper()
 	socket, err := filepath.EvalSymlinks(link)
@@ -122,8 +122,8 @@ func TestFarSocket(t *testing.T) {
 	}
 }
 
-// TestNotPrivate: directories in which others may have their hands are refused, with what
-// mends it, and left as they are.
+// TestNotPrivate: directories in which others may have their hands are refused, with the
+// remedy, and left as they are.
 func TestNotPrivate(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(dataDir string) error

@@ -30,7 +30,7 @@ func Decide(o Observation) []Action {
 		return []Action{Wait{For: staleWait, Why: fmt.Sprintf("the StorageVersion is at epoch %d, older than the state's", o.StorageVersion.History.Epoch)}}
 	}
 	if o.State != nil && o.State.Forged {
-		// What it says is worth nothing: it begins anew, as after its deletion by a user.
+		// Its content is worth nothing: it begins anew, as after its deletion by a user.
 		return []Action{DeleteState{Why: "its hashes are not those of its encodings: it was edited by hand"}}
 	}
 	next := nextState(o)

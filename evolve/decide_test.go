@@ -161,8 +161,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestCounts: what a stored set or storedVersions lose is counted first; what is found is added
-// and migrated, whatever a success or a StorageState says.
+// TestCounts: objects are counted before a stored set or storedVersions lose an encoding; an
+// encoding that is found is added and migrated, whatever a success or a StorageState says.
 func TestCounts(t *testing.T) {
 	target := done.Target
 	crd := func(stored ...agree.Encoding) *CRD {

@@ -7,7 +7,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// discoveredUID begins the uid of what stands for a StorageVersion where there is none.
+// discoveredUID begins the uid of the object that stands for a StorageVersion where there is none.
 const discoveredUID = "discovery-"
 
 // Discovered makes a StorageVersion for the Observation of a cluster without them (DESIGN 3.5).

@@ -8,9 +8,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Whatever is reported, migrated and looked at in whatever order, a key is called
-// removable only if it was reported and nothing may be stored with it: what may be stored
-// is kept by brute force.
+// For any reports, migrations and looks of the trigger, in any order, a key is called removable
+// only if nothing may be stored with it: the encodings that may be stored are kept by brute force.
 func TestRemovable(t *testing.T) {
 	encodings := []agree.Encoding{"v1", "v2"}
 	seals := []agree.Seal{"", "p:v1:a:1", "p:v1:b:2", "p:v1:c:3"}
@@ -28,7 +27,7 @@ func TestRemovable(t *testing.T) {
 			sv.Common, _ = agree.Common(sv.Reports)
 		}
 		report()
-		may := map[agree.Encoding]bool{} // what objects may be stored in
+		may := map[agree.Encoding]bool{} // the encodings that objects may be stored in
 		for _, e := range agree.Encodings(sv.Reports) {
 			may[e] = true
 		}
@@ -62,8 +61,8 @@ func TestRemovable(t *testing.T) {
 	}
 }
 
-// Nothing is removable while objects may be stored in what nobody can name, and nothing is
-// said of keys where none was ever used.
+// Nothing is removable while objects may be stored in an encoding that nobody can name, and nothing
+// is said of keys where none was ever used.
 func TestRemovableUnknown(t *testing.T) {
 	h := agree.History{}.Next([]agree.Report{{Server: "s", Encoding: "v1+p:v1:a:1"}}).Next([]agree.Report{{Server: "s", Encoding: "v1+p:v1:b:2"}})
 	if got := removable(h, []agree.Encoding{Unknown, "v1+p:v1:b:2"}); len(got) > 0 {

@@ -22,7 +22,7 @@ var (
 const steps = 250
 
 // history is a random history of one resource: servers, writers, rewriters and triggers,
-// each API call a step. Next to the world it keeps what is truly stored.
+// each API call a step. Next to the world it keeps the encodings that are truly stored.
 type history struct {
 	*world
 	rnd       *rand.Rand
@@ -53,7 +53,7 @@ type rewriter struct {
 // tamper breaks one rule, to show that the checks can see.
 type tamper struct {
 	name string
-	// observe changes what is observed before it is decided on.
+	// observe changes the Observation before it is decided on.
 	observe func(*Observation)
 	// blind writes the state whatever its resourceVersion is.
 	blind bool
@@ -190,7 +190,7 @@ func (h *history) rewrite() {
 	}
 }
 
-// fenced says whether the StorageVersion still is what the rewriter works for.
+// fenced says whether the StorageVersion still agrees on the target that the rewriter works for.
 func (h *history) fenced(r *rewriter) bool {
 	if h.sv == nil {
 		return false
@@ -270,7 +270,7 @@ func (h *history) settleDown() error {
 }
 
 // TestInvariants runs random histories and checks I1, I4 and I7 of section 3.7 after
-// every step against what is truly stored.
+// every step against the encodings that are truly stored.
 func TestInvariants(t *testing.T) {
 	for s := range uint64(*histories) {
 		if *seed != 0 {

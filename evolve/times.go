@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// HeartbeatPeriod is how often a StorageState's lastHeartbeatTime is refreshed. What
-	// looks for old ones asks for DiscoveryPeriod, so that one may be late or missing.
+	// HeartbeatPeriod is how often a StorageState's lastHeartbeatTime is refreshed. A check
+	// for old ones allows DiscoveryPeriod, so that one refresh may be late or missing.
 	HeartbeatPeriod = 5 * time.Minute
 	// DiscoveryPeriod is how often the discovery document has to be read where there is no
 	// StorageVersion API (KEP-2343: "10 minutes is a good middle ground").
@@ -57,7 +57,7 @@ func UntilBeat(gr schema.GroupResource, now time.Time) time.Duration {
 	return offset + now.Add(-offset).Truncate(HeartbeatPeriod).Add(HeartbeatPeriod).Sub(now)
 }
 
-// remaining returns what is left at now of a period that began at since, never less than
+// remaining returns the time left at now of a period that began at since, never less than
 // zero. Clocks of servers differ: a beginning that lies more than a period in the future
 // tells nothing, and nothing is left of it.
 func remaining(since time.Time, period time.Duration, now time.Time) time.Duration {

@@ -7,7 +7,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// attempt is what one transaction found.
+// attempt is the result of one transaction.
 type attempt struct {
 	succeeded bool
 	revision  int64            // etcd's after the transaction
@@ -15,7 +15,7 @@ type attempt struct {
 	object    *mvccpb.KeyValue // nil if there is none, or if it was not asked for
 }
 
-// outcome is what an attempt means to its put.
+// outcome is the meaning of an attempt for its put.
 type outcome int
 
 const (
@@ -24,8 +24,8 @@ const (
 	conflicted         // the permission stands and the object changed
 )
 
-// judge looks at the fence first: as long as it does not stand, what was found of the
-// object must not reach the caller.
+// judge looks at the fence first: as long as it does not stand, nothing that was found of the
+// object may reach the caller.
 func (a attempt) judge(fenceRevision int64) outcome {
 	switch {
 	case a.succeeded:

@@ -16,8 +16,8 @@ import (
 // watchCache is a watch cache with the store that fills it. Stores of a custom resource hand it on:
 // when only the storage version of a CRD changes, the new store of each served version would
 // list and decode the same objects into the same cache again, and all watches would begin anew.
-// The cache of the store before goes on instead. What differs between the two stores is what they
-// write, and a cache writes nothing.
+// The cache of the store before goes on instead. The difference between the two stores is in their
+// writes, and a cache writes nothing.
 type watchCache struct {
 	cacher *cacher.Cacher
 	from   *filling
@@ -110,8 +110,8 @@ func (r reading) same(o reading) bool {
 }
 
 // decodingOf returns the parts of a codec that decode: a codec of apimachinery's package versioning
-// keeps them apart from the version that it encodes to, but does not tell them. What they are of a
-// CRD are its schemas, its versions and how they are converted; those that call a webhook have functions
+// keeps them apart from the version that it encodes to, but does not tell them. For a CRD the
+// parts are its schemas, its versions and their conversions; those that call a webhook have functions
 // among them, and are never equal. It is nil for a codec that is built otherwise.
 func decodingOf(c runtime.Codec) []any {
 	v := reflect.ValueOf(c)

@@ -45,8 +45,8 @@ func sizes(t *testing.T, s storage.Interface) map[string]string {
 	return found
 }
 
-// A change of the storage version alone keeps the watch cache, and the watches of it; what is
-// written goes by the new store.
+// A change of the storage version alone keeps the watch cache, and the watches of it; writes
+// go by the new store.
 func TestCacheIsHandedOn(t *testing.T) {
 	w, streams := countingWorld(t)
 	w.permit(widgets, encV1)
@@ -134,7 +134,7 @@ func TestCacheIsNotHandedOn(t *testing.T) {
 	}
 }
 
-// What selects objects is part of how a store reads.
+// The fields that select objects are part of how a store reads.
 func TestReadingsDiffer(t *testing.T) {
 	r := reading{gr: widgets, served: "example.com/v2", fields: []string{"metadata.name"}, decoding: []any{renaming{}}}
 	if !r.same(r) {

@@ -31,8 +31,8 @@ func (f *filling) GetList(ctx context.Context, key string, opts storage.ListOpti
 	return err
 }
 
-// explained is a store with a watch cache that answers what a damaged value keeps from being
-// answered with the error that names the value, in place of the cache's 429, which asks
+// explained is a store with a watch cache. Requests that the cache cannot answer because of a
+// damaged value get the error that names the value, in place of the cache's 429, which asks
 // clients to come again.
 type explained struct {
 	storage.Interface

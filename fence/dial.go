@@ -163,7 +163,7 @@ func answers(ctx context.Context, client *clientv3.Client, endpoints []string) e
 	return err
 }
 
-// explain tells certificates that are refused, which is for good, from what may pass. gRPC
+// explain tells certificates that are refused, which is for good, from errors that may pass. gRPC
 // hands on nothing but the text.
 func explain(message string) error {
 	reason := errors.New(message)

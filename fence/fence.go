@@ -181,7 +181,7 @@ func (f *Fence) Builtins() []Store {
 	return stores
 }
 
-// described fills in what may become known only after the store was built.
+// described fills in the FenceKey, which may become known only after the store was built.
 func (f *Fence) described(e *entry) Store {
 	s := e.Store
 	s.FenceKey, _ = f.versions.key(s.GroupResource)

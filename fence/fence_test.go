@@ -100,7 +100,7 @@ func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.En
 	defer p.mu.Unlock()
 	p.moved++
 	if mod > 0 && mod < p.open[gr].rev {
-		return nil // what this transaction found is out of date
+		return nil // the reports that this transaction found are out of date
 	}
 	switch agree.Judge(reports, self, enc) {
 	case agree.Proceed:

@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// flip is what happens on one server when a CRD's storage version goes from v1 to v2:
+// flip is the change on one server when a CRD's storage version goes from v1 to v2:
 // the report, and the stores of both served versions.
 type flip struct {
 	*world
@@ -102,8 +102,8 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestForwardWithoutTheCachedObject: what a caller knows of the object is only for the store that
-// it calls: the newer one begins with what etcd holds.
+// TestForwardWithoutTheCachedObject: the object that a caller knows is only for the store that
+// it calls: the newer one begins with the object in etcd.
 func TestForwardWithoutTheCachedObject(t *testing.T) {
 	f := newFlip(t, false)
 	f.buildNew()

@@ -14,12 +14,12 @@ import (
 )
 
 // lazyCache is a store whose watch cache is built when something is first read that a
-// cache answers, or an object is first updated, which begins from what the cache has. A custom
+// cache answers, or an object is first updated, which begins from the cached object. A custom
 // resource has a store, and so a cache, for each served version; every one of them decodes every
 // write of the resource, and most are never used.
 //
-// Until then it behaves as the delegator of a cache that is empty: what needs no cache
-// goes to etcd.
+// Until then it behaves as the delegator of a cache that is empty: requests that need no
+// cache go to etcd.
 type lazyCache struct {
 	storage.Interface // without the cache
 	gr                schema.GroupResource

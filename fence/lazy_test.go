@@ -10,8 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// A cache of a custom resource's version exists, and decodes what is written, from the
-// first read that it answers, or the first update, which begins from what the cache has.
+// A cache of a custom resource's version exists, and decodes the objects written, from the
+// first read that it answers, or the first update, which begins from the object in the cache.
 func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 	streams := &watchStreams{}
 	client, err := clientv3.New(clientv3.Config{

@@ -20,8 +20,8 @@ var (
 		"group", "resource", "result")
 )
 
-// countMismatch counts one, and shows the counters of what may follow, so that their first increase
-// is not missed.
+// countMismatch counts one, and shows the counters of the retries and forwards that may follow, so
+// that their first increase is not missed.
 func countMismatch(gr schema.GroupResource) {
 	mismatches.WithLabelValues(gr.Group, gr.Resource).Inc()
 	retries.WithLabelValues(gr.Group, gr.Resource)

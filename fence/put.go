@@ -20,7 +20,7 @@ const (
 	// maxAttempts bounds how often one put is tried while other servers keep joining
 	// and leaving.
 	maxAttempts = 32
-	// retryAfterSeconds is what a 503 of this package tells clients.
+	// retryAfterSeconds is the delay that a 503 of this package tells clients.
 	retryAfterSeconds = 1
 )
 

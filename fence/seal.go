@@ -54,7 +54,7 @@ func unstamp(stamped []byte) ([]byte, agree.Seal, error) {
 	return stamped[:start:start], agree.Seal(stamped[start:end]), nil
 }
 
-// writes returns the encoding of what the store writes now.
+// writes returns the encoding in which the store writes now.
 func (s Store) writes() agree.Encoding {
 	if sealer, ok := s.Transformer.(Sealer); ok {
 		return s.Encoding.Sealed(sealer.Current())

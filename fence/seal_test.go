@@ -46,7 +46,7 @@ func (r *rotating) TransformFromStorage(_ context.Context, data []byte, _ value.
 }
 
 // A value that was sealed before its server turned to another key is not written: the call
-// is made again, and what is written has the new key.
+// is made again, and the value written has the new key.
 func TestSealedWithTheKeyReported(t *testing.T) {
 	w := newWorld(t)
 	w.fence.clock, w.fence.forwardTimeout = clock.RealClock{}, patience

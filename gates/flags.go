@@ -73,7 +73,7 @@ func names(features []compat.Feature) string {
 	return strings.Join(all, ", ")
 }
 
-// checkForward refuses what only means something under emulation, in the names of the flags and not of the library's fields.
+// checkForward refuses flags that only mean something under emulation, in the names of the flags and not of the library's fields.
 func (f *Flags) checkForward() error {
 	binary := compat.BinaryVersion()
 	if Versions(f.registry).Emulation.LessThan(binary) {
@@ -121,7 +121,7 @@ func (v *versionValue) Set(s string) error {
 type twinValue struct {
 	pflag.Value
 	name string
-	// given is what each name was given; the names share it.
+	// given holds the value that each name was given; the names share it.
 	given map[string]string
 }
 
@@ -162,7 +162,7 @@ func (v *gatesValue) Set(s string) error {
 // Features returns which features are on with the flags as parsed, once the registry's Set has made its versions out of them.
 func (f *Flags) Features() ([]Row, error) { return Plan(f.known, f.settings, Versions(f.registry)) }
 
-// Set makes the registry's versions and gates of the flags as parsed. What is wrong with them is said as Check does where it can.
+// Set makes the registry's versions and gates of the flags as parsed. Errors in them are told as Check does where it can.
 func (f *Flags) Set() error {
 	err := f.registry.Set() // versions first
 	if wrong := f.Check(); wrong != nil {

@@ -108,7 +108,7 @@ func TestAllAlpha(t *testing.T) {
 	}
 }
 
-// TestVersions: Concord emulates what kube does, under both names of the flag.
+// TestVersions: Concord emulates the version that kube does, under both names of the flag.
 func TestVersions(t *testing.T) {
 	for _, c := range []struct {
 		args               []string
@@ -135,7 +135,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestRefusals: what is refused says why and what is allowed, in one line.
+// TestRefusals: a refusal says why and what is allowed, in one line.
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -191,7 +191,7 @@ func TestUpstreamGateElsewhere(t *testing.T) {
 	}
 }
 
-// TestOrder: what has to be done before says so.
+// TestOrder: a step that is made before one that it needs fails.
 func TestOrder(t *testing.T) {
 	registry := basecompatibility.NewComponentGlobalsRegistry()
 	if err := Register(registry); err == nil {

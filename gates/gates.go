@@ -23,9 +23,9 @@ const (
 	// CompatibilityVersions lets the server stand for an older release (KEP-4330). Without it the version flags are refused and /version
 	// does not tell what is emulated.
 	CompatibilityVersions featuregate.Feature = "CompatibilityVersions"
-	// CRDBoundedNameCost relaxes the validation of CustomResourceDefinitions as Kubernetes 1.37 does: what a rule costs is estimated with
-	// metadata.name at most 253 bytes long, where earlier releases allow for 3 MiB. They refuse what only the better estimate accepts,
-	// so it waits until none of them has to be reckoned with (KEP-4330, "Validation ratcheting" and "Changes to Feature Gates").
+	// CRDBoundedNameCost relaxes the validation of CustomResourceDefinitions as Kubernetes 1.37 does: the cost of a rule is estimated with
+	// metadata.name at most 253 bytes long, where earlier releases allow for 3 MiB. They refuse definitions that only the better estimate
+	// accepts, so it waits until none of them has to be reckoned with (KEP-4330, "Validation ratcheting" and "Changes to Feature Gates").
 	CRDBoundedNameCost featuregate.Feature = "CRDBoundedNameCost"
 )
 
@@ -54,7 +54,7 @@ func refusal(name featuregate.Feature) error {
 }
 
 // features is the history of Concord's own gates: rows are only ever appended (KEP-4330, "Feature Gate"). StorageVersionAPI and
-// CompatibilityVersions are beta and on from the first release that any Concord emulates: what keeps stored objects readable must not
+// CompatibilityVersions are beta and on from the first release that any Concord emulates: gates that keep stored objects readable must not
 // depend on the release that is emulated.
 var features = map[featuregate.Feature]featuregate.VersionedSpecs{
 	StorageVersionAPI:     {{Version: version.MajorMinor(1, 34), Default: true, PreRelease: featuregate.Beta}},
@@ -72,8 +72,8 @@ func New(emulation *version.Version) featuregate.MutableVersionedFeatureGate {
 	return gates
 }
 
-// Register makes Concord a component of the registry that emulates what kube does, unless it is one. Component kube must be registered before,
-// and flags be added afterwards: adding them closes the list of gates.
+// Register makes Concord a component of the registry that emulates the release that kube does, unless it is one. Component kube must be
+// registered before, and flags be added afterwards: adding them closes the list of gates.
 //
 // A program that stands for an older release than the libraries' emulates that one from here on, unless told otherwise.
 func Register(registry basecompatibility.ComponentGlobalsRegistry) error {

@@ -97,8 +97,8 @@ func drawSettings(random *rand.Rand, features []compat.Feature) map[string]bool 
 	return settings
 }
 
-// TestFeatureHistories: the gates of what keeps stored objects readable exist, beta and on, at
-// every release that can be emulated, so that it does not depend on that.
+// TestFeatureHistories: the gates of the features that keep stored objects readable exist, beta and
+// on, at every release that can be emulated, so that these features do not depend on that.
 func TestFeatureHistories(t *testing.T) {
 	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
 		own := New(release)

@@ -76,7 +76,7 @@ func (s Settings) String() string {
 	return strings.Join(pairs, ",")
 }
 
-// with returns s with what later says on top.
+// with returns s with the settings of later on top.
 func (s Settings) with(later Settings) Settings {
 	both := Settings{}
 	for _, component := range Components {

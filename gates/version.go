@@ -8,7 +8,7 @@ import (
 	baseversion "k8s.io/component-base/version"
 )
 
-// unsetGitVersion is what component-base holds in a binary without link flags.
+// unsetGitVersion is the version that component-base holds in a binary without link flags.
 var unsetGitVersion = baseversion.Get().GitVersion
 
 // Reported is a server's effective version as clients are told it: with a version of Kubernetes
@@ -19,7 +19,7 @@ func Reported(v basecompatibility.EffectiveVersion, registry basecompatibility.C
 
 type reported struct {
 	basecompatibility.EffectiveVersion
-	// plain leaves out what KEP-4330 added.
+	// plain leaves out the fields that KEP-4330 added.
 	plain bool
 }
 

@@ -35,7 +35,7 @@ var benchObjects = flag.Int("objects", 5000, "how many objects of 1 KiB Benchmar
 func BenchmarkMigration(b *testing.B) {
 	for _, way := range []struct {
 		name string
-		// prepare starts what migrates; migrate orders it and waits until it says that it is done.
+		// prepare starts the migrator; migrate orders the migration and waits until it is said to be done.
 		prepare func(*testing.B, *beside.Widgets) *cluster.Process
 		migrate func(*testing.B, *beside.Widgets)
 	}{
@@ -123,7 +123,7 @@ func watchWrites(b *testing.B, w *beside.Widgets) func() (first, last time.Time)
 	}
 }
 
-// spent is what a kube-apiserver has done.
+// spent is the work that a kube-apiserver has done.
 type spent struct {
 	requests float64
 	cpu      time.Duration

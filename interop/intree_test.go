@@ -25,7 +25,7 @@ func order(t testing.TB, w *beside.Widgets) {
 	}
 }
 
-// said is what a true condition of a migration says.
+// said has the reason and the message of a true condition of a migration.
 type said struct{ reason, message string }
 
 // conditions are the true ones of that migration.
@@ -44,8 +44,8 @@ func conditions(ctx context.Context, t testing.TB, w *beside.Widgets) (map[strin
 	return found, err
 }
 
-// TestInTree is the control of TestBadObjects: what kube-controller-manager's own migrator does
-// to the same objects. One that cannot be written fails the migration as a whole, and
+// TestInTree is the control of TestBadObjects: kube-controller-manager's own migrator on the
+// same objects. One that cannot be written fails the migration as a whole, and
 // storedVersions is set to the new version all the same; or it is tried for ever, in silence.
 func TestInTree(t *testing.T) {
 	c := newCluster(t)
@@ -92,7 +92,7 @@ func TestInTree(t *testing.T) {
 			t.Logf("%s: it still runs, stored are %v, %v", b.plural, counts, err)
 		}
 	}
-	// What comes of it: the version can be taken out, and its objects not be read any more.
+	// The consequence: the version can be taken out, and its objects not be read any more.
 	lost := cases[0].widgets
 	if err := lost.TakeOut(); err != nil {
 		t.Fatalf("take out v1: %v", err)

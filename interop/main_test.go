@@ -182,7 +182,7 @@ func deployed(a *beside.APIServer, addresses map[string]string) *cluster.Process
 	})
 }
 
-// The controllers that kube-controller-manager runs: its migrator, and what that needs.
+// The controllers that kube-controller-manager runs: its migrator, and the one that it needs.
 const (
 	withMigrator    = "--controllers=garbage-collector-controller,storage-version-migrator-controller"
 	withoutMigrator = "--controllers=garbage-collector-controller"

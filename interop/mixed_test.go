@@ -22,7 +22,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// What is written in the roll: a custom resource, of which the writers touch one half, and a
+// The resources written in the roll: a custom one, of which the writers touch one half, and a
 // built-in one.
 const (
 	rolled  = 60
@@ -48,7 +48,8 @@ type roll struct {
 // TestMixed exchanges two stock kube-apiservers for Concord's and back again, one at a time,
 // under writers of a custom resource and of a built-in one. As long as a stock one lives, or has
 // crashed and left its Lease, nothing is agreed on and it is said for whose sake, nothing is
-// migrated, and what stock servers list and watch is what etcd holds. Then everything is migrated.
+// migrated, and stock servers list and watch the objects as etcd holds them. Then everything is
+// migrated.
 func TestMixed(t *testing.T) {
 	c := newCluster(t)
 	a, b := c.APIServer("a"), c.APIServer("b")
@@ -65,7 +66,7 @@ func TestMixed(t *testing.T) {
 	stop()
 }
 
-// arrange makes what is written.
+// arrange returns the objects that are written, and makes those that do not exist yet.
 func (r *roll) arrange(s *beside.APIServer) []objectsOf {
 	r.t.Helper()
 	custom := objectsOf{resource: r.widgets.In("v1"), namespace: beside.Namespace}
@@ -177,7 +178,7 @@ func (r *roll) read(s *beside.APIServer) (all []*reader) {
 	return all
 }
 
-// advice is what the condition of a StorageVersion says is to be done about a server that crashed.
+// advice is the command that the condition of a StorageVersion advises for a server that crashed.
 var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
 
 // versions are the StorageVersions.
@@ -255,7 +256,8 @@ func (r *roll) states(ctx context.Context, s *beside.APIServer, holds func(*apis
 	return nil
 }
 
-// migrated waits until all servers agree and everything is stored in what they agree on alone.
+// migrated waits until all servers agree and everything is stored in the encoding that they agree on
+// alone.
 func (r *roll) migrated(ours []*beside.APIServer) {
 	r.t.Helper()
 	beside.Eventually(r.t, beside.Patience, "everything is migrated", func(ctx context.Context) error {

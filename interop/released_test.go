@@ -86,7 +86,7 @@ func TestReleasedDefinitions(t *testing.T) {
 type upgraded struct {
 	released
 	server *beside.APIServer
-	// crd is what older has.
+	// crd is the definition that older has.
 	crd *apiextensionsv1.CustomResourceDefinition
 }
 
@@ -219,8 +219,8 @@ func (u *upgraded) finish(t *testing.T) {
 	})
 }
 
-// contains says whether all that was written is there; what a definition adds by default does
-// not matter.
+// contains says whether all that was written is there; fields that a definition adds by default
+// do not matter.
 func contains(got, want any) bool {
 	switch want := want.(type) {
 	case map[string]any:

@@ -17,7 +17,7 @@ import (
 )
 
 // TestRestarted restarts one of two kube-apiservers in the midst of a migration under writers:
-// what was agreed on before does not count for the new process, and in the end everything is
+// agreements from before do not count for the new process, and in the end everything is
 // migrated, proven and pruned, and no write is lost. 5,000 objects with -release 1.36.
 func TestRestarted(t *testing.T) {
 	objects := 1000

@@ -100,7 +100,7 @@ func (l *left) hash(version string) string {
 	return migrationv1alpha1.StorageVersionHash(schema.GroupVersionKind{Group: beside.Group, Version: version, Kind: kind})
 }
 
-// leave makes what kube-storage-version-migrator made of it.
+// leave makes the objects that kube-storage-version-migrator made of it.
 func (l *left) leave(t testing.TB) {
 	t.Helper()
 	of := map[string]any{"group": beside.Group, "resource": l.Plural}

@@ -52,8 +52,8 @@ func TestTogether(t *testing.T) {
 	t.Logf("storedVersions was true at %d changes of the definition", judged())
 }
 
-// judge checks storedVersions at every change of the definition from now on. What it returns
-// waits until the definition has no v1, and returns how many changes there were.
+// judge checks storedVersions at every change of the definition from now on. The function that it
+// returns waits until the definition has no v1, and returns how many changes there were.
 func judge(t testing.TB, w *beside.Widgets) (wait func() int) {
 	t.Helper()
 	changes, err := w.Server.Objects().Watch(t.Context(), &apiextensionsv1.CustomResourceDefinitionList{},

@@ -92,7 +92,7 @@ func (w *traffic) await(n int, servers ...*beside.APIServer) {
 	})
 }
 
-// write writes until a server has taken it: what came of a try that was not answered does not
+// write writes until a server has taken it: the outcome of a try that was not answered does not
 // matter, since the next one writes the same.
 func (w *traffic) write(o objectsOf, name string, turn int) {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d"}}}`, written, turn)

@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/migrate/pace"
 )
 
-// apiMigrator migrates through this server's API what is not to be rewritten in its store.
+// apiMigrator migrates through this server's API the objects that are not to be rewritten in its store.
 type apiMigrator struct {
 	engine   *migrateapi.Engine
 	services apiregistrationclient.APIServicesGetter
@@ -28,7 +28,7 @@ type apiMigrator struct {
 var _ claim.Rewriter = (*apiMigrator)(nil)
 
 // newAPIMigrator returns one that reads with one and patches with another configuration, both
-// of this server. What it writes is noted in migrated.
+// of this server. The objects it writes are noted in migrated.
 func newAPIMigrator(config, patching *rest.Config, migrated *convert.UnderWay, pacer func(claim.Job) (*pace.Pacer, func())) (*apiMigrator, error) {
 	client, err := migrateapi.NewClient(patching)
 	if err != nil {

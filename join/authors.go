@@ -17,8 +17,8 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// authors is the admission of StorageStates and migrations. What counts in them is written
-// by its controllers alone: a stored set that somebody shortened, or a success that somebody
+// authors is the admission of StorageStates and migrations. The fields that count in them are
+// written by their controllers alone: a stored set that somebody shortened, or a success that somebody
 // wrote, would have storedVersions pruned over objects that nobody migrated. Administrators
 // may read, create, pause and delete as ever.
 type authors struct {
@@ -83,7 +83,7 @@ func (g authors) writes(u user.Info, gr schema.GroupResource) bool {
 }
 
 // touches says whether the new object, nil in a deletion, differs from the old one, nil in a
-// creation, in what only the controllers write.
+// creation, in a field that only the controllers write.
 func touches(obj, old runtime.Object) bool {
 	after, ok := obj.(*unstructured.Unstructured)
 	if !ok {

@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// TestAuthors: only the server itself and its controllers write what the controllers rely on.
+// TestAuthors: only the server itself and its controllers write the fields that the controllers rely on.
 func TestAuthors(t *testing.T) {
 	admin := &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}

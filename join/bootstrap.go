@@ -27,9 +27,9 @@ const (
 	permissionPoll = 100 * time.Millisecond
 )
 
-// bootstrap is the post-start hook that makes what the controllers need: their definitions
-// and their permissions. Definitions that somebody deletes are made again as long as the
-// server runs: what they held is forgotten, so that everything is proven anew.
+// bootstrap is the post-start hook that makes the objects that the controllers need: their
+// definitions and their permissions. Definitions that somebody deletes are made again as long as
+// the server runs: the objects they held are forgotten, so that everything is proven anew.
 func (j *Join) bootstrap(hook genericapiserver.PostStartHookContext) error {
 	go workers.Loop(hook, "bootstrap", j.keepOwn)
 	return nil

@@ -54,7 +54,7 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 	}))
 }
 
-// census counts what is stored of a resource, and decodes it with verify.
+// census counts the stored values of a resource, and decodes them with verify.
 func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool) (*census.Resource, error) {
 	prefix, transformer, err := j.stored(gr)
 	if census.IsNotStored(err, gr) && j.config.Kinds[gr] != "" {
@@ -107,8 +107,8 @@ func decodesJSON(value []byte) error {
 	return err
 }
 
-// typed decodes values of a built-in resource: as its store does, or where this server does not
-// store it by whichever scheme has its kind.
+// typed decodes values of a built-in resource: as its store does, or, where this server does not
+// store it, by the scheme that has its kind.
 func (j *Join) typed(gr schema.GroupResource) migratestore.Verify {
 	if store, ok := j.storing.fence.Newest(gr); ok {
 		return func(value []byte) error {

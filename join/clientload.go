@@ -20,14 +20,14 @@ const (
 	// a client that waits longer and longer. A request now and then does not count.
 	busyRequests          = 5
 	busyShare, waitsShare = 0.05, 0.5
-	// lateAfter is after how long a request that has not ended counts with what it has taken.
+	// lateAfter is after how long a request that has not ended counts with the time it has taken.
 	lateAfter = 100 * time.Millisecond
 	// maxTook bounds the requests of a class that are remembered between two looks.
 	maxTook = 4096
 )
 
-// clientLoad measures what a server's clients' requests for resources take, and how many of
-// them are under way on average. Watches and what the server asks of itself do not count.
+// clientLoad measures the time that requests of a server's clients for resources take, and how
+// many of them are under way on average. Watches and the server's requests to itself do not count.
 type clientLoad struct {
 	clock   clock.PassiveClock
 	garbage *collecting
@@ -51,12 +51,12 @@ func newClientLoad(c clock.PassiveClock) *clientLoad {
 // served is a request that a client waits for.
 type served struct {
 	began time.Time
-	// class says with what others it is compared; empty for a list, which takes as long as
+	// class says with which others it is compared; empty for a list, which takes as long as
 	// there are objects.
 	class string
 }
 
-// latencies are what requests took, by class.
+// latencies are the times that requests took, by class.
 type latencies map[string][]time.Duration
 
 // add remembers a request, unless there are too many already.
@@ -66,14 +66,14 @@ func (l latencies) add(class string, took time.Duration) {
 	}
 }
 
-// clientLook remembers what requests took that ended since it was last asked.
+// clientLook remembers the times taken by requests that ended since it was last asked.
 type clientLook struct {
 	took latencies
 	// undisturbed says that no migration was under way meanwhile.
 	undisturbed bool
 }
 
-// loadOf is what happened in a window.
+// loadOf is the load in a window.
 type loadOf struct {
 	requests int
 	spent    time.Duration // by all requests together
@@ -177,9 +177,9 @@ func (l *clientLoad) advance() {
 	switch {
 	case windows < 1:
 		return
-	case since >= loadWindow: // what was before is long ago, and nothing has begun or ended since
+	case since >= loadWindow: // all that was before is long ago, and nothing has begun or ended since
 		l.before = loadOf{spent: time.Duration(len(l.under)) * loadWindow}
-	default: // what is spread over more than a window is brought down to one
+	default: // a load that is spread over more than a window is brought down to one
 		l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows), took: l.now.took}
 	}
 	l.now, l.began = loadOf{took: latencies{}}, now

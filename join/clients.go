@@ -15,9 +15,9 @@ import (
 type clients struct {
 	config *rest.Config
 	kube   kubernetes.Interface
-	// objects is what member and the controllers use.
+	// objects is the client that member and the controllers use.
 	objects client.WithWatch
-	// controllers is how those reach it that are controllers, and tell that they are.
+	// controllers is the configuration by which controllers reach it, and tell that they are such.
 	controllers *rest.Config
 	// impersonate has each of them act as a user of its own.
 	impersonate bool

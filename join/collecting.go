@@ -22,13 +22,13 @@ type collecting struct {
 	running bool
 	// looked is when the heap was last read. after is until when nothing more is collected.
 	looked, after time.Time
-	// cycles are the collections so far, and allocated is what had been when the last one ended.
+	// cycles are the collections so far, and allocated the bytes allocated when the last one ended.
 	cycles, allocated uint64
 }
 
-// heap is what Go's runtime tells of it: how many collections there were, and in bytes what was ever
-// allocated, how large it may become, what of it the last collection found alive, and how large it
-// is, with garbage that no collection has freed yet.
+// heap holds the figures that Go's runtime tells of it: the number of collections so far, and in bytes
+// all that was ever allocated, the size that it may reach, the part of it that the last collection
+// found alive, and its size, with garbage that no collection has freed yet.
 type heap struct{ cycles, allocated, goal, live, size uint64 }
 
 func newCollecting(c clock.PassiveClock) *collecting {
@@ -51,10 +51,10 @@ func readHeap() heap {
 }
 
 const (
-	// collectAt is the part of what may be allocated between two collections at which one is begun.
+	// collectAt is the part of the bytes that may be allocated between two collections at which one is begun.
 	// The runtime itself begins between 0.7 and 0.95 of it.
 	collectAt = 0.6
-	// Where less may be allocated than that, or than a tenth of what is alive, as at a memory limit,
+	// Where less may be allocated than that, or than a tenth of the live heap, as at a memory limit,
 	// the runtime decides alone.
 	leastRunway = 16 << 20
 	// leastApart is how long after a collection the next one is begun here at the earliest, or as long
@@ -76,7 +76,7 @@ func (c *collecting) under() bool {
 	if h.cycles != c.cycles {
 		c.cycles, c.allocated = h.cycles, h.allocated
 		if now.Sub(c.looked) > recently {
-			// It may have ended long ago: what there is besides what was alive was allocated since.
+			// It may have ended long ago: the heap beyond the part that was alive was allocated since.
 			c.allocated -= max(h.live, h.size) - h.live
 		}
 	}

@@ -10,8 +10,8 @@ import (
 
 const mib = 1 << 20
 
-// TestCollecting: a collection begins when most of what may be allocated until the next one is,
-// migrations are told of it until it ends, and the next one does not begin soon.
+// TestCollecting: a collection begins when most of the memory that may be allocated until the next
+// one is allocated, migrations are told of it until it ends, and the next one does not begin soon.
 func TestCollecting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now heap

@@ -25,8 +25,8 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-// definitionResync is how often the member is told of every definition again: what it has missed, since
-// a handler panicked or for a reason that is not known, it reports then.
+// definitionResync is how often the member is told of every definition again: changes that it has
+// missed, since a handler panicked or for a reason that is not known, it reports then.
 const definitionResync = 10 * time.Second
 
 // definitions are the CustomResourceDefinitions, as far as the protocol needs them: which
@@ -65,7 +65,7 @@ func informDefinitions(objects client.WithWatch, resync time.Duration) cache.Sha
 		&apiextensionsv1.CustomResourceDefinition{}, resync, cache.Indexers{})
 }
 
-// withoutSchemas drops what is large in a definition, and annotations but for the one that is
+// withoutSchemas drops the large parts of a definition, and annotations but for the one that is
 // asked for here.
 func withoutSchemas(obj any) (any, error) {
 	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)

@@ -39,8 +39,8 @@ func withGadgets(t *testing.T) *fake.ClientBuilder {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(gadgets(nil))
 }
 
-// TestHoldIsNoticed: of what is kept of a definition it can be told that its hold was set, or
-// released.
+// TestHoldIsNoticed: from the parts that are kept of a definition it can be told that its hold was
+// set, or released.
 func TestHoldIsNoticed(t *testing.T) {
 	kept := func(annotations map[string]string) any {
 		obj, err := withoutSchemas(gadgets(annotations))

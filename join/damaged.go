@@ -27,7 +27,7 @@ import (
 // damageTolerant is the storage of StorageVersions. A value that does not decode, be it that
 // etcd's file was damaged or that somebody wrote it, would have every list of StorageVersions
 // fail, and with that the reports of all resources. It is left out of lists instead, and a
-// request for it by name is answered with the key and the way out: what is damaged must not count
+// request for it by name is answered with the key and the way out: a damaged value must not count
 // as reported, and does not.
 type damageTolerant struct {
 	storage.Interface
@@ -40,7 +40,7 @@ type damageTolerant struct {
 	damaged []string // keys, sorted
 }
 
-// tolerant wraps what makes the storage of StorageVersions.
+// tolerant wraps the decorator that makes the storage of StorageVersions.
 func tolerant(etcd *clientv3.Client, prefix string, inner generic.StorageDecorator) generic.StorageDecorator {
 	return func(
 		config *storagebackend.ConfigForResource,
@@ -152,7 +152,7 @@ func (d *damageTolerant) GetList(ctx context.Context, key string, opts storage.L
 	return storage.APIObjectVersioner{}.UpdateList(list, uint64(resp.Header.Revision), "", nil)
 }
 
-// note logs what is damaged when that changes.
+// note logs which StorageVersions are damaged when that changes.
 func (d *damageTolerant) note(damaged []string, why error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// dashboardPath is where the page is; what it consists of is at dashboardPath + "page/". It
+// dashboardPath is where the page is; its parts are at dashboardPath + "page/". It
 // shows what this server may read, to all users that may get these paths.
 const dashboardPath = "/concord/"
 

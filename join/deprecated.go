@@ -14,8 +14,8 @@ import (
 
 const (
 	metricsPath = "/metrics"
-	// requestedDeprecated is the metric of deprecated APIs that are in use. What is deprecated
-	// it takes from the binary's release.
+	// requestedDeprecated is the metric of deprecated APIs that are in use. It takes the
+	// deprecations from the binary's release.
 	requestedDeprecated = "apiserver_requested_deprecated_apis"
 )
 
@@ -26,10 +26,10 @@ type laterDeprecated struct {
 	seen map[requestedAPI]bool
 }
 
-// requestedAPI is what the metric has a series for.
+// requestedAPI is an API that the metric has a series for.
 type requestedAPI struct{ group, version, resource, subresource string }
 
-// add takes in what a request asks for. It is called before the request is counted.
+// add takes in the API that a request asks for. It is called before the request is counted.
 func (l *laterDeprecated) add(r *http.Request) {
 	info, ok := apirequest.RequestInfoFrom(r.Context())
 	if !ok {
@@ -58,7 +58,7 @@ func (l *laterDeprecated) withMetrics(next http.Handler) http.Handler {
 	})
 }
 
-// without leaves these APIs out of what was gathered, which it changes.
+// without leaves these APIs out of the gathered metrics, which it changes.
 func (l *laterDeprecated) without(families []*dto.MetricFamily) []*dto.MetricFamily {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 func TestDeprecatedMetricFollowsEmulation(t *testing.T) {
 	apimetrics.Register()
 	deprecations := map[string]string{"gadgets": "1.36", "gizmos": "1.37"}
-	// server is what Kubernetes' is: a warning, the metric, and where metrics are.
+	// server answers as Kubernetes' does: with a warning, the metric, and the page of metrics.
 	server := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == metricsPath {
 			legacyregistry.Handler().ServeHTTP(w, r)

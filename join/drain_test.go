@@ -19,8 +19,8 @@ func request(verb, group, resource string, u user.Info) *http.Request {
 }
 
 // TestDrain asserts the order of a graceful stop (DESIGN 3.4): writes under way land
-// before the server is idle, new ones are refused with a retriable 503, and what the
-// server itself sends, and reads, still pass.
+// before the server is idle, new ones are refused with a retriable 503, and the requests
+// that the server itself sends, and reads, still pass.
 func TestDrain(t *testing.T) {
 	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}

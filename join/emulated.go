@@ -14,7 +14,7 @@ import (
 )
 
 // withEmulation has warnings, and metrics if they are served, follow the release that is emulated
-// and not the binary's: what is deprecated later is not warned of, and a refusal of a CEL function says that the min
+// and not the binary's: there is no warning of a later deprecation, and a refusal of a CEL function says that the min
 // compatibility version decides which there are. It belongs behind the filter that makes the
 // recorder of warnings.
 func withEmulation(next http.Handler, window compat.Window, metrics bool) http.Handler {
@@ -63,8 +63,8 @@ func deprecatedAfter(text string, emulation *version.Version) bool {
 // undeclared is what CEL's compiler says of a function that its environment does not have.
 var undeclared = []byte("undeclared reference to")
 
-// hinting adds a warning to an answer that refuses an object because of what CEL does not
-// know. The header waits for the first bytes of the body.
+// hinting adds a warning to an answer that refuses an object because of a name that CEL does
+// not know. The header waits for the first bytes of the body.
 type hinting struct {
 	http.ResponseWriter
 	hint func()

@@ -19,7 +19,7 @@ type recorded []string
 func (r *recorded) AddWarning(_, text string) { *r = append(*r, text) }
 
 // TestWithEmulation: deprecations that come after the emulated release are not warned of, and
-// a refusal of what CEL does not know says which version decides that.
+// a refusal of a name that CEL does not know says which version decides that.
 func TestWithEmulation(t *testing.T) {
 	const (
 		early   = "example.com/v1beta1 Widget is deprecated in v1.35+, unavailable in v1.40+"

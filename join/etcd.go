@@ -24,7 +24,7 @@ const (
 )
 
 func init() {
-	// gRPC tells of every attempt to connect; what comes of them reaches callers as errors.
+	// gRPC tells of every attempt to connect; the failures reach callers as errors.
 	// It wants to be told before it is used.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
@@ -59,7 +59,7 @@ func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
 }
 
 func newEtcd(client *clientv3.Client, limit time.Duration) *Etcd {
-	registerServerMetrics() // what is set before that is lost
+	registerServerMetrics() // values that are set before that are lost
 	health, space := newEtcdHealth(client, limit), newEtcdSpace(client, limit)
 	fence.NoteNoSpace(client, space.refuse)
 	ctx, stop := context.WithCancel(context.Background())

@@ -63,7 +63,7 @@ func (j *Join) refusal() string {
 	return refusedUnreported
 }
 
-// describe reads what the gate decides on from a request's context.
+// describe reads the properties that the gate decides on from a request's context.
 func describe(r *http.Request) (member.Request, bool) {
 	info, ok := apirequest.RequestInfoFrom(r.Context())
 	if !ok {

@@ -82,7 +82,7 @@ func (h *etcdHealth) once(ctx context.Context) {
 	}
 }
 
-// note takes in what came of a question asked at a time.
+// note takes in the outcome of a question asked at a time.
 func (h *etcdHealth) note(at time.Time, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -82,7 +82,7 @@ func startEtcd(dir string) (*embed.Etcd, error) {
 	return etcd, nil
 }
 
-// TestEtcdHealthOrder: answers that come late say nothing about what was asked later.
+// TestEtcdHealthOrder: answers that come late say nothing about questions that were asked later.
 func TestEtcdHealthOrder(t *testing.T) {
 	start := time.Now()
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }

@@ -43,10 +43,10 @@ const (
 )
 
 // hosting is an aggregated API server's part in the cluster that it belongs to, its host. Its
-// permission to write is its report in its own etcd. What it may write it also reports to the
-// host, in this order: own report, the host's, writes; and back: no writes, own report, the
-// host's (KEP-2339, "aggregated API servers"). So whatever it writes is in an encoding that
-// the host knows of, also when it was paused and somebody else has buried it.
+// permission to write is its report in its own etcd. The encodings that it may write it also
+// reports to the host, in this order: own report, the host's, writes; and back: no writes, own
+// report, the host's (KEP-2339, "aggregated API servers"). So each object it writes is in an
+// encoding that the host knows of, also when it was paused and somebody else has buried it.
 //
 // The report to the host is made by another member, one for each registration in the own etcd.
 type hosting struct {
@@ -59,7 +59,7 @@ type hosting struct {
 	objects client.WithWatch
 	kube    kubernetes.Interface
 	collect *collect.Collector
-	// reports are what the host is told.
+	// reports are the resources that the host is told of.
 	reports []member.Resource
 	// look is hostLook but in tests.
 	look time.Duration
@@ -79,7 +79,7 @@ type hosting struct {
 	swept     sweptHost
 }
 
-// tenure is what the host knows of one registration in the own etcd.
+// tenure is the host's knowledge of one registration in the own etcd.
 type tenure struct {
 	id agree.ServerID
 	// member makes the reports to the host; nil before, and where nothing can be reported to.
@@ -144,7 +144,7 @@ func (h *hosting) current() tenure {
 }
 
 // reported says why the host does not know yet that this registration writes a resource in an
-// encoding. What it is encrypted with is the own cluster's affair.
+// encoding. The key that it is encrypted with is the own cluster's affair.
 func (t tenure) reported(ctx context.Context, id agree.ServerID, gr schema.GroupResource, enc agree.Encoding) error {
 	switch {
 	case t.id == "" || t.id != id:
@@ -298,7 +298,7 @@ func (h *hosting) depart(ctx context.Context) {
 	}
 }
 
-// close ends what is left.
+// close ends the host's members that are left, and the local API.
 func (h *hosting) close() error {
 	h.stop()
 	h.members.Wait()

@@ -36,7 +36,7 @@ import (
 	"github.com/concord-dev/concord/join/internal/registry"
 )
 
-// things are what the aggregated server of the tests stores: Leases by another name.
+// things is the resource that the aggregated server of the tests stores: Leases by another name.
 var things = schema.GroupResource{Group: "example.com", Resource: "things"}
 
 // hosted is an aggregated server and its host, on one etcd.
@@ -44,10 +44,10 @@ type hosted struct {
 	t     *testing.T
 	j     *Join
 	store storage.Interface
-	// local and host are clients of both sides' Leases and StorageVersions, of the host past
-	// what answer and refuse say.
+	// local and host are clients of both sides' Leases and StorageVersions; answer and refuse do
+	// not apply to host.
 	local, host client.Client
-	// answer is the status with which the host answers, 0 for what it has to say; writes are
+	// answer is the status with which the host answers, 0 for its own answers; writes are
 	// refused alone with refuse.
 	answer atomic.Int32
 	refuse atomic.Bool
@@ -248,9 +248,9 @@ func (h *hosted) wantWritable() {
 	h.eventually("it is ready", h.j.Ready)
 }
 
-// TestHosting: what an aggregated server may write its host knows, from the first write to
-// the last, through everything that may happen to its registration. Without a host that
-// wants to know it writes all the same.
+// TestHosting: the host knows the encodings that an aggregated server may write, from the first
+// write to the last, through everything that may happen to the server's registration. Without a
+// host that wants to know the server writes all the same.
 func TestHosting(t *testing.T) {
 	h := newHosted(t)
 	h.answer.Store(http.StatusInternalServerError)
@@ -347,7 +347,7 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-// TestTenure: what the host knows of one registration says nothing of the next.
+// TestTenure: the host's knowledge of one registration says nothing of the next.
 func TestTenure(t *testing.T) {
 	unknown := errors.New("it does not answer")
 	for _, test := range []struct {

@@ -35,8 +35,8 @@ type sweptHost struct {
 	lived sets.Set[agree.ServerID]
 }
 
-// lead is what the elected aggregated server does: a server that is buried here it buries in the
-// host, too.
+// lead is the work of the elected aggregated server: a server that is buried here it buries in
+// the host, too.
 func (h *hosting) lead(ctx context.Context) {
 	h.swept = sweptHost{} // somebody else may have led since
 	wait.UntilWithContext(ctx, func(ctx context.Context) {

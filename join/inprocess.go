@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// inProcess carries requests to this server without a connection: what encrypts, frames
-// and takes apart again what stays in the process costs more than a small request itself.
+// inProcess carries requests to this server without a connection: to encrypt, frame
+// and take apart again bytes that stay in the process costs more than a small request itself.
 // They pass the same handlers as a client's, authentication first of all. An answer is
 // there when it is whole, so it is not for watches.
 type inProcess struct {
@@ -47,7 +47,7 @@ func (p *inProcess) RoundTrip(r *http.Request) (response *http.Response, err err
 	if err := context.Cause(r.Context()); err != nil {
 		return nil, err
 	}
-	// What the sender's context holds is the sender's: the handlers see only its end.
+	// The values in the sender's context stay with the sender: of that context the handlers see only the end.
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	defer context.AfterFunc(r.Context(), func() { cancel(context.Cause(r.Context())) })()
@@ -66,7 +66,7 @@ func (p *inProcess) RoundTrip(r *http.Request) (response *http.Response, err err
 	return w.response(r), nil
 }
 
-// received is how a server sees what a client sends.
+// received is how a server sees the request that a client sends.
 func received(ctx context.Context, sent *http.Request) *http.Request {
 	r := (&http.Request{
 		Method: sent.Method,

@@ -54,7 +54,7 @@ func guarded(handler http.Handler) http.Handler {
 
 var patched = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 
-// patch sends what the migrator sends.
+// patch sends the patch that the migrator sends.
 func (p *inProcess) patch(ctx context.Context, t *testing.T, config *rest.Config) error {
 	t.Helper()
 	client, err := migrateapi.NewClient(p.config(config))

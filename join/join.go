@@ -19,8 +19,8 @@
 //
 // An aggregated API server, which keeps its objects in an etcd of its own, sets Config.Host
 // (Config.Aggregated does). The same then happens in that etcd, whose StorageVersions and
-// identity Leases nobody but the process is served; what is reported there is reported to the
-// host cluster besides, which migrates.
+// identity Leases nobody but the process is served; the reports there are made to the host
+// cluster besides, which migrates.
 package join
 
 import (

@@ -27,10 +27,10 @@ import (
 // aggregatedLock elects among the replicas of an aggregated server, in their own etcd.
 const aggregatedLock = "concord-aggregated"
 
-// leading is what the elected server does.
+// leading is the work of the elected server.
 type leading struct {
 	config Config
-	// elector is who runs for election.
+	// elector is the client that runs for election.
 	elector  coordinationclient.LeasesGetter
 	election *elect.Election
 	// mirror is nil where storagemigration.k8s.io is not served.

@@ -88,7 +88,7 @@ type localAddr struct{}
 func (localAddr) Network() string { return "pipe" }
 func (localAddr) String() string  { return "local" }
 
-// serve begins to answer, with what storing keeps.
+// serve begins to answer, with the objects that storing keeps.
 func (l *localAPI) serve(s *storing, etcd *clientv3.Client) error {
 	groups, err := localGroups(s, etcd)
 	if err != nil {
@@ -162,7 +162,7 @@ func install(container *restful.Container, info *genericapiserver.APIGroupInfo) 
 	return nil
 }
 
-// localHandler gives requests what the library's handlers need. All requests here come from this
+// localHandler gives requests the context that the library's handlers need. All requests here come from this
 // process, and are made as its user.
 func localHandler(container http.Handler) http.Handler {
 	self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}

@@ -57,7 +57,7 @@ var (
 	})
 )
 
-// registered returns what makes metrics and registers them, once.
+// registered returns a function that makes metrics and registers them, once.
 func registered[M interface{ Registerables() []metrics.Registerable }](make func() M) func() (M, error) {
 	return sync.OnceValues(func() (M, error) {
 		made := make()

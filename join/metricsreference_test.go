@@ -48,7 +48,7 @@ release. A metric with labels is absent until there is something to show. Alerts
 [deploy/monitoring](../deploy/monitoring).
 `
 
-// described is how prometheus writes what it knows of a metric.
+// described is the form in which prometheus writes a metric's description.
 var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "\[([A-Z]+)\] (.*)", unit: "[^"]*", constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}\}$`)
 
 func metricType(m any) string {
@@ -67,7 +67,7 @@ func metricType(m any) string {
 // although that ends as a counter's.
 const givenName = "storage_migrator_core_migrator_remaining_objects_total"
 
-// lint says what of a metric's name, help, unit and labels goes against Prometheus' conventions,
+// lint returns the breaches of Prometheus' conventions in a metric's name, help, unit and labels,
 // whether or not there is anything to show of it yet.
 func lint(name, help, kind, labels string) ([]promlint.Problem, error) {
 	family := &dto.MetricFamily{Name: &name, Metric: []*dto.Metric{{}}}

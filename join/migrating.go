@@ -39,7 +39,7 @@ func (j *Join) newMigrating() error {
 	m := &migrating{config: j.config, fence: j.storing.fence, convert: j.crds.convert, clients: j.clientLoad}
 	j.migrating = m
 	if j.config.Silent || j.hosting != nil {
-		return nil // the host migrates what an aggregated server stores, through its API
+		return nil // the host migrates the objects that an aggregated server stores, through its API
 	}
 	var err error
 	if m.counts, err = migrationMetrics(); err != nil {
@@ -135,7 +135,7 @@ func (m *migrating) patching(job claim.Job) (p *pace.Pacer, stop func()) {
 	return pace.New(b, m.clients, clock.RealClock{})
 }
 
-// position is what a migration keeps of a cursor.
+// position is the part of a cursor that a migration keeps.
 type position struct {
 	After    string                `json:"after"`
 	Progress migratestore.Progress `json:"progress"`
@@ -286,7 +286,7 @@ func reasonOf(r migratestore.Reason) migrationv1alpha1.MigrationFailureReason {
 		return migrationv1alpha1.FailureTooLarge
 	case migratestore.LeaseLost:
 		return migrationv1alpha1.FailureConflict
-	default: // what was decoded cannot be stored
+	default: // the decoded object cannot be stored
 		return migrationv1alpha1.FailureRejected
 	}
 }

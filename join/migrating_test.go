@@ -181,14 +181,14 @@ func TestProvenByACensus(t *testing.T) {
 	}
 }
 
-// What an engine counts is told in the API's words, each reason in the one that it is.
+// The counts and failures of an engine are told as the API has them, each under the API's reason for it.
 func TestProgress(t *testing.T) {
 	p := migratestore.Progress{Expected: 20, Total: 21, Rewritten: 8, AlreadyCurrent: 4, Gone: 2, Changed: 3, Failures: 7}
 	for i := range p.ByReason {
 		p.ByReason[i] = 1
 	}
 	want := claim.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
-		migrationv1alpha1.FailureDoesNotDecode:     2, // as does what cannot be decrypted
+		migrationv1alpha1.FailureDoesNotDecode:     2, // as does a value that cannot be decrypted
 		migrationv1alpha1.FailureConversionWebhook: 1,
 		migrationv1alpha1.FailureTooLarge:          1,
 		migrationv1alpha1.FailureConflict:          1,

@@ -98,7 +98,7 @@ func (j *Join) followKeys(hook genericapiserver.PostStartHookContext) error {
 	return nil
 }
 
-// eraseStorageVersions returns what deletes all StorageVersions, with one request to etcd:
+// eraseStorageVersions returns a function that deletes all StorageVersions, with one request to etcd:
 // a server that reports nothing does not serve them.
 func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Context) error {
 	key := stored.ResourcePrefix(prefix, storageversion.Resource, false)
@@ -150,7 +150,7 @@ func (s *storing) switchedOn(gvr schema.GroupVersionResource) bool {
 	return len(s.enabled) == 0 || slices.ContainsFunc(s.enabled, func(e resourceEnabled) bool { return e.ResourceEnabled(gvr) })
 }
 
-// resourceOf reads off a store what is reported of its resource.
+// resourceOf reads off a store the report on its resource.
 func resourceOf(store fence.Store, schemes []*runtime.Scheme, served func(schema.GroupVersionResource) bool) (member.Resource, error) {
 	r := member.Resource{GroupResource: store.GroupResource, Encoding: store.Encoding}
 	for _, scheme := range schemes {

@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-// refusing answers no request: what asks for no writes needs no server.
+// refusing answers no request: code that asks for no writes needs no server.
 type refusing struct{ t *testing.T }
 
 // Revision implements fence.Permits.
@@ -39,7 +39,7 @@ func (r refusing) Moved(context.Context, schema.GroupResource, agree.Encoding, i
 	return context.Canceled
 }
 
-// newStores returns what stores these resources, as Leases, in an etcd that nobody asks.
+// newStores returns a storing that stores these resources, as Leases, in an etcd that nobody asks.
 func newStores(t *testing.T, resources ...schema.GroupResource) *storing {
 	t.Helper()
 	const nowhere = "http://127.0.0.1:1"
@@ -92,7 +92,8 @@ func twoVersions(t *testing.T) *runtime.Scheme {
 	return scheme
 }
 
-// What is reported of a resource is what its store writes, and what the schemes know of its kind.
+// The report of a resource is of the version that its store writes, and of those in which the
+// schemes know its kind.
 func TestResourceOf(t *testing.T) {
 	t.Parallel()
 	const v1, v1beta1 = "coordination.k8s.io/v1", "coordination.k8s.io/v1beta1"
@@ -140,8 +141,8 @@ func TestResourceOf(t *testing.T) {
 	}
 }
 
-// Every built-in resource that is stored is reported, and of an aggregated server not what its
-// own etcd is kept in order by.
+// Every built-in resource that is stored is reported, but for an aggregated server's own
+// Leases and StorageVersions.
 func TestReportsOf(t *testing.T) {
 	t.Parallel()
 	s := newStores(t, things, registry.Leases, storageversion.Resource)

@@ -77,8 +77,8 @@ func (j *Join) closeAfter() {
 	}
 }
 
-// serveProtocol serves the StorageVersions, reports what the server was built to store, and
-// makes what depends on both.
+// serveProtocol serves the StorageVersions, reports the resources that the server was built to
+// store, and makes the parts that depend on both.
 func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	if err := j.serveStorageVersions(server); err != nil {
 		return err
@@ -193,7 +193,7 @@ func (r *running) begin() (departed bool) {
 
 // depart is the pre-shutdown hook: the controllers end, no new writes begin, the last
 // ones land, the reports are dropped and the Lease with them (DESIGN 3.4). The server still
-// listens meanwhile, and takes what the controllers write last, with which they give up
+// listens meanwhile, and takes the last writes of the controllers, with which they give up
 // migrations and elections. While etcd is away none of that can be done: then it leaves as if it
 // had crashed.
 func (r *running) depart() error {
@@ -279,8 +279,8 @@ func (j *Join) Run(ctx context.Context, run func(context.Context) error) error {
 	}
 }
 
-// abandonInOutage abandons a server that stops while etcd is away: what others say at their
-// farewell, such as upstream's identity Lease, would be tried for minutes.
+// abandonInOutage abandons a server that stops while etcd is away: the last requests of others,
+// such as those for upstream's identity Lease, would be tried for minutes.
 func (r *running) abandonInOutage(ended <-chan struct{}) {
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)

@@ -60,7 +60,7 @@ type skewFilter struct {
 	offenders map[offender]struct{}
 }
 
-// sender is what a request tells about its sender.
+// sender holds the headers that tell about a request's sender.
 type sender struct{ header, userAgent string }
 
 type judged struct {
@@ -68,7 +68,7 @@ type judged struct {
 	verdict compat.Verdict
 }
 
-// offender is what is logged once.
+// offender is a component, version and user of which one log message is written.
 type offender struct {
 	component compat.Component
 	version   string

@@ -111,8 +111,8 @@ func TestSkewFilter(t *testing.T) {
 	}
 }
 
-// TestSkewOfItself: what Kubernetes' own code in this process sends tells no version, and is
-// not counted; what others send of that name is.
+// TestSkewOfItself: requests that Kubernetes' own code in this process sends tell no version, and
+// are not counted; requests of that name that others send are.
 func TestSkewOfItself(t *testing.T) {
 	counted := &counts{}
 	h := newSkewFilter(skewWindow, counted.add, logr.Discard()).wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -216,7 +216,7 @@ func TestSkewMetric(t *testing.T) {
 	}
 }
 
-// TestAsComponent: what this binary's clients send is what the filter reads.
+// TestAsComponent: the headers that this binary's clients send are those that the filter reads.
 func TestAsComponent(t *testing.T) {
 	var header http.Header
 	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { header = r.Header.Clone() }))

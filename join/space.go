@@ -25,7 +25,7 @@ const (
 	usedAskInterval = 15 * time.Second
 )
 
-// errNoSpace is what there is to say while etcd's alarm NOSPACE is raised.
+// errNoSpace is the error while etcd's alarm NOSPACE is raised.
 var errNoSpace = fmt.Errorf("%s: %w", fence.NoSpaceMessage, member.ErrDeletesOnly)
 
 // etcdSpace knows whether etcd takes puts: it does not while its alarm NOSPACE is raised,
@@ -91,7 +91,7 @@ func (s *etcdSpace) measure(ctx context.Context) {
 	}
 }
 
-// once asks. Without an answer nothing is known, and what was known stands.
+// once asks. Without an answer nothing new is known, and the state known before stands.
 func (s *etcdSpace) once(ctx context.Context) {
 	s.refused.Store(false)
 	asking, cancel := context.WithTimeout(ctx, s.limit)

@@ -11,7 +11,7 @@ import (
 )
 
 // TestEtcdSpace: a refused put tells at once; an answer that may be older than a refusal does
-// not undo it, and without an answer what was known stands.
+// not undo it, and without an answer the state that was known stands.
 func TestEtcdSpace(t *testing.T) {
 	var s *etcdSpace
 	alarm, failure, during := false, error(nil), func() {}

@@ -71,7 +71,7 @@ func (j *Join) newStoring() error {
 		// takes a millisecond, while a watch cache first has to learn that it is up to date,
 		// which it asks every 100 ms. Of StorageStates and migrations there is one for each
 		// resource or more, written several times when it comes: in a watch cache, with its
-		// history, they were most of what a server with many CRDs had in memory beyond a stock
+		// history, they were most of the memory that a server with many CRDs took beyond a stock
 		// one. Hardly anybody but controllers watches them.
 		Uncached:           uncached.Union(j.config.Uncached),
 		CompactionInterval: j.config.Etcd.CompactionInterval,
@@ -189,7 +189,7 @@ func jsonCodec(codecs serializer.CodecFactory, encoding schema.GroupVersion) (ru
 // and not by that of a generic server.
 func (s *storing) storageOf(resource schema.GroupResource, codec runtime.Codec) (generic.RESTOptions, error) {
 	config := s.config.Etcd
-	config.Codec, config.EncodeVersioner = codec, nil // what that says is of the server's own resources
+	config.Codec, config.EncodeVersioner = codec, nil // the configured ones are for the server's own resources
 	return s.complete(resource, generic.RESTOptions{
 		StorageConfig:           config.ForResource(resource),
 		Decorator:               generic.UndecoratedStorage,

@@ -78,7 +78,7 @@ func TestDecoratorOf(t *testing.T) {
 	}
 }
 
-// What a generic server's options cannot be had for stays an error, and no getter stays none.
+// A resource that a generic server's options cannot be had for stays an error, and no getter stays none.
 func TestWrap(t *testing.T) {
 	t.Parallel()
 	s := &storing{}

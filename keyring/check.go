@@ -32,8 +32,9 @@ func (k *Keys) CheckStored(ctx context.Context, reader migratestore.Reader, layo
 // refuseUnreadable says why a server with these keys could not open what is stored. The
 // error is one line that names resources and keys. Raw values are counted only of the
 // resources, remembered or known, whose stored set has, or may have, a key that is not
-// among them. With present keys, whose place these are to take, what these cannot open
-// either counts for nothing, and values that cannot all be read in time refuse them.
+// among them. With present keys, whose place these are to take, values that the present ones
+// cannot open either count for nothing, and these are refused if the values cannot all be read in
+// time.
 func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	all := append(s.Resources(), known...)
 	slices.SortFunc(all, verdict.CompareResources)
@@ -57,7 +58,7 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader,
 
 // unreadable names the keys of the resource's values that k has not, with their numbers.
 func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
-	missing := map[string]bool{} // by what values say of their key
+	missing := map[string]bool{} // by the key that values name
 	unknown := false
 	for _, e := range s.Encodings(gr) {
 		switch {
@@ -158,8 +159,8 @@ func (k *Keys) Opening(reader migratestore.Reader, layout stored.Layout) migrate
 	return opening{Reader: reader, keys: k, states: layout.Of(migrationv1alpha1.StorageStates, true)}
 }
 
-// opening is a Reader that opens StorageStates, so that what they say can be read as if
-// nothing was encrypted.
+// opening is a Reader that opens StorageStates, so that they can be read as if nothing was
+// encrypted.
 type opening struct {
 	migratestore.Reader
 	keys   *Keys

@@ -60,7 +60,7 @@ func TestUnreadableStorage(t *testing.T) {
 }
 
 // A configuration that opens all that the present one opens takes its place whatever is stored;
-// another one only if all values could be read to find out that none needs what it lacks.
+// another one only if all values could be read to find out that none needs anything that it lacks.
 func TestCheckReload(t *testing.T) {
 	etcd := storedtest.Start(t)
 	reader := migratestore.NewEtcd(etcd.Client)

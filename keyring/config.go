@@ -9,7 +9,7 @@ import (
 // Flag names the file of an EncryptionConfiguration; messages to operators speak of it.
 const Flag = "encryption-provider-config"
 
-// Config is what a Ring is made of.
+// Config holds the settings that a Ring is made of.
 type Config struct {
 	// Path is the file of the EncryptionConfiguration (--encryption-provider-config).
 	// Empty: nothing is encrypted.

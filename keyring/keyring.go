@@ -1,7 +1,6 @@
-// Package keyring is encryption at rest: what a server encrypts stored values with, by which
-// name values, reports and Leases tell it (a seal), how a changed configuration is loaded,
-// and the checks that no server loses what is stored, nor writes what another one cannot
-// read.
+// Package keyring is encryption at rest: the keys that a server encrypts stored values with, by
+// which name values, reports and Leases tell them (a seal), how a changed configuration is loaded,
+// and the checks that no server loses stored values, nor writes any that another one cannot read.
 package keyring
 
 import (
@@ -41,8 +40,8 @@ const (
 	checkRest = 20
 )
 
-// Ring is what a server encrypts stored values with. The library's own reloading would not
-// do: which key a value was sealed with has to be known when it is written (package fence).
+// Ring holds the keys that a server encrypts stored values with. The library's own reloading would
+// not do: which key a value was sealed with has to be known when it is written (package fence).
 // Of a nil Ring nothing is encrypted; all its methods may be called.
 type Ring struct {
 	path   string
@@ -57,16 +56,16 @@ type Ring struct {
 	refused string
 	before  time.Time
 
-	mu sync.Mutex // guards tell, and what it tells against being overtaken
-	// tell is called with what is encrypted with from now on.
+	mu sync.Mutex // guards tell, and each change that it tells against being overtaken
+	// tell is called with the encryption from now on.
 	tell func(member.Encryption)
 }
 
 // Check says why a configuration may not take the place of the present one.
 type Check func(ctx context.Context, next, present *Keys) error
 
-// New loads the configuration; without a file it returns nil. What the providers run
-// lives as long as ctx. Nothing follows the file before Run.
+// New loads the configuration; without a file it returns nil. The providers'
+// connections and loops live as long as ctx. Nothing follows the file before Run.
 func New(ctx context.Context, c Config) (*Ring, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -126,7 +125,7 @@ func (r *Ring) HealthChecks() []healthz.HealthChecker {
 	return checks
 }
 
-// Listen has every change told, beginning with what is so now.
+// Listen has every change told, beginning with the present state.
 func (r *Ring) Listen(tell func(member.Encryption)) {
 	if r == nil {
 		return
@@ -137,7 +136,7 @@ func (r *Ring) Listen(tell func(member.Encryption)) {
 	r.changed()
 }
 
-// changed tells what is encrypted with now.
+// changed tells the encryption that holds now.
 func (r *Ring) changed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -267,8 +266,8 @@ func (k *Keys) probe(ctx context.Context) (rotated bool) {
 }
 
 // ask has the library ask every KMS plugin for its key, which it does at most every 20 s and
-// by itself only once a minute. What a plugin answers that is not well is for the health
-// checks to tell.
+// by itself only once a minute. That a plugin answers that it is not healthy is for the
+// health checks to tell.
 func (k *Keys) ask(ctx context.Context) {
 	if !slices.ContainsFunc(slices.Collect(maps.Values(k.providers)), func(providers []*provider) bool { return providers[0].kms != nil }) {
 		return
@@ -282,8 +281,8 @@ func (k *Keys) ask(ctx context.Context) {
 
 var _ value.ResourceTransformers = (*Ring)(nil)
 
-// TransformerForResource implements value.ResourceTransformers. It returns what belongs
-// into a resource's storage configuration (storagebackend.Config.Transformer), and follows
+// TransformerForResource implements value.ResourceTransformers. It returns the transformer that
+// belongs into a resource's storage configuration (storagebackend.Config.Transformer), and follows
 // every later change of the keys. Of a nil Ring it is nil, as storage takes it where nothing
 // is encrypted.
 func (r *Ring) TransformerForResource(gr schema.GroupResource) value.Transformer {
@@ -334,7 +333,7 @@ func (k *Keys) seal(ctx context.Context, gr schema.GroupResource, data []byte, d
 	return out, with, rotated, err
 }
 
-// Writes returns what values of a resource are encrypted with now.
+// Writes returns the seal with which values of a resource are encrypted now.
 func (k *Keys) Writes(gr schema.GroupResource) agree.Seal {
 	if providers := k.of(gr); len(providers) > 0 {
 		return providers[0].writes()
@@ -350,8 +349,8 @@ type pinned struct {
 	seal agree.Seal
 }
 
-// Pin returns what encrypts a resource with this key, nil if values are stored as they are
-// and always were. The error says that this server encrypts with another one.
+// Pin returns the transformer that encrypts a resource with this key, nil if values are stored as
+// they are and always were. The error says that this server encrypts with another one.
 func (r *Ring) Pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer, error) {
 	if r != nil && exempt(gr) {
 		return plainWriter{ring: r, gr: gr}, nil
@@ -366,8 +365,8 @@ func (r *Ring) Pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer,
 	return pinned{ring: r, gr: gr, seal: seal}, nil
 }
 
-// TransformFromStorage implements value.Read. Stale is what is not encrypted with the key,
-// whatever the providers encrypt with now.
+// TransformFromStorage implements value.Read. A value that is not encrypted with the key is stale,
+// and so is one that the providers would encrypt anew.
 func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
 	k := p.ring.Keys()
 	plain, stale, err := k.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)

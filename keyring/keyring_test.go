@@ -68,7 +68,7 @@ func keysFrom(t *testing.T, text string) *Keys {
 	return k
 }
 
-// What a configuration says of a resource is what the library does with it.
+// The key that Keys names for a resource is the one that the library encrypts it with.
 func TestKeysOfResources(t *testing.T) {
 	k := keysFrom(t, encryptionYAML("secrets: aescbc a, secretbox b", "*.example.com: aesgcm c, identity", "*.*: identity, aescbc a"))
 	for gr, want := range map[schema.GroupResource]string{
@@ -122,7 +122,7 @@ func TestBadEncryptionConfig(t *testing.T) {
 	}
 }
 
-// reloading is a keyring with key a for secrets, the file that it follows, and what it is made of.
+// reloading is a keyring with key a for secrets, the file that it follows, and the Config that it is made of.
 func reloading(t *testing.T) (*Ring, string, Config) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
@@ -192,8 +192,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// A rewrite that began before a configuration was loaded goes on with that, since what the one
-// before runs is ended.
+// A rewrite that began before a configuration was loaded goes on with the new configuration, since
+// the connections and loops of the old one are ended.
 func TestPinAcrossReload(t *testing.T) {
 	r := &Ring{}
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
@@ -201,7 +201,7 @@ func TestPinAcrossReload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Keys().transformers = nil // whoever asks it panics
+	r.Keys().transformers = nil // a caller that asks it panics
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a", "configmaps: aescbc a")))
 	sealed, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
 	if err != nil {

@@ -47,14 +47,14 @@ type Keys struct {
 	health       []healthz.HealthChecker
 	// providers are those of a resource or of a pattern, the one that writes first.
 	providers map[schema.GroupResource][]*provider
-	// close ends what the providers have running, grace after the last use.
+	// close ends the providers' connections and loops, grace after the last use.
 	close context.CancelFunc
 	grace time.Duration
 }
 
 // provider is one key, or one KMS plugin.
 type provider struct {
-	// seal is what values say that it encrypted; of a KMS plugin of v2 its beginning.
+	// seal is the seal of values that it encrypted; of a KMS plugin of v2 its beginning.
 	seal agree.Seal
 	// plugin says that it is a KMS plugin, which may be away.
 	plugin bool
@@ -63,7 +63,7 @@ type provider struct {
 	kms *atomic.Pointer[string]
 }
 
-// writes returns what the provider encrypts with now.
+// writes returns the seal with which the provider encrypts now.
 func (p *provider) writes() agree.Seal {
 	if p.kms == nil {
 		return p.seal
@@ -177,7 +177,7 @@ func (k *Keys) readsAll(gr schema.GroupResource, other *Keys) bool {
 	return len(providers) > 0 || k.reads(gr, "")
 }
 
-// readsKey is reads for what a value says of its seal: it does not tell the secret.
+// readsKey is reads for the part of a seal that a value tells: it does not tell the secret.
 func (k *Keys) readsKey(gr schema.GroupResource, key string) bool {
 	providers := k.of(gr)
 	for _, p := range providers {
@@ -188,7 +188,7 @@ func (k *Keys) readsKey(gr schema.GroupResource, key string) bool {
 	return len(providers) == 0 && key == ""
 }
 
-// loadKeys reads the configuration. What the providers run lives as long as ctx.
+// loadKeys reads the configuration. The providers' connections and loops live as long as ctx.
 func loadKeys(ctx context.Context, path string, reload bool, server string) (*Keys, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -242,7 +242,7 @@ func decodeEncryption(raw []byte) (*apiserver.EncryptionConfiguration, error) {
 }
 
 // refuseKMSv1 says which plugin of KMS v1 is configured while the feature is off; the library
-// does not name it. What cannot be decoded is for the library to refuse.
+// does not name it. A file that cannot be decoded is for the library to refuse.
 func refuseKMSv1(raw []byte) error {
 	if utilfeature.DefaultFeatureGate.Enabled(apiserverfeatures.KMSv1) {
 		return nil

@@ -42,7 +42,7 @@ func (k *kms) Decrypt(_ context.Context, _ string, req *service.DecryptRequest) 
 	return req.Ciphertext[1:], nil
 }
 
-// The key that a KMS plugin uses is a part of what a value is sealed with.
+// The key that a KMS plugin uses is a part of the seal of a value.
 func TestKMSKeys(t *testing.T) {
 	var plugins []*service.GRPCService
 	load := func(key string) *Keys {
@@ -91,7 +91,7 @@ func TestKMSKeys(t *testing.T) {
 	}
 
 	// A plugin that has turned back to its first key, which only the library has noticed: no value
-	// of that key is what a rewrite to the second one makes, and none is at fault.
+	// of that key is one that a rewrite to the second one makes, and none is at fault.
 	r := &Ring{}
 	r.current.Store(one)
 	second, err := r.Pin(secretsResource, two.Writes(secretsResource))
@@ -105,7 +105,7 @@ func TestKMSKeys(t *testing.T) {
 		t.Errorf("with the other key: %v", err)
 	}
 
-	// What an error says of a plugin that is away says nothing of the value.
+	// The error of a plugin that is away says nothing of the value.
 	sealedByOne := sealed[one]
 	plugins[0].Close()
 	for name, k := range map[string]*Keys{"gone": two, "never reached": keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", `kms: {apiVersion: v2, name: p, endpoint: "unix:///nowhere/s"}`, 1))} {

@@ -42,8 +42,8 @@ func kmsV1YAML(socket string) string {
 	return strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", fmt.Sprintf("kms: {apiVersion: v1, name: p, endpoint: %q, timeout: 100ms}", "unix://"+socket), 1)
 }
 
-// With the feature KMSv1 a plugin of KMS v1 encrypts, all its keys under one name. What an
-// error says of one that is away says nothing of the value.
+// With the feature KMSv1 a plugin of KMS v1 encrypts, all its keys under one name. The error of
+// a plugin that is away says nothing of the value.
 func TestKMSv1(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, apiserverfeatures.KMSv1, true)
 	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
@@ -101,7 +101,7 @@ func TestKMSv1(t *testing.T) {
 	}
 }
 
-// Values of two plugins of one name would not tell which they need.
+// Values of two plugins of one name would not tell which plugin they need.
 func TestKMSv1Names(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, apiserverfeatures.KMSv1, true)
 	path := filepath.Join(t.TempDir(), "encryption.yaml")

@@ -34,7 +34,7 @@ func (k *Keys) reading() string {
 	return string(text)
 }
 
-// readsAs says whether a server whose Lease lists these keys opens what has the seal.
+// readsAs says whether a server whose Lease lists these keys opens values with the seal.
 func readsAs(lists map[string][]agree.Seal, gr schema.GroupResource, seal agree.Seal) bool {
 	for _, pattern := range patternsOf(gr) {
 		if list, ok := lists[pattern.String()]; ok {
@@ -103,8 +103,8 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 	return ""
 }
 
-// readIdentities reads the identity Leases straight from etcd. What resourceVersion they
-// have there is their revision, so that it changes with every renewal.
+// readIdentities reads the identity Leases straight from etcd. Their resourceVersion is the
+// revision that they have there, so that it changes with every renewal.
 func readIdentities(ctx context.Context, reader migratestore.Reader, layout stored.Layout) ([]*coordinationv1.Lease, error) {
 	var leases []*coordinationv1.Lease
 	under := layout.Of(schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"

@@ -7,7 +7,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// TestHandler: what panics is not noticed by who tells of events, and what does not gets them.
+// TestHandler: the caller that tells of an event does not notice that the handler panics, and the
+// handler gets the next ones all the same.
 func TestHandler(t *testing.T) {
 	var got []any
 	h := Handler("test", cache.ResourceEventHandlerDetailedFuncs{

@@ -17,7 +17,7 @@ func Of(c client.WithWatch, list client.ObjectList, options ...client.ListOption
 	return source{client: c, list: list, options: options}
 }
 
-var _ cache.ListerWatcherWithContext = source{} // so that what it asks ends with its context
+var _ cache.ListerWatcherWithContext = source{} // so that its requests end with its context
 
 type source struct {
 	client  client.WithWatch

@@ -21,8 +21,8 @@ const (
 	// listed is to be reported.
 	listShare = 4
 
-	// Servers that start together meet in the same StorageVersions. What was listed goes
-	// out of date with every report that another one makes, so that a batch is done in
+	// Servers that start together meet in the same StorageVersions. A list goes out
+	// of date with every report that another server makes, so that a batch is done in
 	// parts, each with lists of its own, of at least minPart resources.
 	parts   = 4
 	minPart = 64

@@ -128,7 +128,7 @@ func TestBatch(t *testing.T) {
 	})
 }
 
-// TestBatchChecks: what changed while the batch was reported does not open.
+// TestBatchChecks: a resource whose CRD changed while the batch was reported does not open.
 func TestBatchChecks(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()

@@ -42,7 +42,7 @@ type Versions struct {
 	Binary, Emulation, MinCompatibility string
 }
 
-// Config is what New needs.
+// Config is the configuration that New needs.
 type Config struct {
 	// Client reaches the API uncached, over the loopback. Its scheme knows namespaces,
 	// Leases, StorageVersions and CustomResourceDefinitions.
@@ -58,7 +58,7 @@ type Config struct {
 	Erase func(ctx context.Context) error
 
 	Versions Versions
-	// Labels and Annotations are what the identity Lease has besides those of every member.
+	// Labels and Annotations are those of the identity Lease besides those of every member.
 	Labels, Annotations map[string]string
 	// LeaseDuration is how long the identity Lease lives without a renewal, in whole seconds.
 	LeaseDuration time.Duration
@@ -133,11 +133,11 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Resource is what this server reports of one resource.
+// Resource is one resource as this server reports it.
 type Resource struct {
 	GroupResource schema.GroupResource
-	// Encoding is the group/version in which the server writes. What it is encrypted with
-	// is told by SetEncryption.
+	// Encoding is the group/version in which the server writes. Its encryption is
+	// told by SetEncryption.
 	Encoding agree.Encoding
 	// Decodable and Served are group/versions. Invariant: that of agree.Report.
 	Decodable, Served []string
@@ -160,7 +160,7 @@ type Member struct {
 	// leaseMu serialises the writers of the identity Lease: Register, Renew and Depart.
 	leaseMu sync.Mutex
 
-	// mu guards what follows and is never held during an API call.
+	// mu guards the fields below and is never held during an API call.
 	mu           sync.RWMutex
 	registration registration
 	departed     bool

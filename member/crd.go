@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// wanted returns what a server that has seen this CRD is to report, and false if nothing
+// wanted returns the Resource that a server that has seen this CRD is to report, and false if none
 // (yet): while the names are not accepted the resource may belong to another CRD.
 func wanted(crd *apiextensionsv1.CustomResourceDefinition) (Resource, bool) {
 	if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.NamesAccepted) &&
@@ -60,12 +60,12 @@ func (r Resource) listable() (string, bool) {
 	}
 }
 
-// definition is what matters of a CRD: its schemas may be large.
+// definition is the part of a CRD that matters: its schemas may be large.
 type definition struct {
 	gr      schema.GroupResource
 	uid     types.UID
 	version int64
-	// wanted is what is to be reported, if accepted, before it is known what it is
+	// wanted is the Resource to be reported, if accepted, before it is known what it is
 	// encrypted with.
 	wanted   Resource
 	accepted bool
@@ -85,7 +85,7 @@ func define(crd *apiextensionsv1.CustomResourceDefinition) (*definition, error) 
 func (s *state) see(d *definition) bool {
 	t := s.target
 	if d.version < t.version || d.version == t.version && t.known && !t.absent {
-		return false // an event that is older than what was read
+		return false // an event that is older than the CRD that was read
 	}
 	if !d.accepted {
 		if !t.known || t.absent {
@@ -100,7 +100,7 @@ func (s *state) see(d *definition) bool {
 		return false
 	}
 	if t.uid != d.uid {
-		s.checked = false // what was checked was another CRD
+		s.checked = false // the CRD that was checked was another one
 	}
 	s.aim(target{resource: d.wanted, known: true, uid: d.uid, version: d.version})
 	return true
@@ -123,8 +123,8 @@ func (s *state) forget(uid types.UID, version int64) bool {
 const gatherTime = 10 * time.Millisecond
 
 // ObserveCRD takes in an event of a CRD: what is to be reported is noted and a worker
-// woken (DESIGN 3.3). Events may come late, repeated or older than what was read. It
-// never blocks.
+// woken (DESIGN 3.3). Events may come late, repeated or older than the CRD that
+// was read. It never blocks.
 func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	d, err := define(crd)
 	if err != nil {
@@ -221,7 +221,7 @@ func (m *Member) readCRD(ctx context.Context, name string) (*definition, error) 
 // listCRDs is a quorum read of all CRDs, by name: without a resourceVersion a list is
 // consistent, and so is its first page, at whose revision the others are.
 func (m *Member) listCRDs(ctx context.Context) (map[string]*definition, error) {
-	const page = 500 // bounds what is in memory of their schemas
+	const page = 500 // bounds how many of their schemas are in memory
 	crds := map[string]*definition{}
 	for next := ""; ; {
 		var list apiextensionsv1.CustomResourceDefinitionList
@@ -241,8 +241,8 @@ func (m *Member) listCRDs(ctx context.Context) (map[string]*definition, error) {
 	}
 }
 
-// check reads the CRD after the report was made (DESIGN 3.1.3, necessary: what was
-// reported may come from a late event, and the CRD's storedVersions be pruned of it).
+// check reads the CRD after the report was made (DESIGN 3.1.3, necessary: the
+// reported encoding may come from a late event, and the CRD's storedVersions be pruned of it).
 func (m *Member) check(ctx context.Context, c claim) error {
 	if m.isChecked(c) {
 		return nil

@@ -151,7 +151,7 @@ func TestCRDChangedAfterReport(t *testing.T) {
 	}
 }
 
-// TestCRDChangedBeforeReport: what is known to be outdated is not reported any more.
+// TestCRDChangedBeforeReport: an encoding that is known to be outdated is not reported any more.
 func TestCRDChangedBeforeReport(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
@@ -288,7 +288,7 @@ func TestCRDStatusChangesCostNothing(t *testing.T) {
 	}
 }
 
-// TestCRDServedVersions: what does not touch the encoding is reported without closing
+// TestCRDServedVersions: a change that does not touch the encoding is reported without closing
 // the resource.
 func TestCRDServedVersions(t *testing.T) {
 	w := withWidgets(t)

@@ -6,13 +6,13 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Encryption is what a server encrypts with. The zero value encrypts nothing.
+// Encryption is the configuration that a server encrypts with. The zero value encrypts nothing.
 type Encryption struct {
 	// Config is the hash of its configuration, and Keys the keys that it reads, for its
 	// identity Lease: see storageversion.EncryptionConfigAnnotation and EncryptionKeysAnnotation.
 	Config, Keys string
-	// Seal is what a resource is encrypted with; nil means that nothing is. What it returns
-	// for a resource does not change; it must not call the Member.
+	// Seal returns the seal that a resource is encrypted with; nil means that none is encrypted.
+	// Its answer for a resource does not change; it must not call the Member.
 	Seal func(schema.GroupResource) agree.Seal
 }
 
@@ -39,14 +39,14 @@ func (m *Member) SetEncryption(e Encryption) {
 	}
 }
 
-// encrypts is what the server encrypts with.
+// encrypts returns the Encryption of the server.
 func (m *Member) encrypts() Encryption {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.encryption
 }
 
-// seal is what the server encrypts a resource with. The caller holds m.mu.
+// seal returns the seal that the server encrypts a resource with. The caller holds m.mu.
 func (m *Member) seal(gr schema.GroupResource) agree.Seal {
 	if m.encryption.Seal == nil {
 		return ""

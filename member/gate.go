@@ -13,7 +13,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Request is what the gate needs to know of an HTTP request.
+// Request is the part of an HTTP request that the gate needs to know.
 type Request struct {
 	// IsResource says whether the request is for a resource; if not the rest is empty.
 	IsResource bool
@@ -123,8 +123,8 @@ func (m *Member) Admit(r Request) error {
 	}
 }
 
-// ErrDeletesOnly, wrapped in what Config.Storage returns, says that the storage takes deletes
-// and nothing else: they are needed to make room.
+// ErrDeletesOnly, wrapped in the error that Config.Storage returns, says that the storage takes
+// deletes and nothing else: they are needed to make room.
 var ErrDeletesOnly = errors.New("deletes are let through")
 
 // away is the answer to a write while the storage does not take it; nil while it does.

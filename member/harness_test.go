@@ -35,7 +35,7 @@ var (
 	widgets    = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// world is an API with one member; what goes over the wire is recorded and can fail.
+// world is an API with one member; the calls that go over the wire are recorded and can fail.
 type world struct {
 	t      testing.TB
 	client client.WithWatch
@@ -132,7 +132,7 @@ func (w *world) interceptors() interceptor.Funcs {
 	}
 }
 
-// updateStatus keeps what is encrypted with beside the reports, as the server's strategy
+// updateStatus keeps the Seals beside the reports, as the server's strategy
 // does; the fake client writes no annotation with a status.
 func (w *world) updateStatus(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 	seals, sealed := o.GetAnnotations()[storageversion.SealsAnnotation]

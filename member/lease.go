@@ -36,8 +36,8 @@ type registration struct {
 
 // Register makes a new ID and creates its identity Lease (DESIGN 3.1.1), and the
 // namespace if it must. All permits of an earlier registration are closed. If the
-// outcome is not known the next attempt uses another ID, and the collector takes what
-// may have been left.
+// outcome is not known the next attempt uses another ID, and the collector takes a
+// Lease that may have been left.
 func (m *Member) Register(ctx context.Context) error {
 	m.leaseMu.Lock()
 	defer m.leaseMu.Unlock()
@@ -127,7 +127,7 @@ func tell(lease *coordinationv1.Lease, annotation, text string) {
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotation, text)
 }
 
-// Renew writes the present time to the identity Lease, what the server encrypts with, and
+// Renew writes the present time to the identity Lease, the server's Encryption, and
 // once every resource is reported the "reported" annotation. ErrLeaseGone means that the server is no
 // participant any more and all its permits are closed; any other error says nothing
 // about the Lease (DESIGN 3.1.2: unknown, never gone).
@@ -259,7 +259,7 @@ func (m *Member) ObserveLease(lease *coordinationv1.Lease, deleted bool) {
 }
 
 // Depart leaves the protocol: nothing is reported, renewed or registered from now on,
-// all permits are closed, and what is under way is waited for. Then the server is
+// all permits are closed, and reports under way are waited for. Then the server is
 // buried, again and again until that succeeds or ctx ends (DESIGN 3.4). The server
 // drains its requests before.
 func (m *Member) Depart(ctx context.Context) error {

@@ -11,7 +11,7 @@ const (
 	// minLimit bounds from below how long an attempt to report may take, and a list that many
 	// of them share: a server under load answers some requests after seconds.
 	minLimit = 10 * time.Second
-	// limitDoublings: what failed gets twice as long the next time, so many times, since a list
+	// limitDoublings: a failed attempt gets twice as long the next time, so many times, since a list
 	// that takes longer than the limit must come to its end at last.
 	limitDoublings = 3
 )
@@ -54,7 +54,7 @@ func (m *Member) within(ctx context.Context, limit time.Duration, do func(contex
 	return err
 }
 
-// limited is what read returns within the limit.
+// limited is the result of read within the limit.
 func limited[T any](ctx context.Context, m *Member, limit time.Duration, read func(context.Context) (T, error)) (T, error) {
 	var got T
 	err := m.within(ctx, limit, func(ctx context.Context) (err error) {

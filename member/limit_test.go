@@ -53,7 +53,7 @@ func (h *hanging) do(ctx context.Context, call string, do func() error) error {
 
 func (h *hanging) now() bool { h.mu.Lock(); defer h.mu.Unlock(); return h.hangs }
 
-// in has the client hang. What reflectors ask for does not: it has no end.
+// in has the client hang. The requests of reflectors do not: they have no end.
 func (h *hanging) in(c *Config) {
 	c.Client = interceptor.NewClient(c.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -74,7 +74,7 @@ func (h *hanging) in(c *Config) {
 	})
 }
 
-// goOn has the time pass: what hangs waits for its limit, what failed for its next attempt.
+// goOn has the time pass: a call that hangs waits for its limit, one that failed for its next attempt.
 func (w *world) goOn(h *hanging) {
 	step := 20 * time.Millisecond
 	if h.now() {
@@ -83,7 +83,7 @@ func (w *world) goOn(h *hanging) {
 	w.clock.Step(step)
 }
 
-// TestHangs: whatever never answers, once, is given up and tried again; what another attempt
+// TestHangs: a call that never answers, once, is given up and tried again; what another attempt
 // needs meanwhile is not held up for ever.
 func TestHangs(t *testing.T) {
 	for _, call := range []string{
@@ -160,7 +160,7 @@ func TestHangsWhileMoving(t *testing.T) {
 	}
 }
 
-// start runs the member; what it returns ends that.
+// start runs the member; the function that it returns ends that.
 func (w *world) start() (end func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
@@ -168,7 +168,7 @@ func (w *world) start() (end func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// TestLimit: what failed before gets more time, within bounds.
+// TestLimit: an attempt for claims that failed before gets more time, within bounds.
 func TestLimit(t *testing.T) {
 	w := newWorld(t, nil)
 	for _, test := range []struct {

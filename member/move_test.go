@@ -54,7 +54,7 @@ func (w *world) join(enc agree.Encoding) {
 	w.setReports(widgets, append(reports, agree.Report{Server: "other", Encoding: enc, Decodable: []string{string(enc)}})...)
 }
 
-// TestMoveOfAnotherCRD: what the watch showed of an earlier CRD's StorageVersion is not
+// TestMoveOfAnotherCRD: the StorageVersion of an earlier CRD, as the watch showed it, is not
 // taken for the later one's.
 func TestMoveOfAnotherCRD(t *testing.T) {
 	w := withWidgets(t)

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// TestPanics: whatever panics once, the member registers and reports, and leaves in order.
+// TestPanics: whichever call panics once, the member registers and reports, and leaves in order.
 func TestPanics(t *testing.T) {
 	for _, call := range []string{
 		"create Lease", "list StorageVersionList", "list LeaseList", "create StorageVersion", "update status StorageVersion", "get CustomResourceDefinition",

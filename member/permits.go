@@ -36,7 +36,7 @@ func unavailable(gr schema.GroupResource, message string) error {
 }
 
 // Revision returns the etcd revision of the resource's StorageVersion at which this
-// server's report for enc stands: what a write compares (DESIGN 3.2). It waits, at most
+// server's report for enc stands: a write compares it (DESIGN 3.2). Revision waits, at most
 // Config.WaitLimit or until ctx ends, for a custom resource that is about to open. The
 // error wraps agree.ErrSuperseded when the server has come to report another encoding,
 // and is a 503 of apimachinery's errors with RetryAfterSeconds when there is no permission.
@@ -224,7 +224,7 @@ type Status struct {
 	Open bool
 	// Attempt is the ordinal of the attempt to report that is under way, 0 if none is.
 	Attempt int
-	// LastError is what went wrong last, empty if nothing did since the last success.
+	// LastError is the last error, empty if there was none since the last success.
 	LastError string
 }
 
@@ -244,7 +244,7 @@ func (s Status) String() string {
 	return line
 }
 
-// Snapshot returns what is known of every resource, sorted by resource.
+// Snapshot returns the Status of every resource, sorted by resource.
 func (m *Member) Snapshot() []Status {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

@@ -242,7 +242,7 @@ func TestLostIsNotForgotten(t *testing.T) {
 	}
 }
 
-// TestLateReportIsNotForgotten: what a former attempt sent has arrived since the read that
+// TestLateReportIsNotForgotten: the report that a former attempt sent has arrived since the read that
 // finds the report as it is to be.
 func TestLateReportIsNotForgotten(t *testing.T) {
 	for _, open := range []bool{false, true} {
@@ -331,8 +331,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateWithoutStorage: while the storage is away what would be written to it is refused,
-// but not what the server itself needs to come back.
+// TestGateWithoutStorage: while the storage is away requests that would write to it are
+// refused, but not those that the server itself needs to come back.
 func TestGateWithoutStorage(t *testing.T) {
 	var away error
 	w := newWorld(t, []Resource{builtin(secrets), builtin(leases)}, func(c *Config) { c.Storage = func() error { return away } })

@@ -82,7 +82,7 @@ func lacks(c claim, sv *v1alpha1.StorageVersion) bool {
 }
 
 // ensure returns the StorageVersion that was read, or makes one without reports. It has to
-// exist before the participants are read: one that was created from what was read before
+// exist before the participants are read: one that was created from participants read before
 // could outlive the deletion of all StorageVersions by a server that does not report, and
 // say that the others agree (DESIGN 3.8).
 func (m *Member) ensure(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) (*v1alpha1.StorageVersion, error) {

@@ -25,8 +25,8 @@ func madeFor(sv *v1alpha1.StorageVersion) types.UID {
 // that is under way must not become an object of it.
 //
 // The CRD is read after the StorageVersion, and a uid is recorded only of a CRD that was
-// there before. So what is deleted was made for an earlier CRD than the one read, and
-// servers that do this at the same time cannot go on deleting each other's: a later one
+// there before. So the StorageVersion that is deleted was made for an earlier CRD than the one
+// read, and servers that do this at the same time cannot go on deleting each other's: a later one
 // stays, and a server that still knows an earlier CRD learns of the later one by this read.
 func (m *Member) replace(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) error {
 	d, err := m.readCRD(ctx, c.target.resource.CRD)

@@ -305,7 +305,7 @@ func (w *world) expectPermitsOfCRD(members []*Member, crds []*apiextensionsv1.Cu
 	}
 }
 
-// observeWith delivers what the watch of StorageVersions sees to a member.
+// observeWith delivers the StorageVersion that the watch sees to a member.
 func (w *world) observeWith(m *Member) {
 	w.quietly(func() {
 		var sv v1alpha1.StorageVersion
@@ -315,7 +315,7 @@ func (w *world) observeWith(m *Member) {
 	})
 }
 
-// TestReplaceConflict: only what was read is deleted.
+// TestReplaceConflict: a StorageVersion that changed since it was read is not deleted.
 func TestReplaceConflict(t *testing.T) {
 	w, b := withTwo(t)
 	w.deleteCRD(w.setCRD("v1"))

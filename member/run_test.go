@@ -89,7 +89,7 @@ func reported(w *world, id agree.ServerID) bool {
 	return slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Server == id }) && w.status(secrets).Revision == at
 }
 
-// TestRunRepeats: what failed is due again without being asked for.
+// TestRunRepeats: a report that failed is due again without being asked for.
 func TestRunRepeats(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Clock = clock.RealClock{} })
 	failed := 0

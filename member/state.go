@@ -11,7 +11,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// target is what a resource's report should be.
+// target is the report that a resource should have.
 type target struct {
 	resource Resource
 	known    bool // false: no CRD has been seen for it yet
@@ -165,7 +165,7 @@ func (s *state) stands(enc agree.Encoding, revision int64) bool {
 func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Report) bool {
 	own, stands := agree.Of(reports, self)
 	if stands && revision > s.heardAt {
-		// It may say what a former attempt sent, whose answer never came.
+		// It may be the report that a former attempt sent, whose answer never came.
 		s.heard, s.heardAt = own.Encoding, revision
 	}
 	if s.revision == 0 {
@@ -175,7 +175,7 @@ func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Repor
 		return false
 	}
 	if revision > 0 && revision < s.revision {
-		return false // older than what is known
+		return false // older than the known revision
 	}
 	switch agree.Judge(reports, self, s.reported) {
 	case agree.Proceed:
@@ -190,7 +190,7 @@ func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Repor
 	return true
 }
 
-// answer is what a store may do that wants to write.
+// answer says what a store that wants to write may do.
 type answer int
 
 const (
@@ -228,8 +228,8 @@ func (s *state) permit(enc agree.Encoding) (a answer, ask bool) {
 }
 
 // permitBuiltin answers for a built-in resource that is not open in enc. Only the key
-// changes while the server lives: what was encrypted with another one is to be encrypted
-// anew, and what has the new one waits for its report.
+// changes while the server lives: an object that was encrypted with another one is to be
+// encrypted anew, and one with the new key waits for its report.
 func (s *state) permitBuiltin(enc agree.Encoding) answer {
 	wanted := s.target.resource.Encoding
 	switch {

@@ -161,8 +161,8 @@ func (m *Member) renewOrRegister(ctx context.Context) error {
 	return m.erase(ctx)
 }
 
-// keepReported reports what is due. Whatever becomes due meanwhile, such as a CRD's
-// change, does not wait for what is under way.
+// keepReported reports the resources that are due. Those that become due meanwhile, as by a
+// CRD's change, do not wait for the attempts under way.
 func (m *Member) keepReported(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -221,7 +221,7 @@ func (m *Member) follow(ctx context.Context, name string, object runtime.Object,
 	}).RunWithContext(ctx)
 }
 
-// sink passes on what a reflector sees.
+// sink passes on the events and lists that a reflector sees.
 type sink struct {
 	event   func(object any, deleted bool)
 	replace func(objects []any, revision int64)

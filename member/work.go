@@ -46,7 +46,7 @@ func (c claim) readFirst() bool { return c.verify || c.target.absent || !c.targe
 // custom says whether the resource is defined by a CRD.
 func (c claim) custom() bool { return c.target.resource.CRD != "" }
 
-// result is what an attempt without an error came to.
+// result is the outcome of an attempt without an error.
 type result int
 
 const (
@@ -86,7 +86,7 @@ func (m *Member) Step(ctx context.Context) (time.Duration, error) {
 	return m.untilDue(), err
 }
 
-// claimDue takes what is due. Mostly nothing is: readers, such as every write that asks
+// claimDue claims the resources that are due. Mostly none is: readers, such as every write that asks
 // for its permission, are not held up to find that out.
 func (m *Member) claimDue() []claim {
 	if m.untilDue() != 0 {

@@ -44,7 +44,7 @@ type Options struct {
 	MaxObjectsPerSecond int64
 	// VerifyAll has the proof patch every object, and not a sample of 1,000.
 	VerifyAll bool
-	// BestEffort says that kube-apiservers cannot be asked one by one: whoever answers is
+	// BestEffort says that kube-apiservers cannot be asked one by one: the one that answers is
 	// believed, and storedVersions is set only where the annotation concord.dev/prune says when.
 	BestEffort bool
 	// Settle is for how long all kube-apiservers have to store a version before that counts. It
@@ -93,7 +93,7 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		For(&apiextensionsv1.CustomResourceDefinition{}, builder.OnlyMetadata, builder.WithPredicates(named)).Complete(step)
 }
 
-// telling remembers what was told.
+// telling remembers the standings that were told.
 type telling struct {
 	to func(string, Standing)
 

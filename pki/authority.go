@@ -72,8 +72,8 @@ func ensureCA(certFile, keyFile, name string, now clock.PassiveClock) (*authorit
 }
 
 // makeCA makes the certificate of a CA. A key that is there is its own: the start that
-// made it was cut off before it had a certificate, or somebody lost that. What the key has
-// signed stays good.
+// made it was cut off before it had a certificate, or somebody lost that. The certificates
+// that the key has signed stay good.
 func makeCA(certFile, keyFile, name string) error {
 	private, err := keyutil.PrivateKeyFromFile(keyFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,7 +171,7 @@ func newKey() (crypto.Signer, []byte, error) {
 
 // writeWhole writes files, those that are no certificates for the process's user alone, such
 // that each is there whole or not at all, whenever the process is killed. Those that belong
-// together change in the same moment, nearly: who reads a pair in between finds that it is
+// together change in the same moment, nearly: a reader of a pair in between finds that it is
 // none, and reads again.
 func writeWhole(contents map[string][]byte) error {
 	for file, content := range contents {

@@ -1,7 +1,8 @@
 // Package pki makes the certificates that a server of a cluster needs and is not given: the
-// cluster's CA, serving certificates, an administrator's kubeconfig, what servers show to
-// aggregated API servers, and the key of service account tokens. It renews them while the server runs. Servers that share a directory
-// share its CAs. A CA's key is read only where something is signed.
+// cluster's CA, serving certificates, an administrator's kubeconfig, the certificate that servers
+// show to aggregated API servers, and the key of service account tokens. It renews them while the
+// server runs. Servers that share a directory share its CAs. A CA's key is read only where something
+// is signed.
 package pki
 
 import (
@@ -24,7 +25,7 @@ import (
 )
 
 // Names of files in the directory of certificates. The CA of the front proxy is another one:
-// whom it vouches for may be anybody.
+// a client that it vouches for may act as any user.
 const (
 	CACertName           = "ca.crt"
 	CAKeyName            = "ca.key"
@@ -46,7 +47,7 @@ const (
 	lockName = "certificates.lock"
 )
 
-// FrontProxyUser is who servers are to the aggregated API servers that they ask.
+// FrontProxyUser is the user name of servers at the aggregated API servers that they ask.
 const FrontProxyUser = "front-proxy-client"
 
 const (
@@ -58,18 +59,18 @@ const (
 
 // Config says which certificates a server needs.
 type Config struct {
-	// Dir holds the CAs and what is signed with them. It is made if it is missing (0700).
+	// Dir holds the CAs and the certificates signed with them. It is made if it is missing (0700).
 	Dir string
 	// BindAddress and Port are where the server listens. Nil: on the loopback.
 	BindAddress net.IP
 	Port        int
 	// ServingCertFile is the serving certificate that the server is given. Empty: one is made.
 	ServingCertFile string
-	// ProxyClientCertFile is what the server is given to show to aggregated API servers. Empty:
-	// one is made.
+	// ProxyClientCertFile is the certificate that the server is given to show to aggregated API
+	// servers. Empty: one is made.
 	ProxyClientCertFile string
-	// Signer is what the server is given to sign service account tokens: a key's file, or who
-	// signs. Empty: a key is made.
+	// Signer is the signer of service account tokens that the server is given: a key's file, or the
+	// endpoint of an external signer. Empty: a key is made.
 	Signer string
 	// Clock is the time; nil for the real one.
 	Clock clock.Clock
@@ -95,7 +96,7 @@ type Certificates struct {
 	// AdminKubeconfig is the kubeconfig that was written for this server; empty where the CA's
 	// key is not there to sign for an administrator.
 	AdminKubeconfig string
-	// FrontProxy is what it shows to aggregated API servers; empty where that was given.
+	// FrontProxy is the certificate that it shows to aggregated API servers; empty where one was given.
 	FrontProxy FrontProxy
 	// SigningKeyFile is the key that signs service account tokens; empty where one was given.
 	SigningKeyFile string
@@ -106,8 +107,8 @@ type Certificates struct {
 // FrontProxy is a certificate of FrontProxyUser, and the CA that signed it.
 type FrontProxy struct{ CAFile, CertFile, KeyFile string }
 
-// Ensure makes what is missing, and renews what has used up two thirds of its life. Servers
-// that share a directory may do so at the same time.
+// Ensure makes the files that are missing, and renews the certificates that have used up two thirds
+// of their life. Servers that share a directory may do so at the same time.
 func Ensure(config Config) (*Certificates, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -179,7 +180,7 @@ func ensureSigningKey(file string) error {
 	return nil
 }
 
-// ensureFrontProxy makes what servers show to aggregated API servers.
+// ensureFrontProxy makes the certificate that servers show to aggregated API servers.
 func ensureFrontProxy(dir string, now clock.PassiveClock) (FrontProxy, error) {
 	f := FrontProxy{
 		CAFile:   filepath.Join(dir, FrontProxyCACertName),
@@ -222,7 +223,8 @@ func (a *authority) ensureServing(c *Certificates, bind net.IP) error {
 	return a.ensureIssued(c.CertFile, c.KeyFile, template)
 }
 
-// ownNames are what others may call this host when it listens on all of its addresses.
+// ownNames are the names and addresses that others may call this host by when it listens on all of
+// its addresses.
 func ownNames() (hosts []string, ips []net.IP, err error) {
 	if host, err := os.Hostname(); err == nil && len(validation.IsDNS1123Subdomain(strings.ToLower(host))) == 0 {
 		hosts = append(hosts, strings.ToLower(host))

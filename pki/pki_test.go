@@ -127,7 +127,7 @@ func servingCertificate(t *testing.T, c *Certificates) *x509.Certificate {
 	return pair.Leaf
 }
 
-// TestCertificatesAfterACutOffStart removes or swaps what a start that was killed may have
+// TestCertificatesAfterACutOffStart removes or swaps files that a start that was killed may have
 // left so: the next start goes on, and a kubeconfig handed out before still works.
 func TestCertificatesAfterACutOffStart(t *testing.T) {
 	for name, cut := range map[string]func(t *testing.T, dir string){

@@ -15,8 +15,8 @@ const (
 )
 
 // Renew renews the certificates, and the kubeconfig, until ctx ends. They are renewed in
-// place: who reads the files again, as Kubernetes' dynamic certificates do by themselves,
-// has the new ones without a restart. What servers were given is theirs who gave it.
+// place: a server that reads the files again, as Kubernetes' dynamic certificates do by themselves,
+// has the new ones without a restart. Files that servers were given are renewed by their owner.
 func (c *Certificates) Renew(ctx context.Context) {
 	for period := renewPeriod; ; {
 		timer := c.config.Clock.NewTimer(period)

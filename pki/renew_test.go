@@ -123,7 +123,7 @@ func TestRenew(t *testing.T) {
 			return nil
 		})
 		now.Step(30 * 24 * time.Hour)
-		// What is shown is good throughout, and lasts for a season.
+		// The certificates shown are good throughout, and last for a season.
 		await(t, "certificates that last", func() error {
 			certs, err := all()
 			if err != nil {

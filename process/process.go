@@ -115,7 +115,7 @@ func (p *Process) Failure() error {
 	return fmt.Errorf("%s stopped: %s; %s", p.name, reason, p.Tail())
 }
 
-// Output returns what this run of the process has said.
+// Output returns the output of this run of the process so far.
 func (p *Process) Output() (string, error) { return p.read(p.from) }
 
 func (p *Process) read(from int64) (string, error) {

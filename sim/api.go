@@ -71,7 +71,7 @@ func kindOf(obj runtime.Object) kind {
 func keyOf(k kind, name string) string { return kindPrefix[k] + name }
 
 // objects are the API objects that were ever stored. A stored value is the number of one
-// of them: what is read is copied from there. None is changed after it was stored.
+// of them: an object that is read is copied from there. None is changed after it was stored.
 type objects struct{ all []client.Object }
 
 var _ runtime.Decoder = (*objects)(nil)
@@ -94,7 +94,7 @@ func (o *objects) open(value []byte) (client.Object, error) {
 	return o.all[i], nil
 }
 
-// Decode implements runtime.Decoder: it is what fence reads stored StorageVersions with.
+// Decode implements runtime.Decoder: fence reads stored StorageVersions with it.
 func (o *objects) Decode(value []byte, _ *schema.GroupVersionKind, _ runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	obj, err := o.open(value)
 	return obj, nil, err
@@ -174,8 +174,8 @@ func (w *World) lookDefinition() *apiextensionsv1.CustomResourceDefinition {
 	return crd
 }
 
-// The functions below are an API server's, each one atomic: what they read and what they
-// write belongs to one transaction on the object's key. An object that is written is the
+// The functions below are an API server's, each one atomic: their reads and their
+// writes belong to one transaction on the object's key. An object that is written is the
 // world's from then on, as it is stored.
 
 func (w *World) create(stored client.Object, now time.Time) error {
@@ -242,8 +242,8 @@ func unchanged(k kind, old client.Object, uid types.UID, resourceVersion string)
 	return nil
 }
 
-// prepare is the strategies' part of an update. What is stored stays as it is: the new
-// object may share with the old one what neither is changed in.
+// prepare is the strategies' part of an update. The stored object stays as it is:
+// the new object may share with the old one the parts in which neither is changed.
 func prepare(obj, old client.Object, status bool) error {
 	switch s := obj.(type) {
 	case *v1alpha1.StorageVersion:
@@ -299,7 +299,7 @@ func prepareDefinition(crd, before *apiextensionsv1.CustomResourceDefinition, st
 	return nil
 }
 
-// seconds is what is left of a time that was stored.
+// seconds is a time as it is after it was stored: in whole seconds.
 func seconds(t metav1.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
 // valid is the part of a StorageVersion's validation that the protocol leans on.
@@ -348,7 +348,7 @@ func (w *World) delete(k kind, name string, preconditions *metav1.Preconditions)
 	return err
 }
 
-// get copies what is stored into obj.
+// get copies the stored object into obj.
 func (w *World) get(k kind, name string, obj client.Object) error {
 	stored := w.look(k, name)
 	if stored == nil {
@@ -429,7 +429,7 @@ func (n names) Lookup(label string) (string, bool) { v, ok := n[label]; return v
 // apiClient is a process's client of the API: every call is one request of the task that
 // makes it.
 type apiClient struct {
-	client.WithWatch // what is not used is nil
+	client.WithWatch // nil, for methods that are not used
 	p                *Process
 }
 
@@ -509,7 +509,7 @@ func (c apiClient) Delete(ctx context.Context, obj client.Object, opts ...client
 func (c apiClient) Status() client.SubResourceWriter { return statusWriter{c: c} }
 
 type statusWriter struct {
-	client.SubResourceWriter // what is not used is nil
+	client.SubResourceWriter // nil, for methods that are not used
 	c                        apiClient
 }
 
@@ -560,7 +560,7 @@ func verbOf(op clientv3.Op) string {
 	}
 }
 
-// keyIn names what an operation is about.
+// keyIn names the key, or the keys, that an operation is about.
 func keyIn(op clientv3.Op) string {
 	if !op.IsTxn() {
 		key := strings.TrimPrefix(string(op.KeyBytes()), "/registry/")

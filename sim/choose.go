@@ -34,7 +34,7 @@ type offer struct {
 	Event
 }
 
-// temper is what a seed likes to do. Weights are relative to those of the normal course
+// temper is a seed's preferences. Weights are relative to those of the normal course
 // of events; 0 means never.
 type temper struct {
 	patience int // per cent of the time with which the same task goes on
@@ -158,7 +158,7 @@ func (c *chooser) next() Event {
 	return Event{Do: Tick, For: time.Second}
 }
 
-// chosen fills in what is decided only for the event that was chosen.
+// chosen fills in the fields that are decided only for the event that was chosen.
 func (c *chooser) chosen(e Event) Event {
 	switch e.Do {
 	case Do:
@@ -260,7 +260,7 @@ func (c *chooser) offerTasks(p *Process) {
 		default:
 			weight := c.temper.writes
 			if c.rewriting != nil {
-				weight *= 3 // what it must not undo
+				weight *= 3 // writes that the rewrite must not undo
 			}
 			c.add(weight, Event{Do: Run, Slot: slot, Role: r})
 		}
@@ -409,7 +409,7 @@ func (c *chooser) offerWorld() {
 	}
 }
 
-// What an administrator may do, in words that are put together once.
+// Actions of an administrator, in words that are put together once.
 var (
 	deeds = [...][len(all)]string{
 		ofAll("delete state"), ofAll("delete version"), ofAll("delete migration"), ofAll("migrate"), ofAll("pause"), ofAll("continue"),
@@ -423,7 +423,7 @@ var (
 	}()
 )
 
-// ofAll says what is done, of every resource.
+// ofAll returns the deed with the name of every resource.
 func ofAll(deed string) (words [len(all)]string) {
 	for i, r := range all {
 		words[i] = deed + " " + r.name

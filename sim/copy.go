@@ -12,7 +12,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// What a client reads and what it sends are copies. They are most of what a simulation
+// Objects that a client reads or sends are copies. They are most of what a simulation
 // does, so the copies here are made with fewer allocations than the generated ones, of
 // which they are equals.
 
@@ -97,8 +97,8 @@ func copySlice[T any](from []T) []T {
 	return to
 }
 
-// cut replaces a slice with a copy of it in room, and returns the room with what it takes.
-// The copy has no capacity to spare: who appends to it gets another one.
+// cut replaces a slice with a copy of it in room, and returns the room with that copy.
+// The copy has no capacity to spare: append makes another one.
 func cut(room []string, s *[]string) []string {
 	if *s == nil {
 		return room
@@ -109,7 +109,7 @@ func cut(room []string, s *[]string) []string {
 	return room
 }
 
-// leaseParts is what a Lease's spec points to.
+// leaseParts are the values that a Lease's spec points to.
 type leaseParts struct {
 	holder          string
 	acquire, renew  metav1.MicroTime

@@ -92,7 +92,7 @@ func TestCopies(t *testing.T) {
 			fill(obj.Elem(), 8, func() bool { n++; return every > 0 && n%every == 1 })
 			original := obj.Interface().(client.Object)
 			before := original.DeepCopyObject()
-			// What was there before is all replaced.
+			// The fields that were there before are all replaced.
 			used := reflect.New(reflect.TypeOf(empty).Elem())
 			fill(used.Elem(), 8, func() bool { return false })
 			copyInto(original, used.Interface().(client.Object))
@@ -113,7 +113,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// What is appended to one of a copy's slices does not run into the next.
+// An element that is appended to one of a copy's slices does not run into the next.
 func TestCopiesHaveRoom(t *testing.T) {
 	sv := &v1alpha1.StorageVersion{}
 	sv.Status.StorageVersions = []v1alpha1.ServerStorageVersion{{DecodableVersions: []string{"a"}, ServedVersions: []string{"b"}}}

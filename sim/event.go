@@ -10,12 +10,12 @@ import (
 // Verb is what an Event does.
 type Verb uint8
 
-// The verbs, with what an event of theirs looks like in a script.
+// The verbs, with the form of their events in a script.
 const (
 	Start    Verb = iota // start s1 r0: a server of a release starts where none runs; start s1 r0 off: with its gate off; start s1 r0 stock: without Concord
 	Stop                 // stop s1: it is asked to stop
 	Kill                 // kill s1
-	Pause                // pause s1: nothing of it runs; what it has sent may arrive
+	Pause                // pause s1: nothing of it runs; requests that it has sent may arrive
 	Resume               // resume s1
 	Cut                  // cut s1: nothing that it sends reaches etcd
 	Heal                 // heal s1
@@ -151,7 +151,7 @@ func slotNamed(name string) int {
 	return int(name[1] - '1')
 }
 
-// ParseScript reads events, one a line. Empty lines and what follows a # are ignored.
+// ParseScript reads events, one a line. Empty lines and text after a # are ignored.
 func ParseScript(text string) ([]Event, error) {
 	var events []Event
 	for line := range strings.Lines(text) {

@@ -147,7 +147,7 @@ func (t *thread) advance(e Event) {
 	}
 }
 
-// Exhausted is what a search of a small world came to.
+// Exhausted is the result of a search of a small world.
 type Exhausted struct {
 	Schedules int
 	Violation *Violation
@@ -247,7 +247,7 @@ func runnable(w *World, threads []*thread, current int) []int {
 	return options
 }
 
-// Print tells what a search came to.
+// Print tells the result of a search.
 func (r Exhausted) Print(out io.Writer, s Small) {
 	switch {
 	case r.Violation != nil:

@@ -4,7 +4,7 @@ import "testing"
 
 // TestSmallWorldsBegin holds the beginnings of small worlds, and of each of their threads,
 // to be as they were meant: an event that is not possible there would leave nothing to
-// try. Leases are renewed when they are due, and what has ended need not be finished.
+// try. Leases are renewed when they are due, and a task that has ended need not be finished.
 func TestSmallWorldsBegin(t *testing.T) {
 	smalls, err := Smalls()
 	if err != nil {

@@ -28,7 +28,7 @@ var everyContext = context.Background()
 type Violation struct {
 	// Invariant is "I1" to "I10", or "panic" if production code panicked.
 	Invariant string
-	// What tells what was found.
+	// What describes the violation.
 	What string
 }
 
@@ -44,7 +44,7 @@ func (w *World) violate(invariant, format string, args ...any) {
 	}
 }
 
-// ledger is what the invariants need to know of the past.
+// ledger is the record of the past that the invariants need.
 type ledger struct {
 	// available is for how long etcd has answered everything.
 	available time.Duration
@@ -60,8 +60,8 @@ type ledger struct {
 	// erased are the registrations of servers whose gate is off for which the
 	// StorageVersions were deleted.
 	erased map[agree.ServerID]bool
-	// stray are the keys that such a server wrote although it had no Lease any more: what
-	// nothing is promised of until all StorageVersions are deleted once more (DESIGN 3.8).
+	// stray are the keys that such a server wrote although it had no Lease any more:
+	// nothing is promised of them until all StorageVersions are deleted once more (DESIGN 3.8).
 	stray map[string]bool
 	// unnoticed are the keys that a stock server wrote while nobody reported Unknown for it,
 	// and which one: nothing is promised of them until somebody does.
@@ -72,10 +72,10 @@ type ledger struct {
 	// ended are the StorageVersions that a server has written although it knew that their
 	// definition had come to its end, by uid: they permit nothing for its successor any more.
 	ended map[types.UID]bool
-	// committed are the clients' writes that were, by what names them.
+	// committed are the clients' writes that were committed, by the data that names them.
 	committed map[string]bool
-	// forged says that the StorageState of widgets was edited, and lowered since which revision
-	// its storedVersions were, while that was not put right.
+	// forged says that the StorageState of widgets was edited, and lowered is the revision
+	// since which its storedVersions were lowered, while that was not put right.
 	forged  bool
 	lowered int64
 	// loweredOf is the StorageState that knew what storedVersions named before that; "" if none.
@@ -84,7 +84,7 @@ type ledger struct {
 	verdicts map[*resource]*judged
 	// counted are the last censuses.
 	counted map[*resource]*counted
-	// encodings and readings are what stored values say, which never changes.
+	// encodings and readings are the contents of stored values, which never change.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
 	readings  map[*v1alpha1.StorageVersion]*reading
 }
@@ -183,8 +183,8 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	}
 }
 
-// answered checks what a client is told of a write:
-// I9 What was acknowledged was written, and a write that was committed is not answered as one
+// answered checks the answer to a client's write:
+// I9 An acknowledged write was written, and a write that was committed is not answered as one
 // that found another object, or none.
 func (w *World) answered(what, data string, err error) {
 	switch committed := w.ledger.committed[data]; {
@@ -238,8 +238,8 @@ func (w *World) older(r *request) bool {
 	return found
 }
 
-// judgeRewrite compares what a migrator wrote with what was there at that moment. What a
-// value that already is in the encoding says is not touched at all; a field that the
+// judgeRewrite compares the value that a migrator wrote with the one before it. The content of
+// a value that already is in the encoding is not touched at all; a field that the
 // release does not know may be lost with another encoding only, and not while a newer
 // server takes part.
 func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) {
@@ -258,7 +258,7 @@ func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) 
 	}
 }
 
-// judgeLease keeps account of renewals and checks who deletes a Lease.
+// judgeLease keeps account of renewals and checks which process deletes a Lease.
 func (w *World) judgeLease(r *request, e etcd.Event) {
 	if e.KV != nil {
 		lease := w.view(e.KV).(*coordinationv1.Lease)
@@ -316,7 +316,7 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 			continue // others made it, and do so again in the next StorageVersion
 		}
 		if lease := w.store.Lookup(keyOf(leases, string(report.Server))); lease != nil && isStock(report.Server) && lease.CreateRevision > r.began {
-			continue // who deleted the one before did so for somebody who lives, and is called the same again
+			continue // this Lease was made after the task began: the one before, of the same name, was gone
 		}
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
@@ -338,8 +338,8 @@ func (w *World) noteEnd(r *request, e etcd.Event) {
 	}
 }
 
-// check looks at what is stored, if what the invariants speak of has changed: Leases and
-// migrations are no part of it.
+// check looks at the stored values, if those of which the invariants speak have changed: Leases
+// and migrations are not among them.
 func (w *World) check() {
 	if w.violation != nil {
 		return
@@ -406,13 +406,13 @@ func (w *World) checkStored(r *resource) {
 	}
 }
 
-// excepted says whether nothing is promised of an object, for who has written it.
+// excepted says whether nothing is promised of an object, because of its writer.
 func (w *World) excepted(kv *mvccpb.KeyValue) bool {
 	_, unnoticed := w.ledger.unnoticed[string(kv.Key)]
 	return unnoticed || w.ledger.stray[string(kv.Key)]
 }
 
-// spared says which object is not migrated although it could be: what cannot be migrated
+// spared says which object is not migrated although it could be: an object that cannot be migrated
 // does not stop the others (DESIGN 3.5).
 func (w *World) spared() (why reason) {
 	for _, r := range all {
@@ -475,7 +475,7 @@ func (w *World) encodingOf(kv *mvccpb.KeyValue) agree.Encoding {
 	return encoding
 }
 
-// reading is what a stored StorageVersion says, which never changes.
+// reading is the content of a stored StorageVersion, which never changes.
 type reading struct {
 	reports []agree.Report
 	common  agree.Encoding

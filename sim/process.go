@@ -60,7 +60,7 @@ func (r *resource) encoding(version string) agree.Encoding {
 	return agree.Encoding(r.gr.Group + "/" + version)
 }
 
-// release is what a server's binary is: the version in which it stores things, the
+// release is the release of a server's binary: the version in which it stores things, the
 // release it emulates, and whether it knows the newest field of objects.
 type release struct {
 	name, stores, emulates string
@@ -106,8 +106,8 @@ type Process struct {
 	run     int // counts the processes of the slot
 	release release
 	silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
-	stock   bool // it is a kube-apiserver without Concord: of what follows it has tasks only
-	// seal is what it encrypts with, as the configuration that it has loaded says.
+	stock   bool // it is a kube-apiserver without Concord: of the fields below it has tasks only
+	// seal is the seal that it encrypts with, as the configuration that it has loaded says.
 	seal   agree.Seal
 	clock  processClock
 	random *rand.Rand
@@ -200,8 +200,8 @@ func (w *World) start(slot int, r release, silent, stock bool) {
 	w.slots[slot] = p
 }
 
-// builtins is what the server reports from its start: things, and in some worlds so many
-// more that it works with lists.
+// builtins are the resources that the server reports from its start: things, and in some worlds
+// so many more that it works with lists.
 func (p *Process) builtins() []member.Resource {
 	stores := things.encoding(p.release.stores)
 	decodes := []string{string(things.encoding("v1")), string(things.encoding("v2")), string(things.encoding("v3"))}
@@ -219,7 +219,7 @@ func (p *Process) load(seal agree.Seal) {
 	p.member.SetEncryption(member.Encryption{Config: string(seal), Seal: func(schema.GroupResource) agree.Seal { return seal }})
 }
 
-// census counts what is stored of a resource, for trigger.Config.Census.
+// census counts the stored objects of a resource, for trigger.Config.Census.
 func (p *Process) census(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
 	i := slices.IndexFunc(all[:], func(r *resource) bool { return r.gr == gr })
 	if i < 0 {
@@ -272,7 +272,7 @@ func (p *Process) Kind(_ context.Context, gr schema.GroupResource) (string, erro
 // kv is the process's view of etcd.
 func (p *Process) kv() clientv3.KV { return etcd.KV{Doer: etcdDoer{p}} }
 
-// erase is what a server whose gate is off does when it has a Lease: it deletes all
+// erase is done by a server whose gate is off when it has a Lease: it deletes all
 // StorageVersions, with one request.
 func (p *Process) erase(ctx context.Context) error {
 	r := &request{verb: "delete", kind: kinds, key: strings.TrimPrefix(kindPrefix[storageVersions], "/registry/")}
@@ -513,7 +513,7 @@ func (p *Process) watches(s stream) bool {
 	return s == seeHandler || !p.stock && (!p.silent || s == seeLeases)
 }
 
-// id is what the process is registered as, empty if it is not.
+// id is the ID that the process is registered with, empty if it is not.
 func (p *Process) id() agree.ServerID {
 	if p.stock {
 		return stockID(p.slot)

@@ -30,7 +30,7 @@ func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(clai
 	if r.p.w.config.Under > 1 {
 		options.Threads = threads(r)
 	}
-	// What cannot be read is the beginning.
+	// A cursor that cannot be read is the beginning.
 	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
 		options.Resume = migratestore.Cursor{}
 	}

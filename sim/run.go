@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Outcome is what became of a seed or a script.
+// Outcome is the result of a seed or a script.
 type Outcome struct {
 	Config    Config
 	Script    []Event

@@ -15,7 +15,7 @@ const restBound = 30 * time.Minute
 // Settle ends all faults, completes what was begun (all servers come to run one release,
 // with its gate on, stock servers and their Leases go, as does a definition that was asked
 // to) and lets time pass without disturbance until the world is at rest. If it does not come
-// to rest, I7 is violated. What is late arrives when everything is at rest, unless it is to
+// to rest, I7 is violated. Late requests arrive when everything is at rest, unless they are to
 // stay late.
 func (w *World) Settle(stayLate bool) {
 	w.calm()
@@ -31,7 +31,7 @@ func (w *World) Settle(stayLate bool) {
 		w.check()
 	}
 	w.dismiss()
-	w.comeToRest() // what is late may bring objects, too, if its sender's gate was off
+	w.comeToRest() // a late request may bring objects, too, if its sender's gate was off
 }
 
 // comeToRest lets time pass until the world is at rest, which objects that cannot be migrated
@@ -91,7 +91,7 @@ func (w *World) until(rest func() reason) {
 	w.violate("I7", "%s after the faults ended: %s", restBound, why())
 }
 
-// settleRounds are enough to bury whoever is dead.
+// settleRounds are enough to bury all dead servers.
 const settleRounds = 7
 
 // calm ends all faults. All servers come to encrypt with the key of the first.
@@ -111,10 +111,10 @@ func (w *World) calm() {
 			continue
 		}
 		p.paused, p.cut = false, false
-		// One of those who believe that they lead goes on to.
+		// One of the processes that believe that they lead goes on to.
 		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target && !p.silent && !p.stock
 		leading = leading || p.leads
-		// What waits for a moment that its clock has been set back from need not wait again.
+		// A process that waits for a moment that its clock has been set back from need not wait again.
 		p.clock.set(p.clock.Now(), 1)
 		p.clock.set(p.clock.peak, 1)
 		for _, t := range p.tasks {
@@ -160,7 +160,7 @@ func (w *World) leader() *Process {
 	return nil
 }
 
-// release is what all servers come to run when the world settles: that of the first.
+// release is the release that all servers come to run when the world settles: that of the first.
 func (w *World) release() release {
 	if p := w.leader(); p != nil {
 		return p.release

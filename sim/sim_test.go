@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestSameSeedSameTrace runs seeds twice: what a seed shows has to be what its replay shows.
+// TestSameSeedSameTrace runs seeds twice: the trace of a seed has to be that of its replay.
 func TestSameSeedSameTrace(t *testing.T) {
 	for seed := range uint64(20) {
 		var first, second, replayed bytes.Buffer
@@ -23,7 +23,7 @@ func TestSameSeedSameTrace(t *testing.T) {
 	}
 }
 
-// withoutImpossible leaves out what a seed tried and could not do.
+// withoutImpossible leaves out the events that a seed tried and could not do.
 func withoutImpossible(trace string) string {
 	lines := strings.SplitAfter(trace, "\n")
 	var kept []string
@@ -111,7 +111,7 @@ func TestSmallWorlds(t *testing.T) {
 	}
 }
 
-// TestShrink: of a script that ends badly only what is needed is left.
+// TestShrink: of a script that ends badly only the events that are needed are left.
 func TestShrink(t *testing.T) {
 	script, err := ParseScript(`
 start s1 r1
@@ -130,7 +130,7 @@ finish s1/write1
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What has to happen is that the object is stored.
+	// The script has to end with the object stored.
 	stored := func(script []Event) bool {
 		w := NewWorld(DefaultConfig(), nil)
 		defer w.Close()

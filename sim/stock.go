@@ -27,7 +27,7 @@ const (
 	stockPrefix   = "apiserver-stock"
 )
 
-// stockID is what a stock server in a slot is called: by its host's name, so always the same.
+// stockID is the ID of a stock server in a slot: made of its host's name, so always the same.
 func stockID(slot int) agree.ServerID {
 	return agree.ServerID(stockPrefix + strings.TrimPrefix(slotName(slot), "s"))
 }
@@ -75,7 +75,7 @@ func (w *World) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 	return ok && report.Encoding == agree.Unknown
 }
 
-// judgeStock takes a stock server's put. While Unknown is reported for it, what it writes is
+// judgeStock takes a stock server's put. While Unknown is reported for it, its writes are
 // covered: stored sets have Unknown. Before, as when its Lease is new or was deleted although
 // it lives, nothing is promised of it until Unknown is reported.
 func (w *World) judgeStock(r *request, res *resource, key string) {
@@ -99,7 +99,7 @@ func (w *World) judgeSilence(r *request, name string, after *v1alpha1.StorageVer
 	}
 }
 
-// forgive ends the exception for what a server wrote before Unknown was reported for it.
+// forgive ends the exception for the keys that a server wrote before Unknown was reported for it.
 func (w *World) forgive(version string, id agree.ServerID) {
 	for _, r := range all {
 		if r.version != version {

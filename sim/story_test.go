@@ -17,7 +17,7 @@ import (
 // TestStories runs the stories in testdata. Commands:
 //
 //	world slots=2 ...   begins anew
-//	do                  the events below happen; prints nothing but what was not possible
+//	do                  the events below happen; prints only the events that were not possible
 //	trace               the same, and prints what happens
 //	show                prints what is stored
 //	replay              runs the script below in a world of its own, and says how it ended

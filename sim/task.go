@@ -112,10 +112,10 @@ var lost = map[string]error{
 	"deadline":    context.DeadlineExceeded,
 }
 
-// lostKinds are their names, for who chooses.
+// lostKinds are their names, for the chooser.
 var lostKinds = [...]string{"", "unavailable", "timeout", "leader", "deadline"}
 
-// lostAnswer is what a task hears of a request without an answer.
+// lostAnswer is the error that a task gets for a request without an answer.
 func lostAnswer(r *request, what string) error {
 	if err, ok := lost[what]; ok && r.key != "" {
 		return err
@@ -136,7 +136,7 @@ type task struct {
 	on   *worker
 	body func() error
 
-	req *request // what it waits for an answer to
+	req *request // the request whose answer it waits for
 	// err is the answer's error where there is none from the request itself.
 	err error
 	// until is when a sleeping task wakes, by the world's time; 0 if it does not sleep.
@@ -147,7 +147,7 @@ type task struct {
 	ended bool
 	// killed says that it is to unwind.
 	killed bool
-	// failed is what the body returned.
+	// failed is the error that the body returned.
 	failed error
 }
 
@@ -255,7 +255,7 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	}
 	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.id(), p.ended, t.began
 	if t.role.rewrites() {
-		// A migrator asks who it is once, when it has read the migration.
+		// A migrator asks for its server's identity once, when it has read the migration.
 		if t.role == migrating && t.calls <= 1 {
 			t.id = r.id
 		}

@@ -22,7 +22,7 @@ type judged struct {
 	safe []agree.Encoding
 }
 
-// checkVerdict checks what somebody would be told who asks now whether a server may start:
+// checkVerdict checks the answer that preflight would give now to whether a server may start:
 // I10 The verdict is never safe for a server that cannot decode some stored object.
 func (w *World) checkVerdict(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string) {
 	last := w.ledger.verdicts[r]
@@ -35,8 +35,8 @@ func (w *World) checkVerdict(r *resource, state *migrationv1alpha1.StorageState,
 	}
 }
 
-// counted is a census of a resource, and what was remembered of it before: somebody asked then
-// whether a server may start, and looks once more at what is remembered before the answer.
+// counted is a census of a resource, and the sets that were remembered before it: somebody asked
+// then whether a server may start, and looks once more at the remembered sets before the answer.
 type counted struct {
 	before verdict.Sets
 	stored compat.Stored
@@ -49,7 +49,7 @@ type counted struct {
 // censusLooks is how many looks a census is judged at: after that another one is taken.
 const censusLooks = 8
 
-// census returns the last census of a resource, judged by what is remembered now; nil where nothing
+// census returns the last census of a resource, judged by the sets remembered now; nil where nothing
 // is to be believed.
 func (w *World) census(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
 	c := w.ledger.counted[r]
@@ -74,7 +74,7 @@ func (w *World) census(r *resource, state *migrationv1alpha1.StorageState, sv *v
 	return c
 }
 
-// checkCounted is checkVerdict for who has a census, which goes before what is remembered.
+// checkCounted is checkVerdict with a census, which goes before the remembered sets.
 func (w *World) checkCounted(c *counted, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string, unreported bool) {
 	if !unreported && slices.Contains(c.judged.safe, stored.Plain()) {
 		w.violate("I10", "%s is stored in %s, and by a census, %+v, a server that does not decode it is said to be safe; %s", key, stored, c.stored, described{sv})

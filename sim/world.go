@@ -31,7 +31,7 @@ import (
 // maxSlots is how many servers a world can have at a time.
 const maxSlots = 4
 
-// Config is what differs between worlds besides their events.
+// Config holds the settings that differ between worlds besides their events.
 type Config struct {
 	// Slots is how many servers there can be at a time, at most 4.
 	Slots int
@@ -43,7 +43,7 @@ type Config struct {
 	// More is how many more built-in resources servers report: with eight or more of them
 	// they work with lists.
 	More int
-	// Census says, if it is 1, that triggers count what is stored before a stored set or
+	// Census says, if it is 1, that triggers count the stored objects before a stored set or
 	// storedVersions shrink. If it is 0 they believe what migrations say, as where nobody reads
 	// etcd: so both lines of defence are tried, each without the other.
 	Census int
@@ -59,7 +59,7 @@ func (c Config) String() string {
 	return fmt.Sprintf("slots=%d page=%d txn=%d under=%d more=%d lag=%d census=%d", c.Slots, c.Page, c.Txn, c.Under, c.More, c.Lag, c.Census)
 }
 
-// ParseConfig reads what String prints; what is missing has its default.
+// ParseConfig reads what String prints; a field that is missing has its default.
 func ParseConfig(text string) (Config, error) {
 	c := DefaultConfig()
 	for _, word := range strings.Fields(text) {
@@ -86,7 +86,7 @@ const (
 	etcdSlow           // its disk takes slowTime for each write
 )
 
-// slowTime is less than what makes a server's renewals miss its Lease's end.
+// slowTime is less than the delay that makes a server's renewals miss its Lease's end.
 const slowTime = 1200 * time.Millisecond
 
 // writable says whether etcd takes puts.
@@ -100,7 +100,7 @@ type World struct {
 	now     time.Duration
 	etcd    etcdState
 	slots   [maxSlots]*Process
-	// seals are what the processes of each slot encrypt with.
+	// seals are the seals that the processes of each slot encrypt with.
 	seals [maxSlots]agree.Seal
 	runs  [maxSlots]int
 	late  []*request // whose senders do not wait any more
@@ -128,7 +128,7 @@ type World struct {
 // change is a watch event.
 type change struct {
 	obj  client.Object // nil: deleted
-	last client.Object // what was deleted, at the revision of the deletion
+	last client.Object // the object that was deleted, at the revision of the deletion
 }
 
 // NewWorld returns a world without servers. trace, if not nil, is told what happens.
@@ -466,7 +466,7 @@ func (w *World) apply(r *request) {
 	w.observe(r)
 }
 
-// observe looks at what has been written since it was last called, by r if it is not nil.
+// observe looks at the changes that were written since it was last called, by r if it is not nil.
 func (w *World) observe(r *request) {
 	log := w.store.Log()
 	for ; w.logged < len(log); w.logged++ {
@@ -592,7 +592,7 @@ func (w *World) undefine() bool {
 	return true
 }
 
-// purge is one round of the finalizer: it deletes what there is, and if there was nothing
+// purge is one round of the finalizer: it deletes the objects that exist, and if there were none
 // the definition goes.
 func (w *World) purge() bool {
 	crd := w.lookDefinition()
@@ -611,12 +611,13 @@ func (w *World) purge() bool {
 	return true
 }
 
-// admin is what an administrator does: "delete state things", "delete migration things",
+// admin is a deed of an administrator: "delete state things", "delete migration things",
 // "delete lease s1", "delete stock lease s1" (of a stock server that runs or ran there),
 // "delete version things", "migrate things", "pause things" and
 // "continue things" (their migrations), "heal things" (deletes objects that no codec can
-// decode), "forge widgets" (its StorageState then says consistently that only what is agreed on
-// is stored), "lower widgets" (its storedVersions then name only what the definition stores).
+// decode), "forge widgets" (its StorageState then says consistently that only the encoding that is
+// agreed on is stored), "lower widgets" (its storedVersions then name only the version that the
+// definition stores).
 func (w *World) admin(what string) bool {
 	words := strings.Fields(what)
 	if !w.etcd.writable() || len(words) < 2 {
@@ -682,7 +683,7 @@ func (w *World) pauseMigrations(r *resource, paused bool) bool {
 }
 
 // forge edits a StorageState consistently. That is found out only where storedVersions would
-// shrink by it, so only what has them can be forged.
+// shrink by it, so only the StorageState of a resource that has them can be forged.
 func (w *World) forge(r *resource) bool {
 	state, sv, crd := w.lookState(r), w.lookStorageVersion(r), w.lookDefinition()
 	if !r.custom || w.config.Census == 0 || state == nil || sv == nil || !w.read(sv).agreed ||
@@ -698,7 +699,7 @@ func (w *World) forge(r *resource) bool {
 	return true
 }
 
-// lower takes out of storedVersions all but what the definition stores.
+// lower takes out of storedVersions all but the version that the definition stores.
 func (w *World) lower(r *resource) bool {
 	crd := w.lookDefinition()
 	if !r.custom || crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.forged {
@@ -723,9 +724,9 @@ func tells(state evolve.State, r *resource, stored []string) bool {
 	return !slices.ContainsFunc(stored, func(v string) bool { return !slices.Contains(named, r.encoding(v)) })
 }
 
-// kept is called when a look at widgets has ended that left nothing to do: what was lowered by
-// hand before it is put right, if the stored set can be named, or if the state knew before what
-// storedVersions named.
+// kept is called when a look at widgets has ended that left nothing to do: storedVersions that
+// were lowered by hand before it are put right, if the stored set can be named, or if the state
+// knew before what storedVersions named.
 func (w *World) kept(t *task) {
 	state := w.lookState(widgets)
 	if state == nil || t.began < w.ledger.lowered ||

@@ -29,7 +29,7 @@ var (
 // "verb resource/name". The verbs:
 //
 //	create, update, delete
-//	stale   an update that begins with what a cache holds, and not with a read
+//	stale   an update that begins with the value that a cache holds, and not with a read
 //	poison  a create of an object that no codec can decode
 func (p *Process) write(what string) func() error {
 	verb, path, _ := strings.Cut(what, " ")
@@ -132,8 +132,8 @@ func (s store) create(ctx context.Context, key string, o *object) error {
 	return nil
 }
 
-// update is GuaranteedUpdate: it starts from what is read, or from what a cache holds,
-// and again from what was found instead.
+// update is GuaranteedUpdate: it starts from the value that is read, or from the one that a cache
+// holds, and again from the value that was found instead.
 func (s store) update(ctx context.Context, key string, o *object, cached bool) error {
 	var kv *mvccpb.KeyValue
 	if cached {
@@ -169,7 +169,7 @@ func (s store) update(ctx context.Context, key string, o *object, cached bool) e
 	return errBusy
 }
 
-// stale returns what a key had before it had what it has, or what it has.
+// stale returns a key's KeyValue before the present one, or the present one.
 func (w *World) stale(key string) *mvccpb.KeyValue {
 	now := w.store.Lookup(key)
 	if now == nil {

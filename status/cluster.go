@@ -19,15 +19,15 @@ type Cluster struct {
 	Servers []Server `json:"servers"`
 	// Counts are of the resources that servers store.
 	Counts Counts `json:"resources"`
-	// Problems are what is not well, the most urgent first.
+	// Problems are those of the cluster, the most urgent first.
 	Problems []Problem `json:"problems"`
-	// Settling tells what passes by itself before servers agree.
+	// Settling tells why servers do not agree yet, of resources where that passes by itself.
 	Settling []string `json:"settling,omitempty"`
 	// Moving are the migrations that have not ended: first those that go on.
 	Moving []Moving `json:"moving"`
 	// Unread says what could not be read, and so is not known.
 	Unread []string `json:"unread,omitempty"`
-	// Rows are all resources, those that are not well first. They are for who shows every one.
+	// Rows are all resources, those that are not well first, for a view that shows every one.
 	Rows []Row `json:"-"`
 }
 
@@ -100,7 +100,7 @@ func (x *index) problems(r *resource) []Problem {
 	for _, m := range r.live() {
 		p := movingOf(r, m).problem(x, m)
 		if p.Kind == Waiting && unagreed {
-			continue // for what was told already
+			continue // for a problem that was told already
 		}
 		add(p)
 	}
@@ -130,8 +130,8 @@ func (x *index) unobserved(r *resource) Problem {
 	}
 }
 
-// settling is what a resource of a stock cluster waits for that passes by itself; empty if there
-// is nothing of the kind.
+// settling is the reason why a resource of a stock cluster is not agreed on yet, if it passes by
+// itself; empty otherwise.
 func (r *resource) settling() string {
 	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) {
 		return ""

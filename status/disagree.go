@@ -16,8 +16,8 @@ type side struct {
 	servers  []Server
 }
 
-// sides divides the servers that report by what they write, the fewest servers first. Those
-// that do not report are left out.
+// sides divides the servers that report by the encoding that they write, the fewest servers first.
+// Those that do not report are left out.
 func (x *index) sides(r *resource) []side {
 	var all []side
 	for _, report := range r.reports {
@@ -114,7 +114,7 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 }
 
 // waitsFor are the servers that keep the resource from agreement and that have a problem of
-// their own: they do not report, or are dead and stand alone with what they reported.
+// their own: they do not report, or are dead while the servers disagree.
 func (x *index) waitsFor(r *resource) []Server {
 	var all []Server
 	disagree := len(x.sides(r)) > 1

@@ -15,11 +15,11 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// unanswered is what clients say of a webhook that they could not reach.
+// unanswered matches the errors of clients about a webhook that they could not reach.
 var unanswered = regexp.MustCompile(`(?i)connection refused|no such host|deadline exceeded|timeout|timed out|no endpoints|service ".*" not found|no route to host|EOF|connection reset|certificate`)
 
 // failures are the problems of an ended migration: bad objects, a webhook that is down, or
-// what else ended it.
+// another failure that ended it.
 func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
 	failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
 	if failed == nil {
@@ -29,7 +29,7 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	case migrationv1alpha1.ReasonObjectsFailed:
 		return badObjects(r, m)
 	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
-		return nil // what changed leads to another migration
+		return nil // the change leads to another migration
 	}
 	return []Problem{{
 		Kind: MigrationFailed, Resources: []string{r.String()},
@@ -38,7 +38,7 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	}}
 }
 
-// badObjects tells the objects that could not be migrated by what kept them.
+// badObjects tells the objects that could not be migrated by the reason that kept them.
 func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
 	var total, done int64
 	byReason := map[migrationv1alpha1.MigrationFailureReason]int64{}
@@ -153,8 +153,8 @@ func (r *resource) servedVersion() string {
 	return served[0]
 }
 
-// lastFailure is the newest ended migration if that failed and what it was to do is still to
-// be done; nil if there is none.
+// lastFailure is the newest ended migration if that failed and its work is still to be done; nil
+// if there is none.
 func (r *resource) lastFailure() *migrationv1alpha1.StorageVersionMigration {
 	for _, m := range r.migrations {
 		switch {

@@ -15,7 +15,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// index finds what was observed by resource.
+// index finds observed objects by their resource.
 type index struct {
 	Observed
 	servers []Server
@@ -32,10 +32,10 @@ type resource struct {
 	migrations []*migrationv1alpha1.StorageVersionMigration
 
 	reports []agree.Report
-	// common is what all servers agree on, empty where they do not. In a stock cluster it is
-	// what was observed.
+	// common is the encoding that all servers agree on, empty where they do not. In a stock cluster
+	// it is the one that was observed.
 	common agree.Encoding
-	// stored is what objects may be stored in.
+	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
 }
 
@@ -71,7 +71,7 @@ func (x *index) get(gr schema.GroupResource) *resource {
 	return x.of[gr]
 }
 
-// settle computes what follows from what was read.
+// settle computes the fields that follow from the objects that were read.
 func (r *resource) settle() {
 	slices.SortStableFunc(r.migrations, func(a, b *migrationv1alpha1.StorageVersionMigration) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Row is how one resource is stored: what each server writes, and what may be in etcd.
+// Row is how one resource is stored: the encoding that each server writes, and those that may be in etcd.
 type Row struct {
 	Resource string `json:"resource"`
 	// State is how well it is.
@@ -14,11 +14,11 @@ type Row struct {
 	// Written is the encoding that each server reports, by the server's ID. One that has not
 	// reported yet has Unknown. In a stock cluster, where no server reports, it is empty.
 	Written map[string]string `json:"written,omitempty"`
-	// Agreed is what all servers agree on; empty where they do not.
+	// Agreed is the encoding that all servers agree on; empty where they do not.
 	Agreed string `json:"agreed,omitempty"`
 	// Stored is the stored set.
 	Stored []string `json:"stored,omitempty"`
-	// Problems are the kinds of what is not well with it.
+	// Problems are the kinds of its problems.
 	Problems []Kind `json:"problems,omitempty"`
 }
 
@@ -86,7 +86,7 @@ func (x *index) row(r *resource, problems []Problem) Row {
 	return row
 }
 
-// Rank orders states: what is not well comes first.
+// Rank orders states: those that are not well come first.
 func (s RowState) Rank() int { return slices.Index(rowStates, s) }
 
 // String is the row in one line.

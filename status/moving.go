@@ -82,7 +82,7 @@ func (m Moving) share() float64 {
 	return min(1, float64(m.Done+m.Failed)/float64(m.Total))
 }
 
-// problem is what keeps the migration from going on; the Kind is empty if nothing does.
+// problem is the one that keeps the migration from going on; the Kind is empty if none does.
 func (m Moving) problem(x *index, of *migrationv1alpha1.StorageVersionMigration) Problem {
 	p := Problem{Resources: []string{m.Resource}}
 	switch running := migrationv1alpha1.True(of, migrationv1alpha1.MigrationRunning); {

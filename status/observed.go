@@ -1,6 +1,6 @@
-// Package status says how a cluster is, to people: its servers, what they agree on, what
-// moves, what waits and why. It decides on values that were read elsewhere and reads nothing
-// itself, so that every screen of "kubectl concord" is a table test.
+// Package status says how a cluster is, to people: its servers, the encodings that they agree on,
+// the resources that move, those that wait and why. It decides on values that were read elsewhere
+// and reads nothing itself, so that every screen of "kubectl concord" is a table test.
 package status
 
 import (
@@ -17,7 +17,7 @@ import (
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
-// Observed is what was read of a cluster, each list once.
+// Observed has the objects that were read of a cluster, each list once.
 type Observed struct {
 	// Now is the API server's time: Leases are judged by it, and not by the reader's clock.
 	Now             time.Time                                   `json:"now"`
@@ -33,7 +33,7 @@ type Observed struct {
 	Events   []corev1.Event                   `json:"events,omitempty"`
 	Left     []Gone                           `json:"left,omitempty"`
 	// Unread says of kinds that could not be read why not, such as that the user may not list
-	// them. What depends on them is not known then.
+	// them. Anything that depends on them is not known then.
 	Unread []string `json:"unread,omitempty"`
 }
 
@@ -59,7 +59,7 @@ type CRDSpec struct {
 	Conversion *CRDConversion `json:"conversion,omitempty"`
 }
 
-// CRDConversion says who converts a custom resource's objects.
+// CRDConversion names the converter of a custom resource's objects.
 type CRDConversion struct {
 	Webhook *apiextensionsv1.WebhookConversion `json:"webhook,omitempty"`
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Kind is what a Problem is.
+// Kind is the kind of a Problem.
 type Kind string
 
 // The kinds of Problem, the most urgent first.
@@ -46,7 +46,7 @@ type Problem struct {
 	Kind Kind `json:"kind"`
 	// Server is the server's ID, where the problem is one.
 	Server string `json:"server,omitempty"`
-	// Resources are what has the problem, or waits for the server.
+	// Resources are those that have the problem, or wait for the server.
 	Resources []string `json:"resources,omitempty"`
 	// Text says what is the matter.
 	Text string `json:"text"`

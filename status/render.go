@@ -17,7 +17,7 @@ import (
 type Style struct {
 	// Width is how many columns there are.
 	Width int
-	// Color paints what is not well, and headings.
+	// Color paints problems, headings and the progress of migrations.
 	Color bool
 }
 
@@ -48,7 +48,7 @@ func (s Style) wrapped(first, rest, text string) string {
 	return first + strings.Join(lines, "\n"+rest) + "\n"
 }
 
-// Text is the cluster on one screen, with what is not well first.
+// Text is the cluster on one screen, with the problems first.
 func (c Cluster) Text(s Style) string {
 	var text strings.Builder
 	text.WriteString(s.paint(bold, s.wrapped("", "", c.Headline())))
@@ -94,7 +94,7 @@ const (
 	shownMoving   = 4
 )
 
-// alsoNotWell names what has the problems that do not fit.
+// alsoNotWell names the resources and servers that have the problems that do not fit.
 func alsoNotWell(problems []Problem) string {
 	var names []string
 	for _, p := range problems {

@@ -86,7 +86,7 @@ func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
 		lasts = time.Duration(*seconds) * time.Second
 	}
 	if s.silence == agree.Stock {
-		// It renews every few seconds what lasts for an hour.
+		// It renews every few seconds a Lease that lasts for an hour.
 		lasts = min(lasts, stockSilence)
 	}
 	s.lasts = lasts
@@ -109,7 +109,7 @@ func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
 // counts as dead.
 const stockSilence = time.Minute
 
-// versions are what the server's encodings depend on.
+// versions are those that the server's encodings depend on.
 func (s Server) versions() string {
 	switch {
 	case s.Release == "":
@@ -120,7 +120,7 @@ func (s Server) versions() string {
 	return s.Release + " as " + s.Emulates
 }
 
-// problem is what the server keeps others from; the Kind is empty if that is nothing. waits
+// problem is the one that the server is to others; the Kind is empty if it is none. waits
 // are the resources that wait for it.
 func (s Server) problem(waits []string) Problem {
 	deleted := fmt.Sprintf("kubectl delete lease -n %s %s", storageversion.IdentityNamespace, s.ID)

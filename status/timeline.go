@@ -21,7 +21,7 @@ type Moment struct {
 	Text string     `json:"text"`
 }
 
-// MomentKind is what happened.
+// MomentKind is the kind of a Moment.
 type MomentKind string
 
 // The kinds of moments.
@@ -53,7 +53,7 @@ const (
 // occurrence is a moment before those that are alike are told as one.
 type occurrence struct {
 	Moment
-	// alike is empty for what is told by itself.
+	// alike is empty for an occurrence that is told by itself.
 	alike    string
 	resource string
 	objects  int64
@@ -184,7 +184,7 @@ func ended(of migrationv1alpha1.GroupResource, p migrationv1alpha1.Past) occurre
 	return m
 }
 
-// told are Concord's Events but for those that say what migrations and histories say.
+// told are Concord's Events but for those that say the same as migrations and histories.
 func told(o Observed) (all []occurrence) {
 	for i := range o.Events {
 		e := &o.Events[i]

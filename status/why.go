@@ -21,7 +21,7 @@ type Answer struct {
 	Summary string `json:"summary"`
 	// Target is the encoding that objects are to have; empty while servers do not agree.
 	Target string `json:"target,omitempty"`
-	// Stored is what objects are, or may be, stored in.
+	// Stored has the encodings that objects are, or may be, stored in.
 	Stored []Share `json:"stored"`
 	// Counted is where the numbers come from, or why there are none.
 	Counted string `json:"counted"`
@@ -29,11 +29,11 @@ type Answer struct {
 	Problems []Problem `json:"problems"`
 	// Moving are its migrations that have not ended.
 	Moving []Moving `json:"moving,omitempty"`
-	// Next is what happens next where nothing needs to be done.
+	// Next is the step that comes next where nothing needs to be done.
 	Next string `json:"next,omitempty"`
 }
 
-// unreadable stands in place of an encoding for values that do not say what they are in, as
+// unreadable stands in place of an encoding for values that do not say which one they are in, as
 // in a census.
 const unreadable = "unknown"
 
@@ -86,7 +86,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 }
 
 // target is the encoding that every object is to have: that of the definition of a custom
-// resource, else what servers agree on.
+// resource, else the one that servers agree on.
 func (r *resource) target() agree.Encoding {
 	if r.crd == nil || r.crd.Storage() == "" {
 		return r.common
@@ -98,7 +98,7 @@ func (r *resource) target() agree.Encoding {
 	return plain
 }
 
-// shares are what objects are stored in: as counted, and what the stored set names beside.
+// shares are the encodings that objects are stored in: as counted, or else as the stored set has them.
 func (r *resource) shares(counted Counted) []Share {
 	shares := []Share{}
 	for encoding, n := range counted.Objects {
@@ -166,7 +166,7 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 }
 
 // unprotected warns where the API server would let versions go that objects are in: their
-// values came to be behind the back of what prunes status.storedVersions.
+// values came to be behind the back of the pruning of status.storedVersions.
 func (r *resource) unprotected(encodings []string) string {
 	if r.crd == nil {
 		return ""
@@ -195,7 +195,7 @@ func (r *resource) stale() (all []string) {
 	return all
 }
 
-// blocks is what cannot be done because objects are, or may be, in other encodings.
+// blocks names the step that cannot be taken because objects are, or may be, in other encodings.
 func (r *resource) blocks(encodings []string) string {
 	var versions []string
 	for _, e := range encodings {
@@ -216,7 +216,7 @@ func (r *resource) blocks(encodings []string) string {
 	return "no release can be called safe to start"
 }
 
-// next is what happens by itself.
+// next is the step that comes next by itself.
 func (r *resource) next(a *Answer) string {
 	switch {
 	case len(a.Problems) > 0:

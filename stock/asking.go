@@ -93,7 +93,7 @@ func (a *asking) find(ctx context.Context) (found, error) {
 // anyReplica stands for the replica that answers behind one address of all.
 const anyReplica = "any-kube-apiserver"
 
-// together makes one of all replicas, which is another one when one of them is.
+// together makes one replica of all. It is another one when one of them is.
 func together(replicas []observed.Replica) []observed.Replica {
 	var holders []string
 	for _, r := range replicas {
@@ -186,7 +186,7 @@ func (a *asking) client(address string) (*discovery.DiscoveryClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.UseLegacyDiscovery = true // which a replica answers for itself
+	c.UseLegacyDiscovery = true // a replica answers it for itself
 	if a.clients == nil {
 		a.clients = map[string]*discovery.DiscoveryClient{}
 	}
@@ -204,13 +204,13 @@ func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, rem
 	defer cancel()
 	answer, err := a.discover(ctx, r.Address, group, remote)
 	if err != nil {
-		// Without what differs from one time to the next.
+		// Without the parts that differ from one time to the next.
 		return observed.Answer{Failed: strings.TrimSpace("does not answer at "+r.Address) + ": " + brief(err)}
 	}
 	return answer
 }
 
-// brief is an error's text without what differs each time, such as ports of connections.
+// brief is an error's text without the parts that differ each time, such as ports of connections.
 func brief(err error) string {
 	if apierrors.IsTimeout(err) || asTimeout(err) {
 		return "timeout"
@@ -263,7 +263,7 @@ func (a *asking) discover(ctx context.Context, address string, group *string, re
 	return answer, nil
 }
 
-// show adds what a discovery document says of the resources that are stored.
+// show adds the entries of a discovery document for the resources that are stored.
 func show(shown map[schema.GroupResource]observed.Shown, gv schema.GroupVersion, resources []metav1.APIResource) {
 	for _, r := range resources {
 		if r.StorageVersionHash == "" || strings.Contains(r.Name, "/") {

@@ -90,8 +90,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Concord servers are told by their Leases; what upstream's code keeps in their processes is
-// no server's.
+// Concord servers are told by their Leases; the Lease that upstream's code keeps in their
+// processes is no server's.
 func TestFindConcord(t *testing.T) {
 	ours := lease("apiserver-0123456789abcdef", "", 0)
 	ours.Annotations = map[string]string{storageversion.EmulationVersionAnnotation: "1.37"}
@@ -135,8 +135,8 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// Why a kube-apiserver does not answer is told without what differs from one time to the next:
-// a StorageState is written for every other text.
+// The reason why a kube-apiserver does not answer is told without the parts that differ from one
+// time to the next: a StorageState is written for every other text.
 func TestBrief(t *testing.T) {
 	for _, tc := range []struct {
 		err  error

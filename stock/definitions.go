@@ -80,7 +80,7 @@ func (d *definitions) note(was, is *apiextensionsv1.CustomResourceDefinition) {
 	d.said[gr] = append(d.said[gr], stores(is))
 }
 
-// defined is what the definitions say: all, or that of one resource.
+// defined returns the content of the definitions: of all, or of that of one resource.
 func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResource]observed.Definition {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,7 +103,7 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 	return all
 }
 
-// heard forgets what definitions said, after it was observed.
+// heard forgets the versions that definitions said to store, after they were observed.
 func (d *definitions) heard(defined map[schema.GroupResource]observed.Definition) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -91,7 +91,7 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 	}, nil
 }
 
-// patchesPerSecond returns what waits until the next patch may be sent; 0: there is no bound.
+// patchesPerSecond returns a function that waits until the next patch may be sent; 0: there is no bound.
 func patchesPerSecond(n int) func(context.Context) error {
 	if n <= 0 {
 		return func(ctx context.Context) error { return ctx.Err() }
@@ -99,7 +99,7 @@ func patchesPerSecond(n int) func(context.Context) error {
 	return rate.NewLimiter(rate.Limit(n), 1).Wait
 }
 
-// run looks through what needs it, from time to time, until ctx ends.
+// run looks through the resources that need it, from time to time, until ctx ends.
 func (f *fields) run(ctx context.Context) {
 	ticker := f.clock.NewTicker(fieldsPeriod)
 	defer ticker.Stop()
@@ -113,7 +113,7 @@ func (f *fields) run(ctx context.Context) {
 	}
 }
 
-// look looks through what needs it now. One resource that fails is put off, longer each time.
+// look looks through the resources that need it now. One resource that fails is put off, longer each time.
 func (f *fields) look(ctx context.Context) {
 	for _, obj := range f.definitions.store.List() {
 		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
@@ -191,7 +191,7 @@ func (f *fields) tell(ctx context.Context, crd *apiextensionsv1.CustomResourceDe
 	}
 }
 
-// lookedThrough is what came of all objects of a resource.
+// lookedThrough is the outcome for all objects of a resource.
 type lookedThrough struct {
 	cleaned, failed int
 	// named are the first that failed, by name, with the reason.

@@ -161,7 +161,7 @@ func TestFieldsExpired(t *testing.T) {
 	}
 }
 
-// What serves other versions since it failed is tried at once.
+// A resource that is served in other versions since it failed is tried at once.
 func TestFieldsFailure(t *testing.T) {
 	f := fieldsFailure{}.next("v2", now)
 	if !f.waits("v2", now) || f.waits("v3", now) || f.waits("v2", f.again) {

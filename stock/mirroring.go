@@ -46,7 +46,7 @@ type mirroring struct {
 	// served is the version in which they are served, and known a client that knows it.
 	served schema.GroupVersion
 	known  client.WithWatch
-	// stop ends what does them; nil while nothing does.
+	// stop ends the mirror.Controller that does them; nil while there is none.
 	stop func()
 	last string
 }
@@ -71,7 +71,7 @@ func (c *controllers) mirror(ctx context.Context) {
 	}
 }
 
-// look begins or ends to do migrations, whichever is right now.
+// look begins to do migrations if they are to be done here, and ends if they are not.
 func (m *mirroring) look(ctx context.Context) error {
 	if m.known == nil {
 		if err := m.connect(); err != nil {
@@ -143,7 +143,7 @@ func (m *mirroring) start(ctx context.Context) error {
 	return nil
 }
 
-// tell logs what is new.
+// tell logs a message if it is a new one.
 func (m *mirroring) tell(what, why string) {
 	if now := what + why; now != m.last {
 		m.last = now

@@ -32,8 +32,8 @@ const roundPause = time.Second
 // errConcord says that servers report by themselves.
 var errConcord = errors.New("Concord servers report what they store")
 
-// observer asks all kube-apiservers again and again, and tells as StorageVersions what it has
-// seen: what servers that report would have written themselves.
+// observer asks all kube-apiservers again and again, and tells its observations as
+// StorageVersions: as servers that report would have written them themselves.
 type observer struct {
 	asking      *asking
 	definitions *definitions
@@ -45,10 +45,10 @@ type observer struct {
 	// soon has a full round begin at once.
 	soon chan struct{}
 
-	// asked is held while kube-apiservers are asked, so that what is observed last was asked last.
+	// asked is held while kube-apiservers are asked, so that rounds are observed in the order in which they asked.
 	asked sync.Mutex
 	// remote are the group/versions that other programs serve, failed the replicas that did
-	// not answer in the last full round, which is not waited for again before the next.
+	// not answer in the last full round: they are not waited for again before the next.
 	remote map[schema.GroupVersion]bool
 	failed map[observed.Process]string
 
@@ -188,7 +188,7 @@ func versionsOf(answers map[observed.Process]observed.Answer) func(string) []sch
 		}
 	}
 	if definition := "CustomResourceDefinition"; kinds[definition] {
-		add(definition, apiextensionsv1beta1.SchemeGroupVersion) // not served, and what kube-apiservers store
+		add(definition, apiextensionsv1beta1.SchemeGroupVersion) // not served, and yet the version that kube-apiservers store
 	}
 	for gvk := range kubescheme.Scheme.AllKnownTypes() {
 		if kinds[gvk.Kind] {
@@ -255,7 +255,7 @@ func messageOf(sv *apiserverinternalv1alpha1.StorageVersion) string {
 	return ""
 }
 
-// storageVersionOf is what is remembered in the form in which servers would report it.
+// storageVersionOf returns the record of a resource in the form in which servers would report it.
 func storageVersionOf(gr schema.GroupResource, r observed.Resource, now metav1.Time) *apiserverinternalv1alpha1.StorageVersion {
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
 	sv.Name, sv.UID = storageversion.Name(gr), types.UID(r.UID)

@@ -37,7 +37,7 @@ type Own struct {
 	proven map[schema.GroupResource]proof
 }
 
-// proof is what holds for a resource, and of what.
+// proof tells for which definition and epoch a resource was proven, and when.
 type proof struct {
 	crd   claim.CRD
 	epoch int64
@@ -48,19 +48,19 @@ type proof struct {
 type Standing struct {
 	// Done says that storedVersions names the stored version alone.
 	Done bool
-	// Why is what is waited for, and Again when to look again; 0 when the definition changes.
+	// Why says what is waited for, and Again when to look again; 0 when the definition changes.
 	Why   string
 	Again time.Duration
 }
 
-// NewOwn returns one for a cluster. Of the Config it uses what says how to ask and to migrate.
+// NewOwn returns an Own for a cluster. Of the Config it uses the fields that say how to ask and to migrate.
 func NewOwn(config Config) (*Own, error) {
 	config = config.withDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
 	config.Rest = rest.CopyConfig(config.Rest)
-	config.Rest.QPS = -1 // what is done at a time is bounded, and kube-apiservers say when they are busy
+	config.Rest.QPS = -1 // the work done at a time is bounded, and kube-apiservers say when they are busy
 	kube, err := kubernetes.NewForConfig(config.Rest)
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
@@ -164,7 +164,7 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 // migrate has all objects written anew, and proves it.
 func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) error {
 	versions, _ := served(crd)
-	slices.SortStableFunc(versions, func(a, b string) int { // that which is stored first
+	slices.SortStableFunc(versions, func(a, b string) int { // the stored one first
 		return strings.Compare(rank(a, encoding), rank(b, encoding))
 	})
 	result, err := o.migrator.Rewrite(ctx, claim.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}, func(claim.Progress) {})

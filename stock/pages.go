@@ -15,8 +15,8 @@ const listTries = 5
 
 // pages lists all objects, page by page, and gives each page to take. Where a token has become too
 // old it goes on with the one that the server gives for the same place, as it is now; without one
-// it begins again, after a call of anew. What it shows from a later time was written since the
-// list began.
+// it begins again, after a call of anew. Objects that it shows from a later time were written
+// since the list began.
 func pages(ctx context.Context, list func(from string) (*metav1.PartialObjectMetadataList, error), anew func(), take func([]metav1.PartialObjectMetadata) error) error {
 	from := ""
 	for begun, moved := 1, 0; ; {

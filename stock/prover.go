@@ -55,7 +55,7 @@ func newProver(api migrateapi.API, o *observer, c Config) *prover {
 	return &prover{api: api, observer: o, all: c.VerifyAll, clients: map[string]metadata.Interface{}}
 }
 
-// turn waits until a patch may be sent, which tells done how it ended.
+// turn waits until a patch may be sent. Its sender tells done how it ended.
 type turn func(context.Context) (done func(error), err error)
 
 // prove has every replica patch the objects of a resource, or a sample of them, each when it is its
@@ -101,7 +101,7 @@ type provingPass struct {
 	proof observed.Proof
 }
 
-// listing finds the version in which the objects can be listed, and returns what lists them.
+// listing finds the version in which the objects can be listed, and returns the function that lists them.
 func (p *prover) listing(ctx context.Context, job claim.Job, pass *provingPass) (func(context.Context, chan<- metav1.PartialObjectMetadata) error, error) {
 	var last error
 	for _, v := range job.Versions {
@@ -187,8 +187,8 @@ func (x *provingPass) examineAll(ctx context.Context, objects <-chan metav1.Part
 	return nil
 }
 
-// examine has every replica patch one object; after one that moved it all do so twice more,
-// which tells why.
+// examine has every replica patch one object; after one that moved it all do so twice more, to
+// find out why.
 func (x *provingPass) examine(ctx context.Context, m metav1.PartialObjectMetadata) (observed.Examined, error) {
 	e := observed.Examined{NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}}
 	for _, r := range x.replicas {
@@ -300,7 +300,7 @@ func again[T any](ctx context.Context, f func() (T, error)) (answer T, err error
 	if ctx.Err() != nil {
 		return answer, ctx.Err()
 	}
-	_ = waiting // it took too long: err says what did
+	_ = waiting // it took too long: err says why
 	return answer, err
 }
 

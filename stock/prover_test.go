@@ -86,7 +86,7 @@ func TestProveExpired(t *testing.T) {
 	}
 }
 
-// What is bounded per second are patches: as many for each object as there are replicas.
+// The bound per second is one of patches: as many for each object as there are replicas.
 func TestProveTakesTurns(t *testing.T) {
 	s := startWidgets(t, 20, "v2", "v2", "v2")
 	var turns, done atomic.Int64

@@ -45,7 +45,7 @@ type controllers struct {
 	config  Config
 	kube    kubernetes.Interface
 	objects client.WithWatch
-	// working is what is at work, nil while this process does not lead.
+	// working is the work under way, nil while this process does not lead.
 	working atomic.Pointer[work]
 }
 
@@ -56,7 +56,7 @@ func Run(ctx context.Context, config Config) error {
 		return err
 	}
 	config.Rest = rest.CopyConfig(config.Rest)
-	config.Rest.QPS = -1 // what is done at a time is bounded, and kube-apiservers say when they are busy
+	config.Rest.QPS = -1 // the work done at a time is bounded, and kube-apiservers say when they are busy
 	c := &controllers{config: config}
 	var err error
 	if c.kube, err = kubernetes.NewForConfig(config.Rest); err != nil {
@@ -151,8 +151,7 @@ func answer(w http.ResponseWriter, err error) {
 	_, _ = fmt.Fprintln(w, "ok")
 }
 
-// ready says why this process does not do what it is here for; one that is not elected waits
-// for that.
+// ready says why this process does not do its work; one that is not elected has to wait, and is ready.
 func (c *controllers) ready() error {
 	w := c.working.Load()
 	if w == nil {

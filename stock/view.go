@@ -16,8 +16,8 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// viewOf returns a client in whose view the servers report: StorageVersions are what the
-// observer has seen, each observed anew when it is read, and identity Leases say that their
+// viewOf returns a client in whose view the servers report: StorageVersions hold the observer's
+// observations, each observed anew when it is read, and identity Leases say that their
 // servers report, and that this process is one. So the controllers of the protocol work
 // beside servers that do not report as beside those that do.
 func viewOf(c client.WithWatch, o *observer, self string) client.WithWatch {
@@ -69,7 +69,7 @@ func selectsIdentities(opts []client.ListOption) bool {
 	return o.LabelSelector != nil && o.LabelSelector.String() == storageversion.IdentitySelector
 }
 
-// reporting has identity Leases say what those of servers that report do. Their releases do
+// reporting has identity Leases say the same as those of servers that report. Their releases do
 // not matter here: every object is decoded and encoded by the servers themselves.
 func reporting(list *coordinationv1.LeaseList, self string) {
 	own := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: self, Namespace: storageversion.IdentityNamespace,

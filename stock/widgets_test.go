@@ -39,7 +39,7 @@ type widgetServers struct {
 	t        *testing.T
 	replicas []observed.Replica
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	revision int
 	objects  []*widget // by number
 	patches  int
@@ -177,7 +177,8 @@ func (s *widgetServers) metadata(i int) *metav1.PartialObjectMetadata {
 	return m
 }
 
-// tooOld is what a server says of a token, with one for the same place where it is not "".
+// tooOld is a server's error for a token that is too old, with one for the same place where goOn
+// is not "".
 func tooOld(goOn string) error {
 	err := apierrors.NewResourceExpired("the continue token is too old")
 	err.ErrStatus.Continue = goOn

@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// retry is between tries at what has to work before all else, and at looks whether Concord
-	// servers are still there.
+	// retry is the time between tries at the steps that have to work before all else, and between
+	// looks whether Concord servers are still there.
 	retry = 2 * time.Second
 	// queued is how many changed StorageVersions may wait for one that watches them.
 	queued = 1000
@@ -40,7 +40,7 @@ const (
 // lead works as long as this process is elected. While Concord servers are there it leaves
 // everything to them.
 func (c *controllers) lead(ctx context.Context) error {
-	for ctx.Err() == nil && c.awaitStock(ctx) == nil { // which fails when ctx has ended
+	for ctx.Err() == nil && c.awaitStock(ctx) == nil { // awaitStock fails when ctx has ended
 		err := c.work(ctx)
 		if err != nil && !errors.Is(err, errConcord) {
 			return err
@@ -77,7 +77,7 @@ func (c *controllers) newAsking() *asking {
 	return &asking{kube: c.kube, config: c.config.Rest, override: c.config.ReplicaAddresses, together: c.config.Settings.BestEffort, timeout: c.config.ReplicaTimeout, clock: c.config.Clock}
 }
 
-// work is what an elected process does.
+// work holds the parts of an elected process.
 type work struct {
 	config    Config
 	objects   client.WithWatch
@@ -163,7 +163,7 @@ func (c *controllers) installed(ctx context.Context) error {
 	return nil
 }
 
-// newWork reads the StorageStates from before and wires what works; nil if ctx ends first.
+// newWork reads the StorageStates from before and wires the parts of the work; nil if ctx ends first.
 func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	start := c.config.Clock.Now()
 	states, err := c.states(ctx)
@@ -253,14 +253,14 @@ func (w *work) first(ctx context.Context, cancel context.CancelCauseFunc) bool {
 	return err == nil
 }
 
-// policy remembers what observed.Policy needs to know of the time before.
+// policy remembers the facts of the time before that observed.Policy needs.
 type policy struct {
 	settings observed.Settings
 
 	mu sync.Mutex
 	// met are the resources of which a StorageState was seen.
 	met map[schema.GroupResource]bool
-	// looked is when nothing else was first seen to be stored than what a resource is stored in.
+	// looked is when a resource was first seen to be stored in no encoding but the target's.
 	looked map[schema.GroupResource]lookedAt
 }
 

@@ -18,13 +18,13 @@ type Opened struct {
 	// Transformer opens them, and Seal says what an encrypted one is encrypted with.
 	Transformer value.Transformer
 	Seal        func(value []byte) agree.Seal
-	// Verify says why an opened value does not decode, which then counts as unknown; nil reads
+	// Verify says why an opened value does not decode: such a value counts as unknown. Nil reads
 	// envelopes only.
 	Verify migratestore.Verify
 }
 
-// Take counts the values under prefix into the census' rows. With an error the rows are what it
-// counted so far.
+// Take counts the values under prefix into the census' rows. With an error the rows are the
+// counts so far.
 func Take(ctx context.Context, c *census.Resource, reader migratestore.Reader, prefix string, o Opened) error {
 	began := time.Now()
 	rows := map[string]*migratestore.Row{}
@@ -49,7 +49,7 @@ func Take(ctx context.Context, c *census.Resource, reader migratestore.Reader, p
 	return err
 }
 
-// encodingOf is what a stored value says that it is encoded in, and encrypted with.
+// encodingOf is the encoding that a stored value states, with the key that it is encrypted with.
 func (o Opened) encodingOf(ctx context.Context, e migratestore.Entry) string {
 	plain, seal := e.Value, agree.Seal("")
 	encoding, _, readable := migratestore.Envelope(plain)

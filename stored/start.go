@@ -37,10 +37,9 @@ const (
 	namedUndecodable = 100
 )
 
-// Keys are what a server opens stored values with (package keyring).
+// Keys are the keys that a server opens stored values with (package keyring).
 type Keys interface {
-	// Opening returns a reader that opens StorageStates, so that what they say can be read
-	// as if nothing was encrypted.
+	// Opening returns a reader that opens StorageStates, so that they can be read as if nothing was encrypted.
 	Opening(reader migratestore.Reader, layout Layout) migratestore.Reader
 	// CheckStored says why a server with these keys could not open what is stored. known
 	// are the built-in resources.
@@ -56,8 +55,8 @@ type Start struct {
 	Layout Layout
 	// Target is what the server decodes.
 	Target *compat.Target
-	// Keys are what it opens values with. Required; those of a server that encrypts nothing
-	// open what is not encrypted.
+	// Keys are the keys that it opens values with. Required; those of a server that encrypts
+	// nothing open values that are not encrypted.
 	Keys Keys
 	// Decode says why the server could not decode a value that is not encrypted; nil tries none.
 	Decode migratestore.Verify
@@ -70,11 +69,11 @@ type Start struct {
 // another server cannot read. The error is one line that names the resources, their
 // encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
 // values only where these do not say enough: of built-in resources whose stored set is not
-// known, or names what the server cannot decode, and of any resource, also a custom one, whose stored set is not known or has a key
-// that is not among the server's. That takes at most CheckTimeout. What nobody can tell, such
-// as damaged values, does not keep the server from starting; of built-in resources it is
-// logged. But where the stored set has a key that is not among the server's, not to have read
-// all values in that time is a reason to refuse. With Allow nothing is.
+// known, or names encodings that the server cannot decode, and of any resource, also a custom one, whose
+// stored set is not known or has a key that is not among the server's. That takes at most CheckTimeout. An
+// open question, such as the encoding of a damaged value, does not keep the server from starting;
+// for built-in resources it is logged. But where the stored set has a key that is not among the server's,
+// not to have read all values in that time is a reason to refuse. With Allow nothing is.
 //
 // At last it looks for values that do not decode, whatever they say of their encoding, as many
 // as it can read in decodeTimeout, and logs their keys: it starts, but lists of their resources
@@ -141,7 +140,7 @@ func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader) err
 func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reader, layout Layout, target *compat.Target) error {
 	var stored, uncounted []compat.Stored
 	for _, gr := range target.Resources() {
-		// What is remembered may be gone: nothing is refused for it uncounted.
+		// A remembered encoding may be gone: its objects are counted before a server is refused for it.
 		if set := sets.Of(gr); set.Unknown || target.Judge(set).Verdict == compat.Unsafe {
 			uncounted = append(uncounted, set)
 		} else {
@@ -174,8 +173,8 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 }
 
 // countSmallFirst adds the census of each resource, the resource with the fewest objects
-// first: so that a large one uses up only its own share of the time. What servers began to
-// write meanwhile counts as written.
+// first: so that a large one uses up only its own share of the time. Encodings that servers
+// began to write meanwhile count as written.
 func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) ([]compat.Stored, error) {
 	sizes := map[string]int64{}
 	for _, s := range uncounted {

@@ -46,7 +46,7 @@ func TestCheckStorage(t *testing.T) {
 		change func(values map[string]string)
 		// refused are parts of the error; none: the server starts.
 		refused []string
-		// untold is a part of what is logged; "" if nothing is.
+		// untold is a part of the log; "" if nothing is logged.
 		untold string
 	}{
 		"nothing is stored": {},
@@ -210,8 +210,8 @@ func TestCheckStorage(t *testing.T) {
 	}
 }
 
-// TestUndecodableIsNamed asserts that a start names every value that does not decode, of whatever
-// resource and whatever is known of its stored set, and that it refuses nothing for them.
+// TestUndecodableIsNamed asserts that a start names every value that does not decode, of any
+// resource and no matter what is known of its stored set, and that it refuses nothing for them.
 func TestUndecodableIsNamed(t *testing.T) {
 	etcd := storedtest.Start(t)
 	values := storedtest.Agreed(t)
@@ -266,7 +266,7 @@ func TestCheckStorageOfSpecialPlaces(t *testing.T) {
 	}
 }
 
-// logs returns a context that collects what is logged, and what was.
+// logs returns a context that collects the log, and a function that returns the log so far.
 func logs(t *testing.T) (context.Context, func() string) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	return klog.NewContext(t.Context(), logger), func() string {
@@ -274,7 +274,7 @@ func logs(t *testing.T) (context.Context, func() string) {
 	}
 }
 
-// countingReader counts ranges and what they return.
+// countingReader counts ranges and the values that they return.
 type countingReader struct {
 	migratestore.Reader
 	ranges, values atomic.Int64
@@ -370,8 +370,8 @@ func (m meanwhileReader) Range(ctx context.Context, start, end string, limit, re
 	return page, err
 }
 
-// TestCheckStorageIsFenced asserts that what a server began to write while values were counted
-// counts as written, and that a remembered set refuses where not all values could be read.
+// TestCheckStorageIsFenced asserts that an encoding that a server began to write while values were
+// counted counts as written, and that a remembered set refuses where not all values could be read.
 func TestCheckStorageIsFenced(t *testing.T) {
 	etcd := storedtest.Start(t)
 	v1, v2 := agree.Encoding(admissionGroup+"/v1"), agree.Encoding(admissionGroup+"/v2")
@@ -399,7 +399,7 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	}
 }
 
-// TestCheckStorageWithoutEtcd asserts that a server does not start on what it cannot read.
+// TestCheckStorageWithoutEtcd asserts that a server does not start on values that it cannot read.
 func TestCheckStorageWithoutEtcd(t *testing.T) {
 	etcd := storedtest.Start(t)
 	ctx, cancel := context.WithCancel(t.Context())

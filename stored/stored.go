@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// Sets is what a cluster remembers of the encodings that may be stored, by resource.
+// Sets is a cluster's memory of the encodings that may be stored, by resource.
 type Sets = verdict.Sets
 
 // ReadSets reads the StorageStates and then the StorageVersions straight from
@@ -104,8 +104,8 @@ func ResourcePrefix(prefix string, gr schema.GroupResource, custom bool) string 
 // namedObjects is how many objects of each encoding a census names.
 const namedObjects = 10
 
-// Count counts the raw values under a resource's prefix. What stops it before the
-// end, ctx for one, makes the census partial. A value that does not decode by verify counts as
+// Count counts the raw values under a resource's prefix. The census is partial if an error, or
+// the end of ctx, stops it before the end. A value that does not decode by verify counts as
 // unreadable; nil reads envelopes only.
 func Count(ctx context.Context, reader migratestore.Reader, prefix string, verify migratestore.Verify) *compat.StoredCensus {
 	census := &compat.StoredCensus{Objects: map[string]int64{}, First: map[string][]string{}}

@@ -99,7 +99,8 @@ func (c Change) apply() compat.Finding {
 			f.Reason = fmt.Sprintf("it drops %s, in which objects may be stored", strings.Join(f.Undecodable, ", "))
 		}
 	case len(refused) > 0:
-		// The API server refuses what is missing in spec.versions, whatever is stored.
+		// The API server refuses a definition whose spec.versions lack one of its storedVersions, whatever is
+		// stored.
 		f.Verdict = compat.Unsafe
 		f.Undecodable = c.Present.encodings(refused)
 		f.Reason = fmt.Sprintf("it drops %s, which status.storedVersions lists: the API server refuses it", strings.Join(refused, ", "))

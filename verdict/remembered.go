@@ -12,8 +12,8 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// Cluster is what was read of a live cluster, each list once: the StorageStates before the
-// StorageVersions. A kind that the cluster does not have has no objects.
+// Cluster has the objects that were read of a live cluster, each list once: the StorageStates before
+// the StorageVersions. A kind that the cluster does not have has no objects.
 type Cluster struct {
 	States      []migrationv1alpha1.StorageState
 	Versions    []apiserverinternalv1alpha1.StorageVersion
@@ -21,9 +21,9 @@ type Cluster struct {
 	Definitions map[schema.GroupResource]*Definition
 }
 
-// Stored is what may be stored by what the cluster remembers, without a census, sorted by group
-// and resource. known are resources that are looked for though nothing may be remembered of
-// them.
+// Stored has the encodings in which each resource may be stored as far as the cluster remembers,
+// without a census, sorted by group and resource. known are resources that are looked for though
+// nothing may be remembered of them.
 func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 	sets, evidence := c.sets(), Evidence(c.Migrations)
 	var all []compat.Stored

@@ -43,7 +43,7 @@ type Warning struct {
 	About string `json:"about"`
 }
 
-// coversServers is what the verdict on a server is about.
+// coversServers is the scope of the verdict on a server.
 const (
 	coversServers = "whether every stored object can be decoded"
 	warnsNothing  = coversServers + ". Not looked at: rules that differ between releases for objects that are written anew, such as functions of CEL expressions and names of Services"
@@ -83,7 +83,7 @@ func (u *untold) add(f compat.Finding, s compat.Stored) {
 	}
 }
 
-// do is the advice to restore what is damaged, and that for the others.
+// do is the advice to restore damaged objects, and that for the others.
 func (u untold) do(others string) string {
 	var all []string
 	if u.damaged != "" {
@@ -134,7 +134,7 @@ func (r Report) settled(unsafe, untold string) Report {
 	return r
 }
 
-// reasonOf sorts what nobody could tell by why, so that one line can tell it.
+// reasonOf is why nobody could tell: findings are sorted by it, so that one line can tell all of one reason.
 func reasonOf(f compat.Finding) string {
 	if f.Verdict == compat.CouldNotTell {
 		return f.Reason
@@ -295,7 +295,7 @@ type Error struct {
 // Error implements error.
 func (e Error) Error() string { return e.message }
 
-// ExitCode is the command's: 2 for unsafe, 1 for what could not be told.
+// ExitCode is the command's: 2 for unsafe, 1 where nobody could tell.
 func (e Error) ExitCode() int {
 	if e.Verdict == compat.Unsafe {
 		return 2

@@ -74,10 +74,10 @@ func (s Sets) Encodings(gr schema.GroupResource) []agree.Encoding {
 	return evolve.StoredSet(state, version)
 }
 
-// Since adds to what servers write of a resource what they have reported between a look at the stored
-// sets and a later one, and may have written while it was counted: without a report no server
-// writes. Where that cannot be told, since the StorageVersion is another one, the count is not whole. One
-// that came and went between both looks is not noticed.
+// Since adds to the encodings that servers write of a resource those that they have reported between a
+// look at the stored sets and a later one, and may have written while it was counted: without a report
+// no server writes. Where that cannot be told, since the StorageVersion is another one, the count is not
+// whole. One that came and went between both looks is not noticed.
 func (s Sets) Since(counted *compat.Stored, later Sets) {
 	_, before := s.Versions[counted.Resource]
 	_, after := later.Versions[counted.Resource]

@@ -45,7 +45,7 @@ func report() verdict.Report {
 	}, errors.New("deviceclasses.resource.k8s.io: nobody may"))
 }
 
-// TestFormats: what is written for people and for CI is what it was.
+// TestFormats: the reports written for people and for CI are as they were.
 func TestFormats(t *testing.T) {
 	for _, format := range verdict.Formats {
 		var text strings.Builder
@@ -173,7 +173,7 @@ func TestEvidence(t *testing.T) {
 	if later := verdict.Evidence([]migrationv1alpha1.StorageVersionMigration{migration("b", 2, false), migration("c", 3, true)}); len(later) != 0 {
 		t.Errorf("evidence of what succeeded since: %+v", later)
 	}
-	// Ends are told in seconds: which of these was the last nobody knows.
+	// Ends are told in seconds: nobody knows which of these was the last.
 	same := []migrationv1alpha1.StorageVersionMigration{migration("a", 2, true), migration("b", 2, false)}
 	for range 2 {
 		if got := verdict.Evidence(same)[widgets]; got.Objects != 1 {
@@ -183,7 +183,7 @@ func TestEvidence(t *testing.T) {
 	}
 }
 
-// TestAlike: what nobody could tell of many resources, for one reason, is told once.
+// TestAlike: "could not tell" of many resources, for one reason, is told once.
 func TestAlike(t *testing.T) {
 	var stored []compat.Stored
 	for _, name := range []string{"configmaps", "endpoints", "events", "namespaces", "nodes", "persistentvolumeclaims", "persistentvolumes", "pods", "replicationcontrollers", "resourcequotas", "secrets", "serviceaccounts"} {

@@ -1,6 +1,6 @@
 // Package workers keeps a panic in one goroutine from ending the process with all that the
 // others do. It is logged and counted (concord_worker_panics_total), and then it is an error
-// like others: what can fail has failed, and a loop begins again.
+// like others: a call that can fail has failed, and a loop begins again.
 package workers
 
 import (
@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// ErrPanicked is returned (wrapped) for what has panicked.
+// ErrPanicked is returned (wrapped) for a function that has panicked.
 var ErrPanicked = errors.New("a panic was caught")
 
 // A loop that panics begins again after a second, and after longer and longer up to a minute
@@ -60,7 +60,7 @@ func Go(ctx context.Context, worker string, f func()) {
 }
 
 // Loop calls f in this goroutine until it returns. After a panic it is called again, unless
-// ctx has ended. What f has started has to end with the context that it is given.
+// ctx has ended. Everything that f has started has to end with the context that it is given.
 func Loop(ctx context.Context, worker string, f func(context.Context)) {
 	registers()
 	panics.WithLabelValues(worker) // 0 until something happens, so that a rise can be seen

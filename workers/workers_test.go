@@ -61,8 +61,8 @@ func TestDo(t *testing.T) {
 	t.Error("the counter is not served")
 }
 
-// TestLoop: what panics begins again, later and later, with a context that ends with each
-// attempt, and what returns does not.
+// TestLoop: a function that panics begins again, later and later, with a context that ends with each
+// attempt, and one that returns does not.
 func TestLoop(t *testing.T) {
 	ctx, _ := logged(t)
 	var delays int

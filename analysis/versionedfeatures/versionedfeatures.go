@@ -219,7 +219,7 @@ func readVersion(pass *analysis.Pass, e ast.Expr) (*version.Version, error) {
 }
 
 func readTable(file string) (map[string][]compat.Phase, error) {
-	// Not pass.ReadFile, which knows only what belongs to the build. The go command does not see this file either, and would keep an old
+	// Not pass.ReadFile, which knows only files of the build. The go command does not see this file either, and would keep an old
 	// result of go vet -vettool: run the check as a program, as cmd/concord-vet.
 	content, err := os.ReadFile(file)
 	if err != nil {

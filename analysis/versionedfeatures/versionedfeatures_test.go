@@ -50,7 +50,7 @@ func TestBadTable(t *testing.T) {
 	}
 }
 
-// failures takes down what analysistest complains of.
+// failures takes down the errors that analysistest reports.
 type failures struct{ all []string }
 
 // Errorf implements analysistest.Testing.

@@ -9,12 +9,12 @@ import (
 )
 
 // Path, with the name of a resource behind it ("widgets.example.com"), answers a GET with that
-// resource's census, a Resource. Only who may get that path may ask: system:masters, until
+// resource's census, a Resource. Only users that may get that path may ask: system:masters, until
 // others are allowed to. Every value is read, so that it takes a while. With "?verify=true" every
 // value is decoded, too, and one that does not decode counts as unknown.
 const Path = "/concord/census/"
 
-// VerifyParameter is what asks for that.
+// VerifyParameter is the query parameter that asks for that.
 const VerifyParameter = "verify"
 
 // Named is how many objects of each encoding are named.
@@ -35,7 +35,7 @@ type Row struct {
 // Resource counts the stored objects of one resource, from raw etcd.
 type Resource struct {
 	Resource string `json:"resource"`
-	// Encoding is what all servers agree on, empty if they do not.
+	// Encoding is the encoding that all servers agree on, empty if they do not.
 	Encoding string `json:"encoding"`
 	// Rows are sorted by encoding. Their resource is this one.
 	Rows []Row `json:"rows"`
@@ -46,12 +46,12 @@ type Resource struct {
 	// ObjectsPerSecond is how fast the server's last rewrite of at least a thousand objects
 	// wrote, of whatever resource; 0 if it did none since it started.
 	ObjectsPerSecond float64 `json:"objectsPerSecond"`
-	// MaxObjectsPerSecond is what the server allows a migration that says nothing itself; 0
+	// MaxObjectsPerSecond is the rate that the server allows a migration that names none itself; 0
 	// is no bound.
 	MaxObjectsPerSecond int `json:"maxObjectsPerSecond"`
 }
 
-// censuses is what the answer that a server has no census of a resource says is not found.
+// censuses is the resource that an answer names as not found if the server has no census of a resource.
 var censuses = schema.GroupResource{Group: "concord.dev", Resource: "census"}
 
 // NotStored is the error with which Path says that the server has no store of the resource.

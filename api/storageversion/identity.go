@@ -38,20 +38,20 @@ const (
 	APIAnnotation = "concord.dev/storage-version-api"
 	APIOff        = "off"
 	// EncryptionConfigAnnotation, on an identity Lease, is the hash of the encryption
-	// configuration that its server has loaded, "sha256:...". It is for people: what a server
-	// encrypts with is in its reports.
+	// configuration that its server has loaded, "sha256:...". It is for people: the Seal that a
+	// server encrypts with is in its reports.
 	EncryptionConfigAnnotation = "concord.dev/encryption-config"
 	// EncryptionKeysAnnotation, on an identity Lease, are the keys with which its server opens
 	// values: a JSON object of lists of agree.Seals by resource, or pattern of resources as
-	// in an encryption configuration. Without it a server opens what is not encrypted.
+	// in an encryption configuration. Without it a server opens values that are not encrypted.
 	EncryptionKeysAnnotation = "concord.dev/encryption-keys"
 
 	// AggregatedLabel, on an identity Lease, marks it as that of an aggregated API server, which
 	// reports here what it keeps in an etcd of its own: the value names that etcd's prefix, by a
 	// uid made there. Such a server is a participant like every other, but no part of the
 	// control plane: it has a release of its own, reads nothing that is stored here, and its
-	// life is judged by its own kind, who take its permission to write away before its Lease
-	// (package join).
+	// life is judged by servers of its own kind, which take its permission to write away before its
+	// Lease (package join).
 	AggregatedLabel = "concord.dev/aggregated"
 	// LocalIdentityAnnotation, on such a Lease, is the server's ID in its own etcd, and
 	// AggregatedGroupsAnnotation, for people, the API groups that it reports.
@@ -86,7 +86,7 @@ func NewUpstreamIdentity() string {
 	return UpstreamIdentityPrefix + hex.EncodeToString(random[:])
 }
 
-// IsServer says whether an identity Lease of this name stands for a server. That which
+// IsServer says whether an identity Lease of this name stands for a server. The one that
 // upstream's code keeps in a Concord process does not.
 func IsServer(lease string) bool { return !strings.HasPrefix(lease, UpstreamIdentityPrefix) }
 
@@ -123,7 +123,7 @@ func SilenceOf(lease *coordinationv1.Lease) agree.Silence {
 	return agree.Stock
 }
 
-// Participants returns whom these identity Leases make participants.
+// Participants returns the participants that these identity Leases stand for.
 func Participants(identities []coordinationv1.Lease) agree.Participants {
 	reporting := make([]agree.ServerID, 0, len(identities))
 	var silent map[agree.ServerID]agree.Silence
@@ -184,8 +184,8 @@ func silentServers(reports []agree.Report) string {
 const ReasonObserved = "Observed"
 
 // WaitsFor says which servers keep the others from agreeing because they do not report, and
-// how to go on; "" if there are none, whatever else there may be no agreement for. Where
-// nobody reports it says all that there is no agreement for.
+// how to go on; "" if there are none, even if there is no agreement for another reason. Where
+// nobody reports it says every reason why there is no agreement.
 func WaitsFor(sv *v1alpha1.StorageVersion) string {
 	for _, c := range sv.Status.Conditions {
 		if c.Reason == ReasonObserved && c.Status == v1alpha1.ConditionFalse {

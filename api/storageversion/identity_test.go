@@ -96,7 +96,7 @@ func TestUpstreamIdentity(t *testing.T) {
 	}
 }
 
-// TestSilent: whoever looks at the StorageVersion is told which servers keep the others
+// TestSilent: a reader of the StorageVersion is told which servers keep the others
 // from agreeing, what they are and how to go on, in words that stay while they do.
 func TestSilent(t *testing.T) {
 	own := agree.Report{Server: "a", Encoding: "g/v1", Decodable: []string{"g/v1"}}
@@ -104,7 +104,7 @@ func TestSilent(t *testing.T) {
 		sv := &v1alpha1.StorageVersion{}
 		participants := Participants(append(leases, identity("a", BinaryVersionAnnotation, "1.37")))
 		SetReports(sv, agree.Merge(nil, own, participants), metav1.NewTime(time.Unix(1, 0)))
-		// Again, from what was read.
+		// Again, from the reports that were read.
 		SetReports(sv, agree.Merge(Reports(sv), own, participants), metav1.NewTime(time.Unix(2, 0)))
 		return sv
 	}

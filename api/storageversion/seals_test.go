@@ -10,7 +10,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// What servers encrypt with goes with their reports: it survives the wire, is written by
+// The seal that a server encrypts with goes with its report: it survives the wire, is written by
 // status updates only, and is not taken for nothing where it cannot be read.
 func TestSeals(t *testing.T) {
 	by := func(server agree.ServerID, seal agree.Seal) agree.Report {

@@ -1,6 +1,6 @@
 // Package storageversion maps the wire form of KEP-2339's StorageVersion
 // (internal.apiserver.k8s.io/v1alpha1) to the values that package agree decides on, and
-// names what servers write on their identity Leases.
+// names the labels and annotations that servers write on their identity Leases.
 package storageversion
 
 import (
@@ -20,12 +20,12 @@ const (
 	// EpochAnnotation holds a StorageVersion's epoch, a decimal number.
 	EpochAnnotation = "concord.dev/epoch"
 	// EncodingsAnnotation holds the last epoch at which each encoding was reported, a
-	// JSON object. Both are computed by the strategy; what a client sends is ignored.
+	// JSON object. Both are computed by the strategy; values that a client sends are ignored.
 	EncodingsAnnotation = "concord.dev/encoding-epochs"
 	// ForgottenAnnotation holds the newest epoch of the encodings that the history does not
 	// name any more, a decimal number, if there are any. It is computed as the others are.
 	ForgottenAnnotation = "concord.dev/forgotten-epoch"
-	// SealsAnnotation holds what each server encrypts the resource with, a JSON object of
+	// SealsAnnotation names the key that each server encrypts the resource with, a JSON object of
 	// agree.Seals by server. It belongs to the reports, beside encodingVersion, which has no
 	// room for it, and is written with them: by updates of the status.
 	SealsAnnotation = "concord.dev/seals"
@@ -82,8 +82,8 @@ func Reports(sv *v1alpha1.StorageVersion) []agree.Report {
 // unreadableSeal stands for a Seal that the annotation does not tell.
 const unreadableSeal agree.Seal = "unreadable:"
 
-// sealsOf returns what each server encrypts with. Nobody is taken for one that does not
-// encrypt because of an annotation that cannot be read.
+// sealsOf returns a function that tells the Seal that each server encrypts with. No server is
+// taken for one that does not encrypt because of an annotation that cannot be read.
 func sealsOf(sv *v1alpha1.StorageVersion) func(agree.ServerID) agree.Seal {
 	value, ok := sv.Annotations[SealsAnnotation]
 	if !ok {
@@ -175,7 +175,7 @@ func setCondition(sv *v1alpha1.StorageVersion, condition v1alpha1.StorageVersion
 }
 
 // Agreement returns the encoding on which all reports agree, as the object says. The
-// object names its group/version only: what it is encrypted with is in the reports.
+// object names its group/version only: the Seal that goes with it is in the reports.
 func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
 	if unstated(sv) {
 		return "", false
@@ -183,7 +183,7 @@ func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
 	return AgreementOn(sv, Reports(sv))
 }
 
-// AgreementOn is Agreement for who has the object's reports already.
+// AgreementOn is Agreement for callers that have the object's reports already.
 func AgreementOn(sv *v1alpha1.StorageVersion, reports []agree.Report) (agree.Encoding, bool) {
 	if unstated(sv) {
 		return "", false
@@ -234,7 +234,7 @@ func epochIn(sv *v1alpha1.StorageVersion, annotation string) (int64, error) {
 	return epoch, nil
 }
 
-// wayOut is what to do with a StorageVersion that decodes, and is damaged nevertheless.
+// wayOut is the advice for a StorageVersion that decodes, and is damaged nevertheless.
 func wayOut(sv *v1alpha1.StorageVersion) string {
 	return fmt.Sprintf("kubectl delete storageversions.%s %s, then the servers report it again by themselves", v1alpha1.GroupName, sv.Name)
 }

@@ -9,19 +9,19 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// PrepareCreate makes of what a client sent what is stored as a new StorageVersion. Its
-// epoch annotations are computed, whatever the client sent; its status is kept, so that a
+// PrepareCreate turns the object that a client sent into the new StorageVersion that is stored.
+// Its epoch annotations are computed, whatever the client sent; its status is kept, so that a
 // server creates the object with its report in one write.
 func PrepareCreate(sv *v1alpha1.StorageVersion) { raiseEpoch(sv, agree.History{}) }
 
-// PrepareUpdate makes of an update what is stored in old's place.
+// PrepareUpdate turns an update into the object that is stored in old's place.
 func PrepareUpdate(sv, old *v1alpha1.StorageVersion) {
 	sv.Status = old.Status
 	sv.Annotations = withSeals(sv.Annotations, old.Annotations)
 	keepEpoch(sv, old)
 }
 
-// PrepareStatusUpdate makes of a status update what is stored in old's place.
+// PrepareStatusUpdate turns a status update into the object that is stored in old's place.
 func PrepareStatusUpdate(sv, old *v1alpha1.StorageVersion) {
 	sv.Spec = old.Spec
 	sent := sv.Annotations

@@ -34,7 +34,7 @@ func size(sv *v1alpha1.StorageVersion) int {
 }
 
 // TestManyKeys has a server report a new key again and again: the StorageVersion takes all
-// reports, stays small, and who has not looked since the first learns of Unknown.
+// reports, stays small, and a reader that has not looked since the first learns of Unknown.
 func TestManyKeys(t *testing.T) {
 	sv := &v1alpha1.StorageVersion{}
 	PrepareCreate(sv)

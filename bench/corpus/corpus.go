@@ -167,8 +167,8 @@ func (s *Servers) Rest(ctx context.Context) error {
 	return s.AwaitCalm(ctx)
 }
 
-// AwaitCalm waits until no server has anything left to do, so that what is timed next does
-// not pay for what was done before.
+// AwaitCalm waits until no server has anything left to do, so that the next measurement does
+// not pay for the work before it.
 func (s *Servers) AwaitCalm(ctx context.Context) error {
 	return Eventually(ctx, "the servers are calm", func(ctx context.Context) error {
 		if err := s.migrated(ctx); err != nil {
@@ -376,7 +376,7 @@ func (s *Stored) fence(ctx context.Context) (migratestore.Fence, error) {
 	return migratestore.Fence{Key: key, Revision: page.Entries[0].ModRevision}, nil
 }
 
-// seen completes a span with the time at which all servers had seen what was written.
+// seen completes a span with the time at which all servers had seen all writes.
 func (s *Stored) seen(ctx context.Context, done Span) (Span, error) {
 	if s.unwatched {
 		return done, nil

@@ -94,5 +94,5 @@ func (l *Load) Took(from, to time.Time) []float64 {
 	return took
 }
 
-// Err is what went wrong. It is called after Run.
+// Err returns the errors of the requests. It is called after Run.
 func (l *Load) Err() error { return errors.Join(l.errs...) }

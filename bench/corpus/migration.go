@@ -23,7 +23,7 @@ const (
 )
 
 // migrated fails while a migration is under way. Servers begin some by themselves when they start
-// on an empty etcd, which may wait while objects are stored, and would take part in what is timed.
+// on an empty etcd, which may wait while objects are stored, and would take part in the measurement.
 func (s *Servers) migrated(ctx context.Context) error {
 	all, err := s.Cluster.Raw.Get(ctx, migrationsPrefix, clientv3.WithPrefix())
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Servers) migrated(ctx context.Context) error {
 
 // Migrate asks the servers for a migration of all objects and returns how long it ran:
 // from the moment a server has said that it does it until it has said that it is done.
-// What it left behind is checked by the next restore.
+// The objects as it left them are checked by the next restore.
 func (s *Stored) Migrate(ctx context.Context, name string) (Span, error) {
 	return s.migrate(ctx, name, Fields{})
 }

@@ -31,7 +31,7 @@ var payload = strings.Repeat("0123456789abcdef", payloadBytes/16)
 // Fields are an object as JSON has it.
 type Fields = map[string]any
 
-// Marshal never fails for what this program writes.
+// Marshal never fails for the values that this program writes.
 func Marshal(v any) []byte {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -108,7 +108,7 @@ func Policy(name string) Fields {
 	}
 }
 
-// Identity is what a client keeps of an object that it wants to write again.
+// Identity is the part of an object that a client keeps to write the object again.
 type Identity struct {
 	Metadata struct {
 		Name            string `json:"name"`

@@ -22,7 +22,7 @@ type Ways struct {
 // forgotten is how long after a client's requests a migration does not give way to it any more.
 const forgotten = 2 * time.Second
 
-// perRound is how often a round measures what takes a fraction of a second.
+// perRound is how often a round measures the ways that take a fraction of a second.
 const perRound = 3
 
 // Round measures every way but the one through the API, the single writes once.
@@ -38,7 +38,7 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 	return w.oneByOne(ctx, stored, i, sampled)
 }
 
-// together measures once what writes many objects at a time. The raw writes of the
+// together measures once the ways that write many objects at a time. The raw writes of the
 // old bytes undo the rewrites.
 func (w *Ways) together(ctx context.Context, stored *Stored, i int) error {
 	if err := stored.Servers.Rest(ctx); err != nil {
@@ -112,10 +112,10 @@ func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i, sampled i
 	return w.oneByOne(ctx, stored, i+1, sampled)
 }
 
-// apiWrite migrates one object by one write, with what a list has told of it.
+// apiWrite migrates one object by one write, made from the object as it was listed.
 type apiWrite func(ctx context.Context, c *stage.Client, path string, o listed) error
 
-// listed is an object as a list shows it, and what an empty apply needs of that.
+// listed is an object as a list shows it, and the part of that which an empty apply needs.
 type listed struct{ whole, identity []byte }
 
 // PutListed is how kube-storage-version-migrator migrates an object: it reads it again only
@@ -125,8 +125,8 @@ func PutListed(ctx context.Context, c *stage.Client, path string, o listed) erro
 	return err
 }
 
-// ApplyNothing is how kube-controller-manager's migrator does it, with what it knows of
-// an object from a list.
+// ApplyNothing is how kube-controller-manager's migrator does it, with the identity of the
+// object as it was listed.
 func ApplyNothing(ctx context.Context, c *stage.Client, path string, o listed) error {
 	_, err := c.Do(ctx, http.MethodPatch, path+"?fieldManager=storage-version-migrator-controller", "application/apply-patch+yaml", o.identity)
 	return err

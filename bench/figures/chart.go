@@ -20,8 +20,8 @@ const (
 	titleHeight           = 34
 )
 
-// Chart draws values as bars on a logarithmic scale, as an SVG document. What is not
-// positive has no bar.
+// Chart draws values as bars on a logarithmic scale, as an SVG document. A value that is
+// not positive has no bar.
 func Chart(title, unit string, bars []Bar) string {
 	least, most := math.Inf(1), 0.0
 	for _, b := range bars {

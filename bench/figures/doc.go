@@ -1,3 +1,3 @@
-// Package figures holds what a benchmark found: samples, the rows made of them with
+// Package figures holds the results of a benchmark: samples, the rows made of them with
 // their targets, and the table that is published. It measures nothing itself.
 package figures

@@ -8,18 +8,18 @@ import (
 
 // Row is one published figure.
 type Row struct {
-	// Measure is the name of the measurement that the figure belongs to, Figure what it is.
+	// Measure is the name of the measurement that the figure belongs to, Figure its own name.
 	Measure string `json:"measure"`
 	Figure  string `json:"figure"`
 	// Unit of Value and of Beside.Value: "ms", "s", "objects/s", "MiB", or "" for a count.
 	Unit  string  `json:"unit,omitempty"`
 	Value float64 `json:"value"`
-	// Beside is what was measured in turns with it.
+	// Beside is the other side, which was measured in turns with it.
 	Beside *Beside `json:"beside,omitempty"`
 	Target *Target `json:"target,omitempty"`
 	// Verdict is PASS or miss where there is a target.
 	Verdict Verdict `json:"verdict,omitempty"`
-	// Samples are what Value was made of, if they are few.
+	// Samples are the measurements that Value was made of, if they are few.
 	Samples []float64 `json:"samples,omitempty"`
 	Note    string    `json:"note,omitempty"`
 }

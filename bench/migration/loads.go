@@ -19,7 +19,7 @@ const (
 	idleFor = 10 * time.Second
 )
 
-// beside is what was measured of clients of one kind and migrations, together.
+// beside has the measurements of clients of one kind and migrations, together.
 type beside struct {
 	// idle and busy are what requests took without a migration and with one, in milliseconds:
 	// with one from the change of the storage version until the watch cache had the last object.
@@ -32,7 +32,7 @@ func (b beside) p99Ratio() float64 {
 	return figures.Quantile(b.busy, 0.99) / figures.Quantile(b.idle, 0.99)
 }
 
-// loadName is what an open or a closed loop is called.
+// loadName is the name of an open or a closed loop.
 func loadName(open bool) string {
 	if open {
 		return "open loop"
@@ -40,13 +40,13 @@ func loadName(open bool) string {
 	return "closed loop"
 }
 
-// migrator is whose migrations are measured beside clients.
+// migrator is a migrator whose migrations are measured beside clients.
 type migrator struct {
 	name    string
 	rounds  int
 	stored  *corpus.Stored
 	migrate func(ctx context.Context, round int, storage string) (corpus.Flipped, error)
-	// loads has what was measured of the open loop, and of the closed one.
+	// loads has the measurements of the open loop, and of the closed one.
 	loads map[bool]*beside
 }
 

@@ -3,14 +3,14 @@
 //
 //	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-only-loads] [-dir DIR] [-o json]
 //
-// With -scale 10000,100000,1000000 it also measures, in some minutes, what a migration
-// takes of time and memory at each of these numbers of objects. With -only-loads it measures
+// With -scale 10000,100000,1000000 it also measures, in some minutes, the time and
+// memory that a migration takes at each of these numbers of objects. With -only-loads it measures
 // nothing but migrations beside clients of the migrated resource: an open loop of them, whose
 // latencies count from when a request was due, and a closed loop that saturates the machine.
 // Kubernetes' own migrator does the same on a stock server.
 //
-// What is compared is measured in turns, and of each way the median round counts: ratios are
-// what tells. The table and a chart are written to files, migration.md and migration.svg, and
+// The ways that are compared are measured in turns, and of each the median round counts: ratios are
+// what matters. The table and a chart are written to files, migration.md and migration.svg, and
 // the table to stdout as well; with -o json stdout is one JSON document. It exits with 1 when a
 // measurement fails, not when a figure misses its target.
 package main
@@ -27,7 +27,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// options are what the command line says.
+// options are the options on the command line.
 type options struct {
 	// objects is how many of each resource are migrated, sampled how many of them one by one.
 	objects, sampled int
@@ -40,7 +40,7 @@ type options struct {
 	legRounds int
 	dir       string
 	json      bool
-	// onlyLoads leaves out what is not measured beside clients of the migrated resource.
+	// onlyLoads leaves out all that is not measured beside clients of the migrated resource.
 	onlyLoads  bool
 	serverArgs []string
 }

@@ -30,7 +30,7 @@ func TestSmallestRun(t *testing.T) {
 	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
-	// By its keys, as who reads it does.
+	// By its keys, as a reader of the document does.
 	var d struct {
 		Results              []map[string]any
 		Ratios               map[string]float64

@@ -11,7 +11,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// bench collects what is measured.
+// bench collects the measurements.
 type bench struct {
 	options  options
 	stage    *stage.Stage
@@ -24,7 +24,7 @@ type bench struct {
 	idle, busy []float64
 	yielding   []corpus.Span
 	scaled     []*scaled
-	// ours and stock are what was measured beside an open loop of clients, and a closed one.
+	// ours and stock are the measurements beside an open loop of clients, and a closed one.
 	ours, stock map[bool]*beside
 }
 

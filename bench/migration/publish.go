@@ -23,7 +23,7 @@ type result struct {
 	ObjectsPerSecond float64 `json:"objectsPerSecond"`
 }
 
-// document is what -o json prints.
+// document is the JSON document that -o json prints.
 type document struct {
 	Machine string   `json:"machine"`
 	Servers int      `json:"servers"`
@@ -58,7 +58,7 @@ func (b *bench) figures() *document {
 	return d
 }
 
-// addWays adds what was measured of each way of migrating, and of clients of other objects.
+// addWays adds the measurements of each way of migrating, and of clients of other objects.
 func (d *document) addWays(b *bench) {
 	d.ClientWrites = map[string]float64{
 		"p50Idle": figures.Median(b.idle), "p99Idle": figures.Quantile(b.idle, 0.99),
@@ -99,7 +99,7 @@ func (d *document) addWays(b *bench) {
 		Compare(cr.Name, cr.ObjectsPerSecond))
 }
 
-// addLoad adds what was measured beside clients of the migrated resource. Their slowest requests
+// addLoad adds the measurements beside clients of the migrated resource. Their slowest requests
 // may take half as long again, or 5 ms more; twice as long where they saturate the machine.
 func (d *document) addLoad(b *bench, open bool) loadedResult {
 	ours, stock, name := b.ours[open], b.stock[open], loadName(open)

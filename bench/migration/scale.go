@@ -13,8 +13,8 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// scaled is what migrations of a number of custom resources take, by a server of its own
-// that keeps none of them in memory: what grows is the migration's.
+// scaled has the time and memory that migrations of a number of custom resources take, by a
+// server of its own that keeps none of them in memory: all growth is the migration's.
 type scaled struct {
 	cluster *stage.Cluster
 	stored  *corpus.Stored
@@ -108,7 +108,7 @@ func (b *bench) runScaled(ctx context.Context, one *scaled) error {
 }
 
 // warm are two rounds that are not counted, but for the memory that they take: etcd's file
-// grows then to what it needs for three revisions of each object.
+// grows then to the size that it needs for three revisions of each object.
 func (s *scaled) warm(ctx context.Context) error {
 	err := s.round(ctx)
 	if err == nil {
@@ -132,8 +132,9 @@ func (s *scaled) end(ctx context.Context) error {
 // it may change in between, in bytes, to be called settled.
 const settling, settledWithin = time.Second, 1 << 20
 
-// rest measures what the server needs before the first migration. That is less and less for
-// some seconds: what its start leaves behind outlives more than one collection of garbage.
+// rest measures the memory that the server needs before the first migration. That is less and
+// less for some seconds: the memory that its start leaves behind outlives more than one collection of
+// garbage.
 func (s *scaled) rest(ctx context.Context) error {
 	server := s.cluster.Servers[0]
 	err := corpus.Eventually(ctx, "the server's memory has settled", func(ctx context.Context) (err error) {
@@ -152,8 +153,8 @@ func (s *scaled) rest(ctx context.Context) error {
 	return errors.Join(err, server.ResetPeak())
 }
 
-// resting is the memory that a server holds and needs: what its collector has free may have
-// gone back to the system or not.
+// resting is the memory that a server holds and needs: the memory that its collector has free
+// may have gone back to the system or not.
 func resting(ctx context.Context, server *stage.Server, client *stage.Client) (int64, error) {
 	held, err := server.Resident()
 	if err != nil {
@@ -208,7 +209,7 @@ func perObject(spans []corpus.Span) float64 {
 // mib is the extra memory in MiB.
 func (s *scaled) mib() float64 { return float64(s.extra) / (1 << 20) }
 
-// addScale adds what was measured at each size, and how much the sizes differ.
+// addScale adds the measurements at each size, and how much the sizes differ.
 func (d *document) addScale(all []*scaled) {
 	for i, s := range all {
 		n := s.objects()
@@ -219,7 +220,7 @@ func (d *document) addScale(all []*scaled) {
 				Compare("raw limit", s.rawPerObject()),
 			figures.Row{Figure: fmt.Sprintf("extra resident memory, %d objects", n), Unit: "MiB", Value: s.mib()}.Judged(figures.AtMost(200)))
 		var bound *figures.Target
-		if i == len(all)-1 { // what does not grow with the objects shows where there are few
+		if i == len(all)-1 { // the cost that does not grow with the objects shows where there are few
 			bound = figures.RatioAtLeast(5)
 		}
 		d.compare(fmt.Sprintf("noop/full, %d objects", n), "", noop, full, bound)

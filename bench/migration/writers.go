@@ -57,7 +57,7 @@ func newWriters(ctx context.Context, servers *corpus.Servers) (*writers, error) 
 func writerName(i int) string { return fmt.Sprint("writer-", i) }
 
 // start lets the writers write until the function that it returns is called, which
-// returns what they saw.
+// returns their samples.
 func (w *writers) start(ctx context.Context) (stop func() (samples, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	w.samples = nil

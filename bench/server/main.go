@@ -3,7 +3,7 @@
 //
 //	go run ./bench/server [-rounds N] [-crds N] [-only PART,…] [-quick]
 //
-// Of each figure the median over rounds counts, and the ratio is what tells. The table goes to
+// Of each figure the median over rounds counts, and the ratio is what matters. The table goes to
 // stdout, progress to stderr. It exits with 1 when a measurement fails, not when a figure misses
 // its target.
 package main
@@ -62,14 +62,14 @@ func main() {
 	}
 }
 
-// options are what the command line says.
+// options are the options on the command line.
 type options struct {
 	rounds, crds int
 	// only names the parts that are measured; empty: all of them.
 	only string
 	// writes is how many requests of each kind are timed in a round.
 	writes int
-	// settle is how long a server is left alone after a start and before what it holds is read,
+	// settle is how long a server is left alone after a start and before a flood,
 	// idle how long both are before their memory is, flood how long one is kept saturated in a round.
 	settle, idle, flood time.Duration
 }

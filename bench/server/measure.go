@@ -39,7 +39,7 @@ func (b *bench) add(s *side, figure string, value float64) {
 	fmt.Fprintf(b.progress, "%s %s: %.3g\n", s.role, figure, value)
 }
 
-// turns measures both sides in every round; who comes first changes from round to round.
+// turns measures both sides in every round; the side that goes first changes from round to round.
 func (b *bench) turns(ctx context.Context, what string, measure func(ctx context.Context, s *side, round int) error) error {
 	for round := range b.rounds {
 		for i := range b.sides {
@@ -133,7 +133,7 @@ func (b *bench) restart(ctx context.Context) error {
 				return err
 			}
 			b.add(s, ready, took.Seconds())
-			// What a start leaves to do is done before the other one is timed.
+			// The work that a start leaves behind is done before the other one is timed.
 			if err := pause(ctx, b.settle); err != nil {
 				return err
 			}
@@ -292,7 +292,7 @@ func (b *bench) saturate(ctx context.Context, s *side, round int) error {
 	return errors.Join(errs...)
 }
 
-// defineAll creates the CRDs, and waits until concord has migrated what it began to for them.
+// defineAll creates the CRDs, and waits until the migrations that concord began for them have ended.
 func (b *bench) defineAll(ctx context.Context) error {
 	if err := b.turns(ctx, "crds", b.define); err != nil {
 		return err
@@ -328,8 +328,8 @@ func plural(n int) string { return fmt.Sprintf("kind%ds", n) }
 // used is how many CRDs have objects asked for when open files are counted.
 const used = 50
 
-// holdings reads what servers hold when all CRDs exist and some are in use, of both at once, and as
-// restart does when they have had nothing to do for a while.
+// holdings reads the memory, files and connections that servers hold when all CRDs exist and some are
+// in use, of both at once, and as restart does when they have had nothing to do for a while.
 func (b *bench) holdings(ctx context.Context) error {
 	for _, s := range b.sides {
 		for n := range min(used, b.crds) {

@@ -20,7 +20,7 @@ import (
 
 const versionsPrefix = stored.DefaultPrefix + "/storageversions/"
 
-// Agreement is what a StorageVersion says.
+// Agreement is the content of a StorageVersion.
 type Agreement struct {
 	Reports []agree.Report
 	// Common is the encoding that all reports name; empty if they differ.
@@ -28,7 +28,7 @@ type Agreement struct {
 }
 
 // Board shows the StorageVersions as etcd has them. It asks no server, so that looking
-// at it takes nothing from what is measured.
+// at it takes nothing from the servers that are measured.
 type Board struct {
 	stop func()
 	done chan struct{}
@@ -122,7 +122,7 @@ func (b *Board) put(key string, value []byte) error {
 
 // Await waits until lacking returns "", and returns when the change that made it so was
 // seen (when the board was made, if it was so before). lacking says what is missing; it
-// must not keep or change what it is given.
+// must not keep or change the map that it is given.
 func (b *Board) Await(ctx context.Context, limit time.Duration, lacking func(map[schema.GroupResource]Agreement) string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -144,7 +144,7 @@ func (b *Board) Await(ctx context.Context, limit time.Duration, lacking func(map
 	}
 }
 
-// Resources returns the resources that have a StorageVersion now, and what they say.
+// Resources returns the resources that have a StorageVersion now, and the content of each.
 func (b *Board) Resources() map[schema.GroupResource]Agreement {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -57,10 +57,10 @@ func runServer(ctx context.Context, args []string) error {
 	return generic.Run(ctx, o, nil)
 }
 
-// etcdPercent is by how much of what lives an etcd's heap may grow between two collections of
-// garbage, unless GOGC says it. With Go's own 100 an etcd of a million keys spends a tenth of
-// two processors on marking its index, whoever writes to it: what grows with the objects
-// would be that.
+// etcdPercent is by how many percent of its live objects an etcd's heap may grow between two
+// collections of garbage, unless GOGC says it. With Go's own 100 an etcd of a million keys spends
+// a tenth of two processors on marking its index, no matter which client writes to it: the cost
+// that grows with the objects would be that.
 const etcdPercent = 300
 
 func runEtcd(ctx context.Context, args []string) error {

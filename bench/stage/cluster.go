@@ -121,7 +121,7 @@ func (c *Cluster) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Compact has the etcd forget what values were before, and waits until it has. API servers do
+// Compact has the etcd forget the earlier revisions of values, and waits until it has. API servers do
 // so every few minutes.
 func (c *Cluster) Compact(ctx context.Context) error {
 	newest, err := c.Raw.Get(ctx, "health")
@@ -134,7 +134,7 @@ func (c *Cluster) Compact(ctx context.Context) error {
 	return nil
 }
 
-// Close kills what runs and removes the cluster's files.
+// Close kills the running processes and removes the cluster's files.
 func (c *Cluster) Close() error {
 	var errs []error
 	for _, s := range c.Servers {

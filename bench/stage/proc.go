@@ -27,7 +27,7 @@ func (s *Program) proc(name string) string {
 	return filepath.Join("/proc", strconv.Itoa(s.process.PID()), name)
 }
 
-// Output returns what the running process has logged.
+// Output returns the log of the running process.
 func (s *Program) Output() (string, error) { return s.process.Output() }
 
 // Failed says why the process has ended; nil as long as it runs.

@@ -50,7 +50,7 @@ func (s *Server) stockArgs() ([]string, error) {
 
 const keyFile, tokenFile = "sa.key", "tokens.csv"
 
-// APIServerFiles writes what a kube-apiserver with APIServerFlags reads: the key of service account
+// APIServerFiles writes the files that a kube-apiserver with APIServerFlags reads: the key of service account
 // tokens, and users, each a line "token,name,uid,group".
 func APIServerFiles(dir string, users ...string) error {
 	key, err := keyutil.MakeEllipticPrivateKeyPEM()

@@ -29,7 +29,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// options are what the command line says.
+// options are the options on the command line.
 type options struct {
 	// objects is how many Concord migrates, and others how many each of the others, which take
 	// as long for each object however many there are.

@@ -23,7 +23,7 @@ const migrationLimit = 10 * time.Minute
 func (b *bench) concord(name string, all bool) *way {
 	w := &way{name: name, all: all}
 	w.start = func(ctx context.Context, w *way) (*stage.Program, error) {
-		// What they noted in the turn before is not true any more.
+		// Their notes of the turn before are not true any more.
 		if _, err := b.cluster.Raw.Delete(ctx, stored.DefaultPrefix+"/"+migrationv1alpha1.SchemeGroupVersion.Group+"/", clientv3.WithPrefix()); err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (w *way) byControllers(ctx context.Context) (span, error) {
 	return written, err
 }
 
-// last is what the last line tells.
+// last returns the span that the last line tells.
 func last(all []line) (span, bool) {
 	if len(all) == 0 {
 		return span{}, false

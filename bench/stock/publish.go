@@ -8,7 +8,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// table is what is published.
+// table returns the table that is published.
 func (b *bench) table() string {
 	var rows []figures.Row
 	add := func(r figures.Row) { rows = append(rows, r) }

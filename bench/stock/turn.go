@@ -22,7 +22,7 @@ const (
 	looks = 50 * time.Millisecond
 )
 
-// bench collects what is measured.
+// bench collects the measurements.
 type bench struct {
 	options  options
 	progress io.Writer
@@ -40,7 +40,7 @@ type way struct {
 	all    bool
 	server *stage.Server
 	stored *corpus.Stored
-	// program is what migrates, if it is a program of its own, which start starts.
+	// program is the migrator, if it is a program of its own, which start starts.
 	start   func(context.Context, *way) (*stage.Program, error)
 	program *stage.Program
 	// migrate changes the storage version and has all objects migrated.
@@ -232,7 +232,7 @@ func (b *bench) restore(ctx context.Context, w *way) error {
 	return b.storedVersions(ctx, w, "v1")
 }
 
-// storedVersions sets them, as who has seen to it that nothing else is stored.
+// storedVersions sets them, as an administrator does who has seen to it that nothing else is stored.
 func (b *bench) storedVersions(ctx context.Context, w *way, version string) error {
 	path := corpus.CRDPath + "/" + w.stored.Corpus.Resource().String() + "/status"
 	body := corpus.Marshal(corpus.Fields{"status": corpus.Fields{"storedVersions": []string{version}}})
@@ -277,7 +277,7 @@ func follow(ctx context.Context, server *stage.Server) func() (usage, error) {
 	}
 }
 
-// in is what was used in a time, in milliseconds.
+// in is the processor time used in a span, in milliseconds.
 func (u usage) in(s span) float64 {
 	at := func(t time.Time) time.Duration {
 		if i := slices.IndexFunc(u, func(e used) bool { return !e.at.Before(t) }); i >= 0 {

@@ -1,5 +1,5 @@
 // Package build says what a program was built from: by flags of the linker that a release sets, and
-// else by what the Go toolchain has noted.
+// else by the notes of the Go toolchain.
 package build
 
 import (
@@ -11,19 +11,19 @@ import (
 // Set by -ldflags "-X github.com/concord-dev/concord/cmd/build.version=...".
 var version, commit, date string
 
-// Info says what a program was built from. What is not known is empty.
+// Info says what a program was built from. A field that is not known is empty.
 type Info struct {
 	// Version is Concord's own; "(devel)" if it was built from a working tree.
 	Version string `json:"version"`
 	Commit  string `json:"commit,omitempty"`
 	// Date is that of the commit, in RFC 3339.
 	Date string `json:"date,omitempty"`
-	// Modified says that what was built is not what was committed.
+	// Modified says that the source that was built is not the one that was committed.
 	Modified bool   `json:"modified,omitempty"`
 	Go       string `json:"go"`
 }
 
-// This is what this program was built from.
+// This is the Info of this program.
 func This() Info {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -97,7 +97,7 @@ func (o *censusOptions) run(ctx context.Context, out io.Writer) (err error) {
 	return rawetcd.PrintCensus(out, census, o.verify, o.output)
 }
 
-// open returns a client for the etcd that the options name, and what releases it.
+// open returns a client for the etcd that the options name, and the function that releases it.
 func (o *censusOptions) open(ctx context.Context) (*clientv3.Client, func() error, error) {
 	if len(o.etcd.Servers) > 0 {
 		return o.connect(ctx, o.etcd.Servers)

@@ -302,7 +302,7 @@ func overwrite(t *testing.T, file string) {
 	requireNoError(t, os.WriteFile(file, content, 0o600))
 }
 
-// TestCensusVerifies: with --verify what does not decode is named, in the table and as JSON.
+// TestCensusVerifies: with --verify values that do not decode are named, in the table and as JSON.
 func TestCensusVerifies(t *testing.T) {
 	_, etcd, client := startData(t)
 	defer func() { requireNoError(t, etcd.Close()) }()

@@ -60,7 +60,7 @@ func TestPreflightInEtcdIsFenced(t *testing.T) {
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = writer.Close() })
 	for name, test := range map[string]struct {
-		// reports is what servers report while policies are counted; empty: nothing new.
+		// reports is the encoding that servers report while policies are counted; empty: nothing new.
 		reports agree.Encoding
 		want    compat.Safety
 	}{

@@ -28,8 +28,8 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// storedInEtcd reads from etcd what is stored: the stored sets, and all raw values. What
-// servers began to write while it counted counts as written.
+// storedInEtcd reads from etcd what is stored: the stored sets, and all raw values. Encodings
+// that servers began to write while it counted count as written.
 func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, builtin []schema.GroupResource) (*preflight.World, error) {
 	reader := migratestore.NewEtcd(etcd)
 	sets, err := stored.ReadSets(ctx, reader, prefix)
@@ -83,8 +83,8 @@ func listStored(ctx context.Context, reader migratestore.Reader, prefix string, 
 	return err
 }
 
-// since adds to what servers write what they have reported since the stored sets were read:
-// without a report no server writes.
+// since adds to the encodings that servers write those that they have reported since the stored
+// sets were read: without a report no server writes.
 func since(ctx context.Context, reader migratestore.Reader, prefix string, before verdict.Sets, world *preflight.World) error {
 	after, err := stored.ReadSets(ctx, reader, prefix)
 	if err != nil {
@@ -96,7 +96,7 @@ func since(ctx context.Context, reader migratestore.Reader, prefix string, befor
 	return nil
 }
 
-// readEvidence reads what migrations failed at.
+// readEvidence reads the objects that migrations failed at.
 func readEvidence(ctx context.Context, reader migratestore.Reader, prefix string) (map[schema.GroupResource]compat.Undecodable, error) {
 	var migrations []migrationv1alpha1.StorageVersionMigration
 	err := migratestore.Walk(ctx, reader, stored.ResourcePrefix(prefix, migrationv1alpha1.StorageVersionMigrations, true), func(e migratestore.Entry) error {
@@ -163,9 +163,9 @@ func present(ctx context.Context, reader migratestore.Reader, prefix string, bui
 	}
 }
 
-// placeOf returns the resource of a key behind the prefix, and what all of the resource's
-// keys begin with; "" for a key that is no object's. Custom resources have their group in
-// the key, others only in the values.
+// placeOf returns the resource of a key behind the prefix, and the path that all of the
+// resource's keys begin with; "" for a key that is no object's. Custom resources have their
+// group in the key, others only in the values.
 func placeOf(path string, value []byte) (gr schema.GroupResource, place string) {
 	segments := strings.Split(path, "/")
 	switch {

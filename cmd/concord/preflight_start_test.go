@@ -18,7 +18,7 @@ import (
 )
 
 // starts asserts that a server of the case's release starts on the etcd unless the command calls
-// something unsafe of what such a server stores: it does not look at custom resources.
+// a resource unsafe that such a server stores: it does not look at custom resources.
 func (test preflightCase) starts(t *testing.T, etcd *clientv3.Client, prefix string, unsafe []string) {
 	t.Helper()
 	binary := compat.BinaryVersion()

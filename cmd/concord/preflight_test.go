@@ -72,7 +72,7 @@ func runPreflight(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// exitCode is what main makes of an error.
+// exitCode is the exit code that main makes of an error.
 func exitCode(err error) int {
 	var coded interface{ ExitCode() int }
 	switch {
@@ -89,7 +89,7 @@ type cluster struct {
 	states   map[schema.GroupResource]*migrationv1alpha1.StorageState
 	versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
 	crds     []*apiextensionsv1.CustomResourceDefinition
-	// censuses are what a server counts, where one counts.
+	// censuses are the counts of a server, where one counts.
 	censuses map[schema.GroupResource]census.Resource
 	// forbidden is one that nobody may ask for, and moving one whose StorageVersion is at another
 	// epoch after the census.
@@ -198,7 +198,7 @@ type preflightCase struct {
 	reasons map[string]string
 }
 
-// run returns what is unsafe.
+// run returns the resources that are unsafe.
 func (test preflightCase) run(t *testing.T, source ...string) (unsafe []string) {
 	t.Helper()
 	flag := "--to"

@@ -30,11 +30,11 @@ func newVersionCommand() *cobra.Command {
 	return cmd
 }
 
-// versionInfo is what the command prints.
+// versionInfo is the output of the command.
 type versionInfo struct {
 	Concord build.Info `json:"concord"`
-	// Kubernetes is the release that the binary stands for; a server emulates Emulation, and
-	// what it stores can be read from MinCompatibility on, unless its flags say otherwise.
+	// Kubernetes is the release that the binary stands for; a server emulates Emulation, and the
+	// objects it stores can be read from MinCompatibility on, unless its flags say otherwise.
 	Kubernetes       string `json:"kubernetes"`
 	Emulation        string `json:"emulation"`
 	MinCompatibility string `json:"minCompatibility"`
@@ -63,7 +63,7 @@ func versionText(output string) (string, error) {
 	return string(text), err
 }
 
-// withVersionFlag gives a command the flag --version, which prints what the command version does.
+// withVersionFlag gives a command the flag --version, which prints the same as the command version.
 func withVersionFlag(cmd *cobra.Command) *cobra.Command {
 	if text, err := versionText(""); err == nil { // else the command version says why not
 		cmd.Version = text

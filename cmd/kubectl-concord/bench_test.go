@@ -86,7 +86,7 @@ func definition(plural string) *apiextensionsv1.CustomResourceDefinition {
 }
 
 // BenchmarkStatus reads and shows a cluster with 1,000 CustomResourceDefinitions, of 20 KiB
-// each, over HTTP: what the plugin does itself, without what an API server takes to list them.
+// each, over HTTP: the plugin's own work, without the time that an API server takes to list them.
 //
 //	go test ./cmd/kubectl-concord -run '^$' -bench Status
 func BenchmarkStatus(b *testing.B) {

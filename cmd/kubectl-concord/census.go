@@ -57,7 +57,7 @@ such: no key is asked for.`,
 	return cmd
 }
 
-// censusOfEtcd counts what an etcd holds, of the resources if some are given and else of all.
+// censusOfEtcd counts the objects in an etcd, of the resources if some are given and else of all.
 func censusOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, resources []string, output string) (err error) {
 	client, err := etcd.Connect(ctx, etcd.Servers)
 	if err != nil {
@@ -199,7 +199,7 @@ func keysOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, asked 
 	return rawetcd.Keys(ctx, out, migratestore.NewEtcd(client), etcd.Under(), asked, output)
 }
 
-// key is an encryption key, and who may need it.
+// key is an encryption key, and the resources that may need it.
 type key struct {
 	Key string `json:"key"`
 	// Encrypts are the resources that servers encrypt with it, Needs those that may have
@@ -267,7 +267,7 @@ func keysText(keys []key) string {
 	return text.String()
 }
 
-// indented is a text below what it is about, in lines that fit.
+// indented is a text below the line that it is about, in lines that fit.
 func indented(text string) string {
 	return "  " + strings.ReplaceAll(wordwrap.WrapString(text, plainWidth-2), "\n", "\n  ") + "\n"
 }

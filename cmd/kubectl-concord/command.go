@@ -23,7 +23,7 @@ import (
 // program is how users call this one.
 const program = "kubectl concord"
 
-// plugin is what all commands share.
+// plugin holds the flags that all commands share.
 type plugin struct {
 	// flags are kubectl's for the cluster to reach: --kubeconfig, --context and so on.
 	flags clientcmd.ClientConfig
@@ -77,7 +77,7 @@ func some(name string) cobra.PositionalArgs {
 	}
 }
 
-// newStatusCommand returns "status", which is also what the plugin does without a command.
+// newStatusCommand returns "status", which the plugin also runs without a command.
 func newStatusCommand(p *plugin) *cobra.Command {
 	var o outputOptions
 	var watch bool
@@ -130,7 +130,7 @@ func printJSON(out io.Writer, v any) error {
 const (
 	// plainWidth is how wide text is that goes to no terminal.
 	plainWidth = 80
-	// leastWidth is below what tables cannot be read.
+	// leastWidth is the width below which tables cannot be read.
 	leastWidth = 40
 )
 

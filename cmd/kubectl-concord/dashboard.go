@@ -43,7 +43,7 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	if err != nil {
 		return err
 	}
-	// What fails is on the page.
+	// Errors are on the page.
 	ctx = logr.NewContext(ctx, logr.Discard())
 	klog.SetLogger(logr.Discard())
 	handler, err := dashboard.New(ctx, dashboard.Config{Cluster: config, Of: config.Host, Lifecycles: verdict.Lifecycles})

@@ -53,8 +53,8 @@ func (p *plugin) history(ctx context.Context, out io.Writer, name, output string
 }
 
 // pastOf are the migrations of a resource that have ended: those that its StorageState tells,
-// and those that still exist. Before the StorageState tells of one, its stored set is what
-// objects might be in when it began.
+// and those that still exist. Before the StorageState tells of one, its stored set has the
+// encodings that objects might be in when it began.
 func pastOf(o status.Observed, gr schema.GroupResource) []migrationv1alpha1.Past {
 	past, stored := []migrationv1alpha1.Past{}, []agree.Encoding(nil)
 	for i := range o.States {
@@ -72,8 +72,8 @@ func pastOf(o status.Observed, gr schema.GroupResource) []migrationv1alpha1.Past
 	return past
 }
 
-// historyTable has a line for each migration, and under it what it was from and to, and what
-// failed: encodings are too long to stand beside the rest.
+// historyTable has a line for each migration, and under it the encodings that it was from and to,
+// and what failed: encodings are too long to stand beside the rest.
 func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string {
 	if len(past) == 0 {
 		return fmt.Sprintf("%s: no migration that has ended is remembered\n", gr)
@@ -110,7 +110,7 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 	return out
 }
 
-// plain names encodings without what they are encrypted with.
+// plain names encodings without the keys that they are encrypted with.
 func plain(encodings []string) string {
 	if len(encodings) == 0 {
 		return ""

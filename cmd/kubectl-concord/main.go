@@ -1,5 +1,5 @@
-// Command kubectl-concord is the plugin "kubectl concord": what operators see of a cluster
-// whose stored objects Concord moves, and what they do about it. It holds no server code.
+// Command kubectl-concord is the plugin "kubectl concord": the commands with which operators look
+// at a cluster whose stored objects Concord moves, and act on it. It holds no server code.
 package main
 
 import (

@@ -49,7 +49,7 @@ func (p *plugin) cluster() (*cluster, error) {
 	return c, err
 }
 
-// look reads the cluster, for commands whose answer would be wrong without what may not be read.
+// look reads the cluster, for commands whose answer would be wrong if a kind could not be read.
 func (p *plugin) look(ctx context.Context) (*cluster, status.Observed, error) {
 	c, err := p.cluster()
 	if err != nil {
@@ -72,8 +72,8 @@ func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Obse
 	return c, o, gr, err
 }
 
-// observe reads what a status is made of. A kind that is not served has no objects; one that
-// may not be read is told as unread.
+// observe reads the objects that a status is made of. A kind that is not served has no objects;
+// one that may not be read is told as unread.
 func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	var o status.Observed
 	var mu sync.Mutex

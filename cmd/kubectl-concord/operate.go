@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// change is what a command does to a migration that has not ended.
+// change is a command's edit, or deletion, of a migration that has not ended.
 type change struct {
 	// done is the word for it.
 	done string
@@ -211,7 +211,7 @@ func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersio
 	return gone(err, "migration "+m.Name)
 }
 
-// gone takes it for no error that what was to be deleted does not exist.
+// gone takes it for no error that the object to be deleted does not exist.
 func gone(err error, what string) error {
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil

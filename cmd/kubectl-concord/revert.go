@@ -239,7 +239,7 @@ func orBlocked(err error) error {
 	return blocked{}
 }
 
-// stuck says whether what a way back waits for needs somebody to do something.
+// stuck says whether any of the problems that hold up a way back needs somebody to do something.
 func stuck(a status.Answer, since time.Duration) bool {
 	return slices.ContainsFunc(a.Problems, func(p status.Problem) bool {
 		switch p.Kind {

@@ -43,10 +43,10 @@ const patience = 5 * time.Minute
 //	crash three, bury three  kill a server with SIGKILL; delete its Lease
 //	code <n> <command> <argument>...  run it, which ends with that exit code
 //	narrow                  the last stdout has no line of more than 80 columns
-//	await <regexp> <command> <argument>...  run it until it prints what matches
-//	watch <regexp> <command> <argument>...  run it until it has printed what matches, and interrupt it
-//	page <regexp>...        look at the dashboard, which tells what matches
-//	screen <file>           write the last stdout to a file, with names for what differs;
+//	await <regexp> <command> <argument>...  run it until it prints a match
+//	watch <regexp> <command> <argument>...  run it until it has printed a match, and interrupt it
+//	page <regexp>...        look at the dashboard, which tells a match of each
+//	screen <file>           write the last stdout to a file, with names for the parts that differ;
 //	                        it is narrow
 //	lines <file>            the same where each line tells an event, for scripts, however long;
 //	                        those that tell how far a migration is are left out
@@ -286,8 +286,8 @@ func page(ts *testscript.TestScript, _ bool, args []string) {
 
 var (
 	identity = regexp.MustCompile(`apiserver-[0-9a-f]{16}`)
-	// varying is what differs between runs: ages, rates, counts of resources and the share that
-	// a migration was paused at.
+	// varying are the parts that differ between runs: ages, rates, counts of resources and the
+	// share that a migration was paused at.
 	varying = regexp.MustCompile(`(Lease|dead) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|[0-9]+ of [0-9]+ resources are safe|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]|[0-9]+ bytes|revision [0-9]+|, in [0-9]+m?s`)
 	// ended is how a line of history begins; spans is where its columns are.
 	ended = regexp.MustCompile(`(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8} .*$`)
@@ -305,7 +305,7 @@ var (
 var pausedAt = regexp.MustCompile(`[0-9]+(\s+of 400)|(example.com/v[12]  )[0-9]+`)
 
 // screen names servers in the order in which they appear, with names as long as their own, so
-// that columns stay, and writes N for what varies.
+// that columns stay, and writes N for the numbers that vary.
 func screen(ts *testscript.TestScript, _ bool, args []string) {
 	narrow(ts, false, nil)
 	lines(ts, false, args)

@@ -8,8 +8,8 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// TestDraw: what is watched replaces the last screen on a terminal, and elsewhere follows it if
-// it differs.
+// TestDraw: a text that is watched replaces the last screen on a terminal, and elsewhere follows it
+// if it differs.
 func TestDraw(t *testing.T) {
 	const clear = "\x1b[H\x1b[2J"
 	for name, test := range map[string]struct {

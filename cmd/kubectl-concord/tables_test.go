@@ -31,7 +31,8 @@ func wantText(t *testing.T, got, want string) {
 	wantNarrow(t, got)
 }
 
-// TestCensusTable: what is not as servers agree on comes first, and empty resources are counted.
+// TestCensusTable: resources that are not stored as servers agree on come first, and empty ones are
+// counted.
 func TestCensusTable(t *testing.T) {
 	wantText(t, censusTable([]census.Resource{
 		{Resource: "configmaps", Encoding: "v1", Rows: []census.Row{{Encoding: "v1", Objects: 5, Bytes: 900}}},
@@ -76,7 +77,8 @@ aescbc:v1:key1:a
 	wantText(t, keysText(nil), "nothing is encrypted, as far as is remembered\n")
 }
 
-// TestHistoryTable: the newest first, with what it was from and to, and what failed.
+// TestHistoryTable: the newest first, with the encodings that it was from and to, and the objects
+// that failed.
 func TestHistoryTable(t *testing.T) {
 	at := metav1.NewTime(time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC))
 	wantText(t, historyTable(widgets, []migrationv1alpha1.Past{
@@ -99,8 +101,8 @@ ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
 	wantText(t, historyTable(widgets, nil), "widgets.example.com: no migration that has ended is remembered\n")
 }
 
-// TestPastOf: a migration that has just ended is told with what objects were in before, also while
-// its StorageState does not tell of it.
+// TestPastOf: a migration that has just ended is told with the encodings that objects were in
+// before, also while its StorageState does not tell of it.
 func TestPastOf(t *testing.T) {
 	m := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "u"}}
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Resource: widgets.Resource}

@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/connect"
 )
 
-// errNotServed is what counting ends with where the server asked does not serve a resource.
+// errNotServed is the error of counting where the server asked does not serve a resource.
 var errNotServed = errors.New("the server asked does not serve it now")
 
 // elsewhere is the estimate of a resource that the server asked has no store of.

@@ -20,7 +20,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestEstimateElsewhere: of what is stored elsewhere only that is told which is known, and
+// TestEstimateElsewhere: of a resource that is stored elsewhere only the known facts are told, and
 // other resources have their rows beside it.
 func TestEstimateElsewhere(t *testing.T) {
 	gr := schema.GroupResource{Group: "example.com", Resource: "widgets"}

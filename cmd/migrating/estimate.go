@@ -25,13 +25,13 @@ import (
 // server has measured it.
 const assumedPerSecond = 2000
 
-// estimate is what migrating one resource means. Its numbers are nil where nobody knows.
+// estimate is the expected work of migrating one resource. Its numbers are nil where nobody knows.
 type estimate struct {
 	Resource string `json:"resource"`
 	// Elsewhere says how a resource is migrated that the server asked does not store, and
 	// why its objects are not counted if they are not; empty for all that it stores.
 	Elsewhere string `json:"elsewhere,omitempty"`
-	// Encoding is what objects would be rewritten to, empty while servers do not agree.
+	// Encoding is the one that objects would be rewritten to, empty while servers do not agree.
 	Encoding string `json:"encoding"`
 	Objects  *int64 `json:"objects"`
 	Bytes    *int64 `json:"bytes"`
@@ -39,7 +39,7 @@ type estimate struct {
 	Rewrite   *int64        `json:"rewrite"`
 	Encodings []encodingRow `json:"encodings"`
 	// ExpectedSeconds are for reading all objects and rewriting those. ObjectsPerSecond is
-	// the speed they are computed with, Basis what that is: measured, assumed, limited or
+	// the speed they are computed with, Basis its kind: measured, assumed, limited or
 	// unknown.
 	ExpectedSeconds  *float64 `json:"expectedSeconds"`
 	ObjectsPerSecond *float64 `json:"objectsPerSecond"`
@@ -52,7 +52,7 @@ type encodingRow struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-// estimate asks a server for a census of each resource and prints what it means.
+// estimate asks a server for a census of each resource and prints the estimates.
 func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, cluster client.Client, resources []schema.GroupResource, out io.Writer) error {
 	served, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -86,7 +86,7 @@ const (
 	Decoded Reading = true
 )
 
-// TakeCensus is CensusOf for who has no client yet.
+// TakeCensus is CensusOf for callers without a client.
 func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResource, how Reading) (*census.Resource, error) {
 	served, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -120,7 +120,7 @@ func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schem
 	return counted, json.Unmarshal(raw, counted)
 }
 
-// of computes what a census means for a migration with these options.
+// of computes the estimate for a migration with these options from a census.
 func (o *migrateOptions) of(c census.Resource) estimate {
 	e := estimate{Resource: c.Resource, Encoding: c.Encoding, Encodings: []encodingRow{}, Basis: "measured"}
 	var objects, bytes, rewrite int64
@@ -148,8 +148,8 @@ func (o *migrateOptions) of(c census.Resource) estimate {
 	return e
 }
 
-// estimateTable has the resource in a line of its own, and under it what it is stored as:
-// names are too long to stand beside the rest.
+// estimateTable has the resource in a line of its own, and under it the encodings that it is
+// stored in: names are too long to stand beside the rest.
 func estimateTable(estimates []estimate) string {
 	var text strings.Builder
 	assumed, rewrites, empty := false, false, 0

@@ -187,11 +187,11 @@ func (v *migrateView) show(all []*asked) {
 		}
 		v.drawn = len(lines)
 	}
-	// What cannot be shown does not hold up the migrations.
+	// A line that cannot be shown does not hold up the migrations.
 	_, _ = io.WriteString(v.out, text.String())
 }
 
-// block is what a terminal shows of the migrations that have not ended: fewer lines than it
+// block is the lines that a terminal shows of the migrations that have not ended: fewer than it
 // has rows, since a line that has left it cannot be drawn again. Where not all have room
 // those that wait come last.
 func block(all []*asked, width, height int) []string {

@@ -210,7 +210,7 @@ func (a *asked) succeeded() bool {
 	return !a.deleted && migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationSucceeded) != nil
 }
 
-// butGoesOn adds to an error which migrations go on without this command.
+// butGoesOn adds to an error the names of the migrations that go on without this command.
 func butGoesOn(err error, all []*asked) error {
 	var names []string
 	for _, a := range all {

@@ -44,7 +44,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestEstimate: what is in another encoding is rewritten, at the speed that was measured,
+// TestEstimate: objects in another encoding are rewritten, at the speed that was measured,
 // or assumed, or allowed.
 func TestEstimate(t *testing.T) {
 	counted := census.Resource{
@@ -138,7 +138,7 @@ func TestMigrateView(t *testing.T) {
 	}
 }
 
-// TestGoesOn: who is interrupted learns what goes on.
+// TestGoesOn: a user that is interrupted learns which migrations go on.
 func TestGoesOn(t *testing.T) {
 	a := &asked{migration: &migrationv1alpha1.StorageVersionMigration{}}
 	a.migration.Name = "widgets-x"
@@ -148,7 +148,7 @@ func TestGoesOn(t *testing.T) {
 	}
 }
 
-// exitCode is what a program's main makes of an error.
+// exitCode is the exit code that a program's main makes of an error.
 func exitCode(err error) int {
 	var coded interface{ ExitCode() int }
 	switch {

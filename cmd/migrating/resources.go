@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// resources are what the arguments mean, in their order, or all that are stored.
+// resources are those that the arguments mean, in their order, or all that are stored.
 func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, cluster client.Client, args []string) ([]schema.GroupResource, error) {
 	var states migrationv1alpha1.StorageStateList
 	if err := cluster.List(ctx, &states); err != nil {
@@ -60,7 +60,7 @@ func compare(a, b schema.GroupResource) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
 }
 
-// resolve finds the stored resource that a name means. What is no plural name is looked up
+// resolve finds the stored resource that a name means. A name that is no plural is looked up
 // in discovery.
 func resolve(name string, stored []schema.GroupResource, discover func(string) (schema.GroupResource, error)) (schema.GroupResource, error) {
 	var found []schema.GroupResource

@@ -96,7 +96,7 @@ func readCluster(ctx context.Context, cluster client.Client, known []schema.Grou
 	return world, nil
 }
 
-// DefinitionOf is what a CustomResourceDefinition says of versions.
+// DefinitionOf is the part of a CustomResourceDefinition that is about versions.
 func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definition {
 	d := verdict.Definition{
 		Resource:       schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural},
@@ -111,8 +111,8 @@ func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definit
 	return d
 }
 
-// countIn has a server count a resource's objects, also where no server stores it any more. What
-// servers began to write while it counted is not in the census: then there is none.
+// countIn has a server count a resource's objects, also where no server stores it any more. An
+// encoding that servers began to write while it counted is not in the census: then there is none.
 func countIn(ctx context.Context, cluster client.Client, config *rest.Config, gr schema.GroupResource) (*compat.StoredCensus, error) {
 	before, err := epochOf(ctx, cluster, gr)
 	if err != nil {

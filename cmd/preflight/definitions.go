@@ -55,7 +55,7 @@ func (o *options) definitions(ctx context.Context) (report verdict.Report, err e
 	return verdict.OfDefinitions(changes), nil
 }
 
-// change is what is known of a definition and its objects.
+// change gathers what is known of a definition and its objects.
 func (o *options) change(ctx context.Context, w *World, gr schema.GroupResource, wanted *verdict.Definition) verdict.Change {
 	c := verdict.Change{Wanted: wanted, Present: w.Definitions[gr], Stored: compat.Stored{Resource: gr}}
 	for _, s := range w.Stored {

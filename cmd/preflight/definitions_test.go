@@ -48,8 +48,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestChart: what Helm would apply is found where it is plain, and what has to be rendered is
-// said.
+// TestChart: the definitions that Helm would apply are found where they are plain, and it is said
+// which ones have to be rendered.
 func TestChart(t *testing.T) {
 	for name, test := range map[string]struct {
 		files string

@@ -1,5 +1,5 @@
 // Package preflight is the command "preflight", which "concord" and "kubectl concord" both
-// have. What raw etcd says it is told, so that it links no client of etcd.
+// have. The contents of raw etcd are handed to it, so that it links no client of etcd.
 package preflight
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// Config is what the programs that have the command differ in. All fields are required but
-// Etcd.
+// Config has the settings that differ between the programs that have the command. All fields are
+// required but Etcd.
 type Config struct {
 	// Program is how users call it.
 	Program string
@@ -28,19 +28,19 @@ type Config struct {
 	Lifecycles func() []compat.Lifecycle
 	// Cluster is how to reach a live cluster.
 	Cluster func() (*rest.Config, error)
-	// Etcd returns what reads etcd, if flags say that it is to be read; known are resources that
-	// are looked for. Nil: there are no such flags.
+	// Etcd returns the function that reads etcd, if flags say that it is to be read; known are
+	// resources that are looked for. Nil: there are no such flags.
 	Etcd func(ctx context.Context) (read func(ctx context.Context, known []schema.GroupResource) (*World, error), err error)
 }
 
-// World is what is known of what is stored.
+// World is what is known of the stored objects.
 type World struct {
-	// Stored is what may be stored of each resource, and a census of it if one was taken.
+	// Stored has the encodings in which each resource may be stored, and a census of it if one was taken.
 	Stored []compat.Stored
 	// Definitions are the CustomResourceDefinitions by resource; nil is one that cannot be read.
 	Definitions map[schema.GroupResource]*verdict.Definition
 	// Count takes the census of a resource that has none; nil where all were taken. It returns
-	// nil where there is nothing to count: nobody who is asked stores the resource. The error
+	// nil where there is nothing to count: none of the servers asked stores the resource. The error
 	// is why there is no census of one that is stored.
 	Count func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error)
 	// List calls visit with every object of a built-in resource, in the version that is asked for.

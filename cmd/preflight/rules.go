@@ -127,8 +127,8 @@ func names(env *cel.Env) sets.Set[string] {
 	return all
 }
 
-// missing are the functions of an expression that the server does not have. What nobody has, or
-// cannot be parsed, is no difference.
+// missing are the functions of an expression that the server does not have. A function that
+// nobody has, or an expression that nobody can parse, is no difference.
 func (r rules) missing(expression string) []string {
 	parsed, issues := r.known.Parse(expression)
 	if issues.Err() != nil {
@@ -161,7 +161,8 @@ func (r rules) missing(expression string) []string {
 	return sets.List(found)
 }
 
-// warnings names the objects that do not follow the rules; unread tells what could not be looked at.
+// warnings names the objects that do not follow the rules; unread names the resources that could not
+// be looked at.
 func (r rules) warnings(ctx context.Context, world *World) (all []verdict.Warning, unread error) {
 	for _, gvr := range r.resources() {
 		err := world.List(ctx, gvr, func(o *unstructured.Unstructured) {

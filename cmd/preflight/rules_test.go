@@ -42,8 +42,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestRules: expressions are found wherever objects have them, and not in what only looks like
-// one; a Service's name is looked at where releases differ in it.
+// TestRules: expressions are found wherever objects have them, and not in fields that only look
+// like one; a Service's name is looked at where releases differ in it.
 func TestRules(t *testing.T) {
 	policies := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"}
 	for _, c := range []struct {
@@ -77,8 +77,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestWarnings: objects are read page by page; what is not served is no matter, and what may not
-// be read is told.
+// TestWarnings: objects are read page by page; resources that are not served are no matter, and
+// those that may not be read are told.
 func TestWarnings(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

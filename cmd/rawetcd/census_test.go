@@ -7,7 +7,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// TestMixedFirst: what is stored in more than one encoding stands before what is not.
+// TestMixedFirst: resources that are stored in more than one encoding stand before the others.
 func TestMixedFirst(t *testing.T) {
 	var out strings.Builder
 	census := migratestore.Census{Revision: 7, Rows: []migratestore.Row{

@@ -1,4 +1,4 @@
-// Package rawetcd is what concord and kubectl-concord say of an etcd that they read themselves:
+// Package rawetcd is the part of concord and kubectl-concord for an etcd that they read themselves:
 // the flags that name it, the census of stored objects, and the encryption keys that they need.
 // It reads, and writes nothing.
 package rawetcd
@@ -21,7 +21,7 @@ import (
 // answerTimeout bounds the wait for the first answer of an etcd.
 const answerTimeout = 10 * time.Second
 
-// Options name an etcd, and what is read in it.
+// Options name an etcd, and the prefix that is read in it.
 type Options struct {
 	Servers []string
 	Prefix  string
@@ -54,8 +54,8 @@ func (o *Options) Validate() error {
 // Under is the prefix as keys begin with it, without the slash behind.
 func (o *Options) Under() string { return "/" + strings.Trim(o.Prefix, "/") }
 
-// Connect returns a client of an etcd that has answered; it needs the permission to read what
-// is under the prefix, and no other.
+// Connect returns a client of an etcd that has answered; it needs the permission to read the keys
+// under the prefix, and no other.
 func (o *Options) Connect(ctx context.Context, endpoints []string) (*clientv3.Client, error) {
 	config := clientv3.Config{Endpoints: endpoints, DialTimeout: answerTimeout, Logger: zap.NewNop()}
 	if o.tls.TrustedCAFile != "" || o.tls.CertFile != "" {

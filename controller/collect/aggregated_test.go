@@ -12,7 +12,7 @@ import (
 )
 
 // TestAggregatedServer: the report of an aggregated API server stands as long as its Lease
-// is there, which only its own kind deletes; and nobody waits for what it may report.
+// is there, which only its own kind deletes; and nobody waits for reports that it may make.
 func TestAggregatedServer(t *testing.T) {
 	w := newWorld(t, every10s)
 	w.renew("a", true)

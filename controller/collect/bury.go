@@ -34,13 +34,13 @@ func (c *Collector) Bury(ctx context.Context, id agree.ServerID) error {
 	return nil
 }
 
-// sweeping is what a sweep does besides settling the reports with the Leases that exist.
+// sweeping holds the tasks of a sweep besides settling the reports with the Leases that exist.
 type sweeping struct {
 	gone        agree.ServerID // this one's reports, too
 	removeEmpty bool           // StorageVersions without reports are deleted
 }
 
-// action is what becomes of a StorageVersion.
+// action says whether a StorageVersion is left as it is, written or removed.
 type action int
 
 const (
@@ -49,8 +49,8 @@ const (
 	remove
 )
 
-// decide returns what the reports, which were read before the participants, are to be,
-// and what to do with the StorageVersion. While a server is starting, or is about to
+// decide returns the reports as they are to be, and the action on the StorageVersion. The
+// reports given were read before the participants. While a server is starting, or is about to
 // because none reports, its reports are still to come, and StorageVersions that nobody
 // reports are kept for them.
 func decide(reports []agree.Report, participants agree.Participants, starting bool, how sweeping) ([]agree.Report, action) {

@@ -40,7 +40,7 @@ const (
 	unstatedDuration = time.Hour
 )
 
-// Config is what New needs.
+// Config configures a Collector.
 type Config struct {
 	// Client reaches the API uncached. Its scheme knows Leases and StorageVersions.
 	Client client.WithWatch
@@ -78,8 +78,8 @@ type Collector struct {
 	// when it had its answer.
 	observed, answered time.Time
 
-	// What follows saves looking through all StorageVersions when nothing changed.
-	watched atomic.Bool // the watch has told what there is
+	// The fields below save looking through all StorageVersions when nothing changed.
+	watched atomic.Bool // the watch has listed all StorageVersions
 	touched atomic.Bool // some StorageVersion changed since the last sweep
 	swept   time.Time   // when the last sweep left nothing to do; zero: it did not
 	seen    string      // the Leases at that time
@@ -149,7 +149,7 @@ func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error)
 }
 
 // longestGap is how far two observations may lie apart to be contiguous: a third of the
-// shortest Lease's duration. What a leader does between them takes time, too.
+// shortest Lease's duration. The work of a leader between them takes time, too.
 func (c *Collector) longestGap(beats []agree.Beat) time.Duration {
 	shortest := time.Duration(0)
 	for i, b := range beats {
@@ -237,7 +237,7 @@ func (c *Collector) sweepAll(ctx context.Context, leases []coordinationv1.Lease)
 	return nil
 }
 
-// fingerprint is what a sweep depends on of the Leases.
+// fingerprint holds the facts about the Leases that a sweep depends on.
 func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 	lines := make([]string, 0, len(leases))
 	for i := range leases {

@@ -179,7 +179,7 @@ func TestOutage(t *testing.T) {
 }
 
 // TestNoPuts: lists are answered and deletions done, but nobody can renew, as when etcd
-// is out of space. Whoever leads when that is mended buries nobody who lives.
+// is out of space. The collector that leads when that is mended buries no server that lives.
 func TestNoPuts(t *testing.T) {
 	for _, seconds := range []int{3, 6, 9, 12, 20, 60, 200} {
 		t.Run(fmt.Sprintf("%d s", seconds), func(t *testing.T) {

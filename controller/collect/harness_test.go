@@ -27,7 +27,7 @@ import (
 
 var errBroken = errors.New("connection refused")
 
-// world is an API with one collector; what goes over the wire is recorded and can fail.
+// world is an API with one collector; the calls that go over the wire are recorded and can fail.
 type world struct {
 	t      *testing.T
 	client client.WithWatch
@@ -154,7 +154,7 @@ func (w *world) setReports(name string, servers ...agree.ServerID) {
 	}
 }
 
-// servers returns who reports, and the agreement; "none" if there is no StorageVersion.
+// servers returns the servers that report, and the agreement; "none" if there is no StorageVersion.
 func (w *world) servers(name string) string {
 	w.t.Helper()
 	sv := &v1alpha1.StorageVersion{}

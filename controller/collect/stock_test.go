@@ -46,8 +46,8 @@ func (w *world) renewStock(name string, edit ...func(*coordinationv1.Lease)) {
 	}
 }
 
-// observe lets time pass, with an observation every 10 s before which a renews and does
-// what is to be done.
+// observe lets time pass, with an observation every 10 s; before every one server a
+// renews its Lease and the function each is called.
 func (w *world) observe(d time.Duration, each func()) {
 	w.t.Helper()
 	for range d / (10 * time.Second) {

@@ -16,9 +16,9 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// plan is what to do about one migration of storagemigration.k8s.io.
+// plan holds the changes to make for one migration of storagemigration.k8s.io.
 type plan struct {
-	// remove are copies of what is gone.
+	// remove are the copies whose original is gone.
 	remove []*migrationv1alpha1.StorageVersionMigration
 	// create is the copy that is missing, nil if none is.
 	create *migrationv1alpha1.StorageVersionMigration
@@ -89,7 +89,7 @@ func newCopy(gv schema.GroupVersion, m *storagemigrationv1.StorageVersionMigrati
 	return c
 }
 
-// follow has the original say what its copy says.
+// follow has the original's status say the same as its copy's.
 func (p *plan) follow(original *storagemigrationv1.StorageVersionMigration, own *migrationv1alpha1.StorageVersionMigration, now metav1.Time) {
 	status := original.Status.DeepCopy()
 	if status.ResourceVersion == "" && begun(own) {
@@ -110,7 +110,7 @@ func (p *plan) follow(original *storagemigrationv1.StorageVersionMigration, own 
 		meta.SetStatusCondition(&status.Conditions, condition)
 	}
 	if len(own.Status.Conditions) == 0 {
-		// Said at once: kube-controller-manager's migrator begins with what says nothing.
+		// Said at once: kube-controller-manager's migrator begins with a migration that says nothing.
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 			Type: string(storagemigrationv1.MigrationRunning), Status: metav1.ConditionFalse, ObservedGeneration: original.Generation, LastTransitionTime: now,
 			Reason: migrationv1alpha1.ReasonPending, Message: "no server has begun",
@@ -148,7 +148,7 @@ func begun(own *migrationv1alpha1.StorageVersionMigration) bool {
 // returns false if it does not say so.
 func rest(crd *apiextensionsv1.CustomResourceDefinition, name string, now metav1.Time) bool {
 	c := apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating)
-	// What kube-controller-manager's migrator says; it takes it back only of a migration that
+	// The condition of kube-controller-manager's migrator; it takes it back only of a migration that
 	// it has ended itself.
 	if c == nil || c.Status != apiextensionsv1.ConditionTrue || c.Message != fmt.Sprintf("Migration %s is running", name) {
 		return false

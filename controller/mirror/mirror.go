@@ -1,8 +1,8 @@
 // Package mirror has StorageVersionMigrations of storagemigration.k8s.io, Kubernetes' own
-// API, done by what does those of migration.k8s.io. For each it makes a copy in the other
-// API, which counts, is adopted, claimed and rewritten as any user's migration is, and
-// writes into the original's status what the copy says. The copy goes with the original,
-// which therefore is cancelled by deleting it. Finished ones stay until somebody does.
+// API, done by the controllers that do those of migration.k8s.io. For each it makes a copy in
+// the other API, and writes the state of the copy into the original's status. The copy counts,
+// and is adopted, claimed and rewritten, as any user's migration is. It goes with the original,
+// so that deleting the original cancels the migration. Finished ones stay until somebody deletes them.
 package mirror
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	// Client reads and writes API objects, uncached. Its scheme must hold the
 	// migrations of migration.k8s.io, and storagemigration/v1's types under the version of

@@ -234,15 +234,15 @@ func TestDefinitionComesToRest(t *testing.T) {
 	}
 }
 
-// cleansUpLater ends a migration as kube-controller-manager's migrator does, which looks at what
-// is Running when it cleans up.
+// cleansUpLater ends a migration as kube-controller-manager's migrator does, which looks at the
+// migrations that are Running when it cleans up.
 func cleansUpLater(w *world) {
 	m := w.read()
 	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: string(storagemigrationv1.MigrationSucceeded), Status: metav1.ConditionTrue, Reason: "StorageVersionMigrationSucceeded"})
 	w.must(w.client.Status().Update(context.Background(), m))
 }
 
-// TestFails: why a copy failed is why the original did.
+// TestFails: the reason for which a copy failed is the original's reason, too.
 func TestFails(t *testing.T) {
 	w := newWorld(t, "v1")
 	w.make("one-uid")

@@ -22,7 +22,7 @@ const (
 	maxRetry = 30 * time.Second
 	// stepTimeout bounds one look, in real time.
 	stepTimeout = 30 * time.Second
-	// byOwner indexes copies by the name of what they are copies of.
+	// byOwner indexes copies by the name of their original.
 	byOwner = "owner"
 )
 

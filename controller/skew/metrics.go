@@ -9,7 +9,7 @@ import (
 // unknownVersion is the label of servers that do not tell their emulation version.
 const unknownVersion = "unknown"
 
-// Metrics are the elected server's gauges; on all others they have no value. What has no
+// Metrics are the elected server's gauges; on all others they have no value. A gauge that has no
 // value while versions cannot be told is absent, too.
 type Metrics struct {
 	servers, releases, allowed *metrics.GaugeVec
@@ -29,7 +29,7 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// Registerables returns what to register.
+// Registerables returns the metrics to register.
 func (x *Metrics) Registerables() []metrics.Registerable {
 	return []metrics.Registerable{x.servers, x.releases, x.allowed}
 }

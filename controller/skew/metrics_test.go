@@ -23,8 +23,8 @@ const help = `
 # TYPE concord_server_skew_servers gauge
 `
 
-// expose returns the metrics with their help, as testutil wants them: help of what has
-// values only.
+// expose returns the metrics with their help, as testutil wants them: help only of the metrics
+// that have values.
 func expose(samples string) string {
 	var lines []string
 	for _, line := range strings.Split(help, "\n") {

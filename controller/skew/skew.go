@@ -40,7 +40,7 @@ const (
 	stepTimeout = 30 * time.Second
 )
 
-// Config is what New needs.
+// Config configures a Controller.
 type Config struct {
 	// Client reaches the API uncached. Its scheme knows Leases, ClusterVersions and Events.
 	Client client.Client
@@ -76,7 +76,7 @@ type Controller struct {
 	told   []metav1.Condition
 	looked bool
 
-	// What follows saves reading the ClusterVersion when no server changed.
+	// The fields below save reading the ClusterVersion when no server changed.
 	written []compat.ServerVersions // the servers that it was last known to show
 	at      time.Time               // when; zero: never
 }

@@ -99,8 +99,8 @@ func TestOutOfAllowance(t *testing.T) {
 	w.expectEvents(began, refused, accepted, ended)
 }
 
-// TestSilentServers: what a server does not tell is unknown, never fine; what is known to
-// be wrong stays wrong.
+// TestSilentServers: a version that a server does not tell is unknown, never fine; a condition
+// that is known to be False stays False.
 func TestSilentServers(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a"+n37, "stock", "mangled=1.37/latest/1.36")
@@ -122,8 +122,8 @@ func TestSilentServers(t *testing.T) {
 	w.expectStatus("0 .. agree=Unknown NoServers allowed=Unknown NoServers")
 }
 
-// TestQuiet: while no server changes only the Leases are read, and what somebody else did
-// to the ClusterVersion is repaired once in a while.
+// TestQuiet: while no server changes only the Leases are read, and the damage that somebody else
+// did to the ClusterVersion is repaired once in a while.
 func TestQuiet(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n37)
@@ -148,7 +148,7 @@ func TestQuiet(t *testing.T) {
 	w.expectEvents()
 }
 
-// TestNextLeader: whoever is elected next does not repeat what was told.
+// TestNextLeader: the controller that is elected next does not repeat the events that were told.
 func TestNextLeader(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a"+n36, "b"+n37)
@@ -186,7 +186,7 @@ func TestTwoLeaders(t *testing.T) {
 	w.expectEvents(began)
 }
 
-// TestFailures: whatever fails, or only seems to, is made up for: one event is told once.
+// TestFailures: a call that fails, or only seems to, is made up for: one event is told once.
 func TestFailures(t *testing.T) {
 	for _, call := range []string{"list LeaseList", "get ClusterVersion", "create ClusterVersion", "update status ClusterVersion", "create Event"} {
 		for _, lost := range []bool{false, true} {

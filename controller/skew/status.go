@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// maxListed bounds what a message lists, maxNote its length in an event.
+	// maxListed bounds how many items a message lists, maxNote its length in an event.
 	maxListed = 5
 	maxNote   = 1024
 )
 
-// show writes the servers, sorted by ID, and what compat judged of them into a status.
+// show writes the servers, sorted by ID, and compat's judgement of them into a status.
 // Conditions of others stay.
 func show(status *versionv1alpha1.ClusterVersionStatus, servers []compat.ServerVersions, skew compat.ServerSkew, now time.Time) {
 	status.ServerCount = int32(len(servers))
@@ -117,7 +117,7 @@ func list(items []string, separator string) string {
 	return strings.Join(items, separator)
 }
 
-// news is what an event tells, and since when it is so.
+// news is the content of an event, and since when it is so.
 type news struct {
 	kind, reason, note string
 	since              time.Time

@@ -25,7 +25,7 @@ import (
 
 var errBroken = errors.New("connection refused")
 
-// world is an API with one controller; what goes over the wire is recorded and can fail.
+// world is an API with one controller; the calls that go over the wire are recorded and can fail.
 type world struct {
 	t      *testing.T
 	client client.WithWatch
@@ -170,7 +170,7 @@ func (w *world) cluster() *versionv1alpha1.ClusterVersion {
 	return cluster
 }
 
-// status is what kubectl get shows.
+// status returns the values that kubectl get shows.
 func (w *world) status() string {
 	w.t.Helper()
 	s := w.cluster().Status

@@ -8,7 +8,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// tally is what was counted at one time, by resource or Lease.
+// tally holds the counts of one time, by resource or Lease.
 type tally struct {
 	states     map[string]state
 	migrations map[string]migration
@@ -29,7 +29,7 @@ type lease struct {
 	reports bool
 }
 
-// phase is what a migration does, as people are told it.
+// phase is the phase of a migration, as people are told it.
 type phase string
 
 const (
@@ -44,7 +44,7 @@ const (
 
 var phases = []phase{pending, waiting, running, retrying, paused, succeeded, failed}
 
-// count counts what the objects say.
+// count makes a tally of the objects.
 func count(states []migrationv1alpha1.StorageState, migrations []migrationv1alpha1.StorageVersionMigration, leases []coordinationv1.Lease) *tally {
 	counted := &tally{states: map[string]state{}, migrations: map[string]migration{}, leases: map[string]lease{}}
 	for i := range states {

@@ -7,8 +7,8 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Metrics are gauges that all change at once: between two counts no series is missing, which would
-// end what alerts on it.
+// Metrics are gauges that all change at once: between two counts no series is missing, as that would
+// end an alert on it.
 type Metrics struct {
 	metrics.BaseStableCollector
 	agreed, encodings, keys, migrations, objects, renewed *metrics.Desc
@@ -77,5 +77,5 @@ func (x *Metrics) CollectWithStability(to chan<- metrics.Metric) {
 	}
 }
 
-// show has the metrics show what was counted; nil for nothing.
+// show has the metrics show the counts; nil: they show nothing.
 func (x *Metrics) show(counted *tally) { x.counted.Store(counted) }

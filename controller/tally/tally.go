@@ -1,7 +1,7 @@
-// Package tally counts what StorageStates, migrations and identity Leases say, as metrics for
-// alerts and dashboards: which resources the servers do not agree on, how far migrations are, which
-// encryption keys are needed, and which server's Lease has not been renewed. It runs on the elected
-// server, or in the elected process of the controllers for stock clusters; the others show nothing.
+// Package tally turns the contents of StorageStates, migrations and identity Leases into metrics
+// for alerts and dashboards: which resources the servers do not agree on, how far migrations are,
+// which encryption keys are needed, and which server's Lease has not been renewed. It runs on the
+// elected server, or in the elected process of the controllers for stock clusters; the others show nothing.
 package tally
 
 import (
@@ -28,11 +28,11 @@ const (
 	stepTimeout = 30 * time.Second
 )
 
-// Config is what New needs.
+// Config configures a Controller.
 type Config struct {
 	// Client lists StorageStates, migrations and Leases, every Interval.
 	Client client.Reader
-	// Metrics shows what is counted.
+	// Metrics shows the counts.
 	Metrics *Metrics
 	// Interval is the time between two counts.
 	Interval time.Duration
@@ -76,7 +76,7 @@ func (c *Controller) Run(ctx context.Context) {
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
 		defer cancel()
 		if err := c.Step(step); err != nil && ctx.Err() == nil {
-			// What was counted last stays: whoever alerts on it would else be told that all is well.
+			// The last counts stay: an alert on them would else be told that all is well.
 			c.cfg.Logger.Error(err, "Metrics of StorageStates and migrations are not up to date")
 		}
 	}, c.cfg.Interval, 0.1, false)

@@ -14,7 +14,7 @@ import (
 // to tell is filled in.
 func Run(ctx context.Context, engine *migrateapi.Engine, job claim.Job, options migrateapi.Options, progress func(claim.Progress)) (claim.Result, error) {
 	options.MaxNamed = migrationv1alpha1.MaxFailures
-	// What cannot be read is the beginning.
+	// A cursor that cannot be read is the beginning.
 	if json.Unmarshal([]byte(job.Resume), &options.Resume) != nil {
 		options.Resume = migrateapi.Cursor{}
 	}

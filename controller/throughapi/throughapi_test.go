@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
-// What others wrote meanwhile is done, and a conflict.
+// An object that others wrote meanwhile is done, and a conflict.
 func TestProgress(t *testing.T) {
 	p := migrateapi.Progress{Expected: 8, Total: 10, Patched: 4, Overtaken: 2, Gone: 1}
 	if got, want := progressOf(p), (claim.Progress{Total: 9, Done: 6, Conflicts: 2}); !reflect.DeepEqual(got, want) {

@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// act carries out one action on what was looked at. Every update carries the
+// act carries out one action on the objects of a look. Every update carries the
 // resourceVersion that was read.
 func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) error {
 	switch a := action.(type) {
@@ -49,7 +49,7 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 	}
 }
 
-// writeState writes the StorageState. What counts is in its status and goes in one
+// writeState writes the StorageState. The fields that count are in its status and go in one
 // update. The readable copy is an annotation, which a status update cannot write: it is
 // widened before and narrowed after, so that it never promises too much. Migrations that have
 // ended are remembered before: they were from the stored set that the update may lower.
@@ -96,7 +96,7 @@ func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action
 	return c.annotate(ctx, l.state, l.remembering(map[string]string{}))
 }
 
-// remembering adds to the annotations of the StorageState which migrations have ended, if it
+// remembering adds the migrations that have ended to the annotations of the StorageState, if it
 // does not tell them yet.
 func (l *look) remembering(annotations map[string]string) map[string]string {
 	var stored []agree.Encoding
@@ -185,8 +185,9 @@ func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.S
 	return err
 }
 
-// resetMigration takes off a migration what it was made for, the status first: one that says
-// that it runs and has no target would be nobody's.
+// resetMigration resets the status of a migration, and then takes its target, its claim and the
+// trigger's mark off. The status goes first: a migration that says that it runs and has no
+// target would be nobody's.
 func (c *Controller) resetMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration) error {
 	migrationv1alpha1.Reset(m)
 	if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
@@ -197,7 +198,7 @@ func (c *Controller) resetMigration(ctx context.Context, m *migrationv1alpha1.St
 }
 
 // adopt stamps the target on a migration. One that waited says first that it does not any
-// more: who migrates looks at it from the stamp on, and should not meet a conflict.
+// more: the migrating server looks at it from the stamp on, and should not meet a conflict.
 func (c *Controller) adopt(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, target evolve.Target) error {
 	if migrationv1alpha1.Waiting(m) != "" {
 		migrationv1alpha1.SetWaiting(m, "", metav1.NewTime(c.cfg.Clock.Now()))
@@ -266,8 +267,8 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	return c.cfg.Client.Status().Update(ctx, crd)
 }
 
-// allReport asks that no server has come which does not report, as the StorageVersions tell
-// a moment later only: what it stores is not to be pruned before.
+// allReport fails if a server has come that does not report. The StorageVersions tell that a
+// moment later only, and the versions that it stores are not to be pruned before.
 func (c *Controller) allReport(ctx context.Context) error {
 	leases, err := c.leases(ctx)
 	if err != nil {

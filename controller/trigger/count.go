@@ -12,7 +12,7 @@ import (
 )
 
 // ErrNotStored says that a resource's values cannot be counted, since they are stored elsewhere:
-// by an aggregated API server, for one. Then what migrations say is believed.
+// by an aggregated API server, for one. Then a migration's own result is believed.
 var ErrNotStored = errors.New("the resource is not stored here")
 
 // Count counts the stored values of a resource for a Result that asks for it, so that the next
@@ -33,8 +33,9 @@ func (c *Controller) Count(ctx context.Context, gr schema.GroupResource, target 
 	return nil
 }
 
-// census returns what was counted for a target; nil if it was not. What was found decides once:
-// it is counted anew after the migration that follows. That nothing was found stays true.
+// census returns the result of the count for a target; nil if there was no count. Encodings that
+// were found decide once: they are counted anew after the migration that follows. A count that
+// found none stays true.
 func (c *Controller) census(gr schema.GroupResource, target evolve.Target) *evolve.Census {
 	c.mu.Lock()
 	defer c.mu.Unlock()

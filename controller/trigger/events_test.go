@@ -100,7 +100,7 @@ func TestHeartbeatCosts(t *testing.T) {
 	}
 }
 
-// TestProgressCosts: what a migrator writes while it works leads to no look, its end does.
+// TestProgressCosts: a migrator's writes while it works lead to no look, its end does.
 func TestProgressCosts(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
@@ -202,8 +202,8 @@ func TestUnservedIsUnknown(t *testing.T) {
 	}
 }
 
-// TestDeletedState: who deletes a StorageState gets a new migration, though the view of
-// migrations lags behind and still has the one that succeeded.
+// TestDeletedState: a resource whose StorageState is deleted gets a new migration, though the view
+// of migrations lags behind and still has the one that succeeded.
 func TestDeletedState(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)

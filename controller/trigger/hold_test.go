@@ -28,7 +28,7 @@ func (w *world) changeCRD(change func(*apiextensionsv1.CustomResourceDefinition)
 }
 
 // A cut-over on hold is not made though every object is migrated, and is made when it is
-// released. The migration is remembered once, and tells what it was from and to.
+// released. The migration is remembered once, with the encodings that it was from and to.
 func TestHoldAndHistory(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.crd("v2", "v1", "v2")
@@ -58,8 +58,8 @@ func TestHoldAndHistory(t *testing.T) {
 	}
 }
 
-// A migration is remembered no later than the stored set is lowered: whoever reads the
-// StorageState in between is told what it was from.
+// A migration is remembered no later than the stored set is lowered: a reader of the
+// StorageState in between is told the encodings that it was from.
 func TestRememberedBeforeLowered(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)

@@ -55,8 +55,8 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// While nobody knows what is stored, what storedVersions named is put back, and only a
-// migration's success ends that.
+// While nobody knows what is stored, a version that storedVersions named is put back, and only
+// a migration's success ends that.
 func TestKeepUnknown(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.crd("v2", "v1", "v2")

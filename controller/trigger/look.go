@@ -32,7 +32,7 @@ type migrations interface {
 }
 
 // look reads what a decision needs: the StorageState first, then the StorageVersion, so
-// that the second is never older than what the first was computed from (section 3.5).
+// that the second is never older than the one that the first was computed from (section 3.5).
 func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, error) {
 	l := &look{Observation: evolve.Observation{Resource: gr}, migrations: map[string]*migrationv1alpha1.StorageVersionMigration{}}
 	state, err := get(ctx, c.cfg.Client, migrationv1alpha1.StateName(gr), &migrationv1alpha1.StorageState{})
@@ -58,7 +58,7 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 		return nil, err
 	}
 	if l.State != nil {
-		// Without a kind nobody can tell; what needs it next says so.
+		// Without a kind nobody can tell; the next action that needs it says so.
 		if kind, err := c.kind(ctx, l, *l.State); err == nil && kind != "" {
 			l.State.Forged = migrationv1alpha1.Forged(state, kind)
 		}
@@ -121,7 +121,7 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 	return nil
 }
 
-// lookCloser reads what matters only to migrations that would begin, or that nobody can
+// lookCloser reads the facts that matter only to migrations that would begin, or that nobody can
 // do: which servers are still starting, and whether the resource exists.
 func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	leases, err := c.leases(ctx)
@@ -181,8 +181,8 @@ func encoding(crd *apiextensionsv1.CustomResourceDefinition, version string) agr
 	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }
 
-// get reads an object; nil if it does not exist, which an error that says no more than
-// "not found" does not prove.
+// get reads an object; nil if it does not exist. An error that says no more than "not found"
+// does not prove that.
 func get[T client.Object](ctx context.Context, c client.Client, name string, obj T) (T, error) {
 	var none T
 	switch err := c.Get(ctx, client.ObjectKey{Name: name}, obj); {

@@ -9,8 +9,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestPausedStaysPaused: whoever deletes a StorageState has its objects migrated anew, but not
-// before a pause is over that somebody asked for.
+// TestPausedStaysPaused: the objects of a resource whose StorageState is deleted are migrated anew,
+// but not before a pause is over that somebody asked for.
 func TestPausedStaysPaused(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)

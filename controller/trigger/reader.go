@@ -15,7 +15,7 @@ import (
 // keptPoll is how often it is looked for a Run that has read everything.
 const keptPoll = 50 * time.Millisecond
 
-// seen is what the watches of a run hold.
+// seen holds the stores of two of a run's watches.
 type seen struct {
 	states     cache.Store
 	migrations cache.Indexer

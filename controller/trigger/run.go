@@ -98,7 +98,7 @@ func (c *Controller) setSeen(r *run, s seen) {
 }
 
 // Look has Run, if it runs, look at a resource because of something that it does not watch
-// itself: what a CustomResourceDefinition says is stored.
+// itself: the versions that a CustomResourceDefinition says are stored.
 func (c *Controller) Look(gr schema.GroupResource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,7 +152,7 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	}
 }
 
-// timely is Step within a time; what it wants counted takes its own.
+// timely is Step within stepTimeout; a count that it asks for takes its own time.
 func (r *run) timely(ctx context.Context, gr schema.GroupResource) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -169,7 +169,7 @@ func (r *run) setStarting(gr schema.GroupResource, starting bool) {
 	}
 }
 
-// serverChanged looks again at what waits for servers that start.
+// serverChanged looks again at the resources that wait for servers that start.
 func (r *run) serverChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,7 +190,7 @@ func (i indexed) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersio
 	return items, err
 }
 
-// sources returns what is watched, and what two of the watches hold.
+// sources returns the watches, and the stores of two of them.
 func (r *run) sources() (seen, []cache.Controller) {
 	_, versions := r.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(nil, func(sv *apiserverinternalv1alpha1.StorageVersion) {
 		if gr, err := storageversion.GroupResource(sv.Name); err == nil {
@@ -215,8 +215,8 @@ func (r *run) sources() (seen, []cache.Controller) {
 	return seen{stored, store}, []cache.Controller{versions, states, migrations, leases}
 }
 
-// onEach handles every object that is new, gone, or changed in what a look decides on;
-// same, if not nil, says that it is not.
+// onEach handles every object that is new, gone, or changed in a field that a look decides on;
+// same, if not nil, says that none of these has changed.
 func onEach[T client.Object](same func(was, is T) bool, handle func(T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { handle(obj.(T)) },
@@ -235,8 +235,8 @@ func onEach[T client.Object](same func(was, is T) bool, handle func(T)) cache.Re
 	}
 }
 
-// sameState says whether two readings of a StorageState differ in no more than the
-// heartbeat and what nobody decides on. The trigger's own heartbeats are such changes.
+// sameState says whether two readings of a StorageState differ in no more than the heartbeat and
+// fields that nobody decides on. The trigger's own heartbeats are such changes.
 func sameState(was, is *migrationv1alpha1.StorageState) bool {
 	a, b := migrationv1alpha1.ViewState(was), migrationv1alpha1.ViewState(is)
 	a.Heartbeat = b.Heartbeat

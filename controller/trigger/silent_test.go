@@ -111,7 +111,7 @@ func TestBesideAStockServer(t *testing.T) {
 }
 
 // TestStockServerIsNotStarting: no migration waits for a report that never comes, nor for
-// one of what upstream's code keeps in a Concord process.
+// the report of a Lease that upstream's code keeps in a Concord process.
 func TestStockServerIsNotStarting(t *testing.T) {
 	for _, name := range []string{stock, storageversion.NewUpstreamIdentity()} {
 		w, c := newWorld(t, served)

@@ -26,7 +26,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// Kinds is what discovery says about resources.
+// Kinds gives the answers of discovery about resources.
 type Kinds interface {
 	// Kind returns the kind of the resource's objects. If no server serves the resource,
 	// meta.IsNoMatchError holds for the error; any other error means that nobody knows.
@@ -48,7 +48,7 @@ func (m mapped) Kind(_ context.Context, gr schema.GroupResource) (string, error)
 	return gvk.Kind, err
 }
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	// Client reads and writes API objects, uncached. Its scheme must hold StorageVersions,
 	// StorageStates, StorageVersionMigrations, CustomResourceDefinitions, Leases and Events.
@@ -57,7 +57,7 @@ type Config struct {
 	Kinds Kinds
 	// Census, if not nil, counts the stored values of a resource, and says which encodings but
 	// the target's it has found (evolve.Census), or ErrNotStored. It begins with a linearizable
-	// read. Without it, what migrations say is believed, as where nobody reads etcd.
+	// read. Without it, a migration's own result is believed, as where nobody reads etcd.
 	Census func(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error)
 	// Instance names this process in events.
 	Instance string
@@ -96,7 +96,7 @@ type Controller struct {
 	cached migrations
 
 	mu sync.Mutex
-	// counted is what the last count of each resource has found.
+	// counted has the result of the last count of each resource.
 	counted map[schema.GroupResource]evolve.Census
 	// current is the run that is under way.
 	current *run
@@ -117,12 +117,12 @@ func New(cfg Config) (*Controller, error) {
 	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}}, nil
 }
 
-// Result is what one look did.
+// Result is the outcome of one look.
 type Result struct {
 	// Done are the actions carried out, in order.
 	Done []evolve.Action
-	// Count, if not nil, is what has to be counted, by Controller.Count, before more can be
-	// decided; nothing was done.
+	// Count, if not nil, is the target for which the stored values have to be counted, by
+	// Controller.Count, before more can be decided; nothing was done.
 	Count *evolve.Target
 	// Again says that the look changed what the next one will decide.
 	Again bool
@@ -134,8 +134,8 @@ type Result struct {
 
 // Step looks once at a resource and acts. It makes its API calls one after the other and
 // starts no goroutine. After an error, Conflicts included, the look has to be repeated;
-// what was done stands. An action that fails does not hold up those that are independent
-// of it, which it would do for ever if it can never succeed.
+// what was done stands. An action that fails does not hold up those that are independent of it:
+// one that can never succeed would do so for ever.
 func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result, error) {
 	var result Result
 	l, err := c.look(ctx, gr)
@@ -152,7 +152,7 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 	}
 	actions := evolve.Decide(l.Observation)
 	if evolve.Starts(actions) || len(l.Migrations) > 0 && l.StorageVersion == nil {
-		// Only now it matters who is still starting and what exists.
+		// Only now it matters which servers are still starting and whether the resource exists.
 		if err := c.lookCloser(ctx, l); err != nil {
 			return result, fmt.Errorf("look at %s: %w", gr, err)
 		}

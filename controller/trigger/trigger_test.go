@@ -102,8 +102,8 @@ func TestOrder(t *testing.T) {
 		"list LeaseList", "create StorageVersionMigration")
 }
 
-// TestConflict: what another writer put into the state between the reading and the
-// writing is not lost.
+// TestConflict: an encoding that another writer put into the state between the reading and
+// the writing is not lost.
 func TestConflict(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
@@ -155,7 +155,7 @@ func TestCrashAfterCreate(t *testing.T) {
 }
 
 // TestReadableCopyPromisesNothing: at every moment the annotation that people read lists
-// what the status lists.
+// the encodings that the status lists.
 func TestReadableCopyPromisesNothing(t *testing.T) {
 	w, c := newWorld(t, served)
 	check := func(when string) {
@@ -239,7 +239,7 @@ func TestUsersMigration(t *testing.T) {
 	w.wantEnded("mine Failed")
 }
 
-// TestAborted: what the trigger takes back is told, though the migration is gone.
+// TestAborted: a migration that the trigger takes back is told, though it is gone.
 func TestAborted(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
@@ -359,7 +359,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestFailingActionHoldsNoOtherUp: what cannot be done for one migration keeps neither
+// TestFailingActionHoldsNoOtherUp: an action that cannot be done for one migration keeps neither
 // another from its own nor the state from its heartbeat, but a new one is not begun.
 func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	w, c := newWorld(t, served)

@@ -43,7 +43,7 @@ type world struct {
 	t      *testing.T
 	client client.WithWatch
 	clock  *clocktesting.FakeClock
-	mu     sync.Mutex // guards what follows, for the tests that run goroutines
+	mu     sync.Mutex // guards the fields below, for the tests that run goroutines
 	calls  []string
 	// before is called with each call, "verb Kind"; an error is the call's answer.
 	before func(call string) error

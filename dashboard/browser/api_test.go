@@ -166,7 +166,7 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// story is what was observed in a story of package status.
+// story returns the observations of a story of package status.
 func story(t testing.TB, name string) status.Observed {
 	t.Helper()
 	text, err := os.ReadFile("../../status/testdata/" + name + ".txtar")

@@ -121,7 +121,7 @@ type view struct {
 	t *testing.T
 }
 
-// look is what a page is looked at with.
+// look is the size and the colour scheme in which a page is looked at.
 type look struct {
 	width, height int
 	dark          bool
@@ -169,7 +169,7 @@ func (v *view) as(l look) {
 	}
 }
 
-// eval evaluates a JavaScript function into what into points to.
+// eval evaluates a JavaScript function into the variable that into points to.
 func (v *view) eval(into any, js string, args ...any) {
 	v.t.Helper()
 	result, err := v.Evaluate(rod.Eval(js, args...).ByPromise())
@@ -189,7 +189,7 @@ func (v *view) strings(js string, args ...any) (all []string) {
 	return all
 }
 
-// text is what a part of the page shows.
+// text returns the text of a part of the page.
 func (v *view) text(selector string) (text string) {
 	v.t.Helper()
 	v.eval(&text, `(s) => document.querySelector(s)?.textContent ?? ''`, selector)
@@ -211,8 +211,8 @@ func (v *view) waitText(selector string, want ...string) {
 }
 
 // traced collects how much processor time each task of the page's main thread takes, in ms,
-// until done is called. Unlike a task's duration that does not grow with what else the machine
-// does.
+// until done is called. Unlike a task's duration that does not grow with the other work of the
+// machine.
 func (v *view) traced() (done func() []float64) {
 	v.t.Helper()
 	type task struct {
@@ -271,7 +271,7 @@ func (v *view) wait(check func() error) {
 	}
 }
 
-// row is what the table shows of a resource; nil if it is not in sight.
+// row returns the cells that the table shows of a resource; nil if it is not in sight.
 func (v *view) row(resource string) (cells []string) {
 	v.t.Helper()
 	v.eval(&cells, `(r) => { const th = [...document.querySelectorAll('concord-matrix tbody th')].find((e) => e.textContent === r); return th ? [...th.parentElement.children].map((c) => c.textContent) : null; }`, resource)

@@ -208,7 +208,7 @@ func TestMigration(t *testing.T) {
 
 // TestRoll: the page that a server itself serves, at /concord/, follows a roll to another
 // emulation version: disagreement while it lasts, servers that come and go, agreement in the
-// end. Only who may get it does.
+// end. Only users who may get it do.
 func TestRoll(t *testing.T) {
 	c := e2e.New(t)
 	from := e2e.Options{Emulation: "1.36", MinCompatibility: "1.35"}

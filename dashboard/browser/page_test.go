@@ -24,7 +24,7 @@ func eventful(t *testing.T) status.Observed {
 	return o
 }
 
-// TestContent: the page shows what is not well by name, in light and dark, at any width, for
+// TestContent: the page shows by name all that is not well, in light and dark, at any width, for
 // everybody: axe-core finds nothing with all its rules.
 func TestContent(t *testing.T) {
 	a := newAPI(t, eventful(t))
@@ -76,7 +76,7 @@ func (v *view) fits(width int) {
 	})
 }
 
-// violation is what axe-core finds.
+// violation is a finding of axe-core.
 type violation struct {
 	ID, Help string
 	Nodes    []struct{ HTML, FailureSummary string }
@@ -134,8 +134,8 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestDropped: a connection that is lost is told, and comes back by itself with what has
-// changed meanwhile. So is a cluster that does not answer.
+// TestDropped: a connection that is lost is told, and comes back by itself with the changes
+// made meanwhile. So is a cluster that does not answer.
 func TestDropped(t *testing.T) {
 	o := many(t, 20)
 	a := newAPI(t, o)
@@ -199,8 +199,8 @@ func TestFirstPaint(t *testing.T) {
 }
 
 // TestManyResources: with 10,000 resources no task of the page's main thread takes 100 ms of
-// work: not while they come, nor while one scrolls, searches, or 500 of them change. What is
-// not well comes first.
+// work: not while they come, nor while one scrolls, searches, or 500 of them change. Those that
+// are not well come first.
 func TestManyResources(t *testing.T) {
 	const resources, budget = 10000, 100.0
 	o := many(t, resources)

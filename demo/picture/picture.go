@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// Which lines stay: of progress those that tell of a step, of a server, or for the first time of a
+// The lines that stay: of progress those that tell of a step, of a server, or for the first time of a
 // resource's disagreement, of half of its migration, and of its end; and rows of moving resources.
 var (
 	progress = regexp.MustCompile(`^\d\d:\d\d  `)

@@ -39,8 +39,8 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// TestShortened: what the demo says of its steps and of what moves stays, each once, as does all
-// that it says at the end.
+// TestShortened: the lines of the demo on its steps and on the resources that move stay, each once,
+// as does all that it says at the end.
 func TestShortened(t *testing.T) {
 	const text = `00:29  step 2 of 5: roll the servers
 00:29  server-1 is stopping, release 1.36

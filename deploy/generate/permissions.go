@@ -14,7 +14,7 @@ import (
 
 const rbacSource = "deploy/controllers/base/rbac.yaml"
 
-// role is what the table of permissions needs of a Role or ClusterRole.
+// role is the part of a Role or ClusterRole that the table of permissions needs.
 type role struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }

@@ -27,11 +27,11 @@ import (
 	"github.com/google/ko/pkg/build"
 )
 
-// options are what an image is built of.
+// options are the settings that an image is built with.
 type options struct {
 	// module is the folder of the module, and program the import path of its main package.
 	module, program string
-	// version is the image's tag, and commit what it is built from.
+	// version is the image's tag, and commit the one that it is built from.
 	version, commit string
 	// created is the image's time of creation: that of the source, for the same digest each time.
 	created time.Time
@@ -70,7 +70,7 @@ func main() {
 	fmt.Printf("%s@%s\n", o.out, digest)
 }
 
-// indexOf is an index of what was built: for a single platform that is an image.
+// indexOf is an index of a build's result: for a single platform that is an image.
 func indexOf(built build.Result) (v1.ImageIndex, error) {
 	image, ok := built.(v1.Image)
 	if !ok {

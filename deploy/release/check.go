@@ -36,7 +36,7 @@ var (
 type release struct {
 	// folders are where its files are.
 	folders []string
-	// What goreleaser says of it.
+	// Version and Commit are those that goreleaser says.
 	Version, Commit string
 	// platforms are those it was built for, as linux/amd64.
 	platforms []string
@@ -44,7 +44,7 @@ type release struct {
 	sums map[string]string
 }
 
-// check looks a release through as who downloads it would.
+// check looks a release through as a user who downloads it would.
 func (r *release) check() error {
 	metadata, err := r.read("metadata.json")
 	if err != nil {

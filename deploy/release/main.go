@@ -1,4 +1,4 @@
-// Command release makes what a release holds besides programs and images:
+// Command release makes the files that a release holds besides programs and images:
 //
 //	go run ./release chart --version 0.1.0 --out ../bin/release
 //	go run ./release provenance --checksums checksums.txt --commit HASH --version 0.1.0 --out provenance.json

@@ -17,7 +17,7 @@ const (
 	buildType = "https://github.com/concord-dev/concord/blob/main/docs/releases.md"
 	// predicateType is that of SLSA's build provenance (https://slsa.dev/spec/v1.0/provenance).
 	predicateType = "https://slsa.dev/provenance/v1"
-	// builder is whoever runs "make release": the statement is not signed.
+	// builder is the user who runs "make release": the statement is not signed.
 	builder = "https://github.com/concord-dev/concord/blob/main/Makefile"
 )
 

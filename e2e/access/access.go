@@ -22,7 +22,7 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// identity is somebody who asks.
+// identity is a user, with groups.
 type identity struct {
 	name string
 	user user.DefaultInfo
@@ -34,7 +34,7 @@ const namespace = "team"
 var (
 	editor = identity{"editor of a namespace", person("editor")}
 	viewer = identity{"viewer", person("viewer")}
-	// everybody is who is asked about on every server. Among them are all identities that
+	// everybody are the identities that are asked about on every server. Among them are all that
 	// Kubernetes' controllers have in `concord server` (server/controllers).
 	everybody = []identity{
 		{"anonymous", user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
@@ -128,8 +128,8 @@ func all() []identity {
 	return append(own, everybody...)
 }
 
-// table says, a line for each object or path, which verbs each identity is allowed. What it is
-// allowed nothing of is left out.
+// table says, a line for each object or path, which verbs each identity is allowed. Objects and
+// paths of which an identity is allowed nothing are left out for it.
 func table(ctx context.Context, client kubernetes.Interface) (string, error) {
 	var told strings.Builder
 	for _, who := range all() {
@@ -190,8 +190,8 @@ func describe(what authorizationv1.ResourceAttributes) string {
 	return name
 }
 
-// grant gives the editor and the viewer what Kubernetes' roles edit and view are put together of:
-// where nothing aggregates ClusterRoles these two are empty.
+// grant gives the editor and the viewer the roles that Kubernetes' roles edit and view are put together
+// of: where nothing aggregates ClusterRoles these two are empty.
 func grant(ctx context.Context, client kubernetes.Interface) error {
 	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		return err

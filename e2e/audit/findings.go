@@ -126,7 +126,7 @@ type Standing struct {
 	StoredVersions []string
 }
 
-// Standing returns what stands for the resource.
+// Standing returns the Standing of the resource.
 func (l *Ledger) Standing(gr schema.GroupResource) Standing {
 	r := l.of(gr)
 	s := Standing{Resource: gr}

@@ -38,7 +38,7 @@ func locate(path string, encoding agree.Encoding) (schema.GroupResource, bool) {
 	return schema.GroupResource{Group: gv.Group, Resource: segments[0]}, true
 }
 
-// learn takes in what a put says of another resource, and checks that resource anew.
+// learn takes in the information in a put about another resource, and checks that resource anew.
 func (l *Ledger) learn(e Event, path string, c *content) {
 	switch {
 	case strings.HasPrefix(path, versionsPath):

@@ -17,7 +17,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// WriteAnnotation is how a test's client marks what it writes: "<server>/<serial>", where
+// WriteAnnotation is how a test's client marks its writes: "<server>/<serial>", where
 // the server is the one that the request is sent to. Each write has a new value, so that
 // a put with the value of the one before it is a rewrite and not a client's.
 const WriteAnnotation = "e2e.concord.dev/write"
@@ -82,7 +82,7 @@ type resource struct {
 	counts  map[agree.Encoding]int
 	// last is, for each encoding that no object is in any more, the last revision at which one was.
 	last map[agree.Encoding]int64
-	// told are the violations of what is stored that stand, so that each is told once.
+	// told are the standing violations by stored objects, so that each is told once.
 	told sets.Set[string]
 }
 
@@ -121,7 +121,7 @@ func NewLedger(prefix string, exempt ...schema.GroupResource) *Ledger {
 func (l *Ledger) Ignore(key string) { l.ignored.Insert(key) }
 
 // Normalize says that objects of a resource look different in different encodings. Before
-// they are compared, normal brings their fields, in place, to what they look like in one.
+// they are compared, normal brings their fields, in place, to the form that they have in one.
 func (l *Ledger) Normalize(gr schema.GroupResource, normal func(fields map[string]any)) {
 	l.normal[gr] = normal
 }
@@ -154,7 +154,7 @@ func (l *Ledger) of(gr schema.GroupResource) *resource {
 	return r
 }
 
-// unowned are the folders of what kube-apiserver keeps for itself, past all storage of
+// unowned are the folders of data that kube-apiserver keeps for itself, past all storage of
 // resources, in the one version of it that there is (ARCHITECTURE.md).
 var unowned = []string{"ranges/", "masterleases/", "peerserverleases/"}
 
@@ -278,8 +278,8 @@ func (l *Ledger) remove(e Event, path string) {
 	l.unlearn(path)
 }
 
-// checkStored is I1, and with it I4, and I8, and what follows from them for keys. What has
-// been told and still stands is not told again.
+// checkStored is I1, and with it I4, and I8, and the rule that follows from them for keys. A
+// violation that has been told and still stands is not told again.
 func (l *Ledger) checkStored(e Event, gr schema.GroupResource) {
 	r := l.of(gr)
 	now := sets.New[string]()
@@ -318,7 +318,7 @@ func (r *resource) storedSet() (stored sets.Set[string], current bool) {
 	return stored, len(stored) > 0 && !stored.Has(migrationv1alpha1.Unknown)
 }
 
-// keyOf is what a StorageState calls the key of objects in the encoding.
+// keyOf is the name in a StorageState for the key of objects in the encoding.
 func keyOf(encoding agree.Encoding) string {
 	return cmp.Or(string(encoding.Seal()), "identity")
 }

@@ -252,7 +252,7 @@ func TestRewriteNeedsAnAgreement(t *testing.T) {
 	s.want("3.6: rewritten from " + group + "/v2 to " + group + "/v1")
 }
 
-// What was deleted stays so: the same write does not come back, another one may.
+// A deleted object stays so: the same write does not come back, another one may.
 func TestDeletedStaysDeleted(t *testing.T) {
 	s := newStore(t)
 	s.report(widgets, "u", 1, "apiserver-1", group+"/v1")

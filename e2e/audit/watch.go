@@ -96,7 +96,7 @@ func (w *Watch) CatchUp(ctx context.Context) error {
 	}
 }
 
-// When returns what is closed as soon as the condition holds, in less time than it takes to
+// When returns a channel that is closed as soon as the condition holds, in less time than it takes to
 // ask again and again. The condition must not keep the ledger.
 func (w *Watch) When(condition func(*Ledger) bool) <-chan struct{} {
 	w.mu.Lock()
@@ -107,7 +107,7 @@ func (w *Watch) When(condition func(*Ledger) bool) <-chan struct{} {
 	return met
 }
 
-// meet closes what has come true.
+// meet closes the channels of the conditions that have come true.
 func (w *Watch) meet() {
 	w.awaits = slices.DeleteFunc(w.awaits, func(a await) bool {
 		met := a.condition(w.ledger)

@@ -28,13 +28,13 @@ import (
 	"github.com/concord-dev/concord/stock"
 )
 
-// Patience is for what takes seconds on a machine that nobody else uses.
+// Patience is for changes that take seconds on a machine that nobody else uses.
 const Patience = 3 * time.Minute
 
 // AdminToken is of somebody who may do everything.
 const AdminToken = "admin"
 
-// Programs are what a cluster is made of, beside its etcd.
+// Programs are the programs that a cluster is made of, beside its etcd.
 type Programs struct {
 	// APIServer is a kube-apiserver with these flags.
 	APIServer func(flags ...string) *exec.Cmd

@@ -21,7 +21,7 @@ import (
 // Registry is the prefix of all that kube-apiservers write.
 const Registry = "/registry/"
 
-// History is what raw etcd says was written, in order. Names are keys without a prefix, so
+// History has the changes that raw etcd shows, in order. Names are keys without a prefix, so
 // that those of objects are "namespace/name" or "name".
 type History struct {
 	// first are the revisions of the objects when it begins, by name.
@@ -36,7 +36,7 @@ type Change struct {
 	Deleted  bool
 }
 
-// Record follows all that is written in raw etcd from now until what it returns is called. More
+// Record follows all that is written in raw etcd from now until the returned function is called. More
 // than one write at a revision is an error: of a revision, every client of Kubernetes takes it
 // that it belongs to one object.
 func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
@@ -82,7 +82,7 @@ func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 	}
 }
 
-// Under is the history of what is below a prefix.
+// Under is the history of the keys below a prefix.
 func (h History) Under(prefix string) History {
 	under := History{first: map[string]int64{}}
 	for key, revision := range h.first {
@@ -115,13 +115,13 @@ func (h History) at(revision int64) map[string]int64 {
 	return all
 }
 
-// After is what was written after a revision.
+// After returns the changes after a revision.
 func (h History) After(revision int64) []Change {
 	at, _ := slices.BinarySearchFunc(h.changes, revision+1, func(c Change, revision int64) int { return int(c.Revision - revision) })
 	return h.changes[at:]
 }
 
-// Told is what a client was told: a list and the events that followed it.
+// Told is all that a client was told: a list and the events that followed it.
 type Told struct {
 	Mode   string
 	At     int64
@@ -189,7 +189,7 @@ func (c *Told) Last() int64 {
 }
 
 // Follow takes in events until it is enough, or the watch or ctx ends. A server ends the watch of
-// who does not keep up, and those of a custom resource whose definition changes.
+// a client that does not keep up, and those of a custom resource whose definition changes.
 func (c *Told) Follow(ctx context.Context, w watch.Interface, enough func() bool) error {
 	defer w.Stop()
 	for !enough() {

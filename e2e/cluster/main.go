@@ -50,7 +50,7 @@ func Serve() {
 	}
 }
 
-// Suite is the tests of a package, without what they leave behind.
+// Suite is the tests of a package, without the files that they leave behind.
 type Suite struct{ M *testing.M }
 
 // Run runs the tests and returns the process's exit code.

@@ -78,7 +78,7 @@ func (p *Process) examine() {
 	}
 }
 
-// defect matches what the libraries log when they have recovered from a panic.
+// defect matches the lines that the libraries log when they have recovered from a panic.
 var defect = regexp.MustCompile(`Observed a panic|^panic: |http: panic serving|DATA RACE|fatal error: `)
 
 // Start runs the program.
@@ -220,7 +220,7 @@ func (p *Process) Ended() bool {
 	return l != nil && l.ended()
 }
 
-// Output returns what the program has printed so far, in all its lives.
+// Output returns the output of the program so far, in all its lives.
 func (p *Process) Output() string {
 	raw, err := os.ReadFile(p.log)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -144,7 +144,7 @@ func runMember(description string) error {
 		}
 	}
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(embedded.EtcdLogger())
-	// What a killed one has left behind.
+	// A killed one has left its socket behind.
 	if err := os.Remove(strings.TrimPrefix(m.Client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

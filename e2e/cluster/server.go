@@ -26,7 +26,7 @@ import (
 	"github.com/concord-dev/concord/process"
 )
 
-// What the tests' servers are started with, in place of 15 s and 5 s.
+// Durations that the tests' servers are started with, in place of 15 s and 5 s.
 const (
 	LeaseDuration = 4 * time.Second
 	RenewInterval = time.Second
@@ -97,7 +97,7 @@ func (s *Server) args() []string {
 	return append(args, strings.Fields(s.options.Args)...)
 }
 
-// Options returns what the server was started with last.
+// Options returns the options that the server was started with last.
 func (s *Server) Options() Options { return s.options }
 
 // Restart ends the server in an orderly way and starts it with other options.

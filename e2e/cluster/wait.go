@@ -35,7 +35,7 @@ func Eventually(t testing.TB, timeout time.Duration, what string, check func(ctx
 	}
 }
 
-// EventuallyEach is Eventually for what a server may never answer: a look that takes longer than
+// EventuallyEach is Eventually for requests that a server may never answer: a look that takes longer than
 // so long is given up, and made again.
 func EventuallyEach(t testing.TB, timeout, look time.Duration, what string, check func(ctx context.Context) error) {
 	t.Helper()

@@ -60,7 +60,7 @@ type Churn struct {
 	result ChurnResult
 }
 
-// ChurnResult is what a churn did.
+// ChurnResult is the result of a churn.
 type ChurnResult struct {
 	// Want has the hash (audit.Hash) of every object that has to exist, by "namespace/name",
 	// also of those that were never changed.
@@ -113,7 +113,7 @@ func (c *Churn) Stop() ChurnResult {
 	return c.Result()
 }
 
-// Result is what the churn did so far.
+// Result is the result of the churn so far.
 func (c *Churn) Result() ChurnResult {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +184,7 @@ func (w *churner) run(ctx context.Context) {
 	}
 }
 
-// next chooses the object to change. One in deleteEvery writes makes anew what was deleted, as long
+// next chooses the object to change. One in deleteEvery writes makes a deleted object anew, as long
 // as there is any: with many objects and few writes nothing would be made otherwise.
 func (w *churner) next() *churned {
 	if w.random.IntN(deleteEvery) == 0 {
@@ -215,7 +215,7 @@ func (w *churner) endpoint() Endpoint {
 // deleteEvery is how many writes to existing objects there are to one deletion.
 const deleteEvery = 4
 
-// verb is what a write does.
+// verb is the kind of a write.
 type verb string
 
 const (

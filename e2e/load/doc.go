@@ -1,4 +1,4 @@
 // Package load is a client that writes all the time, through all servers, and remembers
-// what was acknowledged. Each write is marked (audit.WriteAnnotation), so that the audit
+// the acknowledged writes. Each write is marked (audit.WriteAnnotation), so that the audit
 // can say afterwards what became of it.
 package load

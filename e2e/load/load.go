@@ -88,7 +88,7 @@ func (l *Load) Acked(server string) int {
 	return l.acked[server]
 }
 
-// Stop ends the load and returns what it saw. Writes under way end first.
+// Stop ends the load and returns its report. Writes under way end first.
 func (l *Load) Stop() Report {
 	l.cancel()
 	l.done.Wait()
@@ -256,7 +256,7 @@ func (w *worker) read(name string) (now *unstructured.Unstructured, err error) {
 	}
 }
 
-// untrue says in what an error about the object is not borne out by the object.
+// untrue says in which point an error about the object is not borne out by the object.
 func untrue(err error, now *unstructured.Unstructured, readErr error, id, resourceVersion string) string {
 	exists, absent := readErr == nil, apierrors.IsNotFound(readErr)
 	switch {

@@ -29,7 +29,7 @@ type Failure struct {
 	Write, Server string
 	Err           error
 	// Untrue is not empty for an error about the object (a conflict, not found, exists
-	// already) that the object, read afterwards, does not bear out. It says in what.
+	// already) that the object, read afterwards, does not bear out. It says in which point.
 	Untrue      string
 	Started, At time.Time
 }
@@ -69,7 +69,7 @@ func (f Failure) Unknown() bool {
 		strings.Contains(f.Err.Error(), "etcdserver: ")
 }
 
-// Report is what a load saw.
+// Report is the result of a load.
 type Report struct {
 	Acks     []Ack
 	Failures []Failure

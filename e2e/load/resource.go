@@ -106,7 +106,7 @@ func Custom(gvr schema.GroupVersionResource, kind, namespace string) Resource {
 	}
 }
 
-// ConfigMaps are what never changes its encoding.
+// ConfigMaps are a resource that never changes its encoding.
 func ConfigMaps(namespace string) Resource {
 	return Resource{
 		GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},

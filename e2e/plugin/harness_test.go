@@ -96,7 +96,7 @@ func (p *plugin) read(code int, into any, args ...string) {
 	}
 }
 
-// await runs a command until it ends with 0 and says what matches.
+// await runs a command until it ends with 0 and its output matches.
 func (p *plugin) await(pattern string, args ...string) {
 	p.t.Helper()
 	want := regexp.MustCompile(pattern)
@@ -109,7 +109,7 @@ func (p *plugin) await(pattern string, args ...string) {
 	})
 }
 
-// said is what a command printed, with all white space as one blank: lines break anywhere.
+// said is the output of a command, with all white space as one blank: lines break anywhere.
 type said struct {
 	t             *testing.T
 	command, text string

@@ -18,7 +18,7 @@ import (
 )
 
 // TestReadOnlyEtcd has kubectl concord read the etcd of a stock kube-apiserver as a user of etcd
-// that may read what is under /registry and nothing else: census and keys work, and etcd is at
+// that may read the keys under /registry and nothing else: census and keys work, and etcd is at
 // the same revision afterwards. Of a value that is encrypted it tells the key, and that it is
 // needed, with no key of its own.
 func TestReadOnlyEtcd(t *testing.T) {
@@ -92,7 +92,7 @@ func wantKeys(t *testing.T, admin *clientv3.Client, run func(int, ...string) str
 	}
 }
 
-// grant has etcd ask who its users are: root, and reader, who may read what is under /registry.
+// grant has etcd ask who its users are: root, and reader, who may read the keys under /registry.
 func grant(t *testing.T, admin *clientv3.Client) {
 	t.Helper()
 	must := func(_ any, err error) {
@@ -119,8 +119,8 @@ func revisionOf(t *testing.T, admin *clientv3.Client) int64 {
 	return response.Header.Revision
 }
 
-// pluginOn builds kubectl concord, and returns what runs it on an etcd: with the exit code that
-// is expected, and the arguments.
+// pluginOn builds kubectl concord, and returns a function that runs it on an etcd: with the exit
+// code that is expected, and the arguments.
 func pluginOn(t *testing.T, endpoint string, reader cluster.Pair) func(code int, args ...string) string {
 	t.Helper()
 	program := buildPlugin(t)

@@ -85,7 +85,7 @@ func (u *under) send() error {
 
 // A kube-apiserver is paused in the middle of a write that it began before the flip, after all
 // had agreed and everything was migrated and proven. While it is, v1 counts as stored again and
-// nothing is pruned; what it writes in v1 when it goes on is migrated before v1 goes.
+// nothing is pruned; the object that it writes in v1 when it goes on is migrated before v1 goes.
 func TestPausedInWrite(t *testing.T) {
 	const objects, late = 50, 7
 	c := beside.New(t, itself.Programs)
@@ -146,7 +146,7 @@ func TestPausedInWrite(t *testing.T) {
 	}
 }
 
-// putsIn counts the puts of a version from now until what it returns is called.
+// putsIn counts the puts of a version from now until the function that it returns is called.
 func putsIn(w *beside.Widgets, version string) func() int {
 	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Etcd.Raw
 	t.Helper()

@@ -46,7 +46,7 @@ func (v *Vault) Key(id string, make bool) (cipher.AEAD, error) {
 	return v.keys[id], err
 }
 
-// Destroy forgets a key: what was encrypted with it is lost.
+// Destroy forgets a key: all data encrypted with it is lost.
 func (v *Vault) Destroy(id string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

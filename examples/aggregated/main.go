@@ -1,5 +1,5 @@
 // Command aggregated is an aggregated API server, k8s.io/sample-apiserver, that takes part in
-// the protocol (docs/library.md). Package wardle has what it does.
+// the protocol (docs/library.md). Package wardle has its code.
 package main
 
 import (

@@ -18,8 +18,8 @@ import (
 
 // strictCRDCost is the admission that stands for CRDBoundedNameCost where that is off. The
 // library's own validation has accepted the definition by its newer estimate; this one
-// estimates again as earlier releases do. Schemas that have not changed keep what they
-// have: they were stored while the estimate was relaxed.
+// estimates again as earlier releases do. Schemas that have not changed keep the
+// rules they have: they were stored while the estimate was relaxed.
 type strictCRDCost struct{ *admission.Handler }
 
 var _ admission.ValidationInterface = strictCRDCost{}

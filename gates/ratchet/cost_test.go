@@ -56,8 +56,8 @@ func judge(t *testing.T, crd, old *apiextensions.CustomResourceDefinition, subre
 	return newStrictCRDCost().Validate(t.Context(), attributes(crd, old, subresource), nil)
 }
 
-// TestStrictCRDCost: what the library accepts since 1.37 only is refused, in the words and
-// by the factor of the library of 1.36 (v0.36.6), which was given the same definitions.
+// TestStrictCRDCost: a definition that the library accepts since 1.37 only is refused, in the words
+// and by the factor of the library of 1.36 (v0.36.6), which was given the same definitions.
 func TestStrictCRDCost(t *testing.T) {
 	embedded := `properties: {spec: {type: object, properties: {word: {type: string, maxLength: 1000}, inner: {type: object, x-kubernetes-embedded-resource: true, properties: {metadata: {type: object}}}},
   x-kubernetes-validations: [{rule: "!self.inner.metadata.name.contains(self.word)"}]}}`
@@ -92,7 +92,7 @@ func TestStrictCRDCost(t *testing.T) {
 	}
 }
 
-// TestStrictCRDCostStored: what is stored can be updated, but not used anew.
+// TestStrictCRDCostStored: a definition that is stored can be updated, but its rule not used anew.
 func TestStrictCRDCostStored(t *testing.T) {
 	stored := definition(t, withRule("", costly))
 	relabelled := stored.DeepCopy()

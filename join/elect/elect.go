@@ -25,7 +25,7 @@ type Election struct {
 	Identity string
 	// Duration is how long the elected one stays so without a renewal.
 	Duration time.Duration
-	// Lead is a term: what the elected one does until its context ends.
+	// Lead is a term: the work of the elected one until its context ends.
 	Lead func(context.Context)
 
 	// serving is held during a term: client-go does not wait for the end of the last one

@@ -16,8 +16,9 @@ import (
 )
 
 // Ensure makes roles and bindings, and adds what is missing in those that exist. As with
-// Kubernetes' own, what somebody or a server of another build has added stays, and who
-// annotates one with rbac.authorization.kubernetes.io/autoupdate: "false" keeps it as it is.
+// Kubernetes' own, additions by somebody or by a server of another build stay, and a role
+// or binding that is annotated with rbac.authorization.kubernetes.io/autoupdate: "false" stays as
+// it is.
 func Ensure(kube kubernetes.Interface) error {
 	var errs []error
 	for _, r := range All {

@@ -25,13 +25,13 @@ import (
 
 // The Leases by which servers are elected.
 const (
-	// ControllersLock elects who runs the controllers.
+	// ControllersLock is the Lease by which the server that runs the controllers is elected.
 	ControllersLock = "concord-controllers"
 	// SilentLock elects among the servers that run no controllers of the protocol. They
-	// must not keep those who do from it, so that these run beside theirs: versions bear
-	// being looked after twice.
+	// must not keep servers that run them from being elected, so their elected one works beside
+	// that of the others: it does no harm that ClusterVersions are looked after twice.
 	SilentLock = ControllersLock + "-without-storage-versions"
-	// MirrorLock elects who mirrors the migrations of storagemigration.k8s.io. Only servers
+	// MirrorLock is the Lease by which the server that mirrors the migrations of storagemigration.k8s.io is elected. Only servers
 	// that serve these run for it.
 	MirrorLock = ControllersLock + "-storagemigration"
 )
@@ -47,7 +47,7 @@ type Role struct {
 
 // The controllers' roles. Each rule is needed by something that the controller does.
 var (
-	// Election is who runs for election, for all controllers.
+	// Election is the user that runs for election, for all controllers.
 	Election = Role{Name: "election", in: map[string][]rbacv1.PolicyRule{storageversion.IdentityNamespace: {
 		// A create cannot be limited to a name.
 		may(coordinationv1.GroupName, "leases", "create"),
@@ -156,7 +156,7 @@ func (r Role) Is(u user.Info) bool { return u != nil && u.GetName() == r.User() 
 // objectName is the name of the ClusterRole, the Roles and the bindings.
 func (r Role) objectName() string { return "concord:" + r.Name }
 
-// authors are who writes what others rely on in an object, by resource.
+// authors are the users that write the fields that others rely on, by resource.
 var authors = map[schema.GroupResource][]Role{
 	migrationv1alpha1.StorageStates:            {Trigger},
 	migrationv1alpha1.StorageVersionMigrations: {Trigger, Migrator},

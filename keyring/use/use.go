@@ -110,7 +110,7 @@ func judgeKeys(census migratestore.Census, sets stored.Sets) []Key {
 	return all
 }
 
-// learnKeys notes every key that is, or was, reported, and who reports it. It returns the
+// learnKeys notes every key that is, or was, reported, and the servers that report it. It returns the
 // resources that were ever encrypted: only of these unencrypted values are of interest.
 func learnKeys(s stored.Sets, use func(key string) *Key) (encrypted sets.Set[string]) {
 	encrypted = sets.New[string]()

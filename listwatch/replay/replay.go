@@ -13,9 +13,8 @@ import (
 )
 
 // Watch is for the interceptor of a controller-runtime fake client. The fake's own watches
-// begin when they are opened, so that what changed since the list before is never seen;
-// these begin with the objects that exist then. What was deleted since the list is not
-// told of.
+// begin when they are opened, so that changes since the list before are never seen;
+// these begin with the objects that exist then. Objects deleted since the list are not told of.
 func Watch(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
 	live, err := c.Watch(ctx, list, opts...)
 	if err != nil {
@@ -36,7 +35,7 @@ func Watch(ctx context.Context, c client.WithWatch, list client.ObjectList, opts
 	return out, nil
 }
 
-// forward sends what exists and then what is new to that, until either side ends.
+// forward sends the existing objects and then the events that are new to them, until either side ends.
 func forward(existing client.ObjectList, live watch.Interface, events chan<- watch.Event, stop <-chan struct{}) {
 	send := func(e watch.Event) bool {
 		select {

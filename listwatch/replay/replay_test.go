@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
-// TestWatch: a watch tells of what was there before it, of every change since, in order,
-// and ends when it is stopped.
+// TestWatch: a watch tells of the objects that were there before it, of every change since, in
+// order, and ends when it is stopped.
 func TestWatch(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := coordinationv1.AddToScheme(scheme); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Metrics measure what KEP-2339 sets objectives for ("SLOs": one minute each).
+// Metrics measure the times for which KEP-2339 sets objectives ("SLOs": one minute each).
 type Metrics struct {
 	report    *metrics.Histogram
 	agreement *metrics.Histogram
@@ -38,7 +38,7 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// Registerables returns what to register.
+// Registerables returns the metrics to register.
 func (x *Metrics) Registerables() []metrics.Registerable {
 	return []metrics.Registerable{x.report, x.agreement}
 }
@@ -62,7 +62,7 @@ type Agreements struct {
 	since map[types.UID]time.Time
 }
 
-// NewAgreements returns what remembers nothing yet.
+// NewAgreements returns Agreements that remember nothing yet.
 func NewAgreements() *Agreements { return &Agreements{since: map[types.UID]time.Time{}} }
 
 // Observe takes in a StorageVersion. It returns how long there was no agreement, and

@@ -3,8 +3,8 @@
 //
 // It lists metadata only, page by page, and patches several objects at a time, as many as
 // the server takes. A patch carries the uid and the resourceVersion that were listed, so
-// that it never undoes another write. What encoding comes of it is the server's affair:
-// who runs it has to see that all servers agree on one, from before the first page until
+// that it never undoes another write. The encoding that comes of it is the server's affair:
+// the caller has to see that all servers agree on one, from before the first page until
 // after the last patch. A write that overtakes a patch is then in that encoding, too.
 //
 // An object that the server cannot read makes every list fail that it is in. The engine goes
@@ -27,8 +27,8 @@ import (
 	"github.com/concord-dev/concord/migrate/pace"
 )
 
-// API is what the engine needs of an API server. No call is repeated: errors that pass are
-// returned, with the delay that the server suggests, if any, as apierrors has it.
+// API is the part of an API server that the engine needs. No call is repeated: errors that
+// pass are returned, with the delay that the server suggests, if any, as apierrors has it.
 type API interface {
 	// List returns a page of at most limit objects, the first one if from is empty. That one
 	// has to be consistent: it shows all writes that were answered before.
@@ -114,8 +114,7 @@ type Progress struct {
 	Gone int64
 	// Failed counts those that could not be migrated.
 	Failed Counts
-	// Throttled is how often the server said that it is too busy. It is not part of what a
-	// cursor says.
+	// Throttled is how often the server said that it is too busy.
 	Throttled int64
 }
 
@@ -193,7 +192,7 @@ type Report struct {
 	Cursor Cursor
 }
 
-// Result is what a run did, together with what is counted in Options.Resume.
+// Result is what a run did, together with the counts in Options.Resume.
 type Result struct {
 	Progress
 	// Failed names the failures of this run, at most Options.MaxNamed of them, by name.
@@ -215,7 +214,7 @@ func New(api API) *Engine { return &Engine{api: api} }
 // also with an error. Objects that cannot be migrated are in the result and no error. No
 // error means that every object that was there when the run began was seen, and has been
 // written since, is gone or is in the result, but for this: where an object cannot be read
-// and nothing counts what is before it, as where a list begins, others may be passed by
+// and nothing counts the objects before it, as where a list begins, others may be passed by
 // unseen, and its failure says so. Then, too, Run has to be called again until nothing fails.
 // With an error Run may be called again, from the cursor. progress, if not nil, is called after every object, one call at a time and
 // with counts that only grow; while a call takes its time, other objects go on.

@@ -47,7 +47,7 @@ type search struct {
 	token token
 }
 
-// probe is what a list of one object says.
+// probe is the result of a list of one object.
 type probe struct {
 	// bad is why it fails, if it does.
 	bad *unreadable
@@ -81,8 +81,8 @@ func (s *search) patiently(ctx context.Context, key string, tries int) (probe, e
 }
 
 // around goes past the object at a place, which cannot be read, and those behind it that
-// cannot be read either. They have failed. What can be read is submitted later, from the
-// place that is returned, or is still before that.
+// cannot be read either. They have failed. The objects that can be read are submitted
+// later, from the place that is returned, or are still before that.
 func (l *lister) around(ctx context.Context, at place, cause *unreadable) (next place, err error) {
 	t, ok := readToken(at.token)
 	if !ok {
@@ -181,8 +181,8 @@ type lost struct {
 
 func (l lost) failed() bool { return !l.gone && l.now == nil }
 
-// give gives up what is from a place to a key, with so many objects from there on, unless
-// something is found there that can be read; then only what is before that.
+// give gives up the objects from a place to a key, with so many objects from there on, unless
+// something is found there that can be read; then only the objects before that.
 func (s *search) give(ctx context.Context, at place, to string, left int64, found []lost, cause *unreadable) (place, error) {
 	start := s.token.Start
 	if to == start {

@@ -29,10 +29,10 @@ import (
 // one that never waits.
 type direct struct {
 	s *testServer
-	// before is called before a list, and after with what an object's error is.
+	// before is called before a list, and after with an object's error.
 	before func(from token) error
 	after  func(error) error
-	// looked is what was looked at last.
+	// looked is the object that was looked at last.
 	looked types.NamespacedName
 
 	mu    sync.Mutex
@@ -98,7 +98,7 @@ func alike(types.NamespacedName) string { return "it" }
 
 func apart(n types.NamespacedName) string { return n.String() }
 
-// goOnAt is what a server answers whose revision of a list is compacted.
+// goOnAt is the answer of a server whose revision of a list is compacted.
 func goOnAt(t token) error {
 	status := apierrors.NewResourceExpired("compacted").Status()
 	status.Continue = t.at(t.Start)
@@ -254,7 +254,7 @@ func TestUnreadableInTurns(t *testing.T) {
 	})
 }
 
-// TestUnreadableNames: what cannot be typed on every keyboard is not found out, at no price.
+// TestUnreadableNames: a name that cannot be typed on every keyboard is not found out, at no price.
 func TestUnreadableNames(t *testing.T) {
 	for _, unsound := range []string{"über", "o-1ü", "~", "o-2~", "名"} {
 		for _, uncounted := range []bool{false, true} {
@@ -407,7 +407,7 @@ func (w *world) create(density int) {
 	}
 }
 
-// happens is what happens before a list.
+// happens makes the faults and changes before a list.
 func (w *world) happens(from token) error {
 	w.s.mu.Lock()
 	defer w.s.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// broken is what a server answers of a value that it cannot decode.
+// broken is the error that a server answers with for a value that it cannot decode.
 func broken(words string) error {
 	return apierrors.NewInternalError(errors.New("unable to decode " + words))
 }
@@ -101,8 +101,8 @@ func unnamed(result Result) int64 {
 	return result.Progress.Failed.Sum() - named
 }
 
-// TestUnreadableAnywhere: at random places nothing that can be read is left, and what cannot
-// is counted, whatever the server says of it.
+// TestUnreadableAnywhere: at random places no object that can be read is left, and one that
+// cannot is counted, whatever the server says of it.
 func TestUnreadableAnywhere(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -126,8 +126,8 @@ func TestUnreadableAnywhere(t *testing.T) {
 	}
 }
 
-// TestUnreadableUncounted: where lists do not say how much is left, what cannot be read is
-// named if it is alone, and the others are migrated.
+// TestUnreadableUncounted: where lists do not say how much is left, an object that cannot be
+// read is named if it is alone, and the others are migrated.
 func TestUnreadableUncounted(t *testing.T) {
 	s := startServer(t, 100)
 	s.uncounted = true
@@ -162,8 +162,8 @@ func TestUnreadableResumed(t *testing.T) {
 	}
 }
 
-// TestUnreadableOwnTokens: where tokens are of a format of the server's own, what is before
-// the object is migrated, and the error says why no more is.
+// TestUnreadableOwnTokens: where tokens are of a format of the server's own, the objects before
+// the unreadable one are migrated, and the error says why no more are.
 func TestUnreadableOwnTokens(t *testing.T) {
 	s := startServer(t, 300)
 	s.ownTokens = true
@@ -249,8 +249,8 @@ func TestUnreadableExpiring(t *testing.T) {
 	s.wantAround(result, err, []types.NamespacedName{name(10)})
 }
 
-// TestUnreadableNotSeen: where nothing counts what is before an object that cannot be read,
-// its failure says that there may be more.
+// TestUnreadableNotSeen: where nothing counts the objects before one that cannot be read, its
+// failure says that there may be more.
 func TestUnreadableNotSeen(t *testing.T) {
 	s := startServer(t, 0)
 	s.create(inDefault("web-1"))
@@ -276,7 +276,7 @@ func TestUnreadableOnlyThere(t *testing.T) {
 	s.wantAround(result, err, nil)
 }
 
-// TestUnreadableChanged: what was deleted or mended while it was searched for is no failure.
+// TestUnreadableChanged: an object that was deleted or mended while it was searched for is no failure.
 func TestUnreadableChanged(t *testing.T) {
 	for what, change := range map[string]func(*testServer){
 		"deleted": func(s *testServer) {

@@ -42,7 +42,7 @@ func (c *Client) Through(of func(schema.GroupVersionResource) string) *Client {
 	return &Client{rest: c.rest, through: of}
 }
 
-// fieldManager is who owns what the patches change, which is nothing.
+// fieldManager is the owner of the fields that the patches change: there are none.
 const fieldManager = "concord-migration"
 
 // List implements API.

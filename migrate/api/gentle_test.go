@@ -6,7 +6,8 @@ import (
 )
 
 // TestGentle: beside a server that works on two patches at a time, which take 4 ms, few more than two
-// are under way, and as many again once it works on four; or as many as keep to what is said.
+// are under way, and as many again once it works on four; or as
+// many as lengthen patches by no more than the bound that is set.
 func TestGentle(t *testing.T) {
 	for name, test := range map[string]struct {
 		of          gentle

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// answer is what the server's answer to a patch means.
+// answer is the meaning of the server's answer to a patch.
 type answer int
 
 const (
@@ -30,7 +30,7 @@ const (
 	unable
 )
 
-// verdict is what is to be made of an answer.
+// verdict is the result of judging an answer.
 type verdict struct {
 	answer answer
 	// reason is why the object failed, if it did.
@@ -89,16 +89,16 @@ func judge(err error) verdict {
 	return v
 }
 
-// unreached matches what the API server says where a conversion webhook was not reached, or
-// answered 404, 429, 503 or 504; what a webhook refuses an object for stands in the
+// unreached matches the API server's words where a conversion webhook was not reached, or
+// answered 404, 429, 503 or 504; a webhook's reason for refusing an object stands in the
 // same place.
 var unreached = regexp.MustCompile(`conversion webhook for .* failed: (Post "|the server (could not find the requested resource|has received too many requests|is currently unable to handle the request|was unable to return a response in the time allotted))`)
 
-// keysUnreached matches what it says where a KMS plugin was not reached: for one value, since
+// keysUnreached matches its words where a KMS plugin was not reached: for one value, since
 // it started, or for so long that it does not encrypt any more.
 var keysUnreached = regexp.MustCompile(`failed to decrypt DEK, error: rpc error: code = (Unavailable|DeadlineExceeded) |got unexpected nil transformer|encryptedDEKSource with keyID hash .* expired at `)
 
-// etcdUnreached matches what it says, with code 500, where etcd did not answer or takes nothing:
+// etcdUnreached matches its words, with code 500, where etcd did not answer or takes nothing:
 // the errors of an etcd that restarts, has lost its leader, or is full, in their own words.
 var etcdUnreached = regexp.MustCompile(`rpc error: code = (Unavailable|DeadlineExceeded|Canceled) |etcdserver: (request timed out|no leader|not leader|leader changed|server stopped|too many requests|unhealthy cluster|mvcc: database space exceeded)`)
 
@@ -139,7 +139,7 @@ func detail(err error) string {
 	return text
 }
 
-// Expired returns where a list can go on whose token is too old; ok if it is. The place is
+// Expired returns the place where a list can go on whose token is too old; ok if it is. The place is
 // empty where the server knows none, and the list has to begin again.
 func Expired(err error) (place string, ok bool) {
 	var status apierrors.APIStatus

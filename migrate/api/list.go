@@ -16,7 +16,7 @@ type lister struct {
 	tasks chan<- task
 	// size is how many objects are asked for: half of it after a page that could not be
 	// read, since it may be for one of its objects, twice of it after one that could. most
-	// bounds it to half of what took the server too long.
+	// bounds it to half of the number that took the server too long.
 	// Invariant: 1 <= size <= most.
 	size, most int
 	// slow counts the times that even one object took it too long, and most was given up.
@@ -28,14 +28,14 @@ type lister struct {
 	// stuck is the key at which the list did not go on, and returns how often in a row.
 	stuck   string
 	returns int
-	// blind is how often in a row nothing was found of what cannot be read.
+	// blind is how often in a row none of the objects that cannot be read was found.
 	blind int
 	// outage is the patience with a server that fails at many objects together, waited says
 	// that there was one, and outages counts those that are over.
 	outage  *patience
 	waited  bool
 	outages int
-	// guessed counts the lists that looked for what may be hidden.
+	// guessed counts the lists that looked for objects that may be hidden.
 	guessed int
 }
 
@@ -59,7 +59,7 @@ type place struct {
 
 const uncounted int64 = -1
 
-// unreadable says that a page cannot be read in any version, for what is in it or for the
+// unreadable says that a page cannot be read in any version, for the objects in it or for the
 // server's own reasons, however often it is asked for, or takes the server too long.
 type unreadable struct {
 	reason Reason
@@ -81,7 +81,7 @@ func (l *lister) all(ctx context.Context) error {
 			moved++
 			continue
 		case tooOld && from.token != "" && begun < beginnings, resumed && apierrors.IsBadRequest(err):
-			// What was written already needs no write now. If this run did it, it is counted again.
+			// Objects that were written already need no write now. Those of this run are counted again.
 			l.begin(resumed)
 			from = place{left: uncounted}
 			begun, moved = begun+1, 0
@@ -101,8 +101,8 @@ func (l *lister) all(ctx context.Context) error {
 	}
 }
 
-// step submits the next page, or goes around what cannot be read of it, and returns what
-// comes after it.
+// step submits the next page, or goes around the objects of it that cannot be read, and
+// returns the place after it.
 func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 	tries := 1
 	if l.size == 1 && !l.passed {
@@ -252,7 +252,7 @@ func (r *run) use(version int) {
 	r.version, r.resource = version, r.target.WithVersion(r.target.Versions[version])
 }
 
-// begin forgets where the list was, and if nothing was listed yet what was done before.
+// begin forgets where the list was, and if nothing was listed yet the progress made before.
 func (r *run) begin(first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -54,7 +54,7 @@ func TestListTooSlowNow(t *testing.T) {
 	var lists slowLists
 	left := 15
 	lists.on(s, func(int) bool { left--; return left >= 0 })
-	// 1, 2, 4 and so on to 256, then what is left.
+	// 1, 2, 4 and so on to 256, then the objects left.
 	if result, err := s.run(Options{}); err != nil || result.Patched != 700 || lists.read != 10 {
 		t.Errorf("%+v, %v, %+v", result.Progress, err, lists)
 	}

@@ -22,7 +22,7 @@ type window struct {
 	limit, most float64
 	// cut is when it was last halved, or when a gentle one shrank for the first time.
 	cut time.Time
-	// gentle is nil if only what the server refuses bounds the window.
+	// gentle is nil if only the server's refusals bound the window.
 	gentle *gentle
 }
 
@@ -119,7 +119,7 @@ func (w window) throttled(begun, now time.Time) window {
 type turnstile struct {
 	clock clock.WithTicker
 	pacer *pace.Pacer
-	// free has something in it when a patch may be able to begin. Who takes it looks.
+	// free has something in it when a patch may be able to begin. The caller that takes it looks.
 	free chan struct{}
 
 	mu     sync.Mutex
@@ -181,7 +181,7 @@ func (t *turnstile) begin() (begun time.Time, closed time.Duration, ok bool) {
 	return now, 0, true
 }
 
-// nudge has one look who waits.
+// nudge wakes one of the patches that wait.
 func (t *turnstile) nudge() {
 	select {
 	case t.free <- struct{}{}:
@@ -197,7 +197,7 @@ func (t *turnstile) leave(begun time.Time, v verdict) {
 	t.under--
 	switch v.answer {
 	case written, refused:
-		if bounding { // else it says nothing of what more the server would take
+		if bounding { // else it says nothing of how many more the server would take
 			t.window = t.window.taken(now, now.Sub(begun))
 		}
 	case busy:
@@ -229,8 +229,9 @@ func waitOr(ctx context.Context, c clock.WithTicker, d time.Duration, or <-chan 
 // patience ends when the server has given nobody an answer for too long.
 type patience struct {
 	bound time.Duration
-	// forget is after how long without a failure what it waits for counts as back; never if 0.
-	// Who has waited longest asks again each maxBackoff.
+	// forget is the time without a failure after which the server, webhook or plugin that it
+	// waits for counts as back; never if 0.
+	// A caller that has waited long asks again each maxBackoff.
 	forget time.Duration
 
 	mu    sync.Mutex

@@ -48,13 +48,13 @@ type run struct {
 	stuck   stuck
 	turn    chan struct{} // full while an object is taken
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	resource schema.GroupVersionResource
 	version  int // of the target's versions, the one that is used
 	result   Result
 	frontier *frontier
 	failing  int // objects in a row that the server failed at
-	// blocked is why nothing behind a place could be listed. What is before it was migrated.
+	// blocked is why nothing behind a place could be listed. The objects before it were migrated.
 	blocked error
 }
 
@@ -71,7 +71,7 @@ func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	return r
 }
 
-// object is what was listed of an object.
+// object is the listed metadata of an object.
 type object struct {
 	types.NamespacedName
 	uid             types.UID
@@ -172,7 +172,7 @@ func (r *run) migrate(ctx context.Context, t task, over *passedOver, begun time.
 		v := judge(err)
 		r.turnstile.leave(begun, v)
 		if ctx.Err() != nil {
-			return ctx.Err() // whatever failed may have failed for this
+			return ctx.Err() // the patch may have failed for this
 		}
 		switch v.answer {
 		case written:

@@ -185,8 +185,8 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
-// TestFailures: what cannot be migrated is told apart, does not stop the others, and is
-// asked for again only where that may help.
+// TestFailures: an object that cannot be migrated is told apart, does not stop the others, and
+// is asked for again only where that may help.
 func TestFailures(t *testing.T) {
 	webhook := `conversion webhook for example.com/v1, Kind=Widget failed: it has no spec.size`
 	for _, test := range []struct {
@@ -455,7 +455,7 @@ func TestUnreadableToken(t *testing.T) {
 	}
 }
 
-// TestUnable: what the server does for no object ends the run at once.
+// TestUnable: a request that the server serves for no object ends the run at once.
 func TestUnable(t *testing.T) {
 	s := startServer(t, 100)
 	s.answer = func(r *http.Request, _ types.NamespacedName) error {
@@ -497,8 +497,8 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
-// TestRate: a migration that is held to a rate keeps to it, and ends when all is done: whoever
-// has nothing to do takes no part of it.
+// TestRate: a migration that is held to a rate keeps to it, and ends when all is done: a
+// caller that has nothing to do takes no part of the rate.
 func TestRate(t *testing.T) {
 	const objects, perSecond = 10, 5
 	s := startServer(t, objects)
@@ -508,7 +508,7 @@ func TestRate(t *testing.T) {
 	if result, err := s.run(Options{Pacer: pacer}); err != nil || result.Patched != objects {
 		t.Errorf("%+v, %v", result, err)
 	}
-	// What falls due in the first three bursts, of 20 ms each, is there from the start.
+	// Patches that fall due in the first three bursts, of 20 ms each, are there from the start.
 	least := (objects-1)*time.Second/perSecond - 60*time.Millisecond
 	if took := time.Since(began); took < least || took > 10*least {
 		t.Errorf("%d objects took %s", objects, took)
@@ -550,7 +550,7 @@ func TestWindow(t *testing.T) {
 }
 
 // TestWindowUnused: how many patches may be under way grows only while as many as half of them
-// are: what takes one after the other says nothing of what more would do.
+// are: that a server takes patches one after the other does not tell how many it takes at a time.
 func TestWindowUnused(t *testing.T) {
 	g := newTurnstile(Options{MaxParallel: 100}.withDefaults())
 	patch := func(together int) float64 {
@@ -578,8 +578,9 @@ func TestWindowUnused(t *testing.T) {
 	}
 }
 
-// TestPatience: what does not answer is given up when it has not for so long. What was away for
-// a while, and nobody has missed since, is waited for as if it were the first time.
+// TestPatience: a server, webhook or plugin that does not answer is given up when it has not for so
+// long. One that was away for a while, and nobody has missed since, is waited for as if it were the
+// first time.
 func TestPatience(t *testing.T) {
 	const bound = 30 * time.Second
 	for _, forget := range []time.Duration{0, 3 * maxBackoff} {

@@ -39,7 +39,7 @@ type testServer struct {
 	t    *testing.T
 	http *httptest.Server
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	revision int
 	objects  map[types.NamespacedName]*stored
 	// pages are the snapshots of lists that go on, by their revision.

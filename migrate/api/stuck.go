@@ -15,7 +15,7 @@ type stuck struct {
 	// patience is the run's.
 	patience time.Duration
 
-	mu      sync.Mutex // guards what follows, and the objects
+	mu      sync.Mutex // guards the fields below, and the objects
 	begun   int        // patches
 	objects map[*passedOver]struct{}
 }
@@ -82,8 +82,8 @@ func (s *stuck) refused(p *passedOver, now time.Time, everybody bool) {
 // itself says whether it is for a refused object that the server is too busy for it, and no
 // use to go on: if it was so for long while others are written, or if the run's patience with
 // a server that answers nobody does not last. In that case it may also be that the server has
-// gone away, which those show that it refused since, as they were passed over by few: it counts
-// as there only if that is so of none.
+// gone away, which the objects that it refused since show, as they were passed over by few: it
+// counts as there only if that is so of none of them.
 func (s *stuck) itself(p *passedOver, now time.Time, lasts bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,9 +12,9 @@ import (
 // k8s.io/apiserver/pkg/storage.
 type token struct {
 	Version string `json:"v"`
-	// Revision is that of the list; newest is whatever is there when it goes on.
+	// Revision is that of the list; newest stands for the objects that are there when it goes on.
 	Revision int64 `json:"rv"`
-	// Start is the first key that may come, without what is before the namespace.
+	// Start is the first key that may come, without the part before the namespace.
 	Start string `json:"start"`
 }
 
@@ -36,8 +36,8 @@ func readToken(text string) (t token, ok bool) {
 	return t, t.Version == tokenVersion && t.Revision != 0 && t.Start != "" && t.Start[0] != '/'
 }
 
-// at is the token for a key. A server refuses one whose path is not clean: what takes its
-// place stands before and behind the same objects.
+// at is the token for a key. A server refuses one whose path is not clean: the key that takes
+// its place stands before and behind the same objects.
 func (t token) at(key string) string {
 	begin := 0
 	for n := 0; n <= len(key); n++ {

@@ -1,5 +1,5 @@
 // Package claim does StorageVersionMigrations: every server looks at them, one claims
-// each, rewrites what is stored and says how it ended (section 3.6). Whether that counts
+// each, rewrites the stored objects and says how it ended (section 3.6). Whether that counts
 // is decided by package evolve. The rewriting itself is behind Rewriter, next to the store.
 package claim
 
@@ -30,17 +30,17 @@ type Rewriter interface {
 	// what is done. An error for which errors.Is(err, ErrFenced) holds says that the
 	// StorageVersion has moved and that nothing was written since, and one that wraps
 	// ErrUnproven that no position counts. progress is called from time to time, one call at
-	// a time and none after the return. Counts include what is before Job.Resume.
+	// a time and none after the return. Counts include the objects before Job.Resume.
 	Rewrite(ctx context.Context, job Job, progress func(Progress)) (Result, error)
 }
 
-// Job is what to rewrite, and under which permission.
+// Job says what to rewrite, and under which permission.
 type Job struct {
 	GroupResource schema.GroupResource
 	Encoding      agree.Encoding
 	// CRD is the definition under which the rewrite is permitted, zero for a built-in
 	// resource. It stores the encoding, and a rewrite that ends under another one does not
-	// count; what decodes and encodes must have been made from one at least this new.
+	// count; the decoder and the encoder must have been made from one at least this new.
 	CRD CRD
 	// FenceRevision is the revision of the StorageVersion that permits the rewrite. It was
 	// read before Rewrite is called, so that the first page is newer.
@@ -53,8 +53,8 @@ type Job struct {
 	// encoding, under the same StorageVersion at the same epoch and the same CRD; empty for
 	// the beginning. One that cannot be read is the beginning, too.
 	Resume string
-	// MaxAddedLatency and MaxPerSecond are what the migration says of its speed; nil for the
-	// server's defaults.
+	// MaxAddedLatency and MaxPerSecond are the bounds that the migration sets for its speed; nil
+	// for the server's defaults.
 	MaxAddedLatency *time.Duration
 	MaxPerSecond    *int64
 	// Versions are those in which the resource may be served, the best first.
@@ -79,7 +79,7 @@ type Progress struct {
 	Checkpoint     Checkpoint
 }
 
-// Checkpoint is where a rewrite can go on, by whatever server.
+// Checkpoint is a place where a rewrite can go on, by any server.
 type Checkpoint struct {
 	// Position is for Rewriters to read. It stands also for how many objects before it are
 	// done and how many failed.
@@ -116,13 +116,13 @@ type Config struct {
 	// ID returns this server's ID, which changes when it registers anew; "" before it has.
 	ID       func() agree.ServerID
 	Rewriter Rewriter
-	// API is the Rewriter for what Rewriter cannot reach, or where a migration asks for it.
+	// API is the Rewriter for objects that Rewriter cannot reach, or where a migration asks for it.
 	// Its Jobs are under the same permission, though it cannot fence its writes: what counts
 	// is that the StorageVersion has the same uid and epoch before its first read and after
 	// its last write, and so every write between was in the encoding. Nil: there is none.
 	API Rewriter
-	// Elsewhere says who serves a resource that this server does not store, and "" if it is
-	// nobody else. Nil: nobody.
+	// Elsewhere says which service serves a resource that this server does not store, and returns
+	// "" if none does. Nil: none does.
 	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
@@ -165,7 +165,7 @@ type Controller struct {
 	cfg Config
 
 	mu sync.Mutex
-	// running are the migrations being done, with what interrupts them.
+	// running are the migrations being done, with the functions that interrupt them.
 	running map[*work]context.CancelCauseFunc
 	// errors counts the errors in a row of migrations this server has claimed.
 	errors map[types.UID]int

@@ -28,7 +28,7 @@ func TestSuccess(t *testing.T) {
 	w.calls = nil
 	_, err := step(w)
 	w.must(err)
-	// What counts is read once more after the last write.
+	// The CRD and the StorageVersion, which count, are read once more after the last write.
 	want := []string{
 		"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
 		"update StorageVersionMigration", "status StorageVersionMigration", "rewrite", "get CustomResourceDefinition", "get StorageVersion",

@@ -55,7 +55,7 @@ func (w *world) uncall() {
 	w.calls = nil
 }
 
-// calledUntil is what was called up to the n-th call of that name.
+// calledUntil returns the calls up to the n-th of that name.
 func (w *world) calledUntil(call string, n int) []string {
 	calls := w.called()
 	for i, c := range calls {
@@ -92,8 +92,8 @@ func TestRunsAtOnce(t *testing.T) {
 	}
 }
 
-// TestOthersWorkCostsNothing: what another server writes while it migrates, and its
-// end, lead to no call.
+// TestOthersWorkCostsNothing: the writes of another server while it migrates, and its
+// end, lead to no list of Leases.
 func TestOthersWorkCostsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.c.cfg.Workers = 1

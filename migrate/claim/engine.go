@@ -11,14 +11,14 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// engine is what migrates the objects, and why it was chosen.
+// engine names the engine that migrates the objects, and says why it was chosen.
 type engine struct {
 	name   migrationv1alpha1.MigrationEngine
 	reason string
 }
 
 // choose picks the engine: the store is rewritten where this server has it, which its
-// report says, unless the API is asked for. elsewhere says who serves the resource instead;
+// report says, unless the API is asked for. elsewhere says which service serves the resource instead;
 // if it is empty too, nothing here reaches the objects.
 func choose(asked migrationv1alpha1.MigrationEngine, reports bool, elsewhere string) (chosen engine, ok bool) {
 	switch {

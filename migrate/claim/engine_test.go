@@ -52,8 +52,8 @@ func TestServedVersions(t *testing.T) {
 	}
 }
 
-// TestAPIEngine: what is asked for, or served elsewhere, is migrated through the API, under
-// the same guard, and the status says so.
+// TestAPIEngine: a resource for which that engine is asked, or that is served elsewhere, is migrated
+// through the API, under the same guard, and the status says so.
 func TestAPIEngine(t *testing.T) {
 	reports := map[string][]agree.Report{
 		"asked for":        {{Server: self, Encoding: v1}, {Server: other, Encoding: v1}},
@@ -119,7 +119,7 @@ func TestAPIEngineGuard(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonStorageVersionChanged)
 }
 
-// TestEnginesDoNotShareTokens: what one engine saved says nothing to the other.
+// TestEnginesDoNotShareTokens: a token that one engine saved says nothing to the other.
 func TestEnginesDoNotShareTokens(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)

@@ -85,7 +85,7 @@ const (
 	leaving state = "leaving"
 )
 
-// next decides what follows a state, by the error that came of it.
+// next decides on the state that follows a state, by the error that came of it.
 func next(at state, err error) state {
 	if at == rewriting {
 		switch {
@@ -117,7 +117,7 @@ func next(at state, err error) state {
 	return permitting
 }
 
-// outcome is what came of a state.
+// outcome is how a state ended.
 type outcome struct {
 	// result is that of the last rewrite.
 	result Result
@@ -149,7 +149,7 @@ func (w *work) do(ctx context.Context) error {
 			return w.end(ctx, at, last)
 		}
 		if ctx.Err() != nil {
-			return ctx.Err() // whoever comes next continues
+			return ctx.Err() // the next server that claims it continues
 		}
 		at = next(at, last.err)
 	}
@@ -180,7 +180,7 @@ func (w *work) turn(ctx context.Context) error {
 	return nil
 }
 
-// end does what a state says in which the work ends.
+// end does the work of a state in which the work ends.
 func (w *work) end(ctx context.Context, at state, last outcome) error {
 	switch at {
 	case succeeding:
@@ -241,8 +241,8 @@ func (w *work) pause(ctx context.Context) error {
 	return w.release(ctx)
 }
 
-// rest has a paused migration that began say that it rests. Who is at work on it does so
-// itself; where its server is gone, or has let go of it, any server. Nobody claims it.
+// rest has a paused migration that began say that it rests. The server at work on it does
+// so itself; where that server is gone, or has let go of it, any server does. Nobody claims it.
 func (w *work) rest(ctx context.Context) (time.Duration, error) {
 	claimer := agree.ServerID(w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation])
 	switch {
@@ -251,7 +251,7 @@ func (w *work) rest(ctx context.Context) (time.Duration, error) {
 	case claimer == "" && (paused(w.m) || migrationv1alpha1.True(w.m, migrationv1alpha1.MigrationRunning) == nil):
 		return 0, nil
 	case w.self == "":
-		return w.c.cfg.Poll, nil // not registered, like who may be gone
+		return w.c.cfg.Poll, nil // this server is not registered: it leaves this to those that are
 	case claimer != "":
 		leases, err := w.leases(ctx)
 		if err != nil {

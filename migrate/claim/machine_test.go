@@ -18,7 +18,7 @@ func TestNext(t *testing.T) {
 		permitting, rewriting, confirming, turning state
 	}{
 		{nil, rewriting, confirming, succeeding, permitting},
-		// Only what interrupts a rewrite has it looked at anew, also where the fence says why.
+		// Only an error that interrupts a rewrite has it looked at anew, also where the fence says why.
 		{errSpeed, retrying, turning, retrying, retrying},
 		{errMoved, retrying, permitting, retrying, retrying},
 		{ErrFenced, retrying, permitting, retrying, retrying},

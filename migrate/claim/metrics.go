@@ -42,14 +42,14 @@ func NewMetrics() *Metrics {
 // superseded are the reasons of migrations that failed because they are not needed any more.
 var superseded = sets.New(migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged)
 
-// Registerables returns what to register.
+// Registerables returns the metrics to register.
 func (x *Metrics) Registerables() []metrics.Registerable {
 	return []metrics.Registerable{x.migrated, x.remaining, x.migrations, x.failed, x.conflicts, x.rate}
 }
 
-// observe counts what was not counted of the migration before. What a rewrite does again,
-// because it goes on at an earlier place, counts once. Counters are shown from the first
-// migration on, at 0, so that the increase of the first failure is seen.
+// observe counts the progress of the migration that was not counted before. Work that a
+// rewrite does again, because it goes on at an earlier place, counts once. Counters are shown
+// from the first migration on, at 0, so that the increase of the first failure is seen.
 func (x *Metrics) observe(w *work, p Progress) {
 	if x == nil {
 		return
@@ -75,7 +75,7 @@ func (x *Metrics) observe(w *work, p Progress) {
 }
 
 // Ended counts a migration that this server has ended: Succeeded, Failed or Aborted. It is
-// to be called by whoever wrote that, whichever controller it is, and so once. One that
+// to be called by the controller that wrote that, and so once. One that
 // failed because the agreement it was made for is gone was aborted: nothing is wrong.
 func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status string) {
 	if x != nil {
@@ -86,7 +86,7 @@ func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status str
 	}
 }
 
-// rest takes back what holds only while this server works on the migration.
+// rest takes back the metrics that hold only while this server works on the migration.
 func (x *Metrics) rest(w *work) {
 	if x != nil {
 		x.remaining.DeleteLabelValues(w.label())

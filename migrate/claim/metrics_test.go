@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// metered gives the world metrics and returns what reads them, by name and label values.
+// metered gives the world metrics and returns a function that reads them, by name and label values.
 func metered(t *testing.T, w *world) func() map[string]float64 {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
@@ -45,7 +45,7 @@ func metered(t *testing.T, w *world) func() map[string]float64 {
 }
 
 // TestMetrics: the names, labels and values that operators know, while a migration runs
-// and after it. What a server has done before it goes on is not counted again.
+// and after it. Work that a server has done before it goes on is not counted again.
 func TestMetrics(t *testing.T) {
 	w := newWorld(t)
 	values := metered(t, w)

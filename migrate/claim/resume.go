@@ -12,8 +12,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// token is what a migration's status.continueToken holds: a position, and what must not
-// have changed for it to count. While the StorageVersion stays at one epoch every write is
+// token is the content of a migration's status.continueToken: a position, and the values that
+// must not have changed for it to count. While the StorageVersion stays at one epoch every write is
 // in the encoding (design 3.7, I3), so that what is done stays done.
 type token struct {
 	// Target is the StorageVersion, its epoch and the encoding.
@@ -23,8 +23,8 @@ type token struct {
 	// API says that the position is one of the API engine.
 	API      bool   `json:"api,omitempty"`
 	Position string `json:"position"`
-	// Conflicts are those that were counted until it was written; the token counts whatever
-	// they are.
+	// Conflicts are those that were counted until it was written; the token is valid with any
+	// number of them.
 	Conflicts int64 `json:"conflicts,omitempty"`
 }
 
@@ -78,7 +78,7 @@ func (w *work) resume() {
 	w.counted.Conflicts = saved.Conflicts
 	w.failures = slices.Clone(w.m.Status.Failures)
 	if p := w.m.Status.Progress; p != nil {
-		w.base, w.done = p.Done, p.Done // base at most: what it reports first may be less
+		w.base, w.done = p.Done, p.Done // base at most: the number it reports first may be less
 		w.counted.Done = p.Done
 		maps.Copy(w.counted.FailedByReason, p.FailedByReason)
 	}
@@ -92,8 +92,8 @@ func (w *work) advance() {
 	}
 }
 
-// show writes the newest progress into a status. What was shown as done stays so, although
-// a rewrite that goes on begins a little before it.
+// show writes the newest progress into a status. Objects that were shown as done stay so,
+// although a rewrite that goes on begins a little before that.
 func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
 	if w.last == nil {
 		return
@@ -119,7 +119,7 @@ func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
 		known.Insert(types.NamespacedName{Namespace: f.Namespace, Name: f.Name})
 	}
 	for _, f := range met {
-		// What is at no one's name is something else each time.
+		// A failure of no single object is another one each time.
 		if name := (types.NamespacedName{Namespace: f.Namespace, Name: f.Name}); name.Name == "" || !known.Has(name) {
 			failures = append(failures, migrationv1alpha1.MigrationFailure(f))
 		}

@@ -57,7 +57,7 @@ func resumed(w *world) (position string) {
 	return position
 }
 
-// TestResumes: whoever goes on begins where the last one was, with the failures it met.
+// TestResumes: a server that goes on begins where the last one was, with the failures it met.
 func TestResumes(t *testing.T) {
 	for _, custom := range []bool{false, true} {
 		t.Run(fmt.Sprintf("custom resource %t", custom), func(t *testing.T) {
@@ -86,8 +86,8 @@ func TestResumes(t *testing.T) {
 	}
 }
 
-// TestResumesBehindTheCount: some of what was done lies behind the position, and is found so
-// again. The rate counts from where the run begins, and what was shown as done stays so.
+// TestResumesBehindTheCount: some of the objects done lie behind the position, and are found so
+// again. The rate counts from where the run begins, and objects that were shown as done stay so.
 func TestResumesBehindTheCount(t *testing.T) {
 	w := newWorld(t)
 	values := metered(t, w)
@@ -116,7 +116,7 @@ func TestResumesBehindTheCount(t *testing.T) {
 	}
 	_, err := step(w)
 	w.must(err)
-	// Nothing was reported: what the status said is all that is known, and it was too much.
+	// Nothing was reported: the count in the status is all that is known, and it was too much.
 	w = newWorld(t)
 	w.migration(nil)
 	crashHalfway(w)
@@ -385,7 +385,7 @@ func TestRest(t *testing.T) {
 }
 
 // TestSpeedChanges: a rewrite goes on at another speed where it was, whether the watch tells
-// or the next write of the progress; and rests if that is what was asked for meanwhile.
+// or the next write of the progress; and rests if a pause was asked for meanwhile.
 func TestSpeedChanges(t *testing.T) {
 	for _, watch := range []bool{true, false} {
 		for _, pauses := range []bool{false, true} {
@@ -511,7 +511,7 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 	}
 }
 
-// TestSpeedIsTheMigrations: what a migration says of its speed reaches the rewriter.
+// TestSpeedIsTheMigrations: a migration's fields for its speed reach the rewriter.
 func TestSpeedIsTheMigrations(t *testing.T) {
 	w := newWorld(t)
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
@@ -528,8 +528,8 @@ func TestSpeedIsTheMigrations(t *testing.T) {
 	w.must(err)
 }
 
-// TestEvents: what happens to a migration is told once each: its start, a pause, that it
-// goes on, that another server goes on, and its end. Of a copy, its original has all of it.
+// TestEvents: the events of a migration are told once each: its start, a pause, that it goes on,
+// that another server goes on, and its end. Of a copy, its original has all of them.
 func TestEvents(t *testing.T) {
 	w := newWorld(t)
 	original := metav1.OwnerReference{

@@ -26,7 +26,7 @@ const (
 	maxRetry = 15 * time.Second
 )
 
-// Run does migrations until ctx ends. What is under way then is continued by whoever
+// Run does migrations until ctx ends. Those under way then are continued by the server that
 // finds that this server's Lease is gone.
 func (c *Controller) Run(ctx context.Context) {
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
@@ -73,8 +73,8 @@ func (c *Controller) beat(ctx context.Context, due <-chan time.Time) {
 }
 
 // worthALook says whether a migration that was so, or nil, and is so now may be one for
-// this server to claim, or to watch over. What a migrator writes on it while it works is
-// not, nor is this server's own claim: who claims works, and tries again after an error.
+// this server to claim, or to watch over. A change that a migrator writes on it while it
+// works is not, nor is this server's own claim: the claimant works, and tries again after an error.
 func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.ServerID) bool {
 	claimer := is.Annotations[migrationv1alpha1.ClaimedByAnnotation]
 	switch {

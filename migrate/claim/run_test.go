@@ -203,7 +203,7 @@ func TestPauseWhileTheRewriterWaits(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
 }
 
-// TestProgressConflict: what others write on the migration meanwhile is kept.
+// TestProgressConflict: changes that others write to the migration meanwhile are kept.
 func TestProgressConflict(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)

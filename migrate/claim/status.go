@@ -40,8 +40,8 @@ func (w *work) succeed(ctx context.Context, r Result) error {
 	return w.finish(ctx, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, message, &r)
 }
 
-// logs says whose logs name every object that failed. Whoever goes on does not meet again
-// those before the position.
+// logs says whose logs name every object that failed. A server that goes on does not meet
+// again those before the position.
 func (w *work) logs() string {
 	if w.resumed {
 		return "the logs of the servers that migrated name"

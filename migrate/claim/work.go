@@ -53,14 +53,15 @@ type work struct {
 	resumed bool
 	// speed is that of the rewrite, guarded by the Controller.
 	speed speed
-	// mu is held by whatever of a rewrite changes the work: it is told of progress, asked for
+	// mu is held by every part of a rewrite that changes the work: it is told of progress, asked for
 	// the permission, or given a beat.
 	mu sync.Mutex
 	// tell writes the progress when it is time to; nil while nothing is rewritten.
 	tell func()
 	// last is the newest progress; nil before there is one.
 	last *Progress
-	// counted is what the metrics have counted of this migration, with what was done before.
+	// counted is the progress of this migration that the metrics have counted, with the progress
+	// made before.
 	counted Progress
 	// failures names the objects before the position that this server's rewrites began at.
 	failures []migrationv1alpha1.MigrationFailure
@@ -99,7 +100,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 		return result, nil
 	}
 	if errors.Is(err, ErrUnproven) {
-		w.last, w.m.Status.ContinueToken = nil, "" // what it went over it is to go over again
+		w.last, w.m.Status.ContinueToken = nil, "" // it is to go over the same objects again
 		return result, err
 	}
 	if w.advance(); w.position() != from {
@@ -112,7 +113,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 }
 
 // failureLog is the report of all objects that cannot be migrated: the status names only
-// some, since what is in etcd may not grow with their number.
+// some, since the data in etcd may not grow with their number.
 func (w *work) failureLog() func(Failure) {
 	logger := w.c.cfg.Logger.WithValues("migration", w.m.Name, "resource", w.gr.String())
 	return func(f Failure) {
@@ -127,7 +128,7 @@ func (w *work) telling(tell func()) {
 	w.tell = tell
 }
 
-// reported is told what a Rewriter reports.
+// reported is told the progress that a Rewriter reports.
 func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -163,7 +164,7 @@ func (w *work) refence(ctx context.Context) (int64, error) {
 	return revision, err
 }
 
-// speed is at what speed a migration is to be done; negative: as the server's flags say.
+// speed is the speed at which a migration is to be done; negative: as the server's flags say.
 type speed struct {
 	perSecond int64
 	latency   time.Duration

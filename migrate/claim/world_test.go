@@ -53,15 +53,15 @@ type world struct {
 	clock   *clocktesting.FakeClock
 	c       *Controller
 	rewrite rewriter
-	// api is what the API engine does, elsewhere who serves what this server does not.
+	// api is the API engine's rewriter, elsewhere the answer of Config.Elsewhere.
 	api       rewriter
 	elsewhere string
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	log    strings.Builder
 	calls  []string
 	before func(call string)
-	broken map[string]error // what calls are answered with, instead of being made
+	broken map[string]error // the errors that calls are answered with, instead of being made
 }
 
 func newWorld(t *testing.T) *world {

@@ -21,8 +21,8 @@ type Piece[P, C, F any] struct {
 	done   bool
 }
 
-// NewFrontier returns the frontier of work that was done up to a place before, with what was
-// counted there; plus adds counts. It names at most maxNamed failures.
+// NewFrontier returns the frontier of work that was done up to a place before, with the
+// counts there; plus adds counts. It names at most maxNamed failures.
 func NewFrontier[P, C, F any](place P, counts C, plus func(C, C) C, maxNamed int) *Frontier[P, C, F] {
 	return &Frontier[P, C, F]{place: place, counts: counts, plus: plus, maxNamed: maxNamed}
 }
@@ -34,7 +34,7 @@ func (f *Frontier[P, C, F]) Begin(end P) *Piece[P, C, F] {
 	return p
 }
 
-// Count adds to what became of a piece.
+// Count adds to the counts of a piece.
 func (f *Frontier[P, C, F]) Count(p *Piece[P, C, F], what C) { p.counts = f.plus(p.counts, what) }
 
 // Name adds to the failures in a piece. Only those are kept that the frontier may come to
@@ -62,7 +62,7 @@ func (f *Frontier[P, C, F]) End(p *Piece[P, C, F]) {
 	}
 }
 
-// Now returns the place up to which all is done, what was counted up to there, and the
+// Now returns the place up to which all is done, the counts up to there, and the
 // failures up to there, in the order of the pieces.
 func (f *Frontier[P, C, F]) Now() (place P, counts C, failed []F) {
 	return f.place, f.counts, f.failed

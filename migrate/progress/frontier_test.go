@@ -47,7 +47,7 @@ func TestFrontier(t *testing.T) {
 	}
 }
 
-// TestLeftBehind: what is still done of pieces that another frontier waits for does not move
+// TestLeftBehind: work that is still done on pieces that another frontier waits for does not move
 // this one.
 func TestLeftBehind(t *testing.T) {
 	sum := func(a, b int) int { return a + b }

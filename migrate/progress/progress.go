@@ -3,13 +3,13 @@ package progress
 
 import "sync"
 
-// Teller calls a listener with how far something is, one call at a time. Whoever has
-// something to tell while a call takes its time goes on: it is told in the next call.
+// Teller calls a listener with how far something is, one call at a time. A worker that
+// has something to tell while a call takes its time goes on: it is told in the next call.
 type Teller[T any] struct {
 	now  func() T
 	told func(T)
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	// telling says that told is being called, and untold that there is more to tell.
 	telling, untold bool
 }
@@ -24,7 +24,7 @@ func NewTeller[T any](now func() T, told func(T)) *Teller[T] {
 }
 
 // Tell has the listener told of everything up to now: by this call or, if another one is
-// telling, by that one after what it tells already. A panic of the listener goes through
+// telling, by that one after the listener's call under way. A panic of the listener goes through
 // Tell, and nothing is told after it.
 func (t *Teller[T]) Tell() {
 	t.mu.Lock()

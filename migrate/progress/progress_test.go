@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestMeanwhile: who has something to tell while the listener is busy does not wait for it,
-// and what several of them had is told once, by the one who tells already.
+// TestMeanwhile: a caller that has something to tell while the listener is busy does not wait for it,
+// and the news of several of them is told once, by the caller that tells already.
 func TestMeanwhile(t *testing.T) {
 	var n atomic.Int64
 	var heard []int64
@@ -79,8 +79,8 @@ func TestInOrder(t *testing.T) {
 	}
 }
 
-// TestListenerThatPanics: the panic is what is seen, not a fault of the lock that it went
-// through, and whoever has something to tell later is not held up.
+// TestListenerThatPanics: the panic is seen, not a fault of the lock that it went through, and a
+// caller that has something to tell later is not held up.
 func TestListenerThatPanics(t *testing.T) {
 	teller := NewTeller(func() int { return 7 }, func(int) { panic("told") })
 	func() {

@@ -6,9 +6,9 @@ import (
 )
 
 // budget bounds the bytes of values that a run holds, from before a page is read until
-// what became of it is written. Who wants more than there is waits; a single value that
+// the values that came of it are written. Callers that want more than there is wait; a single value that
 // is larger than the whole budget is let through alone.
-// Invariant: held <= limit, but for such a value and for what grew (see grow).
+// Invariant: held <= limit, but for such a value and for the bytes that grow counts.
 type budget struct {
 	limit int64
 
@@ -40,7 +40,7 @@ func (b *budget) take(ctx context.Context, n int64) error {
 	}
 }
 
-// grow counts bytes that are held already; whoever comes next waits for them to go.
+// grow counts bytes that are held already; the next caller waits for them to go.
 // n may be negative.
 func (b *budget) grow(n int64) {
 	b.mu.Lock()

@@ -16,11 +16,11 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// What a Row says in place of a group/version, and of a resource.
+// Words in a Row in place of a group/version, and of a resource.
 const (
 	// EncodingUnknown is the encoding of values that cannot be read.
 	EncodingUnknown = "unknown"
-	// EncodingEncrypted, followed by what Encryption says, is the encoding of encrypted values.
+	// EncodingEncrypted, followed by the name from Encryption, is the encoding of encrypted values.
 	EncodingEncrypted = "encrypted:"
 	// ResourceOther is the resource of keys that are not an object's, and EncodingNone
 	// the encoding of their values where these are not objects either.
@@ -31,7 +31,7 @@ const (
 // Row counts the stored objects of one resource in one encoding.
 type Row = census.Row
 
-// Census is what is stored, at one revision.
+// Census counts the stored objects, at one revision.
 type Census struct {
 	Revision int64 `json:"revision"`
 	// Rows are sorted by resource and encoding.
@@ -88,19 +88,19 @@ func count(ctx context.Context, reader Reader, prefix string, verify Verify) (Ce
 	return t.census(pager.revision), nil
 }
 
-// unowned are the folders of what kube-apiserver keeps for itself, past all storage of
-// resources: the service IP and node port allocators' bitmaps, and the addresses of API
+// unowned are the folders of the values that kube-apiserver keeps for itself, past all storage
+// of resources: the service IP and node port allocators' bitmaps, and the addresses of API
 // servers. All are in core/v1, the only version that they have ever had.
 var unowned = sets.New("ranges", "masterleases", "peerserverleases")
 
-// Unowned says whether a key, without the prefix, is of what kube-apiserver keeps for itself,
-// past all storage of resources, in core/v1.
+// Unowned says whether a key, without the prefix, is of a value that kube-apiserver keeps for
+// itself, past all storage of resources, in core/v1.
 func Unowned(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	return unowned.Has(folder)
 }
 
-// place is what an object's key tells of its resource.
+// place is an object's resource, as far as its key tells it.
 type place struct {
 	resource string
 	group    string
@@ -120,7 +120,7 @@ type cell struct {
 type amount struct{ objects, bytes int64 }
 
 // tally collects a census. Values that cannot be read do not tell their group; it is
-// looked up at the end, among what else was found.
+// looked up at the end, among the other groups that were found.
 type tally struct {
 	verify      Verify
 	cells       map[cell]amount

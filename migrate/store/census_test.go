@@ -123,8 +123,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestCountVerifies: a census that verifies names what does not decode although its envelope can
-// be read, and tries nothing that is encrypted.
+// TestCountVerifies: a census that verifies names values that do not decode although their envelope
+// can be read, and tries nothing that is encrypted.
 func TestCountVerifies(t *testing.T) {
 	c := startEtcd(t)
 	whole := []byte(`{"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":1}}`)

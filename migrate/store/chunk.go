@@ -5,8 +5,8 @@ import "github.com/concord-dev/concord/migrate/progress"
 // Cursor is a place in a run before which everything is done. It may be kept, and a later
 // run be told to go on there, as long as nothing else could be written since: the
 // StorageVersion has the uid and epoch it had, the encoding wanted is the same, and so is
-// what decodes. Who keeps it has to see to that; what clients wrote meanwhile is then in
-// the encoding (design 3.7, I3).
+// the decoder. A caller that keeps it has to see to that; the values that clients wrote meanwhile are
+// then in the encoding (design 3.7, I3).
 type Cursor struct {
 	// After is the last key that is done; empty at the beginning.
 	After string
@@ -24,6 +24,6 @@ type chunk struct {
 	last string
 	// held is how much of the budget it takes.
 	held int64
-	// piece is what became of the entries.
+	// piece has the outcome of the entries.
 	piece *progress.Piece[string, Progress, Failure]
 }

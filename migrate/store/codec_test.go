@@ -75,7 +75,7 @@ func (typed) value(tb testing.TB, codec machinery.Codec, n int) []byte {
 	return out
 }
 
-// content is a hash of what an object is, whatever its encoding.
+// content is a hash of an object, whatever its encoding.
 func (t typed) content(tb testing.TB, value []byte) string {
 	tb.Helper()
 	obj, _, err := t.new.Decode(value, nil, nil)

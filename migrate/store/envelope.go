@@ -20,9 +20,9 @@ var (
 
 // Envelope reads the group/version and the kind that a stored value says it has,
 // without decoding the rest: of protobuf only runtime.Unknown's TypeMeta, of JSON only
-// as much as it takes to find the top-level apiVersion and kind. What it says of a
-// value that is damaged behind the envelope is what the envelope says. It is not ok if
-// either is missing or the value is neither protobuf nor a JSON object.
+// as much as it takes to find the top-level apiVersion and kind. For a value that is
+// damaged behind the envelope it returns the group/version and kind of the envelope. It is not
+// ok if either is missing or the value is neither protobuf nor a JSON object.
 func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	var apiVersion string
 	if rest, found := bytes.CutPrefix(value, protobufPrefix); found {
@@ -39,8 +39,8 @@ func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	return agree.Encoding(apiVersion), kind, true
 }
 
-// Encryption names what an encrypted value was sealed with, as the API server's
-// providers mark it: "<provider>:<version>:<key or plugin name>", for example
+// Encryption names the provider and the key that an encrypted value was sealed with, as the
+// API server's providers mark it: "<provider>:<version>:<key or plugin name>", for example
 // "aescbc:v1:key1". A plugin of KMS v2 has many keys, so that the fingerprint of the one
 // that the value needs stands behind its name. One that is encrypted, and does not tell with
 // what, has Unnamed. It is not ok for a value that is not encrypted.
@@ -69,7 +69,7 @@ func Encryption(value []byte) (name string, ok bool) {
 }
 
 const (
-	// Unnamed is what Encryption says of a value that is encrypted with nobody knows what.
+	// Unnamed is the name from Encryption for a value that does not tell with what it is encrypted.
 	Unnamed = "?"
 	// kmsProvider is how Encryption begins for values of plugins of KMS v2.
 	kmsProvider = "kms:v2:"
@@ -81,7 +81,7 @@ const (
 
 // KMSKey returns the plugin of KMS v2 that has encrypted a value, "kms:v2:<plugin>", and the
 // fingerprint of the key that it needs: the first 16 hexadecimal digits of the SHA-256 of
-// the key's ID. It takes what Encryption returned.
+// the key's ID. It takes the name that Encryption returned.
 func KMSKey(name string) (plugin, fingerprint string, ok bool) {
 	rest, kms := strings.CutPrefix(name, kmsProvider)
 	plugin, fingerprint, ok = strings.Cut(rest, ":")

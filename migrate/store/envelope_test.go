@@ -153,7 +153,7 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
-// canonicalUnknown decodes what an encoder has, or could have, written.
+// canonicalUnknown decodes a message that an encoder has, or could have, written.
 func canonicalUnknown(message []byte) (u machinery.Unknown, ok bool) {
 	if err := u.Unmarshal(message); err != nil {
 		return u, false

@@ -145,7 +145,7 @@ func overMessageLimit(err error) bool {
 	return ok && s.Code() == codes.ResourceExhausted && strings.Contains(s.Message(), "larger than max")
 }
 
-// passing recognises what an etcd says while it restarts, elects a leader or is overrun.
+// passing recognises the errors of an etcd that restarts, elects a leader or is overrun.
 func passing(err error) bool {
 	if errors.Is(err, rpctypes.ErrTooManyRequests) {
 		return true

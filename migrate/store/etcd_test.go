@@ -26,7 +26,7 @@ func startEtcd(tb testing.TB) *clientv3.Client {
 	return c
 }
 
-// startEtcdThatStops also returns what ends the etcd and starts it anew on its data.
+// startEtcdThatStops also returns a function that ends the etcd and starts it anew on its data.
 func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
 	tb.Helper()
 	sockets, err := os.MkdirTemp("", "rw")
@@ -135,7 +135,7 @@ func numbered(prefix string) func(int) string {
 	return func(i int) string { return fmt.Sprintf("%sobject-%06d", prefix, i) }
 }
 
-// What is read is what etcd has, at any revision and up to any limit.
+// The entries read are those that etcd has, at any revision and up to any limit.
 func TestRange(t *testing.T) {
 	c := startEtcd(t)
 	const n = 700

@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// judgement is what is to be done with an entry: write put, record failure, or, if both
+// judgement is the action to take with an entry: write put, record failure, or, if both
 // are nil, leave it as it is.
 type judgement struct {
 	put     *Put
@@ -75,7 +75,7 @@ func (t *Target) judge(ctx context.Context, entries []Entry) ([]judgement, error
 	return judged, nil
 }
 
-// opened is a value's plaintext, and whether what it is sealed with is stale.
+// opened is a value's plaintext, and whether its encryption is stale.
 type opened struct {
 	plain []byte
 	from  agree.Encoding
@@ -92,7 +92,7 @@ func (t *Target) open(ctx context.Context, e Entry) (opened, *Failure, error) {
 	}
 	encoding, _, ok := Envelope(plain)
 	if !ok {
-		// A codec would take what it is asked for as the kind, and make an object of nothing.
+		// A codec would take the kind that it is asked for, and make an object of nothing.
 		return opened{}, newFailure(e.Key, Undecodable, errNoEnvelope), nil
 	}
 	return opened{plain: plain, from: encoding, stale: stale}, nil, nil

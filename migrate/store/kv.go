@@ -16,13 +16,13 @@ var (
 	// it; or that a reply to a read is larger than is taken at a time.
 	ErrTooLarge = errors.New("too large")
 	// ErrUnavailable means that the store does not answer now, for example because it
-	// restarts or has no leader. What a transaction was to write may have been written.
+	// restarts or has no leader. A value that a transaction was to write may have been written.
 	ErrUnavailable = errors.New("the store does not answer")
 	// errFull, beside ErrUnavailable, means that it takes no writes before somebody makes
 	// room: that is waited for as long as it takes.
 	errFull = errors.New("the store has no space")
-	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of what encrypts:
-	// nothing is known to be wrong with the value.
+	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of the encryption
+	// provider: nothing is known to be wrong with the value.
 	ErrKeysUnavailable = errors.New("the encryption key is not at hand")
 	// ErrLeaseLost means that a put names an etcd lease that does not exist, and so was not
 	// made.
@@ -68,7 +68,7 @@ type Fence struct {
 }
 
 // MaxReply bounds the bytes that a Reader takes at a time, but for a single entry. It is
-// what a read may cost in memory, however wrong the guess of the values' sizes was.
+// the memory that a read may cost, however wrong the guess of the values' sizes was.
 const MaxReply = 4 << 20
 
 // Reader reads ranges of raw values.
@@ -80,7 +80,7 @@ type Reader interface {
 	Range(ctx context.Context, start, end string, limit, revision int64) (Page, error)
 }
 
-// KV is what the engine needs of the store.
+// KV is the part of the store that the engine needs.
 type KV interface {
 	Reader
 	// Put writes one value in a transaction of its own, if its key is unchanged and the fence

@@ -47,7 +47,7 @@ func newPager(reader Reader, prefix string, maxKeys, maxBytes int) *pager {
 	return p
 }
 
-// close ends what the pager has under way. It may go on where it was.
+// close ends the stream that the pager has under way. It may go on where it was.
 func (p *pager) close() {
 	if p.streaming != nil {
 		p.streaming.close()
@@ -91,7 +91,7 @@ func (p *pager) page(ctx context.Context) (Page, error) {
 	switch {
 	case page.More && n > 0:
 		p.next = page.Entries[n-1].Key + "\x00"
-		// A stream may end before its time, and what is read then is to be a short range.
+		// A stream may end before its time, and the range read then is to be short.
 		if streamed || page.Count > longRange*int64(max(p.limit, firstLimit)) {
 			p.common = commonPrefix(page.Entries[0].Key, page.Entries[n-1].Key)
 		}

@@ -16,7 +16,7 @@ const (
 	maxBackoff  = time.Second
 )
 
-// patience is how long to wait for what is unavailable.
+// patience is how long to wait for something that is unavailable.
 type patience struct {
 	clock clock.Clock
 	bound time.Duration
@@ -27,7 +27,7 @@ func (p patience) patiently(ctx context.Context, call func(context.Context) erro
 	return p.waiting(ctx, func(ctx context.Context) error { return within(ctx, call) })
 }
 
-// waiting calls again while what is called is unavailable.
+// waiting makes a call again while its callee is unavailable.
 func (p patience) waiting(ctx context.Context, call func(context.Context) error) error {
 	var since time.Time
 	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {

@@ -70,7 +70,7 @@ func TestProgressComesInOrder(t *testing.T) {
 }
 
 // TestProgressWithinAPiece: where the pace is slow, progress does not wait for the end of
-// what was read together.
+// the piece that was read together.
 func TestProgressWithinAPiece(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)

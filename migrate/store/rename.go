@@ -10,8 +10,8 @@ import (
 )
 
 // Rename returns a stored JSON object with another apiVersion and every other byte as it
-// is: what decoding a custom resource, setting its apiVersion and encoding it again comes
-// to where versions do not differ in more (conversion strategy None), at a tenth of the
+// is: the result that decoding a custom resource, setting its apiVersion and encoding it again
+// has where versions do not differ in more (conversion strategy None), at a tenth of the
 // cost and without a number being rounded. It is not ok, and the slow way has to be gone
 // or to say what is wrong, unless the value is valid JSON that names apiVersion,
 // kind and metadata once, in metadata neither of the fields that are not to be stored, and no

@@ -32,7 +32,7 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// TestShortcutIsVerified: what a shortcut returns is not written unless it says the encoding.
+// TestShortcutIsVerified: the value that a shortcut returns is not written unless it says the encoding.
 func TestShortcutIsVerified(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/example.com/widgets/"

@@ -18,8 +18,8 @@ import (
 var errCrash = errors.New("the process is gone")
 
 // TestResumesAfterCrashes ends runs at random points, before a transaction or after it was
-// written and before anybody heard of it, and lets the next run go on from what the last
-// one had time to save.
+// written and before anybody heard of it, and lets the next run go on from the cursor that
+// the last one had time to save.
 func TestResumesAfterCrashes(t *testing.T) {
 	for seed := range int64(6) {
 		underWay := []int{1, 40}[seed%2]
@@ -205,8 +205,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	if result.Rewritten != 700 {
 		t.Fatalf("got %+v", result.Progress)
 	}
-	// Each value counts twice, so that half of the bound is what is handed out, and a single
-	// value may come on top.
+	// Each value counts twice, so that half of the bound is handed out, and a single value may
+	// come on top.
 	if kv.peak > bound/2+MaxReply/2+huge || kv.replies > MaxReply {
 		t.Errorf("%d bytes were in flight, up to %d in a page", kv.peak, kv.replies)
 	}
@@ -295,7 +295,7 @@ func TestLostRepliesAreSurvived(t *testing.T) {
 		result, err := New(silent{NewEtcd(c), &calls}).Run(t.Context(), target, Options{UnderWay: underWay, PageKeys: 60, PieceKeys: 10}, nil)
 		must(t, err)
 		requireSum(t, result)
-		// What was written and not answered is found changed, and already as it should be.
+		// Values that were written and not answered are found changed, and already as they should be.
 		if result.Total != 600 || result.Changed == 0 || result.AlreadyCurrent != result.Changed {
 			t.Errorf("%d under way: %+v", underWay, result.Progress)
 		}

@@ -1,5 +1,5 @@
 // Package store brings stored values to one encoding inside the server (design 3.6)
-// and counts what is stored (census).
+// and counts the stored values (census).
 //
 // It reads raw values page by page, decodes and encodes only those whose envelope does
 // not say the encoding wanted, and writes each back in a transaction of its own that compares
@@ -57,7 +57,7 @@ type Target struct {
 	// used by several goroutines at once.
 	Convert func(ctx context.Context, plains [][]byte) []Converted
 	// Shortcut, if not nil, does for many plaintexts what Codec does, in less time; where
-	// it is not ok Codec is asked. What it returns is verified like Codec's output.
+	// it is not ok Codec is asked. The shortcut's output is verified like Codec's.
 	Shortcut func(plain []byte, from agree.Encoding) (out []byte, ok bool)
 	// New makes the empty object to decode into, as the resource's storage does. Without
 	// one a codec takes a custom resource with a top-level field "items" for a list.
@@ -84,7 +84,7 @@ func (t *Target) Validate() error {
 	return nil
 }
 
-// Converted is what Target.Convert makes of one plaintext: the one to store, or an error
+// Converted is the result of Target.Convert for one plaintext: the one to store, or an error
 // and its class.
 type Converted struct {
 	Plain  []byte
@@ -110,12 +110,12 @@ type Options struct {
 	// own size instead. Bytes are estimated from the page before, and in no case more than
 	// MaxReply, but for a single value. Defaults: 4000 and 3 MiB.
 	PageKeys, PageBytes int
-	// PieceKeys and PieceBytes bound what is judged together, and so converted by one call of
-	// Target.Convert; a larger single value goes alone. Defaults: 100 and 1 MiB.
+	// PieceKeys and PieceBytes bound the entries judged together, and so converted by one call
+	// of Target.Convert; a larger single value goes alone. Defaults: 100 and 1 MiB.
 	PieceKeys, PieceBytes int
 	// MemoryBytes bounds the values held at a time, each counted twice: as it was read and
-	// as it is written. Less than MaxReply means a page at a time. What etcd has sent and
-	// nobody has taken in comes on top of it. Default: 6 MiB.
+	// as it is written. Less than MaxReply means a page at a time. Bytes that etcd has sent
+	// and nobody has taken in come on top of it. Default: 6 MiB.
 	MemoryBytes int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
@@ -129,8 +129,8 @@ type Options struct {
 	Resume Cursor
 	// Pacer has the run give way to clients. Nil: it does not.
 	Pacer *pace.Pacer
-	// Patience is how long the store, or what encrypts, may be unavailable before the run fails; less than 20 ms
-	// means that it fails at once. Default: 1 min.
+	// Patience is how long the store, or the encryption provider, may be unavailable before the
+	// run fails; less than 20 ms means that it fails at once. Default: 1 min.
 	Patience time.Duration
 	// Clock defaults to the real one.
 	Clock clock.Clock
@@ -195,7 +195,7 @@ type Progress struct {
 	Bytes int64
 }
 
-// plus adds up what two parts of a run did. Expected is p's.
+// plus adds up the counts of two parts of a run. Expected is p's.
 func (p Progress) plus(q Progress) Progress {
 	p.Total += q.Total
 	p.Rewritten += q.Rewritten
@@ -224,7 +224,7 @@ type Reason string
 const (
 	Undecryptable Reason = "Undecryptable" // the transformer cannot open it, or not seal it again
 	Undecodable   Reason = "Undecodable"   // the codec cannot decode or convert it
-	Unconverted   Reason = "Unconverted"   // what converts it refused it or did not answer
+	Unconverted   Reason = "Unconverted"   // the converter refused it or did not answer
 	Unencodable   Reason = "Unencodable"   // the codec cannot encode what it decoded
 	WrongEncoding Reason = "WrongEncoding" // the codec's output is not in the encoding asked for
 	TooLarge      Reason = "TooLarge"      // etcd takes no value of the new size
@@ -258,7 +258,7 @@ type Failure struct {
 	Detail string
 }
 
-// Result is what a run did, together with what is counted in Options.Resume.
+// Result is what a run did, together with the counts in Options.Resume.
 type Result struct {
 	Progress
 	// Failed names the failures of this run, at most Options.MaxNamed of them, by key.

@@ -284,7 +284,7 @@ func TestMovedFenceStopsTheRun(t *testing.T) {
 					old++
 				}
 			}
-			// What was under way when the first one found out is not counted.
+			// Writes under way when the first one found out are not counted.
 			if old == 0 || old == 1000 || result.Rewritten > int64(1000-old) || result.Rewritten < int64(1000-old-underWay) {
 				t.Fatalf("%d objects are still old; %+v", old, result.Progress)
 			}

@@ -24,7 +24,7 @@ type run struct {
 	budget   *budget
 	threads  Threads // of transactions
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	result   Result
 	frontier *progress.Frontier[string, Progress, Failure]
 	fence    Fence
@@ -148,7 +148,7 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 }
 
 // aheadFor is for how much time a page is read where the pace is bounded, and minAhead how many
-// keys it has at the least: a long read lengthens requests, too, and what is under way has to
+// keys it has at the least: a long read lengthens requests, too, and the keys under way have to
 // be looked at again after a crash.
 const (
 	aheadFor = 100 * time.Millisecond
@@ -164,7 +164,7 @@ func (r *run) ahead() int {
 	return min(r.opts.PageKeys, max(minAhead, int(rate*aheadFor.Seconds())))
 }
 
-// split divides a page into what is judged together. The StorageVersion that is the
+// split divides a page into pieces that are judged together. The StorageVersion that is the
 // fence becomes a piece of its own, and does not count as held from then on.
 func (r *run) split(entries []Entry) []*chunk {
 	var chunks []*chunk
@@ -201,7 +201,7 @@ func (r *run) note(change func(*Result)) {
 	change(&r.result)
 }
 
-// count adds to what became of a chunk, and so of all.
+// count adds to the counts of a chunk, and so to those of the run.
 func (r *run) count(c *chunk, what Progress) {
 	r.note(func(result *Result) {
 		result.Progress = result.plus(what)
@@ -333,7 +333,7 @@ func (r *run) judgeAll(ctx context.Context, c *chunk, entries []Entry) ([]Put, e
 		return err
 	})
 	if ctx.Err() != nil {
-		return nil, ctx.Err() // whatever failed may have failed for this
+		return nil, ctx.Err() // the judgement may have failed for this
 	}
 	if err != nil {
 		return nil, err

@@ -27,8 +27,8 @@ type streamer interface {
 }
 
 // stream is a range that comes in pieces, from ten keys to about as many bytes as a transaction
-// may have. etcd sends on until what the connection may have under way is full (package fence
-// allows 4 MiB), and never counts the keys behind a piece.
+// may have. etcd sends on until as much is under way as a stream may have (package fence allows
+// 4 MiB), and never counts the keys behind a piece.
 type stream struct {
 	etcd     *Etcd
 	start    string
@@ -53,7 +53,7 @@ func (e *Etcd) stream(ctx context.Context, start, end string, revision int64) (*
 	return &stream{etcd: e, start: start, revision: revision, receive: receive, cancel: cancel}, nil
 }
 
-// streamError is what a stream's error means. Whoever gave up is told that and nothing else.
+// streamError is the meaning of a stream's error. A caller that gave up is told that and nothing else.
 func (e *Etcd) streamError(ctx context.Context, start string, revision int64, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -83,10 +83,10 @@ func (s *stream) next(ctx context.Context) (Page, error) {
 	return page, nil
 }
 
-// close gives up what has not come yet.
+// close gives up the pieces that have not come yet.
 func (s *stream) close() {
 	s.cancel()
-	for { // who sends waits until it is taken
+	for { // the sender waits until it is taken
 		if _, err := s.receive(); err != nil {
 			return
 		}

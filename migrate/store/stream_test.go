@@ -162,7 +162,7 @@ func TestStreamIsForFastRuns(t *testing.T) {
 	}
 }
 
-// What a run holds is bounded, however long the stream; and a compaction breaks into it.
+// The memory that a run holds is bounded, however long the stream; and a compaction breaks into it.
 func TestStreamsOfARun(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
@@ -306,7 +306,7 @@ func (m mute) GetStream(ctx context.Context, _ string, _ ...clientv3.OpOption) (
 	return pieces, nil
 }
 
-// Who waits for a piece can give up.
+// A caller that waits for a piece can give up.
 func TestStreamIsGivenUp(t *testing.T) {
 	c := startEtcd(t)
 	prefix, _ := loadStreamed(t, c, kibibyte)

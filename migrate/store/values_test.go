@@ -279,8 +279,8 @@ func (h *holding) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 	return written, revision, err
 }
 
-// Clients may replace small objects by large ones before they are rewritten. What they have
-// made of them is in memory for one object of each piece at a time, however many changed.
+// Clients may replace small objects by large ones before they are rewritten. Of
+// each piece one of the large objects is in memory at a time, however many changed.
 func TestGrownMeanwhile(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/example.com/widgets/"
@@ -420,7 +420,7 @@ func (a away) TransformToStorage(ctx context.Context, data []byte, dataCtx value
 	return a.Transformer.TransformToStorage(ctx, data, dataCtx)
 }
 
-// TestKeysAway: no value fails while what encrypts does not answer. It is waited for; a run
+// TestKeysAway: no value fails while the encryption provider does not answer. It is waited for; a run
 // for which that takes too long ends, and neither it nor the count afterwards judges a value.
 func TestKeysAway(t *testing.T) {
 	c := startEtcd(t)

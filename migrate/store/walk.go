@@ -55,7 +55,7 @@ func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts O
 	return nil
 }
 
-// Left is what a rewrite should have changed and has not.
+// Left counts the values that a rewrite should have changed and has not.
 type Left struct {
 	Values int64
 	// First names one of them.
@@ -67,7 +67,7 @@ type Left struct {
 
 // CountLeft reads every value of a target and counts those that are in another encoding or
 // encrypted with another key than the target's, or cannot be opened. It begins with a
-// linearizable read; what it says holds from then on as long as the fence does. Of the options
+// linearizable read; its result holds from then on as long as the fence does. Of the options
 // those for reading count, Patience, Clock and Pacer: while that bounds the rate, as beside
 // clients, it rests as long as it works.
 func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options) (Left, error) {

@@ -67,7 +67,7 @@ func TestWalkGoesOnAcrossCompaction(t *testing.T) {
 	}
 }
 
-// What is left is what is in another encoding, or sealed with another key, or not to be opened.
+// The values left are those in another encoding, or sealed with another key, or not to be opened.
 func TestCountLeft(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/example.com/widgets/"
@@ -146,7 +146,7 @@ func (s served) Watch() (look func() pace.Seen, stop func()) {
 	return func() pace.Seen { return pace.Seen{Serving: bool(s)} }, func() {}
 }
 
-// timers counts who waits.
+// timers counts the callers that wait.
 type timers struct {
 	clock.RealClock
 	made int

@@ -41,7 +41,7 @@ type term struct {
 	loops   []loop
 }
 
-// loop is what a controller does until its context ends.
+// loop is the work of a controller until its context ends.
 type loop func(context.Context)
 
 // Run runs the controllers until ctx ends. It returns when all of them have ended, and may
@@ -84,8 +84,8 @@ func runLoops(ctx context.Context, loops []loop) error {
 	return group.Wait()
 }
 
-// newTerm makes what the controllers share. Their informers have kube-controller-manager's
-// own identity, as there.
+// newTerm makes the informers and the REST mapper that the controllers share. They have
+// kube-controller-manager's own identity, as there.
 func newTerm(config Config) (*term, error) {
 	all := as(config.Client, user.KubeControllerManager)
 	client, err := kubernetes.NewForConfig(all)

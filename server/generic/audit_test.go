@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/server/generic"
 )
 
-// Each controller acts as its own service account, and none is refused what it asks for.
+// Each controller acts as its own service account, and none of their requests is refused.
 func TestControllersIdentities(t *testing.T) {
 	dir := t.TempDir()
 	policy, log := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")

@@ -36,7 +36,7 @@ import (
 // kube-apiserver's: those of participants are made by the protocol.
 const serverName = "concord-server"
 
-// resourceConfig is what is served unless --runtime-config says otherwise.
+// resourceConfig has the APIs that are served unless --runtime-config says otherwise.
 func resourceConfig() *serverstorage.ResourceConfig {
 	config := controlplane.DefaultGenericAPIResourceConfigSource()
 	config.EnableVersions(discoveryv1.SchemeGroupVersion, storagemigrationv1.SchemeGroupVersion)
@@ -53,7 +53,7 @@ type configs struct {
 
 // newConfigs returns the configurations of the chain's servers.
 func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*configs, error) {
-	// What encrypts a value has to be known when it is written: by the keyring.
+	// The key that encrypts a value has to be known when it is written: the keyring encrypts, not Kubernetes.
 	options.Etcd.EncryptionProviderConfigFilepath, options.Etcd.EncryptionProviderConfigAutomaticReload = "", false
 	reachTokens := freshTokens(o)
 	shared, informers, storage, err := controlplaneapiserver.BuildGenericConfig(

@@ -215,7 +215,7 @@ func gone(err error) error {
 	return err
 }
 
-// must is for what a test needs.
+// must is for values that a test needs.
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()

@@ -99,7 +99,7 @@ func migrateSecrets(t *testing.T) {
 	}
 }
 
-// TestReferenceOfMetrics: what a running server shows of Concord's metrics is in the reference,
+// TestReferenceOfMetrics: the metrics of Concord that a running server shows are in the reference,
 // and of that type.
 func TestReferenceOfMetrics(t *testing.T) {
 	reference, err := os.ReadFile(metricsReference)

@@ -42,7 +42,7 @@ type Options struct {
 
 	// DataDir holds the embedded etcd's data and, unless CertDir is given, the certificates.
 	DataDir string
-	// CertDir holds the cluster's CA, what is signed with it, and the key that signs service
+	// CertDir holds the cluster's CA, the certificates signed with it, and the key that signs service
 	// account tokens. Servers of one cluster share it.
 	CertDir string
 	// Join is the part of the protocol's configuration that operators set.
@@ -156,7 +156,7 @@ func (o *Options) ApplyLogging() error {
 	return logsapi.ValidateAndApply(o.ControlPlane.Logs, utilfeature.DefaultFeatureGate)
 }
 
-// etcd and the others are shorter names for what is used most.
+// etcd and the others are shorter names for the options that are used most.
 func (o *Options) etcd() *genericoptions.EtcdOptions { return o.ControlPlane.Etcd }
 
 func (o *Options) authentication() *kubeoptions.BuiltInAuthenticationOptions {

@@ -24,8 +24,8 @@ const crowd = 600
 const comeBack = time.Second
 
 // TestFlood: where the clients of one user send more than the server can do, they are told to come
-// back later, and what another user sends is served, none of it refused. What it costs that user
-// is measured by bench/server. Where etcd does not answer, on a machine that does much besides,
+// back later, and the requests of another user are served, none of them refused. The cost to that
+// user is measured by bench/server. Where etcd does not answer, on a machine that does much besides,
 // either is told to try again, which is no matter of fairness.
 func TestFlood(t *testing.T) {
 	ns := shared.namespace(t)

@@ -13,13 +13,13 @@ import (
 	"github.com/concord-dev/concord/e2e/access"
 )
 
-// TestPermissions compares what everybody may do to what the protocol lives on with
+// TestPermissions compares everybody's permissions on the objects that the protocol lives on with
 // testdata/permissions.txt. With CONCORD_UPDATE=1 it writes that file.
 func TestPermissions(t *testing.T) {
 	access.Check(t, shared.kube, filepath.Join("testdata", "permissions.txt"))
 }
 
-// TestWritesAreRefused sends what the table says that a service account without rights may not do.
+// TestWritesAreRefused sends the writes that, as the table says, a service account without rights may not do.
 func TestWritesAreRefused(t *testing.T) {
 	ns := shared.namespace(t)
 	config := rest.AnonymousClientConfig(shared.admin)

@@ -43,7 +43,7 @@ import (
 
 const (
 	// closeTimeout bounds how long a stopping server waits for connections to close. Requests
-	// have been answered by then: what is left are connections that never asked anything, for
+	// have been answered by then: the connections left are those that never asked anything, for
 	// which net/http would wait 5 s, and those that it does not tell to close.
 	closeTimeout = 2 * time.Second
 	// endTimeout bounds how long it waits for Kubernetes' controllers.
@@ -107,7 +107,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	return o.serve(ctx, etcd, ring, serving)
 }
 
-// checkStorage refuses to start on what the server could not decode or open.
+// checkStorage refuses to start on stored values that the server could not decode or open.
 func (o *Options) checkStorage(ctx context.Context, etcd *join.Etcd, ring *keyring.Ring) error {
 	return stored.Start{
 		Layout: o.layout(), Target: o.plan.Target(), Keys: ring.Keys(), Allow: o.AllowUndecodableStorage,
@@ -176,7 +176,7 @@ func (o *Options) join(c *configs, ring *keyring.Ring) join.Config {
 	return config
 }
 
-// addHooks starts what runs with the server.
+// addHooks starts the background work that runs with the server.
 func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs, certs *pki.Certificates, serving func(*Server)) error {
 	last := chain.GenericAPIServer
 	// Requests are waited for elsewhere.

@@ -21,8 +21,8 @@ func (o *Options) ensureCertificates() (*pki.Certificates, error) {
 	})
 }
 
-// completeSecurity puts what was made in the certificate directory where the operator gave
-// nothing else.
+// completeSecurity puts the certificates and keys made in the certificate directory where the
+// operator gave nothing else.
 func (o *Options) completeSecurity(certs *pki.Certificates) error {
 	if serving := &o.serving().ServerCert.CertKey; serving.CertFile == "" {
 		serving.CertFile, serving.KeyFile = certs.CertFile, certs.KeyFile
@@ -58,8 +58,8 @@ func (o *Options) completeSecurity(certs *pki.Certificates) error {
 	return nil
 }
 
-// rootCA is what clients in the cluster trust for its servers: the cluster's CA, and the
-// serving certificate that the operator gave.
+// rootCA has the certificates that clients in the cluster trust for its servers: the cluster's CA,
+// and the serving certificate that the operator gave.
 func (o *Options) rootCA(certs *pki.Certificates) ([]byte, error) {
 	root, err := os.ReadFile(certs.CAFile)
 	if err != nil {
@@ -88,8 +88,8 @@ func clientCA(ownFile, moreFile string) (dynamiccertificates.CAContentProvider, 
 	return dynamiccertificates.NewUnionCAContentProvider(own, more), nil
 }
 
-// publishFrontProxy has aggregated API servers told by what they know this one, where it
-// shows them the certificate that was made for it. It gives nobody rights here.
+// publishFrontProxy has aggregated API servers told the CA, names and headers by which they know
+// this one, where it shows them the certificate that was made for it. It gives nobody rights here.
 func (o *Options) publishFrontProxy(c *configs, certs *pki.Certificates) error {
 	if certs.FrontProxy.CertFile == "" || o.ControlPlane.ProxyClientCertFile != certs.FrontProxy.CertFile {
 		return nil // as with kube-apiserver, whose CA it is stands in --requestheader-client-ca-file

@@ -19,10 +19,10 @@ import (
 	servicestore "k8s.io/kubernetes/pkg/registry/core/service/storage"
 )
 
-// errNoNetwork answers those who want an address or a port for a Service.
+// errNoNetwork answers requests for an address or a port of a Service.
 var errNoNetwork = errors.New("this control plane has no service network: use type ExternalName, or clusterIP None with EndpointSlices")
 
-// coreProvider serves what upstream's generic control plane does, and Services: they tell
+// coreProvider serves the resources of upstream's generic control plane, and Services: they tell
 // where webhooks and aggregated APIs are. Those that need an address are refused.
 type coreProvider struct{ *corerest.GenericConfig }
 

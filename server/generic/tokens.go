@@ -12,7 +12,7 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
-// tokenGetter reads what the tokens of service accounts are bound to. The one of Kubernetes' generic
+// tokenGetter reads the objects that the tokens of service accounts are bound to. The one of Kubernetes' generic
 // control plane goes by informers alone, so that a server refuses a token for as long as it has not
 // heard of an account that another has just created. It is asked live then, as by kube-apiserver:
 // a token comes here only if its signature is right.
@@ -21,8 +21,8 @@ type tokenGetter struct {
 	client *kubernetes.Clientset
 }
 
-// freshTokens has options take tokens of accounts and Secrets that informers lack. What it returns
-// is called with the loopback's configuration, before the server serves.
+// freshTokens has options take tokens of accounts and Secrets that informers lack. The returned
+// function is called with the loopback's configuration, before the server serves.
 func freshTokens(options *Options) (reach func(*rest.Config) error) {
 	accounts := options.authentication().ServiceAccounts
 	getter := &tokenGetter{}

@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/server/planning"
 )
 
-// Complete fills in what follows from other options and says what is wrong with them.
+// Complete fills in the options that follow from others and says what is wrong with them.
 // Nothing is started and no file is touched. Versions and feature gates are the process's,
 // as in the libraries.
 func (o *Options) Complete() error {
@@ -60,7 +60,7 @@ func (o *Options) validateStorage() error {
 	return o.keyring().Validate()
 }
 
-// keyring is what the options say of encryption at rest.
+// keyring is the configuration of encryption at rest, by the options.
 func (o *Options) keyring() keyring.Config {
 	return keyring.Config{
 		Path: o.etcd().EncryptionProviderConfigFilepath, Reload: o.etcd().EncryptionProviderConfigAutomaticReload,
@@ -91,7 +91,7 @@ func (o *Options) completePaths() error {
 }
 
 // completeVersions makes the process's versions and feature gates of the flags, and plans
-// what is served and stored by them (KEP-4330, "Component Flags").
+// the served and stored versions by them (KEP-4330, "Component Flags").
 func (o *Options) completeVersions() (err error) {
 	registry, set := o.registry(), o.registry().Set
 	if o.versions != nil {

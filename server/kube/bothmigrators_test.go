@@ -28,7 +28,8 @@ import (
 	stockserver "github.com/concord-dev/concord/server/stock"
 )
 
-// manage starts the real kube-controller-manager with its migrator, and what that needs.
+// manage starts the real kube-controller-manager with its migrator, and the garbage collector
+// that it needs.
 func (c *control) manage(s *apiserver) {
 	c.t.Helper()
 	kubeconfig, err := beside.Access{URL: s.url, CAFile: filepath.Join(c.dir, s.name, "apiserver.crt"), Token: adminToken, Dir: c.dir}.Kubeconfig(manager)
@@ -50,7 +51,7 @@ func (s *apiserver) upstream(name string) {
 	}
 }
 
-// told is what the migration and its definition say.
+// told returns the conditions of the migration and of its definition.
 func (s *apiserver) told(ctx context.Context, name string) (conditions []metav1.Condition, definition *apiextensionsv1.CustomResourceDefinitionCondition, err error) {
 	m, err := s.kube().StoragemigrationV1().StorageVersionMigrations().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -108,7 +109,7 @@ const putRightIn = 10 * time.Second
 
 // guard reads in etcd, at each change of the definition from now on, whether its storedVersions
 // have all versions in which widgets are stored. Where they have not, that has to be put right
-// in time. What it returns ends that.
+// in time. The function that it returns ends that.
 func (c *control) guard() (stop func()) {
 	c.t.Helper()
 	now, err := c.raw.Get(c.t.Context(), widgetsKey)
@@ -159,7 +160,7 @@ func (c *control) guard() (stop func()) {
 	}
 }
 
-// putRight waits until what was wrong is so no more.
+// putRight waits until the fault that was found is there no more.
 func (c *control) putRight(ctx context.Context, wrong error) {
 	began, last := time.Now(), wrong
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, putRightIn, true, func(ctx context.Context) (bool, error) {
@@ -203,8 +204,9 @@ func (c *control) guarded(ctx context.Context, revision int64) error {
 }
 
 // The real kube-controller-manager migrates beside us, under writers, at its own speed, which is
-// higher than ours here. Whoever ends first, storedVersions have what is stored, or have it again
-// in a moment, ours ends when it has migrated, and neither the migration nor the definition says for ever that it runs.
+// higher than ours here. Whichever migrator ends first, storedVersions have all versions that are
+// stored, or have them again in a moment, ours ends when it has migrated, and neither the migration
+// nor the definition says for ever that it runs.
 func testBothMigrators(t *testing.T) {
 	c := newControl(t)
 	slowly := "--migration-max-objects-per-second=100"
@@ -239,7 +241,7 @@ func testBothMigrators(t *testing.T) {
 }
 
 // While a stock server lives nothing is agreed: the migration waits, kube-controller-manager's
-// migrator with it, and what there is stays as it is.
+// migrator with it, and the objects stay as they are.
 func testMigratorBesideStock(t *testing.T) {
 	c := newControl(t)
 	s := c.ready(ours, "one")

@@ -28,7 +28,7 @@ func init() {
 	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
 }
 
-// Options are what the server has beyond kube-apiserver's flags.
+// Options are the options that the server has beyond kube-apiserver's flags.
 type Options struct {
 	// Join is the part of the protocol's configuration that operators set.
 	Join join.Config

@@ -52,7 +52,7 @@ func runOnce(t *testing.T, role string, args ...string) []byte {
 	return out
 }
 
-// What the stock command takes, ours takes too, and does the same without it.
+// Every flag of the stock command is one of ours too, with the same default.
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
 	var both [2]flags

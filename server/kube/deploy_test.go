@@ -87,7 +87,7 @@ func (s *apiserver) install(path string) {
 	}
 }
 
-// applied applies an object as soon as the server takes it, and returns what is stored. A guard that
+// applied applies an object as soon as the server takes it, and returns it as stored. A guard that
 // was just installed refuses changes of definitions until the server has the objects that it judges by
 // ("paramKind … not yet synced").
 func (s *apiserver) applied(mapper meta.RESTMapper, object *unstructured.Unstructured) (stored *unstructured.Unstructured) {

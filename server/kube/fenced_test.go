@@ -120,7 +120,7 @@ func (s *apiserver) migrated(timeout time.Duration) {
 	})
 }
 
-// value reads a key of etcd, and what it is encoded in.
+// value reads a key of etcd, and returns the encoding of its value.
 func (c *control) value(ctx context.Context, key string) (agree.Encoding, error) {
 	answer, err := c.raw.Get(ctx, key)
 	if err != nil {
@@ -152,7 +152,7 @@ func stores(reported map[schema.GroupResource]agree.Encoding) map[string]schema.
 }
 
 // Everything that kube-apiserver stores is reported, and is stored as reported, for objects of
-// every kind that it serves. What is stored beside that is exactly what is listed above.
+// every kind that it serves. The keys stored beside that are exactly those listed above.
 func TestFenced(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// What the protocol cannot work with ends the server with one line that says so.
+// Flags that the protocol cannot work with end the server with one line that says so.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -51,7 +51,7 @@ func TestRefused(t *testing.T) {
 
 var mutatingPolicies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
 
-// Flags of kube-apiserver, in rows of what is to be seen then.
+// Flags of kube-apiserver, in rows with a check of their effects.
 func testFlags(t *testing.T) {
 	c := newControl(t)
 	direct := c.write("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: etcd\n  connection: {proxyProtocol: Direct}\n")
@@ -120,8 +120,8 @@ func storesPolicies(version string) func(*testing.T, *apiserver, map[schema.Grou
 	}
 }
 
-// Two servers that encrypt name the key in what they report, follow a new configuration, and
-// encrypt anew what is stored.
+// Two servers that encrypt name the key in their reports, follow a new configuration, and
+// encrypt the stored objects anew.
 func testEncryption(t *testing.T) {
 	c := newControl(t)
 	configuration := func(keys ...string) string {

@@ -60,8 +60,8 @@ func (g guarded) patch(ctx context.Context, name, as, change string, trial bool,
 	return err
 }
 
-// refuses waits until a change is refused, and with words that help. Guards, and what they judge
-// by, reach the server by watches.
+// refuses waits until a change is refused, and with words that help. Guards, and the objects that
+// they judge by, reach the server by watches.
 func (g guarded) refuses(what, name, as, change string, words []string, subresources ...string) {
 	g.t.Helper()
 	eventually(g.t, time.Minute, what+" is refused", func(ctx context.Context) error {

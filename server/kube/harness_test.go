@@ -136,7 +136,7 @@ type control struct {
 	raw  *clientv3.Client
 }
 
-// The tokens of --token-auth-file and who they stand for.
+// The tokens of --token-auth-file and the users that they stand for.
 const (
 	adminToken    = "admin"
 	strangerToken = "stranger" // authenticated, in no group but system:authenticated
@@ -346,7 +346,7 @@ func eventually(t testing.TB, timeout time.Duration, what string, check func(con
 	cluster.EventuallyEach(t, timeout, 20*time.Second, what, check)
 }
 
-// peerFlags have a server proxy to its peers what they serve and it does not.
+// peerFlags have a server proxy requests for resources that it does not serve to peers that do.
 func (c *control) peerFlags() []string {
 	c.t.Helper()
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("peers", nil, nil)

@@ -21,8 +21,8 @@ import (
 
 const kmsSecrets = 100
 
-// Two servers with a KMS plugin each, whose key turns in the KMS, one plugin after the other: what
-// is stored is encrypted anew when both have turned, and not before; then the old key can go.
+// Two servers with a KMS plugin each, whose key turns in the KMS, one plugin after the other: the
+// stored Secrets are encrypted anew when both have turned, and not before; then the old key can go.
 func testKMS(t *testing.T) {
 	c, remote := newControl(t), vault.NewVault()
 	start := func(name, key string) (*apiserver, *vault.Plugin) {
@@ -76,7 +76,7 @@ func testKMS(t *testing.T) {
 	}
 }
 
-// encryptsWith waits until what a server writes is encrypted with a key. Of the Secrets that are
+// encryptsWith waits until the writes of a server are encrypted with a key. Of the Secrets that are
 // written for that one stays.
 func (c *control) encryptsWith(s *apiserver, key string) {
 	c.t.Helper()

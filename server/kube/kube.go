@@ -75,7 +75,7 @@ type server struct {
 	plan    *compat.Plan
 }
 
-// refuse says what the protocol cannot work with.
+// refuse returns an error for options that the protocol cannot work with.
 func (s *server) refuse() error {
 	switch {
 	case utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage):
@@ -101,7 +101,7 @@ func (s *server) keyring() keyring.Config {
 // configure makes the configurations of the servers of the chain, as kube-apiserver does, but
 // for encryption, which the keyring does, and the server's identity.
 func (s *server) configure() error {
-	// What encrypts a value has to be known when it is written: by the keyring.
+	// The key that encrypts a value has to be known when it is written: the keyring encrypts, not Kubernetes.
 	s.options.Etcd.EncryptionProviderConfigFilepath, s.options.Etcd.EncryptionProviderConfigAutomaticReload = "", false
 	peerCA := s.options.PeerCAFile
 	s.options.PeerCAFile = ""
@@ -157,7 +157,7 @@ func (s *server) identify(peerCA string) error {
 	return nil
 }
 
-// checkStorage refuses to start on what the server could not decode or open.
+// checkStorage refuses to start on stored values that the server could not decode or open.
 func (s *server) checkStorage(ctx context.Context, etcd *join.Etcd) error {
 	return stored.Start{
 		Layout: stored.Layout{Prefix: s.options.Etcd.StorageConfig.Prefix, Special: kubeapiserver.SpecialDefaultResourcePrefixes},

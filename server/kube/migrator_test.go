@@ -108,7 +108,7 @@ func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
 	})
 }
 
-// encodings counts in raw etcd what the widgets are encoded in.
+// encodings counts the encodings of the widgets in raw etcd.
 func (c *control) encodings() map[agree.Encoding]int {
 	c.t.Helper()
 	answer, err := c.raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
@@ -123,7 +123,7 @@ func (c *control) encodings() map[agree.Encoding]int {
 	return found
 }
 
-// What another migrator does counts for nothing: storedVersions that are pruned while old
+// The changes of another migrator count for nothing: storedVersions that are pruned while old
 // objects are stored are put right, and pruned again only when Concord has migrated.
 func TestPrunedTooEarly(t *testing.T) {
 	t.Parallel()

@@ -24,7 +24,7 @@ import (
 
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// advice is what the condition of a StorageVersion says is to be done about a crashed server.
+// advice is the command that the condition of a StorageVersion advises for a crashed server.
 var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
 
 // disagreed waits until nothing is agreed for the sake of one Lease, and returns its name.
@@ -53,12 +53,12 @@ func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 
 // Beside a stock kube-apiserver nothing is agreed and nothing migrates, and the stock one works
 // as ever. When it has crashed and its Lease is deleted as told, everything is migrated, also
-// what the stock server has written in another version.
+// the objects that the stock server has written in another version.
 func TestBesideStock(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		flags []string
-		// writes is in which version the stock server writes policies, which ours writes in v1.
+		// writes is the version in which the stock server writes policies, which ours writes in v1.
 		writes agree.Encoding
 	}{
 		"1.37":               {nil, "admissionregistration.k8s.io/v1"},

@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/e2e/access"
 )
 
-// TestPermissions compares what everybody may do to what the protocol lives on with
+// TestPermissions compares everybody's permissions on the objects that the protocol lives on with
 // testdata/permissions.txt. With CONCORD_UPDATE=1 it writes that file.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
@@ -20,7 +20,7 @@ func TestPermissions(t *testing.T) {
 	t.Run("Requests", func(t *testing.T) { requestsAreRefused(t, s) })
 }
 
-// requestsAreRefused sends what the table says is refused.
+// requestsAreRefused sends requests that the table says are refused.
 func requestsAreRefused(t *testing.T, s *apiserver) {
 	for token, want := range map[string]int{"": http.StatusForbidden, strangerToken: http.StatusForbidden, "wrong": http.StatusUnauthorized, adminToken: http.StatusOK} {
 		for _, path := range []string{

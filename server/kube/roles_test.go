@@ -25,8 +25,8 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// auditFlags have a server write down every request in audit.log, and refuse owners that whoever
-// names them may not change.
+// auditFlags have a server write down every request in audit.log, and refuse owners that the user
+// who names them may not change.
 func (c *control) auditFlags() []string {
 	policy := c.write("policy.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n")
 	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(c.dir, "audit.log"), "--enable-admission-plugins=OwnerReferencesPermissionEnforcement"}
@@ -79,7 +79,7 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 		"storagestates": sets.New("concord-trigger"),
 		// Users make migrations, too.
 		"storageversionmigrations": sets.New("admin", "concord-trigger", "concord-migrator", "concord-mirror"),
-		// Servers report as themselves; the collector drops the reports of who is gone.
+		// Servers report as themselves; the collector drops the reports of servers that are gone.
 		"storageversions": sets.New("system:apiserver", "concord-collector"),
 		"clusterversions": sets.New("concord-skew"),
 	} {

@@ -300,7 +300,7 @@ func testPaused(t *testing.T) {
 	}
 }
 
-// follow counts the encodings of all puts of a resource from now until what it returns is called.
+// follow counts the encodings of all puts of a resource from now until the function that it returns is called.
 func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	c.t.Helper()
 	now, err := c.raw.Get(c.t.Context(), "health")

@@ -39,8 +39,8 @@ var modes = map[string]func(context.Context, dynamic.ResourceInterface) (beside.
 	"streamed": streamed,
 }
 
-// errWatchEnded is what becomes of a list by a watch if the server ends it: it does so with who
-// does not keep up.
+// errWatchEnded is the outcome of a list by a watch if the server ends it: it does so to clients
+// that do not keep up.
 var errWatchEnded = errors.New("the watch ended before its bookmark")
 
 // streamed lists by a watch.
@@ -70,7 +70,7 @@ func streamed(ctx context.Context, c dynamic.ResourceInterface) (beside.Told, wa
 
 // While objects are rewritten in the etcd of a stock kube-apiserver, its lists and watches are
 // as raw etcd has them: each list is the state at its resourceVersion, each watch tells of
-// every write once, in order, and what was read can be updated.
+// every write once, in order, and objects that were read can be updated.
 func TestStockServerWatchesARewrite(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -96,7 +96,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 	config := s.as(adminToken)
 	config.Timeout = 0 // watches
 	objects := must(t, dynamic.NewForConfig, config).Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
-	// What was before the record is not in it, so the server's cache may not be behind that.
+	// Writes before the record are not in it, so the server's cache may not be behind that.
 	eventually(t, time.Minute, "the stock server's cache has all objects", func(ctx context.Context) error {
 		list, err := objects.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err == nil && len(list.Items) < n {

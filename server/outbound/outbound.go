@@ -1,4 +1,4 @@
-// Package outbound keeps connections to Services away from the server's own host. Who may
+// Package outbound keeps connections to Services away from the server's own host. A user who may
 // write a Service, an Endpoint or a name in the DNS chooses where aggregated APIs and webhooks
 // lead; without this, that would be the ports that programs on the host keep to the loopback,
 // and the cloud's metadata service on a link-local address.
@@ -19,7 +19,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// AllowFlag allows what is refused by default.
+// AllowFlag allows the connections that are refused by default.
 const AllowFlag = "allow-loopback-services"
 
 // As with connections that Kubernetes' clients make.

@@ -17,7 +17,7 @@ import (
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 )
 
-// Who finds Services for aggregator and webhooks takes part as it is.
+// The aggregator and webhooks both take the resolver of Services as it is.
 var (
 	_ aggregatorapiserver.ServiceResolver = Config{}.Resolver(nil)
 	_ webhook.ServiceResolver             = Config{}.Resolver(nil)
@@ -36,7 +36,7 @@ func TestOwn(t *testing.T) {
 	}
 }
 
-// localServer is a server on the loopback, which counts who gets through to it.
+// localServer is a server on the loopback, which counts the requests that get through to it.
 func localServer(t *testing.T) (port string, reached *atomic.Int32) {
 	t.Helper()
 	reached = &atomic.Int32{}
@@ -165,7 +165,7 @@ func TestResolver(t *testing.T) {
 	}
 }
 
-// TestTransport: what dials by itself stays, and a copy is made of what does not.
+// TestTransport: a transport that dials by itself stays, and a copy is made of one that does not.
 func TestTransport(t *testing.T) {
 	egress := &http.Transport{DialContext: (&net.Dialer{}).DialContext}
 	if got := (Config{}).Transport(egress); got != egress {

@@ -37,8 +37,8 @@ func ApplyStorage(plan *compat.Plan, factory serverstorage.StorageFactory) error
 	return nil
 }
 
-// ApplyAPIs has the control plane serve what the plan serves. It takes the config that BuildGenericConfig returns, after --runtime-config was
-// merged into it; Kubernetes reads it when it installs its APIs.
+// ApplyAPIs has the control plane serve the versions that the plan serves. It takes the config that BuildGenericConfig
+// returns, after --runtime-config was merged into it; Kubernetes reads it when it installs its APIs.
 //
 // StorageVersions are switched off here: package join serves them.
 func ApplyAPIs(plan *compat.Plan, config *genericapiserver.Config) error {
@@ -46,7 +46,7 @@ func ApplyAPIs(plan *compat.Plan, config *genericapiserver.Config) error {
 	if resources == nil {
 		return fmt.Errorf("a plan cannot be applied to a server without a resource config")
 	}
-	// What was removed can stay for one more release: KUBE_APISERVER_SERVE_REMOVED_APIS_FOR_ONE_RELEASE.
+	// APIs that were removed can stay for one more release: KUBE_APISERVER_SERVE_REMOVED_APIS_FOR_ONE_RELEASE.
 	expiration, err := genericapiserver.NewResourceExpirationEvaluator(plan.Emulation)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func ApplyAPIs(plan *compat.Plan, config *genericapiserver.Config) error {
 			case v.Served:
 				resources.EnableResources(gvr)
 				if l.Introduced != nil && l.Introduced.GreaterThan(plan.Emulation) {
-					// Else Kubernetes takes away again what is newer than the emulated release. By version,
+					// Else Kubernetes takes away again the versions that are newer than the emulated release. By version,
 					// because for a resource named alone it forgets the subresources.
 					resources.ExplicitGroupVersionConfigs[gvr.GroupVersion()] = true
 					config.RuntimeConfigEmulationForwardCompatible = true

@@ -16,7 +16,7 @@ import (
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 )
 
-// builtConfig is what Kubernetes builds from its flags before any storage is there.
+// builtConfig is the configuration that Kubernetes builds from its flags before any storage is there.
 func builtConfig(t *testing.T, change func(*controlplaneoptions.Options)) (*genericapiserver.Config, *serverstorage.DefaultStorageFactory) {
 	t.Helper()
 	opts := controlplaneoptions.NewOptions()

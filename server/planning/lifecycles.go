@@ -25,7 +25,8 @@ var lifecycles = sync.OnceValue(readLifecycles)
 // Lifecycles returns in which Kubernetes releases each version of each built-in resource exists: what the types of this binary say, and the
 // tables of this package for those that say nothing or are gone. Sorted by group, resource and version, the newest first.
 //
-// Versions that no release in range serves are among them where this binary still has their types: it decodes what was stored in them.
+// Versions that no release in range serves are among them where this binary still has their types: it decodes the
+// objects that were stored in them.
 func Lifecycles() []compat.Lifecycle { return slices.Clone(lifecycles()) }
 
 func readLifecycles() []compat.Lifecycle {
@@ -69,7 +70,7 @@ func lifecycleOf(scheme *runtime.Scheme, gvk schema.GroupVersionKind, goType ref
 	return l, true
 }
 
-// told returns what the methods generated for the types of k8s.io/api say.
+// told returns the releases that the methods generated for the types of k8s.io/api name.
 func told(object any) (introduced, deprecated, removed *version.Version) {
 	if o, ok := object.(interface{ APILifecycleIntroduced() (int, int) }); ok {
 		introduced = majorMinor(o.APILifecycleIntroduced())

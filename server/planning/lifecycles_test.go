@@ -100,7 +100,8 @@ func TestCoreNames(t *testing.T) {
 	}
 }
 
-// TestReleases compares the lifecycles with what k8s.io/api keeps of earlier releases: an object of every kind that they knew.
+// TestReleases compares the lifecycles with the objects that k8s.io/api keeps of earlier releases: one of every kind that they
+// knew.
 func TestReleases(t *testing.T) {
 	testdata := filepath.Join(moduleDir(t, "k8s.io/api"), "testdata")
 	binary := compat.BinaryVersion()
@@ -110,7 +111,7 @@ func TestReleases(t *testing.T) {
 			dir = "HEAD"
 		}
 		known := kindsOf(t, filepath.Join(testdata, dir))
-		// What earlier releases can decode by our data, and what they have.
+		// The kinds that earlier releases can decode by our data, and those that they have.
 		for _, l := range Lifecycles() {
 			gvk := l.GroupVersion().WithKind(l.Kind)
 			has := decodes(l, release)

@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// Options is what a plan is computed from.
+// Options are the input that a plan is computed from.
 type Options struct {
 	// Effective are the versions of component kube, completed: the binary's own is not asked for, as it is compat.BinaryVersion().
 	// Required.
@@ -47,7 +47,7 @@ func (o Options) Validate() error {
 }
 
 // New plans which versions of the resources a control plane serves and in which each is stored. It fails as compat.NewPlan does: when
-// versions are out of range, when RuntimeConfig enables what nobody knows or an alpha version under emulation, and when no
+// versions are out of range, when RuntimeConfig enables an unknown API or an alpha version under emulation, and when no
 // version of a resource can be read by the whole window.
 //
 // Feature gates are not looked at: a resource whose feature is off is planned, and Kubernetes builds no storage for it.

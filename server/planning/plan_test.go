@@ -29,7 +29,7 @@ import (
 //	served at=1.36 [face=generic] [config=a=true+b=false] [forward]
 //	                                the versions that are served, without the resources of which only the newest is, and stable
 //	differs at=1.36 [face=generic] [config=a=true+b=false] [forward]
-//	                                what is served with the plan, and what without it
+//	                                the versions that are served only with the plan, and those only without it
 func TestPlans(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -224,7 +224,7 @@ func table(fill func(*tabwriter.Writer)) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRuntimeConfig: what Kubernetes accepts and ignores is accepted, what nobody knows is refused.
+// TestRuntimeConfig: settings that Kubernetes accepts and ignores are accepted, those that nobody knows are refused.
 func TestRuntimeConfig(t *testing.T) {
 	for _, c := range []struct {
 		key, value string
@@ -249,7 +249,7 @@ func TestRuntimeConfig(t *testing.T) {
 	}
 }
 
-// TestWithheld: what is withheld is stored and not served, and says why.
+// TestWithheld: a resource that is withheld is stored and not served, and says why.
 func TestWithheld(t *testing.T) {
 	versions := schema.GroupResource{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}
 	plan := mustPlan(t, Options{Effective: effective(t, "1.34"), Withheld: map[schema.GroupResource]string{versions: "off, as the gate is"}})
@@ -265,7 +265,7 @@ func TestWithheld(t *testing.T) {
 	}
 }
 
-// TestOptions: what is missing or unknown is said.
+// TestOptions: missing options and unknown resources are named.
 func TestOptions(t *testing.T) {
 	for want, o := range map[string]Options{
 		"a plan needs the effective version of component kube": {},
@@ -311,7 +311,8 @@ func TestReadersOfCRDs(t *testing.T) {
 	}
 }
 
-// TestFormerHome: what was stored in the group extensions, before the resource moved, is still decoded, and no plan serves it.
+// TestFormerHome: objects that were stored in the group extensions, before the resource moved, are still decoded, and no plan
+// serves them there.
 func TestFormerHome(t *testing.T) {
 	plan := planAt(t, "1.34")
 	stores := newFactory(t, effective(t, "1.34"), controlplane.DefaultAPIResourceConfigSource())
@@ -337,7 +338,7 @@ func TestFormerHome(t *testing.T) {
 	}
 }
 
-// BenchmarkNew is what planning adds to a start:
+// BenchmarkNew is the time that planning adds to a start:
 //
 //	go test ./server/planning -run '^$' -bench New
 func BenchmarkNew(b *testing.B) {

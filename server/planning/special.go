@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// The tables of this file hold what Kubernetes' types do not say of themselves. The tests compare them with what else the
-// module k8s.io/kubernetes and its neighbours know: the discovery documents of 1.37, the objects that earlier releases
+// The tables of this file hold the facts that Kubernetes' types do not say of themselves. The tests compare them with other
+// sources in the module k8s.io/kubernetes and its neighbours: the discovery documents of 1.37, the objects that earlier releases
 // stored, and the REST storage that is really built.
 
 // resourceless are the groups whose kinds are no resources of any API server, but the bodies of webhook calls.
@@ -98,7 +98,7 @@ var podBound = sets.New(
 	schema.GroupResource{Group: "certificates.k8s.io", Resource: "podcertificaterequests"},
 )
 
-// needed are what a server reports itself by, and where it keeps what it knows of migrations.
+// needed are the resources by which a server reports itself, and in which it keeps what it knows of migrations.
 var needed = []schema.GroupVersionResource{
 	{Version: "v1", Resource: "namespaces"},
 	{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"},

@@ -82,7 +82,7 @@ func newFactory(t testing.TB, v basecompatibility.EffectiveVersion, resources *s
 	return f
 }
 
-// builtStores gives REST storage nothing to store in, and keeps in which version the codec of each resource writes.
+// builtStores gives REST storage nothing to store in, and keeps the version in which the codec of each resource writes.
 type builtStores struct {
 	factory   serverstorage.StorageFactory
 	encodings map[schema.GroupResource]string
@@ -212,7 +212,7 @@ func withGatedAPIs(t *testing.T) {
 	})
 }
 
-// upstreamGeneric leaves out what package server/generic installs beside upstream's providers.
+// upstreamGeneric leaves out the resources that package server/generic installs beside upstream's providers.
 func upstreamGeneric() sets.Set[schema.GroupResource] {
 	return Generic().Difference(genericAlso).Delete(schema.GroupResource{Resource: "services"})
 }

@@ -12,7 +12,7 @@ import (
 var writeTable = flag.Bool("write-table", false, "write verdict/lifecycles.txt anew")
 
 // TestTableOfLifecycles: programs that link no Kubernetes know its lifecycles from a table,
-// which is what Kubernetes' types say.
+// which says the same as Kubernetes' types.
 //
 //	go test ./server/planning -run TableOfLifecycles -write-table
 func TestTableOfLifecycles(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package stock has Kubernetes' own kube-apiserver and kube-controller-manager as they are, which is
-// what measurements and tests put beside concord kube-apiserver.
+// Package stock has Kubernetes' own kube-apiserver and kube-controller-manager as they are:
+// measurements and tests put them beside concord kube-apiserver.
 package stock
 
 import (

@@ -40,7 +40,7 @@ func (k KV) Delete(ctx context.Context, key string, opts ...clientv3.OpOption) (
 	return r.Del(), err
 }
 
-// GetStream implements clientv3.KV. What is asked for comes in one piece.
+// GetStream implements clientv3.KV. The keys that are asked for come in one piece.
 func (k KV) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
 	r, err := k.Get(ctx, key, opts...)
 	if err != nil {
@@ -127,7 +127,7 @@ func (s *Store) Compact(_ context.Context, revision int64, _ ...clientv3.Compact
 	return &clientv3.CompactResponse{Header: &etcdserverpb.ResponseHeader{Revision: s.revision}}, nil
 }
 
-// check refuses what etcd refuses before it looks at any key.
+// check refuses the operations that etcd refuses before it looks at any key.
 func (s *Store) check(op clientv3.Op) error {
 	if err := checkOp(op, MaxTxnOps); err != nil {
 		return err
@@ -179,7 +179,7 @@ func (i interval) has(key string) bool {
 	return key >= i.start && key < i.end
 }
 
-// overlaps returns what a list of operations may put and delete, or an error if a key
+// overlaps returns the keys that a list of operations may put and delete, or an error if a key
 // could be written twice. The branches of a nested transaction exclude each other.
 func overlaps(ops []clientv3.Op) (puts map[string]bool, deletes []interval, err error) {
 	for _, op := range ops {

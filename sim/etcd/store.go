@@ -20,9 +20,9 @@ import (
 type Event struct {
 	Key      string
 	Revision int64
-	// KV is what the key has now, nil if it was deleted. It is not to be changed.
+	// KV is the key's KeyValue now, nil if it was deleted. It is not to be changed.
 	KV *mvccpb.KeyValue
-	// Prev is what the key had before, nil if it did not exist.
+	// Prev is the key's KeyValue before, nil if it did not exist.
 	Prev *mvccpb.KeyValue
 }
 
@@ -42,7 +42,7 @@ type key struct {
 	history []version        // the last one is now's
 }
 
-// version is what a key has from a revision on.
+// version is a key's KeyValue from a revision on.
 type version struct {
 	revision int64
 	kv       *mvccpb.KeyValue // nil: deleted
@@ -59,7 +59,7 @@ func (s *Store) Revision() int64 { return s.revision }
 // Log returns all events since the beginning, in order. It is not to be changed.
 func (s *Store) Log() []Event { return s.log }
 
-// Lookup returns what a key has now, nil if it does not exist. It is not to be changed.
+// Lookup returns a key's KeyValue now, nil if it does not exist. It is not to be changed.
 func (s *Store) Lookup(name string) *mvccpb.KeyValue {
 	if k := s.named[name]; k != nil {
 		return k.now
@@ -85,7 +85,7 @@ func (s *Store) first(name string) int {
 	return i
 }
 
-// at returns what a key had at a revision.
+// at returns the key's KeyValue at a revision.
 func (k *key) at(revision int64) *mvccpb.KeyValue {
 	for _, v := range slices.Backward(k.history) {
 		if v.revision <= revision {
@@ -254,7 +254,7 @@ func (t *txn) put(op clientv3.Op) *etcdserverpb.PutResponse {
 	return r
 }
 
-// putValue puts a value, which is the store's from then on, and returns what was there.
+// putValue puts a value, which is the store's from then on, and returns the KeyValue before it.
 func (t *txn) putValue(k *key, value []byte) (prev *mvccpb.KeyValue) {
 	prev = k.now
 	kv := &mvccpb.KeyValue{Key: []byte(k.name), Value: value, CreateRevision: t.revision, ModRevision: t.revision, Version: 1}

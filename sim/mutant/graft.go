@@ -43,13 +43,13 @@ func graft(root string, mutants []Mutant) (map[string][]byte, error) {
 	all := map[string][]byte{}
 	for file, g := range sources {
 		all[file] = g.source()
-		// What chooses is a variable of each package.
+		// The choice is a variable of each package.
 		all[path.Join(path.Dir(file), "zz_mutant.go")] = []byte("package " + g.name + "\n\nimport \"os\"\n\nvar chosenMutant = os.Getenv(\"" + chosen + "\")\n")
 	}
 	return all, nil
 }
 
-// grafted is one source with what mutants make of it.
+// grafted is one source with the changes that mutants make to it.
 type grafted struct {
 	name    string // of the package
 	text    []byte
@@ -114,7 +114,7 @@ func (g *grafted) key(d *ast.FuncDecl) string {
 	return strings.TrimLeft(g.slice(d.Recv.List[0].Type), "*") + "." + d.Name.Name
 }
 
-// add takes in what a mutant makes of the source.
+// add takes in the source as a mutant changes it.
 func (g *grafted) add(m Mutant, patched []byte) error {
 	p, err := parseText(patched)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 // It is stored as a txtar archive. The comment holds "key: value" lines; a line that
 // begins with a space continues the one before. The files come in pairs: the first is
 // named for a source and holds whole lines of it, which must occur there exactly once;
-// the second is named "becomes" and holds what they are replaced by.
+// the second is named "becomes" and holds the lines that replace them.
 type Mutant struct {
 	Name string
 	// Kind says where the mutant comes from.
@@ -39,7 +39,7 @@ type Mutant struct {
 	// Find are arguments for the simulator that find the violation fast; empty: those of
 	// Config.Args.
 	Find []string
-	// Test is a package's folder and a pattern of its tests, for a mutant of what the simulator
+	// Test is a package's folder and a pattern of its tests, for a mutant of code that the simulator
 	// does not run: one of those tests has to fail. Empty: the simulator has to find it.
 	Test []string
 	// Covered says which other rule prevents all harm, so that there is no counterexample;

@@ -65,8 +65,8 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// checker type-checks single packages of the module against the export data of what they
-// import.
+// checker type-checks single packages of the module against the export data of the
+// packages that they import.
 type checker struct {
 	root     string
 	packages map[string]listed // by folder

@@ -27,7 +27,7 @@ func Root(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// said is what a command that failed wrote, or else why it failed.
+// said is the error output of a command that failed, or else the reason why it failed.
 func said(err error) string {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {

@@ -18,14 +18,14 @@ import (
 	"time"
 )
 
-// Config is what Run needs.
+// Config holds the settings of Run.
 type Config struct {
 	// Root is the folder of the sources; see Root.
 	Root string
 	// Package is the simulator's command, as a folder below Root.
 	Package string
 	// Budgets are the argument lists with which the simulator is run, one after the other
-	// until a mutant is caught. What a mutant's Find says is run first.
+	// until a mutant is caught. The arguments of a mutant's Find come first.
 	Budgets [][]string
 	// Parallel is how many mutants are built and run at a time. Default: the number of CPUs.
 	Parallel int
@@ -37,11 +37,11 @@ type Config struct {
 	Done func(Outcome)
 }
 
-// Outcome is what became of one mutant, or of the control, whose Mutant has no name: the
+// Outcome is the result of one mutant, or of the control, whose Mutant has no name: the
 // simulator as it is, run with every argument list that was used.
 type Outcome struct {
 	Mutant Mutant
-	// Violation is what the simulator found, nil if it found nothing.
+	// Violation is the violation that the simulator found, nil if it found none.
 	Violation *Violation
 	// Schedules counts the runs in which nothing was found, too; it is 0 where the
 	// simulator did not say.
@@ -52,7 +52,7 @@ type Outcome struct {
 	Err error
 }
 
-// Violation is what the simulator printed.
+// Violation is a violation as the simulator printed it.
 type Violation struct {
 	// Invariant is one of DESIGN 3.7, such as "I3".
 	Invariant string
@@ -319,7 +319,7 @@ func (r *runner) search(ctx context.Context, o *Outcome, budgets [][]string) {
 const violated = 2
 
 var (
-	// What the simulator prints; its own test holds it to that.
+	// The simulator's output; its own test holds it to that.
 	violationLine = regexp.MustCompile(`(?m)^VIOLATION (I[0-9]+|panic)\b.*$`)
 	schedulesText = regexp.MustCompile(`(?m)^([0-9]+) schedules,`)
 )

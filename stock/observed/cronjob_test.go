@@ -93,8 +93,8 @@ func (l *life) is(step, current string, migrating string, stored ...agree.Encodi
 	}
 }
 
-// KEP-2343, "Life-cycle of a StorageState object": the example of CronJob, with what follows
-// from the rule of the ten minutes.
+// KEP-2343, "Life-cycle of a StorageState object": the example of CronJob, with the consequences
+// of the rule of the ten minutes.
 func TestCronJob(t *testing.T) {
 	const alpha, beta = agree.Encoding("batch/v2alpha1"), agree.Encoding("batch/v1beta1")
 	l := &life{t: t, now: start, gr: cronjobs, shown: string(alpha)}

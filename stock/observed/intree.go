@@ -20,7 +20,7 @@ const (
 	UntouchedFor = 5 * time.Minute
 )
 
-// InTree is what can be seen of kube-controller-manager's own migrator.
+// InTree is the observed state of kube-controller-manager's own migrator.
 type InTree struct {
 	// Off says that it does no migrations: they can be done by others.
 	Off bool
@@ -28,11 +28,11 @@ type InTree struct {
 	Why string
 }
 
-// JudgeInTree says whether kube-controller-manager's migrator is off, which it does not tell: it
-// is if a migration was left alone for so long, all the while under the one process that is
-// elected, or while none has a Lease. What was written last counts: a migrator that was switched
-// on again is seen when it begins one. lease is nil if there is none; all are the migrations of
-// storagemigration.k8s.io.
+// JudgeInTree says whether kube-controller-manager's migrator is off. The migrator does not tell
+// that: it is off if a migration was left alone for so long, all the while under the one process
+// that is elected, or while none has a Lease. The last write counts: a migrator that was
+// switched on again is seen when it begins one. lease is nil if there is none; all are the
+// migrations of storagemigration.k8s.io.
 func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrationv1.StorageVersionMigration, untouched time.Duration) InTree {
 	since, who, gone := elected(now, lease)
 	if gone != "" {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// What a test says of time are minutes after this.
+// The times in the tests are minutes after midnight.
 var midnight = time.Date(2026, 5, 1, 0, 0, 0, 0, time.UTC)
 
 func minute(n int) time.Time { return midnight.Add(time.Duration(n) * time.Minute) }

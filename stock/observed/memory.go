@@ -15,14 +15,14 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// definitionReporter stands in a History for what a CustomResourceDefinition says to store:
-// any kube-apiserver may have written it, also if it did not show it when it was asked.
+// definitionReporter stands in a History for the version that a CustomResourceDefinition says to
+// store: any kube-apiserver may have written it, also if it did not show it when it was asked.
 const definitionReporter = "customresourcedefinition"
 
 // settling is how Resource.Why begins where all agree, and nothing but time has to pass.
 const settling = "all kube-apiservers store "
 
-// Settling says whether what keeps a resource from being agreed on, Resource.Why, passes by itself.
+// Settling says whether the reason why a resource is not agreed on, Resource.Why, passes by itself.
 func Settling(why string) bool { return strings.HasPrefix(why, settling) }
 
 // Memory collects the answers of kube-apiservers, round by round, in place of the StorageVersions
@@ -56,9 +56,9 @@ func NewMemory(c Config) *Memory {
 type resource struct {
 	Resource
 	custom bool
-	// last is what each process was last seen to write.
+	// last has the report of the encoding that each process was last seen to write.
 	last map[Process]agree.Report
-	// steady is what all have written since; empty while they do not.
+	// steady is the encoding that all have written since; empty while there is none.
 	steady agree.Encoding
 	since  time.Time
 	// agreed is the epoch at which there was a Common last, 0 if there was none since the start.
@@ -137,15 +137,15 @@ func (m *Memory) concerned(r Round) []schema.GroupResource {
 	return slices.SortedFunc(maps.Keys(all), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
 }
 
-// foreign says whether a resource is another view of what is stored, and migrated, under
-// another group, as events.k8s.io/events is of the core group's.
+// foreign says whether a resource is another view of objects that are stored, and migrated,
+// under another group, as events.k8s.io/events is of the core group's.
 func foreign(gr schema.GroupResource, e agree.Encoding) bool {
 	gv, err := schema.ParseGroupVersion(string(e))
 	return e != "" && err == nil && gv.Group != gr.Group
 }
 
-// unseen says which processes had a Lease and are gone without ever having answered: what they
-// wrote nobody knows. Only a full round can tell.
+// unseen returns the processes that had a Lease and are gone without ever having answered:
+// nobody knows what they wrote. Only a full round can tell.
 func (m *Memory) unseen(r Round) []Process {
 	if r.Only != (schema.GroupResource{}) {
 		return nil
@@ -241,8 +241,8 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 // it did, and all had agreed: if it is paused, the requests that it had begun go on when it does,
 // however long ago they began. These are the versions that nobody may take out of the definition
 // yet: as long as storedVersions has more than one, they begin new epochs, so that everything is
-// migrated, and proven, once more when all agree again. What was pruned is not looked for any
-// more: before that, every replica had answered for as long as --prune-after says.
+// migrated, and proven, once more when all agree again. A version that was pruned is not looked
+// for any more: before that, every replica had answered for as long as --prune-after says.
 func (k *resource) late(r Round, definition Definition) []agree.Encoding {
 	silent := slices.ContainsFunc(r.After, func(replica Replica) bool {
 		_, answered := k.last[replica.Process]
@@ -255,8 +255,8 @@ func (k *resource) late(r Round, definition Definition) []agree.Encoding {
 	return definition.Stored
 }
 
-// reports brings what each process was last seen to write up to date, and the reports with
-// it: one that does not answer now still writes what it did.
+// reports brings the report of each process's last known encoding up to date, and the reports of
+// the resource with it: a process that does not answer now still writes the encoding that it did.
 func (k *resource) reports(r Round, v Verdict) {
 	last := map[Process]agree.Report{}
 	k.Reports = nil
@@ -279,9 +279,9 @@ func (k *resource) reports(r Round, v Verdict) {
 type Begun struct {
 	// At is since when somebody has looked.
 	At time.Time
-	// Release is what the kube-apiservers were then.
+	// Release is the release that the kube-apiservers had then.
 	Release string
-	// Same says that nobody had looked for a while, and that the release is what it was.
+	// Same says that nobody had looked for a while, and that the release is the same as before.
 	Same bool
 }
 
@@ -290,7 +290,7 @@ const (
 	sameMark = "same"
 )
 
-// UID is its text: "<seconds, hexadecimal>-observed-<release>", and "-same" after it. What is
+// UID is its text: "<seconds, hexadecimal>-observed-<release>", and "-same" after it. The text
 // before the first dash becomes a part of the names of migrations.
 func (b Begun) UID() string {
 	parts := []string{strconv.FormatInt(b.At.Unix(), 16), uidMark, b.Release}

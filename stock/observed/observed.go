@@ -120,7 +120,7 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 			if custom {
 				stands(replica.Lease, "does not serve it")
 			}
-			continue // what it does not serve it does not write
+			continue // it does not write a resource that it does not serve
 		}
 		v.Shown = true
 		report := agree.Report{Server: replica.Lease, Encoding: agree.Unknown, Served: shown.Served}
@@ -136,7 +136,7 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 	return v
 }
 
-// answer is what a replica said, or why that does not count.
+// answer returns the answer of a replica, or the reason why it does not count.
 func (r Round) answer(replica Replica) (Answer, string) {
 	same := func(o Replica) bool { return o.Process == replica.Process }
 	switch answer, asked := r.Answers[replica.Process]; {

@@ -309,8 +309,8 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// What a process wrote that came and went without ever answering nobody knows, but for custom
-// resources, which it wrote as their definition says.
+// Nobody knows the versions written by a process that came and went without ever answering, but
+// for custom resources, which it wrote as their definition says.
 func TestUnseen(t *testing.T) {
 	m := NewMemory(Config{Start: start, Settle: 0})
 	a := map[string]Answer{"a": shows(cronjobs, "batch/v1")}

@@ -45,8 +45,8 @@ func ParsePruneAfter(text string) (time.Duration, error) {
 type Settings struct {
 	// PruneAfter is how long storedVersions are kept after the proof; Never: always.
 	PruneAfter time.Duration
-	// BestEffort says that kube-apiservers are not asked one by one: what all of them store is
-	// not known, and storedVersions are pruned only where the annotation says when.
+	// BestEffort says that kube-apiservers are not asked one by one: it is not known what all of
+	// them store, and storedVersions are pruned only where the annotation says when.
 	BestEffort bool
 	// BuiltIn says that resources are migrated by themselves also if they are not custom ones.
 	BuiltIn bool
@@ -56,8 +56,8 @@ type Settings struct {
 var events = schema.GroupResource{Resource: "events"}
 
 // Policy says what the trigger may do by itself. annotations are those of the definition;
-// looked is when this process first saw that nothing else is stored, which counts where no
-// migration tells; met says that it has met a StorageState of the resource before, so that
+// looked is when this process first saw that nothing else is stored: it counts where no
+// migration tells. met says that it has met a StorageState of the resource before, so that
 // somebody who deletes it gets everything proven anew.
 func Policy(o evolve.Observation, annotations map[string]string, s Settings, looked time.Time, met bool) evolve.Policy {
 	p := evolve.Policy{TakeOver: true}

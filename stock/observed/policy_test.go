@@ -64,7 +64,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// What Decide makes of a Policy.
+// The actions that Decide makes of a Policy.
 func TestPruneDecided(t *testing.T) {
 	pruned := func(o evolve.Observation) (prune, wait bool) {
 		for _, a := range evolve.Decide(evolve.Believed(o)) {
@@ -94,7 +94,8 @@ func TestPruneDecided(t *testing.T) {
 	}
 }
 
-// What kube-storage-version-migrator left pending is taken up, what it had begun is ended.
+// A migration that kube-storage-version-migrator left pending is taken up, one that it had begun
+// is ended.
 func TestTakeOver(t *testing.T) {
 	o := observation()
 	o.State.Heartbeat = o.Now
@@ -141,8 +142,8 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// At first sight a custom resource may be stored in what its definition says, and in no more.
-// After a StorageState was deleted, Unknown may be stored.
+// At first sight a custom resource may be stored in the versions that its definition's
+// storedVersions name, and in no more. After a StorageState was deleted, Unknown may be stored.
 func TestInitial(t *testing.T) {
 	o := observation()
 	o.State, o.Migrations = nil, nil

@@ -14,7 +14,7 @@ import (
 type Outcome int
 
 const (
-	// Same: its resourceVersion stayed. So the stored bytes are what this replica writes.
+	// Same: its resourceVersion stayed. So the stored bytes are those that this replica writes.
 	Same Outcome = iota
 	// Moved: the replica wrote something else than was stored.
 	Moved

@@ -52,7 +52,7 @@ func run() error {
 	return commands.Execute(commands.BuildInfo{Version: version, GoVersion: "unknown"})
 }
 
-// version is what golangci-lint keeps its cached results by, beside the sources: it depends on this
+// version is the key of golangci-lint's cached results, beside the sources: it depends on this
 // program and on the tables of feature histories, which are no sources.
 func version() (string, error) {
 	program, err := os.Executable()

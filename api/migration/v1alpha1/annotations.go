@@ -12,7 +12,7 @@ const (
 	CustomResourceAnnotation = "concord.dev/custom-resource"
 	// ListedEncodingsAnnotation, on the StorageState of a custom resource whose stored set has
 	// Unknown, are the encodings, comma-separated, that the definition's storedVersions were
-	// seen to name since. What is taken out of them meanwhile is put back.
+	// seen to name since. A version that is taken out of them meanwhile is put back.
 	ListedEncodingsAnnotation = "concord.dev/listed-encodings"
 
 	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,
@@ -39,7 +39,7 @@ const (
 const AskedByLabel = "migrate.concord.dev/asked-by"
 
 // AskedByUserAnnotation, on a migration, is the name of the user who asked for it, as the API
-// server told the program that set it. It is for people: who wants proof reads the audit log.
+// server told the program that set it. It is for people: the proof is in the audit log.
 const AskedByUserAnnotation = "migrate.concord.dev/asked-by-user"
 
 // HoldAnnotation, on a CustomResourceDefinition, postpones its cut-over while its value is

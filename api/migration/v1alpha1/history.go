@@ -49,8 +49,8 @@ type Past struct {
 // pastFailures is how many objects of a past migration are named.
 const pastFailures = 3
 
-// PastOf returns what is told of a migration that has ended, and false of one that has not.
-// stored is what objects might be in when it began.
+// PastOf returns the Past of a migration that has ended, and false for one that has not. stored
+// are the encodings that objects might be in when it began.
 func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 	ended := True(m, MigrationSucceeded)
 	if ended == nil {
@@ -84,10 +84,10 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 	return p, true
 }
 
-// maxUser bounds, in characters, what is told of a user.
+// maxUser bounds, in characters, the name of a user.
 const maxUser = 100
 
-// userOf is what is told of a user, by an annotation that any client may set to anything.
+// userOf is the printable name of a user, from an annotation that any client may set to anything.
 func userOf(annotation string) string {
 	var user []rune
 	for _, r := range annotation {
@@ -119,7 +119,7 @@ func History(annotations map[string]string) []Past {
 func Recorded(annotations map[string]string, more ...Past) string {
 	text, err := json.Marshal(Merged(History(annotations), more...))
 	if err != nil {
-		// What is made of strings and numbers always marshals.
+		// A struct of strings and numbers always marshals.
 		panic(err)
 	}
 	return string(text)

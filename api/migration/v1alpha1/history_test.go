@@ -15,7 +15,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// TestHistory: what has ended is told once, the newest first, and not for ever.
+// TestHistory: a migration that has ended is told once, the newest first, and not for ever.
 func TestHistory(t *testing.T) {
 	began := time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC)
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{

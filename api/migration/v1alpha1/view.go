@@ -24,8 +24,8 @@ func StateName(gr schema.GroupResource) string {
 	return gr.Resource + "." + gr.Group
 }
 
-// ViewState returns what the StorageState says. An object whose status Concord did not
-// write as a whole says less: unreadable hashes are Unknown, and a missing uid is no uid.
+// ViewState returns the StorageState as package evolve sees it. An object whose status Concord
+// did not write as a whole says less: unreadable hashes are Unknown, and a missing uid is no uid.
 func ViewState(s *StorageState) evolve.State {
 	view := evolve.State{
 		Current:   evolve.Unknown,
@@ -69,7 +69,7 @@ func (s *StorageStateStatus) readable() bool {
 // resource's objects.
 func Forged(s *StorageState, kind string) bool {
 	if len(s.Status.PersistedEncodings) == 0 || !s.Status.readable() {
-		return false // not written by Concord, which ViewState tells
+		return false // not written by Concord: ViewState tells that
 	}
 	return s.Status.CurrentStorageVersionHash != hash(agree.Encoding(s.Status.CurrentEncoding), kind) ||
 		!slices.EqualFunc(s.Status.PersistedStorageVersionHashes, s.Status.PersistedEncodings, func(h, e string) bool {
@@ -77,7 +77,7 @@ func Forged(s *StorageState, kind string) bool {
 		})
 }
 
-// SetState writes what the state says into the status, with the hashes of the kind that
+// SetState writes the state into the status, with the hashes of the kind that
 // the resource's objects have.
 func SetState(s *StorageState, state evolve.State, kind string) {
 	status := StorageStateStatus{
@@ -115,7 +115,8 @@ func hash(e agree.Encoding, kind string) string {
 }
 
 // Copies returns the annotations that a StorageState of this content should have: the
-// copies for people, and what the status has no field for. One that is empty should not be there.
+// copies for people, and the values that the status has no field for. One that is empty should
+// not be there.
 func Copies(state evolve.State) map[string]string {
 	copies := map[string]string{StoredEncodingsAnnotation: agree.Join(state.Stored), ListedEncodingsAnnotation: agree.Join(state.Listed)}
 	if state.Custom {
@@ -136,7 +137,7 @@ func Resource(m *StorageVersionMigration) schema.GroupResource {
 	return schema.GroupResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource}
 }
 
-// TargetOf returns what the migration counts for; the zero Target if it is not stamped.
+// TargetOf returns the target that the migration counts for; the zero Target if it is not stamped.
 func TargetOf(m *StorageVersionMigration) evolve.Target {
 	epoch, err := strconv.ParseInt(m.Annotations[EpochAnnotation], 10, 64)
 	uid, encoding := m.Annotations[StorageVersionUIDAnnotation], m.Annotations[EncodingAnnotation]
@@ -166,8 +167,8 @@ func Free(m *StorageVersionMigration) {
 	delete(m.Labels, MadeByLabel)
 }
 
-// ViewMigration returns what the migration says. One that a server has claimed is
-// running, also before its condition says so.
+// ViewMigration returns the migration as package evolve sees it. One that a server has claimed
+// is running, also before its condition says so.
 func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 	view := evolve.Migration{
 		Name:    m.Name,
@@ -211,8 +212,8 @@ func Final(m *StorageVersionMigration) bool {
 	return True(m, MigrationSucceeded) != nil || True(m, MigrationFailed) != nil
 }
 
-// SetCondition makes the condition of type t the one that is true, and the phase what it says.
-// A condition that was true before does not go on telling what is not so any more.
+// SetCondition makes the condition of type t the one that is true, and sets the phase by it. A
+// condition that was true before does not keep a message that is not so any more.
 func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, message string, now metav1.Time) {
 	for i := range m.Status.Conditions {
 		if c := &m.Status.Conditions[i]; c.Type != t && c.Status == corev1.ConditionTrue {
@@ -231,8 +232,8 @@ func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, 
 	m.Status.Conditions[i] = c
 }
 
-// Waiting returns what a migration that no server has begun says that it waits for; empty if
-// it does not wait.
+// Waiting returns the message that says what a migration that no server has begun waits for;
+// empty if it does not wait.
 func Waiting(m *StorageVersionMigration) string {
 	for _, c := range m.Status.Conditions {
 		if c.Type == MigrationRunning && c.Status == corev1.ConditionFalse && c.Reason == ReasonWaitingForAgreement {

@@ -58,7 +58,7 @@ func TestStateView(t *testing.T) {
 	}
 }
 
-// TestStateViewOfOthers: what Concord did not write as a whole is not relied on.
+// TestStateViewOfOthers: a status that Concord did not write as a whole is not relied on.
 func TestStateViewOfOthers(t *testing.T) {
 	whole := StorageStateStatus{
 		PersistedStorageVersionHashes: []string{"h"}, PersistedEncodings: []string{"batch/v1"},

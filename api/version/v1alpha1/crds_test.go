@@ -125,7 +125,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestColumns is what kubectl get shows.
+// TestColumns checks the columns that kubectl get shows.
 func TestColumns(t *testing.T) {
 	convertor, err := tableconvertor.New(CRDs()[0].Spec.Versions[0].AdditionalPrinterColumns)
 	if err != nil {

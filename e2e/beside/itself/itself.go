@@ -47,7 +47,7 @@ func Main(m *testing.M) {
 // controllersVariable says how controllers are started.
 const controllersVariable = "CONCORD_STOCK_TEST_CONTROLLERS"
 
-// started is what it says.
+// started is the content of controllersVariable.
 type started struct {
 	Access beside.Access
 	Config stock.Config
@@ -94,7 +94,7 @@ func self(role, controllers string, args ...string) *exec.Cmd {
 
 // Quick are controllers that wait no longer than tests need: their writers' requests take
 // milliseconds. A kube-apiserver has the ordinary time to answer, since one that a busy machine
-// keeps from answering ends what is agreed on.
+// keeps from answering ends the agreement.
 func Quick() stock.Config {
 	return stock.Config{
 		Settle: 3 * time.Second, Poll: 2 * time.Second, InstallDefinitions: true,

@@ -1,4 +1,4 @@
-// Command derive prints what one Kubernetes release serves, from the Go modules that it
+// Command derive prints the APIs that one Kubernetes release serves, from the Go modules that it
 // published: one line for each stable or beta version of each resource, "on" if it is
 // served by default and "off" if only --runtime-config enables it.
 //

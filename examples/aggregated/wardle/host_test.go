@@ -75,7 +75,7 @@ func startHost(t *testing.T, command ...string) *host {
 	return h
 }
 
-// access is how to reach a server on this port; what signed its certificate is not asked.
+// access is the client configuration for a server on this port; its certificate is not verified.
 func access(port int, token string) *rest.Config {
 	return &rest.Config{
 		Host: fmt.Sprintf("https://127.0.0.1:%d", port), BearerToken: token, QPS: -1,

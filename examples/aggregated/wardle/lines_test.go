@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestTenLines: what the package doc and docs/library.md say of the lines marked "join".
+// TestTenLines checks what the package doc and docs/library.md say of the lines marked "join".
 func TestTenLines(t *testing.T) {
 	source, err := os.ReadFile("wardle.go")
 	if err != nil {

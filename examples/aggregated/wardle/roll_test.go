@@ -20,8 +20,8 @@ const settle = 90 * time.Second
 
 // Replicas are rolled from v1alpha1 to v1beta1 under writers. The first one is paused in
 // mid-write, and resumed when all others agree on v1beta1, in their own etcd and in the host,
-// and the host has migrated what there was: what it had begun to write in v1alpha1 is not
-// written, and what it then writes the host knows of.
+// and the host has migrated the objects that there were: the writes that it had begun in v1alpha1
+// are not made, and of its writes after that the host knows.
 func testRoll(t *testing.T) {
 	s := deploy(t, ours(t))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
@@ -65,7 +65,7 @@ func testRoll(t *testing.T) {
 	s.check()
 }
 
-// write writes through replicas all the time. Who waits for one that is paused is patient.
+// write writes through replicas all the time. Clients that wait for one that is paused are patient.
 func (s *deployment) write(through ...*replica) *load.Load {
 	config := load.Config{Resources: []load.Resource{flunderLoad()}, Workers: 6, Pause: time.Millisecond, Timeout: 55 * time.Second}
 	for _, r := range through {
@@ -147,8 +147,8 @@ func (s *deployment) wantOnly(version string) {
 	}
 }
 
-// wantNewIdentity expects that what a replica has written since a revision was permitted by
-// a report that it has made since.
+// wantNewIdentity expects that the writes of a replica since a revision were permitted by a
+// report that it has made since.
 func (s *deployment) wantNewIdentity(r *replica, since int64) {
 	s.t.Helper()
 	ids := s.ids()[r.Name]

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// maxReview bounds the objects of a call. Their bytes are bounded by what a rewrite
-	// writes in one transaction.
+	// maxReview bounds the objects of a call. Their bytes are bounded where objects
+	// are put together: by Options.PieceBytes of package store, and by maxReviewBytes.
 	maxReview = 100
 	// webhookTimeout bounds a call: the library does not.
 	webhookTimeout = 30 * time.Second
@@ -106,7 +106,7 @@ func (w *webhookConversion) decode(plain []byte) (*unstructured.Unstructured, er
 }
 
 // together converts objects in as few calls as it takes to find those that the webhook
-// refuses: what it does not take as a whole is divided.
+// refuses: objects that it does not take together are divided.
 func (w *webhookConversion) together(ctx context.Context, objects []unstructured.Unstructured) []migratestore.Converted {
 	if len(objects) == 0 {
 		return nil
@@ -294,12 +294,12 @@ func (c *webhookCalls) count(late bool) {
 	}
 }
 
-// resolver wraps what resolves webhooks, so that calls go through the transport below.
+// resolver wraps the resolver of webhooks, so that calls go through the transport below.
 func (c *webhookCalls) resolver(wrapper webhook.AuthenticationInfoResolverWrapper) webhook.AuthenticationInfoResolverWrapper {
 	return through(wrapper, func(next http.RoundTripper) http.RoundTripper { return watchedTransport{next: next, calls: c} })
 }
 
-// through has what resolves webhooks reach them through a transport.
+// through has the resolver of webhooks reach them through a transport.
 func through(wrapper webhook.AuthenticationInfoResolverWrapper, wrap transport.WrapperFunc) webhook.AuthenticationInfoResolverWrapper {
 	wrapped := func(config *rest.Config, err error) (*rest.Config, error) {
 		if err != nil {

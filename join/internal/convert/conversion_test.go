@@ -161,8 +161,8 @@ func TestWebhookBatch(t *testing.T) {
 	}
 }
 
-// TestWebhookRefuses: what it refuses does not keep the others of its call from being
-// converted, and neither does what cannot be decoded.
+// TestWebhookRefuses: an object that it refuses does not keep the others of its call from being
+// converted, and neither does a value that cannot be decoded.
 func TestWebhookRefuses(t *testing.T) {
 	h, w := startHook(t)
 	h.refuse = func(name string) bool { return strings.HasSuffix(name, "7") } // every tenth

@@ -44,7 +44,7 @@ func New(c client.Client, loopback *rest.Config) *Resources {
 }
 
 // Stored says how custom resources are stored, and how their conversion webhooks are found
-// and reached; what is nil stays as it is.
+// and reached; a nil services or resolver leaves the present one in place.
 func (r *Resources) Stored(getter generic.RESTOptionsGetter, services webhook.ServiceResolver, resolver webhook.AuthenticationInfoResolverWrapper) {
 	r.storage = getter
 	if services != nil {
@@ -75,8 +75,8 @@ func (r *Resources) convertor(ctx context.Context, crd *apiextensionsv1.CustomRe
 	return unsafe, calls, err
 }
 
-// Target completes what a job on a custom resource rewrites. The definition has to be the
-// one the job is pinned to.
+// Target completes the target of a job on a custom resource. The definition has to be the one
+// the job is pinned to.
 func (r *Resources) Target(ctx context.Context, job claim.Job, t *migratestore.Target) error {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: job.GroupResource.String()}, crd); err != nil {
@@ -107,7 +107,7 @@ func (r *Resources) Target(ctx context.Context, job claim.Job, t *migratestore.T
 	return nil
 }
 
-// renaming is what converts between versions of a definition that differ in name only;
+// renaming is the function that converts between versions of a definition that differ in name only;
 // nil where a webhook does. Values in a version that the definition does not have are
 // left to the codec, which says so.
 func renaming(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) func([]byte, agree.Encoding) ([]byte, bool) {

@@ -11,8 +11,8 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// literally decodes a value with its numbers as they are written, and without what a migration
-// and the test's webhook change.
+// literally decodes a value with its numbers as they are written, and without the fields that a
+// migration and the test's webhook change.
 func literally(t *testing.T, value []byte) map[string]any {
 	t.Helper()
 	decoder := json.NewDecoder(bytes.NewReader(value))
@@ -78,7 +78,7 @@ func TestNumbersStay(t *testing.T) {
 	}
 }
 
-// TestChangedNumbers: what a webhook changes is what it has changed it to.
+// TestChangedNumbers: a number that a webhook changes is the webhook's, and not the one from before.
 func TestChangedNumbers(t *testing.T) {
 	for _, test := range []struct{ was, is, want string }{
 		{`{"a":1.0}`, `{"a":1}`, `{"a":1.0}`},

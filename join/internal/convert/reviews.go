@@ -47,7 +47,7 @@ type writing struct {
 	times int // it is written
 
 	mu        sync.Mutex
-	converted map[string]json.RawMessage // by desired version and what it was
+	converted map[string]json.RawMessage // by desired version and the object as it was
 }
 
 // of returns an object that is written; nil if it is not.
@@ -87,8 +87,8 @@ func (u *UnderWay) begin(uid types.UID) (done func()) {
 // Noted returns an API that notes in u which objects are written through it.
 func Noted(api migrateapi.API, u *UnderWay) migrateapi.API { return notedAPI{API: api, underWay: u} }
 
-// Together returns what resolves webhooks so that conversions of objects in u that come at
-// once are made by one call.
+// Together returns a wrapper of webhooks' resolvers by which conversions of objects in u that
+// come at once are made by one call.
 func Together(wrapper webhook.AuthenticationInfoResolverWrapper, u *UnderWay) webhook.AuthenticationInfoResolverWrapper {
 	return through(wrapper, func(next http.RoundTripper) http.RoundTripper { return newReviews(next, u) })
 }
@@ -124,15 +124,15 @@ type reviews struct {
 	alone time.Time
 }
 
-// reviewKind is what conversions have in common that can be in one review. A webhook and a
-// definition have few of them.
+// reviewKind holds the properties in which conversions agree that can be in one review. A
+// webhook and a definition have few kinds.
 type reviewKind struct{ url, review, desired string }
 
 func newReviews(next http.RoundTripper, of *UnderWay) *reviews {
 	return &reviews{next: next, underWay: of, patience: reviewPatience, kind: map[reviewKind]*coalesce.Calls[conversionCall, conversionAnswer]{}}
 }
 
-// WrappedRoundTripper lets client-go find what ends requests.
+// WrappedRoundTripper lets client-go find the transport that ends requests.
 func (r *reviews) WrappedRoundTripper() http.RoundTripper { return r.next }
 
 // together makes the calls of a kind.
@@ -299,7 +299,7 @@ func (r *reviews) convert(ctx context.Context, batch []conversionCall) ([]conver
 // divide makes one review, and reviews of its halves if it is not answered as it should be,
 // and so on. The webhook may give no answer for one of the objects, or because they are many;
 // it counts as away if it gives none for two single ones either, which are those furthest
-// from each other, since what it fails at may be side by side.
+// from each other, since the objects it fails at may be side by side.
 func (r *reviews) divide(ctx context.Context, batch []conversionCall) ([]conversionAnswer, error) {
 	answers := make([]conversionAnswer, len(batch))
 	answered, alone := false, 0 // any of the reviews; reviews of one object that were not

@@ -282,7 +282,7 @@ func TestReviewsReordered(t *testing.T) {
 	}
 }
 
-// TestReviewsOfClients: what no migration writes is converted by a call of its own, at once.
+// TestReviewsOfClients: an object that no migration writes is converted by a call of its own, at once.
 func TestReviewsOfClients(t *testing.T) {
 	w := startReviewed(t)
 	defer w.migrated.begin("uid-1000")()

@@ -16,8 +16,8 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// TestShortcutAgreesWithTheCodec draws values, sound ones, odd ones and broken ones, and
-// asserts that whatever the shortcut rewrites the codec rewrites too, to the same content.
+// TestShortcutAgreesWithTheCodec draws values, sound ones, odd ones and broken ones, and asserts
+// that the codec rewrites every value that the shortcut rewrites, to the same content.
 func TestShortcutAgreesWithTheCodec(t *testing.T) {
 	codec, shortcut := widgetCodec(t), renaming(widgetDefinition, "example.com/v2")
 	const rounds = 60_000
@@ -104,7 +104,7 @@ func wholeNumbers(v any) any {
 	return v
 }
 
-// generator draws stored values as text, so that they can be what no encoder writes.
+// generator draws stored values as text, so that they can be values that no encoder writes.
 type generator struct{ *rand.Rand }
 
 func (g generator) oneOf(all ...string) string { return all[g.IntN(len(all))] }

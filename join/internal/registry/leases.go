@@ -71,7 +71,7 @@ func LeaseGroup(options generic.RESTOptions) (*genericapiserver.APIGroupInfo, er
 	return &info, nil
 }
 
-// leaseAttributes are what selectors match a Lease by.
+// leaseAttributes are the labels and fields by which selectors match a Lease.
 func leaseAttributes(obj runtime.Object) (labels.Set, fields.Set, error) {
 	lease, ok := obj.(*coordinationv1.Lease)
 	if !ok {
@@ -80,7 +80,7 @@ func leaseAttributes(obj runtime.Object) (labels.Set, fields.Set, error) {
 	return lease.Labels, generic.ObjectMetaFieldsSet(&lease.ObjectMeta, true), nil
 }
 
-// leaseStrategy is what happens to Leases that are written.
+// leaseStrategy governs the writes of Leases.
 type leaseStrategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator

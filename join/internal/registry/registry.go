@@ -75,7 +75,7 @@ func Group(options generic.RESTOptions) (*genericapiserver.APIGroupInfo, error) 
 	return &info, nil
 }
 
-// attributes are what selectors match a StorageVersion by.
+// attributes are the labels and fields by which selectors match a StorageVersion.
 func attributes(obj runtime.Object) (labels.Set, fields.Set, error) {
 	sv, ok := obj.(*v1alpha1.StorageVersion)
 	if !ok {

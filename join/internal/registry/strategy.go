@@ -17,12 +17,12 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// strategy is what happens to StorageVersions that are written. A server creates the object
-// with its report in one write, so create keeps the status.
+// strategy governs the writes of StorageVersions. A server creates the object with its report in
+// one write, so create keeps the status.
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
-	// prepare makes of an update what is stored in old's place.
+	// prepare makes of an update the object that is stored in old's place.
 	prepare func(sv, old *v1alpha1.StorageVersion)
 	// reset are the top-level fields that a client cannot set here.
 	reset []string

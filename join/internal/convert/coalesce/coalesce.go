@@ -11,7 +11,7 @@ import (
 )
 
 // Calls makes calls for many callers: those that come while one is under way are made by
-// the next one, together. In is what one of them asks, Out what it is answered.
+// the next one, together. In is the question of one of them, Out the answer to it.
 type Calls[In, Out any] struct {
 	// Fits says whether one more can be made together with these, of which there is at least
 	// one.
@@ -81,7 +81,7 @@ func (c *Calls[In, Out]) next() (batch []*call[In, Out], ins []In) {
 		}
 		taken++
 	}
-	clear(c.waiting[:taken]) // what is behind a slice lives on, and with it all that it holds
+	clear(c.waiting[:taken]) // the array behind a slice lives on, and with it all that it holds
 	c.waiting = c.waiting[taken:]
 	c.busy = len(batch) > 0
 	return batch, ins

@@ -83,7 +83,7 @@ func want(t *testing.T, answer <-chan string, want string) {
 	}
 }
 
-// What comes while a call is under way is made by the next ones, in order, as much as fits.
+// Requests that come while a call is under way are made by the next ones, in order, as many as fit.
 func TestTogether(t *testing.T) {
 	c, ctx := newCalls(t), t.Context()
 	a := c.ask(ctx, "a", 0)
@@ -144,7 +144,7 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// What was asked, and the answer, are let go when the caller has it.
+// A request and its answer are let go when the caller has the answer.
 func TestNothingIsKept(t *testing.T) {
 	type large struct{ _ [1 << 10]byte }
 	kept := Calls[*large, *large]{
