@@ -78,12 +78,9 @@ func (m *mirroring) look(ctx context.Context) error {
 			return err
 		}
 	}
-	judged := observed.InTree{Off: true, Why: "--mirror is " + string(MirrorAlways)}
-	if m.config.Mirror == MirrorAuto {
-		var err error
-		if judged, err = m.judge(ctx); err != nil {
-			return err
-		}
+	judged, err := m.judge(ctx)
+	if err != nil {
+		return err
 	}
 	switch {
 	case judged.Off && m.stop == nil:
@@ -115,8 +112,12 @@ func (m *mirroring) connect() error {
 	return errNotServed
 }
 
-// judge looks at kube-controller-manager's Lease and at the migrations.
+// judge says whether migrations are to be done here. In the mode auto it looks at
+// kube-controller-manager's Lease and at the migrations.
 func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
+	if m.config.Mirror == MirrorAlways {
+		return observed.InTree{Off: true, Why: "--mirror is " + string(MirrorAlways)}, nil
+	}
 	lease := &coordinationv1.Lease{}
 	if err := m.objects.Get(ctx, client.ObjectKey{Namespace: observed.ManagerNamespace, Name: observed.ManagerLease}, lease); apierrors.IsNotFound(err) {
 		lease = nil
@@ -132,7 +133,17 @@ func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 
 // start begins to do them.
 func (m *mirroring) start(ctx context.Context) error {
-	mirrored, err := mirror.New(mirror.Config{Client: m.known, Served: m.served, Clock: m.config.Clock, Logger: m.config.Logger.WithName("mirror")})
+	mirrored, err := mirror.New(mirror.Config{
+		Client: m.known, Served: m.served, Clock: m.config.Clock, Logger: m.config.Logger.WithName("mirror"),
+		// Between two looks another kube-controller-manager may be elected, with its migrator on.
+		May: func(ctx context.Context) error {
+			judged, err := m.judge(ctx)
+			if err == nil && !judged.Off {
+				err = errors.New("it is left to kube-controller-manager: " + judged.Why)
+			}
+			return err
+		},
+	})
 	if err != nil {
 		return err
 	}

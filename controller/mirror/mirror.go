@@ -31,6 +31,11 @@ type Config struct {
 	Client client.WithWatch
 	// Served is that version.
 	Served schema.GroupVersion
+	// May is asked before anything is written for a migration that has no copy yet. While it returns
+	// an error, nothing is. It defaults to always. kube-controller-manager's migrator never begins a
+	// migration into whose status another one has written, so that an answer from a while ago is
+	// not good enough.
+	May func(context.Context) error
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Logger defaults to none.
@@ -63,6 +68,9 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
+	if cfg.May == nil {
+		cfg.May = func(context.Context) error { return nil }
+	}
 	c := &Controller{cfg: cfg}
 	c.copies = c.list
 	return c, nil
@@ -92,6 +100,11 @@ func (c *Controller) Step(ctx context.Context, name string) error {
 	}
 	if err := c.rest(ctx, name, p.ended); err != nil {
 		return err
+	}
+	if p.create != nil {
+		if err := c.cfg.May(ctx); err != nil {
+			return err
+		}
 	}
 	if p.status != nil {
 		original.Status = *p.status

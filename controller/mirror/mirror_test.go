@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -310,6 +311,28 @@ func TestLongNames(t *testing.T) {
 	if name := copyName(m); len(name) > maxName || !strings.HasSuffix(name, "a-"+string(m.UID)) {
 		t.Errorf("copy %q has %d characters", name, len(name))
 	}
+}
+
+// TestMayNot: nothing is written for a migration that is left to another migrator; one that has a
+// copy already is followed to its end.
+func TestMayNot(t *testing.T) {
+	w := newWorld(t, "v1")
+	left := errors.New("left to another migrator")
+	may := left
+	w.c.cfg.May = func(context.Context) error { return may }
+	w.make("one-uid")
+	if err := w.c.Step(context.Background(), "crontabs-migration"); !errors.Is(err, left) {
+		t.Errorf("error %v", err)
+	}
+	if m := w.read(); len(w.copies()) > 0 || len(m.Status.Conditions) > 0 {
+		t.Errorf("copies %+v, status %+v", w.copies(), m.Status)
+	}
+	may = nil
+	w.step()
+	may = left
+	w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
+	w.step()
+	w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 }
 
 // TestRun: nothing but the watches leads to copies and their end.
