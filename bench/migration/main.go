@@ -1,13 +1,14 @@
 // Command migration measures how fast stored objects are migrated, beside the raw limit
 // of etcd and the ways of existing migrators, on the same data, servers and run:
 //
-//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-only-loads] [-dir DIR] [-o json]
+//	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-only PART,...] [-dir DIR] [-o json]
 //
 // With -scale 10000,100000,1000000 it also measures, in some minutes, the time and
-// memory that a migration takes at each of these numbers of objects. With -only-loads it measures
+// memory that a migration takes at each of these numbers of objects. With -only loads it measures
 // nothing but migrations beside clients of the migrated resource: an open loop of them, whose
 // latencies count from when a request was due, and a closed loop that saturates the machine.
-// Kubernetes' own migrator does the same on a stock server.
+// Kubernetes' own migrator does the same on a stock server. The other parts are ways, the ways of
+// migrating and what they cost clients of other resources, and scale.
 //
 // The ways that are compared are measured in turns, and of each the median round counts: ratios are
 // what matters. The table and a chart are written to files, migration.md and migration.svg, and
@@ -21,6 +22,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -40,10 +42,22 @@ type options struct {
 	legRounds int
 	dir       string
 	json      bool
-	// onlyLoads leaves out all that is not measured beside clients of the migrated resource.
-	onlyLoads  bool
+	// only are the parts that are measured.
+	only       []string
 	serverArgs []string
 }
+
+// The parts of the measurement, in their order.
+const (
+	ways    = "ways"
+	scaling = "scale"
+	loads   = "loads"
+)
+
+var parts = []string{ways, scaling, loads}
+
+// has says whether a part is measured.
+func (o *options) has(part string) bool { return slices.Contains(o.only, part) }
 
 func main() { stage.Main("migration", run) }
 
@@ -58,7 +72,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
 	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)
 	flags.IntVar(&o.legRounds, "leg-rounds", 20, "at most how often each number of -scale is migrated before the next one has its turn")
-	flags.BoolVar(&o.onlyLoads, "only-loads", false, "measure nothing but migrations beside clients of the migrated resource")
+	only := flags.String("only", strings.Join(parts, ","), "the parts that are measured, with commas between")
 	flags.Func("server-arg", "an argument of the servers", func(a string) error { o.serverArgs = append(o.serverArgs, a); return nil })
 	output := flags.String("o", "", `"json" for one JSON document on stdout`)
 	if err := flags.Parse(args); err != nil {
@@ -71,6 +85,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return options{}, fmt.Errorf("-o %s: only json is known", *output)
 	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.legRounds < 1 || o.samples < 100:
 		return options{}, errors.New("at least 100 objects, 100 samples, a server and a round are needed")
+	}
+	o.only = strings.Split(*only, ",")
+	for _, part := range o.only {
+		if !slices.Contains(parts, part) {
+			return options{}, fmt.Errorf("-only has %q, which is none of: %s", part, strings.Join(parts, ", "))
+		}
 	}
 	o.sampled = min(o.objects, 300)
 	o.json = *output == "json"
@@ -99,13 +119,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	b := &bench{options: o, stage: s, progress: stderr}
-	if !o.onlyLoads {
-		if err := errors.Join(b.measure(ctx), b.scale(ctx)); err != nil {
+	for _, part := range []struct {
+		name    string
+		measure func(context.Context) error
+	}{{ways, b.measure}, {scaling, b.scale}, {loads, b.besideClients}} {
+		if !o.has(part.name) {
+			continue
+		}
+		if err := part.measure(ctx); err != nil {
 			return err
 		}
-	}
-	if err := b.besideClients(ctx); err != nil {
-		return err
 	}
 	return b.figures().publish(o, stdout)
 }

@@ -33,8 +33,8 @@ type document struct {
 	// ClientWrites are quantiles of the latency of client writes, in milliseconds.
 	ClientWrites map[string]float64 `json:"clientWritesMilliseconds,omitempty"`
 	// OpenLoop and ClosedLoop are beside clients of the migrated resource.
-	OpenLoop   loadedResult `json:"openLoop"`
-	ClosedLoop loadedResult `json:"closedLoop"`
+	OpenLoop   loadedResult `json:"openLoop,omitzero"`
+	ClosedLoop loadedResult `json:"closedLoop,omitzero"`
 
 	rows []figures.Row
 }
@@ -50,11 +50,13 @@ type loadedResult struct {
 
 func (b *bench) figures() *document {
 	d := &document{Machine: stage.Machine(), Servers: b.options.servers, Ratios: map[string]float64{}}
-	if !b.options.onlyLoads {
+	if b.options.has(ways) {
 		d.addWays(b)
-		d.addScale(b.scaled)
 	}
-	d.OpenLoop, d.ClosedLoop = d.addLoad(b, true), d.addLoad(b, false)
+	d.addScale(b.scaled)
+	if b.options.has(loads) {
+		d.OpenLoop, d.ClosedLoop = d.addLoad(b, true), d.addLoad(b, false)
+	}
 	return d
 }
 

@@ -85,7 +85,8 @@ func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 		return nil, err
 	}
 	one := &scaled{cluster: cluster, perLeg: max(1, min(b.options.legRounds, legObjects/n))}
-	servers, err := corpus.Open(ctx, cluster)
+	// Otherwise the garbage collector watches all resources, so that the server keeps them in memory.
+	servers, err := corpus.Open(ctx, cluster, "--enable-garbage-collector=false")
 	if err != nil {
 		return one, err
 	}

@@ -93,6 +93,9 @@ func (t *term) namespaces(ctx context.Context) error {
 }
 
 func (t *term) garbage(ctx context.Context) error {
+	if t.NoGarbageCollector {
+		return nil
+	}
 	const name = "generic-garbage-collector"
 	config := t.config(name)
 	client, err := kubernetes.NewForConfig(config)

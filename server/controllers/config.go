@@ -24,6 +24,9 @@ type Config struct {
 	// TokenKeyFile is the key that signs the tokens of Secrets of the type
 	// kubernetes.io/service-account-token; empty for none.
 	TokenKeyFile string
+	// NoGarbageCollector leaves the garbage collector out, as kube-controller-manager's
+	// --enable-garbage-collector=false does.
+	NoGarbageCollector bool
 	// CertificateDuration is how long certificates are valid that are signed; 0 for a year.
 	CertificateDuration time.Duration
 	// DiscoveryInterval is how often it is looked which resources there are; 0 for 30 s, as in

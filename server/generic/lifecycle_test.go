@@ -94,7 +94,7 @@ func TestTerms(t *testing.T) {
 		Client: s.admin, RootCA: must[[]byte](t)(os.ReadFile(filepath.Join(pki, "ca.crt"))),
 		CACertFile: filepath.Join(pki, "ca.crt"), CAKeyFile: filepath.Join(pki, "ca.key"), TokenKeyFile: filepath.Join(pki, "sa.key"),
 	}
-	before := controllerGoroutines()
+	before := controllerGoroutines("")
 	for range 3 {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -110,7 +110,7 @@ func TestTerms(t *testing.T) {
 			t.Fatal("a term does not end")
 		}
 		eventually(t, "the end of the controllers", func(context.Context) error {
-			if now := controllerGoroutines(); now > before {
+			if now := controllerGoroutines(""); now > before {
 				return fmt.Errorf("%d goroutines of controllers, %d before", now, before)
 			}
 			return nil
@@ -118,13 +118,28 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-// controllerGoroutines counts those in Kubernetes' controllers.
-func controllerGoroutines() int {
+// By kube-apiserver's flag for it the server's garbage collector does not run: nobody would set the
+// finalizers that tell it what to do with dependents.
+func TestGarbageCollectorOff(t *testing.T) {
+	const namespaces, collects = "namespace.(*NamespaceController).Run(", "garbagecollector.(*GarbageCollector).Run("
+	shared.namespace(t) // its controllers run
+	inOthers := map[string]int{namespaces: controllerGoroutines(namespaces), collects: controllerGoroutines(collects)}
+	s := startFor(t, func(o *generic.Options) { o.DataDir, o.ControlPlane.Etcd.EnableGarbageCollection = t.TempDir(), false })
+	s.namespace(t)
+	for run, want := range map[string]int{namespaces: 1, collects: 0} {
+		if got := controllerGoroutines(run) - inOthers[run]; got != want {
+			t.Errorf("%s in %d goroutines, want %d", run, got, want)
+		}
+	}
+}
+
+// controllerGoroutines counts those in a function of Kubernetes' controllers, or in any.
+func controllerGoroutines(of string) int {
 	stacks := make([]byte, 64<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	n := 0
 	for _, stack := range bytes.Split(stacks, []byte("\n\n")) {
-		if bytes.Contains(stack, []byte("k8s.io/kubernetes/pkg/controller/")) {
+		if bytes.Contains(stack, []byte("k8s.io/kubernetes/pkg/controller/"+of)) {
 			n++
 		}
 	}
