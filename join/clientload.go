@@ -27,7 +27,8 @@ const (
 )
 
 // clientLoad measures the time that requests of a server's clients for resources take, and how
-// many of them are under way on average. Watches and the server's requests to itself do not count.
+// many of them are under way on average. Watches and the server's requests to itself do not count,
+// nor do those that it sends as one of the controllers: a migration would give way to itself.
 type clientLoad struct {
 	clock   clock.PassiveClock
 	garbage *collecting
@@ -82,7 +83,7 @@ type loadOf struct {
 
 func (l *clientLoad) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromLoopback(r) {
+		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromLoopback(r) && !fromController(r) {
 			defer l.begin(classOf(info))()
 		}
 		next.ServeHTTP(w, r)

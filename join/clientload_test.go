@@ -1,13 +1,17 @@
 package join
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/migrate/pace"
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -48,6 +52,31 @@ func TestClientLoad(t *testing.T) {
 		if seen := look(); seen.Serving || len(seen.Latencies) > 0 {
 			t.Errorf("%s: %+v two seconds after the end", test.name, seen)
 		}
+	}
+}
+
+// TestNoClients: a server's requests to itself are no clients', as whomever it sends them.
+func TestNoClients(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	l := newClientLoad(clock)
+	h := l.wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { clock.Step(time.Second) }))
+	look, stop := l.Watch()
+	defer stop()
+	send := func(u user.Info, verb string) {
+		ctx := apirequest.WithRequestInfo(apirequest.WithUser(t.Context(), u), &apirequest.RequestInfo{IsResourceRequest: true, Verb: verb})
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil))
+	}
+	for _, role := range roles.All {
+		send(&user.DefaultInfo{Name: role.User()}, "update")
+	}
+	send(&user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}, "update")
+	send(&user.DefaultInfo{Name: "admin"}, "watch")
+	if seen := look(); seen.Serving || len(seen.Latencies) > 0 {
+		t.Errorf("without clients: %+v", seen)
+	}
+	send(&user.DefaultInfo{Name: "admin"}, "update")
+	if got := look().Latencies["write"].Requests; got != 1 {
+		t.Errorf("%d requests of clients", got)
 	}
 }
 

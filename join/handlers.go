@@ -82,6 +82,12 @@ func fromLoopback(r *http.Request) bool {
 	return ok && isLoopback(u)
 }
 
+// fromController says whether one of the controllers sent the request.
+func fromController(r *http.Request) bool {
+	u, ok := apirequest.UserFrom(r.Context())
+	return ok && roles.Any(u)
+}
+
 func isLoopback(u user.Info) bool {
 	return u != nil && u.GetName() == user.APIServerUser && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }

@@ -41,7 +41,7 @@ func (b *bench) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	servers, err := corpus.Open(ctx, cluster)
+	servers, err := corpus.Open(ctx, cluster, b.options.serverArgs...)
 	if err != nil {
 		return err
 	}

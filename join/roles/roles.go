@@ -153,6 +153,11 @@ func (r Role) User() string {
 // Is says whether somebody who has authenticated is the controller.
 func (r Role) Is(u user.Info) bool { return u != nil && u.GetName() == r.User() }
 
+// Any says whether somebody is one of the controllers.
+func Any(u user.Info) bool {
+	return slices.ContainsFunc(All, func(r Role) bool { return r.Is(u) })
+}
+
 // objectName is the name of the ClusterRole, the Roles and the bindings.
 func (r Role) objectName() string { return "concord:" + r.Name }
 
