@@ -26,7 +26,7 @@ type Pacer struct {
 
 // New returns a Pacer, and the function that ends it. Nil clients are none.
 func New(b Bounds, clients Clients, c clock.Clock) (p *Pacer, stop func()) {
-	p, stop = &Pacer{bounds: b, clock: c, queue: make(chan struct{}, 1), look: func() Seen { return Seen{} }}, func() {}
+	p, stop = &Pacer{bounds: b, clock: c, filled: c.Now(), queue: make(chan struct{}, 1), look: func() Seen { return Seen{} }}, func() {}
 	if clients != nil {
 		p.look, stop = clients.Watch()
 	}
@@ -85,7 +85,7 @@ func (p *Pacer) turn(objects float64) (after time.Duration) {
 	p.decide(now)
 	if !math.IsInf(p.state.Rate, 1) {
 		if since := now.Sub(p.filled); since >= burst {
-			p.due = min(p.due, 0) + p.state.Rate*min(since, 3*burst).Seconds() // timers are late
+			p.due = min(p.due, 0) + p.state.Rate*min(since, tick).Seconds() // timers are late where the processor is busy
 			p.filled = now
 		}
 		if p.due <= 0 {
