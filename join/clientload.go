@@ -27,8 +27,9 @@ const (
 )
 
 // clientLoad measures the time that requests of a server's clients for resources take, and how
-// many of them are under way on average. Watches and the server's requests to itself do not count,
-// nor do those that it sends as one of the controllers: a migration would give way to itself.
+// many of them are under way on average. Watches do not count, nor requests by the server's own user
+// or by Concord's controllers (package roles): a migration would give way to itself. Kubernetes'
+// controllers in the same process count as clients.
 type clientLoad struct {
 	clock   clock.PassiveClock
 	garbage *collecting

@@ -55,7 +55,8 @@ func TestClientLoad(t *testing.T) {
 	}
 }
 
-// TestNoClients: a server's requests to itself are no clients', as whomever it sends them.
+// TestNoClients: requests of the server's own user and of Concord's controllers do not count as
+// clients'.
 func TestNoClients(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	l := newClientLoad(clock)

@@ -82,7 +82,7 @@ func fromLoopback(r *http.Request) bool {
 	return ok && isLoopback(u)
 }
 
-// fromController says whether one of the controllers sent the request.
+// fromController says whether one of Concord's controllers sent the request.
 func fromController(r *http.Request) bool {
 	u, ok := apirequest.UserFrom(r.Context())
 	return ok && roles.Any(u)

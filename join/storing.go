@@ -194,7 +194,7 @@ func (s *storing) storageOf(resource schema.GroupResource, codec runtime.Codec) 
 		StorageConfig:           config.ForResource(resource),
 		Decorator:               generic.UndecoratedStorage,
 		DeleteCollectionWorkers: 1,
-		EnableGarbageCollection: true,
+		EnableGarbageCollection: false, // they have no dependents to wait for
 		ResourcePrefix:          resource.Resource,
 	})
 }

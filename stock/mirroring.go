@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
@@ -16,7 +15,6 @@ import (
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/controller/mirror"
 	"github.com/concord-dev/concord/stock/observed"
-	"github.com/concord-dev/concord/workers"
 )
 
 // MirrorMode says when migrations of storagemigration.k8s.io are done here.
@@ -40,60 +38,37 @@ func (m MirrorMode) valid() bool { return slices.Contains(MirrorModes, m) }
 // errNotServed says that kube-apiservers do not serve storagemigration.k8s.io.
 var errNotServed = errors.New("kube-apiservers do not serve " + storagemigrationv1.GroupName)
 
-// mirroring does migrations of storagemigration.k8s.io, as long as nobody else does.
+// mirroring does migrations of storagemigration.k8s.io, those that nobody else does.
 type mirroring struct {
 	*controllers
 	// served is the version in which they are served, and known a client that knows it.
 	served schema.GroupVersion
 	known  client.WithWatch
-	// stop ends the mirror.Controller that does them; nil while there is none.
-	stop func()
-	last string
+	last   string
 }
 
-// mirror does migrations of storagemigration.k8s.io, or looks whether it is to, until ctx ends.
+// mirror does migrations of storagemigration.k8s.io until ctx ends. It waits for kube-apiservers to
+// serve them.
 func (c *controllers) mirror(ctx context.Context) {
 	m := &mirroring{controllers: c}
 	ticker := c.config.Clock.NewTicker(c.config.Poll)
 	defer ticker.Stop()
-	for {
-		if err := m.look(ctx); err != nil {
-			m.tell("It is not known who does migrations of storagemigration.k8s.io", err.Error())
-		}
+	for err := m.connect(); err != nil; err = m.connect() {
+		m.tell("It is not known who does migrations of storagemigration.k8s.io", err.Error())
 		select {
 		case <-ticker.C():
 		case <-ctx.Done():
-			if m.stop != nil {
-				m.stop()
-			}
 			return
 		}
 	}
-}
-
-// look begins to do migrations if they are to be done here, and ends if they are not.
-func (m *mirroring) look(ctx context.Context) error {
-	if m.known == nil {
-		if err := m.connect(); err != nil {
-			return err
-		}
-	}
-	judged, err := m.judge(ctx)
+	mirrored, err := mirror.New(mirror.Config{
+		Client: m.known, Served: m.served, Clock: m.config.Clock, Logger: m.config.Logger.WithName("mirror"), May: m.may,
+	})
 	if err != nil {
-		return err
+		m.tell("Migrations of storagemigration.k8s.io cannot be done", err.Error())
+		return
 	}
-	switch {
-	case judged.Off && m.stop == nil:
-		m.tell("Migrations of storagemigration.k8s.io are done here", judged.Why)
-		return m.start(ctx)
-	case !judged.Off:
-		m.tell("Migrations of storagemigration.k8s.io are left to kube-controller-manager", judged.Why)
-		if m.stop != nil {
-			m.stop()
-			m.stop = nil
-		}
-	}
-	return nil
+	mirrored.Run(ctx)
 }
 
 // connect finds the version that kube-apiservers prefer.
@@ -112,12 +87,26 @@ func (m *mirroring) connect() error {
 	return errNotServed
 }
 
-// judge says whether migrations are to be done here. In the mode auto it looks at
-// kube-controller-manager's Lease and at the migrations.
-func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
-	if m.config.Mirror == MirrorAlways {
-		return observed.InTree{Off: true, Why: "--mirror is " + string(MirrorAlways)}, nil
+// may says whether a new migration is to be done here: an error if it is not, or if that is not known.
+// In the mode auto it looks at kube-controller-manager's Lease and at the migrations.
+func (m *mirroring) may(ctx context.Context) error {
+	judged := observed.InTree{Off: true, Why: "--mirror is " + string(MirrorAlways)}
+	if m.config.Mirror == MirrorAuto {
+		var err error
+		if judged, err = m.judge(ctx); err != nil {
+			m.tell("It is not known who does migrations of storagemigration.k8s.io", err.Error())
+			return err
+		}
 	}
+	if !judged.Off {
+		m.tell("New migrations of storagemigration.k8s.io are left to kube-controller-manager", judged.Why)
+		return fmt.Errorf("%w: %s", mirror.ErrLeft, judged.Why)
+	}
+	m.tell("New migrations of storagemigration.k8s.io are done here", judged.Why)
+	return nil
+}
+
+func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 	lease := &coordinationv1.Lease{}
 	if err := m.objects.Get(ctx, client.ObjectKey{Namespace: observed.ManagerNamespace, Name: observed.ManagerLease}, lease); apierrors.IsNotFound(err) {
 		lease = nil
@@ -129,29 +118,6 @@ func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 		return observed.InTree{}, fmt.Errorf("list migrations of %s: %w", m.served, err)
 	}
 	return observed.JudgeInTree(m.config.Clock.Now(), lease, list.Items, m.config.MirrorAfter), nil
-}
-
-// start begins to do them.
-func (m *mirroring) start(ctx context.Context) error {
-	mirrored, err := mirror.New(mirror.Config{
-		Client: m.known, Served: m.served, Clock: m.config.Clock, Logger: m.config.Logger.WithName("mirror"),
-		// Between two looks another kube-controller-manager may be elected, with its migrator on.
-		May: func(ctx context.Context) error {
-			judged, err := m.judge(ctx)
-			if err == nil && !judged.Off {
-				err = errors.New("it is left to kube-controller-manager: " + judged.Why)
-			}
-			return err
-		},
-	})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { workers.Loop(ctx, "mirror-run", mirrored.Run) })
-	m.stop = func() { cancel(); running.Wait() }
-	return nil
 }
 
 // tell logs a message if it is a new one.

@@ -7,8 +7,8 @@
 // memory that a migration takes at each of these numbers of objects. With -only loads it measures
 // nothing but migrations beside clients of the migrated resource: an open loop of them, whose
 // latencies count from when a request was due, and a closed loop that saturates the machine.
-// Kubernetes' own migrator does the same on a stock server. The other parts are ways, the ways of
-// migrating and what they cost clients of other resources, and scale.
+// Kubernetes' own migrator does the same on a stock server. The other parts are ways (each way of
+// migrating, and how long clients of other resources wait) and scale (which needs -scale).
 //
 // The ways that are compared are measured in turns, and of each the median round counts: ratios are
 // what matters. The table and a chart are written to files, migration.md and migration.svg, and
@@ -72,7 +72,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
 	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)
 	flags.IntVar(&o.legRounds, "leg-rounds", 20, "at most how often each number of -scale is migrated before the next one has its turn")
-	only := flags.String("only", strings.Join(parts, ","), "the parts that are measured, with commas between")
+	only := flags.String("only", "", "the parts that are measured, with commas between, of: "+strings.Join(parts, ", ")+" (default all)")
 	flags.Func("server-arg", "an argument of the servers", func(a string) error { o.serverArgs = append(o.serverArgs, a); return nil })
 	output := flags.String("o", "", `"json" for one JSON document on stdout`)
 	if err := flags.Parse(args); err != nil {
@@ -86,7 +86,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.legRounds < 1 || o.samples < 100:
 		return options{}, errors.New("at least 100 objects, 100 samples, a server and a round are needed")
 	}
-	o.only = strings.Split(*only, ",")
+	if o.only = parts; *only != "" {
+		o.only = strings.Split(*only, ",")
+		if o.has(scaling) != (len(o.scale) > 0) {
+			return options{}, errors.New("-scale and the part scale of -only need each other")
+		}
+	}
 	for _, part := range o.only {
 		if !slices.Contains(parts, part) {
 			return options{}, fmt.Errorf("-only has %q, which is none of: %s", part, strings.Join(parts, ", "))

@@ -107,7 +107,7 @@ func TestTargets(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}, {"-only", "nothing"}} {
+	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}, {"-only", "nothing"}, {"-only", "scale"}, {"-only", "loads", "-scale", "100"}} {
 		if _, err := parse(args, &bytes.Buffer{}); err == nil {
 			t.Errorf("%v: accepted", args)
 		}

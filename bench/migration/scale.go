@@ -85,8 +85,9 @@ func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 		return nil, err
 	}
 	one := &scaled{cluster: cluster, perLeg: max(1, min(b.options.legRounds, legObjects/n))}
-	// Otherwise the garbage collector watches all resources, so that the server keeps them in memory.
-	servers, err := corpus.Open(ctx, cluster, "--enable-garbage-collector=false")
+	// Kubernetes' garbage collector would watch these objects, and the server's watch cache hold
+	// them. The quota controller watches namespaced resources only, and these have no namespace.
+	servers, err := corpus.Open(ctx, cluster, append(slices.Clone(b.options.serverArgs), "--enable-garbage-collector=false")...)
 	if err != nil {
 		return one, err
 	}

@@ -23,6 +23,9 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
+// ErrLeft says that a migration is left to another migrator.
+var ErrLeft = errors.New("the migration is left to another migrator")
+
 // Config configures a Controller.
 type Config struct {
 	// Client reads and writes API objects, uncached. Its scheme must hold the
@@ -31,10 +34,10 @@ type Config struct {
 	Client client.WithWatch
 	// Served is that version.
 	Served schema.GroupVersion
-	// May is asked before anything is written for a migration that has no copy yet. While it returns
-	// an error, nothing is. It defaults to always. kube-controller-manager's migrator never begins a
-	// migration into whose status another one has written, so that an answer from a while ago is
-	// not good enough.
+	// May is asked before a migration that has no copy yet gets a status or a copy. If it returns an
+	// error, neither is written, and the look is repeated; one that wraps ErrLeft is expected. Nil: it is always
+	// allowed. It has to ask the API each time: once the status has a condition Running,
+	// kube-controller-manager's migrator does not start the migration.
 	May func(context.Context) error
 	// Clock defaults to the real one.
 	Clock clock.WithTicker

@@ -317,11 +317,10 @@ func TestLongNames(t *testing.T) {
 // copy already is followed to its end.
 func TestMayNot(t *testing.T) {
 	w := newWorld(t, "v1")
-	left := errors.New("left to another migrator")
-	may := left
+	may := ErrLeft
 	w.c.cfg.May = func(context.Context) error { return may }
 	w.make("one-uid")
-	if err := w.c.Step(context.Background(), "crontabs-migration"); !errors.Is(err, left) {
+	if err := w.c.Step(context.Background(), "crontabs-migration"); !errors.Is(err, ErrLeft) {
 		t.Errorf("error %v", err)
 	}
 	if m := w.read(); len(w.copies()) > 0 || len(m.Status.Conditions) > 0 {
@@ -329,7 +328,7 @@ func TestMayNot(t *testing.T) {
 	}
 	may = nil
 	w.step()
-	may = left
+	may = ErrLeft
 	w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
 	w.step()
 	w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)

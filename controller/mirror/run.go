@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -66,7 +67,7 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimiting
 			queue.Forget(name)
 		} else {
 			level := 0
-			if apierrors.IsConflict(err) || ctx.Err() != nil {
+			if apierrors.IsConflict(err) || errors.Is(err, ErrLeft) || ctx.Err() != nil {
 				level = 2
 			}
 			c.cfg.Logger.V(level).Info("Looking at a migration again", "original", name, "reason", err.Error())

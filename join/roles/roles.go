@@ -15,6 +15,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -153,10 +154,17 @@ func (r Role) User() string {
 // Is says whether somebody who has authenticated is the controller.
 func (r Role) Is(u user.Info) bool { return u != nil && u.GetName() == r.User() }
 
-// Any says whether somebody is one of the controllers.
-func Any(u user.Info) bool {
-	return slices.ContainsFunc(All, func(r Role) bool { return r.Is(u) })
-}
+// users are the names of all of them. They are asked for with every request.
+var users = func() sets.Set[string] {
+	names := sets.New[string]()
+	for _, r := range All {
+		names.Insert(r.User())
+	}
+	return names
+}()
+
+// Any says whether somebody who has authenticated is one of the controllers.
+func Any(u user.Info) bool { return u != nil && users.Has(u.GetName()) }
 
 // objectName is the name of the ClusterRole, the Roles and the bindings.
 func (r Role) objectName() string { return "concord:" + r.Name }

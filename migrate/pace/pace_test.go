@@ -251,6 +251,28 @@ func TestAdmit(t *testing.T) {
 	})
 }
 
+// late is a clock of a busy machine: its timers fire late.
+type late struct{ clock.RealClock }
+
+func (l late) After(d time.Duration) <-chan time.Time { return l.RealClock.After(d + 150*ms) }
+
+// TestLateTimers: the rate is kept where timers are late.
+func TestLateTimers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rate = 650
+		p, _ := New(Bounds{MaxPerSecond: rate}, nil, late{})
+		wrote := 0
+		for began := time.Now(); time.Since(began) < 10*time.Second; wrote++ {
+			if _, err := p.Admit(t.Context(), 100); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := float64(wrote) / 10; got < 0.95*rate || got > 1.02*rate {
+			t.Errorf("%v objects/s, want %d", got, rate)
+		}
+	})
+}
+
 // TestClientsCome: a migration at full speed rests when clients come, and goes on at full speed
 // when they have gone.
 func TestClientsCome(t *testing.T) {

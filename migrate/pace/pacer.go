@@ -26,7 +26,7 @@ type Pacer struct {
 
 // New returns a Pacer, and the function that ends it. Nil clients are none.
 func New(b Bounds, clients Clients, c clock.Clock) (p *Pacer, stop func()) {
-	p, stop = &Pacer{bounds: b, clock: c, filled: c.Now(), queue: make(chan struct{}, 1), look: func() Seen { return Seen{} }}, func() {}
+	p, stop = &Pacer{bounds: b, clock: c, queue: make(chan struct{}, 1), look: func() Seen { return Seen{} }}, func() {}
 	if clients != nil {
 		p.look, stop = clients.Watch()
 	}
@@ -37,8 +37,12 @@ func New(b Bounds, clients Clients, c clock.Clock) (p *Pacer, stop func()) {
 // decide is called with mu.
 func (p *Pacer) decide(now time.Time) {
 	if since := now.Sub(p.decided); since >= tick {
+		before := p.state.Rate
 		p.state = p.state.Next(p.bounds, p.look(), p.wrote/since.Seconds())
 		p.decided, p.wrote = now, 0
+		if before == 0 || math.IsInf(before, 1) { // until now nothing fell due
+			p.filled = now.Add(-burst)
+		}
 	}
 }
 
@@ -85,7 +89,11 @@ func (p *Pacer) turn(objects float64) (after time.Duration) {
 	p.decide(now)
 	if !math.IsInf(p.state.Rate, 1) {
 		if since := now.Sub(p.filled); since >= burst {
-			p.due = min(p.due, 0) + p.state.Rate*min(since, tick).Seconds() // timers are late where the processor is busy
+			most := 3 * burst // nobody may have asked for a while
+			if len(p.queue) > 0 {
+				most = tick // somebody did, and the timer was late
+			}
+			p.due = min(p.due+p.state.Rate*since.Seconds(), p.state.Rate*most.Seconds())
 			p.filled = now
 		}
 		if p.due <= 0 {

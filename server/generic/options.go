@@ -126,6 +126,7 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 	if f := fs.Lookup("etcd-servers-overrides"); f != nil {
 		f.Hidden = true
 	}
+	fs.Lookup("enable-garbage-collector").Usage = "Run Kubernetes' garbage collector, and let objects that are deleted with propagation policy Foreground or Orphan wait for it."
 	// Help says the same on every machine.
 	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 400", seatsPerCore, fewestSeats)
 	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 200", seatsPerCore/2, fewestSeats/2)

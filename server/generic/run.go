@@ -217,7 +217,8 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *con
 		RootCA:     root,
 		CACertFile: certs.CAFile, CAKeyFile: filepath.Join(o.CertDir, pki.CAKeyName),
 		TokenKeyFile: o.ControlPlane.ServiceAccountSigningKeyFile,
-		// kube-apiserver's flag must say the same as kube-controller-manager's, which is part of this server.
+		// Kubernetes wants this flag to be the same for kube-apiserver and kube-controller-manager.
+		// This server has the controllers of both.
 		NoGarbageCollector: !o.ControlPlane.Etcd.EnableGarbageCollection,
 	}
 	if err := config.Validate(); err != nil {

@@ -61,6 +61,9 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		open := end.IsZero()
 		if open {
 			end = now
+			if at := kept(m); !at.IsZero() {
+				end, open = at, false
+			}
 		}
 		if left := end.Sub(begin); left >= untouched {
 			return InTree{Off: true, Why: fmt.Sprintf("%s, and %s was left alone for %v", who, m.Name, left.Round(time.Second))}
@@ -98,6 +101,18 @@ func touched(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
 	}
 	if len(m.Status.Conditions) == 0 && m.Status.ResourceVersion != "" { // of old releases the first that is written
 		at = m.CreationTimestamp.Time
+	}
+	return at
+}
+
+// kept is when another one than kube-controller-manager's migrator wrote the conditions of a migration
+// that it has not begun, rounded up to a second; zero if it has none. From then on the migrator does not
+// begin it.
+func kept(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
+	for _, c := range m.Status.Conditions {
+		if at.IsZero() || c.LastTransitionTime.Add(time.Second).Before(at) {
+			at = c.LastTransitionTime.Add(time.Second) // it is kept in whole seconds
+		}
 	}
 	return at
 }

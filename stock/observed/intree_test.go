@@ -66,9 +66,10 @@ func TestJudgeInTree(t *testing.T) {
 		"one ended since, another is new":         {managerLease(0, 100), orders{}.order(20, ended(97)...).order(98), false, "has ended one since, and may begin widgets until 01:43:00"},
 		"one ended, and since then it was off":    {managerLease(0, 100), orders{}.order(20, ended(30)...).order(94), true, "has ended one since, and widgets was left alone for 6m0s"},
 		"one ended before this process":           {managerLease(40, 100), orders{}.order(20, ended(30)...).order(60), true, "is node_1, and widgets was left alone for 40m0s"},
-		"one that these controllers do, after it": {managerLease(0, 100), orders{}.order(90, says(storagemigrationv1.MigrationRunning, yes, "Rewriting", 95)), true, "left alone for 10m0s"},
+		"one that these controllers do, after it": {managerLease(0, 100), orders{}.order(90, says(storagemigrationv1.MigrationRunning, yes, "Rewriting", 95)), true, "left alone for 5m1s"},
 		"one that these controllers did":          {managerLease(0, 100), orders{}.order(10, says(storagemigrationv1.MigrationSucceeded, yes, "Succeeded", 20)).order(100), true, "left alone for 10m0s"},
 		"one that these did under another":        {managerLease(50, 100), orders{}.order(10, says(storagemigrationv1.MigrationSucceeded, yes, "Succeeded", 20)).order(100), false, "may begin widgets until 01:45:00"},
+		"one that these took from it":             {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, no, "Pending", 51)), false, "there is none"},
 		"switched on while these worked":          {managerLease(0, 100), orders{}.order(10, says(storagemigrationv1.MigrationRunning, yes, "MigrationRunning", 99)), false, "has begun widgets"},
 	} {
 		t.Run(name, func(t *testing.T) {
