@@ -34,10 +34,10 @@ type Config struct {
 	Client client.WithWatch
 	// Served is that version.
 	Served schema.GroupVersion
-	// May is asked before a migration that has no copy yet gets a status or a copy. If it returns an
-	// error, neither is written, and the look is repeated; one that wraps ErrLeft is expected. Nil: it is always
-	// allowed. It has to ask the API each time: once the status has a condition Running,
-	// kube-controller-manager's migrator does not start the migration.
+	// May is asked before a migration that nothing was written for yet gets a status and a copy. If it
+	// returns an error, neither is written, and the look is repeated; one that wraps ErrLeft is expected. Nil: it
+	// is always allowed. It has to ask the API each time: kube-controller-manager's migrator does not start a
+	// migration whose status has a condition Running that is False, which is written first.
 	May func(context.Context) error
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
@@ -104,7 +104,7 @@ func (c *Controller) Step(ctx context.Context, name string) error {
 	if err := c.rest(ctx, name, p.ended); err != nil {
 		return err
 	}
-	if p.create != nil {
+	if p.create != nil && !taken(original) {
 		if err := c.cfg.May(ctx); err != nil {
 			return err
 		}

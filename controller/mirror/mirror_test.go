@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -313,8 +314,8 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// TestMayNot: nothing is written for a migration that is left to another migrator; one that has a
-// copy already is followed to its end.
+// TestMayNot: nothing is written for a migration that is left to another migrator; one that was taken
+// already is followed to its end.
 func TestMayNot(t *testing.T) {
 	w := newWorld(t, "v1")
 	may := ErrLeft
@@ -329,9 +330,56 @@ func TestMayNot(t *testing.T) {
 	may = nil
 	w.step()
 	may = ErrLeft
+	w.must(w.client.DeleteAllOf(context.Background(), &copied{}))
+	w.step()
+	if len(w.copies()) != 1 {
+		t.Fatal("one that was taken has no copy, and nobody else does it")
+	}
 	w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
 	w.step()
 	w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+}
+
+// TestRunLeft: a migration that was left to another migrator is looked at again.
+func TestRunLeft(t *testing.T) {
+	w := newWorld(t, "v1")
+	var asked, allowed atomic.Int64
+	w.c.cfg.May = func(context.Context) error {
+		asked.Add(1)
+		if allowed.Load() == 0 {
+			return ErrLeft
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	w.make("one-uid")
+	step := func(what string, condition func() bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			if w.clock.HasWaiters() {
+				w.clock.Step(time.Second)
+			}
+			return condition(), nil
+		})
+		if err != nil {
+			t.Fatal("not in time: " + what)
+		}
+	}
+	step("three looks", func() bool { return asked.Load() >= 3 })
+	if got := w.copies(); len(got) > 0 {
+		t.Errorf("copies %+v", got)
+	}
+	allowed.Store(1)
+	step("the copy", func() bool { return len(w.copies()) == 1 })
 }
 
 // TestRun: nothing but the watches leads to copies and their end.

@@ -21,6 +21,8 @@ const (
 	// minRetry and maxRetry bound the time between two looks that ended in errors.
 	minRetry = 50 * time.Millisecond
 	maxRetry = 30 * time.Second
+	// leftRetry is the time between two looks at a migration that is left to another migrator.
+	leftRetry = 10 * time.Second
 	// stepTimeout bounds one look, in real time.
 	stepTimeout = 30 * time.Second
 	// byOwner indexes copies by the name of their original.
@@ -63,11 +65,15 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimiting
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
 		err := workers.Do(step, "mirror", func() error { return c.Step(step, name) })
 		cancel()
-		if err == nil {
+		switch {
+		case err == nil:
 			queue.Forget(name)
-		} else {
+		case errors.Is(err, ErrLeft):
+			queue.Forget(name)
+			queue.AddAfter(name, leftRetry)
+		default:
 			level := 0
-			if apierrors.IsConflict(err) || errors.Is(err, ErrLeft) || ctx.Err() != nil {
+			if apierrors.IsConflict(err) || ctx.Err() != nil {
 				level = 2
 			}
 			c.cfg.Logger.V(level).Info("Looking at a migration again", "original", name, "reason", err.Error())

@@ -18,7 +18,7 @@ type Bounds struct {
 	// Least is the rate, in objects per second and with all rests, that is kept whatever it adds: a
 	// migration has to end, also where latencies are high for other reasons. 0: Default.
 	Least        float64
-	MaxPerSecond int // bounds the objects written per second in any case, if it is not 0; over less than a second a few more may go
+	MaxPerSecond int // bounds the objects written per second in any case, if it is not 0; after a late timer a fifth more may go in one second
 }
 
 // Default is Bounds.Least for objects that are rewritten in the store, and Patched for those that

@@ -52,18 +52,18 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 	for i := range all {
 		m := &all[i]
 		begin, end := m.CreationTimestamp.Time, endOf(m)
+		kept := keptFrom(m)
+		if !touched(m).IsZero() || !kept.IsZero() && begin.Before(since) { // of the latter it is not known when it was taken
+			continue
+		}
 		if begin.Before(since) {
 			begin = since
 		}
-		if !touched(m).IsZero() {
-			continue
-		}
-		open := end.IsZero()
+		open := kept.IsZero()
 		if open {
 			end = now
-			if at := kept(m); !at.IsZero() {
-				end, open = at, false
-			}
+		} else if end.IsZero() || kept.Before(end) {
+			end = kept
 		}
 		if left := end.Sub(begin); left >= untouched {
 			return InTree{Off: true, Why: fmt.Sprintf("%s, and %s was left alone for %v", who, m.Name, left.Round(time.Second))}
@@ -105,10 +105,10 @@ func touched(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
 	return at
 }
 
-// kept is when another one than kube-controller-manager's migrator wrote the conditions of a migration
-// that it has not begun, rounded up to a second; zero if it has none. From then on the migrator does not
-// begin it.
-func kept(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
+// keptFrom is when another one than kube-controller-manager's migrator wrote the conditions of a
+// migration that it has not begun, rounded up to a second; zero if it has none. As long as one of them
+// says that it does not run that migrator does not start it.
+func keptFrom(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
 	for _, c := range m.Status.Conditions {
 		if at.IsZero() || c.LastTransitionTime.Add(time.Second).Before(at) {
 			at = c.LastTransitionTime.Add(time.Second) // it is kept in whole seconds

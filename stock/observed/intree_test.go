@@ -70,6 +70,8 @@ func TestJudgeInTree(t *testing.T) {
 		"one that these controllers did":          {managerLease(0, 100), orders{}.order(10, says(storagemigrationv1.MigrationSucceeded, yes, "Succeeded", 20)).order(100), true, "left alone for 10m0s"},
 		"one that these did under another":        {managerLease(50, 100), orders{}.order(10, says(storagemigrationv1.MigrationSucceeded, yes, "Succeeded", 20)).order(100), false, "may begin widgets until 01:45:00"},
 		"one that these took from it":             {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, no, "Pending", 51)), false, "there is none"},
+		"one that these took and do":              {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, yes, "Rewriting", 60)), false, "there is none"},
+		"one that these took and did":             {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, no, "Succeeded", 60), says(storagemigrationv1.MigrationSucceeded, yes, "Succeeded", 60)), false, "there is none"},
 		"switched on while these worked":          {managerLease(0, 100), orders{}.order(10, says(storagemigrationv1.MigrationRunning, yes, "MigrationRunning", 99)), false, "has begun widgets"},
 	} {
 		t.Run(name, func(t *testing.T) {
