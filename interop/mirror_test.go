@@ -88,7 +88,8 @@ func TestMirrorAuto(t *testing.T) {
 // succeeded waits until the migration has succeeded, and returns whose word that is.
 func succeeded(t testing.TB, w *beside.Widgets) (reason string) {
 	t.Helper()
-	beside.Eventually(t, beside.Patience, "the migration of "+w.Plural+" succeeds", func(ctx context.Context) error {
+	// kube-controller-manager's migrator looks again after twice as long each time, the last time after 82 s.
+	beside.Eventually(t, 2*beside.Patience, "the migration of "+w.Plural+" succeeds", func(ctx context.Context) error {
 		all, err := conditions(ctx, t, w)
 		if err != nil {
 			return err
