@@ -340,6 +340,21 @@ func TestMayNot(t *testing.T) {
 	w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 }
 
+// run has the controller run until the test ends.
+func (w *world) run() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.c.Run(ctx)
+	}()
+	w.t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return ctx
+}
+
 // TestRunLeft: a migration that was left to another migrator is looked at again.
 func TestRunLeft(t *testing.T) {
 	w := newWorld(t, "v1")
@@ -351,16 +366,7 @@ func TestRunLeft(t *testing.T) {
 		}
 		return nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	ctx := w.run()
 	w.make("one-uid")
 	step := func(what string, condition func() bool) {
 		t.Helper()
@@ -385,16 +391,7 @@ func TestRunLeft(t *testing.T) {
 // TestRun: nothing but the watches leads to copies and their end.
 func TestRun(t *testing.T) {
 	w := newWorld(t, "v1")
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	ctx := w.run()
 	eventually := func(what string, condition func() bool) {
 		t.Helper()
 		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) { return condition(), nil })
