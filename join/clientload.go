@@ -84,7 +84,7 @@ type loadOf struct {
 
 func (l *clientLoad) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromLoopback(r) && !fromController(r) {
+		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromServer(r) {
 			defer l.begin(classOf(info))()
 		}
 		next.ServeHTTP(w, r)

@@ -82,10 +82,10 @@ func fromLoopback(r *http.Request) bool {
 	return ok && isLoopback(u)
 }
 
-// fromController says whether one of Concord's controllers sent the request.
-func fromController(r *http.Request) bool {
+// fromServer says whether this server itself sent the request, or one of Concord's controllers.
+func fromServer(r *http.Request) bool {
 	u, ok := apirequest.UserFrom(r.Context())
-	return ok && roles.Any(u)
+	return ok && (isLoopback(u) || roles.Any(u))
 }
 
 func isLoopback(u user.Info) bool {

@@ -51,12 +51,10 @@ type mirroring struct {
 // serve them.
 func (c *controllers) mirror(ctx context.Context) {
 	m := &mirroring{controllers: c}
-	ticker := c.config.Clock.NewTicker(c.config.Poll)
-	defer ticker.Stop()
 	for err := m.connect(); err != nil; err = m.connect() {
 		m.tell("It is not known who does migrations of storagemigration.k8s.io", err.Error())
 		select {
-		case <-ticker.C():
+		case <-c.config.Clock.After(c.config.Poll):
 		case <-ctx.Done():
 			return
 		}

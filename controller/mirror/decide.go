@@ -62,11 +62,11 @@ func decide(gv schema.GroupVersion, original *storagemigrationv1.StorageVersionM
 	return p
 }
 
-// taken says that the status of a migration says already that it is done here.
-// kube-controller-manager's migrator, whose reasons begin so, does not start it any more.
+// taken says that the status of a migration says already that it is done here:
+// kube-controller-manager's migrator does not start it any more.
 func taken(m *storagemigrationv1.StorageVersionMigration) bool {
 	c := meta.FindStatusCondition(m.Status.Conditions, string(storagemigrationv1.MigrationRunning))
-	return c != nil && !strings.HasPrefix(c.Reason, "Migration")
+	return c != nil && !migrationv1alpha1.OfManager(c.Reason)
 }
 
 func ended(m *storagemigrationv1.StorageVersionMigration) bool {

@@ -358,10 +358,11 @@ func (w *world) run() context.Context {
 // TestRunLeft: a migration that was left to another migrator is looked at again.
 func TestRunLeft(t *testing.T) {
 	w := newWorld(t, "v1")
-	var asked, allowed atomic.Int64
+	var asked atomic.Int64
+	var allowed atomic.Bool
 	w.c.cfg.May = func(context.Context) error {
 		asked.Add(1)
-		if allowed.Load() == 0 {
+		if !allowed.Load() {
 			return ErrLeft
 		}
 		return nil
@@ -384,7 +385,7 @@ func TestRunLeft(t *testing.T) {
 	if got := w.copies(); len(got) > 0 {
 		t.Errorf("copies %+v", got)
 	}
-	allowed.Store(1)
+	allowed.Store(true)
 	step("the copy", func() bool { return len(w.copies()) == 1 })
 }
 

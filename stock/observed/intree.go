@@ -2,12 +2,13 @@ package observed
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
 const (
@@ -53,7 +54,8 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		m := &all[i]
 		begin, end := m.CreationTimestamp.Time, endOf(m)
 		kept := keptFrom(m)
-		if !touched(m).IsZero() || !kept.IsZero() && begin.Before(since) { // of the latter it is not known when it was taken
+		// When others took one that was made before since is not known.
+		if !touched(m).IsZero() || !kept.IsZero() && begin.Before(since) {
 			continue
 		}
 		if begin.Before(since) {
@@ -92,10 +94,10 @@ func elected(now time.Time, lease *coordinationv1.Lease) (since time.Time, who, 
 }
 
 // touched is when kube-controller-manager last wrote into a migration's status; zero if it never
-// did. It is known by the reasons that it gives, whatever the program is called that it is in.
+// did. It is known by the reasons that it gives.
 func touched(m *storagemigrationv1.StorageVersionMigration) (at time.Time) {
 	for _, c := range m.Status.Conditions {
-		if (strings.HasPrefix(c.Reason, "Migration") || strings.HasPrefix(c.Reason, "StorageVersionMigration")) && c.LastTransitionTime.After(at) {
+		if migrationv1alpha1.OfManager(c.Reason) && c.LastTransitionTime.After(at) {
 			at = c.LastTransitionTime.Time
 		}
 	}

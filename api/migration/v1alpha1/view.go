@@ -274,3 +274,9 @@ func Original(m *StorageVersionMigration) *metav1.OwnerReference {
 	}
 	return ref
 }
+
+// OfManager says that a reason in the conditions of a migration of storagemigration.k8s.io is one that
+// kube-controller-manager's migrator gives, whatever the program is called that it is in.
+func OfManager(reason string) bool {
+	return strings.HasPrefix(reason, "Migration") || strings.HasPrefix(reason, "StorageVersionMigration")
+}
