@@ -23,6 +23,7 @@ type run struct {
 	progress *progress.Teller[Report]
 	budget   *budget
 	threads  Threads // of transactions
+	end      func()  // ends threads of the run's own
 
 	mu       sync.Mutex // guards the fields below
 	result   Result
@@ -47,8 +48,10 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 		frontier: progress.NewFrontier[string, Progress, Failure](opts.Resume.After, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
 		fence:    Fence{Key: target.FenceKey, Revision: target.FenceRevision},
 	}
+	r.end = func() {}
 	if r.threads == nil {
-		r.threads = newGoroutines(opts.UnderWay)
+		own := newGoroutines(opts.UnderWay)
+		r.threads, r.end = own, own.end
 	}
 	r.refencing = r.threads.NewLock()
 	r.progress = progress.NewTeller(r.report, told)
@@ -58,6 +61,7 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 // all rewrites every page, then the StorageVersion if it is one of the values, and
 // proves at the end that the fence stood throughout.
 func (r *run) all(ctx context.Context) error {
+	defer r.end()
 	if err := r.pages(ctx); err != nil {
 		return err
 	}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
-
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -20,19 +17,36 @@ type Threads interface {
 	NewLock() sync.Locker
 }
 
-// goroutines are Threads of as many goroutines as the semaphore lets go.
-type goroutines struct {
-	slots *semaphore.Weighted
-	one   bool // there is a single slot: no goroutine is needed
-}
+// goroutines are Threads that take calls from a channel. They live as long as the run: a new one
+// for each call would have to grow its stack each time, which takes longer than all else that the
+// engine does for a transaction. A nil channel stands for the calling goroutine.
+type goroutines chan func()
 
 func newGoroutines(n int) goroutines {
-	return goroutines{slots: semaphore.NewWeighted(int64(n)), one: n == 1}
+	if n == 1 {
+		return nil
+	}
+	calls := make(goroutines)
+	for range n {
+		go func() {
+			for call := range calls {
+				call()
+			}
+		}()
+	}
+	return calls
+}
+
+// end ends the goroutines.
+func (g goroutines) end() {
+	if g != nil {
+		close(g)
+	}
 }
 
 // Each implements Threads.
 func (g goroutines) Each(ctx context.Context, n int, f func(context.Context, int) error) error {
-	if g.one {
+	if g == nil {
 		for i := range n {
 			if err := f(ctx, i); err != nil {
 				return err
@@ -40,19 +54,25 @@ func (g goroutines) Each(ctx context.Context, n int, f func(context.Context, int
 		}
 		return nil
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	ctx, failed := context.WithCancelCause(ctx)
+	defer failed(nil)
+	var calls sync.WaitGroup
 	for i := range n {
-		if err := g.slots.Acquire(ctx, 1); err != nil {
-			// A call has failed, which is the group's error, or ctx has ended.
-			group.Go(func() error { return err })
-			break
+		calls.Add(1)
+		call := func() {
+			defer calls.Done()
+			if err := workers.Do(ctx, "rewrite", func() error { return f(ctx, i) }); err != nil {
+				failed(err)
+			}
 		}
-		group.Go(func() error {
-			defer g.slots.Release(1)
-			return workers.Do(ctx, "rewrite", func() error { return f(ctx, i) })
-		})
+		select {
+		case g <- call:
+		case <-ctx.Done():
+			calls.Done()
+		}
 	}
-	return group.Wait()
+	calls.Wait()
+	return context.Cause(ctx)
 }
 
 // NewLock implements Threads.
