@@ -199,7 +199,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
 		return nil, err
 	}
-	if w.tally, err = tally.New(tally.Config{Client: c.objects, Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")}); err != nil {
+	if w.tally, err = tally.New(tally.Config{Client: w.trigger.Reader(c.objects), Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")}); err != nil {
 		return nil, err
 	}
 	m, err := newMigrator(c.config.Rest, o, c.config)

@@ -30,7 +30,8 @@ const (
 
 // Config configures a Controller.
 type Config struct {
-	// Client lists StorageStates, migrations and Leases, every Interval.
+	// Client lists StorageStates, migrations and Leases, every Interval. The trigger's Reader has the
+	// first two at hand.
 	Client client.Reader
 	// Metrics shows the counts.
 	Metrics *Metrics
@@ -87,13 +88,13 @@ func (c *Controller) Step(ctx context.Context) error {
 	var states migrationv1alpha1.StorageStateList
 	var migrations migrationv1alpha1.StorageVersionMigrationList
 	var leases coordinationv1.LeaseList
-	// Any server's cache is good enough, and cheap.
-	cached := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}
 	for _, list := range []client.ObjectList{&states, &migrations} {
-		if err := c.cfg.Client.List(ctx, list, cached); err != nil {
+		if err := c.cfg.Client.List(ctx, list); err != nil {
 			return fmt.Errorf("list %T: %w", list, err)
 		}
 	}
+	// Any server's cache is good enough, and cheap.
+	cached := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}
 	if err := c.cfg.Client.List(ctx, &leases, cached, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return fmt.Errorf("list identity Leases: %w", err)
