@@ -39,6 +39,7 @@ var (
 		{"WholeRestart", testWholeRestart},
 		{"UpDownUp", testUpDownUp},
 		{"RandomFaults", testRandomFaults},
+		{"Linearizable", testLinearizable},
 		{"MigratorKilled", testMigratorKilled},
 		{"MigratorPaused", testMigratorPaused},
 		{"SecondLeader", testSecondLeader},

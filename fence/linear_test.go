@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -15,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/anishathalye/porcupine"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -27,77 +25,16 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/testbed/linear"
 )
-
-// call is what a client asked for. A value is the size of a widget; "" is that of one that
-// does not exist.
-type call struct{ verb, name, value string }
-
-// answer is what it was told.
-type answer struct {
-	// unknown says that the client does not know whether it happened: it was killed, or the server.
-	unknown bool
-	// refused says that the object existed already, or did not.
-	refused bool
-	// value is what was read, or what was there before it was changed.
-	value string
-}
 
 // names are those of the widgets.
 var names = []string{"a", "b", "c", "d"}
 
-// register is one widget to its clients.
-var register = porcupine.NondeterministicModel{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		byName := map[string][]porcupine.Operation{}
-		for _, o := range history {
-			name := o.Input.(call).name
-			byName[name] = append(byName[name], o)
-		}
-		return slices.Collect(maps.Values(byName))
-	},
-	Init: func() []any { return []any{""} },
-	Step: func(state, input, output any) []any {
-		now, in, out := state.(string), input.(call), output.(answer)
-		after := step(now, in, out)
-		if out.unknown && !slices.Contains(after, any(now)) {
-			after = append(after, now)
-		}
-		return after
-	},
-	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v %+v", input, output) },
-}
-
-// step returns what an operation can leave; nothing if its answer is wrong.
-func step(now string, in call, out answer) []any {
-	exists := now != ""
-	var next string
-	switch in.verb {
-	case "get":
-		if out.unknown || out.value == now {
-			return []any{now}
-		}
-		return nil
-	case "create":
-		exists, next = !exists, in.value
-	case "update":
-		next = in.value
-	}
-	switch {
-	case out.refused && exists, !out.refused && !exists && !out.unknown:
-		return nil
-	case out.refused, !exists:
-		return []any{now}
-	case !out.unknown && in.verb == "update" && out.value != now:
-		return nil // it was computed from something else
-	}
-	return []any{next}
-}
-
-// linear is a widgets' world whose clients' calls are recorded.
-type linear struct {
+// linearWorld is a widgets' world whose clients' calls are recorded. A value is the size of a widget.
+type linearWorld struct {
 	*world
-	began time.Time
+	history *linear.History
 	// servers are all that there were, the newest last. A server begins anew with each flip; old
 	// ones are still called, as handlers do that a request has found before the flip.
 	servers atomic.Pointer[[]server]
@@ -105,9 +42,8 @@ type linear struct {
 	// fromCache and fromEtcd count lists that were answered, cutOff calls of servers that died.
 	fromCache, fromEtcd, cutOff atomic.Int64
 
-	mu      sync.Mutex
-	history []porcupine.Operation
-	lists   []listed
+	mu    sync.Mutex
+	lists []listed
 }
 
 // listed is a list as a client was given it: the revision of each widget by its name.
@@ -124,11 +60,9 @@ type server struct {
 	cached bool
 }
 
-func (l *linear) now() int64 { return time.Since(l.began).Nanoseconds() }
-
 // flip moves the resource to another storage version, as a server does: its report closes the
 // old stores, and what is built next writes the new version.
-func (l *linear) flip(stored schema.GroupVersion, others ...agree.Report) {
+func (l *linearWorld) flip(stored schema.GroupVersion, others ...agree.Report) {
 	enc := agree.Encoding(stored.String())
 	revision := l.report(widgets, append(others, by(self, enc))...)
 	old := *l.servers.Load()
@@ -141,7 +75,7 @@ func (l *linear) flip(stored schema.GroupVersion, others ...agree.Report) {
 }
 
 // client makes calls, one after the other. Some of them it does not live to see answered.
-func (l *linear) client(id, calls int) {
+func (l *linearWorld) client(id, calls int) {
 	rng := rand.New(rand.NewPCG(uint64(id), 7))
 	for n := range calls {
 		all := *l.servers.Load()
@@ -149,19 +83,19 @@ func (l *linear) client(id, calls int) {
 		if s.life.Err() != nil {
 			s = all[len(all)-1]
 		}
-		in := call{verb: []string{"create", "update", "update", "get", "list", "delete"}[rng.IntN(6)], name: names[rng.IntN(len(names))]}
-		if in.verb == "create" || in.verb == "update" {
-			in.value = fmt.Sprintf("%d-%d", id, n)
+		in := linear.Call{Verb: []string{linear.Create, linear.Update, linear.Update, linear.Get, "list", linear.Delete}[rng.IntN(6)], Name: names[rng.IntN(len(names))]}
+		if in.Verb == linear.Create || in.Verb == linear.Update {
+			in.Value = fmt.Sprintf("%d-%d", id, n)
 		}
 		ctx, kill := context.WithCancel(s.life)
 		if rng.IntN(6) == 0 {
 			timer := time.AfterFunc(time.Duration(rng.IntN(2000))*time.Microsecond, kill)
 			defer timer.Stop()
 		}
-		called := l.now()
-		if in.verb == "list" {
+		began := l.history.Now()
+		if in.Verb == "list" {
 			if sizes, read := l.list(ctx, s); read {
-				l.record(called, sizes)
+				l.history.Record(began, sizes)
 				if s.cached {
 					l.fromCache.Add(1)
 				} else {
@@ -169,8 +103,8 @@ func (l *linear) client(id, calls int) {
 				}
 			}
 		} else if out, happened := l.make(ctx, s, in); happened {
-			l.record(called, map[call]answer{in: out})
-			if out.unknown && s.life.Err() != nil {
+			l.history.Record(began, map[linear.Call]linear.Answer{in: out})
+			if out.Unknown && s.life.Err() != nil {
 				l.cutOff.Add(1)
 			}
 		}
@@ -178,24 +112,9 @@ func (l *linear) client(id, calls int) {
 	}
 }
 
-// record adds what one call was answered about each widget that it was about, as calls of clients
-// of their own.
-func (l *linear) record(called int64, answers map[call]answer) {
-	returned := l.now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for in, out := range answers {
-		o := porcupine.Operation{ClientId: len(l.history), Input: in, Call: called, Output: out, Return: returned}
-		if out.unknown {
-			o.Return = math.MaxInt64
-		}
-		l.history = append(l.history, o)
-	}
-}
-
 // list reads all widgets, and says whether it did. It is a get of each name to its client, and
 // all of them at the list's revision, which is compared at the end.
-func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer, bool) {
+func (l *linearWorld) list(ctx context.Context, s storage.Interface) (map[linear.Call]linear.Answer, bool) {
 	got := newWidgetList(widgetsV1)
 	err := s.GetList(ctx, "/example.com/widgets/", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, got)
 	switch {
@@ -206,18 +125,18 @@ func (l *linear) list(ctx context.Context, s storage.Interface) (map[call]answer
 		return nil, false
 	}
 	l.keep(got)
-	sizes := map[call]answer{}
+	sizes := map[linear.Call]linear.Answer{}
 	for _, name := range names {
-		sizes[call{verb: "get", name: name}] = answer{}
+		sizes[linear.Call{Verb: linear.Get, Name: name}] = linear.Answer{}
 	}
 	for _, item := range got.Items {
-		sizes[call{verb: "get", name: item.GetName()}] = answer{value: sizeOf(&item)}
+		sizes[linear.Call{Verb: linear.Get, Name: item.GetName()}] = linear.Answer{Value: sizeOf(&item)}
 	}
 	return sizes, true
 }
 
 // keep remembers a list.
-func (l *linear) keep(got *unstructured.UnstructuredList) {
+func (l *linearWorld) keep(got *unstructured.UnstructuredList) {
 	list := listed{revision: l.revision(got.GetResourceVersion()), revisions: map[string]int64{}}
 	for _, item := range got.Items {
 		list.revisions[item.GetName()] = l.revision(item.GetResourceVersion())
@@ -227,7 +146,7 @@ func (l *linear) keep(got *unstructured.UnstructuredList) {
 	l.lists = append(l.lists, list)
 }
 
-func (l *linear) revision(text string) int64 {
+func (l *linearWorld) revision(text string) int64 {
 	revision, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		l.Errorf("resourceVersion: %v", err)
@@ -237,7 +156,7 @@ func (l *linear) revision(text string) int64 {
 
 // compareLists compares each list with the widgets that etcd had at its revision. changes are all
 // changes of widgets, in order.
-func (l *linear) compareLists(changes []*clientv3.Event) {
+func (l *linearWorld) compareLists(changes []*clientv3.Event) {
 	l.Helper()
 	slices.SortFunc(l.lists, func(a, b listed) int { return cmp.Compare(a.revision, b.revision) })
 	held := map[string]int64{}
@@ -262,20 +181,20 @@ func nameOf(e *clientv3.Event) string {
 }
 
 // make makes a call, and says whether it can have happened.
-func (l *linear) make(ctx context.Context, s storage.Interface, in call) (out answer, happened bool) {
-	key, got := "/example.com/widgets/"+in.name, emptyWidget(widgetsV1)
+func (l *linearWorld) make(ctx context.Context, s storage.Interface, in linear.Call) (out linear.Answer, happened bool) {
+	key, got := "/example.com/widgets/"+in.Name, emptyWidget(widgetsV1)
 	var before string
 	var err error
-	switch in.verb {
-	case "create":
-		err = s.Create(ctx, key, widget(widgetsV1, in.name, in.value), got, 0)
-	case "update":
+	switch in.Verb {
+	case linear.Create:
+		err = s.Create(ctx, key, widget(widgetsV1, in.Name, in.Value), got, 0)
+	case linear.Update:
 		err = s.GuaranteedUpdate(ctx, key, got, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
 			u := obj.(*unstructured.Unstructured)
 			before = sizeOf(u)
-			return u, unstructured.SetNestedField(u.Object, in.value, "spec", "size")
+			return u, unstructured.SetNestedField(u.Object, in.Value, "spec", "size")
 		}), nil)
-	case "delete":
+	case linear.Delete:
 		if err = s.Delete(ctx, key, got, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err == nil {
 			before = sizeOf(got)
 		}
@@ -286,18 +205,18 @@ func (l *linear) make(ctx context.Context, s storage.Interface, in call) (out an
 	}
 	switch {
 	case err == nil:
-		return answer{value: before}, true
-	case in.verb == "get" && storage.IsNotFound(err):
-		return answer{}, true
+		return linear.Answer{Value: before}, true
+	case in.Verb == linear.Get && storage.IsNotFound(err):
+		return linear.Answer{}, true
 	case storage.IsNotFound(err), storage.IsExist(err):
-		return answer{refused: true}, true
+		return linear.Answer{Refused: true}, true
 	case apierrors.IsServiceUnavailable(err):
-		return answer{}, false // nothing was written
+		return linear.Answer{}, false // nothing was written
 	case ctx.Err() != nil:
-		return answer{unknown: true}, true
+		return linear.Answer{Unknown: true}, true
 	}
 	l.Errorf("%+v: %v", in, err)
-	return answer{}, false
+	return linear.Answer{}, false
 }
 
 func sizeOf(u *unstructured.Unstructured) string {
@@ -310,7 +229,7 @@ func sizeOf(u *unstructured.Unstructured) string {
 // register, a list has all of them at one revision, and a watch from the beginning sees every change once and in order.
 func TestLinearizable(t *testing.T) {
 	const clients, calls = 5, 120
-	l := &linear{world: newWorld(t), began: time.Now()}
+	l := &linearWorld{world: newWorld(t), history: linear.NewHistory()}
 	l.fence.clock = clock.RealClock{}
 	l.servers.Store(&[]server{})
 	l.flip(widgetsV1)
@@ -346,42 +265,31 @@ func TestLinearizable(t *testing.T) {
 			}
 		}
 		l.report(widgets, by(self, agree.Encoding(stored.String()))) // somebody leaves, and this server is not told
-		written := l.calls()
+		written := l.history.Len()
 		eventually(t, "calls between two flips", func() bool {
 			select {
 			case <-done:
 				ended = true
 			default:
 			}
-			return ended || l.calls() > written+20
+			return ended || l.history.Len() > written+20
 		})
 	}
-	if result, _ := porcupine.CheckOperationsVerbose(register.ToModel(), l.history, time.Minute); result != porcupine.Ok {
-		t.Errorf("%d calls are not linearizable: %v", len(l.history), result)
+	if err := l.history.Check(time.Minute); err != nil {
+		t.Error(err)
 	}
-	unknown := 0
-	for _, o := range l.history {
-		if o.Output.(answer).unknown {
-			unknown++
-		}
-	}
+	unknown := l.history.Unknown()
 	changes := l.watched(w, from)
 	t.Logf("%d calls in %d flips, %d without an answer (%d of servers that died), %d and %d lists, %d changes",
-		len(l.history), flips, unknown, l.cutOff.Load(), l.fromCache.Load(), l.fromEtcd.Load(), changes)
+		l.history.Len(), flips, unknown, l.cutOff.Load(), l.fromCache.Load(), l.fromEtcd.Load(), changes)
 	if flips < 4 || unknown == 0 || l.fromCache.Load() == 0 || l.fromEtcd.Load() == 0 || changes < calls {
 		t.Error("too little has happened")
 	}
 }
 
-func (l *linear) calls() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.history)
-}
-
 // watched compares what a watch has seen, and lists had, with etcd's own history, and returns how
 // much that is.
-func (l *linear) watched(w watch.Interface, from int64) int {
+func (l *linearWorld) watched(w watch.Interface, from int64) int {
 	l.Helper()
 	end, err := testEtcd.Put(l.Context(), l.prefix+"/example.com/widgets/end", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"end"}}`)
 	if err != nil {
