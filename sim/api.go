@@ -26,6 +26,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // kind is a kind of the protocol's own API objects.
@@ -455,8 +456,8 @@ func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...cli
 func applyGet(w *World, r *request) error { return w.get(r.kind, r.name, r.obj.(client.Object)) }
 
 func applyList(w *World, r *request) error {
-	if r.kind == migrations && w.config.Lag > 0 && r.role == triggering {
-		if seen := r.by.cursors[seeMigrations]; seen >= 0 {
+	if r.kind == migrations && w.config.Lag > 0 && r.role == script.Triggering {
+		if seen := r.by.cursors[script.SeeMigrations]; seen >= 0 {
 			w.listSeen(r.obj.(*migrationv1alpha1.StorageVersionMigrationList), seen)
 			return nil
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // chooser chooses a world's next event. Every seed has a temper of its own: which faults
@@ -31,7 +32,7 @@ type chooser struct {
 // offer is an event to choose, as likely as it weighs.
 type offer struct {
 	weight int
-	Event
+	script.Event
 }
 
 // temper is a seed's preferences. Weights are relative to those of the normal course
@@ -45,7 +46,7 @@ type temper struct {
 	losePut  int // per mille of the transactions of rewrites whose answer is lost, besides
 	put      int // weight of a rewrite's next step
 	lag      int // weight of a watch's events: little means that they lag
-	faults   [verbs]int
+	faults   [script.Verbs]int
 	tick     time.Duration
 	objects  int
 	admin    int
@@ -70,12 +71,12 @@ func newChooser(w *World, r, stock *rand.Rand) *chooser {
 	t.patience = r.IntN(95)
 	t.lose, t.fail, t.late, t.absent = some(60), some(60), some(60), some(30)
 	t.lag = 1 + r.IntN(30)
-	for _, v := range []Verb{Start, Stop, Kill, Pause, Cut, Jump, Lead, Unlead, Etcd, Relist, Define, Undefine} {
+	for _, v := range []script.Verb{script.Start, script.Stop, script.Kill, script.Pause, script.Cut, script.Jump, script.Lead, script.Unlead, script.Etcd, script.Relist, script.Define, script.Undefine} {
 		t.faults[v] = some(4)
 	}
-	t.faults[Start] = 4 + r.IntN(10)
+	t.faults[script.Start] = 4 + r.IntN(10)
 	t.admin = some(4)
-	t.faults[Pass] = some(6)
+	t.faults[script.Pass] = some(6)
 	oldest := r.IntN(len(releases))
 	t.releases = releases[oldest:min(oldest+1+r.IntN(3), len(releases))]
 	t.tick = []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[r.IntN(3)]
@@ -84,7 +85,7 @@ func newChooser(w *World, r, stock *rand.Rand) *chooser {
 	if r.IntN(8) == 0 {
 		t.silent = 10 + r.IntN(40)
 	}
-	t.faults[Key] = some(3)
+	t.faults[script.Key] = some(3)
 	if stock.IntN(10) == 0 {
 		t.stock = 10 + stock.IntN(40)
 	}
@@ -97,17 +98,17 @@ func (t *temper) rewrite(r *rand.Rand) {
 	t.objects = 3 + r.IntN(4)
 	t.writes = 8 + r.IntN(20)
 	t.losePut = r.IntN(400)
-	t.faults[Define] = 1 + r.IntN(4)
+	t.faults[script.Define] = 1 + r.IntN(4)
 	t.admin = max(t.admin, r.IntN(4))
 	t.put = 50 + r.IntN(300)
 	t.tick = min(t.tick, time.Second)
-	for _, v := range []Verb{Stop, Kill, Cut, Undefine} {
+	for _, v := range []script.Verb{script.Stop, script.Kill, script.Cut, script.Undefine} {
 		t.faults[v] = min(t.faults[v], 1)
 	}
 }
 
 // add offers an event.
-func (c *chooser) add(weight int, e Event) {
+func (c *chooser) add(weight int, e script.Event) {
 	if weight <= 0 {
 		return
 	}
@@ -121,7 +122,7 @@ func (c *chooser) add(weight int, e Event) {
 }
 
 // next returns an event that is likely to be possible.
-func (c *chooser) next() Event {
+func (c *chooser) next() script.Event {
 	if t := c.last; t != nil && !t.ended && t.req != nil && !t.p.paused && c.IntN(100) < c.temper.patience {
 		return c.goOn(t)
 	}
@@ -137,9 +138,9 @@ func (c *chooser) next() Event {
 			} else if c.temper.stock > 0 && c.IntN(100) < c.temper.stock {
 				what += withoutConcord
 			}
-			c.add(c.temper.faults[Start], Event{Do: Start, Slot: slot, What: what})
+			c.add(c.temper.faults[script.Start], script.Event{Do: script.Start, Slot: slot, What: what})
 			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
-				c.add(1, Event{Do: Admin, What: deleteLease[slot]})
+				c.add(1, script.Event{Do: script.Admin, What: deleteLease[slot]})
 			}
 			c.offerDismissal(slot)
 			continue
@@ -155,18 +156,18 @@ func (c *chooser) next() Event {
 			return c.chosen(c.found[i].Event)
 		}
 	}
-	return Event{Do: Tick, For: time.Second}
+	return script.Event{Do: script.Tick, For: time.Second}
 }
 
 // chosen fills in the fields that are decided only for the event that was chosen.
-func (c *chooser) chosen(e Event) Event {
+func (c *chooser) chosen(e script.Event) script.Event {
 	switch e.Do {
-	case Do:
+	case script.Do:
 		t := c.w.slots[e.Slot].tasks[e.Role]
 		c.last = t
 		return c.goOn(t)
-	case Run:
-		if e.Role >= writing1 {
+	case script.Run:
+		if e.Role >= script.Writing1 {
 			e.What = c.write()
 		}
 	}
@@ -174,26 +175,26 @@ func (c *chooser) chosen(e Event) Event {
 }
 
 // goOn says how a task's call fares.
-func (c *chooser) goOn(t *task) Event {
-	e := Event{Do: Do, Slot: t.p.slot, Role: t.role}
+func (c *chooser) goOn(t *task) script.Event {
+	e := script.Event{Do: script.Do, Slot: t.p.slot, Role: t.role}
 	if t.req == nil {
 		return e
 	}
 	lose, late := c.temper.lose, c.temper.late
-	if t.role >= putting1 {
+	if t.role >= script.Putting1 {
 		lose, late = lose+c.temper.losePut, late+c.temper.losePut
 	}
 	n := c.IntN(1000)
 	for _, f := range []struct {
-		verb Verb
+		verb script.Verb
 		rate int
-	}{{Lose, lose}, {Fail, c.temper.fail}, {Apply, late}, {Absent, c.temper.absent}} {
+	}{{script.Lose, lose}, {script.Fail, c.temper.fail}, {script.Apply, late}, {script.Absent, c.temper.absent}} {
 		if n -= f.rate; n < 0 {
 			e.Do = f.verb
-			if t.req.applied && f.verb != Lose {
-				e.Do = Do
+			if t.req.applied && f.verb != script.Lose {
+				e.Do = script.Do
 			}
-			if e.Do == Lose && t.req.key != "" {
+			if e.Do == script.Lose && t.req.key != "" {
 				e.What = lostKinds[c.IntN(len(lostKinds))]
 			}
 			return e
@@ -217,20 +218,20 @@ func (c *chooser) write() string {
 
 func (c *chooser) offerTasks(p *Process) {
 	slot := p.slot
-	for r := range roles {
+	for r := range script.Roles {
 		if t := p.tasks[r]; t != nil {
 			switch {
 			case t.req != nil && (!p.paused && !p.cut && c.w.etcd != etcdDown) || t.req == nil && t.due() && !p.paused:
 				weight := 60
-				if r.rewrites() && c.temper.put > 0 {
+				if r.Rewrites() && c.temper.put > 0 {
 					weight = c.temper.put
 				}
-				c.add(weight, Event{Do: Do, Slot: slot, Role: r})
+				c.add(weight, script.Event{Do: script.Do, Slot: slot, Role: r})
 			case t.req != nil && !p.paused:
-				c.add(10, Event{Do: Fail, Slot: slot, Role: r})
-				c.add(10, Event{Do: Lose, Slot: slot, Role: r})
+				c.add(10, script.Event{Do: script.Fail, Slot: slot, Role: r})
+				c.add(10, script.Event{Do: script.Lose, Slot: slot, Role: r})
 			case t.req != nil && !t.req.applied && !p.cut:
-				c.add(2, Event{Do: Apply, Slot: slot, Role: r})
+				c.add(2, script.Event{Do: script.Apply, Slot: slot, Role: r})
 			}
 			continue
 		}
@@ -238,22 +239,22 @@ func (c *chooser) offerTasks(p *Process) {
 			continue
 		}
 		switch r {
-		case leasing:
-			c.add(40, Event{Do: Run, Slot: slot, Role: r})
-		case reporting:
-			c.add(60, Event{Do: Run, Slot: slot, Role: r})
-		case collecting:
-			c.add(10, Event{Do: Run, Slot: slot, Role: r})
-		case triggering:
+		case script.Leasing:
+			c.add(40, script.Event{Do: script.Run, Slot: slot, Role: r})
+		case script.Reporting:
+			c.add(60, script.Event{Do: script.Run, Slot: slot, Role: r})
+		case script.Collecting:
+			c.add(10, script.Event{Do: script.Run, Slot: slot, Role: r})
+		case script.Triggering:
 			for _, res := range all {
-				c.add(12, Event{Do: Run, Slot: slot, Role: r, What: res.name})
+				c.add(12, script.Event{Do: script.Run, Slot: slot, Role: r, What: res.name})
 			}
-		case migrating:
+		case script.Migrating:
 			c.ask()
 			for i, res := range all {
 				for n, weight := range []int{12, 4} {
 					if c.live[i][n] {
-						c.add(weight+c.temper.put/4, Event{Do: Run, Slot: slot, Role: r, What: numbered(res, n)})
+						c.add(weight+c.temper.put/4, script.Event{Do: script.Run, Slot: slot, Role: r, What: numbered(res, n)})
 					}
 				}
 			}
@@ -262,15 +263,15 @@ func (c *chooser) offerTasks(p *Process) {
 			if c.rewriting != nil {
 				weight *= 3 // writes that the rewrite must not undo
 			}
-			c.add(weight, Event{Do: Run, Slot: slot, Role: r})
+			c.add(weight, script.Event{Do: script.Run, Slot: slot, Role: r})
 		}
 	}
 	if p.paused || p.cut {
 		return
 	}
-	for s := range streams {
+	for s := range script.Streams {
 		if p.cursors[s] < len(c.w.changes[streamKind[s]]) {
-			c.add(c.temper.lag, Event{Do: See, Slot: slot, See: s})
+			c.add(c.temper.lag, script.Event{Do: script.See, Slot: slot, See: s})
 		}
 	}
 }
@@ -290,42 +291,42 @@ func (c *chooser) ask() {
 
 func (c *chooser) offerFaults(p *Process) {
 	f, slot := &c.temper.faults, p.slot
-	c.add(f[Kill], Event{Do: Kill, Slot: slot})
+	c.add(f[script.Kill], script.Event{Do: script.Kill, Slot: slot})
 	if !p.leaving {
-		c.add(f[Stop], Event{Do: Stop, Slot: slot})
+		c.add(f[script.Stop], script.Event{Do: script.Stop, Slot: slot})
 	}
 	if p.paused {
-		c.add(4, Event{Do: Resume, Slot: slot})
+		c.add(4, script.Event{Do: script.Resume, Slot: slot})
 	} else {
-		c.add(f[Pause], Event{Do: Pause, Slot: slot})
+		c.add(f[script.Pause], script.Event{Do: script.Pause, Slot: slot})
 	}
 	if p.cut {
-		c.add(6, Event{Do: Heal, Slot: slot})
+		c.add(6, script.Event{Do: script.Heal, Slot: slot})
 	} else {
-		c.add(f[Cut], Event{Do: Cut, Slot: slot})
+		c.add(f[script.Cut], script.Event{Do: script.Cut, Slot: slot})
 	}
-	if f[Jump] > 0 && p.jumped < 3 {
+	if f[script.Jump] > 0 && p.jumped < 3 {
 		jumps := []time.Duration{3 * time.Second, 20 * time.Second, time.Hour, -20 * time.Second, -time.Hour}
-		c.add(f[Jump], Event{Do: Jump, Slot: slot, For: jumps[c.IntN(len(jumps))]})
-		c.add(f[Jump], Event{Do: Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
+		c.add(f[script.Jump], script.Event{Do: script.Jump, Slot: slot, For: jumps[c.IntN(len(jumps))]})
+		c.add(f[script.Jump], script.Event{Do: script.Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
 	}
 	switch leaders := c.w.leaders(); {
 	case p.silent, p.stock:
 	case p.leads:
-		c.add(f[Unlead], Event{Do: Unlead, Slot: slot})
+		c.add(f[script.Unlead], script.Event{Do: script.Unlead, Slot: slot})
 	case leaders == 0:
-		c.add(30, Event{Do: Lead, Slot: slot})
+		c.add(30, script.Event{Do: script.Lead, Slot: slot})
 	default:
-		c.add(f[Lead], Event{Do: Lead, Slot: slot})
+		c.add(f[script.Lead], script.Event{Do: script.Lead, Slot: slot})
 	}
-	if f[Relist] > 0 {
-		c.add(f[Relist], Event{Do: Relist, Slot: slot, See: stream(c.IntN(int(streams)))})
+	if f[script.Relist] > 0 {
+		c.add(f[script.Relist], script.Event{Do: script.Relist, Slot: slot, See: script.Stream(c.IntN(int(script.Streams)))})
 	}
 	if c.temper.admin > 0 && !p.stock {
-		c.add(1, Event{Do: Admin, What: deleteLease[slot]})
+		c.add(1, script.Event{Do: script.Admin, What: deleteLease[slot]})
 	}
-	if f[Key] > 0 {
-		c.add(f[Key], Event{Do: Key, Slot: slot, What: []string{"a", "b", "-"}[c.IntN(3)]})
+	if f[script.Key] > 0 {
+		c.add(f[script.Key], script.Event{Do: script.Key, Slot: slot, What: []string{"a", "b", "-"}[c.IntN(3)]})
 	}
 }
 
@@ -339,7 +340,7 @@ func (c *chooser) offerDismissal(slot int) {
 	if p := c.w.slots[slot]; p != nil && !p.gone && p.stock {
 		weight = min(c.temper.admin, 1)
 	}
-	c.add(weight, Event{Do: Admin, What: "delete stock lease " + slotName(slot)})
+	c.add(weight, script.Event{Do: script.Admin, What: "delete stock lease " + script.SlotName(slot)})
 }
 
 // rewritten returns a resource that some server reads or writes the objects of, to
@@ -350,7 +351,7 @@ func (w *World) rewritten() *resource {
 			continue
 		}
 		for _, t := range &p.tasks {
-			if t == nil || t.req == nil || t.req.key == "" || !t.role.rewrites() {
+			if t == nil || t.req == nil || t.req.key == "" || !t.role.Rewrites() {
 				continue
 			}
 			for _, r := range all {
@@ -376,36 +377,36 @@ func (w *World) leaders() int {
 func (c *chooser) offerWorld() {
 	w, f := c.w, &c.temper.faults
 	for _, r := range w.late {
-		c.add(5, Event{Do: Late, Slot: r.by.slot, Role: r.role})
+		c.add(5, script.Event{Do: script.Late, Slot: r.by.slot, Role: r.role})
 	}
-	c.add(15, Event{Do: Tick, For: c.temper.tick})
-	c.add(1, Event{Do: Tick, For: 20 * time.Second})
-	c.add(f[Pass], Event{Do: Pass, For: []time.Duration{3 * time.Second, 10 * time.Second, 17 * time.Second, 25 * time.Second}[c.IntN(4)]})
+	c.add(15, script.Event{Do: script.Tick, For: c.temper.tick})
+	c.add(1, script.Event{Do: script.Tick, For: 20 * time.Second})
+	c.add(f[script.Pass], script.Event{Do: script.Pass, For: []time.Duration{3 * time.Second, 10 * time.Second, 17 * time.Second, 25 * time.Second}[c.IntN(4)]})
 	switch {
 	case w.etcd != etcdOK:
-		c.add(20, Event{Do: Etcd, What: "ok"})
-	case f[Etcd] > 0:
-		c.add(f[Etcd], Event{Do: Etcd, What: []string{"down", "full", "slow"}[c.IntN(3)]})
+		c.add(20, script.Event{Do: script.Etcd, What: "ok"})
+	case f[script.Etcd] > 0:
+		c.add(f[script.Etcd], script.Event{Do: script.Etcd, What: []string{"down", "full", "slow"}[c.IntN(3)]})
 	}
 	switch crd := w.lookDefinition(); {
 	case crd == nil:
-		c.add(8, Event{Do: Define, What: []string{"v1", "v2"}[c.IntN(2)]})
+		c.add(8, script.Event{Do: script.Define, What: []string{"v1", "v2"}[c.IntN(2)]})
 	case crd.DeletionTimestamp != nil:
-		c.add(20, Event{Do: Purge})
+		c.add(20, script.Event{Do: script.Purge})
 	default:
-		c.add(2*f[Define], Event{Do: Define, What: []string{"v1", "v2"}[c.IntN(2)]})
-		c.add(f[Undefine], Event{Do: Undefine})
+		c.add(2*f[script.Define], script.Event{Do: script.Define, What: []string{"v1", "v2"}[c.IntN(2)]})
+		c.add(f[script.Undefine], script.Event{Do: script.Undefine})
 	}
 	if c.temper.admin > 0 {
 		deed := deeds[c.IntN(len(deeds))]
-		c.add(c.temper.admin, Event{Do: Admin, What: deed[c.IntN(len(all))]})
+		c.add(c.temper.admin, script.Event{Do: script.Admin, What: deed[c.IntN(len(all))]})
 	}
 	if c.temper.admin > 0 {
-		c.add(1, Event{Do: Admin, What: "forge widgets"})
-		c.add(1, Event{Do: Admin, What: "lower widgets"})
+		c.add(1, script.Event{Do: script.Admin, What: "forge widgets"})
+		c.add(1, script.Event{Do: script.Admin, What: "lower widgets"})
 	}
 	if c.temper.admin > 0 && w.failedMigration() {
-		c.add(4, Event{Do: Admin, What: heal[c.IntN(len(all))]})
+		c.add(4, script.Event{Do: script.Admin, What: heal[c.IntN(len(all))]})
 	}
 }
 
@@ -415,9 +416,9 @@ var (
 		ofAll("delete state"), ofAll("delete version"), ofAll("delete migration"), ofAll("migrate"), ofAll("pause"), ofAll("continue"),
 	}
 	heal        = ofAll("heal")
-	deleteLease = func() (words [maxSlots]string) {
+	deleteLease = func() (words [script.MaxSlots]string) {
 		for slot := range words {
-			words[slot] = "delete lease " + slotName(slot)
+			words[slot] = "delete lease " + script.SlotName(slot)
 		}
 		return words
 	}()

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // Small is a small world whose schedules are tried systematically: threads of events run
@@ -17,9 +19,9 @@ import (
 // without threads has one schedule.
 type Small struct {
 	Name    string
-	Config  Config
-	Begin   []Event
-	Threads [][]Event
+	Config  script.Config
+	Begin   []script.Event
+	Threads [][]script.Event
 	// search, if not nil, tries the schedules of a world that has other events.
 	search func(limit int) Exhausted
 }
@@ -48,7 +50,7 @@ func Smalls() ([]Small, error) {
 		}
 		smalls = append(smalls, small)
 	}
-	return append(smalls, Small{Name: "discovery", Config: DefaultConfig(), search: exhaustDiscovery}), nil
+	return append(smalls, Small{Name: "discovery", Config: script.DefaultConfig(), search: exhaustDiscovery}), nil
 }
 
 // parseSmall reads a story in which lines that begin with "thread" begin threads.
@@ -65,10 +67,10 @@ func parseSmall(name, text string) (Small, error) {
 		text := strings.Join(part, "\n")
 		var err error
 		if i == 0 {
-			small.Config, small.Begin, err = ParseStory(text)
+			small.Config, small.Begin, err = script.ParseStory(text)
 		} else {
-			var thread []Event
-			thread, err = ParseScript(text)
+			var thread []script.Event
+			thread, err = script.Parse(text)
 			small.Threads = append(small.Threads, thread)
 		}
 		if err != nil {
@@ -97,9 +99,9 @@ func split(lines []string, begins func(string) bool) [][]string {
 
 // thread is how far a thread of a small world is.
 type thread struct {
-	events []Event
+	events []script.Event
 	// task is under way, with the slot and role to find it by.
-	task *Event
+	task *script.Event
 	// again counts how often a report was made again after its back-off.
 	again int
 }
@@ -108,41 +110,41 @@ type thread struct {
 const maxAgain = 3
 
 // next returns the thread's next event; false if it has ended or waits.
-func (t *thread) next(w *World) (Event, bool) {
+func (t *thread) next(w *World) (script.Event, bool) {
 	if t.task != nil {
 		p := w.slots[t.task.Slot]
 		if running := p != nil && !p.gone && p.tasks[t.task.Role] != nil; running {
 			task := p.tasks[t.task.Role]
-			return Event{Do: Do, Slot: t.task.Slot, Role: t.task.Role}, task.req != nil || task.due()
+			return script.Event{Do: script.Do, Slot: t.task.Slot, Role: t.task.Role}, task.req != nil || task.due()
 		}
 		if wait := w.backoff(t.task); wait > 0 && t.again < maxAgain {
 			t.again++
-			t.events = slices.Insert(t.events, 0, Event{Do: Tick, For: wait}, *t.task)
+			t.events = slices.Insert(t.events, 0, script.Event{Do: script.Tick, For: wait}, *t.task)
 		}
 		t.task = nil
 	}
 	if len(t.events) == 0 {
-		return Event{}, false
+		return script.Event{}, false
 	}
 	return t.events[0], true
 }
 
 // backoff returns how long it is until a report that has just failed is made again.
-func (w *World) backoff(e *Event) time.Duration {
+func (w *World) backoff(e *script.Event) time.Duration {
 	p := w.slots[e.Slot]
-	if e.Role != reporting || p == nil || p.gone {
+	if e.Role != script.Reporting || p == nil || p.gone {
 		return 0
 	}
 	return p.reportAt - w.now
 }
 
 // advance goes past an event that next returned and that has happened, or could not.
-func (t *thread) advance(e Event) {
+func (t *thread) advance(e script.Event) {
 	if t.task != nil {
 		return
 	}
 	t.events = t.events[1:]
-	if e.Do == Run {
+	if e.Do == script.Run {
 		t.task = &e
 	}
 }
@@ -152,7 +154,7 @@ type Exhausted struct {
 	Schedules int
 	Violation *Violation
 	// Script is the schedule that violates an invariant.
-	Script []Event
+	Script []script.Event
 	// Complete says that there is no other schedule within the bound.
 	Complete bool
 }
@@ -226,7 +228,7 @@ func (s Small) schedule(path *[]choice, preemptions int) Outcome {
 			run.event(w, e)
 			threads[current].advance(e)
 		}
-		run.event(w, Event{Do: Settle})
+		run.event(w, script.Event{Do: script.Settle})
 	})
 	return run
 }
@@ -251,7 +253,7 @@ func runnable(w *World, threads []*thread, current int) []int {
 func (r Exhausted) Print(out io.Writer, s Small) {
 	switch {
 	case r.Violation != nil:
-		fmt.Fprintf(out, "VIOLATION %s: small world %s, schedule %d: %s\n%s", r.Violation.Invariant, s.Name, r.Schedules, r.Violation.What, FormatStory(s.Config, r.Script))
+		fmt.Fprintf(out, "VIOLATION %s: small world %s, schedule %d: %s\n%s", r.Violation.Invariant, s.Name, r.Schedules, r.Violation.What, script.FormatStory(s.Config, r.Script))
 	case r.Complete:
 		fmt.Fprintf(out, "small world %s: %d schedules, all there are\n", s.Name, r.Schedules)
 	default:

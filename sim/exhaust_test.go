@@ -1,6 +1,10 @@
 package sim
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/concord-dev/concord/sim/script"
+)
 
 // TestSmallWorldsBegin holds the beginnings of small worlds, and of each of their threads,
 // to be as they were meant: an event that is not possible there would leave nothing to
@@ -13,7 +17,7 @@ func TestSmallWorldsBegin(t *testing.T) {
 	begin := func(s Small) *World {
 		w := NewWorld(s.Config, nil)
 		for i, e := range s.Begin {
-			if !w.Do(e) && e.Role != leasing && e.Do != Finish {
+			if !w.Do(e) && e.Role != script.Leasing && e.Do != script.Finish {
 				t.Errorf("small world %s: event %d is not possible: %s", s.Name, i+1, e)
 			}
 		}

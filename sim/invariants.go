@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 var everyContext = context.Background()
@@ -142,7 +143,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	if e.KV == nil {
 		return
 	}
-	if r.role == writing1 || r.role == writing2 {
+	if r.role == script.Writing1 || r.role == script.Writing2 {
 		w.ledger.committed[unmarshal(e.KV.Value).data] = true
 	}
 	encoding := w.encodingOf(e.KV)
@@ -172,7 +173,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	}
 
 	// I5 Migration never changes an object's content, and never undoes a concurrent write.
-	if r.role.rewrites() {
+	if r.role.Rewrites() {
 		w.judgeRewrite(r, e, encoding)
 	}
 	if res.custom {
@@ -273,7 +274,7 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 	// collected: so neither is its Lease, which would have its reports dropped. Time in which
 	// etcd took no renewals does not count.
 	id := agree.ServerID(w.view(e.Prev).GetName())
-	if r != nil && r.role == collecting && w.alive(id, r.by) {
+	if r != nil && r.role == script.Collecting && w.alive(id, r.by) {
 		w.violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.by, id, w.ledger.owner[id], w.ledger.available-w.ledger.renewed[id].available)
 	}
 }
@@ -300,7 +301,7 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 		return
 	}
 	before := w.view(e.Prev).(*v1alpha1.StorageVersion)
-	if crd := w.lookDefinition(); e.KV == nil && r.role == reporting && (crd == nil || crd.UID != madeFor(before) || r.by.silent) {
+	if crd := w.lookDefinition(); e.KV == nil && r.role == script.Reporting && (crd == nil || crd.UID != madeFor(before) || r.by.silent) {
 		return // a definition's end takes all reports with it, and so does a server whose gate is off
 	}
 	var kept []agree.Report
@@ -330,7 +331,7 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 // noteEnd notes a write of a StorageVersion by a server that knows that its definition
 // has come to its end.
 func (w *World) noteEnd(r *request, e etcd.Event) {
-	if e.KV == nil || r.role != reporting {
+	if e.KV == nil || r.role != script.Reporting {
 		return
 	}
 	if sv := w.view(e.KV).(*v1alpha1.StorageVersion); r.ended != "" && madeFor(sv) == r.ended {

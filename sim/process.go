@@ -27,6 +27,7 @@ import (
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // resource is a resource of users' objects.
@@ -82,22 +83,7 @@ const (
 	collectInterval = time.Second
 )
 
-// stream is one of a process's watches.
-type stream uint8
-
-const (
-	seeLeases      stream = iota // member's
-	seeVersions                  // member's
-	seeDefinitions               // member's
-	seeHandler                   // the custom resource handler's, of definitions
-	seeMigrations                // the migrator's
-	seeRewrites                  // the migrator's, of StorageVersions
-	streams                      // how many there are
-)
-
-var streamName = [streams]string{"leases", "versions", "definitions", "handler", "migrations", "rewrites"}
-
-var streamKind = [streams]kind{leases, storageVersions, definitions, definitions, migrations, storageVersions}
+var streamKind = [script.Streams]kind{leases, storageVersions, definitions, definitions, migrations, storageVersions}
 
 // Process is one run of an API server, from its start to its end.
 type Process struct {
@@ -123,10 +109,10 @@ type Process struct {
 	leads   bool // it believes so
 	leaving bool // it was asked to stop
 
-	tasks [roles]*task
+	tasks [script.Roles]*task
 	// cursors say how much of its kind's events a watch has delivered; negative: nothing,
 	// not even the list that it begins with.
-	cursors [streams]int
+	cursors [script.Streams]int
 	// known are the definitions that the member was last told of, by name.
 	known map[string]*apiextensionsv1.CustomResourceDefinition
 	// ended is the last definition of whose end the member was told.
@@ -144,14 +130,10 @@ type Process struct {
 // String prints "s1", with the run if it is not the first.
 func (p *Process) String() string {
 	if p.run == 0 {
-		return slotName(p.slot)
+		return script.SlotName(p.slot)
 	}
-	return fmt.Sprintf("%s#%d", slotName(p.slot), p.run)
+	return fmt.Sprintf("%s#%d", script.SlotName(p.slot), p.run)
 }
-
-func slotName(slot int) string { return slotNames[slot] }
-
-var slotNames = [maxSlots]string{"s1", "s2", "s3", "s4"}
 
 // start makes a process.
 func (w *World) start(slot int, r release, silent, stock bool) {
@@ -175,7 +157,7 @@ func (w *World) start(slot int, r release, silent, stock bool) {
 		RenewInterval:        renewInterval,
 		WaitLimit:            -1,
 		Workers:              1,
-		CustomResourcesKnown: func() bool { return p.cursors[seeDefinitions] >= 0 },
+		CustomResourcesKnown: func() bool { return p.cursors[script.SeeDefinitions] >= 0 },
 		Rebuild:              func(context.Context, string, schema.GroupResource, string) { p.rebuild() },
 		Clock:                &p.clock,
 		Random:               p.random,
@@ -256,7 +238,7 @@ func (w *World) must(err error) {
 }
 
 // rebuild has the handler of the custom resource read the definition anew.
-func (p *Process) rebuild() { p.w.relist(p, seeHandler) }
+func (p *Process) rebuild() { p.w.relist(p, script.SeeHandler) }
 
 // Kind implements trigger.Kinds.
 func (p *Process) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
@@ -302,9 +284,9 @@ func (p *Process) abandon(t *task) {
 	}
 	t.killed, t.ended = true, true
 	p.tasks[t.role] = nil
-	if t.role == migrating {
+	if t.role == script.Migrating {
 		defer func() {
-			for _, put := range p.tasks[putting1:] {
+			for _, put := range p.tasks[script.Putting1:] {
 				p.abandon(put)
 			}
 		}()
@@ -319,7 +301,7 @@ func (p *Process) abandon(t *task) {
 }
 
 // begin starts a task, if the process would now, and runs it to its first call.
-func (p *Process) begin(r role, what string) bool {
+func (p *Process) begin(r script.Role, what string) bool {
 	if !p.startable(r) {
 		return false
 	}
@@ -327,38 +309,38 @@ func (p *Process) begin(r role, what string) bool {
 	if body == nil {
 		return false
 	}
-	p.idle = p.idle && r != leasing
+	p.idle = p.idle && r != script.Leasing
 	p.w.resume(p.spawn(r, what, body))
 	return true
 }
 
 // startable says whether the process would start a task of this role now.
-func (p *Process) startable(r role) bool {
-	if p.gone || p.paused || p.tasks[r] != nil || r >= putting1 || (p.silent || p.stock) && (r == collecting || r == triggering || r == migrating) {
+func (p *Process) startable(r script.Role) bool {
+	if p.gone || p.paused || p.tasks[r] != nil || r >= script.Putting1 || (p.silent || p.stock) && (r == script.Collecting || r == script.Triggering || r == script.Migrating) {
 		return false
 	}
 	now := p.w.now
 	switch r {
-	case leasing:
+	case script.Leasing:
 		if p.leaving {
-			return p.tasks[writing1] == nil && p.tasks[writing2] == nil
+			return p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
 		}
 		return now >= p.renewAt || !p.stock && p.member.ID() == "" && now >= p.retryAt
-	case reporting:
+	case script.Reporting:
 		return !p.leaving && p.member.ID() != "" && (!p.idle || p.reportAt >= 0 && now >= p.reportAt)
-	case collecting:
+	case script.Collecting:
 		return !p.leaving && now >= p.collectAt
-	case triggering:
+	case script.Triggering:
 		return !p.leaving && p.leads
 	default:
 		return !p.leaving
 	}
 }
 
-func (p *Process) body(r role, what string) func() error {
+func (p *Process) body(r script.Role, what string) func() error {
 	ctx := context.Background()
 	switch r {
-	case leasing:
+	case script.Leasing:
 		switch {
 		case p.stock && p.leaving:
 			return func() error { return nil } // its Lease stays
@@ -370,7 +352,7 @@ func (p *Process) body(r role, what string) func() error {
 			return func() error { return p.member.Register(ctx) }
 		}
 		return func() error { return p.member.Renew(ctx) }
-	case reporting:
+	case script.Reporting:
 		return func() error {
 			wait, err := p.member.Step(ctx)
 			p.reportAt = -1
@@ -379,9 +361,9 @@ func (p *Process) body(r role, what string) func() error {
 			}
 			return err
 		}
-	case collecting:
+	case script.Collecting:
 		return func() error { return p.collect.Step(ctx, p.leads) }
-	case triggering:
+	case script.Triggering:
 		gr, ok := resourceNamed(what)
 		if !ok {
 			return nil
@@ -390,7 +372,7 @@ func (p *Process) body(r role, what string) func() error {
 			for {
 				result, err := p.trigger.Step(ctx, gr.gr)
 				if err == nil && !result.Again && result.Count == nil && gr.custom {
-					p.w.kept(p.tasks[triggering])
+					p.w.kept(p.tasks[script.Triggering])
 				}
 				if err != nil || result.Count == nil {
 					return err
@@ -400,7 +382,7 @@ func (p *Process) body(r role, what string) func() error {
 				}
 			}
 		}
-	case migrating:
+	case script.Migrating:
 		name, ok := p.w.migration(what)
 		if !ok {
 			return nil
@@ -415,7 +397,7 @@ func (p *Process) body(r role, what string) func() error {
 func (p *Process) finished(t *task) {
 	now := p.w.now
 	switch t.role {
-	case leasing:
+	case script.Leasing:
 		if p.leaving {
 			if t.failed == nil {
 				p.end()
@@ -431,15 +413,15 @@ func (p *Process) finished(t *task) {
 			p.renewAt = p.retryAt
 		}
 		p.idle = false
-	case collecting:
+	case script.Collecting:
 		p.collectAt = now + collectInterval
-	case reporting:
+	case script.Reporting:
 		p.idle = t.calls == 0
 	default:
 		p.idle = false
 	}
 	if p.w.trace != nil {
-		p.w.tracef("   %s/%s ended: %s", p, roleName[t.role], outcome(t.failed))
+		p.w.tracef("   %s/%s ended: %s", p, t.role, outcome(t.failed))
 	}
 }
 
@@ -459,7 +441,7 @@ type departing struct {
 
 // Done implements context.Context.
 func (d departing) Done() <-chan struct{} {
-	d.p.await(func() bool { return d.p.tasks[reporting] == nil })
+	d.p.await(func() bool { return d.p.tasks[script.Reporting] == nil })
 	return nil
 }
 
@@ -473,44 +455,44 @@ func resourceNamed(name string) (*resource, bool) {
 }
 
 // told delivers one event of a watch.
-func (p *Process) told(s stream, e change) {
+func (p *Process) told(s script.Stream, e change) {
 	if !p.watches(s) {
 		return
 	}
-	p.idle = p.idle && s > seeDefinitions
+	p.idle = p.idle && s > script.SeeDefinitions
 	deleted := e.obj == nil
 	obj := e.obj
 	if deleted {
 		obj = e.last
 	}
 	switch s {
-	case seeLeases:
+	case script.SeeLeases:
 		p.member.ObserveLease(obj.(*coordinationv1.Lease), deleted)
-	case seeVersions:
+	case script.SeeVersions:
 		p.member.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
-	case seeDefinitions:
+	case script.SeeDefinitions:
 		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
 		if deleted {
 			p.forget(crd)
 			return
 		}
 		p.know(crd)
-	case seeHandler:
+	case script.SeeHandler:
 		p.handler = obj.(*apiextensionsv1.CustomResourceDefinition)
 		if deleted {
 			p.handler = nil
 		}
-	case seeMigrations:
+	case script.SeeMigrations:
 		p.migrate.ObserveMigration(obj.(*migrationv1alpha1.StorageVersionMigration), deleted)
-	case seeRewrites:
+	case script.SeeRewrites:
 		p.migrate.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
 	}
 }
 
 // watches says whether the process has a watch: one whose gate is off has only those of
 // its Lease and of its handler, a stock server that of its handler.
-func (p *Process) watches(s stream) bool {
-	return s == seeHandler || !p.stock && (!p.silent || s == seeLeases)
+func (p *Process) watches(s script.Stream) bool {
+	return s == script.SeeHandler || !p.stock && (!p.silent || s == script.SeeLeases)
 }
 
 // id is the ID that the process is registered with, empty if it is not.
@@ -539,22 +521,22 @@ func (p *Process) forget(crd *apiextensionsv1.CustomResourceDefinition) {
 
 // relisted delivers a list instead of the events up to now, as a watch does at its
 // beginning and when it was broken for too long.
-func (p *Process) relisted(s stream) {
+func (p *Process) relisted(s script.Stream) {
 	if !p.watches(s) {
 		return
 	}
-	p.idle = p.idle && s > seeDefinitions
+	p.idle = p.idle && s > script.SeeDefinitions
 	w, revision := p.w, p.w.store.Revision()
 	switch s {
-	case seeLeases:
+	case script.SeeLeases:
 		var list coordinationv1.LeaseList
 		w.list(leases, &list, everything)
 		p.member.ObserveLeases(list.Items, revision)
-	case seeVersions:
+	case script.SeeVersions:
 		var list v1alpha1.StorageVersionList
 		w.list(storageVersions, &list, everything)
 		p.member.ObserveStorageVersions(list.Items, revision)
-	case seeDefinitions:
+	case script.SeeDefinitions:
 		crd := w.lookDefinition()
 		if last := p.known[widgets.full]; crd == nil && last != nil {
 			p.forget(last)
@@ -562,9 +544,9 @@ func (p *Process) relisted(s stream) {
 		if crd != nil {
 			p.know(crd)
 		}
-	case seeHandler:
+	case script.SeeHandler:
 		p.handler = w.lookDefinition()
-	case seeMigrations, seeRewrites:
+	case script.SeeMigrations, script.SeeRewrites:
 		// The migrator looks only at what is interrupted: ends and changes.
 		for _, e := range w.changes[streamKind[s]][max(p.cursors[s], 0):] {
 			p.told(s, e)

@@ -7,12 +7,14 @@ import (
 	"runtime/debug"
 	"slices"
 	"time"
+
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // Outcome is the result of a seed or a script.
 type Outcome struct {
-	Config    Config
-	Script    []Event
+	Config    script.Config
+	Script    []script.Event
 	Violation *Violation
 	// Steps is how many events were possible, those of the rest at the end not counted.
 	Steps int
@@ -55,7 +57,7 @@ const (
 // chooses, too. trace may be nil.
 func Seed(seed uint64, events int, trace io.Writer) Outcome {
 	r := random(seed, 0)
-	config := DefaultConfig()
+	config := script.DefaultConfig()
 	config.Slots = 2 + r.IntN(2)
 	config.Page, config.Txn = 1+r.IntN(2), 1+r.IntN(2)
 	if r.IntN(20) == 0 {
@@ -65,7 +67,7 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 	config.Lag, config.Census = lag.IntN(2), lag.IntN(2)
 	busy := random(seed, 3)
 	if busy.IntN(2) == 0 {
-		config.Under = 2 + busy.IntN(maxUnder-1)
+		config.Under = 2 + busy.IntN(script.MaxUnder-1)
 		config.Txn = config.Under + busy.IntN(2)
 		config.Page = config.Txn + busy.IntN(3)
 	}
@@ -88,13 +90,13 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 		for run.Steps < n && w.violation == nil {
 			run.event(w, c.next())
 		}
-		run.event(w, Event{Do: Settle})
+		run.event(w, script.Event{Do: script.Settle})
 	})
 	return run
 }
 
 // Replay runs a script. Events that are not possible when their turn comes are passed over.
-func Replay(config Config, script []Event, trace io.Writer) Outcome {
+func Replay(config script.Config, script []script.Event, trace io.Writer) Outcome {
 	run := Outcome{Config: config}
 	run.in(trace, func(w *World) {
 		for _, e := range script {
@@ -102,6 +104,15 @@ func Replay(config Config, script []Event, trace io.Writer) Outcome {
 		}
 	})
 	return run
+}
+
+// Shrink returns a script that violates the same invariant and has no event that can be
+// left out. budget bounds the number of replays.
+func Shrink(config script.Config, events []script.Event, invariant string, budget int) []script.Event {
+	return script.Reduce(events, budget, func(candidate []script.Event) bool {
+		run := Replay(config, candidate, nil)
+		return run.Violation != nil && run.Violation.Invariant == invariant
+	})
 }
 
 // in runs body in a new world. A panic of production code is a violation.
@@ -117,7 +128,7 @@ func (r *Outcome) in(trace io.Writer, body func(*World)) {
 	body(w)
 }
 
-func (r *Outcome) event(w *World, e Event) {
+func (r *Outcome) event(w *World, e script.Event) {
 	if w.violation != nil {
 		return
 	}
@@ -144,25 +155,25 @@ func (w *World) Close() {
 
 // opening is how a world begins: with nothing, or with servers of one release at rest
 // and some objects.
-func opening(config Config, kind int) []Event {
+func opening(config script.Config, kind int) []script.Event {
 	if kind == 0 {
 		return nil
 	}
 	r := releases[kind-1].name
-	var events []Event
+	var events []script.Event
 	for slot := range config.Slots {
-		events = append(events, Event{Do: Start, Slot: slot, What: r})
+		events = append(events, script.Event{Do: script.Start, Slot: slot, What: r})
 	}
-	events = append(events, Event{Do: Lead}, Event{Do: Define, What: "v1"}, Event{Do: Settle})
+	events = append(events, script.Event{Do: script.Lead}, script.Event{Do: script.Define, What: "v1"}, script.Event{Do: script.Settle})
 	for _, what := range []string{"create things/a", "create widgets/a", "create things/b"} {
-		events = append(events, Event{Do: Run, Role: writing1, What: what}, Event{Do: Finish, Role: writing1})
+		events = append(events, script.Event{Do: script.Run, Role: script.Writing1, What: what}, script.Event{Do: script.Finish, Role: script.Writing1})
 	}
 	return events
 }
 
 // rewriting is how a world begins whose rewrites have several transactions under way: there are
 // objects, the version that is stored has changed, and a migration has been made.
-func rewriting(config Config, objects int, r *rand.Rand) []Event {
+func rewriting(config script.Config, objects int, r *rand.Rand) []script.Event {
 	release := r.IntN(len(releases) - 1)
 	moved := things
 	if r.IntN(2) == 0 {
@@ -175,28 +186,28 @@ func rewriting(config Config, objects int, r *rand.Rand) []Event {
 	for i := range objects {
 		for _, of := range all {
 			create := fmt.Sprintf("create %s/%c", of.name, 'a'+i)
-			events = append(events, Event{Do: Run, Role: writing1, What: create}, Event{Do: Finish, Role: writing1})
+			events = append(events, script.Event{Do: script.Run, Role: script.Writing1, What: create}, script.Event{Do: script.Finish, Role: script.Writing1})
 		}
 	}
 	if moved == widgets {
-		events = append(events, Event{Do: Define, What: "v2"})
+		events = append(events, script.Event{Do: script.Define, What: "v2"})
 	}
 	for slot := range config.Slots {
 		if moved == things {
-			events = append(events, Event{Do: Admin, What: deleteLease[slot]}, Event{Do: Kill, Slot: slot},
-				Event{Do: Start, Slot: slot, What: releases[release+1].name}, Event{Do: Run, Slot: slot, Role: leasing}, Event{Do: Finish, Slot: slot, Role: leasing})
+			events = append(events, script.Event{Do: script.Admin, What: deleteLease[slot]}, script.Event{Do: script.Kill, Slot: slot},
+				script.Event{Do: script.Start, Slot: slot, What: releases[release+1].name}, script.Event{Do: script.Run, Slot: slot, Role: script.Leasing}, script.Event{Do: script.Finish, Slot: slot, Role: script.Leasing})
 		}
 	}
 	for range 2 {
 		for slot := range config.Slots {
-			events = append(events, Event{Do: Relist, Slot: slot, See: seeLeases}, Event{Do: Relist, Slot: slot, See: seeVersions},
-				Event{Do: Relist, Slot: slot, See: seeDefinitions}, Event{Do: Relist, Slot: slot, See: seeHandler},
-				Event{Do: Run, Slot: slot, Role: reporting}, Event{Do: Finish, Slot: slot, Role: reporting})
+			events = append(events, script.Event{Do: script.Relist, Slot: slot, See: script.SeeLeases}, script.Event{Do: script.Relist, Slot: slot, See: script.SeeVersions},
+				script.Event{Do: script.Relist, Slot: slot, See: script.SeeDefinitions}, script.Event{Do: script.Relist, Slot: slot, See: script.SeeHandler},
+				script.Event{Do: script.Run, Slot: slot, Role: script.Reporting}, script.Event{Do: script.Finish, Slot: slot, Role: script.Reporting})
 		}
 	}
-	events = append(events, Event{Do: Lead})
+	events = append(events, script.Event{Do: script.Lead})
 	for range 3 {
-		events = append(events, Event{Do: Run, Role: triggering, What: moved.name}, Event{Do: Finish, Role: triggering})
+		events = append(events, script.Event{Do: script.Run, Role: script.Triggering, What: moved.name}, script.Event{Do: script.Finish, Role: script.Triggering})
 	}
 	return events
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // restBound is within which time everything has to come to rest after faults and changes
@@ -181,12 +183,12 @@ func (w *World) quiet() {
 			continue
 		}
 		w.deliver(p)
-		for _, r := range []role{leasing, reporting, collecting} {
+		for _, r := range []script.Role{script.Leasing, script.Reporting, script.Collecting} {
 			w.whole(p, r, "")
 		}
 		if p.leads {
 			for _, r := range all {
-				w.whole(p, triggering, r.name)
+				w.whole(p, script.Triggering, r.name)
 			}
 		}
 		for _, r := range all {
@@ -194,11 +196,11 @@ func (w *World) quiet() {
 				if _, live := w.live(r, n); !live {
 					break
 				}
-				w.whole(p, migrating, numbered(r, n))
+				w.whole(p, script.Migrating, numbered(r, n))
 			}
 		}
 		w.deliver(p)
-		w.whole(p, reporting, "")
+		w.whole(p, script.Reporting, "")
 	}
 }
 
@@ -211,14 +213,14 @@ func numbered(r *resource, n int) string {
 }
 
 func (w *World) deliver(p *Process) {
-	for s := range streams {
+	for s := range script.Streams {
 		for w.violation == nil && w.see(p, s) {
 		}
 	}
 }
 
 // whole runs a task from its beginning to its end, if it is due.
-func (w *World) whole(p *Process, r role, what string) {
+func (w *World) whole(p *Process, r script.Role, what string) {
 	if w.violation == nil && p.begin(r, what) && p.tasks[r] != nil {
 		w.finish(p.tasks[r])
 		w.check()

@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // TestSameSeedSameTrace runs seeds twice: the trace of a seed has to be that of its replay.
@@ -62,38 +63,6 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-func TestScripts(t *testing.T) {
-	for _, line := range []string{
-		"start s1 r0", "start s1 r2 off", "start s1 r1 stock", "stop s2", "kill s1", "pause s1", "resume s1", "cut s1", "heal s1", "jump s1 -10s", "drift s1 1.02",
-		"lead s1", "unlead s1", "etcd full", "etcd slow", "run s1/write1 create things/a", "do s1/report", "apply s3/migrate", "lose s1/lease",
-		"fail s1/collect", "absent s1/trigger", "finish s1/write2", "late s1/lease", "see s1 handler", "relist s1 versions",
-		"tick 1.5s", "define v2", "undefine", "purge", "admin delete state things", "admin pause things", "settle",
-	} {
-		e, err := ParseEvent(line)
-		if err != nil {
-			t.Errorf("ParseEvent(%q): %v", line, err)
-		}
-		if e.String() != line {
-			t.Errorf("ParseEvent(%q) is %q", line, e)
-		}
-	}
-	for _, bad := range []string{"", "dance", "start", "kill s9", "do s1", "do s1/sing", "see s1", "see s1 stars", "tick", "kill s1/report"} {
-		if e, err := ParseEvent(bad); err == nil {
-			t.Errorf("ParseEvent(%q) = %q, want an error", bad, e)
-		}
-	}
-	if e := (Event{Do: Tick, For: time.Second}); e.String() != "tick 1s" {
-		t.Errorf("a tick prints as %q", e)
-	}
-	config, events, err := ParseStory("world slots=2 page=1 txn=1 more=0\nstart s1 r0 # a comment\n\nsettle\n")
-	if err != nil || config != (Config{Slots: 2, Page: 1, Txn: 1, Under: 1}) || len(events) != 2 {
-		t.Errorf("ParseStory: %v, %v, %v", config, events, err)
-	}
-	if again, _, err := ParseStory(FormatStory(config, events)); err != nil || again != config {
-		t.Errorf("FormatStory does not bring the configuration back: %v, %v", again, err)
-	}
-}
-
 // TestSmallWorlds tries the small worlds with one preemption; CI allows two.
 func TestSmallWorlds(t *testing.T) {
 	smalls, err := Smalls()
@@ -103,7 +72,7 @@ func TestSmallWorlds(t *testing.T) {
 	for _, s := range smalls {
 		r := s.Exhaust(1, 10_000)
 		if r.Violation != nil {
-			t.Errorf("%s: %s\n%s", s.Name, r.Violation, FormatStory(s.Config, r.Script))
+			t.Errorf("%s: %s\n%s", s.Name, r.Violation, script.FormatStory(s.Config, r.Script))
 		}
 		if r.Violation == nil && (!r.Complete || r.Schedules < 2 && len(s.Threads) > 0) {
 			t.Errorf("%s: %d schedules, complete %t", s.Name, r.Schedules, r.Complete)
@@ -113,7 +82,7 @@ func TestSmallWorlds(t *testing.T) {
 
 // TestShrink: of a script that ends badly only the events that are needed are left.
 func TestShrink(t *testing.T) {
-	script, err := ParseScript(`
+	events, err := script.Parse(`
 start s1 r1
 run s1/lease
 finish s1/lease
@@ -131,26 +100,26 @@ finish s1/write1
 		t.Fatal(err)
 	}
 	// The script has to end with the object stored.
-	stored := func(script []Event) bool {
-		w := NewWorld(DefaultConfig(), nil)
+	stored := func(events []script.Event) bool {
+		w := NewWorld(script.DefaultConfig(), nil)
 		defer w.Close()
-		for _, e := range script {
+		for _, e := range events {
 			w.Do(e)
 		}
 		return w.store.Lookup(things.prefix+"a") != nil
 	}
 	const want = "start s1 r1\nrun s1/lease\nfinish s1/lease\nrun s1/report\nfinish s1/report\nrun s1/write1 create things/a\nfinish s1/write1\n"
-	if got := FormatScript(reduce(script, 1000, stored)); got != want {
+	if got := script.Format(script.Reduce(events, 1000, stored)); got != want {
 		t.Errorf("shrunk to\n%swant\n%s", got, want)
 	}
 }
 
 // A world in which production code has panicked leaves no dead coroutine to the next one.
 func TestBenchAfterAPanic(t *testing.T) {
-	run := Outcome{Config: DefaultConfig()}
+	run := Outcome{Config: script.DefaultConfig()}
 	run.in(nil, func(w *World) {
-		w.Do(Event{Do: Start, What: releases[0].name})
-		w.resume(w.slots[0].spawn(reporting, "", func() error { panic("broken") }))
+		w.Do(script.Event{Do: script.Start, What: releases[0].name})
+		w.resume(w.slots[0].spawn(script.Reporting, "", func() error { panic("broken") }))
 	})
 	if run.Violation == nil || run.Violation.Invariant != "panic" {
 		t.Fatalf("the panic was not noticed: %v", run)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // A stock server is a kube-apiserver without Concord. It has an identity Lease, which it
@@ -29,7 +30,7 @@ const (
 
 // stockID is the ID of a stock server in a slot: made of its host's name, so always the same.
 func stockID(slot int) agree.ServerID {
-	return agree.ServerID(stockPrefix + strings.TrimPrefix(slotName(slot), "s"))
+	return agree.ServerID(stockPrefix + strings.TrimPrefix(script.SlotName(slot), "s"))
 }
 
 func isStock(id agree.ServerID) bool { return strings.HasPrefix(string(id), stockPrefix) }

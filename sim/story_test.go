@@ -12,6 +12,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // TestStories runs the stories in testdata. Commands:
@@ -23,12 +24,12 @@ import (
 //	replay              runs the script below in a world of its own, and says how it ended
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		w := NewWorld(DefaultConfig(), nil)
+		w := NewWorld(script.DefaultConfig(), nil)
 		defer func() { w.Close() }()
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "world":
-				config, err := ParseConfig(args(d))
+				config, err := script.ParseConfig(args(d))
 				if err != nil {
 					d.Fatalf(t, "%v", err)
 				}
@@ -40,7 +41,7 @@ func TestStories(t *testing.T) {
 			case "show":
 				return w.show()
 			case "replay":
-				config, script, err := ParseStory(d.Input)
+				config, script, err := script.ParseStory(d.Input)
 				if err != nil {
 					d.Fatalf(t, "%v", err)
 				}
@@ -65,7 +66,7 @@ func args(d *datadriven.TestData) string {
 }
 
 func act(t *testing.T, d *datadriven.TestData, w *World) string {
-	script, err := ParseScript(d.Input)
+	script, err := script.Parse(d.Input)
 	if err != nil {
 		d.Fatalf(t, "%v", err)
 	}

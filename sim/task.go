@@ -17,33 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/sim/script"
 )
-
-// role says which of a process's loops a task is. A process has at most one task of each.
-type role uint8
-
-const (
-	leasing    role = iota // registers, renews, and at the end departs
-	reporting              // member.Step
-	collecting             // collector.Step
-	triggering             // trigger.Step for one resource
-	migrating              // migrate.Step for one migration
-	writing1               // a client's write
-	writing2
-	putting1 // a transaction of the rewrite that migrating does
-	putting2
-	putting3
-	putting4
-	roles // how many there are
-)
-
-// maxUnder is how many transactions of a rewrite can be under way at once.
-const maxUnder = int(roles - putting1)
-
-// rewrites says whether a role is a rewrite's.
-func (r role) rewrites() bool { return r == migrating || r >= putting1 }
-
-var roleName = [roles]string{"lease", "report", "collect", "trigger", "migrate", "write1", "write2", "put1", "put2", "put3", "put4"}
 
 // request is a call of a task to the API or to etcd. Between its being sent, its being
 // applied and its answer anything else can happen, and one or the other may be lost.
@@ -60,7 +35,7 @@ type request struct {
 	options *client.ListOptions
 
 	by   *Process
-	role role
+	role script.Role
 	// id is the sender's registration when it was sent, or the migrator's, and ended
 	// the last definition of whose end the sender had been told.
 	id      agree.ServerID
@@ -75,7 +50,7 @@ type request struct {
 func (r *request) reads() bool { return r.verb == "get" || r.verb == "list" || r.verb == "range" }
 
 // rewritesObject says whether the request is a migration's transaction of an object.
-func (r *request) rewritesObject() bool { return r.verb == "txn" && r.role.rewrites() }
+func (r *request) rewritesObject() bool { return r.verb == "txn" && r.role.Rewrites() }
 
 // String prints the request without its arguments.
 func (r *request) String() string {
@@ -126,7 +101,7 @@ func lostAnswer(r *request, what string) error {
 // task is a coroutine of a process: production code that runs until its next call.
 type task struct {
 	p    *Process
-	role role
+	role script.Role
 	what string
 	// id is the process's registration for which a migrator works, and began the store's
 	// revision when the task began.
@@ -214,7 +189,7 @@ type killed struct{}
 func (killed) Unwinding() {}
 
 // spawn makes a task. It does not run yet.
-func (p *Process) spawn(r role, what string, body func() error) *task {
+func (p *Process) spawn(r script.Role, what string, body func() error) *task {
 	t := &task{p: p, role: r, what: what, began: p.w.store.Revision(), on: p.w.worker(), body: body}
 	t.on.task = t
 	p.tasks[r] = t
@@ -254,9 +229,9 @@ func (p *Process) call(ctx context.Context, r *request) error {
 		return err
 	}
 	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.id(), p.ended, t.began
-	if t.role.rewrites() {
+	if t.role.Rewrites() {
 		// A migrator asks for its server's identity once, when it has read the migration.
-		if t.role == migrating && t.calls <= 1 {
+		if t.role == script.Migrating && t.calls <= 1 {
 			t.id = r.id
 		}
 		r.id = t.id

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 // threads has the transactions of a rewrite under way at once, each as a task of its own, so
@@ -19,7 +20,7 @@ func (t threads) Each(ctx context.Context, n int, f func(context.Context, int) e
 	defer cancel()
 	p := t.p
 	rewrites, next, running := p.w.current, 0, 0
-	for r := putting1; r < roles && int(r-putting1) < min(n, p.w.config.Under); r++ {
+	for r := script.Putting1; r < script.Roles && int(r-script.Putting1) < min(n, p.w.config.Under); r++ {
 		running++
 		put := p.spawn(r, rewrites.what, func() error {
 			for next < n && failed == nil {

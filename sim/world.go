@@ -26,56 +26,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/script"
 )
-
-// maxSlots is how many servers a world can have at a time.
-const maxSlots = 4
-
-// Config holds the settings that differ between worlds besides their events.
-type Config struct {
-	// Slots is how many servers there can be at a time, at most 4.
-	Slots int
-	// Page and Txn are how many objects a rewrite reads and judges at a time; it writes each in
-	// a transaction of its own.
-	Page, Txn int
-	// Under is how many of these transactions a rewrite has under way at once, at most 4.
-	Under int
-	// More is how many more built-in resources servers report: with eight or more of them
-	// they work with lists.
-	More int
-	// Census says, if it is 1, that triggers count the stored objects before a stored set or
-	// storedVersions shrink. If it is 0 they believe what migrations say, as where nobody reads
-	// etcd: so both lines of defence are tried, each without the other.
-	Census int
-	// Lag says, if it is 1, that triggers list migrations as their watch has shown them.
-	Lag int
-}
-
-// DefaultConfig is the smallest world in which everything can happen.
-func DefaultConfig() Config { return Config{Slots: 3, Page: 2, Txn: 1, Under: 1} }
-
-// String prints the configuration as a script's first line has it.
-func (c Config) String() string {
-	return fmt.Sprintf("slots=%d page=%d txn=%d under=%d more=%d lag=%d census=%d", c.Slots, c.Page, c.Txn, c.Under, c.More, c.Lag, c.Census)
-}
-
-// ParseConfig reads what String prints; a field that is missing has its default.
-func ParseConfig(text string) (Config, error) {
-	c := DefaultConfig()
-	for _, word := range strings.Fields(text) {
-		name, value, _ := strings.Cut(word, "=")
-		n, err := strconv.Atoi(value)
-		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "under": &c.Under, "more": &c.More, "lag": &c.Lag, "census": &c.Census}[name]
-		if err != nil || !ok {
-			return c, fmt.Errorf("configuration %q: want slots, page, txn, under, more, lag or census, =, and a number", word)
-		}
-		*field = n
-	}
-	if c.Slots < 1 || c.Slots > maxSlots || c.Page < 1 || c.Txn < 1 || c.Under < 1 || c.Under > maxUnder || c.More < 0 {
-		return c, fmt.Errorf("configuration %q: want 1 to %d slots, pages and pieces of at least 1, and 1 to %d transactions under way", text, maxSlots, maxUnder)
-	}
-	return c, nil
-}
 
 type etcdState uint8
 
@@ -94,15 +46,15 @@ func (s etcdState) writable() bool { return s == etcdOK || s == etcdSlow }
 
 // World is one simulated cluster. It is used by one goroutine.
 type World struct {
-	config  Config
+	config  script.Config
 	store   *etcd.Store
 	objects objects
 	now     time.Duration
 	etcd    etcdState
-	slots   [maxSlots]*Process
+	slots   [script.MaxSlots]*Process
 	// seals are the seals that the processes of each slot encrypt with.
-	seals [maxSlots]agree.Seal
-	runs  [maxSlots]int
+	seals [script.MaxSlots]agree.Seal
+	runs  [script.MaxSlots]int
 	late  []*request // whose senders do not wait any more
 
 	current *task
@@ -132,7 +84,7 @@ type change struct {
 }
 
 // NewWorld returns a world without servers. trace, if not nil, is told what happens.
-func NewWorld(config Config, trace io.Writer) *World {
+func NewWorld(config script.Config, trace io.Writer) *World {
 	w := &World{config: config, store: etcd.New(), trace: trace}
 	w.ledger.init()
 	return w
@@ -145,7 +97,7 @@ var everything = &client.ListOptions{}
 
 // Do makes one event happen. It returns false, and does nothing, if the event is not
 // possible now.
-func (w *World) Do(e Event) bool {
+func (w *World) Do(e script.Event) bool {
 	if w.violation != nil {
 		return false
 	}
@@ -164,18 +116,18 @@ func (w *World) Do(e Event) bool {
 	return true
 }
 
-func (w *World) do(e Event) bool {
+func (w *World) do(e script.Event) bool {
 	switch {
-	case e.Do.onTask():
+	case e.Do.OnTask():
 		return w.doTask(e)
-	case e.Do == Start:
+	case e.Do == script.Start:
 		return w.doStart(e)
-	case e.Do.onSlot():
+	case e.Do.OnSlot():
 		p := w.slots[e.Slot]
 		return p != nil && !p.gone && w.doProcess(p, e)
 	}
 	switch e.Do {
-	case Etcd:
+	case script.Etcd:
 		next, ok := map[string]etcdState{"ok": etcdOK, "down": etcdDown, "full": etcdFull, "slow": etcdSlow}[e.What]
 		if !ok || next == w.etcd {
 			return false
@@ -185,17 +137,17 @@ func (w *World) do(e Event) bool {
 		}
 		w.etcd = next
 		return true
-	case Tick:
+	case script.Tick:
 		return w.tick(e.For)
-	case Pass:
+	case script.Pass:
 		return w.pass(e.For)
-	case Define:
+	case script.Define:
 		return w.define(e.What)
-	case Undefine:
+	case script.Undefine:
 		return w.undefine()
-	case Purge:
+	case script.Purge:
 		return w.purge()
-	case Admin:
+	case script.Admin:
 		return w.admin(e.What)
 	default: // Settle
 		w.Settle(e.What == stayLate)
@@ -229,8 +181,8 @@ func (w *World) pass(d time.Duration) bool {
 			if p == nil || p.gone || p.leaving || p.cut || w.etcd == etcdDown {
 				continue
 			}
-			w.whole(p, leasing, "")
-			w.whole(p, collecting, "")
+			w.whole(p, script.Leasing, "")
+			w.whole(p, script.Collecting, "")
 		}
 	}
 	return true
@@ -243,7 +195,7 @@ const (
 	withoutConcord = " stock"
 )
 
-func (w *World) doStart(e Event) bool {
+func (w *World) doStart(e script.Event) bool {
 	name, silent := strings.CutSuffix(e.What, gateOff)
 	name, stock := strings.CutSuffix(name, withoutConcord)
 	i := slices.IndexFunc(releases, func(r release) bool { return r.name == name })
@@ -254,51 +206,51 @@ func (w *World) doStart(e Event) bool {
 	return true
 }
 
-func (w *World) doProcess(p *Process, e Event) bool {
+func (w *World) doProcess(p *Process, e script.Event) bool {
 	flip := func(flag *bool, to bool) bool {
 		changed := *flag != to
 		*flag = to
 		return changed
 	}
 	switch e.Do {
-	case Stop:
+	case script.Stop:
 		// The controllers end at once, whatever they were doing.
-		for _, r := range []role{collecting, triggering, migrating} {
+		for _, r := range []script.Role{script.Collecting, script.Triggering, script.Migrating} {
 			p.abandon(p.tasks[r])
 		}
 		return flip(&p.leaving, true)
-	case Kill:
+	case script.Kill:
 		p.end()
 		return true
-	case Pause:
+	case script.Pause:
 		return flip(&p.paused, true)
-	case Resume:
+	case script.Resume:
 		return flip(&p.paused, false)
-	case Cut:
+	case script.Cut:
 		return flip(&p.cut, true)
-	case Heal:
+	case script.Heal:
 		return flip(&p.cut, false)
-	case Jump:
+	case script.Jump:
 		if e.For > 0 {
 			p.jumped++
 		}
 		p.clock.set(p.clock.Now().Add(e.For), p.clock.rate)
 		return true
-	case Drift:
+	case script.Drift:
 		rate, err := strconv.ParseFloat(e.What, 64)
 		if err != nil || rate < 1-maxDrift || rate > 1+maxDrift {
 			return false
 		}
 		p.clock.set(p.clock.Now(), rate)
 		return true
-	case Lead:
+	case script.Lead:
 		return !p.silent && !p.stock && flip(&p.leads, true)
-	case Unlead:
-		p.abandon(p.tasks[triggering])
+	case script.Unlead:
+		p.abandon(p.tasks[script.Triggering])
 		return flip(&p.leads, false)
-	case See:
+	case script.See:
 		return w.see(p, e.See)
-	case Key:
+	case script.Key:
 		seal, ok := sealNamed(e.What)
 		if !ok || p.paused || seal == p.seal {
 			return false
@@ -318,8 +270,8 @@ func (w *World) doProcess(p *Process, e Event) bool {
 // maxDrift is by how much a clock's rate may differ from the world's.
 const maxDrift = 0.03
 
-func (w *World) doTask(e Event) bool {
-	if e.Do == Late {
+func (w *World) doTask(e script.Event) bool {
+	if e.Do == script.Late {
 		return w.doLate(e)
 	}
 	p := w.slots[e.Slot]
@@ -328,43 +280,43 @@ func (w *World) doTask(e Event) bool {
 	}
 	t := p.tasks[e.Role]
 	switch {
-	case e.Do == Run:
+	case e.Do == script.Run:
 		return p.begin(e.Role, e.What)
 	case t == nil:
 		return false
-	case e.Do == Finish:
+	case e.Do == script.Finish:
 		return w.finish(t)
 	case t.req == nil:
-		if e.Do != Do || p.paused || !t.due() {
+		if e.Do != script.Do || p.paused || !t.due() {
 			return false
 		}
 		w.resume(t)
 		return true
 	}
 	reached := !p.cut && w.etcd != etcdDown
-	if !t.req.applied && (e.Do == Do || e.Do == Apply) && !reached || p.paused && e.Do != Apply {
+	if !t.req.applied && (e.Do == script.Do || e.Do == script.Apply) && !reached || p.paused && e.Do != script.Apply {
 		return false
 	}
 	switch e.Do {
-	case Apply:
+	case script.Apply:
 		if t.req.applied {
 			return false
 		}
 		w.apply(t.req)
 		return true
-	case Lose:
+	case script.Lose:
 		if !t.req.applied && !t.req.reads() {
 			w.late = append(w.late, t.req)
 		}
 		t.err = lostAnswer(t.req, e.What)
 		w.unanswered(t.req)
-	case Fail:
+	case script.Fail:
 		if t.req.applied {
 			return false
 		}
 		t.err = errNoAnswer
 		w.unanswered(t.req)
-	case Absent:
+	case script.Absent:
 		if t.req.applied || t.req.key != "" {
 			return false
 		}
@@ -417,10 +369,10 @@ func (w *World) finish(t *task) bool {
 // finishPuts runs the transactions that a rewrite waits for to their ends. It returns false if
 // none of them has ended.
 func (w *World) finishPuts(t *task) (some bool) {
-	if t.role != migrating {
+	if t.role != script.Migrating {
 		return false
 	}
-	for _, put := range t.p.tasks[putting1:] {
+	for _, put := range t.p.tasks[script.Putting1:] {
 		if put != nil {
 			w.finish(put)
 			some = some || put.ended
@@ -430,7 +382,7 @@ func (w *World) finishPuts(t *task) (some bool) {
 }
 
 // doLate has the oldest late request of a server's task arrive.
-func (w *World) doLate(e Event) bool {
+func (w *World) doLate(e script.Event) bool {
 	if w.etcd == etcdDown {
 		return false
 	}
@@ -461,7 +413,7 @@ func (w *World) apply(r *request) {
 		w.rewrites.Written++
 	}
 	if w.trace != nil {
-		w.tracef("   %s/%s %s: %s", r.by, roleName[r.role], r, outcome(r.err))
+		w.tracef("   %s/%s %s: %s", r.by, r.role, r, outcome(r.err))
 	}
 	w.observe(r)
 }
@@ -486,7 +438,7 @@ func (w *World) observe(r *request) {
 }
 
 // see delivers the next event of a watch.
-func (w *World) see(p *Process, s stream) bool {
+func (w *World) see(p *Process, s script.Stream) bool {
 	if p.paused || p.cut {
 		return false
 	}
@@ -504,7 +456,7 @@ func (w *World) see(p *Process, s stream) bool {
 	return true
 }
 
-func (w *World) relist(p *Process, s stream) {
+func (w *World) relist(p *Process, s script.Stream) {
 	p.relisted(s)
 	p.cursors[s] = len(w.changes[streamKind[s]])
 }
@@ -628,11 +580,11 @@ func (w *World) admin(what string) bool {
 	done := false
 	switch deed := strings.Join(words[:len(words)-1], " "); {
 	case deed == "delete lease":
-		if slot := slotNamed(last); slot >= 0 && w.slots[slot] != nil {
+		if slot := script.SlotNamed(last); slot >= 0 && w.slots[slot] != nil {
 			done = w.remove(keyOf(leases, string(w.slots[slot].id())))
 		}
 	case deed == "delete stock lease":
-		if slot := slotNamed(last); slot >= 0 {
+		if slot := script.SlotNamed(last); slot >= 0 {
 			done = w.remove(keyOf(leases, string(stockID(slot))))
 		}
 	case !isResource:

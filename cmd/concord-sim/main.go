@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/sim"
+	"github.com/concord-dev/concord/sim/script"
 )
 
 const (
@@ -108,7 +109,7 @@ func (o options) replay(out io.Writer) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	config, script, err := sim.ParseStory(string(text))
+	config, events, err := script.ParseStory(string(text))
 	if err != nil {
 		return 0, err
 	}
@@ -116,7 +117,7 @@ func (o options) replay(out io.Writer) (int, error) {
 	if o.trace {
 		trace = out
 	}
-	run := sim.Replay(config, script, trace)
+	run := sim.Replay(config, events, trace)
 	return conclude(out, run), nil
 }
 
@@ -252,5 +253,5 @@ func (o options) print(out io.Writer, f *failure) {
 		return
 	}
 	small := sim.Shrink(f.run.Config, f.run.Script, v.Invariant, shrinkBudget)
-	fmt.Fprintf(out, "shrunk to %d of %d events; replay with --script FILE --trace:\n%s", len(small), len(f.run.Script), sim.FormatStory(f.run.Config, small))
+	fmt.Fprintf(out, "shrunk to %d of %d events; replay with --script FILE --trace:\n%s", len(small), len(f.run.Script), script.FormatStory(f.run.Config, small))
 }

@@ -1,4 +1,7 @@
-package sim
+// Package script has what happens in a simulated cluster, as values and as text: servers start
+// and crash, their calls arrive or are lost, watches lag, administrators intervene. A script is a
+// list of such events, one a line, and a story is a script with the cluster's configuration.
+package script
 
 import (
 	"fmt"
@@ -42,10 +45,10 @@ const (
 	Admin                // admin delete state things: an administrator's deed
 	Settle               // settle: faults end, and everything comes to rest
 	Key                  // key s1 b: it loads a configuration by which it encrypts with key b; - is none
-	verbs                // how many there are
+	Verbs                // how many there are
 )
 
-var verbName = [verbs]string{
+var verbName = [Verbs]string{
 	"start", "stop", "kill", "pause", "resume", "cut", "heal", "jump", "drift", "lead", "unlead", "etcd",
 	"run", "do", "apply", "lose", "fail", "absent", "finish", "late", "see", "relist", "tick", "pass",
 	"define", "undefine", "purge", "admin", "settle", "key",
@@ -54,19 +57,19 @@ var verbName = [verbs]string{
 // Event is one step of a world.
 type Event struct {
 	Do   Verb
-	Role role
-	See  stream
+	Role Role
+	See  Stream
 	Slot int
 	What string
 	For  time.Duration
 }
 
-// onSlot, onTask and onStream say which fields an event has besides What and For.
-func (v Verb) onTask() bool { return v >= Run && v <= Late }
+// OnSlot, onTask and onStream say which fields an event has besides What and For.
+func (v Verb) OnTask() bool { return v >= Run && v <= Late }
 
 func (v Verb) onStream() bool { return v == See || v == Relist }
 
-func (v Verb) onSlot() bool { return v <= Unlead || v.onStream() || v == Key }
+func (v Verb) OnSlot() bool { return v <= Unlead || v.onStream() || v == Key }
 
 func (v Verb) timed() bool { return v == Jump || v == Tick || v == Pass }
 
@@ -74,10 +77,10 @@ func (v Verb) timed() bool { return v == Jump || v == Tick || v == Pass }
 func (e Event) String() string {
 	words := []string{verbName[e.Do]}
 	switch {
-	case e.Do.onTask():
-		words = append(words, slotName(e.Slot)+"/"+roleName[e.Role])
-	case e.Do.onSlot():
-		words = append(words, slotName(e.Slot))
+	case e.Do.OnTask():
+		words = append(words, SlotName(e.Slot)+"/"+e.Role.String())
+	case e.Do.OnSlot():
+		words = append(words, SlotName(e.Slot))
 	}
 	if e.Do.onStream() {
 		words = append(words, streamName[e.See])
@@ -114,9 +117,9 @@ func ParseEvent(line string) (Event, error) {
 		rest = rest[1:]
 		return w
 	}
-	if e.Do.onTask() || e.Do.onSlot() {
+	if e.Do.OnTask() || e.Do.OnSlot() {
 		slot, task, isTask := strings.Cut(word(), "/")
-		if e.Slot = slotNamed(slot); e.Slot < 0 || isTask != e.Do.onTask() {
+		if e.Slot = SlotNamed(slot); e.Slot < 0 || isTask != e.Do.OnTask() {
 			return bad("it does not name a server, or a task as s1/report")
 		}
 		if isTask {
@@ -124,7 +127,7 @@ func ParseEvent(line string) (Event, error) {
 			if r < 0 {
 				return bad("the task is none of %s", strings.Join(roleName[:], ", "))
 			}
-			e.Role = role(r)
+			e.Role = Role(r)
 		}
 	}
 	if e.Do.onStream() {
@@ -132,7 +135,7 @@ func ParseEvent(line string) (Event, error) {
 		if s < 0 {
 			return bad("the watch is none of %s", strings.Join(streamName[:], ", "))
 		}
-		e.See = stream(s)
+		e.See = Stream(s)
 	}
 	if e.Do.timed() {
 		var err error
@@ -144,15 +147,8 @@ func ParseEvent(line string) (Event, error) {
 	return e, nil
 }
 
-func slotNamed(name string) int {
-	if len(name) != 2 || name[0] != 's' || name[1] < '1' || name[1] >= '1'+maxSlots {
-		return -1
-	}
-	return int(name[1] - '1')
-}
-
-// ParseScript reads events, one a line. Empty lines and text after a # are ignored.
-func ParseScript(text string) ([]Event, error) {
+// Parse reads events, one a line. Empty lines and text after a # are ignored.
+func Parse(text string) ([]Event, error) {
 	var events []Event
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")
@@ -168,8 +164,8 @@ func ParseScript(text string) ([]Event, error) {
 	return events, nil
 }
 
-// FormatScript is ParseScript's opposite.
-func FormatScript(events []Event) string {
+// Format is ParseScript's opposite.
+func Format(events []Event) string {
 	var b strings.Builder
 	for _, e := range events {
 		fmt.Fprintln(&b, e)
@@ -182,7 +178,7 @@ const configLine = "world "
 
 // FormatStory returns a configuration and a script as one text.
 func FormatStory(c Config, events []Event) string {
-	return configLine + c.String() + "\n" + FormatScript(events)
+	return configLine + c.String() + "\n" + Format(events)
 }
 
 // ParseStory reads what FormatStory prints, with comments before it or in it. Without a
@@ -200,6 +196,6 @@ func ParseStory(text string) (Config, []Event, error) {
 		}
 		text = script
 	}
-	events, err := ParseScript(text)
+	events, err := Parse(text)
 	return config, events, err
 }
