@@ -26,6 +26,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -160,18 +161,18 @@ func (w *World) reshelve(k kind, name string, obj client.Object) {
 	}
 }
 
-func (w *World) lookStorageVersion(r *resource) *v1alpha1.StorageVersion {
-	sv, _ := w.look(storageVersions, r.version).(*v1alpha1.StorageVersion)
+func (w *World) lookStorageVersion(r *object.Resource) *v1alpha1.StorageVersion {
+	sv, _ := w.look(storageVersions, r.Version).(*v1alpha1.StorageVersion)
 	return sv
 }
 
-func (w *World) lookState(r *resource) *migrationv1alpha1.StorageState {
-	state, _ := w.look(states, r.state).(*migrationv1alpha1.StorageState)
+func (w *World) lookState(r *object.Resource) *migrationv1alpha1.StorageState {
+	state, _ := w.look(states, r.State).(*migrationv1alpha1.StorageState)
 	return state
 }
 
 func (w *World) lookDefinition() *apiextensionsv1.CustomResourceDefinition {
-	crd, _ := w.look(definitions, widgets.full).(*apiextensionsv1.CustomResourceDefinition)
+	crd, _ := w.look(definitions, object.Widgets.Full).(*apiextensionsv1.CustomResourceDefinition)
 	return crd
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -19,10 +20,10 @@ type chooser struct {
 	temper temper
 	last   *task
 	// rewriting is a resource that some server rewrites just now, nil if there is none.
-	rewriting *resource
+	rewriting *object.Resource
 	// live says which resources have a first and a second migration that is not final, if
 	// it was asked since the last event.
-	live  [len(all)][2]bool
+	live  [len(object.All)][2]bool
 	asked bool
 	// found are the events to choose from.
 	found []offer
@@ -54,7 +55,7 @@ type temper struct {
 	silent   int // per cent of the servers that are started with their gate off
 	stock    int // and of the others, of those without Concord
 	// releases are those that servers are started with.
-	releases []release
+	releases []object.Release
 }
 
 // newChooser makes a chooser. stock decides on stock servers only, so that worlds without
@@ -77,8 +78,8 @@ func newChooser(w *World, r, stock *rand.Rand) *chooser {
 	t.faults[script.Start] = 4 + r.IntN(10)
 	t.admin = some(4)
 	t.faults[script.Pass] = some(6)
-	oldest := r.IntN(len(releases))
-	t.releases = releases[oldest:min(oldest+1+r.IntN(3), len(releases))]
+	oldest := r.IntN(len(object.Releases))
+	t.releases = object.Releases[oldest:min(oldest+1+r.IntN(3), len(object.Releases))]
 	t.tick = []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[r.IntN(3)]
 	t.objects = 1 + r.IntN(3)
 	t.writes = 1 + r.IntN(20)
@@ -132,7 +133,7 @@ func (c *chooser) next() script.Event {
 		p := c.w.slots[slot]
 		if p == nil || p.gone {
 			r := c.temper.releases[c.IntN(len(c.temper.releases))]
-			what := r.name
+			what := r.Name
 			if c.temper.silent > 0 && c.IntN(100) < c.temper.silent {
 				what += gateOff
 			} else if c.temper.stock > 0 && c.IntN(100) < c.temper.stock {
@@ -209,11 +210,11 @@ func (c *chooser) write() string {
 	if c.temper.admin == 0 {
 		n -= 2
 	}
-	r := all[c.IntN(len(all))]
+	r := object.All[c.IntN(len(object.All))]
 	if c.rewriting != nil && c.IntN(4) > 0 {
 		r = c.rewriting
 	}
-	return fmt.Sprintf("%s %s/%c", verbs[c.IntN(n)], r.name, 'a'+c.IntN(c.temper.objects))
+	return fmt.Sprintf("%s %s/%c", verbs[c.IntN(n)], r.Name, 'a'+c.IntN(c.temper.objects))
 }
 
 func (c *chooser) offerTasks(p *Process) {
@@ -246,12 +247,12 @@ func (c *chooser) offerTasks(p *Process) {
 		case script.Collecting:
 			c.add(10, script.Event{Do: script.Run, Slot: slot, Role: r})
 		case script.Triggering:
-			for _, res := range all {
-				c.add(12, script.Event{Do: script.Run, Slot: slot, Role: r, What: res.name})
+			for _, res := range object.All {
+				c.add(12, script.Event{Do: script.Run, Slot: slot, Role: r, What: res.Name})
 			}
 		case script.Migrating:
 			c.ask()
-			for i, res := range all {
+			for i, res := range object.All {
 				for n, weight := range []int{12, 4} {
 					if c.live[i][n] {
 						c.add(weight+c.temper.put/4, script.Event{Do: script.Run, Slot: slot, Role: r, What: numbered(res, n)})
@@ -282,7 +283,7 @@ func (c *chooser) ask() {
 		return
 	}
 	c.asked = true
-	for i, r := range all {
+	for i, r := range object.All {
 		for n := range c.live[i] {
 			_, c.live[i][n] = c.w.live(r, n)
 		}
@@ -345,7 +346,7 @@ func (c *chooser) offerDismissal(slot int) {
 
 // rewritten returns a resource that some server reads or writes the objects of, to
 // migrate it.
-func (w *World) rewritten() *resource {
+func (w *World) rewritten() *object.Resource {
 	for _, p := range w.slots {
 		if p == nil || p.gone {
 			continue
@@ -354,8 +355,8 @@ func (w *World) rewritten() *resource {
 			if t == nil || t.req == nil || t.req.key == "" || !t.role.Rewrites() {
 				continue
 			}
-			for _, r := range all {
-				if strings.HasPrefix("/registry/"+t.req.key, r.prefix) {
+			for _, r := range object.All {
+				if strings.HasPrefix("/registry/"+t.req.key, r.Prefix) {
 					return r
 				}
 			}
@@ -399,20 +400,20 @@ func (c *chooser) offerWorld() {
 	}
 	if c.temper.admin > 0 {
 		deed := deeds[c.IntN(len(deeds))]
-		c.add(c.temper.admin, script.Event{Do: script.Admin, What: deed[c.IntN(len(all))]})
+		c.add(c.temper.admin, script.Event{Do: script.Admin, What: deed[c.IntN(len(object.All))]})
 	}
 	if c.temper.admin > 0 {
 		c.add(1, script.Event{Do: script.Admin, What: "forge widgets"})
 		c.add(1, script.Event{Do: script.Admin, What: "lower widgets"})
 	}
 	if c.temper.admin > 0 && w.failedMigration() {
-		c.add(4, script.Event{Do: script.Admin, What: heal[c.IntN(len(all))]})
+		c.add(4, script.Event{Do: script.Admin, What: heal[c.IntN(len(object.All))]})
 	}
 }
 
 // Actions of an administrator, in words that are put together once.
 var (
-	deeds = [...][len(all)]string{
+	deeds = [...][len(object.All)]string{
 		ofAll("delete state"), ofAll("delete version"), ofAll("delete migration"), ofAll("migrate"), ofAll("pause"), ofAll("continue"),
 	}
 	heal        = ofAll("heal")
@@ -425,9 +426,9 @@ var (
 )
 
 // ofAll returns the deed with the name of every resource.
-func ofAll(deed string) (words [len(all)]string) {
-	for i, r := range all {
-		words[i] = deed + " " + r.name
+func ofAll(deed string) (words [len(object.All)]string) {
+	for i, r := range object.All {
+		words[i] = deed + " " + r.Name
 	}
 	return words
 }

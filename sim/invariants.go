@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -82,9 +83,9 @@ type ledger struct {
 	// loweredOf is the StorageState that knew what storedVersions named before that; "" if none.
 	loweredOf types.UID
 	// verdicts are the last ones.
-	verdicts map[*resource]*judged
+	verdicts map[*object.Resource]*judged
 	// counted are the last censuses.
-	counted map[*resource]*counted
+	counted map[*object.Resource]*counted
 	// encodings and readings are the contents of stored values, which never change.
 	encodings map[*mvccpb.KeyValue]agree.Encoding
 	readings  map[*v1alpha1.StorageVersion]*reading
@@ -106,8 +107,8 @@ func (l *ledger) init() {
 	l.unreported = map[string]bool{}
 	l.committed = map[string]bool{}
 	l.ended = map[types.UID]bool{}
-	l.verdicts = map[*resource]*judged{}
-	l.counted = map[*resource]*counted{}
+	l.verdicts = map[*object.Resource]*judged{}
+	l.counted = map[*object.Resource]*counted{}
 	l.encodings = map[*mvccpb.KeyValue]agree.Encoding{}
 	l.readings = map[*v1alpha1.StorageVersion]*reading{}
 }
@@ -121,8 +122,8 @@ func (l *ledger) erasure(id agree.ServerID) {
 
 // judge looks at one change of one key, made by r, or by an administrator if r is nil.
 func (w *World) judge(r *request, e etcd.Event) {
-	for _, res := range all {
-		if strings.HasPrefix(e.Key, res.prefix) {
+	for _, res := range object.All {
+		if strings.HasPrefix(e.Key, res.Prefix) {
 			w.judgeObject(r, res, e)
 			return
 		}
@@ -136,7 +137,7 @@ func (w *World) judge(r *request, e etcd.Event) {
 }
 
 // judgeObject checks a put of a user's object.
-func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
+func (w *World) judgeObject(r *request, res *object.Resource, e etcd.Event) {
 	delete(w.ledger.madeFor, e.Key)
 	delete(w.ledger.stray, e.Key)
 	delete(w.ledger.unnoticed, e.Key)
@@ -144,7 +145,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 		return
 	}
 	if r.role == script.Writing1 || r.role == script.Writing2 {
-		w.ledger.committed[unmarshal(e.KV.Value).data] = true
+		w.ledger.committed[object.Unmarshal(e.KV.Value).Data] = true
 	}
 	encoding := w.encodingOf(e.KV)
 	sv := w.lookStorageVersion(res)
@@ -176,7 +177,7 @@ func (w *World) judgeObject(r *request, res *resource, e etcd.Event) {
 	if r.role.Rewrites() {
 		w.judgeRewrite(r, e, encoding)
 	}
-	if res.custom {
+	if res.Custom {
 		w.ledger.madeFor[e.Key] = madeFor(sv)
 		if crd := w.lookDefinition(); crd != nil && w.ledger.ended[sv.UID] {
 			w.ledger.madeFor[e.Key] = crd.UID
@@ -191,7 +192,7 @@ func (w *World) answered(what, data string, err error) {
 	switch committed := w.ledger.committed[data]; {
 	case err == nil && !committed:
 		w.violate("I9", "%s is acknowledged and was not written", what)
-	case committed && (errors.Is(err, errExists) || errors.Is(err, errNotFound) || errors.Is(err, errBusy)):
+	case committed && (errors.Is(err, object.ErrExists) || errors.Is(err, object.ErrNotFound) || errors.Is(err, object.ErrBusy)):
 		w.violate("I9", "%s was written and is answered: %v", what, err)
 	}
 }
@@ -234,7 +235,7 @@ func (w *World) older(r *request) bool {
 	found := false
 	w.store.Scan(kindPrefix[leases], func(kv *mvccpb.KeyValue) {
 		owner := w.ledger.owner[agree.ServerID(strings.TrimPrefix(string(kv.Key), kindPrefix[leases]))]
-		found = found || owner != nil && owner.release.emulates > r.by.release.emulates && kv.CreateRevision <= r.began
+		found = found || owner != nil && owner.release.Emulates > r.by.release.Emulates && kv.CreateRevision <= r.began
 	})
 	return found
 }
@@ -248,13 +249,13 @@ func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) 
 		w.violate("I5", "a rewrite by %s brought back %s, which was deleted", r.by, e.Key)
 		return
 	}
-	before, after := unmarshal(e.Prev.Value), unmarshal(e.KV.Value)
+	before, after := object.Unmarshal(e.Prev.Value), object.Unmarshal(e.KV.Value)
 	switch {
-	case before.data != after.data:
-		w.violate("I5", "a rewrite by %s changed %s from write %s to write %s", r.by, e.Key, before.data, after.data)
-	case before.broken:
+	case before.Data != after.Data:
+		w.violate("I5", "a rewrite by %s changed %s from write %s to write %s", r.by, e.Key, before.Data, after.Data)
+	case before.Broken:
 		w.violate("I5", "a rewrite by %s wrote %s, which it cannot decode", r.by, e.Key)
-	case before.future != after.future && (w.encodingOf(e.Prev) == encoding || r.by.release.knows || strings.HasPrefix(e.Key, widgets.prefix) || w.older(r)):
+	case before.Future != after.Future && (w.encodingOf(e.Prev) == encoding || r.by.release.Knows || strings.HasPrefix(e.Key, object.Widgets.Prefix) || w.older(r)):
 		w.violate("I5", "a rewrite by %s lost a field of %s", r.by, e.Key)
 	}
 }
@@ -353,12 +354,12 @@ func (w *World) check() {
 	if !matters {
 		return
 	}
-	for _, r := range all {
+	for _, r := range object.All {
 		w.checkStored(r)
 	}
 }
 
-func (w *World) checkStored(r *resource) {
+func (w *World) checkStored(r *object.Resource) {
 	sv, state := w.lookStorageVersion(r), w.lookState(r)
 	var view evolve.State
 	current := false // whether the state's (uid, epoch) is the StorageVersion's
@@ -368,15 +369,15 @@ func (w *World) checkStored(r *resource) {
 	}
 	var stored []string
 	var uid types.UID // of the definition
-	if r.custom {
+	if r.Custom {
 		if crd := w.lookDefinition(); crd != nil {
 			stored, uid = crd.Status.StoredVersions, crd.UID
 		}
 	}
-	believed := !r.custom || !w.ledger.forged
+	believed := !r.Custom || !w.ledger.forged
 	census := w.census(r, state, sv, believed)
 	named := true // whether the stored set has every encoding
-	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+	w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
 		encoding := w.encodingOf(kv)
 		if w.excepted(kv) {
 			return
@@ -394,7 +395,7 @@ func (w *World) checkStored(r *resource) {
 		}
 		// I8 The encoding of every stored custom resource is in its CRD's status.storedVersions.
 		if stored != nil && w.ledger.lowered == 0 && w.ledger.madeFor[string(kv.Key)] == uid &&
-			!slices.ContainsFunc(stored, func(v string) bool { return r.encoding(v) == encoding.Plain() }) {
+			!slices.ContainsFunc(stored, func(v string) bool { return r.Encoding(v) == encoding.Plain() }) {
 			w.violate("I8", "%s is stored in %s, and storedVersions is %v", kv.Key, encoding, stored)
 		}
 		if believed {
@@ -402,7 +403,7 @@ func (w *World) checkStored(r *resource) {
 			w.checkCounted(census, sv, encoding, string(kv.Key), w.ledger.unreported[string(kv.Key)])
 		}
 	})
-	if r.custom && (named || state == nil) {
+	if r.Custom && (named || state == nil) {
 		w.ledger.forged = false // it is right again, or is made anew
 	}
 }
@@ -416,20 +417,20 @@ func (w *World) excepted(kv *mvccpb.KeyValue) bool {
 // spared says which object is not migrated although it could be: an object that cannot be migrated
 // does not stop the others (DESIGN 3.5).
 func (w *World) spared() (why reason) {
-	for _, r := range all {
-		if r.custom && w.lookDefinition() == nil {
+	for _, r := range object.All {
+		if r.Custom && w.lookDefinition() == nil {
 			continue
 		}
 		sv := w.lookStorageVersion(r)
 		if sv == nil {
-			return because("%s has no StorageVersion", r.name)
+			return because("%s has no StorageVersion", r.Name)
 		}
 		says := w.read(sv)
 		if !says.agreed {
-			return because("servers do not agree on %s", r.name)
+			return because("servers do not agree on %s", r.Name)
 		}
-		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
-			if encoding := w.encodingOf(kv); encoding != says.common && !unmarshal(kv.Value).broken && !w.excepted(kv) {
+		w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
+			if encoding := w.encodingOf(kv); encoding != says.common && !object.Unmarshal(kv.Value).Broken && !w.excepted(kv) {
 				why = because("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, described{sv})
 			}
 		})
@@ -440,9 +441,9 @@ func (w *World) spared() (why reason) {
 // rest says why the world is not at rest yet:
 // I7 When changes and faults stop, every resource ends with agreement and stored set = [common].
 func (w *World) rest() reason {
-	for _, r := range all {
-		version := w.release().stores
-		if r.custom {
+	for _, r := range object.All {
+		version := w.release().Stores
+		if r.Custom {
 			crd := w.lookDefinition()
 			if crd == nil {
 				continue
@@ -454,14 +455,14 @@ func (w *World) rest() reason {
 		}
 		sv, state := w.lookStorageVersion(r), w.lookState(r)
 		if sv == nil || state == nil {
-			return because("%s has %s and %s", r.name, described{sv}, describedState{state})
+			return because("%s has %s and %s", r.Name, described{sv}, describedState{state})
 		}
 		says := w.read(sv)
-		if !says.agreed || says.common.Plain() != r.encoding(version) {
-			return because("servers do not agree on %s of %s: %s", version, r.name, described{sv})
+		if !says.agreed || says.common.Plain() != r.Encoding(version) {
+			return because("servers do not agree on %s of %s: %s", version, r.Name, described{sv})
 		}
 		if view := migrationv1alpha1.ViewState(state); !view.Only(says.common) || view.Of != says.ref {
-			return because("%s: %s; %s", r.name, describedState{state}, described{sv})
+			return because("%s: %s; %s", r.Name, describedState{state}, described{sv})
 		}
 	}
 	return nil

@@ -20,62 +20,15 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
-
-// resource is a resource of users' objects.
-type resource struct {
-	name   string // as scripts say it
-	kind   string
-	gr     schema.GroupResource
-	prefix string // of its objects' keys
-	custom bool
-
-	// full is the resource as it is written, and state and version are the names of its
-	// StorageState and its StorageVersion.
-	full, state, version string
-}
-
-var (
-	things  = newResource("apps.example.com", "things", "Thing", false)
-	widgets = newResource("example.com", "widgets", "Widget", true)
-	all     = [...]*resource{things, widgets}
-)
-
-func newResource(group, name, kind string, custom bool) *resource {
-	gr := schema.GroupResource{Group: group, Resource: name}
-	return &resource{
-		name: name, kind: kind, gr: gr, prefix: "/registry/" + name + "/", custom: custom,
-		full: gr.String(), state: migrationv1alpha1.StateName(gr), version: storageversion.Name(gr),
-	}
-}
-
-func (r *resource) encoding(version string) agree.Encoding {
-	return agree.Encoding(r.gr.Group + "/" + version)
-}
-
-// release is the release of a server's binary: the version in which it stores things, the
-// release it emulates, and whether it knows the newest field of objects.
-type release struct {
-	name, stores, emulates string
-	knows                  bool
-}
-
-// releases are in order. All decode all versions: which releases may follow on each
-// other is package compat's to plan.
-var releases = []release{
-	{"r0", "v1", "1.34", false},
-	{"r1", "v1", "1.35", true},
-	{"r2", "v2", "1.36", true},
-	{"r3", "v3", "1.37", true},
-}
 
 const (
 	leaseDuration   = 15 * time.Second
@@ -90,7 +43,7 @@ type Process struct {
 	w       *World
 	slot    int
 	run     int // counts the processes of the slot
-	release release
+	release object.Release
 	silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
 	stock   bool // it is a kube-apiserver without Concord: of the fields below it has tasks only
 	// seal is the seal that it encrypts with, as the configuration that it has loaded says.
@@ -136,7 +89,7 @@ func (p *Process) String() string {
 }
 
 // start makes a process.
-func (w *World) start(slot int, r release, silent, stock bool) {
+func (w *World) start(slot int, r object.Release, silent, stock bool) {
 	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, silent: silent, stock: stock, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	w.runs[slot]++
 	p.clock.p = p
@@ -152,7 +105,7 @@ func (w *World) start(slot int, r release, silent, stock bool) {
 	config := member.Config{
 		Client:               client,
 		Bury:                 p.collect.Bury,
-		Versions:             member.Versions{Binary: r.emulates, Emulation: r.emulates, MinCompatibility: r.emulates},
+		Versions:             member.Versions{Binary: r.Emulates, Emulation: r.Emulates, MinCompatibility: r.Emulates},
 		LeaseDuration:        leaseDuration,
 		RenewInterval:        renewInterval,
 		WaitLimit:            -1,
@@ -185,11 +138,11 @@ func (w *World) start(slot int, r release, silent, stock bool) {
 // builtins are the resources that the server reports from its start: things, and in some worlds
 // so many more that it works with lists.
 func (p *Process) builtins() []member.Resource {
-	stores := things.encoding(p.release.stores)
-	decodes := []string{string(things.encoding("v1")), string(things.encoding("v2")), string(things.encoding("v3"))}
-	rs := []member.Resource{{GroupResource: things.gr, Encoding: stores, Decodable: decodes, Served: decodes}}
+	stores := object.Things.Encoding(p.release.Stores)
+	decodes := []string{string(object.Things.Encoding("v1")), string(object.Things.Encoding("v2")), string(object.Things.Encoding("v3"))}
+	rs := []member.Resource{{GroupResource: object.Things.GroupResource, Encoding: stores, Decodable: decodes, Served: decodes}}
 	for i := range p.w.config.More {
-		gr := schema.GroupResource{Group: things.gr.Group, Resource: fmt.Sprintf("more%d", i)}
+		gr := schema.GroupResource{Group: object.Things.GroupResource.Group, Resource: fmt.Sprintf("more%d", i)}
 		rs = append(rs, member.Resource{GroupResource: gr, Encoding: stores, Decodable: decodes, Served: decodes})
 	}
 	return rs
@@ -203,11 +156,11 @@ func (p *Process) load(seal agree.Seal) {
 
 // census counts the stored objects of a resource, for trigger.Config.Census.
 func (p *Process) census(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
-	i := slices.IndexFunc(all[:], func(r *resource) bool { return r.gr == gr })
+	i := slices.IndexFunc(object.All[:], func(r *object.Resource) bool { return r.GroupResource == gr })
 	if i < 0 {
 		return nil, trigger.ErrNotStored
 	}
-	stored, err := p.kv().Get(ctx, all[i].prefix, clientv3.WithPrefix())
+	stored, err := p.kv().Get(ctx, object.All[i].Prefix, clientv3.WithPrefix())
 	if err != nil {
 		return nil, err
 	}
@@ -242,11 +195,11 @@ func (p *Process) rebuild() { p.w.relist(p, script.SeeHandler) }
 
 // Kind implements trigger.Kinds.
 func (p *Process) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
-	if gr == things.gr {
-		return things.kind, nil
+	if gr == object.Things.GroupResource {
+		return object.Things.Kind, nil
 	}
-	if gr == widgets.gr && p.handler != nil {
-		return widgets.kind, nil
+	if gr == object.Widgets.GroupResource && p.handler != nil {
+		return object.Widgets.Kind, nil
 	}
 	return "", &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: gr.Group, Kind: gr.Resource}}
 }
@@ -364,20 +317,20 @@ func (p *Process) body(r script.Role, what string) func() error {
 	case script.Collecting:
 		return func() error { return p.collect.Step(ctx, p.leads) }
 	case script.Triggering:
-		gr, ok := resourceNamed(what)
+		gr, ok := object.Named(what)
 		if !ok {
 			return nil
 		}
 		return func() error {
 			for {
-				result, err := p.trigger.Step(ctx, gr.gr)
-				if err == nil && !result.Again && result.Count == nil && gr.custom {
+				result, err := p.trigger.Step(ctx, gr.GroupResource)
+				if err == nil && !result.Again && result.Count == nil && gr.Custom {
 					p.w.kept(p.tasks[script.Triggering])
 				}
 				if err != nil || result.Count == nil {
 					return err
 				}
-				if err := p.trigger.Count(ctx, gr.gr, *result.Count); err != nil {
+				if err := p.trigger.Count(ctx, gr.GroupResource, *result.Count); err != nil {
 					return err
 				}
 			}
@@ -443,15 +396,6 @@ type departing struct {
 func (d departing) Done() <-chan struct{} {
 	d.p.await(func() bool { return d.p.tasks[script.Reporting] == nil })
 	return nil
-}
-
-func resourceNamed(name string) (*resource, bool) {
-	for _, r := range all {
-		if r.name == name {
-			return r, true
-		}
-	}
-	return nil, false
 }
 
 // told delivers one event of a watch.
@@ -538,7 +482,7 @@ func (p *Process) relisted(s script.Stream) {
 		p.member.ObserveStorageVersions(list.Items, revision)
 	case script.SeeDefinitions:
 		crd := w.lookDefinition()
-		if last := p.known[widgets.full]; crd == nil && last != nil {
+		if last := p.known[object.Widgets.Full]; crd == nil && last != nil {
 			p.forget(last)
 		}
 		if crd != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/migrate/claim"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/sim/object"
 )
 
 // rewriter runs rewrites next to a process's stores, as package server wires it.
@@ -56,28 +57,28 @@ func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Targ
 			revision, err := job.Refence(ctx)
 			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
 		},
-		New:    func() runtime.Object { return &object{} },
-		Codec:  codec{encoding: job.Encoding, knows: r.p.release.knows},
-		Prefix: things.prefix,
+		New:    func() runtime.Object { return &object.Object{} },
+		Codec:  object.Codec{Encoding: job.Encoding, Knows: r.p.release.Knows},
+		Prefix: object.Things.Prefix,
 	}
 	if job.Encoding.Seal() != r.p.seal {
 		return nil, fmt.Errorf("this server does not encrypt with %q", job.Encoding.Seal())
 	}
 	if job.CRD.UID == "" {
-		if job.GroupResource == things.gr && job.Encoding.Plain() != things.encoding(r.p.release.stores) {
+		if job.GroupResource == object.Things.GroupResource && job.Encoding.Plain() != object.Things.Encoding(r.p.release.Stores) {
 			return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, job.Encoding)
 		}
-		if job.GroupResource == things.gr {
+		if job.GroupResource == object.Things.GroupResource {
 			return target, nil
 		}
 		target.Prefix = "/registry/" + job.GroupResource.Resource + "/"
-		if job.GroupResource == widgets.gr {
+		if job.GroupResource == object.Widgets.GroupResource {
 			return nil, errors.New("this server has no storage of widgets")
 		}
 		return target, nil
 	}
 	// A custom resource is converted without a schema, so nothing is dropped.
-	target.Prefix, target.Codec = widgets.prefix, codec{encoding: job.Encoding, knows: true}
+	target.Prefix, target.Codec = object.Widgets.Prefix, object.Codec{Encoding: job.Encoding, Knows: true}
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := (apiClient{p: r.p}).Get(ctx, client.ObjectKey{Name: job.GroupResource.String()}, crd); err != nil {
 		return nil, fmt.Errorf("read the CustomResourceDefinition: %w", err)

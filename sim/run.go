@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -159,7 +160,7 @@ func opening(config script.Config, kind int) []script.Event {
 	if kind == 0 {
 		return nil
 	}
-	r := releases[kind-1].name
+	r := object.Releases[kind-1].Name
 	var events []script.Event
 	for slot := range config.Slots {
 		events = append(events, script.Event{Do: script.Start, Slot: slot, What: r})
@@ -174,28 +175,28 @@ func opening(config script.Config, kind int) []script.Event {
 // rewriting is how a world begins whose rewrites have several transactions under way: there are
 // objects, the version that is stored has changed, and a migration has been made.
 func rewriting(config script.Config, objects int, r *rand.Rand) []script.Event {
-	release := r.IntN(len(releases) - 1)
-	moved := things
+	release := r.IntN(len(object.Releases) - 1)
+	moved := object.Things
 	if r.IntN(2) == 0 {
-		moved = widgets
+		moved = object.Widgets
 	}
-	if moved == things {
-		release = 1 + r.IntN(len(releases)-2) // the next one stores another version
+	if moved == object.Things {
+		release = 1 + r.IntN(len(object.Releases)-2) // the next one stores another version
 	}
 	events := opening(config, release+1)
 	for i := range objects {
-		for _, of := range all {
-			create := fmt.Sprintf("create %s/%c", of.name, 'a'+i)
+		for _, of := range object.All {
+			create := fmt.Sprintf("create %s/%c", of.Name, 'a'+i)
 			events = append(events, script.Event{Do: script.Run, Role: script.Writing1, What: create}, script.Event{Do: script.Finish, Role: script.Writing1})
 		}
 	}
-	if moved == widgets {
+	if moved == object.Widgets {
 		events = append(events, script.Event{Do: script.Define, What: "v2"})
 	}
 	for slot := range config.Slots {
-		if moved == things {
+		if moved == object.Things {
 			events = append(events, script.Event{Do: script.Admin, What: deleteLease[slot]}, script.Event{Do: script.Kill, Slot: slot},
-				script.Event{Do: script.Start, Slot: slot, What: releases[release+1].name}, script.Event{Do: script.Run, Slot: slot, Role: script.Leasing}, script.Event{Do: script.Finish, Slot: slot, Role: script.Leasing})
+				script.Event{Do: script.Start, Slot: slot, What: object.Releases[release+1].Name}, script.Event{Do: script.Run, Slot: slot, Role: script.Leasing}, script.Event{Do: script.Finish, Slot: slot, Role: script.Leasing})
 		}
 	}
 	for range 2 {
@@ -207,7 +208,7 @@ func rewriting(config script.Config, objects int, r *rand.Rand) []script.Event {
 	}
 	events = append(events, script.Event{Do: script.Lead})
 	for range 3 {
-		events = append(events, script.Event{Do: script.Run, Role: script.Triggering, What: moved.name}, script.Event{Do: script.Finish, Role: script.Triggering})
+		events = append(events, script.Event{Do: script.Run, Role: script.Triggering, What: moved.Name}, script.Event{Do: script.Finish, Role: script.Triggering})
 	}
 	return events
 }

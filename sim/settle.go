@@ -7,6 +7,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -48,7 +49,7 @@ func (w *World) comeToRest() {
 
 // heal has an administrator delete the objects that cannot be migrated.
 func (w *World) heal() {
-	for _, r := range all {
+	for _, r := range object.All {
 		w.healObjects(r)
 	}
 	w.observe(nil)
@@ -57,8 +58,8 @@ func (w *World) heal() {
 // broken says whether there are objects that cannot be migrated.
 func (w *World) broken() bool {
 	found := false
-	for _, r := range all {
-		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) { found = found || unmarshal(kv.Value).broken })
+	for _, r := range object.All {
+		w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) { found = found || object.Unmarshal(kv.Value).Broken })
 	}
 	return found
 }
@@ -146,7 +147,7 @@ func (w *World) calm() {
 	for w.purge() {
 		w.check()
 	}
-	for _, r := range all {
+	for _, r := range object.All {
 		w.pauseMigrations(r, false)
 	}
 	w.observe(nil)
@@ -163,7 +164,7 @@ func (w *World) leader() *Process {
 }
 
 // release is the release that all servers come to run when the world settles: that of the first.
-func (w *World) release() release {
+func (w *World) release() object.Release {
 	if p := w.leader(); p != nil {
 		return p.release
 	}
@@ -172,7 +173,7 @@ func (w *World) release() release {
 			return p.release
 		}
 	}
-	return releases[0]
+	return object.Releases[0]
 }
 
 // quiet is one round in which every server does all that is due, one after the other and
@@ -187,11 +188,11 @@ func (w *World) quiet() {
 			w.whole(p, r, "")
 		}
 		if p.leads {
-			for _, r := range all {
-				w.whole(p, script.Triggering, r.name)
+			for _, r := range object.All {
+				w.whole(p, script.Triggering, r.Name)
 			}
 		}
-		for _, r := range all {
+		for _, r := range object.All {
 			for n := 0; ; n++ {
 				if _, live := w.live(r, n); !live {
 					break
@@ -205,11 +206,11 @@ func (w *World) quiet() {
 }
 
 // numbered names the n-th migration of a resource, from 0, as events do.
-func numbered(r *resource, n int) string {
+func numbered(r *object.Resource, n int) string {
 	if n == 0 {
-		return r.name
+		return r.Name
 	}
-	return r.name + " " + strconv.Itoa(n)
+	return r.Name + " " + strconv.Itoa(n)
 }
 
 func (w *World) deliver(p *Process) {

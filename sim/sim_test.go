@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -106,7 +107,7 @@ finish s1/write1
 		for _, e := range events {
 			w.Do(e)
 		}
-		return w.store.Lookup(things.prefix+"a") != nil
+		return w.store.Lookup(object.Things.Prefix+"a") != nil
 	}
 	const want = "start s1 r1\nrun s1/lease\nfinish s1/lease\nrun s1/report\nfinish s1/report\nrun s1/write1 create things/a\nfinish s1/write1\n"
 	if got := script.Format(script.Reduce(events, 1000, stored)); got != want {
@@ -118,7 +119,7 @@ finish s1/write1
 func TestBenchAfterAPanic(t *testing.T) {
 	run := Outcome{Config: script.DefaultConfig()}
 	run.in(nil, func(w *World) {
-		w.Do(script.Event{Do: script.Start, What: releases[0].name})
+		w.Do(script.Event{Do: script.Start, What: object.Releases[0].Name})
 		w.resume(w.slots[0].spawn(script.Reporting, "", func() error { panic("broken") }))
 	})
 	if run.Violation == nil || run.Violation.Invariant != "panic" {

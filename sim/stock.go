@@ -15,6 +15,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -79,7 +80,7 @@ func (w *World) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 // judgeStock takes a stock server's put. While Unknown is reported for it, its writes are
 // covered: stored sets have Unknown. Before, as when its Lease is new or was deleted although
 // it lives, nothing is promised of it until Unknown is reported.
-func (w *World) judgeStock(r *request, res *resource, key string) {
+func (w *World) judgeStock(r *request, res *object.Resource, key string) {
 	if id := stockID(r.by.slot); !w.noticed(w.lookStorageVersion(res), id) {
 		w.ledger.unnoticed[key] = id
 	}
@@ -102,12 +103,12 @@ func (w *World) judgeSilence(r *request, name string, after *v1alpha1.StorageVer
 
 // forgive ends the exception for the keys that a server wrote before Unknown was reported for it.
 func (w *World) forgive(version string, id agree.ServerID) {
-	for _, r := range all {
-		if r.version != version {
+	for _, r := range object.All {
+		if r.Version != version {
 			continue
 		}
 		for key, by := range w.ledger.unnoticed {
-			if by == id && strings.HasPrefix(key, r.prefix) {
+			if by == id && strings.HasPrefix(key, r.Prefix) {
 				delete(w.ledger.unnoticed, key)
 			}
 		}
@@ -131,8 +132,8 @@ func (w *World) dismiss() {
 // silence says which StorageVersion does not tell that a server does not report.
 func (w *World) silence() reason {
 	for _, lease := range w.stockLeases() {
-		for _, r := range all {
-			if r.custom && w.lookDefinition() == nil {
+		for _, r := range object.All {
+			if r.Custom && w.lookDefinition() == nil {
 				continue
 			}
 			if sv := w.lookStorageVersion(r); !w.noticed(sv, idOf(lease)) || w.read(sv).agreed {

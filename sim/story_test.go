@@ -12,6 +12,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -92,12 +93,12 @@ func (w *World) show() string {
 	for _, lease := range w.shelf(leases) {
 		fmt.Fprintf(&b, "lease %s of %s\n", lease.name, w.ledger.owner[agree.ServerID(lease.name)])
 	}
-	for _, r := range all {
+	for _, r := range object.All {
 		sv, state := w.lookStorageVersion(r), w.lookState(r)
 		if sv != nil || state != nil {
-			fmt.Fprintf(&b, "%s: %s; %s\n", r.name, described{sv}, describedState{state})
+			fmt.Fprintf(&b, "%s: %s; %s\n", r.Name, described{sv}, describedState{state})
 		}
-		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
+		w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
 			fmt.Fprintf(&b, "  %s %s\n", strings.TrimPrefix(string(kv.Key), "/registry/"), kv.Value)
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/verdict"
 )
 
@@ -24,10 +25,10 @@ type judged struct {
 
 // checkVerdict checks the answer that preflight would give now to whether a server may start:
 // I10 The verdict is never safe for a server that cannot decode some stored object.
-func (w *World) checkVerdict(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string) {
+func (w *World) checkVerdict(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string) {
 	last := w.ledger.verdicts[r]
 	if last == nil || last.state != state || last.version != sv {
-		last = &judged{state: state, version: sv, safe: startable(r, setsOf(r, state, sv).Of(r.gr))}
+		last = &judged{state: state, version: sv, safe: startable(r, setsOf(r, state, sv).Of(r.GroupResource))}
 		w.ledger.verdicts[r] = last
 	}
 	if slices.Contains(last.safe, stored.Plain()) {
@@ -51,17 +52,17 @@ const censusLooks = 8
 
 // census returns the last census of a resource, judged by the sets remembered now; nil where nothing
 // is to be believed.
-func (w *World) census(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
+func (w *World) census(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
 	c := w.ledger.counted[r]
 	switch {
 	case !believed:
 		delete(w.ledger.counted, r)
 		return nil
-	case c == nil || c.looks == censusLooks || c.before.Versions[r.gr] == nil && c.judged.version != nil: // the last, since it may go unnoticed
+	case c == nil || c.looks == censusLooks || c.before.Versions[r.GroupResource] == nil && c.judged.version != nil: // the last, since it may go unnoticed
 		c = &counted{before: setsOf(r, state, sv)}
-		c.stored = c.before.Of(r.gr)
+		c.stored = c.before.Of(r.GroupResource)
 		c.stored.Census = &compat.StoredCensus{Objects: map[string]int64{}}
-		w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) { c.stored.Census.Objects[string(w.encodingOf(kv).Plain())]++ })
+		w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) { c.stored.Census.Objects[string(w.encodingOf(kv).Plain())]++ })
 		w.ledger.counted[r] = c
 	case c.judged.state == state && c.judged.version == sv:
 		return c
@@ -81,20 +82,20 @@ func (w *World) checkCounted(c *counted, sv *v1alpha1.StorageVersion, stored agr
 	}
 }
 
-func setsOf(r *resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion) verdict.Sets {
+func setsOf(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion) verdict.Sets {
 	sets := verdict.Sets{States: map[schema.GroupResource]*migrationv1alpha1.StorageState{}, Versions: map[schema.GroupResource]*v1alpha1.StorageVersion{}}
 	if state != nil {
-		sets.States[r.gr] = state
+		sets.States[r.GroupResource] = state
 	}
 	if sv != nil {
-		sets.Versions[r.gr] = sv
+		sets.Versions[r.GroupResource] = sv
 	}
 	return sets
 }
 
 // startable are the encodings of a resource without which a server may start, by the verdict on
 // what may be stored.
-func startable(r *resource, stored compat.Stored) (safe []agree.Encoding) {
+func startable(r *object.Resource, stored compat.Stored) (safe []agree.Encoding) {
 	for e, target := range without[r] {
 		if verdict.OfServer(target, []compat.Stored{stored}).Verdict == compat.Safe {
 			safe = append(safe, e)
@@ -104,22 +105,22 @@ func startable(r *resource, stored compat.Stored) (safe []agree.Encoding) {
 }
 
 // without are, by resource and encoding, servers that decode every other encoding.
-var without = func() map[*resource]map[agree.Encoding]*compat.Target {
-	all := map[*resource]map[agree.Encoding]*compat.Target{}
+var without = func() map[*object.Resource]map[agree.Encoding]*compat.Target {
+	all := map[*object.Resource]map[agree.Encoding]*compat.Target{}
 	versions := []string{"v1", "v2", "v3"}
 	release := version.MustParseGeneric("1.37")
-	for _, r := range [...]*resource{things, widgets} {
+	for _, r := range [...]*object.Resource{object.Things, object.Widgets} {
 		all[r] = map[agree.Encoding]*compat.Target{}
 		for _, lost := range versions {
 			var rows []compat.Lifecycle
 			for _, v := range versions {
-				row := compat.Lifecycle{GroupVersionResource: r.gr.WithVersion(v), Kind: r.kind}
+				row := compat.Lifecycle{GroupVersionResource: r.GroupResource.WithVersion(v), Kind: r.Kind}
 				if v == lost {
 					row.Removed = release
 				}
 				rows = append(rows, row)
 			}
-			all[r][r.encoding(lost)] = compat.ReleaseTarget(rows, release)
+			all[r][r.Encoding(lost)] = compat.ReleaseTarget(rows, release)
 		}
 	}
 	return all

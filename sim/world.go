@@ -26,6 +26,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -198,11 +199,11 @@ const (
 func (w *World) doStart(e script.Event) bool {
 	name, silent := strings.CutSuffix(e.What, gateOff)
 	name, stock := strings.CutSuffix(name, withoutConcord)
-	i := slices.IndexFunc(releases, func(r release) bool { return r.name == name })
+	i := slices.IndexFunc(object.Releases, func(r object.Release) bool { return r.Name == name })
 	if i < 0 || e.Slot >= w.config.Slots || w.slots[e.Slot] != nil && !w.slots[e.Slot].gone {
 		return false
 	}
-	w.start(e.Slot, releases[i], silent, stock)
+	w.start(e.Slot, object.Releases[i], silent, stock)
 	return true
 }
 
@@ -465,7 +466,7 @@ func (w *World) relist(p *Process, s script.Stream) {
 // of the resource, "things 1" the second.
 func (w *World) migration(what string) (string, bool) {
 	name, number, _ := strings.Cut(what, " ")
-	r, ok := resourceNamed(name)
+	r, ok := object.Named(name)
 	if !ok {
 		return "", false
 	}
@@ -477,10 +478,10 @@ func (w *World) migration(what string) (string, bool) {
 }
 
 // live returns the name of the n-th migration of a resource, from 0, that is not final.
-func (w *World) live(r *resource, n int) (string, bool) {
+func (w *World) live(r *object.Resource, n int) (string, bool) {
 	for _, stored := range w.shelf(migrations) {
 		m := stored.obj.(*migrationv1alpha1.StorageVersionMigration)
-		if migrationv1alpha1.Resource(m) == r.gr && !migrationv1alpha1.Final(m) {
+		if migrationv1alpha1.Resource(m) == r.GroupResource && !migrationv1alpha1.Final(m) {
 			if n == 0 {
 				return m.Name, true
 			}
@@ -515,8 +516,8 @@ func (w *World) define(version string) bool {
 
 func definition(version string) *apiextensionsv1.CustomResourceDefinition {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	crd.Name = widgets.full
-	crd.Spec.Group, crd.Spec.Names.Plural, crd.Spec.Names.Kind = widgets.gr.Group, widgets.gr.Resource, widgets.kind
+	crd.Name = object.Widgets.Full
+	crd.Spec.Group, crd.Spec.Names.Plural, crd.Spec.Names.Kind = object.Widgets.GroupResource.Group, object.Widgets.GroupResource.Resource, object.Widgets.Kind
 	for _, name := range []string{"v1", "v2"} {
 		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: name == version})
 	}
@@ -552,7 +553,7 @@ func (w *World) purge() bool {
 		return false
 	}
 	var keys []string
-	w.store.Scan(widgets.prefix, func(kv *mvccpb.KeyValue) { keys = append(keys, string(kv.Key)) })
+	w.store.Scan(object.Widgets.Prefix, func(kv *mvccpb.KeyValue) { keys = append(keys, string(kv.Key)) })
 	for _, key := range keys {
 		w.remove(key)
 	}
@@ -576,7 +577,7 @@ func (w *World) admin(what string) bool {
 		return false
 	}
 	last := words[len(words)-1]
-	r, isResource := resourceNamed(last)
+	r, isResource := object.Named(last)
 	done := false
 	switch deed := strings.Join(words[:len(words)-1], " "); {
 	case deed == "delete lease":
@@ -589,16 +590,16 @@ func (w *World) admin(what string) bool {
 		}
 	case !isResource:
 	case deed == "delete state":
-		done = w.remove(keyOf(states, r.state))
+		done = w.remove(keyOf(states, r.State))
 	case deed == "delete version":
-		done = w.remove(keyOf(storageVersions, r.version))
+		done = w.remove(keyOf(storageVersions, r.Version))
 	case deed == "delete migration":
 		if name, ok := w.migration(last); ok {
 			done = w.remove(keyOf(migrations, name))
 		}
 	case deed == "migrate":
 		m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
-			Resource: migrationv1alpha1.GroupVersionResource{Group: r.gr.Group, Version: "v1", Resource: r.gr.Resource},
+			Resource: migrationv1alpha1.GroupVersionResource{Group: r.GroupResource.Group, Version: "v1", Resource: r.GroupResource.Resource},
 		}}
 		m.Name = fmt.Sprintf("user-%s-%d", last, w.lastUID)
 		done = w.create(m, epoch.Add(w.now)) == nil
@@ -616,7 +617,7 @@ func (w *World) admin(what string) bool {
 }
 
 // pauseMigrations has the migrations of a resource that are not final paused, or go on.
-func (w *World) pauseMigrations(r *resource, paused bool) bool {
+func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 	var changed []*migrationv1alpha1.StorageVersionMigration
 	for n := 0; ; n++ {
 		name, ok := w.live(r, n)
@@ -636,25 +637,25 @@ func (w *World) pauseMigrations(r *resource, paused bool) bool {
 
 // forge edits a StorageState consistently. That is found out only where storedVersions would
 // shrink by it, so only the StorageState of a resource that has them can be forged.
-func (w *World) forge(r *resource) bool {
+func (w *World) forge(r *object.Resource) bool {
 	state, sv, crd := w.lookState(r), w.lookStorageVersion(r), w.lookDefinition()
-	if !r.custom || w.config.Census == 0 || state == nil || sv == nil || !w.read(sv).agreed ||
+	if !r.Custom || w.config.Census == 0 || state == nil || sv == nil || !w.read(sv).agreed ||
 		crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.lowered > 0 {
 		return false
 	}
 	next := state.DeepCopy()
 	view := migrationv1alpha1.ViewState(next)
 	view.Of, view.Current, view.Stored = w.read(sv).ref, w.read(sv).common, []agree.Encoding{w.read(sv).common}
-	migrationv1alpha1.SetState(next, view, r.kind)
+	migrationv1alpha1.SetState(next, view, r.Kind)
 	w.ledger.forged = true
 	w.must(w.put(states, next))
 	return true
 }
 
 // lower takes out of storedVersions all but the version that the definition stores.
-func (w *World) lower(r *resource) bool {
+func (w *World) lower(r *object.Resource) bool {
 	crd := w.lookDefinition()
-	if !r.custom || crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.forged {
+	if !r.Custom || crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.forged {
 		return false
 	}
 	next := crd.DeepCopy()
@@ -668,33 +669,33 @@ func (w *World) lower(r *resource) bool {
 }
 
 // tells says whether a state names all that storedVersions name.
-func tells(state evolve.State, r *resource, stored []string) bool {
+func tells(state evolve.State, r *object.Resource, stored []string) bool {
 	named := slices.Clone(state.Listed)
 	for _, e := range state.Stored {
 		named = append(named, e.Plain())
 	}
-	return !slices.ContainsFunc(stored, func(v string) bool { return !slices.Contains(named, r.encoding(v)) })
+	return !slices.ContainsFunc(stored, func(v string) bool { return !slices.Contains(named, r.Encoding(v)) })
 }
 
 // kept is called when a look at widgets has ended that left nothing to do: storedVersions that
 // were lowered by hand before it are put right, if the stored set can be named, or if the state
 // knew before what storedVersions named.
 func (w *World) kept(t *task) {
-	state := w.lookState(widgets)
+	state := w.lookState(object.Widgets)
 	if state == nil || t.began < w.ledger.lowered ||
 		slices.Contains(migrationv1alpha1.ViewState(state).Stored, agree.Unknown) && state.UID != w.ledger.loweredOf {
 		return
 	}
 	if w.ledger.lowered > 0 {
 		w.ledger.lowered = 0
-		w.checkStored(widgets)
+		w.checkStored(object.Widgets)
 	}
 }
 
-func (w *World) healObjects(r *resource) bool {
+func (w *World) healObjects(r *object.Resource) bool {
 	var keys []string
-	w.store.Scan(r.prefix, func(kv *mvccpb.KeyValue) {
-		if unmarshal(kv.Value).broken {
+	w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
+		if object.Unmarshal(kv.Value).Broken {
 			keys = append(keys, string(kv.Key))
 		}
 	})

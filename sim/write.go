@@ -17,12 +17,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
-)
-
-var (
-	errExists   = errors.New("already exists")
-	errNotFound = errors.New("not found")
-	errBusy     = errors.New("changed again and again")
+	"github.com/concord-dev/concord/sim/object"
 )
 
 // write returns the body of a client's write, nil if there is no such write. It is
@@ -34,24 +29,24 @@ var (
 func (p *Process) write(what string) func() error {
 	verb, path, _ := strings.Cut(what, " ")
 	resourceName, name, _ := strings.Cut(path, "/")
-	r, ok := resourceNamed(resourceName)
+	r, ok := object.Named(resourceName)
 	if !ok || name == "" {
 		return nil
 	}
-	key := r.prefix + name
+	key := r.Prefix + name
 	if verb == "delete" {
-		return func() error { return p.deleteObject(key) }
+		return func() error { return object.Delete(context.Background(), p.kv(), key) }
 	}
 	p.w.written++
-	wanted := &object{data: strconv.Itoa(p.w.written), broken: verb == "poison"}
-	wanted.Kind = r.kind
-	if p.release.knows && p.w.written%2 == 0 {
-		wanted.future = wanted.data
+	wanted := &object.Object{Data: strconv.Itoa(p.w.written), Broken: verb == "poison"}
+	wanted.Kind = r.Kind
+	if p.release.Knows && p.w.written%2 == 0 {
+		wanted.Future = wanted.Data
 	}
 	ctx := context.Background()
 	put := func() error {
 		if !p.stock {
-			if err := p.member.Admit(member.Request{IsResource: true, Resource: r.gr, Verb: verb}); err != nil {
+			if err := p.member.Admit(member.Request{IsResource: true, Resource: r.GroupResource, Verb: verb}); err != nil {
 				return err
 			}
 		}
@@ -62,10 +57,14 @@ func (p *Process) write(what string) func() error {
 		for tries := 0; ; tries++ {
 			switch verb {
 			case "create", "poison":
-				err = store.create(ctx, key, wanted)
+				err = store.Create(ctx, key, wanted)
 			default:
 				// On a newer store the update starts from what etcd holds.
-				err = store.update(ctx, key, wanted, verb == "stale" && tries == 0)
+				var cached func(key string) *mvccpb.KeyValue
+				if verb == "stale" && tries == 0 {
+					cached = p.w.stale
+				}
+				err = store.Update(ctx, key, wanted, cached)
 			}
 			if !errors.Is(err, agree.ErrSuperseded) || tries == maxForwards {
 				return err
@@ -78,7 +77,7 @@ func (p *Process) write(what string) func() error {
 	}
 	return func() error {
 		err := put()
-		p.w.answered(what, wanted.data, err)
+		p.w.answered(what, wanted.Data, err)
 		return err
 	}
 }
@@ -88,85 +87,27 @@ const (
 	forwardWait = 20 * time.Millisecond
 )
 
-// store is a process's store of a resource, for one encoding, as etcd3's is made over
-// the client that fence builds.
-type store struct {
-	p      *Process
-	r      *resource
-	client kubernetes.Interface
-	codec  codec
-}
-
 // newest returns the store that the process built last.
-func (p *Process) newest(r *resource) (store, error) {
-	version := p.release.stores
-	if r.custom {
+func (p *Process) newest(r *object.Resource) (object.Store, error) {
+	version := p.release.Stores
+	if r.Custom {
 		if p.handler == nil {
-			return store{}, errNotServed
+			return object.Store{}, errNotServed
 		}
 		if apihelpers.IsCRDConditionTrue(p.handler, apiextensionsv1.Terminating) {
-			return store{}, fmt.Errorf("create not allowed while custom resource definition is terminating")
+			return object.Store{}, fmt.Errorf("create not allowed while custom resource definition is terminating")
 		}
 		version = storedBy(p.handler)
 	}
-	e := r.encoding(version).Sealed(p.seal)
+	e := r.Encoding(version).Sealed(p.seal)
+	c := object.Codec{Encoding: e, Knows: p.release.Knows}
 	if p.silent || p.stock {
 		unfenced := kubernetes.Client{Client: &clientv3.Client{KV: p.kv()}}
-		return store{p: p, r: r, codec: codec{encoding: e, knows: p.release.knows}, client: unfenced}, nil
+		return object.Store{KV: p.kv(), Codec: c, Client: unfenced}, nil
 	}
-	return store{p: p, r: r, codec: codec{encoding: e, knows: p.release.knows}, client: fence.NewClient(nil, fence.ClientConfig{
-		KV: p.kv(), Permits: p.member, Resource: r.gr, Encoding: e, Prefix: kindPrefix[storageVersions], Decoder: &p.w.objects,
+	return object.Store{KV: p.kv(), Codec: c, Client: fence.NewClient(nil, fence.ClientConfig{
+		KV: p.kv(), Permits: p.member, Resource: r.GroupResource, Encoding: e, Prefix: kindPrefix[storageVersions], Decoder: &p.w.objects,
 	})}, nil
-}
-
-func (s store) create(ctx context.Context, key string, o *object) error {
-	wanted := *o
-	wanted.APIVersion = string(s.codec.encoding)
-	r, err := s.client.OptimisticPut(ctx, key, wanted.marshal(), 0, kubernetes.PutOptions{})
-	switch {
-	case err != nil:
-		return err
-	case !r.Succeeded:
-		return errExists
-	}
-	return nil
-}
-
-// update is GuaranteedUpdate: it starts from the value that is read, or from the one that a cache
-// holds, and again from the value that was found instead.
-func (s store) update(ctx context.Context, key string, o *object, cached bool) error {
-	var kv *mvccpb.KeyValue
-	if cached {
-		kv = s.p.w.stale(key)
-	} else {
-		r, err := s.p.kv().Get(ctx, key)
-		if err != nil {
-			return err
-		}
-		if len(r.Kvs) == 1 {
-			kv = r.Kvs[0]
-		}
-	}
-	for range 3 {
-		if kv == nil {
-			return errNotFound
-		}
-		decoded, _, err := s.codec.Decode(kv.Value, nil, nil)
-		if err != nil {
-			return err
-		}
-		next := *decoded.(*object)
-		next.data, next.APIVersion = o.data, string(s.codec.encoding)
-		if s.codec.knows {
-			next.future = o.future
-		}
-		r, err := s.client.OptimisticPut(ctx, key, next.marshal(), kv.ModRevision, kubernetes.PutOptions{GetOnFailure: true})
-		if err != nil || r.Succeeded {
-			return err
-		}
-		kv = r.KV
-	}
-	return errBusy
 }
 
 // stale returns a key's KeyValue before the present one, or the present one.
@@ -184,21 +125,4 @@ func (w *World) stale(key string) *mvccpb.KeyValue {
 		}
 	}
 	return now
-}
-
-// deleteObject deletes an object as OptimisticDelete does. It carries no fence.
-func (p *Process) deleteObject(key string) error {
-	ctx := context.Background()
-	r, err := p.kv().Get(ctx, key)
-	if err != nil {
-		return err
-	}
-	if len(r.Kvs) == 0 {
-		return errNotFound
-	}
-	answer, err := p.kv().Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Kvs[0].ModRevision)).Then(clientv3.OpDelete(key)).Commit()
-	if err == nil && !answer.Succeeded {
-		return errBusy
-	}
-	return err
 }
