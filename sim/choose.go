@@ -9,6 +9,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -271,7 +272,7 @@ func (c *chooser) offerTasks(p *Process) {
 		return
 	}
 	for s := range script.Streams {
-		if p.cursors[s] < len(c.w.changes[streamKind[s]]) {
+		if p.cursors[s] < len(c.w.api.Changes[streamKind[s]]) {
 			c.add(c.temper.lag, script.Event{Do: script.See, Slot: slot, See: s})
 		}
 	}
@@ -334,7 +335,7 @@ func (c *chooser) offerFaults(p *Process) {
 // offerDismissal offers the deletion of a stock server's Lease: of one that is gone, which
 // somebody has to do, and of one that lives.
 func (c *chooser) offerDismissal(slot int) {
-	if c.temper.stock == 0 || c.w.look(leases, string(stockID(slot))) == nil {
+	if c.temper.stock == 0 || c.w.api.Look(registry.Leases, string(stockID(slot))) == nil {
 		return
 	}
 	weight := 3
@@ -389,7 +390,7 @@ func (c *chooser) offerWorld() {
 	case f[script.Etcd] > 0:
 		c.add(f[script.Etcd], script.Event{Do: script.Etcd, What: []string{"down", "full", "slow"}[c.IntN(3)]})
 	}
-	switch crd := w.lookDefinition(); {
+	switch crd := w.api.LookDefinition(); {
 	case crd == nil:
 		c.add(8, script.Event{Do: script.Define, What: []string{"v1", "v2"}[c.IntN(2)]})
 	case crd.DeletionTimestamp != nil:
@@ -435,8 +436,8 @@ func ofAll(deed string) (words [len(object.All)]string) {
 
 // failedMigration says whether a migration has failed.
 func (w *World) failedMigration() bool {
-	return slices.ContainsFunc(w.shelf(migrations), func(stored shelved) bool {
-		m := stored.obj.(*migrationv1alpha1.StorageVersionMigration)
+	return slices.ContainsFunc(w.api.Shelf(registry.Migrations), func(stored registry.Stored) bool {
+		m := stored.Object.(*migrationv1alpha1.StorageVersionMigration)
 		return slices.ContainsFunc(m.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
 			return c.Type == migrationv1alpha1.MigrationFailed
 		})

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,10 +20,9 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/sim/etcd"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
-
-var everyContext = context.Background()
 
 // Violation is an invariant of DESIGN 3.7 that does not hold.
 type Violation struct {
@@ -129,9 +127,9 @@ func (w *World) judge(r *request, e etcd.Event) {
 		}
 	}
 	switch {
-	case strings.HasPrefix(e.Key, kindPrefix[leases]):
+	case strings.HasPrefix(e.Key, registry.Leases.Prefix()):
 		w.judgeLease(r, e)
-	case strings.HasPrefix(e.Key, kindPrefix[storageVersions]) && r != nil:
+	case strings.HasPrefix(e.Key, registry.StorageVersions.Prefix()) && r != nil:
 		w.judgeReports(r, e)
 	}
 }
@@ -148,7 +146,7 @@ func (w *World) judgeObject(r *request, res *object.Resource, e etcd.Event) {
 		w.ledger.committed[object.Unmarshal(e.KV.Value).Data] = true
 	}
 	encoding := w.encodingOf(e.KV)
-	sv := w.lookStorageVersion(res)
+	sv := w.api.LookStorageVersion(res)
 	w.ledger.unreported[e.Key] = r.by.stock || r.by.silent
 	switch {
 	case r.by.stock:
@@ -179,7 +177,7 @@ func (w *World) judgeObject(r *request, res *object.Resource, e etcd.Event) {
 	}
 	if res.Custom {
 		w.ledger.madeFor[e.Key] = madeFor(sv)
-		if crd := w.lookDefinition(); crd != nil && w.ledger.ended[sv.UID] {
+		if crd := w.api.LookDefinition(); crd != nil && w.ledger.ended[sv.UID] {
 			w.ledger.madeFor[e.Key] = crd.UID
 		}
 	}
@@ -219,7 +217,7 @@ func (w *World) declared(p *Process) (declared, once bool) {
 	for id := range w.ledger.erased {
 		if w.ledger.owner[id] == p {
 			once = true
-			declared = declared || w.look(leases, string(id)) != nil
+			declared = declared || w.api.Look(registry.Leases, string(id)) != nil
 		}
 	}
 	return declared, once
@@ -233,8 +231,8 @@ func madeFor(sv *v1alpha1.StorageVersion) types.UID {
 // older says whether a server is older than one that took part before its task began.
 func (w *World) older(r *request) bool {
 	found := false
-	w.store.Scan(kindPrefix[leases], func(kv *mvccpb.KeyValue) {
-		owner := w.ledger.owner[agree.ServerID(strings.TrimPrefix(string(kv.Key), kindPrefix[leases]))]
+	w.store.Scan(registry.Leases.Prefix(), func(kv *mvccpb.KeyValue) {
+		owner := w.ledger.owner[agree.ServerID(strings.TrimPrefix(string(kv.Key), registry.Leases.Prefix()))]
 		found = found || owner != nil && owner.release.Emulates > r.by.release.Emulates && kv.CreateRevision <= r.began
 	})
 	return found
@@ -263,7 +261,7 @@ func (w *World) judgeRewrite(r *request, e etcd.Event, encoding agree.Encoding) 
 // judgeLease keeps account of renewals and checks which process deletes a Lease.
 func (w *World) judgeLease(r *request, e etcd.Event) {
 	if e.KV != nil {
-		lease := w.view(e.KV).(*coordinationv1.Lease)
+		lease := w.api.View(e.KV).(*coordinationv1.Lease)
 		id := agree.ServerID(lease.Name)
 		w.ledger.renewed[id] = renewal{w.ledger.available, w.ledger.outages}
 		if r != nil && (w.ledger.owner[id] == nil || r.by.stock) {
@@ -274,7 +272,7 @@ func (w *World) judgeLease(r *request, e etcd.Event) {
 	// I6 The report of a server that renewed its Lease within the duration is never
 	// collected: so neither is its Lease, which would have its reports dropped. Time in which
 	// etcd took no renewals does not count.
-	id := agree.ServerID(w.view(e.Prev).GetName())
+	id := agree.ServerID(w.api.View(e.Prev).GetName())
 	if r != nil && r.role == script.Collecting && w.alive(id, r.by) {
 		w.violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.by, id, w.ledger.owner[id], w.ledger.available-w.ledger.renewed[id].available)
 	}
@@ -301,15 +299,15 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 	if e.Prev == nil {
 		return
 	}
-	before := w.view(e.Prev).(*v1alpha1.StorageVersion)
-	if crd := w.lookDefinition(); e.KV == nil && r.role == script.Reporting && (crd == nil || crd.UID != madeFor(before) || r.by.silent) {
+	before := w.api.View(e.Prev).(*v1alpha1.StorageVersion)
+	if crd := w.api.LookDefinition(); e.KV == nil && r.role == script.Reporting && (crd == nil || crd.UID != madeFor(before) || r.by.silent) {
 		return // a definition's end takes all reports with it, and so does a server whose gate is off
 	}
 	var kept []agree.Report
 	if e.KV != nil {
-		after := w.view(e.KV).(*v1alpha1.StorageVersion)
+		after := w.api.View(e.KV).(*v1alpha1.StorageVersion)
 		kept = w.read(after).reports
-		if crd := w.lookDefinition(); madeFor(after) == "" || crd != nil && crd.UID == madeFor(after) {
+		if crd := w.api.LookDefinition(); madeFor(after) == "" || crd != nil && crd.UID == madeFor(after) {
 			w.judgeSilence(r, after.Name, after)
 		}
 	}
@@ -317,13 +315,13 @@ func (w *World) judgeReports(r *request, e etcd.Event) {
 		if e.KV == nil && report.Encoding == agree.Unknown {
 			continue // others made it, and do so again in the next StorageVersion
 		}
-		if lease := w.store.Lookup(keyOf(leases, string(report.Server))); lease != nil && isStock(report.Server) && lease.CreateRevision > r.began {
+		if lease := w.store.Lookup(registry.KeyOf(registry.Leases, string(report.Server))); lease != nil && isStock(report.Server) && lease.CreateRevision > r.began {
 			continue // this Lease was made after the task began: the one before, of the same name, was gone
 		}
 		_, stays := agree.Of(kept, report.Server)
 		owner := w.ledger.owner[report.Server]
 		// I6 The report of a server that renewed its Lease within the duration is never collected.
-		if !stays && owner != r.by && w.look(leases, string(report.Server)) != nil && w.alive(report.Server, r.by) {
+		if !stays && owner != r.by && w.api.Look(registry.Leases, string(report.Server)) != nil && w.alive(report.Server, r.by) {
 			w.violate("I6", "%s dropped the report of %s, who is %s and has a Lease", r.by, report, owner)
 		}
 	}
@@ -335,7 +333,7 @@ func (w *World) noteEnd(r *request, e etcd.Event) {
 	if e.KV == nil || r.role != script.Reporting {
 		return
 	}
-	if sv := w.view(e.KV).(*v1alpha1.StorageVersion); r.ended != "" && madeFor(sv) == r.ended {
+	if sv := w.api.View(e.KV).(*v1alpha1.StorageVersion); r.ended != "" && madeFor(sv) == r.ended {
 		w.ledger.ended[sv.UID] = true
 	}
 }
@@ -348,7 +346,7 @@ func (w *World) check() {
 	}
 	log := w.store.Log()
 	matters := slices.ContainsFunc(log[w.checked:], func(e etcd.Event) bool {
-		return !strings.HasPrefix(e.Key, kindPrefix[leases]) && !strings.HasPrefix(e.Key, kindPrefix[migrations])
+		return !strings.HasPrefix(e.Key, registry.Leases.Prefix()) && !strings.HasPrefix(e.Key, registry.Migrations.Prefix())
 	})
 	w.checked = len(log)
 	if !matters {
@@ -360,7 +358,7 @@ func (w *World) check() {
 }
 
 func (w *World) checkStored(r *object.Resource) {
-	sv, state := w.lookStorageVersion(r), w.lookState(r)
+	sv, state := w.api.LookStorageVersion(r), w.api.LookState(r)
 	var view evolve.State
 	current := false // whether the state's (uid, epoch) is the StorageVersion's
 	if sv != nil && state != nil {
@@ -370,7 +368,7 @@ func (w *World) checkStored(r *object.Resource) {
 	var stored []string
 	var uid types.UID // of the definition
 	if r.Custom {
-		if crd := w.lookDefinition(); crd != nil {
+		if crd := w.api.LookDefinition(); crd != nil {
 			stored, uid = crd.Status.StoredVersions, crd.UID
 		}
 	}
@@ -418,10 +416,10 @@ func (w *World) excepted(kv *mvccpb.KeyValue) bool {
 // does not stop the others (DESIGN 3.5).
 func (w *World) spared() (why reason) {
 	for _, r := range object.All {
-		if r.Custom && w.lookDefinition() == nil {
+		if r.Custom && w.api.LookDefinition() == nil {
 			continue
 		}
-		sv := w.lookStorageVersion(r)
+		sv := w.api.LookStorageVersion(r)
 		if sv == nil {
 			return because("%s has no StorageVersion", r.Name)
 		}
@@ -444,16 +442,16 @@ func (w *World) rest() reason {
 	for _, r := range object.All {
 		version := w.release().Stores
 		if r.Custom {
-			crd := w.lookDefinition()
+			crd := w.api.LookDefinition()
 			if crd == nil {
 				continue
 			}
-			version = storedBy(crd)
+			version = registry.StoredBy(crd)
 			if len(crd.Status.StoredVersions) != 1 || crd.Status.StoredVersions[0] != version {
 				return because("storedVersions of %s is %v", crd.Name, crd.Status.StoredVersions)
 			}
 		}
-		sv, state := w.lookStorageVersion(r), w.lookState(r)
+		sv, state := w.api.LookStorageVersion(r), w.api.LookState(r)
 		if sv == nil || state == nil {
 			return because("%s has %s and %s", r.Name, described{sv}, describedState{state})
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/sim/etcd"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -36,7 +37,7 @@ const (
 	collectInterval = time.Second
 )
 
-var streamKind = [script.Streams]kind{leases, storageVersions, definitions, definitions, migrations, storageVersions}
+var streamKind = [script.Streams]registry.Kind{registry.Leases, registry.StorageVersions, registry.Definitions, registry.Definitions, registry.Migrations, registry.StorageVersions}
 
 // Process is one run of an API server, from its start to its end.
 type Process struct {
@@ -210,9 +211,9 @@ func (p *Process) kv() clientv3.KV { return etcd.KV{Doer: etcdDoer{p}} }
 // erase is done by a server whose gate is off when it has a Lease: it deletes all
 // StorageVersions, with one request.
 func (p *Process) erase(ctx context.Context) error {
-	r := &request{verb: "delete", kind: kinds, key: strings.TrimPrefix(kindPrefix[storageVersions], "/registry/")}
+	r := &request{verb: "delete", kind: registry.Kinds, key: strings.TrimPrefix(registry.StorageVersions.Prefix(), "/registry/")}
 	r.apply = func(w *World, r *request) error {
-		_, err := w.store.Delete(context.Background(), kindPrefix[storageVersions], clientv3.WithPrefix())
+		_, err := w.store.Delete(context.Background(), registry.StorageVersions.Prefix(), clientv3.WithPrefix())
 		w.ledger.erasure(r.id)
 		return err
 	}
@@ -399,15 +400,15 @@ func (d departing) Done() <-chan struct{} {
 }
 
 // told delivers one event of a watch.
-func (p *Process) told(s script.Stream, e change) {
+func (p *Process) told(s script.Stream, e registry.Change) {
 	if !p.watches(s) {
 		return
 	}
 	p.idle = p.idle && s > script.SeeDefinitions
-	deleted := e.obj == nil
-	obj := e.obj
+	deleted := e.Object == nil
+	obj := e.Object
 	if deleted {
-		obj = e.last
+		obj = e.Last
 	}
 	switch s {
 	case script.SeeLeases:
@@ -474,14 +475,14 @@ func (p *Process) relisted(s script.Stream) {
 	switch s {
 	case script.SeeLeases:
 		var list coordinationv1.LeaseList
-		w.list(leases, &list, everything)
+		w.api.List(registry.Leases, &list, everything)
 		p.member.ObserveLeases(list.Items, revision)
 	case script.SeeVersions:
 		var list v1alpha1.StorageVersionList
-		w.list(storageVersions, &list, everything)
+		w.api.List(registry.StorageVersions, &list, everything)
 		p.member.ObserveStorageVersions(list.Items, revision)
 	case script.SeeDefinitions:
-		crd := w.lookDefinition()
+		crd := w.api.LookDefinition()
 		if last := p.known[object.Widgets.Full]; crd == nil && last != nil {
 			p.forget(last)
 		}
@@ -489,10 +490,10 @@ func (p *Process) relisted(s script.Stream) {
 			p.know(crd)
 		}
 	case script.SeeHandler:
-		p.handler = w.lookDefinition()
+		p.handler = w.api.LookDefinition()
 	case script.SeeMigrations, script.SeeRewrites:
 		// The migrator looks only at what is interrupted: ends and changes.
-		for _, e := range w.changes[streamKind[s]][max(p.cursors[s], 0):] {
+		for _, e := range w.api.Changes[streamKind[s]][max(p.cursors[s], 0):] {
 			p.told(s, e)
 		}
 	}

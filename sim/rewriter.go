@@ -14,6 +14,7 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 )
 
 // rewriter runs rewrites next to a process's stores, as package server wires it.
@@ -52,7 +53,7 @@ func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(clai
 func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
 	target := &migratestore.Target{
 		GroupResource: job.GroupResource, Encoding: job.Encoding,
-		FenceKey: keyOf(storageVersions, storageversion.Name(job.GroupResource)), FenceRevision: job.FenceRevision,
+		FenceKey: registry.KeyOf(registry.StorageVersions, storageversion.Name(job.GroupResource)), FenceRevision: job.FenceRevision,
 		Refence: func(ctx context.Context) (int64, error) {
 			revision, err := job.Refence(ctx)
 			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)

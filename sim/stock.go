@@ -16,6 +16,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -60,12 +61,12 @@ func (p *Process) heartbeat(ctx context.Context) error {
 // stockLeases are the servers that have a Lease and do not report.
 func (w *World) stockLeases() []*mvccpb.KeyValue {
 	var found []*mvccpb.KeyValue
-	w.store.Scan(kindPrefix[leases]+stockPrefix, func(kv *mvccpb.KeyValue) { found = append(found, kv) })
+	w.store.Scan(registry.Leases.Prefix()+stockPrefix, func(kv *mvccpb.KeyValue) { found = append(found, kv) })
 	return found
 }
 
 func idOf(lease *mvccpb.KeyValue) agree.ServerID {
-	return agree.ServerID(strings.TrimPrefix(string(lease.Key), kindPrefix[leases]))
+	return agree.ServerID(strings.TrimPrefix(string(lease.Key), registry.Leases.Prefix()))
 }
 
 // noticed says whether a StorageVersion says that a server does not report.
@@ -81,7 +82,7 @@ func (w *World) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 // covered: stored sets have Unknown. Before, as when its Lease is new or was deleted although
 // it lives, nothing is promised of it until Unknown is reported.
 func (w *World) judgeStock(r *request, res *object.Resource, key string) {
-	if id := stockID(r.by.slot); !w.noticed(w.lookStorageVersion(res), id) {
+	if id := stockID(r.by.slot); !w.noticed(w.api.LookStorageVersion(res), id) {
 		w.ledger.unnoticed[key] = id
 	}
 }
@@ -133,10 +134,10 @@ func (w *World) dismiss() {
 func (w *World) silence() reason {
 	for _, lease := range w.stockLeases() {
 		for _, r := range object.All {
-			if r.Custom && w.lookDefinition() == nil {
+			if r.Custom && w.api.LookDefinition() == nil {
 				continue
 			}
-			if sv := w.lookStorageVersion(r); !w.noticed(sv, idOf(lease)) || w.read(sv).agreed {
+			if sv := w.api.LookStorageVersion(r); !w.noticed(sv, idOf(lease)) || w.read(sv).agreed {
 				return because("nobody reports Unknown for %s: %s", idOf(lease), described{sv})
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -90,11 +91,11 @@ func act(t *testing.T, d *datadriven.TestData, w *World) string {
 // show prints what the protocol has stored, and the objects.
 func (w *World) show() string {
 	var b strings.Builder
-	for _, lease := range w.shelf(leases) {
-		fmt.Fprintf(&b, "lease %s of %s\n", lease.name, w.ledger.owner[agree.ServerID(lease.name)])
+	for _, lease := range w.api.Shelf(registry.Leases) {
+		fmt.Fprintf(&b, "lease %s of %s\n", lease.Name, w.ledger.owner[agree.ServerID(lease.Name)])
 	}
 	for _, r := range object.All {
-		sv, state := w.lookStorageVersion(r), w.lookState(r)
+		sv, state := w.api.LookStorageVersion(r), w.api.LookState(r)
 		if sv != nil || state != nil {
 			fmt.Fprintf(&b, "%s: %s; %s\n", r.Name, described{sv}, describedState{state})
 		}
@@ -102,12 +103,12 @@ func (w *World) show() string {
 			fmt.Fprintf(&b, "  %s %s\n", strings.TrimPrefix(string(kv.Key), "/registry/"), kv.Value)
 		})
 	}
-	for _, stored := range w.shelf(definitions) {
-		crd := stored.obj.(*apiextensionsv1.CustomResourceDefinition)
-		fmt.Fprintf(&b, "definition %s stores %s, storedVersions %v\n", crd.Name, storedBy(crd), crd.Status.StoredVersions)
+	for _, stored := range w.api.Shelf(registry.Definitions) {
+		crd := stored.Object.(*apiextensionsv1.CustomResourceDefinition)
+		fmt.Fprintf(&b, "definition %s stores %s, storedVersions %v\n", crd.Name, registry.StoredBy(crd), crd.Status.StoredVersions)
 	}
-	for _, stored := range w.shelf(migrations) {
-		m := migrationv1alpha1.ViewMigration(stored.obj.(*migrationv1alpha1.StorageVersionMigration))
+	for _, stored := range w.api.Shelf(registry.Migrations) {
+		m := migrationv1alpha1.ViewMigration(stored.Object.(*migrationv1alpha1.StorageVersionMigration))
 		fmt.Fprintf(&b, "migration %s for %s %s\n", m.Name, m.Target, m.Phase)
 		if m.Waiting != "" {
 			fmt.Fprintf(&b, "  waits: %s\n", m.Waiting)

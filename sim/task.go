@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -24,7 +25,7 @@ import (
 // applied and its answer anything else can happen, and one or the other may be lost.
 type request struct {
 	verb string
-	kind kind // of API calls, kinds of others
+	kind registry.Kind // of API calls, kinds of others
 	name string
 	key  string // of etcd's
 	// apply does it, at one moment. It writes to what the sender looks at only for reads.
@@ -65,18 +66,14 @@ func (r *request) String() string {
 
 // what returns the resource that an API call is about.
 func (r *request) what() schema.GroupResource {
-	if r.kind == kinds {
+	if r.kind == registry.Kinds {
 		return schema.GroupResource{}
 	}
-	return kindResource[r.kind]
+	return r.kind.Resource()
 }
 
-// Errors of the simulated network and of etcd. They say nothing about whether a write
-// happened.
-var (
-	errNoAnswer = errors.New("no answer")
-	errFull     = errors.New("etcdserver: mvcc: database space exceeded")
-)
+// errNoAnswer is the error of the simulated network. It says nothing about whether a write happened.
+var errNoAnswer = errors.New("no answer")
 
 // lost are the errors with which etcd's client says that it got no answer, as scripts name
 // them. Every one of them can come after a commit.

@@ -8,6 +8,7 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -17,7 +18,6 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +27,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/sim/etcd"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -47,12 +48,12 @@ func (s etcdState) writable() bool { return s == etcdOK || s == etcdSlow }
 
 // World is one simulated cluster. It is used by one goroutine.
 type World struct {
-	config  script.Config
-	store   *etcd.Store
-	objects objects
-	now     time.Duration
-	etcd    etcdState
-	slots   [script.MaxSlots]*Process
+	config script.Config
+	store  *etcd.Store
+	api    *registry.Storage
+	now    time.Duration
+	etcd   etcdState
+	slots  [script.MaxSlots]*Process
 	// seals are the seals that the processes of each slot encrypt with.
 	seals [script.MaxSlots]agree.Seal
 	runs  [script.MaxSlots]int
@@ -60,14 +61,7 @@ type World struct {
 
 	current *task
 	idle    []*worker
-	lastUID int
 	written int // clients' writes
-	// shelves are the API objects that are stored, by kind and name, as so much of the
-	// store's log has left them.
-	shelves   [kinds][]shelved
-	shelvedTo int
-	// changes are the events of the API objects, by kind.
-	changes [kinds][]change
 	logged  int // how much of the store's log has been looked at
 	checked int // and how much of it was there when the invariants were last checked
 
@@ -78,23 +72,15 @@ type World struct {
 	steps     int
 }
 
-// change is a watch event.
-type change struct {
-	obj  client.Object // nil: deleted
-	last client.Object // the object that was deleted, at the revision of the deletion
-}
-
 // NewWorld returns a world without servers. trace, if not nil, is told what happens.
 func NewWorld(config script.Config, trace io.Writer) *World {
 	w := &World{config: config, store: etcd.New(), trace: trace}
+	w.api = registry.New(w.store, func() bool { return w.etcd == etcdFull })
 	w.ledger.init()
 	return w
 }
 
 func (w *World) tracef(format string, args ...any) { fmt.Fprintf(w.trace, format+"\n", args...) }
-
-// everything is a list without a selector.
-var everything = &client.ListOptions{}
 
 // Do makes one event happen. It returns false, and does nothing, if the event is not
 // possible now.
@@ -424,16 +410,7 @@ func (w *World) observe(r *request) {
 	log := w.store.Log()
 	for ; w.logged < len(log); w.logged++ {
 		e := log[w.logged]
-		for k := range kinds {
-			if strings.HasPrefix(e.Key, kindPrefix[k]) {
-				c := change{obj: w.view(e.KV)}
-				if c.obj == nil {
-					c.last = copyOf(w.view(e.Prev))
-					c.last.SetResourceVersion(strconv.FormatInt(e.Revision, 10))
-				}
-				w.changes[k] = append(w.changes[k], c)
-			}
-		}
+		w.api.Note(e)
 		w.judge(r, e)
 	}
 }
@@ -447,7 +424,7 @@ func (w *World) see(p *Process, s script.Stream) bool {
 		w.relist(p, s)
 		return true
 	}
-	events := w.changes[streamKind[s]]
+	events := w.api.Changes[streamKind[s]]
 	if p.cursors[s] >= len(events) {
 		return false
 	}
@@ -459,7 +436,7 @@ func (w *World) see(p *Process, s script.Stream) bool {
 
 func (w *World) relist(p *Process, s script.Stream) {
 	p.relisted(s)
-	p.cursors[s] = len(w.changes[streamKind[s]])
+	p.cursors[s] = len(w.api.Changes[streamKind[s]])
 }
 
 // migration returns the name of a migration that is not final: "things" means the first
@@ -479,8 +456,8 @@ func (w *World) migration(what string) (string, bool) {
 
 // live returns the name of the n-th migration of a resource, from 0, that is not final.
 func (w *World) live(r *object.Resource, n int) (string, bool) {
-	for _, stored := range w.shelf(migrations) {
-		m := stored.obj.(*migrationv1alpha1.StorageVersionMigration)
+	for _, stored := range w.api.Shelf(registry.Migrations) {
+		m := stored.Object.(*migrationv1alpha1.StorageVersionMigration)
 		if migrationv1alpha1.Resource(m) == r.GroupResource && !migrationv1alpha1.Final(m) {
 			if n == 0 {
 				return m.Name, true
@@ -496,20 +473,20 @@ func (w *World) define(version string) bool {
 	if !w.etcd.writable() || !slices.Contains([]string{"v1", "v2"}, version) {
 		return false
 	}
-	crd := w.lookDefinition()
+	crd := w.api.LookDefinition()
 	if crd == nil {
-		w.must(w.create(definition(version), epoch.Add(w.now)))
+		w.must(w.api.Create(definition(version), epoch.Add(w.now)))
 		w.observe(nil)
 		return true
 	}
-	if storedBy(crd) == version || crd.DeletionTimestamp != nil {
+	if registry.StoredBy(crd) == version || crd.DeletionTimestamp != nil {
 		return false
 	}
 	next := crd.DeepCopy()
 	for i := range next.Spec.Versions {
 		next.Spec.Versions[i].Storage = next.Spec.Versions[i].Name == version
 	}
-	w.must(w.update(next, false))
+	w.must(w.api.Update(next, false))
 	w.observe(nil)
 	return true
 }
@@ -530,7 +507,7 @@ func definition(version string) *apiextensionsv1.CustomResourceDefinition {
 
 // undefine is a request to delete the definition: its finalizer holds it.
 func (w *World) undefine() bool {
-	crd := w.lookDefinition()
+	crd := w.api.LookDefinition()
 	if !w.etcd.writable() || crd == nil || crd.DeletionTimestamp != nil {
 		return false
 	}
@@ -540,7 +517,7 @@ func (w *World) undefine() bool {
 	next.Status.Conditions = append(next.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{
 		Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue,
 	})
-	w.must(w.put(definitions, next))
+	w.must(w.api.Put(registry.Definitions, next))
 	w.observe(nil)
 	return true
 }
@@ -548,7 +525,7 @@ func (w *World) undefine() bool {
 // purge is one round of the finalizer: it deletes the objects that exist, and if there were none
 // the definition goes.
 func (w *World) purge() bool {
-	crd := w.lookDefinition()
+	crd := w.api.LookDefinition()
 	if !w.etcd.writable() || crd == nil || crd.DeletionTimestamp == nil {
 		return false
 	}
@@ -558,7 +535,7 @@ func (w *World) purge() bool {
 		w.remove(key)
 	}
 	if len(keys) == 0 {
-		w.remove(keyOf(definitions, crd.Name))
+		w.remove(registry.KeyOf(registry.Definitions, crd.Name))
 	}
 	w.observe(nil)
 	return true
@@ -582,27 +559,27 @@ func (w *World) admin(what string) bool {
 	switch deed := strings.Join(words[:len(words)-1], " "); {
 	case deed == "delete lease":
 		if slot := script.SlotNamed(last); slot >= 0 && w.slots[slot] != nil {
-			done = w.remove(keyOf(leases, string(w.slots[slot].id())))
+			done = w.remove(registry.KeyOf(registry.Leases, string(w.slots[slot].id())))
 		}
 	case deed == "delete stock lease":
 		if slot := script.SlotNamed(last); slot >= 0 {
-			done = w.remove(keyOf(leases, string(stockID(slot))))
+			done = w.remove(registry.KeyOf(registry.Leases, string(stockID(slot))))
 		}
 	case !isResource:
 	case deed == "delete state":
-		done = w.remove(keyOf(states, r.State))
+		done = w.remove(registry.KeyOf(registry.States, r.State))
 	case deed == "delete version":
-		done = w.remove(keyOf(storageVersions, r.Version))
+		done = w.remove(registry.KeyOf(registry.StorageVersions, r.Version))
 	case deed == "delete migration":
 		if name, ok := w.migration(last); ok {
-			done = w.remove(keyOf(migrations, name))
+			done = w.remove(registry.KeyOf(registry.Migrations, name))
 		}
 	case deed == "migrate":
 		m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
 			Resource: migrationv1alpha1.GroupVersionResource{Group: r.GroupResource.Group, Version: "v1", Resource: r.GroupResource.Resource},
 		}}
-		m.Name = fmt.Sprintf("user-%s-%d", last, w.lastUID)
-		done = w.create(m, epoch.Add(w.now)) == nil
+		m.Name = fmt.Sprintf("user-%s-%d", last, w.api.LastUID)
+		done = w.api.Create(m, epoch.Add(w.now)) == nil
 	case deed == "pause", deed == "continue":
 		done = w.pauseMigrations(r, deed == "pause")
 	case deed == "heal":
@@ -624,13 +601,13 @@ func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 		if !ok {
 			break
 		}
-		if m := w.look(migrations, name).(*migrationv1alpha1.StorageVersionMigration); m.Spec.Paused != paused {
+		if m := w.api.Look(registry.Migrations, name).(*migrationv1alpha1.StorageVersionMigration); m.Spec.Paused != paused {
 			changed = append(changed, m.DeepCopy())
 		}
 	}
 	for _, m := range changed {
 		m.Spec.Paused = paused
-		w.must(w.put(migrations, m))
+		w.must(w.api.Put(registry.Migrations, m))
 	}
 	return len(changed) > 0
 }
@@ -638,7 +615,7 @@ func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 // forge edits a StorageState consistently. That is found out only where storedVersions would
 // shrink by it, so only the StorageState of a resource that has them can be forged.
 func (w *World) forge(r *object.Resource) bool {
-	state, sv, crd := w.lookState(r), w.lookStorageVersion(r), w.lookDefinition()
+	state, sv, crd := w.api.LookState(r), w.api.LookStorageVersion(r), w.api.LookDefinition()
 	if !r.Custom || w.config.Census == 0 || state == nil || sv == nil || !w.read(sv).agreed ||
 		crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.lowered > 0 {
 		return false
@@ -648,23 +625,23 @@ func (w *World) forge(r *object.Resource) bool {
 	view.Of, view.Current, view.Stored = w.read(sv).ref, w.read(sv).common, []agree.Encoding{w.read(sv).common}
 	migrationv1alpha1.SetState(next, view, r.Kind)
 	w.ledger.forged = true
-	w.must(w.put(states, next))
+	w.must(w.api.Put(registry.States, next))
 	return true
 }
 
 // lower takes out of storedVersions all but the version that the definition stores.
 func (w *World) lower(r *object.Resource) bool {
-	crd := w.lookDefinition()
+	crd := w.api.LookDefinition()
 	if !r.Custom || crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.forged {
 		return false
 	}
 	next := crd.DeepCopy()
-	next.Status.StoredVersions = []string{storedBy(crd)}
+	next.Status.StoredVersions = []string{registry.StoredBy(crd)}
 	w.ledger.lowered, w.ledger.loweredOf = w.store.Revision()+1, ""
-	if state := w.lookState(r); state != nil && tells(migrationv1alpha1.ViewState(state), r, crd.Status.StoredVersions) {
+	if state := w.api.LookState(r); state != nil && tells(migrationv1alpha1.ViewState(state), r, crd.Status.StoredVersions) {
 		w.ledger.loweredOf = state.UID
 	}
-	w.must(w.put(definitions, next))
+	w.must(w.api.Put(registry.Definitions, next))
 	return true
 }
 
@@ -681,7 +658,7 @@ func tells(state evolve.State, r *object.Resource, stored []string) bool {
 // were lowered by hand before it are put right, if the stored set can be named, or if the state
 // knew before what storedVersions named.
 func (w *World) kept(t *task) {
-	state := w.lookState(object.Widgets)
+	state := w.api.LookState(object.Widgets)
 	if state == nil || t.began < w.ledger.lowered ||
 		slices.Contains(migrationv1alpha1.ViewState(state).Stored, agree.Unknown) && state.UID != w.ledger.loweredOf {
 		return
@@ -710,7 +687,7 @@ func (w *World) remove(key string) bool {
 	if w.store.Lookup(key) == nil {
 		return false
 	}
-	_, err := w.store.Delete(everyContext, key)
+	_, err := w.store.Delete(context.Background(), key)
 	w.must(err)
 	return true
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
 )
 
 // write returns the body of a client's write, nil if there is no such write. It is
@@ -97,7 +98,7 @@ func (p *Process) newest(r *object.Resource) (object.Store, error) {
 		if apihelpers.IsCRDConditionTrue(p.handler, apiextensionsv1.Terminating) {
 			return object.Store{}, fmt.Errorf("create not allowed while custom resource definition is terminating")
 		}
-		version = storedBy(p.handler)
+		version = registry.StoredBy(p.handler)
 	}
 	e := r.Encoding(version).Sealed(p.seal)
 	c := object.Codec{Encoding: e, Knows: p.release.Knows}
@@ -106,7 +107,7 @@ func (p *Process) newest(r *object.Resource) (object.Store, error) {
 		return object.Store{KV: p.kv(), Codec: c, Client: unfenced}, nil
 	}
 	return object.Store{KV: p.kv(), Codec: c, Client: fence.NewClient(nil, fence.ClientConfig{
-		KV: p.kv(), Permits: p.member, Resource: r.GroupResource, Encoding: e, Prefix: kindPrefix[storageVersions], Decoder: &p.w.objects,
+		KV: p.kv(), Permits: p.member, Resource: r.GroupResource, Encoding: e, Prefix: registry.StorageVersions.Prefix(), Decoder: p.w.api.Decoder(),
 	})}, nil
 }
 

@@ -1,4 +1,4 @@
-package sim
+package registry
 
 import (
 	"reflect"
@@ -95,8 +95,8 @@ func TestCopies(t *testing.T) {
 			// The fields that were there before are all replaced.
 			used := reflect.New(reflect.TypeOf(empty).Elem())
 			fill(used.Elem(), 8, func() bool { return false })
-			copyInto(original, used.Interface().(client.Object))
-			for _, c := range []client.Object{copyOf(original), used.Interface().(client.Object)} {
+			CopyInto(original, used.Interface().(client.Object))
+			for _, c := range []client.Object{CopyOf(original), used.Interface().(client.Object)} {
 				if !reflect.DeepEqual(c, before) || !reflect.DeepEqual(original, before) {
 					t.Errorf("the copy of %+v is %+v", original, c)
 				}
@@ -117,7 +117,7 @@ func TestCopies(t *testing.T) {
 func TestCopiesHaveRoom(t *testing.T) {
 	sv := &v1alpha1.StorageVersion{}
 	sv.Status.StorageVersions = []v1alpha1.ServerStorageVersion{{DecodableVersions: []string{"a"}, ServedVersions: []string{"b"}}}
-	c := copyOf(sv).(*v1alpha1.StorageVersion)
+	c := CopyOf(sv).(*v1alpha1.StorageVersion)
 	_ = append(c.Status.StorageVersions[0].DecodableVersions, "c")
 	if served := c.Status.StorageVersions[0].ServedVersions; served[0] != "b" {
 		t.Errorf("appending to what is decodable changed what is served: %v", served)

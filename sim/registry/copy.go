@@ -1,4 +1,4 @@
-package sim
+package registry
 
 import (
 	"maps"
@@ -16,8 +16,8 @@ import (
 // does, so the copies here are made with fewer allocations than the generated ones, of
 // which they are equals.
 
-// copyOf returns a copy of an API object, nil if its kind is not simulated.
-func copyOf(obj client.Object) client.Object {
+// CopyOf returns a copy of an API object, nil if its kind is not simulated.
+func CopyOf(obj client.Object) client.Object {
 	var c client.Object
 	switch obj.(type) {
 	case *v1alpha1.StorageVersion:
@@ -33,12 +33,12 @@ func copyOf(obj client.Object) client.Object {
 	default:
 		return nil
 	}
-	copyInto(obj, c)
+	CopyInto(obj, c)
 	return c
 }
 
-// copyInto makes an API object a copy of another one of its kind.
-func copyInto(from, to client.Object) {
+// CopyInto makes an API object a copy of another one of its kind.
+func CopyInto(from, to client.Object) {
 	switch f := from.(type) {
 	case *v1alpha1.StorageVersion:
 		copyStorageVersion(f, to.(*v1alpha1.StorageVersion))
