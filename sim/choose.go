@@ -8,6 +8,7 @@ import (
 	"time"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
@@ -178,7 +179,7 @@ func (c *chooser) chosen(e script.Event) script.Event {
 
 // goOn says how a task's call fares.
 func (c *chooser) goOn(t *task) script.Event {
-	e := script.Event{Do: script.Do, Slot: t.p.slot, Role: t.role}
+	e := script.Event{Do: script.Do, Slot: t.p.Slot, Role: t.role}
 	if t.req == nil {
 		return e
 	}
@@ -219,7 +220,7 @@ func (c *chooser) write() string {
 }
 
 func (c *chooser) offerTasks(p *Process) {
-	slot := p.slot
+	slot := p.Slot
 	for r := range script.Roles {
 		if t := p.tasks[r]; t != nil {
 			switch {
@@ -292,7 +293,7 @@ func (c *chooser) ask() {
 }
 
 func (c *chooser) offerFaults(p *Process) {
-	f, slot := &c.temper.faults, p.slot
+	f, slot := &c.temper.faults, p.Slot
 	c.add(f[script.Kill], script.Event{Do: script.Kill, Slot: slot})
 	if !p.leaving {
 		c.add(f[script.Stop], script.Event{Do: script.Stop, Slot: slot})
@@ -307,13 +308,13 @@ func (c *chooser) offerFaults(p *Process) {
 	} else {
 		c.add(f[script.Cut], script.Event{Do: script.Cut, Slot: slot})
 	}
-	if f[script.Jump] > 0 && p.jumped < 3 {
+	if f[script.Jump] > 0 && p.Jumped < 3 {
 		jumps := []time.Duration{3 * time.Second, 20 * time.Second, time.Hour, -20 * time.Second, -time.Hour}
 		c.add(f[script.Jump], script.Event{Do: script.Jump, Slot: slot, For: jumps[c.IntN(len(jumps))]})
 		c.add(f[script.Jump], script.Event{Do: script.Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
 	}
 	switch leaders := c.w.leaders(); {
-	case p.silent, p.stock:
+	case p.Silent, p.Stock:
 	case p.leads:
 		c.add(f[script.Unlead], script.Event{Do: script.Unlead, Slot: slot})
 	case leaders == 0:
@@ -324,7 +325,7 @@ func (c *chooser) offerFaults(p *Process) {
 	if f[script.Relist] > 0 {
 		c.add(f[script.Relist], script.Event{Do: script.Relist, Slot: slot, See: script.Stream(c.IntN(int(script.Streams)))})
 	}
-	if c.temper.admin > 0 && !p.stock {
+	if c.temper.admin > 0 && !p.Stock {
 		c.add(1, script.Event{Do: script.Admin, What: deleteLease[slot]})
 	}
 	if f[script.Key] > 0 {
@@ -335,11 +336,11 @@ func (c *chooser) offerFaults(p *Process) {
 // offerDismissal offers the deletion of a stock server's Lease: of one that is gone, which
 // somebody has to do, and of one that lives.
 func (c *chooser) offerDismissal(slot int) {
-	if c.temper.stock == 0 || c.w.api.Look(registry.Leases, string(stockID(slot))) == nil {
+	if c.temper.stock == 0 || c.w.api.Look(registry.Leases, string(invariant.StockID(slot))) == nil {
 		return
 	}
 	weight := 3
-	if p := c.w.slots[slot]; p != nil && !p.gone && p.stock {
+	if p := c.w.slots[slot]; p != nil && !p.gone && p.Stock {
 		weight = min(c.temper.admin, 1)
 	}
 	c.add(weight, script.Event{Do: script.Admin, What: "delete stock lease " + script.SlotName(slot)})
@@ -379,7 +380,7 @@ func (w *World) leaders() int {
 func (c *chooser) offerWorld() {
 	w, f := c.w, &c.temper.faults
 	for _, r := range w.late {
-		c.add(5, script.Event{Do: script.Late, Slot: r.by.slot, Role: r.role})
+		c.add(5, script.Event{Do: script.Late, Slot: r.sender.Slot, Role: r.Role})
 	}
 	c.add(15, script.Event{Do: script.Tick, For: c.temper.tick})
 	c.add(1, script.Event{Do: script.Tick, For: 20 * time.Second})

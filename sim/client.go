@@ -46,8 +46,8 @@ func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...cli
 func applyGet(w *World, r *request) error { return w.api.Get(r.kind, r.name, r.obj.(client.Object)) }
 
 func applyList(w *World, r *request) error {
-	if r.kind == registry.Migrations && w.config.Lag > 0 && r.role == script.Triggering {
-		if seen := r.by.cursors[script.SeeMigrations]; seen >= 0 {
+	if r.kind == registry.Migrations && w.config.Lag > 0 && r.Role == script.Triggering {
+		if seen := r.sender.cursors[script.SeeMigrations]; seen >= 0 {
 			w.api.ListSeen(r.obj.(*migrationv1alpha1.StorageVersionMigrationList), seen)
 			return nil
 		}
@@ -57,7 +57,7 @@ func applyList(w *World, r *request) error {
 }
 
 func applyCreate(w *World, r *request) error {
-	return w.api.Create(r.obj.(client.Object), r.by.clock.Now())
+	return w.api.Create(r.obj.(client.Object), r.sender.clock.Now())
 }
 
 func applyUpdate(w *World, r *request) error { return w.api.Update(r.obj.(client.Object), false) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/sim/invariant"
 )
 
 // discovery is a small world of its own: a cluster without StorageVersions, with one
@@ -75,7 +76,7 @@ func exhaustDiscovery(limit int) Exhausted {
 			script = append(script, move.name)
 			if what := next.missed(); what != "" {
 				result.Schedules++
-				result.Violation = &Violation{Invariant: "I1", What: what + " after " + strings.Join(script, ", ")}
+				result.Violation = &invariant.Violation{Invariant: "I1", What: what + " after " + strings.Join(script, ", ")}
 				return
 			}
 			try(next)

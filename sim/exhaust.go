@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -152,7 +153,7 @@ func (t *thread) advance(e script.Event) {
 // Exhausted is the result of a search of a small world.
 type Exhausted struct {
 	Schedules int
-	Violation *Violation
+	Violation *invariant.Violation
 	// Script is the schedule that violates an invariant.
 	Script []script.Event
 	// Complete says that there is no other schedule within the bound.
@@ -203,7 +204,7 @@ func (s Small) schedule(path *[]choice, preemptions int) Outcome {
 			threads[i] = &thread{events: slices.Clone(events)}
 		}
 		current, step := -1, 0
-		for w.violation == nil {
+		for w.checker.Violation == nil {
 			options := runnable(w, threads, current)
 			if len(options) == 0 {
 				break

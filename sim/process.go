@@ -25,28 +25,22 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/migrate/claim"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
-const (
-	leaseDuration   = 15 * time.Second
-	renewInterval   = 5 * time.Second
-	collectInterval = time.Second
-)
+const renewInterval = 5 * time.Second
 
 var streamKind = [script.Streams]registry.Kind{registry.Leases, registry.StorageVersions, registry.Definitions, registry.Definitions, registry.Migrations, registry.StorageVersions}
 
 // Process is one run of an API server, from its start to its end.
 type Process struct {
-	w       *World
-	slot    int
-	run     int // counts the processes of the slot
-	release object.Release
-	silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
-	stock   bool // it is a kube-apiserver without Concord: of the fields below it has tasks only
+	w                *World
+	invariant.Server // of the fields below a stock one has tasks only
 	// seal is the seal that it encrypts with, as the configuration that it has loaded says.
 	seal   agree.Seal
 	clock  processClock
@@ -78,36 +72,27 @@ type Process struct {
 	// negative for never.
 	renewAt, retryAt, collectAt, reportAt time.Duration
 	idle                                  bool // nothing has happened since a Step found nothing to report
-	jumped                                int  // how often its clock was set forward
-}
-
-// String prints "s1", with the run if it is not the first.
-func (p *Process) String() string {
-	if p.run == 0 {
-		return script.SlotName(p.slot)
-	}
-	return fmt.Sprintf("%s#%d", script.SlotName(p.slot), p.run)
 }
 
 // start makes a process.
 func (w *World) start(slot int, r object.Release, silent, stock bool) {
-	p := &Process{w: w, slot: slot, run: w.runs[slot], release: r, silent: silent, stock: stock, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
+	p := &Process{w: w, Server: invariant.Server{Slot: slot, Run: w.runs[slot], Release: r, Silent: silent, Stock: stock}, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	w.runs[slot]++
 	p.clock.p = p
 	p.clock.set(epoch.Add(w.now), 1)
-	p.random = rand.New(rand.NewPCG(uint64(slot), uint64(p.run)))
+	p.random = rand.New(rand.NewPCG(uint64(slot), uint64(p.Run)))
 	for i := range p.cursors {
 		p.cursors[i] = -1
 	}
 	client := apiClient{p: p}
 	var err error
-	p.collect, err = collect.New(collect.Config{Client: client, Interval: collectInterval, Workers: 1, Clock: &p.clock})
+	p.collect, err = collect.New(collect.Config{Client: client, Interval: invariant.CollectInterval, Workers: 1, Clock: &p.clock})
 	w.must(err)
 	config := member.Config{
 		Client:               client,
 		Bury:                 p.collect.Bury,
 		Versions:             member.Versions{Binary: r.Emulates, Emulation: r.Emulates, MinCompatibility: r.Emulates},
-		LeaseDuration:        leaseDuration,
+		LeaseDuration:        invariant.LeaseDuration,
 		RenewInterval:        renewInterval,
 		WaitLimit:            -1,
 		Workers:              1,
@@ -139,7 +124,7 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 // builtins are the resources that the server reports from its start: things, and in some worlds
 // so many more that it works with lists.
 func (p *Process) builtins() []member.Resource {
-	stores := object.Things.Encoding(p.release.Stores)
+	stores := object.Things.Encoding(p.Release.Stores)
 	decodes := []string{string(object.Things.Encoding("v1")), string(object.Things.Encoding("v2")), string(object.Things.Encoding("v3"))}
 	rs := []member.Resource{{GroupResource: object.Things.GroupResource, Encoding: stores, Decodable: decodes, Served: decodes}}
 	for i := range p.w.config.More {
@@ -151,7 +136,7 @@ func (p *Process) builtins() []member.Resource {
 
 // load has the process encrypt with another key, as its next process in the slot will.
 func (p *Process) load(seal agree.Seal) {
-	p.seal, p.w.seals[p.slot] = seal, seal
+	p.seal, p.w.seals[p.Slot] = seal, seal
 	p.member.SetEncryption(member.Encryption{Config: string(seal), Seal: func(schema.GroupResource) agree.Seal { return seal }})
 }
 
@@ -167,7 +152,8 @@ func (p *Process) census(ctx context.Context, gr schema.GroupResource, target ev
 	}
 	found := sets.New[agree.Encoding]()
 	for _, kv := range stored.Kvs {
-		found.Insert(p.w.encodingOf(kv))
+		encoding, _, _ := migratestore.Envelope(kv.Value)
+		found.Insert(encoding)
 	}
 	return sets.List(found.Delete(target.Encoding)), nil
 }
@@ -214,7 +200,7 @@ func (p *Process) erase(ctx context.Context) error {
 	r := &request{verb: "delete", kind: registry.Kinds, key: strings.TrimPrefix(registry.StorageVersions.Prefix(), "/registry/")}
 	r.apply = func(w *World, r *request) error {
 		_, err := w.store.Delete(context.Background(), registry.StorageVersions.Prefix(), clientv3.WithPrefix())
-		w.ledger.erasure(r.id)
+		w.checker.Erased(r.ID)
 		return err
 	}
 	return p.call(ctx, r)
@@ -270,7 +256,7 @@ func (p *Process) begin(r script.Role, what string) bool {
 
 // startable says whether the process would start a task of this role now.
 func (p *Process) startable(r script.Role) bool {
-	if p.gone || p.paused || p.tasks[r] != nil || r >= script.Putting1 || (p.silent || p.stock) && (r == script.Collecting || r == script.Triggering || r == script.Migrating) {
+	if p.gone || p.paused || p.tasks[r] != nil || r >= script.Putting1 || (p.Silent || p.Stock) && (r == script.Collecting || r == script.Triggering || r == script.Migrating) {
 		return false
 	}
 	now := p.w.now
@@ -279,7 +265,7 @@ func (p *Process) startable(r script.Role) bool {
 		if p.leaving {
 			return p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
 		}
-		return now >= p.renewAt || !p.stock && p.member.ID() == "" && now >= p.retryAt
+		return now >= p.renewAt || !p.Stock && p.member.ID() == "" && now >= p.retryAt
 	case script.Reporting:
 		return !p.leaving && p.member.ID() != "" && (!p.idle || p.reportAt >= 0 && now >= p.reportAt)
 	case script.Collecting:
@@ -296,9 +282,9 @@ func (p *Process) body(r script.Role, what string) func() error {
 	switch r {
 	case script.Leasing:
 		switch {
-		case p.stock && p.leaving:
+		case p.Stock && p.leaving:
 			return func() error { return nil } // its Lease stays
-		case p.stock:
+		case p.Stock:
 			return func() error { return p.heartbeat(ctx) }
 		case p.leaving:
 			return func() error { return p.member.Depart(departing{ctx, p}) }
@@ -326,7 +312,7 @@ func (p *Process) body(r script.Role, what string) func() error {
 			for {
 				result, err := p.trigger.Step(ctx, gr.GroupResource)
 				if err == nil && !result.Again && result.Count == nil && gr.Custom {
-					p.w.kept(p.tasks[script.Triggering])
+					p.w.checker.Kept(p.tasks[script.Triggering].began)
 				}
 				if err != nil || result.Count == nil {
 					return err
@@ -359,7 +345,7 @@ func (p *Process) finished(t *task) {
 			return
 		}
 		p.renewAt = now + renewInterval
-		if p.stock {
+		if p.Stock {
 			p.renewAt = now + stockInterval
 		}
 		if t.failed != nil {
@@ -368,7 +354,7 @@ func (p *Process) finished(t *task) {
 		}
 		p.idle = false
 	case script.Collecting:
-		p.collectAt = now + collectInterval
+		p.collectAt = now + invariant.CollectInterval
 	case script.Reporting:
 		p.idle = t.calls == 0
 	default:
@@ -437,13 +423,13 @@ func (p *Process) told(s script.Stream, e registry.Change) {
 // watches says whether the process has a watch: one whose gate is off has only those of
 // its Lease and of its handler, a stock server that of its handler.
 func (p *Process) watches(s script.Stream) bool {
-	return s == script.SeeHandler || !p.stock && (!p.silent || s == script.SeeLeases)
+	return s == script.SeeHandler || !p.Stock && (!p.Silent || s == script.SeeLeases)
 }
 
 // id is the ID that the process is registered with, empty if it is not.
 func (p *Process) id() agree.ServerID {
-	if p.stock {
-		return stockID(p.slot)
+	if p.Stock {
+		return invariant.StockID(p.Slot)
 	}
 	return p.member.ID()
 }

@@ -59,14 +59,14 @@ func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Targ
 			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
 		},
 		New:    func() runtime.Object { return &object.Object{} },
-		Codec:  object.Codec{Encoding: job.Encoding, Knows: r.p.release.Knows},
+		Codec:  object.Codec{Encoding: job.Encoding, Knows: r.p.Release.Knows},
 		Prefix: object.Things.Prefix,
 	}
 	if job.Encoding.Seal() != r.p.seal {
 		return nil, fmt.Errorf("this server does not encrypt with %q", job.Encoding.Seal())
 	}
 	if job.CRD.UID == "" {
-		if job.GroupResource == object.Things.GroupResource && job.Encoding.Plain() != object.Things.Encoding(r.p.release.Stores) {
+		if job.GroupResource == object.Things.GroupResource && job.Encoding.Plain() != object.Things.Encoding(r.p.Release.Stores) {
 			return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, job.Encoding)
 		}
 		if job.GroupResource == object.Things.GroupResource {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
@@ -16,7 +17,7 @@ import (
 type Outcome struct {
 	Config    script.Config
 	Script    []script.Event
-	Violation *Violation
+	Violation *invariant.Violation
 	// Steps is how many events were possible, those of the rest at the end not counted.
 	Steps int
 	// Simulated is how much time passed in the world.
@@ -88,7 +89,7 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 			n = MinEvents + r.IntN(MaxEvents-MinEvents)
 		}
 		run.Script = slices.Grow(run.Script, max(n-run.Steps, 0)+1)
-		for run.Steps < n && w.violation == nil {
+		for run.Steps < n && w.checker.Violation == nil {
 			run.event(w, c.next())
 		}
 		run.event(w, script.Event{Do: script.Settle})
@@ -121,16 +122,16 @@ func (r *Outcome) in(trace io.Writer, body func(*World)) {
 	w := NewWorld(r.Config, trace)
 	defer func() {
 		if e := recover(); e != nil {
-			w.violate("panic", "%v\n%s", e, debug.Stack())
+			w.checker.Violate("panic", "%v\n%s", e, debug.Stack())
 		}
 		w.Close()
-		r.Violation, r.Simulated, r.Rewrites = w.violation, w.now, w.rewrites
+		r.Violation, r.Simulated, r.Rewrites = w.checker.Violation, w.now, w.rewrites
 	}()
 	body(w)
 }
 
 func (r *Outcome) event(w *World, e script.Event) {
-	if w.violation != nil {
+	if w.checker.Violation != nil {
 		return
 	}
 	r.Script = append(r.Script, e)

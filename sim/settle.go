@@ -1,12 +1,12 @@
 package sim
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
@@ -27,11 +27,11 @@ func (w *World) Settle(stayLate bool) {
 	if stayLate || len(w.late) == 0 {
 		return
 	}
-	for len(w.late) > 0 && w.violation == nil {
+	for len(w.late) > 0 && w.checker.Violation == nil {
 		r := w.late[0]
 		w.late = w.late[1:]
 		w.apply(r)
-		w.check()
+		w.checker.Check()
 	}
 	w.dismiss()
 	w.comeToRest() // a late request may bring objects, too, if its sender's gate was off
@@ -41,10 +41,10 @@ func (w *World) Settle(stayLate bool) {
 // keep it from.
 func (w *World) comeToRest() {
 	if w.broken() {
-		w.until(w.spared)
+		w.until(w.checker.Spared)
 		w.heal()
 	}
-	w.until(w.rest)
+	w.until(func() invariant.Reason { return w.checker.Rest(w.release().Stores) })
 }
 
 // heal has an administrator delete the objects that cannot be migrated.
@@ -64,20 +64,11 @@ func (w *World) broken() bool {
 	return found
 }
 
-// reason says why something is not as it should be, nil if it is. It is put into words
-// only when somebody asks.
-type reason func() string
-
-// because returns a reason that is a text with arguments, which must not change any more.
-func because(format string, args ...any) reason {
-	return func() string { return fmt.Sprintf(format, args...) }
-}
-
 // until lets time pass undisturbed until rest has nothing to say.
-func (w *World) until(rest func() reason) {
-	var why reason
+func (w *World) until(rest func() invariant.Reason) {
+	var why invariant.Reason
 	for began, round := w.now, 0; w.now-began < restBound; round++ {
-		if w.quiet(); w.violation != nil {
+		if w.quiet(); w.checker.Violation != nil {
 			return
 		}
 		if round >= settleRounds || round%2 == 1 {
@@ -91,7 +82,7 @@ func (w *World) until(rest func() reason) {
 		}
 		w.tick(step)
 	}
-	w.violate("I7", "%s after the faults ended: %s", restBound, why())
+	w.checker.Violate("I7", "%s after the faults ended: %s", restBound, why())
 }
 
 // settleRounds are enough to bury all dead servers.
@@ -115,7 +106,7 @@ func (w *World) calm() {
 		}
 		p.paused, p.cut = false, false
 		// One of the processes that believe that they lead goes on to.
-		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.release == target && !p.silent && !p.stock
+		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.Release == target && !p.Silent && !p.Stock
 		leading = leading || p.leads
 		// A process that waits for a moment that its clock has been set back from need not wait again.
 		p.clock.set(p.clock.Now(), 1)
@@ -123,13 +114,13 @@ func (w *World) calm() {
 		for _, t := range p.tasks {
 			if t != nil && !t.ended {
 				w.finish(t)
-				w.check()
+				w.checker.Check()
 			}
 		}
 		switch {
 		case p.gone:
 			continue
-		case p.leaving || p.release != target || p.silent || p.stock:
+		case p.leaving || p.Release != target || p.Silent || p.Stock:
 			p.end()
 			w.start(slot, target, false, false)
 		case p.seal != key:
@@ -145,7 +136,7 @@ func (w *World) calm() {
 		w.leader().leads = true
 	}
 	for w.purge() {
-		w.check()
+		w.checker.Check()
 	}
 	for _, r := range object.All {
 		w.pauseMigrations(r, false)
@@ -166,11 +157,11 @@ func (w *World) leader() *Process {
 // release is the release that all servers come to run when the world settles: that of the first.
 func (w *World) release() object.Release {
 	if p := w.leader(); p != nil {
-		return p.release
+		return p.Release
 	}
 	for _, p := range w.slots {
 		if p != nil {
-			return p.release
+			return p.Release
 		}
 	}
 	return object.Releases[0]
@@ -215,15 +206,15 @@ func numbered(r *object.Resource, n int) string {
 
 func (w *World) deliver(p *Process) {
 	for s := range script.Streams {
-		for w.violation == nil && w.see(p, s) {
+		for w.checker.Violation == nil && w.see(p, s) {
 		}
 	}
 }
 
 // whole runs a task from its beginning to its end, if it is due.
 func (w *World) whole(p *Process, r script.Role, what string) {
-	if w.violation == nil && p.begin(r, what) && p.tasks[r] != nil {
+	if w.checker.Violation == nil && p.begin(r, what) && p.tasks[r] != nil {
 		w.finish(p.tasks[r])
-		w.check()
+		w.checker.Check()
 	}
 }

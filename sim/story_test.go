@@ -12,6 +12,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
@@ -82,8 +83,8 @@ func act(t *testing.T, d *datadriven.TestData, w *World) string {
 		}
 	}
 	w.trace = nil
-	if w.violation != nil {
-		fmt.Fprintf(&out, "violation of %s\n", w.violation)
+	if w.checker.Violation != nil {
+		fmt.Fprintf(&out, "violation of %s\n", w.checker.Violation)
 	}
 	return out.String()
 }
@@ -92,12 +93,12 @@ func act(t *testing.T, d *datadriven.TestData, w *World) string {
 func (w *World) show() string {
 	var b strings.Builder
 	for _, lease := range w.api.Shelf(registry.Leases) {
-		fmt.Fprintf(&b, "lease %s of %s\n", lease.Name, w.ledger.owner[agree.ServerID(lease.Name)])
+		fmt.Fprintf(&b, "lease %s of %s\n", lease.Name, w.checker.Owner[agree.ServerID(lease.Name)])
 	}
 	for _, r := range object.All {
 		sv, state := w.api.LookStorageVersion(r), w.api.LookState(r)
 		if sv != nil || state != nil {
-			fmt.Fprintf(&b, "%s: %s; %s\n", r.Name, described{sv}, describedState{state})
+			fmt.Fprintf(&b, "%s: %s; %s\n", r.Name, invariant.Describe(sv), invariant.DescribeState(state))
 		}
 		w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
 			fmt.Fprintf(&b, "  %s %s\n", strings.TrimPrefix(string(kv.Key), "/registry/"), kv.Value)

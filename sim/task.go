@@ -11,12 +11,13 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
@@ -35,23 +36,18 @@ type request struct {
 	obj     runtime.Object
 	options *client.ListOptions
 
-	by   *Process
-	role script.Role
-	// id is the sender's registration when it was sent, or the migrator's, and ended
-	// the last definition of whose end the sender had been told.
-	id      agree.ServerID
-	ended   types.UID
+	sender *Process
+	invariant.Write
 	applied bool
 	refused bool  // a compare of the transaction did not hold
 	err     error // what apply returned
-	began   int64 // the revision at which its task began
 }
 
 // reads says whether the request changes nothing: one that is late does not matter.
 func (r *request) reads() bool { return r.verb == "get" || r.verb == "list" || r.verb == "range" }
 
 // rewritesObject says whether the request is a migration's transaction of an object.
-func (r *request) rewritesObject() bool { return r.verb == "txn" && r.role.Rewrites() }
+func (r *request) rewritesObject() bool { return r.verb == "txn" && r.Role.Rewrites() }
 
 // String prints the request without its arguments.
 func (r *request) String() string {
@@ -225,13 +221,13 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.by, r.role, r.id, r.ended, r.began = p, t.role, p.id(), p.ended, t.began
+	r.sender, r.Write = p, invariant.Write{By: &p.Server, Role: t.role, ID: p.id(), Ended: p.ended, Began: t.began}
 	if t.role.Rewrites() {
 		// A migrator asks for its server's identity once, when it has read the migration.
 		if t.role == script.Migrating && t.calls <= 1 {
-			t.id = r.id
+			t.id = r.ID
 		}
-		r.id = t.id
+		r.ID = t.id
 	}
 	t.req, t.err = r, nil
 	if r.rewritesObject() {
@@ -279,4 +275,9 @@ func (t *task) due() bool {
 		return t.p.w.now >= t.until
 	}
 	return true
+}
+
+// unserved is a 404 that no API server sent, as of a proxy.
+func unserved(r *request) error {
+	return apierrors.NewGenericServerResponse(404, r.verb, r.what(), r.name, "404 page not found", 0, true)
 }

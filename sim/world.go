@@ -24,8 +24,10 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
@@ -63,20 +65,22 @@ type World struct {
 	idle    []*worker
 	written int // clients' writes
 	logged  int // how much of the store's log has been looked at
-	checked int // and how much of it was there when the invariants were last checked
 
-	ledger    ledger
-	rewrites  Rewrites
-	violation *Violation
-	trace     io.Writer
-	steps     int
+	checker  *invariant.Checker
+	rewrites Rewrites
+	trace    io.Writer
+	steps    int
 }
 
 // NewWorld returns a world without servers. trace, if not nil, is told what happens.
 func NewWorld(config script.Config, trace io.Writer) *World {
 	w := &World{config: config, store: etcd.New(), trace: trace}
 	w.api = registry.New(w.store, func() bool { return w.etcd == etcdFull })
-	w.ledger.init()
+	w.checker = invariant.New(w.store, w.api, func(v invariant.Violation) {
+		if w.trace != nil {
+			w.tracef("VIOLATION of %s", v)
+		}
+	})
 	return w
 }
 
@@ -85,7 +89,7 @@ func (w *World) tracef(format string, args ...any) { fmt.Fprintf(w.trace, format
 // Do makes one event happen. It returns false, and does nothing, if the event is not
 // possible now.
 func (w *World) Do(e script.Event) bool {
-	if w.violation != nil {
+	if w.checker.Violation != nil {
 		return false
 	}
 	if w.trace != nil {
@@ -99,7 +103,7 @@ func (w *World) Do(e script.Event) bool {
 		return false
 	}
 	w.steps++
-	w.check()
+	w.checker.Check()
 	return true
 }
 
@@ -120,7 +124,7 @@ func (w *World) do(e script.Event) bool {
 			return false
 		}
 		if w.etcd.writable() && !next.writable() {
-			w.ledger.outages++
+			w.checker.Outages++
 		}
 		w.etcd = next
 		return true
@@ -151,7 +155,7 @@ func (w *World) tick(d time.Duration) bool {
 	}
 	w.now += d
 	if w.etcd.writable() {
-		w.ledger.available += d
+		w.checker.Available += d
 	}
 	return true
 }
@@ -162,8 +166,8 @@ func (w *World) pass(d time.Duration) bool {
 	if d <= 0 || d > time.Minute {
 		return false
 	}
-	for end := w.now + d; w.now < end && w.violation == nil; {
-		w.tick(min(collectInterval, end-w.now))
+	for end := w.now + d; w.now < end && w.checker.Violation == nil; {
+		w.tick(min(invariant.CollectInterval, end-w.now))
 		for _, p := range w.slots {
 			if p == nil || p.gone || p.leaving || p.cut || w.etcd == etcdDown {
 				continue
@@ -219,19 +223,19 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		return flip(&p.cut, false)
 	case script.Jump:
 		if e.For > 0 {
-			p.jumped++
+			p.Jumped++
 		}
 		p.clock.set(p.clock.Now().Add(e.For), p.clock.rate)
 		return true
 	case script.Drift:
 		rate, err := strconv.ParseFloat(e.What, 64)
-		if err != nil || rate < 1-maxDrift || rate > 1+maxDrift {
+		if err != nil || rate < 1-invariant.MaxDrift || rate > 1+invariant.MaxDrift {
 			return false
 		}
 		p.clock.set(p.clock.Now(), rate)
 		return true
 	case script.Lead:
-		return !p.silent && !p.stock && flip(&p.leads, true)
+		return !p.Silent && !p.Stock && flip(&p.leads, true)
 	case script.Unlead:
 		p.abandon(p.tasks[script.Triggering])
 		return flip(&p.leads, false)
@@ -253,9 +257,6 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		return true
 	}
 }
-
-// maxDrift is by how much a clock's rate may differ from the world's.
-const maxDrift = 0.03
 
 func (w *World) doTask(e script.Event) bool {
 	if e.Do == script.Late {
@@ -334,7 +335,7 @@ func (w *World) finish(t *task) bool {
 	if p.paused || p.cut || w.etcd == etcdDown {
 		return false
 	}
-	for calls := 0; !t.ended && calls < 1000 && w.violation == nil; calls++ {
+	for calls := 0; !t.ended && calls < 1000 && w.checker.Violation == nil; calls++ {
 		if t.req == nil && !t.due() {
 			if t.until == 0 {
 				if w.finishPuts(t) {
@@ -346,7 +347,7 @@ func (w *World) finish(t *task) bool {
 		}
 		if t.req != nil && !t.req.applied {
 			w.apply(t.req)
-			w.check()
+			w.checker.Check()
 		}
 		w.resume(t)
 	}
@@ -374,7 +375,7 @@ func (w *World) doLate(e script.Event) bool {
 		return false
 	}
 	for i, r := range w.late {
-		if r.by.slot == e.Slot && r.role == e.Role && (r.by.gone || !r.by.cut) {
+		if r.sender.Slot == e.Slot && r.Role == e.Role && (r.sender.gone || !r.sender.cut) {
 			w.late = slices.Delete(w.late, i, i+1)
 			w.apply(r)
 			return true
@@ -400,18 +401,22 @@ func (w *World) apply(r *request) {
 		w.rewrites.Written++
 	}
 	if w.trace != nil {
-		w.tracef("   %s/%s %s: %s", r.by, r.role, r, outcome(r.err))
+		w.tracef("   %s/%s %s: %s", r.By, r.Role, r, outcome(r.err))
 	}
 	w.observe(r)
 }
 
 // observe looks at the changes that were written since it was last called, by r if it is not nil.
 func (w *World) observe(r *request) {
+	var by *invariant.Write
+	if r != nil {
+		by = &r.Write
+	}
 	log := w.store.Log()
 	for ; w.logged < len(log); w.logged++ {
 		e := log[w.logged]
 		w.api.Note(e)
-		w.judge(r, e)
+		w.checker.Judge(by, e)
 	}
 }
 
@@ -563,7 +568,7 @@ func (w *World) admin(what string) bool {
 		}
 	case deed == "delete stock lease":
 		if slot := script.SlotNamed(last); slot >= 0 {
-			done = w.remove(registry.KeyOf(registry.Leases, string(stockID(slot))))
+			done = w.remove(registry.KeyOf(registry.Leases, string(invariant.StockID(slot))))
 		}
 	case !isResource:
 	case deed == "delete state":
@@ -616,15 +621,19 @@ func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 // shrink by it, so only the StorageState of a resource that has them can be forged.
 func (w *World) forge(r *object.Resource) bool {
 	state, sv, crd := w.api.LookState(r), w.api.LookStorageVersion(r), w.api.LookDefinition()
-	if !r.Custom || w.config.Census == 0 || state == nil || sv == nil || !w.read(sv).agreed ||
-		crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.lowered > 0 {
+	if !r.Custom || w.config.Census == 0 || state == nil || sv == nil || crd == nil || len(crd.Status.StoredVersions) < 2 {
+		return false
+	}
+	common, agreed := storageversion.Agreement(sv)
+	history, err := storageversion.History(sv)
+	w.must(err)
+	if !agreed || !w.checker.Forge() {
 		return false
 	}
 	next := state.DeepCopy()
 	view := migrationv1alpha1.ViewState(next)
-	view.Of, view.Current, view.Stored = w.read(sv).ref, w.read(sv).common, []agree.Encoding{w.read(sv).common}
+	view.Of, view.Current, view.Stored = evolve.Ref{UID: string(sv.UID), Epoch: history.Epoch}, common, []agree.Encoding{common}
 	migrationv1alpha1.SetState(next, view, r.Kind)
-	w.ledger.forged = true
 	w.must(w.api.Put(registry.States, next))
 	return true
 }
@@ -632,41 +641,13 @@ func (w *World) forge(r *object.Resource) bool {
 // lower takes out of storedVersions all but the version that the definition stores.
 func (w *World) lower(r *object.Resource) bool {
 	crd := w.api.LookDefinition()
-	if !r.Custom || crd == nil || len(crd.Status.StoredVersions) < 2 || w.ledger.forged {
+	if !r.Custom || crd == nil || len(crd.Status.StoredVersions) < 2 || !w.checker.Lower() {
 		return false
 	}
 	next := crd.DeepCopy()
 	next.Status.StoredVersions = []string{registry.StoredBy(crd)}
-	w.ledger.lowered, w.ledger.loweredOf = w.store.Revision()+1, ""
-	if state := w.api.LookState(r); state != nil && tells(migrationv1alpha1.ViewState(state), r, crd.Status.StoredVersions) {
-		w.ledger.loweredOf = state.UID
-	}
 	w.must(w.api.Put(registry.Definitions, next))
 	return true
-}
-
-// tells says whether a state names all that storedVersions name.
-func tells(state evolve.State, r *object.Resource, stored []string) bool {
-	named := slices.Clone(state.Listed)
-	for _, e := range state.Stored {
-		named = append(named, e.Plain())
-	}
-	return !slices.ContainsFunc(stored, func(v string) bool { return !slices.Contains(named, r.Encoding(v)) })
-}
-
-// kept is called when a look at widgets has ended that left nothing to do: storedVersions that
-// were lowered by hand before it are put right, if the stored set can be named, or if the state
-// knew before what storedVersions named.
-func (w *World) kept(t *task) {
-	state := w.api.LookState(object.Widgets)
-	if state == nil || t.began < w.ledger.lowered ||
-		slices.Contains(migrationv1alpha1.ViewState(state).Stored, agree.Unknown) && state.UID != w.ledger.loweredOf {
-		return
-	}
-	if w.ledger.lowered > 0 {
-		w.ledger.lowered = 0
-		w.checkStored(object.Widgets)
-	}
 }
 
 func (w *World) healObjects(r *object.Resource) bool {

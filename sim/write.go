@@ -41,12 +41,12 @@ func (p *Process) write(what string) func() error {
 	p.w.written++
 	wanted := &object.Object{Data: strconv.Itoa(p.w.written), Broken: verb == "poison"}
 	wanted.Kind = r.Kind
-	if p.release.Knows && p.w.written%2 == 0 {
+	if p.Release.Knows && p.w.written%2 == 0 {
 		wanted.Future = wanted.Data
 	}
 	ctx := context.Background()
 	put := func() error {
-		if !p.stock {
+		if !p.Stock {
 			if err := p.member.Admit(member.Request{IsResource: true, Resource: r.GroupResource, Verb: verb}); err != nil {
 				return err
 			}
@@ -78,7 +78,7 @@ func (p *Process) write(what string) func() error {
 	}
 	return func() error {
 		err := put()
-		p.w.answered(what, wanted.Data, err)
+		p.w.checker.Answered(what, wanted.Data, err)
 		return err
 	}
 }
@@ -90,7 +90,7 @@ const (
 
 // newest returns the store that the process built last.
 func (p *Process) newest(r *object.Resource) (object.Store, error) {
-	version := p.release.Stores
+	version := p.Release.Stores
 	if r.Custom {
 		if p.handler == nil {
 			return object.Store{}, errNotServed
@@ -101,8 +101,8 @@ func (p *Process) newest(r *object.Resource) (object.Store, error) {
 		version = registry.StoredBy(p.handler)
 	}
 	e := r.Encoding(version).Sealed(p.seal)
-	c := object.Codec{Encoding: e, Knows: p.release.Knows}
-	if p.silent || p.stock {
+	c := object.Codec{Encoding: e, Knows: p.Release.Knows}
+	if p.Silent || p.Stock {
 		unfenced := kubernetes.Client{Client: &clientv3.Client{KV: p.kv()}}
 		return object.Store{KV: p.kv(), Codec: c, Client: unfenced}, nil
 	}

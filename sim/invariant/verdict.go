@@ -1,4 +1,4 @@
-package sim
+package invariant
 
 import (
 	"slices"
@@ -25,14 +25,14 @@ type judged struct {
 
 // checkVerdict checks the answer that preflight would give now to whether a server may start:
 // I10 The verdict is never safe for a server that cannot decode some stored object.
-func (w *World) checkVerdict(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string) {
-	last := w.ledger.verdicts[r]
+func (c *Checker) checkVerdict(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string) {
+	last := c.verdicts[r]
 	if last == nil || last.state != state || last.version != sv {
 		last = &judged{state: state, version: sv, safe: startable(r, setsOf(r, state, sv).Of(r.GroupResource))}
-		w.ledger.verdicts[r] = last
+		c.verdicts[r] = last
 	}
 	if slices.Contains(last.safe, stored.Plain()) {
-		w.violate("I10", "%s is stored in %s, and a server that does not decode it is said to be safe; %s", key, stored, described{sv})
+		c.Violate("I10", "%s is stored in %s, and a server that does not decode it is said to be safe; %s", key, stored, Describe(sv))
 	}
 }
 
@@ -52,33 +52,33 @@ const censusLooks = 8
 
 // census returns the last census of a resource, judged by the sets remembered now; nil where nothing
 // is to be believed.
-func (w *World) census(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
-	c := w.ledger.counted[r]
+func (c *Checker) census(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
+	last := c.counted[r]
 	switch {
 	case !believed:
-		delete(w.ledger.counted, r)
+		delete(c.counted, r)
 		return nil
-	case c == nil || c.looks == censusLooks || c.before.Versions[r.GroupResource] == nil && c.judged.version != nil: // the last, since it may go unnoticed
-		c = &counted{before: setsOf(r, state, sv)}
-		c.stored = c.before.Of(r.GroupResource)
-		c.stored.Census = &compat.StoredCensus{Objects: map[string]int64{}}
-		w.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) { c.stored.Census.Objects[string(w.encodingOf(kv).Plain())]++ })
-		w.ledger.counted[r] = c
-	case c.judged.state == state && c.judged.version == sv:
-		return c
+	case last == nil || last.looks == censusLooks || last.before.Versions[r.GroupResource] == nil && last.judged.version != nil: // the last, since it may go unnoticed
+		last = &counted{before: setsOf(r, state, sv)}
+		last.stored = last.before.Of(r.GroupResource)
+		last.stored.Census = &compat.StoredCensus{Objects: map[string]int64{}}
+		c.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) { last.stored.Census.Objects[string(c.encodingOf(kv).Plain())]++ })
+		c.counted[r] = last
+	case last.judged.state == state && last.judged.version == sv:
+		return last
 	}
-	now := c.stored
+	now := last.stored
 	now.Reported = slices.Clone(now.Reported)
-	c.before.Since(&now, setsOf(r, state, sv))
-	c.judged = judged{state: state, version: sv, safe: startable(r, now)}
-	c.looks++
-	return c
+	last.before.Since(&now, setsOf(r, state, sv))
+	last.judged = judged{state: state, version: sv, safe: startable(r, now)}
+	last.looks++
+	return last
 }
 
 // checkCounted is checkVerdict with a census, which goes before the remembered sets.
-func (w *World) checkCounted(c *counted, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string, unreported bool) {
-	if !unreported && slices.Contains(c.judged.safe, stored.Plain()) {
-		w.violate("I10", "%s is stored in %s, and by a census, %+v, a server that does not decode it is said to be safe; %s", key, stored, c.stored, described{sv})
+func (c *Checker) checkCounted(census *counted, sv *v1alpha1.StorageVersion, stored agree.Encoding, key string, unreported bool) {
+	if !unreported && slices.Contains(census.judged.safe, stored.Plain()) {
+		c.Violate("I10", "%s is stored in %s, and by a census, %+v, a server that does not decode it is said to be safe; %s", key, stored, census.stored, Describe(sv))
 	}
 }
 

@@ -1,0 +1,159 @@
+// Package invariant checks the invariants of DESIGN 3.7 on a simulated cluster. A Checker is told of every
+// write, with what is known of its writer, and looks at what is stored; it changes nothing.
+package invariant
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/registry"
+)
+
+// Violation is an invariant of DESIGN 3.7 that does not hold.
+type Violation struct {
+	// Invariant is "I1" to "I10", or "panic" if production code panicked.
+	Invariant string
+	// What describes the violation.
+	What string
+}
+
+// String prints "I4: ...".
+func (v Violation) String() string { return v.Invariant + ": " + v.What }
+
+// Checker checks the invariants of a world: it is told of every change of what is stored, and has the
+// record of the past that the invariants need.
+type Checker struct {
+	store *etcd.Store
+	api   *registry.Storage
+	// Violation is the first one, nil if there is none, and violated is told of it.
+	Violation *Violation
+	violated  func(Violation)
+	checked   int // how much of the store's log was there when check was last called
+
+	// Available is for how long etcd has answered everything.
+	Available time.Duration
+	// Outages is how often it has stopped to.
+	Outages int
+	// renewed is when, in available time, the Lease of an ID was last written.
+	renewed map[agree.ServerID]renewal
+	// Owner is whose registration an ID is.
+	Owner map[agree.ServerID]*Server
+	// madeFor is the definition that a key of a custom resource belongs to: the one for
+	// which the StorageVersion stood that permitted it.
+	madeFor map[string]types.UID
+	// erasures are the registrations of servers whose gate is off for which the
+	// StorageVersions were deleted.
+	erasures map[agree.ServerID]bool
+	// stray are the keys that such a server wrote although it had no Lease any more:
+	// nothing is promised of them until all StorageVersions are deleted once more (DESIGN 3.8).
+	stray map[string]bool
+	// unnoticed are the keys that a stock server wrote while nobody reported Unknown for it,
+	// and which one: nothing is promised of them until somebody does.
+	unnoticed map[string]agree.ServerID
+	// unreported are the keys that a server wrote which reports nothing, as its gate is off or it
+	// is a stock one: no census foresees what it writes.
+	unreported map[string]bool
+	// ended are the StorageVersions that a server has written although it knew that their
+	// definition had come to its end, by uid: they permit nothing for its successor any more.
+	ended map[types.UID]bool
+	// committed are the clients' writes that were committed, by the data that names them.
+	committed map[string]bool
+	// forged says that the StorageState of widgets was edited, and lowered is the revision
+	// since which its storedVersions were lowered, while that was not put right.
+	forged  bool
+	lowered int64
+	// loweredOf is the StorageState that knew what storedVersions named before that; "" if none.
+	loweredOf types.UID
+	// verdicts are the last ones.
+	verdicts map[*object.Resource]*judged
+	// counted are the last censuses.
+	counted map[*object.Resource]*counted
+	// encodings and readings are the contents of stored values, which never change.
+	encodings map[*mvccpb.KeyValue]agree.Encoding
+	readings  map[*v1alpha1.StorageVersion]*reading
+}
+
+// renewal is when a Lease was written.
+type renewal struct {
+	available time.Duration
+	outages   int
+}
+
+// New returns a checker of a world in which nothing has happened.
+func New(store *etcd.Store, api *registry.Storage, violated func(Violation)) *Checker {
+	return &Checker{
+		store: store, api: api, violated: violated,
+		renewed:    map[agree.ServerID]renewal{},
+		Owner:      map[agree.ServerID]*Server{},
+		madeFor:    map[string]types.UID{},
+		erasures:   map[agree.ServerID]bool{},
+		stray:      map[string]bool{},
+		unnoticed:  map[string]agree.ServerID{},
+		unreported: map[string]bool{},
+		committed:  map[string]bool{},
+		ended:      map[types.UID]bool{},
+		verdicts:   map[*object.Resource]*judged{},
+		counted:    map[*object.Resource]*counted{},
+		encodings:  map[*mvccpb.KeyValue]agree.Encoding{},
+		readings:   map[*v1alpha1.StorageVersion]*reading{},
+	}
+}
+
+// Violate notes a violation, if it is the first.
+func (c *Checker) Violate(invariant, format string, args ...any) {
+	if c.Violation == nil {
+		c.Violation = &Violation{Invariant: invariant, What: fmt.Sprintf(format, args...)}
+		c.violated(*c.Violation)
+	}
+}
+
+// Erased notes that all StorageVersions were deleted for a registration.
+func (c *Checker) Erased(id agree.ServerID) {
+	c.erasures[id] = true
+	clear(c.stray)
+	clear(c.unnoticed)
+}
+
+// Judge looks at one change of one key, made by r, or by an administrator if r is nil.
+func (c *Checker) Judge(r *Write, e etcd.Event) {
+	for _, res := range object.All {
+		if strings.HasPrefix(e.Key, res.Prefix) {
+			c.judgeObject(r, res, e)
+			return
+		}
+	}
+	switch {
+	case strings.HasPrefix(e.Key, registry.Leases.Prefix()):
+		c.judgeLease(r, e)
+	case strings.HasPrefix(e.Key, registry.StorageVersions.Prefix()) && r != nil:
+		c.judgeReports(r, e)
+	}
+}
+
+// Check looks at the stored values, if those of which the invariants speak have changed: Leases
+// and migrations are not among them.
+func (c *Checker) Check() {
+	if c.Violation != nil {
+		return
+	}
+	log := c.store.Log()
+	matters := slices.ContainsFunc(log[c.checked:], func(e etcd.Event) bool {
+		return !strings.HasPrefix(e.Key, registry.Leases.Prefix()) && !strings.HasPrefix(e.Key, registry.Migrations.Prefix())
+	})
+	c.checked = len(log)
+	if !matters {
+		return
+	}
+	for _, r := range object.All {
+		c.checkStored(r)
+	}
+}

@@ -1,0 +1,49 @@
+package invariant
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/sim/object"
+	"github.com/concord-dev/concord/sim/script"
+)
+
+// Server is what the invariants know of a server.
+type Server struct {
+	Slot    int
+	Run     int // counts the processes of the slot
+	Release object.Release
+	Silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
+	Stock   bool // it is a kube-apiserver without Concord
+	Jumped  int  // how often its clock was set forward
+}
+
+// String prints "s1", with the run if it is not the first.
+func (s *Server) String() string {
+	if s.Run == 0 {
+		return script.SlotName(s.Slot)
+	}
+	return fmt.Sprintf("%s#%d", script.SlotName(s.Slot), s.Run)
+}
+
+// Write is what the invariants know of a server's request.
+type Write struct {
+	By   *Server
+	Role script.Role
+	// ID is the sender's registration when it was sent, or the migrator's, and Ended
+	// the last definition of whose end the sender had been told.
+	ID    agree.ServerID
+	Ended types.UID
+	Began int64 // the revision at which its task began
+}
+
+// How servers renew and observe their Leases.
+const (
+	LeaseDuration   = 15 * time.Second
+	CollectInterval = time.Second
+	// MaxDrift is by how much a clock's rate may differ from the world's.
+	MaxDrift = 0.03
+)
