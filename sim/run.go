@@ -5,7 +5,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/concord-dev/concord/sim/invariant"
@@ -73,8 +72,7 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 		config.Txn = config.Under + busy.IntN(2)
 		config.Page = config.Txn + busy.IntN(3)
 	}
-	run := Outcome{Config: config}
-	run.in(trace, func(w *World) {
+	return Run(config, trace, func(w *World, do func(script.Event)) {
 		begin := opening(config, r.IntN(4))
 		c := newChooser(w, r, random(seed, 2))
 		if config.Under > 1 {
@@ -82,30 +80,26 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 			begin = rewriting(config, c.temper.objects, busy)
 		}
 		for _, e := range begin {
-			run.event(w, e)
+			do(e)
 		}
 		n := events
 		if n == 0 {
 			n = MinEvents + r.IntN(MaxEvents-MinEvents)
 		}
-		run.Script = slices.Grow(run.Script, max(n-run.Steps, 0)+1)
-		for run.Steps < n && w.checker.Violation == nil {
-			run.event(w, c.next())
+		for w.steps < n && w.checker.Violation == nil {
+			do(c.next())
 		}
-		run.event(w, script.Event{Do: script.Settle})
+		do(script.Event{Do: script.Settle})
 	})
-	return run
 }
 
 // Replay runs a script. Events that are not possible when their turn comes are passed over.
-func Replay(config script.Config, script []script.Event, trace io.Writer) Outcome {
-	run := Outcome{Config: config}
-	run.in(trace, func(w *World) {
-		for _, e := range script {
-			run.event(w, e)
+func Replay(config script.Config, events []script.Event, trace io.Writer) Outcome {
+	return Run(config, trace, func(_ *World, do func(script.Event)) {
+		for _, e := range events {
+			do(e)
 		}
 	})
-	return run
 }
 
 // Shrink returns a script that violates the same invariant and has no event that can be
@@ -117,29 +111,46 @@ func Shrink(config script.Config, events []script.Event, invariant string, budge
 	})
 }
 
-// in runs body in a new world. A panic of production code is a violation.
-func (r *Outcome) in(trace io.Writer, body func(*World)) {
-	w := NewWorld(r.Config, trace)
+// Run runs body in a new world, whose events it has happen by do. After a violation none happens any
+// more. A panic of production code is a violation.
+func Run(config script.Config, trace io.Writer, body func(w *World, do func(script.Event))) (run Outcome) {
+	run.Config = config
+	w := NewWorld(config, trace)
 	defer func() {
 		if e := recover(); e != nil {
 			w.checker.Violate("panic", "%v\n%s", e, debug.Stack())
 		}
 		w.Close()
-		r.Violation, r.Simulated, r.Rewrites = w.checker.Violation, w.now, w.rewrites
+		run.Violation, run.Steps, run.Simulated, run.Rewrites = w.checker.Violation, w.steps, w.now, w.rewrites
 	}()
-	body(w)
+	body(w, func(e script.Event) {
+		run.Script = append(run.Script, e)
+		if !w.Do(e) {
+			run.Script = run.Script[:len(run.Script)-1]
+		}
+	})
+	return run
 }
 
-func (r *Outcome) event(w *World, e script.Event) {
-	if w.checker.Violation != nil {
-		return
+// Violation is the first violation, nil if there is none.
+func (w *World) Violation() *invariant.Violation { return w.checker.Violation }
+
+// Task says whether a server has a task of a role, and whether that can go on.
+func (w *World) Task(slot int, r script.Role) (running, due bool) {
+	p := w.slots[slot]
+	if p == nil || p.gone || p.tasks[r] == nil {
+		return false, false
 	}
-	r.Script = append(r.Script, e)
-	if w.Do(e) {
-		r.Steps++
-	} else {
-		r.Script = r.Script[:len(r.Script)-1]
+	return true, p.tasks[r].req != nil || p.tasks[r].due()
+}
+
+// ReportsIn returns how long it is until a server repeats a report that has failed, if it does.
+func (w *World) ReportsIn(slot int) time.Duration {
+	p := w.slots[slot]
+	if p == nil || p.gone {
+		return 0
 	}
+	return p.reportAt - w.now
 }
 
 // Close ends all processes.
@@ -221,3 +232,6 @@ func (r Outcome) String() string {
 	}
 	return fmt.Sprintf("violation of %s", r.Violation)
 }
+
+// random returns a generator of random numbers for a seed and a purpose.
+func random(seed uint64, purpose uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, purpose)) }

@@ -64,23 +64,6 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// TestSmallWorlds tries the small worlds with one preemption; CI allows two.
-func TestSmallWorlds(t *testing.T) {
-	smalls, err := Smalls()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range smalls {
-		r := s.Exhaust(1, 10_000)
-		if r.Violation != nil {
-			t.Errorf("%s: %s\n%s", s.Name, r.Violation, script.FormatStory(s.Config, r.Script))
-		}
-		if r.Violation == nil && (!r.Complete || r.Schedules < 2 && len(s.Threads) > 0) {
-			t.Errorf("%s: %d schedules, complete %t", s.Name, r.Schedules, r.Complete)
-		}
-	}
-}
-
 // TestShrink: of a script that ends badly only the events that are needed are left.
 func TestShrink(t *testing.T) {
 	events, err := script.Parse(`
@@ -117,8 +100,7 @@ finish s1/write1
 
 // A world in which production code has panicked leaves no dead coroutine to the next one.
 func TestBenchAfterAPanic(t *testing.T) {
-	run := Outcome{Config: script.DefaultConfig()}
-	run.in(nil, func(w *World) {
+	run := Run(script.DefaultConfig(), nil, func(w *World, _ func(script.Event)) {
 		w.Do(script.Event{Do: script.Start, What: object.Releases[0].Name})
 		w.resume(w.slots[0].spawn(script.Reporting, "", func() error { panic("broken") }))
 	})

@@ -11,7 +11,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -672,6 +671,3 @@ func (w *World) remove(key string) bool {
 	w.must(err)
 	return true
 }
-
-// random returns a generator of random numbers for a seed and a purpose.
-func random(seed uint64, purpose uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, purpose)) }

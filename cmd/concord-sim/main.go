@@ -17,6 +17,7 @@ import (
 
 	"github.com/concord-dev/concord/sim"
 	"github.com/concord-dev/concord/sim/script"
+	"github.com/concord-dev/concord/sim/worlds"
 )
 
 const (
@@ -132,16 +133,16 @@ func conclude(out io.Writer, run sim.Outcome) int {
 
 // exhaust tries small worlds, several at a time, until one violates an invariant.
 func (o options) exhaust(out io.Writer) (int, error) {
-	smalls, err := sim.Smalls()
+	smalls, err := worlds.All()
 	if err != nil {
 		return 0, err
 	}
 	if o.only != "" {
-		if smalls = slices.DeleteFunc(smalls, func(s sim.Small) bool { return s.Name != o.only }); len(smalls) == 0 {
+		if smalls = slices.DeleteFunc(smalls, func(s worlds.Small) bool { return s.Name != o.only }); len(smalls) == 0 {
 			return 0, fmt.Errorf("there is no small world %q", o.only)
 		}
 	}
-	results := make([]sim.Exhausted, len(smalls))
+	results := make([]worlds.Exhausted, len(smalls))
 	slots := make(chan struct{}, o.parallel)
 	var running sync.WaitGroup
 	var printing sync.Mutex

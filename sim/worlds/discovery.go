@@ -1,4 +1,4 @@
-package sim
+package worlds
 
 import (
 	"fmt"
@@ -83,7 +83,8 @@ func exhaustDiscovery(limit int) Exhausted {
 			script = script[:len(script)-1]
 		}
 	}
-	d := discovery{now: epoch, shown: "example.com/v1", object: "example.com/v1", start: epoch}
+	began := time.Date(2030, time.January, 1, 0, 0, 0, 0, time.UTC)
+	d := discovery{now: began, shown: "example.com/v1", object: "example.com/v1", start: began}
 	d.poll()
 	d.migrate()
 	d.poll()

@@ -1,15 +1,16 @@
-package sim
+// Package worlds has small worlds, simulated clusters of a few events whose schedules are tried
+// systematically, with all interleavings within a bound.
+package worlds
 
 import (
 	"embed"
 	"errors"
 	"fmt"
 	"io"
-	"path"
 	"slices"
 	"strings"
-	"time"
 
+	"github.com/concord-dev/concord/sim"
 	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/script"
 )
@@ -27,25 +28,25 @@ type Small struct {
 	search func(limit int) Exhausted
 }
 
-//go:embed worlds/*.txt
+//go:embed *.txt
 var smallFiles embed.FS
 
 // threadLine begins a thread in a small world's text.
 const threadLine = "thread"
 
-// Smalls returns the small worlds, by name.
-func Smalls() ([]Small, error) {
-	files, err := smallFiles.ReadDir("worlds")
+// All returns the small worlds, by name, the one of the discovery document last.
+func All() ([]Small, error) {
+	files, err := smallFiles.ReadDir(".")
 	if err != nil {
 		return nil, err
 	}
 	var smalls []Small
 	for _, f := range files {
-		text, err := smallFiles.ReadFile("worlds/" + f.Name())
+		text, err := smallFiles.ReadFile(f.Name())
 		if err != nil {
 			return nil, err
 		}
-		small, err := parseSmall(strings.TrimSuffix(path.Base(f.Name()), ".txt"), string(text))
+		small, err := parseSmall(strings.TrimSuffix(f.Name(), ".txt"), string(text))
 		if err != nil {
 			return nil, fmt.Errorf("small world %s: %w", f.Name(), err)
 		}
@@ -111,14 +112,12 @@ type thread struct {
 const maxAgain = 3
 
 // next returns the thread's next event; false if it has ended or waits.
-func (t *thread) next(w *World) (script.Event, bool) {
+func (t *thread) next(w *sim.World) (script.Event, bool) {
 	if t.task != nil {
-		p := w.slots[t.task.Slot]
-		if running := p != nil && !p.gone && p.tasks[t.task.Role] != nil; running {
-			task := p.tasks[t.task.Role]
-			return script.Event{Do: script.Do, Slot: t.task.Slot, Role: t.task.Role}, task.req != nil || task.due()
+		if running, due := w.Task(t.task.Slot, t.task.Role); running {
+			return script.Event{Do: script.Do, Slot: t.task.Slot, Role: t.task.Role}, due
 		}
-		if wait := w.backoff(t.task); wait > 0 && t.again < maxAgain {
+		if wait := w.ReportsIn(t.task.Slot); t.task.Role == script.Reporting && wait > 0 && t.again < maxAgain {
 			t.again++
 			t.events = slices.Insert(t.events, 0, script.Event{Do: script.Tick, For: wait}, *t.task)
 		}
@@ -128,15 +127,6 @@ func (t *thread) next(w *World) (script.Event, bool) {
 		return script.Event{}, false
 	}
 	return t.events[0], true
-}
-
-// backoff returns how long it is until a report that has just failed is made again.
-func (w *World) backoff(e *script.Event) time.Duration {
-	p := w.slots[e.Slot]
-	if e.Role != script.Reporting || p == nil || p.gone {
-		return 0
-	}
-	return p.reportAt - w.now
 }
 
 // advance goes past an event that next returned and that has happened, or could not.
@@ -193,18 +183,17 @@ type choice struct{ taken, of int }
 
 // schedule runs one schedule: the choices of path, and then always the first. It leaves
 // the choices that there were in path.
-func (s Small) schedule(path *[]choice, preemptions int) Outcome {
-	run := Outcome{Config: s.Config}
-	run.in(nil, func(w *World) {
+func (s Small) schedule(path *[]choice, preemptions int) sim.Outcome {
+	return sim.Run(s.Config, nil, func(w *sim.World, do func(script.Event)) {
 		for _, e := range s.Begin {
-			run.event(w, e)
+			do(e)
 		}
 		threads := make([]*thread, len(s.Threads))
 		for i, events := range s.Threads {
 			threads[i] = &thread{events: slices.Clone(events)}
 		}
 		current, step := -1, 0
-		for w.checker.Violation == nil {
+		for w.Violation() == nil {
 			options := runnable(w, threads, current)
 			if len(options) == 0 {
 				break
@@ -226,16 +215,15 @@ func (s Small) schedule(path *[]choice, preemptions int) Outcome {
 			}
 			current = options[chosen]
 			e, _ := threads[current].next(w)
-			run.event(w, e)
+			do(e)
 			threads[current].advance(e)
 		}
-		run.event(w, script.Event{Do: script.Settle})
+		do(script.Event{Do: script.Settle})
 	})
-	return run
 }
 
 // runnable returns the threads that can go on, the current one first.
-func runnable(w *World, threads []*thread, current int) []int {
+func runnable(w *sim.World, threads []*thread, current int) []int {
 	var options []int
 	for i, t := range threads {
 		if _, ok := t.next(w); !ok {

@@ -1,8 +1,9 @@
-package sim
+package worlds
 
 import (
 	"testing"
 
+	"github.com/concord-dev/concord/sim"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -10,12 +11,12 @@ import (
 // to be as they were meant: an event that is not possible there would leave nothing to
 // try. Leases are renewed when they are due, and a task that has ended need not be finished.
 func TestSmallWorldsBegin(t *testing.T) {
-	smalls, err := Smalls()
+	smalls, err := All()
 	if err != nil {
 		t.Fatal(err)
 	}
-	begin := func(s Small) *World {
-		w := NewWorld(s.Config, nil)
+	begin := func(s Small) *sim.World {
+		w := sim.NewWorld(s.Config, nil)
 		for i, e := range s.Begin {
 			if !w.Do(e) && e.Role != script.Leasing && e.Do != script.Finish {
 				t.Errorf("small world %s: event %d is not possible: %s", s.Name, i+1, e)
@@ -34,6 +35,23 @@ func TestSmallWorldsBegin(t *testing.T) {
 				t.Errorf("small world %s: thread %d cannot begin: %s", s.Name, i+1, thread[0])
 			}
 			w.Close()
+		}
+	}
+}
+
+// TestSmallWorlds tries the small worlds with one preemption; CI allows two.
+func TestSmallWorlds(t *testing.T) {
+	smalls, err := All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range smalls {
+		r := s.Exhaust(1, 10_000)
+		if r.Violation != nil {
+			t.Errorf("%s: %s\n%s", s.Name, r.Violation, script.FormatStory(s.Config, r.Script))
+		}
+		if r.Violation == nil && (!r.Complete || r.Schedules < 2 && len(s.Threads) > 0) {
+			t.Errorf("%s: %d schedules, complete %t", s.Name, r.Schedules, r.Complete)
 		}
 	}
 }
