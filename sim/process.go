@@ -222,7 +222,7 @@ func (p *Process) abandon(t *task) {
 	if t.req != nil && !t.req.applied && !t.req.reads() {
 		p.w.late = append(p.w.late, t.req)
 	}
-	t.killed, t.ended = true, true
+	t.ended = true
 	p.tasks[t.role] = nil
 	if t.role == script.Migrating {
 		defer func() {
@@ -233,11 +233,8 @@ func (p *Process) abandon(t *task) {
 	}
 	before := p.w.current
 	p.w.current = t
-	_, alive := t.on.next()
+	p.w.coroutines.Unwind(t.on)
 	p.w.current = before
-	if alive { // it is not if the task has panicked
-		p.w.idle = append(p.w.idle, t.on)
-	}
 }
 
 // begin starts a task, if the process would now, and runs it to its first call.

@@ -160,10 +160,7 @@ func (w *World) Close() {
 			p.end()
 		}
 	}
-	bench.Lock()
-	defer bench.Unlock()
-	bench.workers = append(bench.workers, w.idle...)
-	w.idle = nil
+	w.coroutines.Close()
 }
 
 // opening is how a world begins: with nothing, or with servers of one release at rest

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -17,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/sim/coroutine"
 	"github.com/concord-dev/concord/sim/invariant"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
@@ -101,8 +100,7 @@ type task struct {
 	id    agree.ServerID
 	began int64
 
-	on   *worker
-	body func() error
+	on *coroutine.Coroutine
 
 	req *request // the request whose answer it waits for
 	// err is the answer's error where there is none from the request itself.
@@ -113,78 +111,14 @@ type task struct {
 	ready func() bool
 	calls int
 	ended bool
-	// killed says that it is to unwind.
-	killed bool
 	// failed is the error that the body returned.
 	failed error
 }
 
-// worker is a coroutine that runs tasks, one after the other.
-type worker struct {
-	next  func() (struct{}, bool)
-	yield func(struct{}) bool
-	task  *task // nil: it is idle
-}
-
-// run runs the body of one task.
-func (k *worker) run() {
-	defer func() {
-		if e := recover(); e != nil {
-			if _, ok := e.(killed); !ok {
-				panic(e)
-			}
-		}
-		k.task = nil
-	}()
-	k.task.failed = k.task.body()
-}
-
-// bench is where the workers of a world wait for another one when it ends: their stacks
-// have grown already.
-var bench struct {
-	sync.Mutex
-	workers []*worker
-}
-
-// worker returns an idle worker.
-func (w *World) worker() *worker {
-	if len(w.idle) == 0 {
-		bench.Lock()
-		n := max(len(bench.workers)-taken, 0)
-		w.idle = append(w.idle, bench.workers[n:]...)
-		bench.workers = bench.workers[:n]
-		bench.Unlock()
-	}
-	if n := len(w.idle); n > 0 {
-		k := w.idle[n-1]
-		w.idle = w.idle[:n-1]
-		return k
-	}
-	k := &worker{}
-	k.next, _ = iter.Pull(func(yield func(struct{}) bool) {
-		k.yield = yield
-		for {
-			if k.run(); !yield(struct{}{}) {
-				return
-			}
-		}
-	})
-	return k
-}
-
-// taken is how many workers a world takes from the bench at once.
-const taken = 8
-
-// killed unwinds a task whose process is gone.
-type killed struct{}
-
-// Unwinding implements workers.Unwinding.
-func (killed) Unwinding() {}
-
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r script.Role, what string, body func() error) *task {
-	t := &task{p: p, role: r, what: what, began: p.w.store.Revision(), on: p.w.worker(), body: body}
-	t.on.task = t
+	t := &task{p: p, role: r, what: what, began: p.w.store.Revision()}
+	t.on = p.w.coroutines.Start(func() { t.failed = body() })
 	p.tasks[r] = t
 	return t
 }
@@ -193,22 +127,13 @@ func (p *Process) spawn(r script.Role, what string, body func() error) *task {
 func (w *World) resume(t *task) {
 	before := w.current
 	w.current = t
-	t.on.next()
-	if t.on.task == nil {
+	if w.coroutines.Resume(t.on) {
 		t.ended = true
 		t.p.tasks[t.role] = nil
-		w.idle = append(w.idle, t.on)
 	}
 	w.current = before
 	if t.ended {
 		t.p.finished(t)
-	}
-}
-
-// pause gives the world its turn.
-func (t *task) pause() {
-	if !t.on.yield(struct{}{}) || t.killed {
-		panic(killed{})
 	}
 }
 
@@ -234,7 +159,7 @@ func (p *Process) call(ctx context.Context, r *request) error {
 		p.w.rewrites.Sent++
 	}
 	t.calls++
-	t.pause()
+	t.on.Pause()
 	t.req = nil
 	if t.err != nil {
 		return t.err
@@ -249,7 +174,7 @@ func (p *Process) call(ctx context.Context, r *request) error {
 func (p *Process) sleep(d time.Duration) {
 	t := p.w.current
 	t.until = p.w.now + max(d, time.Millisecond)
-	t.pause()
+	t.on.Pause()
 	t.until = 0
 }
 
@@ -260,7 +185,7 @@ func (p *Process) await(ready func() bool) {
 	}
 	t := p.w.current
 	t.ready = ready
-	t.pause()
+	t.on.Pause()
 	t.ready = nil
 }
 
