@@ -25,7 +25,7 @@ import (
 // applied and its answer anything else can happen, and one or the other may be lost.
 type request struct {
 	verb string
-	kind registry.Kind // of API calls, kinds of others
+	kind registry.Kind // of API calls, registry.Kinds of others
 	name string
 	key  string // of etcd's
 	// apply does it, at one moment. It writes to what the sender looks at only for reads.

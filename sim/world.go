@@ -4,7 +4,7 @@
 // crashes, clocks that differ, upgrades, rollbacks and administrators. After every step it
 // checks the invariants of DESIGN 3.7 against what is stored.
 //
-// Everything that happens is an Event. A seed chooses a script of them; a script replays.
+// Everything that happens is a script.Event. A seed chooses a script of them; a script replays.
 package sim
 
 import (

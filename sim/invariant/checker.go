@@ -1,5 +1,5 @@
-// Package invariant checks the invariants of DESIGN 3.7 on a simulated cluster. A Checker is told of every
-// write, with what is known of its writer, and looks at what is stored; it changes nothing.
+// Package invariant checks the invariants of DESIGN 3.7 on a simulated cluster. A Checker is told of
+// every write, with what is known of its writer, and looks at what is stored; it changes nothing.
 package invariant
 
 import (
@@ -29,19 +29,18 @@ type Violation struct {
 // String prints "I4: ...".
 func (v Violation) String() string { return v.Invariant + ": " + v.What }
 
-// Checker checks the invariants of a world: it is told of every change of what is stored, and has the
-// record of the past that the invariants need.
+// Checker checks the invariants of a world. It has the record of the past that they need.
 type Checker struct {
 	store *etcd.Store
 	api   *registry.Storage
 	// Violation is the first one, nil if there is none, and violated is told of it.
 	Violation *Violation
 	violated  func(Violation)
-	checked   int // how much of the store's log was there when check was last called
+	checked   int // how much of the store's log was there when Check was last called
 
-	// Available is for how long etcd has answered everything.
+	// Available is for how long etcd has answered everything: the world adds to it.
 	Available time.Duration
-	// Outages is how often it has stopped to.
+	// Outages is how often it has stopped to: the world counts them.
 	Outages int
 	// renewed is when, in available time, the Lease of an ID was last written.
 	renewed map[agree.ServerID]renewal

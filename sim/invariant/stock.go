@@ -13,10 +13,10 @@ import (
 	"github.com/concord-dev/concord/sim/script"
 )
 
-const (
-	StockDuration = time.Hour
-	stockPrefix   = "apiserver-stock"
-)
+// StockDuration is for how long the Lease of a stock server lasts.
+const StockDuration = time.Hour
+
+const stockPrefix = "apiserver-stock"
 
 // StockID is the ID of a stock server in a slot: made of its host's name, so always the same.
 func StockID(slot int) agree.ServerID {

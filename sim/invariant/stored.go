@@ -90,9 +90,9 @@ func (c *Checker) Lower() bool {
 	return true
 }
 
-// Kept is called when a look at widgets, which began at a revision, has left nothing to do: storedVersions that
-// were lowered by hand before it are put right, if the stored set can be named, or if the state
-// knew before what storedVersions named.
+// Kept is called when the trigger has looked at widgets, from a revision on, and left nothing to do:
+// storedVersions that were lowered by hand before it are put right, if the stored set can be named,
+// or if the state knew before what storedVersions named.
 func (c *Checker) Kept(began int64) {
 	state := c.api.LookState(object.Widgets)
 	if state == nil || began < c.lowered ||

@@ -1,6 +1,6 @@
 // Package object has what the users of a simulated cluster store: objects of two resources, things,
-// which are built in, and widgets, which are custom, the codecs that servers of a release have for
-// them, and the steps of a server's store before and after a put.
+// which are built in, and widgets, which are custom; the codecs that servers of a release have for
+// them; and the steps of a server's store before and after a put.
 package object
 
 import (

@@ -21,6 +21,7 @@ type Resource struct {
 	Full, State, Version string
 }
 
+// The resources that there are.
 var (
 	Things  = newResource("apps.example.com", "things", "Thing", false)
 	Widgets = newResource("example.com", "widgets", "Widget", true)
@@ -35,6 +36,7 @@ func newResource(group, name, kind string, custom bool) *Resource {
 	}
 }
 
+// Encoding is how objects of the resource are encoded in a version.
 func (r *Resource) Encoding(version string) agree.Encoding {
 	return agree.Encoding(r.GroupResource.Group + "/" + version)
 }
@@ -55,6 +57,7 @@ var Releases = []Release{
 	{"r3", "v3", "1.37", true},
 }
 
+// Named returns the resource that scripts call so.
 func Named(name string) (*Resource, bool) {
 	for _, r := range All {
 		if r.Name == name {

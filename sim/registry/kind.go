@@ -14,6 +14,7 @@ import (
 // Kind is a kind of the protocol's own API objects.
 type Kind uint8
 
+// The kinds of the API.
 const (
 	StorageVersions Kind = iota
 	Leases
@@ -39,7 +40,7 @@ func (k Kind) Prefix() string { return kindPrefix[k] }
 // Resource is how the API's paths name the kind.
 func (k Kind) Resource() schema.GroupResource { return kindResource[k] }
 
-// KindOf returns the kind of an object or a list, kinds if it is not simulated.
+// KindOf returns the kind of an object or a list, Kinds if it is not simulated.
 func KindOf(obj runtime.Object) Kind {
 	switch obj.(type) {
 	case *v1alpha1.StorageVersion, *v1alpha1.StorageVersionList:

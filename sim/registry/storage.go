@@ -1,6 +1,6 @@
 // Package registry is the storage of simulated API servers: the objects of the protocol's own API
-// (StorageVersions, Leases, definitions, StorageStates and migrations) in a simulated etcd, with what the
-// strategies of their kinds do before they are stored, and with the events that watches see.
+// (StorageVersions, Leases, definitions, StorageStates and migrations) in a simulated etcd, with what
+// the strategies of their kinds do before they are stored, and with the events that watches see.
 package registry
 
 import (
@@ -33,8 +33,8 @@ import (
 // ErrFull is etcd's answer to a put that it has no space for.
 var ErrFull = errors.New("etcdserver: mvcc: database space exceeded")
 
-// Storage is the storage of simulated API servers: the protocol's own API objects in etcd. Each of
-// its functions is atomic: their reads and their writes belong to one transaction on the object's key.
+// Storage holds API objects. Each of its functions is atomic: their reads and their writes belong to
+// one transaction on the object's key.
 // An object that is written is the storage's from then on, as it is stored.
 type Storage struct {
 	store *etcd.Store
@@ -148,21 +148,25 @@ func (s *Storage) reshelve(k Kind, name string, obj client.Object) {
 	}
 }
 
+// LookStorageVersion returns the StorageVersion of a resource, nil if it does not exist.
 func (s *Storage) LookStorageVersion(r *object.Resource) *v1alpha1.StorageVersion {
 	sv, _ := s.Look(StorageVersions, r.Version).(*v1alpha1.StorageVersion)
 	return sv
 }
 
+// LookState returns the StorageState of a resource, nil if it does not exist.
 func (s *Storage) LookState(r *object.Resource) *migrationv1alpha1.StorageState {
 	state, _ := s.Look(States, r.State).(*migrationv1alpha1.StorageState)
 	return state
 }
 
+// LookDefinition returns the definition of widgets, nil if it does not exist.
 func (s *Storage) LookDefinition() *apiextensionsv1.CustomResourceDefinition {
 	crd, _ := s.Look(Definitions, object.Widgets.Full).(*apiextensionsv1.CustomResourceDefinition)
 	return crd
 }
 
+// Create stores a new object at a time.
 func (s *Storage) Create(stored client.Object, now time.Time) error {
 	k := KindOf(stored)
 	if s.Look(k, stored.GetName()) != nil {
@@ -217,6 +221,7 @@ func (s *Storage) Put(k Kind, stored client.Object) error {
 	return nil
 }
 
+// Delete deletes an object. The error is a conflict where a precondition does not hold.
 func (s *Storage) Delete(k Kind, name string, preconditions *metav1.Preconditions) error {
 	old := s.Look(k, name)
 	if old == nil {
@@ -309,7 +314,7 @@ type Change struct {
 	Last   client.Object // the object that was deleted, at the revision of the deletion
 }
 
-// Note takes an event of etcd for the watches.
+// Note takes an event of etcd for the watches of its kind.
 func (s *Storage) Note(e etcd.Event) {
 	for k := range Kinds {
 		if strings.HasPrefix(e.Key, k.Prefix()) {

@@ -18,6 +18,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
+// StoredBy returns the version that a definition stores, "" if it says none.
 func StoredBy(crd *apiextensionsv1.CustomResourceDefinition) string {
 	for _, v := range crd.Spec.Versions {
 		if v.Storage {

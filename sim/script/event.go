@@ -64,11 +64,12 @@ type Event struct {
 	For  time.Duration
 }
 
-// OnSlot, onTask and onStream say which fields an event has besides What and For.
+// OnTask says whether an event of the verb is of a task.
 func (v Verb) OnTask() bool { return v >= Run && v <= Late }
 
 func (v Verb) onStream() bool { return v == See || v == Relist }
 
+// OnSlot says whether an event of the verb is of a server, and of none of its tasks.
 func (v Verb) OnSlot() bool { return v <= Unlead || v.onStream() || v == Key }
 
 func (v Verb) timed() bool { return v == Jump || v == Tick || v == Pass }

@@ -5,6 +5,7 @@ import "slices"
 // Role says which of a process's loops a task is. A process has at most one task of each.
 type Role uint8
 
+// The loops of a process.
 const (
 	Leasing    Role = iota // registers, renews, and at the end departs
 	Reporting              // member.Step
@@ -34,6 +35,7 @@ func (r Role) String() string { return roleName[r] }
 // Stream is one of a process's watches.
 type Stream uint8
 
+// The watches of a process.
 const (
 	SeeLeases      Stream = iota // member's
 	SeeVersions                  // member's
