@@ -9,8 +9,6 @@ import (
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -24,30 +22,45 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// StorageVersions of v1alpha1, their only version, stand for the in-memory form, too.
-var (
-	// Scheme knows StorageVersions.
-	Scheme         = runtime.NewScheme()
-	codecs         = serializer.NewCodecFactory(Scheme)
-	parameterCodec = runtime.NewParameterCodec(Scheme)
-)
-
-func init() {
-	utilruntime.Must(v1alpha1.AddToScheme(Scheme))
-	internal := schema.GroupVersion{Group: v1alpha1.GroupName, Version: runtime.APIVersionInternal}
-	Scheme.AddKnownTypes(internal, &v1alpha1.StorageVersion{}, &v1alpha1.StorageVersionList{})
-	metav1.AddToGroupVersion(Scheme, schema.GroupVersion{Version: "v1"})
-	utilruntime.Must(Scheme.SetVersionPriority(v1alpha1.SchemeGroupVersion))
+// group is an API group with one version, which stands for the in-memory form, too.
+type group struct {
+	version schema.GroupVersion
+	scheme  *runtime.Scheme
+	codecs  serializer.CodecFactory
 }
 
-// Codec stores StorageVersions in protobuf, as kube-apiserver does.
-func Codec() (runtime.Codec, error) {
-	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+var storageVersions = newGroup(v1alpha1.SchemeGroupVersion, v1alpha1.AddToScheme, &v1alpha1.StorageVersion{}, &v1alpha1.StorageVersionList{})
+
+// Scheme knows StorageVersions.
+var Scheme = storageVersions.scheme
+
+func newGroup(version schema.GroupVersion, add func(*runtime.Scheme) error, kinds ...runtime.Object) group {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(add(scheme))
+	scheme.AddKnownTypes(schema.GroupVersion{Group: version.Group, Version: runtime.APIVersionInternal}, kinds...)
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	utilruntime.Must(scheme.SetVersionPriority(version))
+	return group{version: version, scheme: scheme, codecs: serializer.NewCodecFactory(scheme)}
+}
+
+// codec stores objects in protobuf, as kube-apiserver does.
+func (g group) codec() (runtime.Codec, error) {
+	info, ok := runtime.SerializerInfoForMediaType(g.codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {
-		return nil, fmt.Errorf("%s has no serializer for protobuf", v1alpha1.SchemeGroupVersion)
+		return nil, fmt.Errorf("%s has no serializer for protobuf", g.version)
 	}
-	return codecs.CodecForVersions(info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, runtime.InternalGroupVersioner), nil
+	return g.codecs.CodecForVersions(info.Serializer, g.codecs.UniversalDeserializer(), g.version, runtime.InternalGroupVersioner), nil
 }
+
+// installed is the group to install, which serves from storage.
+func (g group) installed(storage map[string]rest.Storage) *genericapiserver.APIGroupInfo {
+	info := genericapiserver.NewDefaultAPIGroupInfo(g.version.Group, g.scheme, runtime.NewParameterCodec(g.scheme), g.codecs)
+	info.VersionedResourcesStorageMap[g.version.Version] = storage
+	return &info
+}
+
+// Codec stores StorageVersions.
+func Codec() (runtime.Codec, error) { return storageVersions.codec() }
 
 // Group returns the API group to install, whose objects are stored as options say.
 func Group(options generic.RESTOptions) (*genericapiserver.APIGroupInfo, error) {
@@ -62,26 +75,15 @@ func Group(options generic.RESTOptions) (*genericapiserver.APIGroupInfo, error) 
 		ResetFieldsStrategy:       main,
 		TableConvertor:            table{},
 	}
-	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: attributes}); err != nil {
+	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options}); err != nil {
 		return nil, fmt.Errorf("storage of %s: %w", storageversion.Resource, err)
 	}
 	ofStatus := *store
 	ofStatus.UpdateStrategy, ofStatus.ResetFieldsStrategy = status, status
-	info := genericapiserver.NewDefaultAPIGroupInfo(v1alpha1.GroupName, Scheme, parameterCodec, codecs)
-	info.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
+	return storageVersions.installed(map[string]rest.Storage{
 		"storageversions":        store,
 		"storageversions/status": &statusREST{store: &ofStatus},
-	}
-	return &info, nil
-}
-
-// attributes are the labels and fields by which selectors match a StorageVersion.
-func attributes(obj runtime.Object) (labels.Set, fields.Set, error) {
-	sv, ok := obj.(*v1alpha1.StorageVersion)
-	if !ok {
-		return nil, nil, fmt.Errorf("cannot select %T", obj)
-	}
-	return sv.Labels, fields.Set{"metadata.name": sv.Name}, nil
+	}), nil
 }
 
 // statusREST serves get, update and patch of the status.

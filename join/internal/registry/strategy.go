@@ -17,11 +17,23 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
+// checked is the part that all strategies have: objects are not made by an update, an update names
+// the resourceVersion it read, and nobody is warned.
+type checked struct {
+	runtime.ObjectTyper
+	names.NameGenerator
+}
+
+func (checked) AllowCreateOnUpdate(context.Context) bool                         { return false }
+func (checked) AllowUnconditionalUpdate(context.Context) bool                    { return false }
+func (checked) Canonicalize(runtime.Object)                                      {}
+func (checked) WarningsOnCreate(context.Context, runtime.Object) []string        { return nil }
+func (checked) WarningsOnUpdate(_ context.Context, _, _ runtime.Object) []string { return nil }
+
 // strategy governs the writes of StorageVersions. A server creates the object with its report in
 // one write, so create keeps the status.
 type strategy struct {
-	runtime.ObjectTyper
-	names.NameGenerator
+	checked
 	// prepare makes of an update the object that is stored in old's place.
 	prepare func(sv, old *v1alpha1.StorageVersion)
 	// reset are the top-level fields that a client cannot set here.
@@ -29,8 +41,8 @@ type strategy struct {
 }
 
 var (
-	main   = strategy{Scheme, names.SimpleNameGenerator, storageversion.PrepareUpdate, []string{"status"}}
-	status = strategy{Scheme, names.SimpleNameGenerator, storageversion.PrepareStatusUpdate, []string{"metadata", "spec"}}
+	main   = strategy{checked{Scheme, names.SimpleNameGenerator}, storageversion.PrepareUpdate, []string{"status"}}
+	status = strategy{checked{Scheme, names.SimpleNameGenerator}, storageversion.PrepareStatusUpdate, []string{"metadata", "spec"}}
 
 	_ rest.RESTCreateStrategy  = strategy{}
 	_ rest.RESTUpdateStrategy  = strategy{}
@@ -38,12 +50,7 @@ var (
 	_ rest.ResetFieldsStrategy = strategy{}
 )
 
-func (strategy) NamespaceScoped() bool                                            { return false }
-func (strategy) AllowCreateOnUpdate(context.Context) bool                         { return false }
-func (strategy) AllowUnconditionalUpdate(context.Context) bool                    { return false }
-func (strategy) Canonicalize(runtime.Object)                                      {}
-func (strategy) WarningsOnCreate(context.Context, runtime.Object) []string        { return nil }
-func (strategy) WarningsOnUpdate(_ context.Context, _, _ runtime.Object) []string { return nil }
+func (strategy) NamespaceScoped() bool { return false }
 
 func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	storageversion.PrepareCreate(obj.(*v1alpha1.StorageVersion))
