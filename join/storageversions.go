@@ -35,6 +35,6 @@ func storageVersions(s *storing, etcd *clientv3.Client) (*genericapiserver.APIGr
 	if err != nil {
 		return nil, err
 	}
-	options.Decorator = tolerant(etcd, s.config.Etcd.Prefix, options.Decorator)
+	options.Decorator = registry.Tolerant(etcd, s.config.Etcd.Prefix, options.Decorator)
 	return registry.Group(options)
 }
