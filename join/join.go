@@ -42,6 +42,7 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/join/internal/convert"
+	"github.com/concord-dev/concord/join/internal/inprocess"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
 )
@@ -184,7 +185,7 @@ type Join struct {
 	migrating *migrating
 	leading   *leading
 	running   *running
-	inProcess inProcess
+	inProcess inprocess.Transport
 	// clientLoad tells migrations whether they have to give way.
 	clientLoad *clientLoad
 }

@@ -53,7 +53,7 @@ func (j *Join) newMigrating() error {
 	if err != nil {
 		return err
 	}
-	api, err := newAPIMigrator(own.config, j.inProcess.config(patcher.config), &j.storing.migrated, m.patching)
+	api, err := newAPIMigrator(own.config, j.inProcess.Config(patcher.config), &j.storing.migrated, m.patching)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil && j.crds.stores {
 		return errors.New("join: an aggregated server cannot store custom resources: Config.Host is set, and CustomResources was called")
 	}
-	j.inProcess.serve(server.Handler)
+	j.inProcess.Serve(server.Handler)
 	j.running.started = server.MuxAndDiscoveryCompleteSignals()
 	hook, check := "concord-"+silentCheck, silentCheck
 	if !j.config.Silent {

@@ -1,4 +1,4 @@
-package join
+package inprocess
 
 import (
 	"context"
@@ -26,10 +26,10 @@ import (
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
-func newInProcess(handler http.Handler) *inProcess {
-	p := &inProcess{}
+func serving(handler http.Handler) *Transport {
+	p := &Transport{}
 	if handler != nil {
-		p.serve(handler)
+		p.Serve(handler)
 	}
 	return p
 }
@@ -55,22 +55,27 @@ func guarded(handler http.Handler) http.Handler {
 var patched = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 
 // patch sends the patch that the migrator sends.
-func (p *inProcess) patch(ctx context.Context, t *testing.T, config *rest.Config) error {
+func (p *Transport) patch(ctx context.Context, t *testing.T, config *rest.Config) error {
 	t.Helper()
-	client, err := migrateapi.NewClient(p.config(config))
+	client, err := migrateapi.NewClient(p.Config(config))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client.Patch(ctx, patched, types.NamespacedName{Namespace: "n", Name: "a/b c"}, []byte(`{"metadata":{}}`))
 }
 
-func TestInProcessPassesTheGuards(t *testing.T) {
+func loopback(r *http.Request) bool {
+	u, ok := apirequest.UserFrom(r.Context())
+	return ok && u.GetName() == user.APIServerUser
+}
+
+func TestPassesTheGuards(t *testing.T) {
 	var asked []string
-	p := newInProcess(guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p := serving(guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if err != nil || string(body) != `{"metadata":{}}` || r.Header.Get("Authorization") != "" || r.Header.Get("Content-Type") != string(types.MergePatchType) ||
-			info == nil || info.Verb != "patch" || info.Namespace != "n" || !fromLoopback(r) {
+			info == nil || info.Verb != "patch" || info.Namespace != "n" || !loopback(r) {
 			t.Errorf("%s %s with %q, %v, info %+v: %v", r.Method, r.URL, body, r.Header, info, err)
 		}
 		if r.Context().Value("sender's") != nil { //nolint:staticcheck // any key does
@@ -98,30 +103,30 @@ func TestInProcessPassesTheGuards(t *testing.T) {
 	}
 }
 
-func TestInProcessAnswers(t *testing.T) {
+func TestAnswers(t *testing.T) {
 	busy := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "7")
 		w.WriteHeader(http.StatusTooManyRequests)
 		w.WriteHeader(http.StatusOK)
 		w.Header().Set("Retry-After", "1")
 	})
-	if seconds, ok := apierrors.SuggestsClientDelay(newInProcess(busy).patch(t.Context(), t, &rest.Config{})); !ok || seconds != 7 {
+	if seconds, ok := apierrors.SuggestsClientDelay(serving(busy).patch(t.Context(), t, &rest.Config{})); !ok || seconds != 7 {
 		t.Errorf("busy: wait %d, %v", seconds, ok)
 	}
 	for name, cause := range map[string]any{"aborted": http.ErrAbortHandler, "broken": "a panic"} {
-		if err := newInProcess(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(cause) })).patch(t.Context(), t, &rest.Config{}); err == nil || !strings.Contains(err.Error(), "aborted") {
+		if err := serving(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(cause) })).patch(t.Context(), t, &rest.Config{}); err == nil || !strings.Contains(err.Error(), "aborted") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := newInProcess(nil).patch(t.Context(), t, &rest.Config{}); err == nil || !strings.Contains(err.Error(), "does not serve yet") {
+	if err := serving(nil).patch(t.Context(), t, &rest.Config{}); err == nil || !strings.Contains(err.Error(), "does not serve yet") {
 		t.Errorf("before it serves: %v", err)
 	}
 }
 
 // The handler sees that its sender has gone, and is not called for one that has.
-func TestInProcessCancelled(t *testing.T) {
+func TestCancelled(t *testing.T) {
 	begun := make(chan struct{})
-	p := newInProcess(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	p := serving(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(begun)
 		<-r.Context().Done()
 	}))
@@ -138,9 +143,9 @@ func TestInProcessCancelled(t *testing.T) {
 	}
 }
 
-// TestInProcessFlushed asserts that a handler behind the server's filters, as the proxy to
+// TestFlushed asserts that a handler behind the server's filters, as the proxy to
 // aggregated APIs is, can flush an answer that comes in pieces.
-func TestInProcessFlushed(t *testing.T) {
+func TestFlushed(t *testing.T) {
 	flushes := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "first,")
 		if err := http.NewResponseController(w).Flush(); err != nil {
@@ -150,7 +155,7 @@ func TestInProcessFlushed(t *testing.T) {
 	})
 	filtered := serverfilters.WithTimeoutForNonLongRunningRequests(flushes, func(*http.Request, *apirequest.RequestInfo) bool { return false })
 	resolver := &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString("api")}
-	local := newInProcess(filters.WithRequestInfo(filters.WithLatencyTrackers(filtered), resolver))
+	local := serving(filters.WithRequestInfo(filters.WithLatencyTrackers(filtered), resolver))
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://in-process/apis/example.com/v1/widgets", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,5 @@
-package join
+// Package inprocess carries a server's requests to itself without a connection.
+package inprocess
 
 import (
 	"bytes"
@@ -13,21 +14,21 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// inProcess carries requests to this server without a connection: to encrypt, frame
+// Transport carries requests to this server without a connection: to encrypt, frame
 // and take apart again bytes that stay in the process costs more than a small request itself.
 // They pass the same handlers as a client's, authentication first of all. An answer is
 // there when it is whole, so it is not for watches.
-type inProcess struct {
+type Transport struct {
 	handler atomic.Pointer[http.Handler]
 }
 
-var _ http.RoundTripper = (*inProcess)(nil)
+var _ http.RoundTripper = (*Transport)(nil)
 
-// serve sets the handler that answers, once it is known.
-func (p *inProcess) serve(handler http.Handler) { p.handler.Store(&handler) }
+// Serve sets the handler that answers, once it is known.
+func (p *Transport) Serve(handler http.Handler) { p.handler.Store(&handler) }
 
-// config returns a copy of config, which names this server, that reaches it in the process.
-func (p *inProcess) config(config *rest.Config) *rest.Config {
+// Config returns a copy of config, which names this server, that reaches it in the process.
+func (p *Transport) Config(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.TLSClientConfig = rest.TLSClientConfig{}
 	config.Host = "http://in-process"
@@ -36,7 +37,7 @@ func (p *inProcess) config(config *rest.Config) *rest.Config {
 }
 
 // RoundTrip implements http.RoundTripper.
-func (p *inProcess) RoundTrip(r *http.Request) (response *http.Response, err error) {
+func (p *Transport) RoundTrip(r *http.Request) (response *http.Response, err error) {
 	if r.Body != nil {
 		defer func() { _ = r.Body.Close() }()
 	}
