@@ -79,7 +79,7 @@ func (g authors) judge(a admission.Attributes) error {
 
 // writes says whether a user is the server itself or a controller that writes the resource.
 func (g authors) writes(u user.Info, gr schema.GroupResource) bool {
-	return isLoopback(u) || g.roles && roles.Writes(u, gr)
+	return roles.Loopback(u) || g.roles && roles.Writes(u, gr)
 }
 
 // touches says whether the new object, nil in a deletion, differs from the old one, nil in a

@@ -24,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/migrate/claim"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
@@ -34,7 +35,7 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 	taking := make(chan struct{}, 1)
 	server.Handler.NonGoRestfulMux.HandlePrefix(census.Path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
-			answer(server.Serializer, w, r, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "census"}, r.Method))
+			filters.Answer(server.Serializer, w, r, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "census"}, r.Method))
 			return
 		}
 		select {
@@ -46,7 +47,7 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 		verify, _ := strconv.ParseBool(r.URL.Query().Get(census.VerifyParameter)) // false as a default
 		counted, err := j.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, census.Path)), verify)
 		if err != nil {
-			answer(server.Serializer, w, r, err)
+			filters.Answer(server.Serializer, w, r, err)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

@@ -9,6 +9,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/utils/clock"
 
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/migrate/pace"
 )
 
@@ -185,6 +186,12 @@ func (l *clientLoad) advance() {
 		l.before = loadOf{requests: int(float64(l.now.requests) / windows), spent: time.Duration(float64(l.now.spent) / windows), took: l.now.took}
 	}
 	l.now, l.began = loadOf{took: latencies{}}, now
+}
+
+// fromServer says whether this server itself sent the request, or one of Concord's controllers.
+func fromServer(r *http.Request) bool {
+	u, ok := apirequest.UserFrom(r.Context())
+	return ok && (roles.Loopback(u) || roles.Any(u))
 }
 
 func (w loadOf) busy(under int) bool {

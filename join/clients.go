@@ -1,6 +1,7 @@
 package join
 
 import (
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -72,3 +73,13 @@ func clientsOf(config *rest.Config) (*clients, error) {
 // NewClient returns a client for the kinds that the protocol uses. It needs no
 // discovery, so it works while a server starts.
 func NewClient(config *rest.Config) (client.WithWatch, error) { return connect.NewClient(config) }
+
+// AsComponent returns a copy of config whose requests tell which component sends them,
+// and which release it stands for. Of several the last one counts.
+func AsComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
+	return connect.AsComponent(config, component, emulation)
+}
+
+// AsCommand returns a copy of config whose requests tell that this program's command sends
+// them.
+func AsCommand(config *rest.Config) *rest.Config { return connect.AsCommand(config) }

@@ -3,18 +3,16 @@ package join
 import (
 	"context"
 	"net/http"
-	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/member"
 )
@@ -29,11 +27,11 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 		build = genericapiserver.DefaultBuildHandlerChain
 	}
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		handler = again(handler, c.Serializer, func(gr schema.GroupResource) bool { return j.crds.get(gr) != nil })
+		handler = filters.Again(handler, c.Serializer, func(gr schema.GroupResource) bool { return j.crds.get(gr) != nil })
 		handler = j.gate(j.clientLoad.wrap(handler), c.Serializer)
-		handler = j.reporting.drain.wrap(handler, c.Serializer)
+		handler = j.reporting.drain.Wrap(handler, c.Serializer)
 		if j.hosting == nil { // an aggregated server has releases of its own
-			handler = withSkew(withEmulation(handler, j.config.window(), c.EnableMetrics), j.config.window())
+			handler = filters.WithSkew(filters.WithEmulation(handler, j.config.window(), c.EnableMetrics), j.config.window())
 		}
 		return build(handler, c)
 	}
@@ -51,7 +49,7 @@ var cohabitants = map[schema.GroupResource]schema.GroupResource{
 func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	return j.reporting.member.Gate(next, describe, func(w http.ResponseWriter, r *http.Request, err error) {
 		refused.WithLabelValues(j.refusal()).Inc()
-		answer(serializer, w, r, err)
+		filters.Answer(serializer, w, r, err)
 	})
 }
 
@@ -73,31 +71,7 @@ func describe(r *http.Request) (member.Request, bool) {
 	if stored, ok := cohabitants[resource]; ok {
 		resource = stored
 	}
-	return member.Request{Resource: resource, Verb: info.Verb, IsResource: info.IsResourceRequest, Loopback: fromLoopback(r)}, true
-}
-
-// fromLoopback says whether this server itself sent the request.
-func fromLoopback(r *http.Request) bool {
-	u, ok := apirequest.UserFrom(r.Context())
-	return ok && isLoopback(u)
-}
-
-// fromServer says whether this server itself sent the request, or one of Concord's controllers.
-func fromServer(r *http.Request) bool {
-	u, ok := apirequest.UserFrom(r.Context())
-	return ok && (isLoopback(u) || roles.Any(u))
-}
-
-func isLoopback(u user.Info) bool {
-	return u != nil && u.GetName() == user.APIServerUser && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
-}
-
-func answer(serializer runtime.NegotiatedSerializer, w http.ResponseWriter, r *http.Request, err error) {
-	gv := schema.GroupVersion{}
-	if info, ok := apirequest.RequestInfoFrom(r.Context()); ok {
-		gv = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
-	}
-	responsewriters.ErrorNegotiated(err, serializer, gv, w, r)
+	return member.Request{Resource: resource, Verb: info.Verb, IsResource: info.IsResourceRequest, Loopback: filters.FromLoopback(r)}, true
 }
 
 // unhindered is the admission of a server without the Leases that keep it in the cluster, and
@@ -121,7 +95,7 @@ func (u unhindered) passes(a admission.Attributes) bool {
 	case schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}:
 		sender := a.GetUserInfo()
 		return a.GetNamespace() == storageversion.IdentityNamespace && sender != nil &&
-			(isLoopback(sender) || u.roles && (roles.Election.Is(sender) || roles.Collector.Is(sender)))
+			(roles.Loopback(sender) || u.roles && (roles.Election.Is(sender) || roles.Collector.Is(sender)))
 	}
 	return false
 }

@@ -48,7 +48,7 @@ var (
 		Help:           "How much of etcd's quota its database takes, 0 to 1, in the member that was asked; 0 if etcd does not tell its quota (before 3.6).",
 		StabilityLevel: metrics.ALPHA,
 	})
-	serverMetrics         = []metrics.Registerable{skewRequests, refused, etcdFull, etcdUsed}
+	serverMetrics         = []metrics.Registerable{refused, etcdFull, etcdUsed}
 	registerServerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(serverMetrics...)
 		for _, reason := range []string{refusedUnreported, refusedByEtcd} {

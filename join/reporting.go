@@ -16,6 +16,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
@@ -30,11 +31,11 @@ type reporting struct {
 	member *member.Member
 	// collect is nil in a server that reports nothing.
 	collect *collect.Collector
-	drain   *drain
+	drain   *filters.Drain
 }
 
 func (j *Join) newReporting() error {
-	r := &reporting{drain: newDrain()}
+	r := &reporting{drain: filters.NewDrain()}
 	j.reporting = r
 	config := member.Config{
 		Client:        j.clients.objects,

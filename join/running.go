@@ -212,7 +212,7 @@ func (r *running) depart() error {
 	if !await(ctx, controlled) {
 		klog.Background().Info("Controllers have not ended yet; what they write from now on is refused", "after", drainTimeout)
 	}
-	if !await(ctx, r.j.reporting.drain.begin()) {
+	if !await(ctx, r.j.reporting.drain.Begin()) {
 		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
 	}
 	departing, cancel := context.WithTimeout(ctx, departTimeout)

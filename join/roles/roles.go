@@ -163,6 +163,11 @@ var users = func() sets.Set[string] {
 	return names
 }()
 
+// Loopback says whether somebody who has authenticated is the server itself.
+func Loopback(u user.Info) bool {
+	return u != nil && u.GetName() == user.APIServerUser && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
+}
+
 // Any says whether somebody who has authenticated is one of the controllers.
 func Any(u user.Info) bool { return u != nil && users.Has(u.GetName()) }
 

@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"net/http"

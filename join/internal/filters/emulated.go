@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"bytes"
@@ -13,11 +13,11 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// withEmulation has warnings, and metrics if they are served, follow the release that is emulated
+// WithEmulation has warnings, and metrics if they are served, follow the release that is emulated
 // and not the binary's: there is no warning of a later deprecation, and a refusal of a CEL function says that the min
 // compatibility version decides which there are. It belongs behind the filter that makes the
 // recorder of warnings.
-func withEmulation(next http.Handler, window compat.Window, metrics bool) http.Handler {
+func WithEmulation(next http.Handler, window compat.Window, metrics bool) http.Handler {
 	hint := fmt.Sprintf("which functions CEL expressions may use follows the min compatibility version, %s here: one that came later is refused (--min-compatibility-version)", window.MinCompatibility)
 	older := window.MinCompatibility.LessThan(compat.BinaryVersion())
 	var later laterDeprecated

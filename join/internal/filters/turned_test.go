@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"context"
@@ -46,7 +46,7 @@ func TestTurnedAway(t *testing.T) {
 		})
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: test.verb, APIGroup: "example.com", APIVersion: "v1", Resource: "widgets"}
-			again(handlers, scheme.Codecs, func(schema.GroupResource) bool { return test.custom }).ServeHTTP(w, r.WithContext(apirequest.WithRequestInfo(context.WithoutCancel(r.Context()), info)))
+			Again(handlers, scheme.Codecs, func(schema.GroupResource) bool { return test.custom }).ServeHTTP(w, r.WithContext(apirequest.WithRequestInfo(context.WithoutCancel(r.Context()), info)))
 		}))
 		response, err := http.Post(server.URL, "text/plain", strings.NewReader("body"))
 		if err != nil {
@@ -70,7 +70,7 @@ func TestOtherUnavailable(t *testing.T) {
 		recorder := httptest.NewRecorder()
 		info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: "create", Resource: "widgets"}
 		request := httptest.NewRequest(http.MethodPost, "/", nil)
-		again(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		Again(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			if want != "" {
 				_, _ = io.WriteString(w, want)

@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"net/http"
@@ -6,14 +6,12 @@ import (
 	"sync"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/util/version"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/connect"
 )
 
 const (
@@ -34,11 +32,16 @@ var skewRequests = metrics.NewCounterVec(&metrics.CounterOpts{
 	StabilityLevel: metrics.ALPHA,
 }, []string{"component", "direction"})
 
-// withSkew counts the requests of components outside the skew that the window allows, and
+// Registerables are the metrics of this package.
+func Registerables() []metrics.Registerable { return []metrics.Registerable{skewRequests} }
+
+var register = sync.OnceFunc(func() { legacyregistry.MustRegister(Registerables()...) })
+
+// WithSkew counts the requests of components outside the skew that the window allows, and
 // logs each such component once (KEP-4330, "Risk: Unintended and out-of-allowance version
 // skew"). No request is refused. It belongs behind authentication.
-func withSkew(handler http.Handler, window compat.Window) http.Handler {
-	registerServerMetrics()
+func WithSkew(handler http.Handler, window compat.Window) http.Handler {
+	register()
 	count := func(c compat.Component, v compat.Verdict) { skewRequests.WithLabelValues(string(c), v.String()).Inc() }
 	return newSkewFilter(window, count, klog.Background().WithName("skew")).wrap(handler)
 }
@@ -90,7 +93,7 @@ func (f *skewFilter) wrap(next http.Handler) http.Handler {
 }
 
 func (f *skewFilter) observe(r *http.Request) {
-	if fromLoopback(r) { // Kubernetes' own code in this process does not tell its version
+	if FromLoopback(r) { // Kubernetes' own code in this process does not tell its version
 		return
 	}
 	j := f.judge(sender{header: r.Header.Get(compat.ComponentVersionHeader), userAgent: r.UserAgent()})
@@ -161,13 +164,3 @@ func (f *skewFilter) admit(who offender) (first, last bool) {
 	f.offenders[who] = struct{}{}
 	return true, len(f.offenders) == maxOffenders
 }
-
-// AsComponent returns a copy of config whose requests tell which component sends them,
-// and which release it stands for. Of several the last one counts.
-func AsComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
-	return connect.AsComponent(config, component, emulation)
-}
-
-// AsCommand returns a copy of config whose requests tell that this program's command sends
-// them.
-func AsCommand(config *rest.Config) *rest.Config { return connect.AsCommand(config) }

@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"fmt"
@@ -12,20 +12,14 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/connect"
-	"github.com/concord-dev/concord/join/roles"
 )
 
 var skewWindow = compat.Window{Emulation: version.MustParse("1.36"), MinCompatibility: version.MustParse("1.35")}
@@ -200,7 +194,7 @@ func TestSkewFilterConcurrently(t *testing.T) {
 }
 
 func TestSkewMetric(t *testing.T) {
-	h := withSkew(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), skewWindow)
+	h := WithSkew(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), skewWindow)
 	skewRequests.Reset()
 	defer skewRequests.Reset()
 	for _, agent := range []string{"kubelet/v1.20.0", "kubelet/v1.20.0", "kube-proxy/v1.37.0", "kubectl/v1.36.0", "\n"} {
@@ -214,83 +208,6 @@ func TestSkewMetric(t *testing.T) {
 	if want := map[string]float64{"kubelet": 2, "kube-proxy": 1, "unknown": 1}; err != nil || !maps.Equal(metric, want) {
 		t.Errorf("by component: %v, want %v, %v", metric, want, err)
 	}
-}
-
-// TestAsComponent: the headers that this binary's clients send are those that the filter reads.
-func TestAsComponent(t *testing.T) {
-	var header http.Header
-	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { header = r.Header.Clone() }))
-	defer backend.Close()
-	config := &rest.Config{Host: backend.URL}
-	for _, component := range []compat.Component{compat.ConcordServer, compat.ConcordControllers, compat.ConcordCommand} {
-		told := AsComponent(config, component, version.MustParse("1.36"))
-		if config.UserAgent != "" || config.WrapTransport != nil {
-			t.Fatal("the caller's config is changed")
-		}
-		client, err := rest.UnversionedRESTClientFor(withCodec(told))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := client.Get().AbsPath("/version").Do(t.Context()).Error(); err != nil {
-			t.Fatal(err)
-		}
-		id := compat.Identify(header.Get("X-Concord-Component-Version"), header.Get("User-Agent"))
-		if id.Component != component || id.Version.String() != "1.36" {
-			t.Errorf("%s is taken for %+v: %v", component, id, header)
-		}
-		id = compat.ParseUserAgent(header.Get("User-Agent"))
-		if id.Component != component || id.Version.String() != compat.Binary {
-			t.Errorf("the User-Agent of %s is taken for %+v: %v", component, id, header)
-		}
-	}
-}
-
-// TestControllersTellThatTheyAre: a server's clients and its controllers' are told apart,
-// and both stand for the emulated release.
-func TestControllersTellThatTheyAre(t *testing.T) {
-	var header http.Header
-	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		header = r.Header.Clone()
-		w.WriteHeader(http.StatusNotFound)
-	}))
-	defer backend.Close()
-	emulation := version.MustParse("1.35")
-	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: emulation, RBAC: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	trigger, err := all.as(roles.Trigger)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, c := range map[string]struct {
-		component compat.Component
-		user      string
-		objects   client.Client
-	}{
-		"server":     {compat.ConcordServer, "", all.objects},
-		"controller": {compat.ConcordControllers, "system:serviceaccount:kube-system:concord-trigger", trigger.objects},
-	} {
-		if err := c.objects.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
-			t.Fatal(err)
-		}
-		told := header.Get(compat.ComponentVersionHeader)
-		if id := compat.Identify(told, header.Get("User-Agent")); id.Component != c.component || !id.Version.EqualTo(emulation) {
-			t.Errorf("the client of the %s tells %q, which is %+v", name, told, id)
-		}
-		if id := compat.ParseUserAgent(header.Get("User-Agent")); id.Component != c.component {
-			t.Errorf("the client of the %s has User-Agent %q", name, header.Get("User-Agent"))
-		}
-		if user := header.Get("Impersonate-User"); user != c.user {
-			t.Errorf("the client of the %s acts as %q", name, user)
-		}
-	}
-}
-
-func withCodec(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.ContentConfig = rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}
-	return config
 }
 
 func BenchmarkSkewFilter(b *testing.B) {

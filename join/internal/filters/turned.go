@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"bytes"
@@ -15,12 +15,12 @@ import (
 // maxTurns is how often a request that was turned away is sent to the handlers again.
 const maxTurns = 5
 
-// again sends requests to the handlers again that the handler of a custom resource has turned
+// Again sends requests to the handlers again that the handler of a custom resource has turned
 // away because its definition's storage version has just changed. apiextensions closes the old
 // handler with the filter that a stopping server has, which answers "apiserver is shutting
 // down" before anything of the request was read; the new handler is there by then. custom says
 // which resources those are.
-func again(next http.Handler, serializer runtime.NegotiatedSerializer, custom func(schema.GroupResource) bool) http.Handler {
+func Again(next http.Handler, serializer runtime.NegotiatedSerializer, custom func(schema.GroupResource) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, ok := apirequest.RequestInfoFrom(r.Context())
 		if !ok || !info.IsResourceRequest || info.Verb == "watch" || !custom(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}) {
@@ -36,7 +36,7 @@ func again(next http.Handler, serializer runtime.NegotiatedSerializer, custom fu
 		}
 		err := apierrors.NewServiceUnavailable("the storage version of " + info.Resource + " is changing: try again")
 		err.ErrStatus.Details = &metav1.StatusDetails{Group: info.APIGroup, Kind: info.Resource, RetryAfterSeconds: 1}
-		answer(serializer, w, r, err)
+		Answer(serializer, w, r, err)
 	})
 }
 

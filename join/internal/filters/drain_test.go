@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"net/http"
@@ -24,13 +24,13 @@ func request(verb, group, resource string, u user.Info) *http.Request {
 func TestDrain(t *testing.T) {
 	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
-	d := newDrain()
+	d := NewDrain()
 	entered, finish := make(chan struct{}), make(chan struct{})
-	blocking := d.wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	blocking := d.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		close(entered)
 		<-finish
 	}), scheme.Codecs)
-	open := d.wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }), scheme.Codecs)
+	open := d.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }), scheme.Codecs)
 
 	landed := make(chan struct{})
 	go func() {
@@ -38,7 +38,7 @@ func TestDrain(t *testing.T) {
 		blocking.ServeHTTP(httptest.NewRecorder(), request("create", "", "configmaps", client))
 	}()
 	<-entered
-	idle := d.begin()
+	idle := d.Begin()
 	select {
 	case <-idle:
 		t.Fatal("idle while a write is under way")
@@ -73,7 +73,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal("not idle after the last write landed")
 	}
 	select {
-	case <-d.begin():
+	case <-d.Begin():
 	default:
 		t.Error("a second begin is not idle")
 	}

@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"net/http"
@@ -48,7 +48,7 @@ func TestWithEmulation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got recorded
-			h := withEmulation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := WithEmulation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for _, text := range test.warnings {
 					warning.AddWarning(r.Context(), "", text)
 				}

@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"net/http"
@@ -42,7 +42,7 @@ func TestDeprecatedMetricFollowsEmulation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			apimetrics.Reset()
-			h := withEmulation(server, compat.Window{Emulation: version.MustParse(test.emulation), MinCompatibility: version.MustParse("1.36")}, test.metrics)
+			h := WithEmulation(server, compat.Window{Emulation: version.MustParse(test.emulation), MinCompatibility: version.MustParse("1.36")}, test.metrics)
 			for resource := range deprecations {
 				r := httptest.NewRequest(http.MethodGet, "/", nil)
 				ctx := apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", APIGroup: "example.com", APIVersion: "v1beta1", Resource: resource})

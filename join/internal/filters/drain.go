@@ -1,4 +1,4 @@
-package join
+package filters
 
 import (
 	"fmt"
@@ -11,30 +11,32 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// drain counts the writes under way, and refuses new ones once the server is leaving, so
+// Drain counts the writes under way, and refuses new ones once the server is leaving, so
 // that it can drop its reports when the last write has landed (DESIGN 3.4).
-type drain struct {
+type Drain struct {
 	mu      sync.Mutex
 	writes  int
 	leaving bool
 	idle    chan struct{}
 }
 
-func newDrain() *drain { return &drain{idle: make(chan struct{})} }
+// NewDrain returns one that lets writes through.
+func NewDrain() *Drain { return &Drain{idle: make(chan struct{})} }
 
 var readVerbs = map[string]bool{"get": true, "list": true, "watch": true}
 
-func (d *drain) wrap(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
+// Wrap is the filter.
+func (d *Drain) Wrap(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, ok := apirequest.RequestInfoFrom(r.Context())
-		if !ok || !info.IsResourceRequest || readVerbs[info.Verb] || fromLoopback(r) {
+		if !ok || !info.IsResourceRequest || readVerbs[info.Verb] || FromLoopback(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
 		if !d.enter() {
 			err := apierrors.NewServiceUnavailable(fmt.Sprintf("this server is stopping: send writes of %s to another one", info.Resource))
 			err.ErrStatus.Details = &metav1.StatusDetails{Group: info.APIGroup, Kind: info.Resource, RetryAfterSeconds: 1}
-			answer(serializer, w, r, err)
+			Answer(serializer, w, r, err)
 			return
 		}
 		defer d.leave()
@@ -42,7 +44,7 @@ func (d *drain) wrap(next http.Handler, serializer runtime.NegotiatedSerializer)
 	})
 }
 
-func (d *drain) enter() bool {
+func (d *Drain) enter() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.leaving {
@@ -52,7 +54,7 @@ func (d *drain) enter() bool {
 	return true
 }
 
-func (d *drain) leave() {
+func (d *Drain) leave() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.writes--
@@ -61,8 +63,8 @@ func (d *drain) leave() {
 	}
 }
 
-// begin refuses writes from now on. The channel is closed when none is under way.
-func (d *drain) begin() <-chan struct{} {
+// Begin refuses writes from now on. The channel is closed when none is under way.
+func (d *Drain) Begin() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.leaving {
