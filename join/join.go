@@ -41,6 +41,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/join/internal/clientload"
 	"github.com/concord-dev/concord/join/internal/convert"
 	"github.com/concord-dev/concord/join/internal/inprocess"
 	"github.com/concord-dev/concord/keyring"
@@ -187,7 +188,7 @@ type Join struct {
 	running   *running
 	inProcess inprocess.Transport
 	// clientLoad tells migrations whether they have to give way.
-	clientLoad *clientLoad
+	clientLoad *clientload.Clients
 }
 
 // New connects to etcd and makes the parts. Nothing runs yet.
@@ -214,7 +215,7 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	j := &Join{
 		config: config.withDefaults(), etcd: etcd,
 		identity:   config.Address + "_" + rand.String(8),
-		clientLoad: newClientLoad(clock.RealClock{}),
+		clientLoad: clientload.New(clock.RealClock{}),
 	}
 	if err := j.newHosting(); err != nil {
 		return nil, err

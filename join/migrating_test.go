@@ -212,3 +212,36 @@ func TestProgress(t *testing.T) {
 		t.Errorf("an object without a namespace is %+v", f)
 	}
 }
+
+func TestPositions(t *testing.T) {
+	const prefix = "/registry/example.com/widgets/"
+	report := migratestore.Report{
+		Progress: migratestore.Progress{Expected: 9, Total: 5, Rewritten: 3, AlreadyCurrent: 1, Failures: 1},
+		Cursor: migratestore.Cursor{
+			After:    prefix + "ns/b",
+			Progress: migratestore.Progress{Total: 2, Rewritten: 1, Failures: 1},
+			Failed:   []migratestore.Failure{{Key: prefix + "ns/a", Reason: migratestore.Undecodable, Detail: "why"}},
+		},
+	}
+	p := reportOf(report, prefix)
+	if p.Total != 9 || p.Done != 4 || p.Failed != 1 {
+		t.Errorf("progress %+v", p)
+	}
+	if f := p.Checkpoint.Failures; len(f) != 1 || f[0] != (claim.Failure{Namespace: "ns", Name: "a", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "Undecodable: why"}) {
+		t.Errorf("failures %+v", f)
+	}
+	if c := cursorOf(p.Checkpoint.Position, prefix); c.After != report.Cursor.After || c.Progress != report.Cursor.Progress {
+		t.Errorf("cursor %+v", c)
+	}
+	for _, bad := range []string{"", "rubbish", "{}", p.Checkpoint.Position[:20]} {
+		if c := cursorOf(bad, prefix); c.After != "" || c.Progress != (migratestore.Progress{}) {
+			t.Errorf("%q: cursor %+v", bad, c)
+		}
+	}
+	if c := cursorOf(p.Checkpoint.Position, "/registry/others/"); c.After != "" {
+		t.Errorf("of another resource: %+v", c)
+	}
+	if p := reportOf(migratestore.Report{}, prefix); p.Checkpoint.Position != "" {
+		t.Errorf("the beginning has a position: %+v", p)
+	}
+}

@@ -1,4 +1,5 @@
-package join
+// Package clientload measures how a server's clients are served, for migrations to give way to them.
+package clientload
 
 import (
 	"net/http"
@@ -14,7 +15,7 @@ import (
 )
 
 const (
-	// loadWindow is the time over which clientLoad looks back.
+	// loadWindow is the time over which Clients looks back.
 	loadWindow = time.Second
 	// Clients count as being served when so many requests for resources were begun, and so
 	// many were under way on average; or when more were under way and one still is, as with
@@ -27,11 +28,11 @@ const (
 	maxTook = 4096
 )
 
-// clientLoad measures the time that requests of a server's clients for resources take, and how
+// Clients measures the time that requests of a server's clients for resources take, and how
 // many of them are under way on average. Watches do not count, nor requests by the server's own user
 // or by Concord's controllers (package roles): a migration would give way to itself. Kubernetes'
 // controllers in the same process count as clients.
-type clientLoad struct {
+type Clients struct {
 	clock   clock.PassiveClock
 	garbage *collecting
 
@@ -45,10 +46,11 @@ type clientLoad struct {
 	looks map[*clientLook]bool
 }
 
-var _ pace.Clients = (*clientLoad)(nil)
+var _ pace.Clients = (*Clients)(nil)
 
-func newClientLoad(c clock.PassiveClock) *clientLoad {
-	return &clientLoad{clock: c, garbage: newCollecting(c), under: map[*served]bool{}, looks: map[*clientLook]bool{}}
+// New returns one that has seen no request.
+func New(c clock.PassiveClock) *Clients {
+	return &Clients{clock: c, garbage: newCollecting(c), under: map[*served]bool{}, looks: map[*clientLook]bool{}}
 }
 
 // served is a request that a client waits for.
@@ -83,7 +85,8 @@ type loadOf struct {
 	took     latencies     // those that ended without a migration
 }
 
-func (l *clientLoad) wrap(next http.Handler) http.Handler {
+// Wrap is the filter that sees the requests.
+func (l *Clients) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromServer(r) {
 			defer l.begin(classOf(info))()
@@ -108,7 +111,7 @@ func classOf(info *apirequest.RequestInfo) string {
 }
 
 // begin notes a request until end is called.
-func (l *clientLoad) begin(class string) (end func()) {
+func (l *Clients) begin(class string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
@@ -131,7 +134,7 @@ func (l *clientLoad) begin(class string) (end func()) {
 }
 
 // Watch implements pace.Clients.
-func (l *clientLoad) Watch() (look func() pace.Seen, stop func()) {
+func (l *Clients) Watch() (look func() pace.Seen, stop func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
@@ -151,7 +154,7 @@ func (l *clientLoad) Watch() (look func() pace.Seen, stop func()) {
 	}
 }
 
-func (l *clientLoad) seen(look *clientLook) pace.Seen {
+func (l *Clients) seen(look *clientLook) pace.Seen {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	serving := l.busy()
@@ -171,7 +174,7 @@ func (l *clientLoad) seen(look *clientLook) pace.Seen {
 }
 
 // advance takes in the time since it was last called.
-func (l *clientLoad) advance() {
+func (l *Clients) advance() {
 	now := l.clock.Now()
 	since := now.Sub(l.last)
 	l.now.spent += time.Duration(len(l.under)) * since
@@ -200,7 +203,7 @@ func (w loadOf) busy(under int) bool {
 }
 
 // busy says whether clients are being served. It is called with mu.
-func (l *clientLoad) busy() bool {
+func (l *Clients) busy() bool {
 	l.advance()
 	return l.now.busy(len(l.under)) || l.before.busy(len(l.under))
 }

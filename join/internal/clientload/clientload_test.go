@@ -1,4 +1,4 @@
-package join
+package clientload
 
 import (
 	"net/http"
@@ -10,11 +10,8 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/join/roles"
-	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/migrate/pace"
-	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 func TestClientLoad(t *testing.T) {
@@ -32,7 +29,7 @@ func TestClientLoad(t *testing.T) {
 		{"many that take nothing", 100 * time.Microsecond, 10 * time.Millisecond, 200, false},
 	} {
 		clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-		l := newClientLoad(clock)
+		l := New(clock)
 		look, stop := l.Watch()
 		for range test.n {
 			clock.Step(test.after)
@@ -59,8 +56,8 @@ func TestClientLoad(t *testing.T) {
 // clients'.
 func TestNoClients(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	l := newClientLoad(clock)
-	h := l.wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { clock.Step(time.Second) }))
+	l := New(clock)
+	h := l.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { clock.Step(time.Second) }))
 	look, stop := l.Watch()
 	defer stop()
 	send := func(u user.Info, verb string) {
@@ -85,7 +82,7 @@ func TestNoClients(t *testing.T) {
 // another one was under way then.
 func TestClientsBefore(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	l := newClientLoad(clock)
+	l := New(clock)
 	for range 100 {
 		end := l.begin("write")
 		clock.Step(20 * time.Millisecond)
@@ -117,7 +114,7 @@ func TestClientsBefore(t *testing.T) {
 // TestSlowClientsCount: a client that waits for a second is being served, until it is.
 func TestSlowClientsCount(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	l := newClientLoad(clock)
+	l := New(clock)
 	look, stop := l.Watch()
 	defer stop()
 	end, list := l.begin("read"), l.begin("")
@@ -144,38 +141,5 @@ func TestClassOf(t *testing.T) {
 				t.Errorf("%s %s: %q, want %q", info.Verb, info.Subresource, got, want)
 			}
 		}
-	}
-}
-
-func TestPositions(t *testing.T) {
-	const prefix = "/registry/example.com/widgets/"
-	report := migratestore.Report{
-		Progress: migratestore.Progress{Expected: 9, Total: 5, Rewritten: 3, AlreadyCurrent: 1, Failures: 1},
-		Cursor: migratestore.Cursor{
-			After:    prefix + "ns/b",
-			Progress: migratestore.Progress{Total: 2, Rewritten: 1, Failures: 1},
-			Failed:   []migratestore.Failure{{Key: prefix + "ns/a", Reason: migratestore.Undecodable, Detail: "why"}},
-		},
-	}
-	p := reportOf(report, prefix)
-	if p.Total != 9 || p.Done != 4 || p.Failed != 1 {
-		t.Errorf("progress %+v", p)
-	}
-	if f := p.Checkpoint.Failures; len(f) != 1 || f[0] != (claim.Failure{Namespace: "ns", Name: "a", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "Undecodable: why"}) {
-		t.Errorf("failures %+v", f)
-	}
-	if c := cursorOf(p.Checkpoint.Position, prefix); c.After != report.Cursor.After || c.Progress != report.Cursor.Progress {
-		t.Errorf("cursor %+v", c)
-	}
-	for _, bad := range []string{"", "rubbish", "{}", p.Checkpoint.Position[:20]} {
-		if c := cursorOf(bad, prefix); c.After != "" || c.Progress != (migratestore.Progress{}) {
-			t.Errorf("%q: cursor %+v", bad, c)
-		}
-	}
-	if c := cursorOf(p.Checkpoint.Position, "/registry/others/"); c.After != "" {
-		t.Errorf("of another resource: %+v", c)
-	}
-	if p := reportOf(migratestore.Report{}, prefix); p.Checkpoint.Position != "" {
-		t.Errorf("the beginning has a position: %+v", p)
 	}
 }

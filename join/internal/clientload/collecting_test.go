@@ -1,4 +1,4 @@
-package join
+package clientload
 
 import (
 	"testing"
@@ -60,7 +60,7 @@ func TestHeap(t *testing.T) {
 // TestCollectingBesideClients: garbage is collected for the clients, so not where there are none.
 func TestCollectingBesideClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, collections := newClientLoad(clock.RealClock{}), 0
+		l, collections := New(clock.RealClock{}), 0
 		l.garbage.read = func() heap { return heap{1, 1000 * mib, 400 * mib, 200 * mib, 390 * mib} }
 		l.garbage.collect = func() { collections++ }
 		look, stop := l.Watch()
