@@ -23,6 +23,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/internal/admit"
 	"github.com/concord-dev/concord/join/internal/convert"
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/stored"
@@ -87,10 +88,7 @@ func (j *Join) newStoring() error {
 // called for each server of the delegation chain, after its RESTOptionsGetter was set.
 func (j *Join) Storage(c *genericapiserver.Config) {
 	c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter)
-	if c.AdmissionControl != nil {
-		c.AdmissionControl = unhindered{Interface: c.AdmissionControl, roles: j.config.RBAC}
-	}
-	c.AdmissionControl = authors{Interface: c.AdmissionControl, roles: j.config.RBAC}
+	c.AdmissionControl = admit.Around(c.AdmissionControl, j.config.RBAC)
 	if c.MergedResourceConfig != nil {
 		j.storing.enabled = append(j.storing.enabled, c.MergedResourceConfig)
 	}
