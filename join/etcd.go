@@ -11,10 +11,11 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/grpclog"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/workers"
+	"github.com/concord-dev/concord/join/internal/etcdhealth"
 )
 
 const (
@@ -32,8 +33,7 @@ func init() {
 // Etcd is the connection to etcd that everything in the process shares.
 type Etcd struct {
 	client *clientv3.Client
-	health *etcdHealth
-	space  *etcdSpace
+	health *etcdhealth.Health
 	end    func() error
 }
 
@@ -55,22 +55,18 @@ func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
 	if limit <= 0 {
 		limit = defaultReadycheckTimeout
 	}
-	return newEtcd(client, limit), nil
+	health := etcdhealth.Watch(client, limit)
+	return &Etcd{client: client, health: health, end: sync.OnceValue(func() error {
+		health.Stop()
+		return client.Close()
+	})}, nil
 }
 
-func newEtcd(client *clientv3.Client, limit time.Duration) *Etcd {
-	registerServerMetrics() // values that are set before that are lost
-	health, space := newEtcdHealth(client, limit), newEtcdSpace(client, limit)
-	fence.NoteNoSpace(client, space.refuse)
-	ctx, stop := context.WithCancel(context.Background())
-	var asking sync.WaitGroup
-	asking.Go(func() { workers.Loop(ctx, "etcd-health", health.run) })
-	asking.Go(func() { workers.Loop(ctx, "etcd-space", space.run) })
-	return &Etcd{client: client, health: health, space: space, end: sync.OnceValue(func() error {
-		stop()
-		asking.Wait()
-		return client.Close()
-	})}
+// AddChecks adds the checks that operators of kube-apiserver know: etcd (health,
+// liveness, readiness), which is as patient as --etcd-healthcheck-timeout says, and
+// etcd-readiness, which fails at once when etcd is away. Both report what e knows.
+func (e *Etcd) AddChecks(c *genericapiserver.Config, patience time.Duration) {
+	e.health.AddChecks(c, patience)
 }
 
 // Client returns the connection.

@@ -42,6 +42,7 @@ var cohabitants = map[schema.GroupResource]schema.GroupResource{
 // gate is the HTTP filter that answers 503 to writes of built-in resources that this
 // server has not reported (KEP-2339, "Updating StorageVersion").
 func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
+	registerRefused()
 	return j.reporting.member.Gate(next, describe, func(w http.ResponseWriter, r *http.Request, err error) {
 		refused.WithLabelValues(j.refusal()).Inc()
 		filters.Answer(serializer, w, r, err)
@@ -50,7 +51,7 @@ func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) 
 
 // refusal says, for a metric, why the gate refuses writes now.
 func (j *Join) refusal() string {
-	if j.etcd.unwritable() != nil {
+	if j.etcd.health.Unwritable() != nil {
 		return refusedByEtcd
 	}
 	return refusedUnreported

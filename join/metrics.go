@@ -38,19 +38,8 @@ var (
 		Help:           "Writes that the gate has answered with 503, by reason: NotReported while this server has not reported how it stores the resource, EtcdUnwritable while etcd does not answer or has no space.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
-	etcdFull = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace: "concord", Subsystem: "etcd", Name: "no_space",
-		Help:           "1 while etcd refuses writes since its space is used up (alarm NOSPACE), else 0.",
-		StabilityLevel: metrics.ALPHA,
-	})
-	etcdUsed = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace: "concord", Subsystem: "etcd", Name: "space_used_ratio",
-		Help:           "How much of etcd's quota its database takes, 0 to 1, in the member that was asked; 0 if etcd does not tell its quota (before 3.6).",
-		StabilityLevel: metrics.ALPHA,
-	})
-	serverMetrics         = []metrics.Registerable{refused, etcdFull, etcdUsed}
-	registerServerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(serverMetrics...)
+	registerRefused = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(refused)
 		for _, reason := range []string{refusedUnreported, refusedByEtcd} {
 			refused.WithLabelValues(reason) // so that its first refusal is seen as an increase
 		}

@@ -42,7 +42,7 @@ func (j *Join) newReporting() error {
 		Versions:      j.config.versions(),
 		LeaseDuration: j.config.IdentityLeaseDuration,
 		RenewInterval: j.config.IdentityLeaseRenewInterval,
-		Storage:       j.etcd.unwritable,
+		Storage:       j.etcd.health.Unwritable,
 		Logger:        klog.Background().WithName("member"),
 	}
 	var err error

@@ -67,7 +67,7 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil {
 		server.RegisterDestroyFunc(j.closeAfter)
 	}
-	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.space.check())
+	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.health.Space())
 }
 
 // closeAfter is Close when an aggregated server, which has nobody else to do so, has ended.
@@ -254,7 +254,7 @@ func (j *Join) watchOutage(ctx context.Context, giveUp context.CancelCauseFunc) 
 	}
 	// It ends with ctx, or with an outage.
 	_ = wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) {
-		err := j.etcd.health.err()
+		err := j.etcd.health.Away()
 		if err != nil {
 			giveUp(err)
 		}

@@ -1,4 +1,4 @@
-package join
+package etcdhealth
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 // TestEtcdSpace: a refused put tells at once; an answer that may be older than a refusal does
 // not undo it, and without an answer the state that was known stands.
 func TestEtcdSpace(t *testing.T) {
-	var s *etcdSpace
+	var s *space
 	alarm, failure, during := false, error(nil), func() {}
-	s = &etcdSpace{limit: time.Second, alarmed: func(context.Context) (bool, error) {
+	s = &space{limit: time.Second, alarmed: func(context.Context) (bool, error) {
 		during()
 		return alarm, failure
 	}}

@@ -1,4 +1,4 @@
-package join
+package etcdhealth
 
 import (
 	"context"
@@ -30,36 +30,37 @@ func TestEtcdHealth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := newEtcd(client, 2*time.Second)
+	h := Watch(client, 2*time.Second)
 	until := func(what string, condition func() bool) {
 		t.Helper()
 		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
 		if err != nil {
-			t.Fatalf("etcd is not %s: %v", what, conn.health.err())
+			t.Fatalf("etcd is not %s: %v", what, h.Away())
 		}
 	}
 	answered := func() bool {
-		conn.health.mu.Lock()
-		defer conn.health.mu.Unlock()
-		return !conn.health.answered.IsZero() && conn.health.away == nil
+		h.answers.mu.Lock()
+		defer h.answers.mu.Unlock()
+		return !h.answers.answered.IsZero() && h.answers.away == nil
 	}
 	until("there", answered)
 	etcd.Close()
-	until("away", func() bool { return conn.health.err() != nil })
-	if text := conn.health.err().Error(); !strings.HasPrefix(text, "etcd has not answered for ") || strings.Contains(text, "\n") {
+	until("away", func() bool { return h.Away() != nil })
+	if text := h.Away().Error(); !strings.HasPrefix(text, "etcd has not answered for ") || strings.Contains(text, "\n") {
 		t.Errorf("it says %q", text)
 	}
-	if conn.health.silence() <= 0 {
+	if h.answers.silence() <= 0 {
 		t.Error("it is away for no time")
 	}
 	if etcd, err = startEtcd(dir); err != nil {
 		t.Fatal(err)
 	}
-	until("back", func() bool { return conn.health.err() == nil && conn.health.silence() == 0 })
+	until("back", func() bool { return h.Away() == nil && h.answers.silence() == 0 })
 	for range 2 {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
+		h.Stop()
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
 	}
 	etcd.Close()
 }
@@ -89,24 +90,24 @@ func TestEtcdHealthOrder(t *testing.T) {
 	failed := errors.New("refused")
 	for _, test := range []struct {
 		name string
-		note func(h *etcdHealth)
+		note func(h *answers)
 		away bool
 	}{
-		{"nothing was asked", func(*etcdHealth) {}, false},
-		{"an answer", func(h *etcdHealth) { h.note(at(1), nil) }, false},
-		{"a failure", func(h *etcdHealth) { h.note(at(1), failed) }, true},
-		{"a failure after an answer", func(h *etcdHealth) { h.note(at(1), nil); h.note(at(2), failed) }, true},
-		{"an answer after a failure", func(h *etcdHealth) { h.note(at(1), failed); h.note(at(2), nil) }, false},
-		{"a late failure of an earlier question", func(h *etcdHealth) { h.note(at(2), nil); h.note(at(1), failed) }, false},
-		{"a late answer to an earlier question", func(h *etcdHealth) { h.note(at(2), failed); h.note(at(1), nil) }, false},
-		{"a failure after a late answer", func(h *etcdHealth) {
+		{"nothing was asked", func(*answers) {}, false},
+		{"an answer", func(h *answers) { h.note(at(1), nil) }, false},
+		{"a failure", func(h *answers) { h.note(at(1), failed) }, true},
+		{"a failure after an answer", func(h *answers) { h.note(at(1), nil); h.note(at(2), failed) }, true},
+		{"an answer after a failure", func(h *answers) { h.note(at(1), failed); h.note(at(2), nil) }, false},
+		{"a late failure of an earlier question", func(h *answers) { h.note(at(2), nil); h.note(at(1), failed) }, false},
+		{"a late answer to an earlier question", func(h *answers) { h.note(at(2), failed); h.note(at(1), nil) }, false},
+		{"a failure after a late answer", func(h *answers) {
 			h.note(at(1), nil)
 			h.note(at(3), failed)
 			h.note(at(2), nil)
 			h.note(at(3), failed)
 		}, true},
 	} {
-		h := &etcdHealth{}
+		h := &answers{}
 		test.note(h)
 		if away := h.err() != nil; away != test.away {
 			t.Errorf("%s: away is %t", test.name, away)

@@ -1,9 +1,8 @@
-package join
+package etcdhealth
 
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
@@ -11,8 +10,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/apiserver/pkg/server/healthz"
 
 	"github.com/concord-dev/concord/workers"
 )
@@ -23,12 +20,12 @@ const (
 	etcdMaxAsked = 16
 )
 
-// etcdHealth knows whether etcd answers. It asks all the time, for all that need to know: the
+// answers knows whether etcd answers. It asks all the time, for all that need to know: the
 // readiness checks, the gate of writes, and a stop.
 //
 // Invariant: etcd is away exactly if a question failed, or got no answer in time, and no
 // question that was asked later has been answered.
-type etcdHealth struct {
+type answers struct {
 	ask func(context.Context) error
 	// limit is how long a question may go without an answer.
 	limit time.Duration
@@ -39,18 +36,18 @@ type etcdHealth struct {
 	since    time.Time // since when
 }
 
-// newEtcdHealth asks by linearizable reads, which need a quorum. They are not tried
+// newAnswers asks by linearizable reads, which need a quorum. They are not tried
 // again: the client would do so for long.
-func newEtcdHealth(etcd *clientv3.Client, limit time.Duration) *etcdHealth {
+func newAnswers(etcd *clientv3.Client, limit time.Duration) *answers {
 	kv := etcdserverpb.NewKVClient(etcd.ActiveConnection())
-	return &etcdHealth{limit: limit, ask: func(ctx context.Context) error {
+	return &answers{limit: limit, ask: func(ctx context.Context) error {
 		_, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
 		return err
 	}}
 }
 
 // run asks until ctx ends.
-func (h *etcdHealth) run(ctx context.Context) {
+func (h *answers) run(ctx context.Context) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
 	slots := make(chan struct{}, etcdMaxAsked)
@@ -73,7 +70,7 @@ func (h *etcdHealth) run(ctx context.Context) {
 	}
 }
 
-func (h *etcdHealth) once(ctx context.Context) {
+func (h *answers) once(ctx context.Context) {
 	at := time.Now()
 	asking, cancel := context.WithTimeout(ctx, h.limit)
 	defer cancel()
@@ -83,7 +80,7 @@ func (h *etcdHealth) once(ctx context.Context) {
 }
 
 // note takes in the outcome of a question asked at a time.
-func (h *etcdHealth) note(at time.Time, err error) {
+func (h *answers) note(at time.Time, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
@@ -103,7 +100,7 @@ func (h *etcdHealth) note(at time.Time, err error) {
 }
 
 // silence is how long etcd has been away, 0 while it answers.
-func (h *etcdHealth) silence() time.Duration {
+func (h *answers) silence() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.away == nil {
@@ -113,7 +110,7 @@ func (h *etcdHealth) silence() time.Duration {
 }
 
 // err says in one line that etcd is away; nil while it answers.
-func (h *etcdHealth) err() error {
+func (h *answers) err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.away == nil {
@@ -125,17 +122,4 @@ func (h *etcdHealth) err() error {
 		reason = fmt.Sprintf("no answer within %v", h.limit)
 	}
 	return fmt.Errorf("etcd has not answered for %v: %s", time.Since(h.since).Round(100*time.Millisecond), reason)
-}
-
-// AddChecks adds the checks that operators of kube-apiserver know: etcd (health,
-// liveness, readiness), which is as patient as --etcd-healthcheck-timeout says, and
-// etcd-readiness, which fails at once when etcd is away. Both report what e knows.
-func (e *Etcd) AddChecks(c *genericapiserver.Config, patience time.Duration) {
-	c.AddHealthChecks(healthz.NamedGroupedCheck("etcd", "etcd", func(*http.Request) error {
-		if e.health.silence() < patience {
-			return nil
-		}
-		return e.health.err()
-	}))
-	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-readiness", "etcd-readiness", func(*http.Request) error { return e.health.err() }))
 }

@@ -1,4 +1,4 @@
-package join
+package etcdhealth
 
 import (
 	"context"
@@ -28,10 +28,10 @@ const (
 // errNoSpace is the error while etcd's alarm NOSPACE is raised.
 var errNoSpace = fmt.Errorf("%s: %w", fence.NoSpaceMessage, member.ErrDeletesOnly)
 
-// etcdSpace knows whether etcd takes puts: it does not while its alarm NOSPACE is raised,
+// space knows whether etcd takes puts: it does not while its alarm NOSPACE is raised,
 // and reads and deletes tell nothing of that. It is asked all the time, and a put that was
 // refused tells at once.
-type etcdSpace struct {
+type space struct {
 	alarmed func(context.Context) (bool, error)
 	// used returns how much of the quota is used, 0 to 1; 0 if that is not known.
 	used  func(context.Context) (float64, error)
@@ -41,7 +41,7 @@ type etcdSpace struct {
 	refused atomic.Bool
 }
 
-func newEtcdSpace(etcd *clientv3.Client, limit time.Duration) *etcdSpace {
+func newSpace(etcd *clientv3.Client, limit time.Duration) *space {
 	maintenance := etcdserverpb.NewMaintenanceClient(etcd.ActiveConnection())
 	used := func(ctx context.Context) (float64, error) {
 		resp, err := maintenance.Status(ctx, &etcdserverpb.StatusRequest{})
@@ -50,7 +50,7 @@ func newEtcdSpace(etcd *clientv3.Client, limit time.Duration) *etcdSpace {
 		}
 		return float64(resp.DbSize) / float64(resp.DbSizeQuota), nil
 	}
-	return &etcdSpace{limit: limit, used: used, alarmed: func(ctx context.Context) (bool, error) {
+	return &space{limit: limit, used: used, alarmed: func(ctx context.Context) (bool, error) {
 		resp, err := maintenance.Alarm(ctx, &etcdserverpb.AlarmRequest{Action: etcdserverpb.AlarmRequest_GET})
 		if err != nil {
 			return false, err
@@ -65,7 +65,7 @@ func newEtcdSpace(etcd *clientv3.Client, limit time.Duration) *etcdSpace {
 }
 
 // run asks until ctx ends.
-func (s *etcdSpace) run(ctx context.Context) {
+func (s *space) run(ctx context.Context) {
 	ticker, seldom := time.NewTicker(spaceAskInterval), time.NewTicker(usedAskInterval)
 	defer ticker.Stop()
 	defer seldom.Stop()
@@ -83,16 +83,16 @@ func (s *etcdSpace) run(ctx context.Context) {
 }
 
 // measure has a metric show how much of the quota is used. Without an answer it stays as it is.
-func (s *etcdSpace) measure(ctx context.Context) {
+func (s *space) measure(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
 	if used, err := s.used(asking); err == nil {
-		etcdUsed.Set(used)
+		spaceUsed.Set(used)
 	}
 }
 
 // once asks. Without an answer nothing new is known, and the state known before stands.
-func (s *etcdSpace) once(ctx context.Context) {
+func (s *space) once(ctx context.Context) {
 	s.refused.Store(false)
 	asking, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
@@ -104,40 +104,32 @@ func (s *etcdSpace) once(ctx context.Context) {
 }
 
 // refuse tells that a put was refused for want of space.
-func (s *etcdSpace) refuse() {
+func (s *space) refuse() {
 	s.refused.Store(true)
 	s.set(true)
 }
 
-func (s *etcdSpace) set(full bool) {
+func (s *space) set(full bool) {
 	switch was := s.full.Swap(full); {
 	case full && !was:
-		etcdFull.Set(1)
+		noSpace.Set(1)
 		klog.Background().Error(errNoSpace, "Writes are refused")
 	case !full && was:
-		etcdFull.Set(0)
+		noSpace.Set(0)
 		klog.Background().Info("Etcd has space again: writes are let through")
 	}
 }
 
 // err says in one line that etcd takes no puts; nil while it does.
-func (s *etcdSpace) err() error {
+func (s *space) err() error {
 	if s.full.Load() {
 		return errNoSpace
 	}
 	return nil
 }
 
-// unwritable says in one line why etcd takes no puts at present; nil if it does.
-func (e *Etcd) unwritable() error {
-	if err := e.health.err(); err != nil {
-		return err
-	}
-	return e.space.err()
-}
-
 // check is the readiness check etcd-space, which fails while etcd takes no puts.
-func (s *etcdSpace) check() healthz.HealthChecker {
+func (s *space) check() healthz.HealthChecker {
 	return healthz.NamedCheck("etcd-space", func(*http.Request) error {
 		if s.err() != nil {
 			return errors.New(fence.NoSpaceMessage)
