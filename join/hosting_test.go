@@ -7,14 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/emicklei/go-restful/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"k8s.io/api/apiserverinternal/v1alpha1"
@@ -23,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -33,6 +30,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/join/internal/local"
 	"github.com/concord-dev/concord/join/internal/registry"
 )
 
@@ -96,13 +94,11 @@ func newHosted(t *testing.T) *hosted {
 	if err != nil {
 		t.Fatal(err)
 	}
-	container := restful.NewContainer()
-	for _, group := range groups {
-		if err := install(container, group); err != nil {
-			t.Fatal(err)
-		}
+	handler, err := local.Handler(groups...)
+	if err != nil {
+		t.Fatal(err)
 	}
-	server, direct := httptest.NewServer(h.hostHandler(localHandler(container))), httptest.NewServer(localHandler(container))
+	server, direct := httptest.NewServer(h.hostHandler(handler)), httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	t.Cleanup(direct.Close)
 	v := version.MustParse("1.2")
@@ -114,7 +110,7 @@ func newHosted(t *testing.T) *hosted {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.j.hosting.look = hostPoll
+	h.j.hosting.Look = 100 * time.Millisecond
 	h.start(direct.URL)
 	return h
 }
@@ -139,14 +135,14 @@ func (h *hosted) start(url string) {
 	if err := h.j.serveStorageVersions(nil); err != nil {
 		h.t.Fatal(err)
 	}
-	h.j.hosting.reports, err = h.j.reportsOf(func(schema.GroupVersionResource) bool { return true })
+	h.j.hosting.Reports, err = h.j.reportsOf(func(schema.GroupVersionResource) bool { return true })
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := h.j.reporting.member.SetBuiltins(h.j.hosting.reports); err != nil {
+	if err := h.j.reporting.member.SetBuiltins(h.j.hosting.Reports); err != nil {
 		h.t.Fatal(err)
 	}
-	h.local = h.j.hosting.own
+	h.local = h.j.clients.objects
 	if h.host, err = NewClient(&rest.Config{Host: url}); err != nil {
 		h.t.Fatal(err)
 	}
@@ -330,40 +326,5 @@ func TestHosting(t *testing.T) {
 	defer h.mu.Unlock()
 	if len(h.early) > 0 {
 		t.Errorf("buried in the host, with the permission to write: %v", h.early)
-	}
-}
-
-func TestOrphans(t *testing.T) {
-	lease := func(name, local string) coordinationv1.Lease {
-		l := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if local != "" {
-			l.Annotations = map[string]string{storageversion.LocalIdentityAnnotation: local}
-		}
-		return l
-	}
-	leases := []coordinationv1.Lease{lease("h3", "c"), lease("h1", "a"), lease("h2", "b"), lease("h4", "")}
-	if got, want := orphans(leases, sets.New[agree.ServerID]("b")), []agree.ServerID{"h1", "h3", "h4"}; !slices.Equal(got, want) {
-		t.Errorf("orphans are %v, want %v", got, want)
-	}
-}
-
-// TestTenure: the host's knowledge of one registration says nothing of the next.
-func TestTenure(t *testing.T) {
-	unknown := errors.New("it does not answer")
-	for _, test := range []struct {
-		name   string
-		tenure tenure
-		id     agree.ServerID
-		want   error
-	}{
-		{"alone", tenure{id: "a", alone: true}, "a", nil},
-		{"alone, and registered anew", tenure{id: "a", alone: true}, "b", errHostUnknown},
-		{"not registered", tenure{}, "", errHostUnknown},
-		{"not known yet", tenure{id: "a", err: unknown}, "a", unknown},
-		{"was alone when it last answered", tenure{id: "a", alone: true, err: unknown}, "a", nil},
-	} {
-		if err := test.tenure.reported(t.Context(), test.id, things, "example.com/v1"); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", test.name, err, test.want)
-		}
 	}
 }

@@ -43,7 +43,9 @@ import (
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/join/internal/clientload"
 	"github.com/concord-dev/concord/join/internal/convert"
+	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/join/internal/inprocess"
+	"github.com/concord-dev/concord/join/internal/local"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
 )
@@ -180,7 +182,9 @@ type Join struct {
 
 	reporting *reporting
 	// hosting is nil but in an aggregated server.
-	hosting   *hosting
+	hosting *hosting.Host
+	// local serves an aggregated server its own StorageVersions and Leases.
+	local     *local.API
 	storing   *storing
 	crds      *definitions
 	migrating *migrating
@@ -233,6 +237,25 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	return j, nil
 }
 
+// newHosting has an aggregated server do all that the protocol does in its own etcd.
+func (j *Join) newHosting() error {
+	if j.config.Host == nil {
+		return nil
+	}
+	host := AsComponent(j.config.Host, compat.ConcordServer, j.config.Emulation)
+	host.ContentType, host.AcceptContentTypes = "", ""
+	clients, err := clientsOf(host)
+	if err != nil {
+		return fmt.Errorf("the host cluster: %w", err)
+	}
+	j.hosting, err = hosting.New(hosting.Config{
+		Objects: clients.objects, Kube: clients.kube, Versions: j.config.versions(), RenewInterval: j.config.IdentityLeaseRenewInterval,
+	})
+	j.local = local.New()
+	j.config.Loopback = j.local.Config()
+	return err
+}
+
 func (j *Join) newDefinitions() error {
 	var err error
 	j.crds, err = newDefinitions(j.clients, convert.New(j.clients.objects, j.config.Loopback), j.reporting.member, j.storing.fence)
@@ -245,7 +268,7 @@ func (j *Join) Ready() error {
 	if err := j.reporting.member.Ready(); err != nil || j.hosting == nil {
 		return err
 	}
-	return j.hosting.ready()
+	return j.hosting.Ready()
 }
 
 // Reported says whether the server has reported all that it has to, custom resources too.
@@ -258,7 +281,8 @@ func (j *Join) Abandoned() <-chan struct{} { return j.running.abandoned }
 func (j *Join) Close() error {
 	var err error
 	if j.hosting != nil {
-		err = j.hosting.close()
+		j.hosting.Close()
+		err = j.local.Stop()
 	}
 	if j.storing.fence != nil {
 		j.storing.fence.Close()

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/join/internal/registry"
 )
 
@@ -42,7 +43,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestCustomResourcesAreTheHosts(t *testing.T) {
-	j := &Join{hosting: &hosting{}, crds: &definitions{stores: true}}
+	j := &Join{hosting: &hosting.Host{}, crds: &definitions{stores: true}}
 	if err := j.Start(nil); err == nil || !strings.Contains(err.Error(), "custom resources") {
 		t.Errorf("an aggregated server with custom resources starts: %v", err)
 	}

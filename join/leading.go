@@ -55,7 +55,7 @@ func (j *Join) newLeading() error {
 		l.election.Lock = roles.SilentLock
 	}
 	if j.hosting != nil {
-		l.election.Lock, l.election.Lead = aggregatedLock, j.hosting.lead
+		l.election.Lock, l.election.Lead = aggregatedLock, j.hosting.Lead
 		return nil
 	}
 	if l.skew, err = j.newSkew(); err != nil || j.config.Silent {

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
@@ -52,13 +53,13 @@ func TestNewLeading(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		silent         bool
-		hosting        *hosting
+		hosting        *hosting.Host
 		lock           string
 		skew, protocol bool
 	}{
 		{"a cluster's own server", false, nil, "concord-controllers", true, true},
 		{"one that reports nothing", true, nil, "concord-controllers-without-storage-versions", true, false},
-		{"an aggregated one", false, &hosting{}, "concord-aggregated", false, false},
+		{"an aggregated one", false, &hosting.Host{}, "concord-aggregated", false, false},
 	} {
 		j := &Join{identity: "me", clients: made, hosting: test.hosting, migrating: &migrating{counts: &claim.Metrics{}}}
 		j.config.Silent = test.silent

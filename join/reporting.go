@@ -74,7 +74,7 @@ func (j *Join) newReporting() error {
 		return err
 	}
 	if j.hosting != nil {
-		j.hosting.local, j.hosting.own = r.member, j.clients.objects
+		j.hosting.Follow(r.member, j.clients.objects)
 	}
 	j.config.Keyring.Listen(r.member.SetEncryption)
 	return nil

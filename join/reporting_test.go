@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/member"
 )
@@ -149,11 +150,11 @@ func TestReportsOf(t *testing.T) {
 	all := func(schema.GroupVersionResource) bool { return true }
 	for _, test := range []struct {
 		name    string
-		hosting *hosting
+		hosting *hosting.Host
 		want    []schema.GroupResource
 	}{
 		{"a cluster's own server", nil, []schema.GroupResource{registry.Leases, things, storageversion.Resource}},
-		{"an aggregated server", &hosting{}, []schema.GroupResource{things}},
+		{"an aggregated server", &hosting.Host{}, []schema.GroupResource{things}},
 	} {
 		j := &Join{storing: s, hosting: test.hosting, config: Config{Schemes: []*runtime.Scheme{registry.LeaseScheme}}}
 		reports, err := j.reportsOf(all)

@@ -91,7 +91,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 		return err
 	}
 	if j.hosting != nil {
-		j.hosting.reports = reports
+		j.hosting.Reports = reports
 	}
 	if err := j.newMirror(server); err != nil {
 		return err
@@ -160,7 +160,7 @@ func (r *running) begin() (departed bool) {
 	r.reporting.Go(func() { j.reporting.member.Run(context.Background()) })
 	loop("definitions", j.crds.run)
 	if j.hosting != nil {
-		j.hosting.running.Go(func() { workers.Loop(r.controllers, "host", j.hosting.run) })
+		j.hosting.Start(r.controllers)
 	}
 	if !j.config.Silent {
 		loop("collect", func(ctx context.Context) {
@@ -220,7 +220,7 @@ func (r *running) depart() error {
 	err := r.j.reporting.member.Depart(departing)
 	if err == nil && r.j.hosting != nil {
 		// Not before: the host may forget a server only when it cannot write any more.
-		r.j.hosting.depart(departing)
+		r.j.hosting.Depart(departing)
 	}
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)

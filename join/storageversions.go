@@ -14,7 +14,11 @@ import (
 // aggregated server's own are for itself alone.
 func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil {
-		return j.hosting.api.serve(j.storing, j.etcd.client)
+		groups, err := localGroups(j.storing, j.etcd.client)
+		if err != nil {
+			return err
+		}
+		return j.local.Serve(groups...)
 	}
 	group, err := storageVersions(j.storing, j.etcd.client)
 	if err != nil {
@@ -37,4 +41,27 @@ func storageVersions(s *storing, etcd *clientv3.Client) (*genericapiserver.APIGr
 	}
 	options.Decorator = registry.Tolerant(etcd, s.config.Etcd.Prefix, options.Decorator)
 	return registry.Group(options)
+}
+
+// localGroups are those that an aggregated server serves to itself.
+func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGroupInfo, error) {
+	versions, err := storageVersions(s, etcd)
+	if err != nil {
+		return nil, err
+	}
+	codec, err := registry.LeaseCodec()
+	if err != nil {
+		return nil, err
+	}
+	options, err := s.storageOf(registry.Leases, codec)
+	if err != nil {
+		return nil, err
+	}
+	leases, err := registry.LeaseGroup(options)
+	return []*genericapiserver.APIGroupInfo{versions, leases}, err
+}
+
+// isLocal says whether a store is one of the local API's.
+func isLocal(group string) bool {
+	return group == storageversion.Resource.Group || group == registry.Leases.Group
 }

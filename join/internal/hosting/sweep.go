@@ -1,4 +1,4 @@
-package join
+package hosting
 
 import (
 	"context"
@@ -35,9 +35,9 @@ type sweptHost struct {
 	lived sets.Set[agree.ServerID]
 }
 
-// lead is the work of the elected aggregated server: a server that is buried here it buries in
+// Lead is the work of the elected aggregated server: a server that is buried here it buries in
 // the host, too.
-func (h *hosting) lead(ctx context.Context) {
+func (h *Host) Lead(ctx context.Context) {
 	h.swept = sweptHost{} // somebody else may have led since
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, hostTimeout)
@@ -51,7 +51,7 @@ func (h *hosting) lead(ctx context.Context) {
 // sweep buries in the host every server that has neither a Lease nor a report here any more. The
 // host's Leases are read first: each was made by a server that was registered here before that. A
 // server whose registration ended meanwhile may have made one since.
-func (h *hosting) sweep(ctx context.Context) error {
+func (h *Host) sweep(ctx context.Context) error {
 	lived, err := registrations(ctx, h.own)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (h *hosting) sweep(ctx context.Context) error {
 		return err
 	}
 	var leases coordinationv1.LeaseList
-	if err := h.objects.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabels{
+	if err := h.Objects.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabels{
 		storageversion.IdentityLabel: storageversion.IdentityLabelValue, storageversion.AggregatedLabel: store,
 	}); err != nil {
 		return fmt.Errorf("list the host's identity Leases: %w", err)
@@ -129,7 +129,7 @@ func orphans(hosts []coordinationv1.Lease, living sets.Set[agree.ServerID]) []ag
 
 // storeUID names the etcd in which the replicas of this server meet, so that nobody buries
 // those of another one in the host. It is the uid of a Lease there, which the first replica makes.
-func (h *hosting) storeUID(ctx context.Context) (string, error) {
+func (h *Host) storeUID(ctx context.Context) (string, error) {
 	h.mu.RLock()
 	known := h.store
 	h.mu.RUnlock()

@@ -1,4 +1,5 @@
-package join
+// Package local serves API groups of a server to the server alone.
+package local
 
 import (
 	"context"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/emicklei/go-restful/v3"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -22,19 +22,16 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/rest"
-
-	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/join/internal/registry"
 )
 
-// localShutdown bounds how long the local API waits for its own clients at the end.
-const localShutdown = time.Second
+// shutdown bounds how long the local API waits for its own clients at the end.
+const shutdown = time.Second
 
-// localAPI serves Leases and StorageVersions of an aggregated API server to itself, from its
+// API serves Leases and StorageVersions of an aggregated API server to itself, from its
 // own etcd. With them the protocol runs there as in any cluster: the server's Lease, its
 // report and so its permission to write are objects beside those that it writes. They are in
 // nobody's discovery, and no connection leads here from outside the process.
-type localAPI struct {
+type API struct {
 	connections chan net.Conn
 	server      *http.Server
 	ended       context.Context
@@ -42,18 +39,19 @@ type localAPI struct {
 	serving     sync.WaitGroup
 }
 
-func newLocalAPI() *localAPI {
-	l := &localAPI{connections: make(chan net.Conn), server: &http.Server{ReadHeaderTimeout: time.Minute}}
+// New returns one that serves nothing yet.
+func New() *API {
+	l := &API{connections: make(chan net.Conn), server: &http.Server{ReadHeaderTimeout: time.Minute}}
 	l.ended, l.end = context.WithCancel(context.Background())
 	return l
 }
 
-// config reaches the API. Until it is served connections wait.
-func (l *localAPI) config() *rest.Config {
+// Config reaches the API. Until it is served connections wait.
+func (l *API) Config() *rest.Config {
 	return &rest.Config{Host: "http://local", QPS: -1, Dial: l.dial}
 }
 
-func (l *localAPI) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+func (l *API) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	here, there := net.Pipe()
 	var err error
 	select {
@@ -68,7 +66,7 @@ func (l *localAPI) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 }
 
 // Accept implements net.Listener.
-func (l *localAPI) Accept() (net.Conn, error) {
+func (l *API) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.connections:
 		return c, nil
@@ -78,37 +76,30 @@ func (l *localAPI) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (l *localAPI) Close() error { l.end(); return nil }
+func (l *API) Close() error { l.end(); return nil }
 
 // Addr implements net.Listener.
-func (l *localAPI) Addr() net.Addr { return localAddr{} }
+func (l *API) Addr() net.Addr { return localAddr{} }
 
 type localAddr struct{}
 
 func (localAddr) Network() string { return "pipe" }
 func (localAddr) String() string  { return "local" }
 
-// serve begins to answer, with the objects that storing keeps.
-func (l *localAPI) serve(s *storing, etcd *clientv3.Client) error {
-	groups, err := localGroups(s, etcd)
-	if err != nil {
+// Serve begins to answer, with the objects of groups.
+func (l *API) Serve(groups ...*genericapiserver.APIGroupInfo) error {
+	var err error
+	if l.server.Handler, err = Handler(groups...); err != nil {
 		return err
 	}
-	container := restful.NewContainer()
-	for _, group := range groups {
-		if err := install(container, group); err != nil {
-			return err
-		}
-	}
-	l.server.Handler = localHandler(container)
 	l.serving.Go(func() { _ = l.server.Serve(l) }) // returns when it is closed
 	return nil
 }
 
-// stop ends the API, and the requests that are under way.
-func (l *localAPI) stop() error {
+// Stop ends the API, and the requests that are under way.
+func (l *API) Stop() error {
 	l.end()
-	ctx, cancel := context.WithTimeout(context.Background(), localShutdown)
+	ctx, cancel := context.WithTimeout(context.Background(), shutdown)
 	defer cancel()
 	err := l.server.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -116,28 +107,6 @@ func (l *localAPI) stop() error {
 	}
 	l.serving.Wait()
 	return err
-}
-
-func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGroupInfo, error) {
-	versions, err := storageVersions(s, etcd)
-	if err != nil {
-		return nil, err
-	}
-	codec, err := registry.LeaseCodec()
-	if err != nil {
-		return nil, err
-	}
-	options, err := s.storageOf(registry.Leases, codec)
-	if err != nil {
-		return nil, err
-	}
-	leases, err := registry.LeaseGroup(options)
-	return []*genericapiserver.APIGroupInfo{versions, leases}, err
-}
-
-// isLocal says whether a store is one of the local API's.
-func isLocal(group string) bool {
-	return group == storageversion.Resource.Group || group == registry.Leases.Group
 }
 
 // install serves a group from a container. A generic server would want definitions for
@@ -162,9 +131,15 @@ func install(container *restful.Container, info *genericapiserver.APIGroupInfo) 
 	return nil
 }
 
-// localHandler gives requests the context that the library's handlers need. All requests here come from this
-// process, and are made as its user.
-func localHandler(container http.Handler) http.Handler {
+// Handler serves groups. It gives requests the context that the library's handlers need. All requests here come
+// from this process, and are made as its user.
+func Handler(groups ...*genericapiserver.APIGroupInfo) (http.Handler, error) {
+	container := restful.NewContainer()
+	for _, group := range groups {
+		if err := install(container, group); err != nil {
+			return nil, err
+		}
+	}
 	self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		container.ServeHTTP(w, r.WithContext(apirequest.WithUser(r.Context(), self)))
@@ -172,5 +147,5 @@ func localHandler(container http.Handler) http.Handler {
 	handler = filters.WithWarningRecorder(handler)
 	handler = filters.WithRequestInfo(handler, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString(strings.Trim(genericapiserver.APIGroupPrefix, "/"))})
 	handler = filters.WithRequestReceivedTimestamp(handler)
-	return filters.WithAuditInit(handler)
+	return filters.WithAuditInit(handler), nil
 }

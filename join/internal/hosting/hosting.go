@@ -1,4 +1,5 @@
-package join
+// Package hosting has an aggregated API server's part in the cluster that it belongs to.
+package hosting
 
 import (
 	"context"
@@ -21,7 +22,6 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/member"
@@ -42,29 +42,35 @@ const (
 	hostLeaseDuration = 10 * 365 * 24 * time.Hour
 )
 
-// hosting is an aggregated API server's part in the cluster that it belongs to, its host. Its
+// Config says how a server takes part in its host.
+type Config struct {
+	// Objects and Kube are clients of the host.
+	Objects client.WithWatch
+	Kube    kubernetes.Interface
+	// Versions are the server's, RenewInterval is how often its Lease in the host is renewed.
+	Versions      member.Versions
+	RenewInterval time.Duration
+}
+
+// Host is an aggregated API server's part in the cluster that it belongs to, its host. Its
 // permission to write is its report in its own etcd. The encodings that it may write it also
 // reports to the host, in this order: own report, the host's, writes; and back: no writes, own
 // report, the host's (KEP-2339, "aggregated API servers"). So each object it writes is in an
 // encoding that the host knows of, also when it was paused and somebody else has buried it.
 //
 // The report to the host is made by another member, one for each registration in the own etcd.
-type hosting struct {
-	api    *localAPI
-	config Config
+type Host struct {
+	Config
 	// local is the member in the own etcd, and own reads and writes there.
-	local *member.Member
-	own   client.WithWatch
-	// objects and kube are clients of the host.
-	objects client.WithWatch
-	kube    kubernetes.Interface
+	local   *member.Member
+	own     client.WithWatch
 	collect *collect.Collector
-	// reports are the resources that the host is told of.
-	reports []member.Resource
-	// look is hostLook but in tests.
-	look time.Duration
+	// Reports are the resources that the host is told of. They are set before Start.
+	Reports []member.Resource
+	// Look is hostLook but in tests.
+	Look time.Duration
 
-	// stopped ends with stop: the host's members then make and renew nothing more.
+	// stopped ends with Close: the host's members then make and renew nothing more.
 	stopped context.Context
 	stop    context.CancelFunc
 	members sync.WaitGroup
@@ -74,7 +80,7 @@ type hosting struct {
 	now   tenure
 	store string // see storeUID
 
-	// saidAlone belongs to run, swept to lead.
+	// saidAlone belongs to step, swept to Lead.
 	saidAlone bool
 	swept     sweptHost
 }
@@ -92,36 +98,28 @@ type tenure struct {
 	err   error
 }
 
-var _ fence.Permits = (*hosting)(nil)
+var _ fence.Permits = (*Host)(nil)
 
 var errHostUnknown = errors.New("nothing is known of the host cluster yet")
 
-func (j *Join) newHosting() error {
-	if j.config.Host == nil {
-		return nil
-	}
-	host := AsComponent(j.config.Host, compat.ConcordServer, j.config.Emulation)
-	host.ContentType, host.AcceptContentTypes = "", ""
-	clients, err := clientsOf(host)
-	if err != nil {
-		return fmt.Errorf("the host cluster: %w", err)
-	}
-	h := &hosting{api: newLocalAPI(), config: j.config, objects: clients.objects, kube: clients.kube, look: hostLook}
+// New makes a server's part in its host.
+func New(config Config) (*Host, error) {
+	h := &Host{Config: config, Look: hostLook}
 	h.stopped, h.stop = context.WithCancel(context.Background())
-	if h.collect, err = collect.New(collect.Config{Client: h.objects, Logger: klog.Background().WithName("host")}); err != nil {
-		return err
-	}
-	j.hosting = h
-	// All that the protocol does is done in the own etcd.
-	j.config.Loopback = h.api.config()
-	return nil
+	var err error
+	h.collect, err = collect.New(collect.Config{Client: h.Objects, Logger: klog.Background().WithName("host")})
+	return h, err
 }
+
+// Follow names the member in the own etcd, and a client that reads and writes there. It is called before all
+// that follows.
+func (h *Host) Follow(local *member.Member, own client.WithWatch) { h.local, h.own = local, own }
 
 // Revision implements fence.Permits: the own report is the permission, once the host has its
 // report too. The own one is looked at first. If its registration has ended since, and another
 // one is reported to the host, then the revision is older than that one's report, and so than
 // the StorageVersion: the write is refused by it.
-func (h *hosting) Revision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error) {
+func (h *Host) Revision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error) {
 	revision, err := h.local.Revision(ctx, gr, enc)
 	if err != nil {
 		return 0, err
@@ -133,11 +131,11 @@ func (h *hosting) Revision(ctx context.Context, gr schema.GroupResource, enc agr
 }
 
 // Moved implements fence.Permits.
-func (h *hosting) Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
+func (h *Host) Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
 	return h.local.Moved(ctx, gr, enc, mod, reports)
 }
 
-func (h *hosting) current() tenure {
+func (h *Host) current() tenure {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.now
@@ -160,8 +158,8 @@ func (t tenure) reported(ctx context.Context, id agree.ServerID, gr schema.Group
 	return nil
 }
 
-// ready says why not everything is reported to the host; nil if it is, or cannot be.
-func (h *hosting) ready() error {
+// Ready says why not everything is reported to the host; nil if it is, or cannot be.
+func (h *Host) Ready() error {
 	t := h.current()
 	switch {
 	case t.id == "" || t.id != h.local.ID():
@@ -177,13 +175,17 @@ func (h *hosting) ready() error {
 	return nil
 }
 
-// run has the host follow the own registration until ctx ends.
-func (h *hosting) run(ctx context.Context) { wait.UntilWithContext(ctx, h.step, hostPoll) }
+// Start has the host follow the own registration until ctx ends.
+func (h *Host) Start(ctx context.Context) {
+	h.running.Go(func() {
+		workers.Loop(ctx, "host", func(ctx context.Context) { wait.UntilWithContext(ctx, h.step, hostPoll) })
+	})
+}
 
 // step makes the reports to the host once the own ones stand, for each registration anew. As
 // long as something is not reported the host is looked at: it may not serve StorageVersions, or
 // not any more.
-func (h *hosting) step(ctx context.Context) {
+func (h *Host) step(ctx context.Context) {
 	t := h.current()
 	if id := h.local.ID(); id != t.id {
 		if t.member != nil {
@@ -204,10 +206,10 @@ func (h *hosting) step(ctx context.Context) {
 			t.end()
 			t.member = nil
 		}
-		t.again, t.alone = time.Now().Add(h.look), true
+		t.again, t.alone = time.Now().Add(h.Look), true
 		h.sayAlone()
 	case t.member != nil: // it is reporting
-		t.again = time.Now().Add(h.look)
+		t.again = time.Now().Add(h.Look)
 	default:
 		if t, err = h.begin(ctx, t); err != nil {
 			t.again, t.err = time.Now().Add(hostRetry), err
@@ -216,27 +218,27 @@ func (h *hosting) step(ctx context.Context) {
 	h.set(t)
 }
 
-func (h *hosting) set(t tenure) {
+func (h *Host) set(t tenure) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.now = t
 }
 
-func (h *hosting) sayAlone() {
+func (h *Host) sayAlone() {
 	if !h.saidAlone {
-		klog.Background().Info("The host cluster serves no StorageVersions: this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.look)
+		klog.Background().Info("The host cluster serves no StorageVersions: this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
 	}
 	h.saidAlone = true
 }
 
 // serves asks whether the host serves StorageVersions. An error means that it is not known.
-func (h *hosting) serves(ctx context.Context) (bool, error) {
+func (h *Host) serves(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	// Discovery, which everybody may read: whether this server may read the objects themselves
 	// matters only where there are any.
 	served := &metav1.APIResourceList{}
-	err := h.kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
+	err := h.Kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
 	switch {
 	case apierrors.IsNotFound(err):
 		return false, nil
@@ -247,25 +249,25 @@ func (h *hosting) serves(ctx context.Context) (bool, error) {
 }
 
 // begin makes the reports to the host for a registration.
-func (h *hosting) begin(ctx context.Context, t tenure) (tenure, error) {
+func (h *Host) begin(ctx context.Context, t tenure) (tenure, error) {
 	store, err := h.storeUID(ctx)
 	if err != nil {
 		return t, err
 	}
 	m, err := member.New(member.Config{
-		Client: h.objects, Bury: h.collect.Bury,
-		Versions:      h.config.versions(),
+		Client: h.Objects, Bury: h.collect.Bury,
+		Versions:      h.Versions,
 		Labels:        map[string]string{storageversion.AggregatedLabel: store},
-		Annotations:   map[string]string{storageversion.LocalIdentityAnnotation: string(t.id), storageversion.AggregatedGroupsAnnotation: groups(h.reports)},
+		Annotations:   map[string]string{storageversion.LocalIdentityAnnotation: string(t.id), storageversion.AggregatedGroupsAnnotation: groups(h.Reports)},
 		LeaseDuration: hostLeaseDuration,
-		RenewInterval: h.config.IdentityLeaseRenewInterval,
+		RenewInterval: h.RenewInterval,
 		WaitLimit:     -1,
 		Logger:        klog.Background().WithName("host").V(1),
 	})
 	if err != nil {
 		return t, err
 	}
-	if err := m.SetBuiltins(h.reports); err != nil {
+	if err := m.SetBuiltins(h.Reports); err != nil {
 		return t, err
 	}
 	running, end := context.WithCancel(h.stopped)
@@ -285,9 +287,9 @@ func groups(reports []member.Resource) string {
 	return strings.Join(slices.Compact(named), ",")
 }
 
-// depart takes the reports to the host back. It is called when the own ones are gone, and run
+// Depart takes the reports to the host back. It is called when the own ones are gone, and what Start began
 // is ending.
-func (h *hosting) depart(ctx context.Context) {
+func (h *Host) Depart(ctx context.Context) {
 	h.running.Wait()
 	t := h.current()
 	if t.member == nil {
@@ -298,9 +300,8 @@ func (h *hosting) depart(ctx context.Context) {
 	}
 }
 
-// close ends the host's members that are left, and the local API.
-func (h *hosting) close() error {
+// Close ends the host's members that are left.
+func (h *Host) Close() {
 	h.stop()
 	h.members.Wait()
-	return h.api.stop()
 }
