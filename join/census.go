@@ -71,7 +71,7 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 	}
 	counted := &census.Resource{
 		Resource: gr.String(), Rows: []census.Row{},
-		ObjectsPerSecond: j.migrating.speed.last(), MaxObjectsPerSecond: j.config.MigrationMaxObjectsPerSecond,
+		ObjectsPerSecond: j.migrating.engines.Speed(), MaxObjectsPerSecond: j.config.MigrationMaxObjectsPerSecond,
 	}
 	switch sv, err := j.clients.kube.InternalV1alpha1().StorageVersions().Get(ctx, storageversion.Name(gr), metav1.GetOptions{}); {
 	case err == nil:
@@ -154,7 +154,7 @@ func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target ev
 	if wanted.Transformer, err = j.config.Keyring.Pin(gr, target.Encoding.Seal()); err != nil {
 		return nil, err
 	}
-	pacer, stop := j.migrating.pacer(claim.Job{})
+	pacer, stop := j.migrating.engines.Pacer(claim.Job{})
 	defer stop()
 	left, err := migratestore.CountLeft(ctx, migratestore.NewEtcd(j.etcd.client), wanted, migratestore.Options{Pacer: pacer})
 	if err == nil && left.Values > 0 {

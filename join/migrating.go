@@ -1,42 +1,27 @@
 package join
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"strings"
-	"sync"
-	"time"
-
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/join/internal/convert"
+	"github.com/concord-dev/concord/join/internal/engines"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/migrate/claim"
-	"github.com/concord-dev/concord/migrate/pace"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // migrating does migrations, of this server's turn or a user's.
 type migrating struct {
-	config  Config
-	fence   *fence.Fence
 	claim   *claim.Controller // nil in a server that reports nothing, and in an aggregated one
 	counts  *claim.Metrics
-	convert *convert.Resources
-	// clients are those that migrations give way to.
-	clients pace.Clients
-	// speed is how fast this server's rewrites wrote.
-	speed speed
+	engines *engines.Engines
 }
 
 // newMigrating makes the controller that claims migrations, and both engines.
 func (j *Join) newMigrating() error {
-	m := &migrating{config: j.config, fence: j.storing.fence, convert: j.crds.convert, clients: j.clientLoad}
+	m := &migrating{engines: engines.New(engines.Config{
+		KV: migratestore.NewEtcd(j.etcd.client), Fence: j.storing.fence, Keyring: j.config.Keyring, Convert: j.crds.convert,
+		Clients: j.clientLoad, MaxAddedLatency: j.config.MigrationMaxAddedLatency, MaxObjectsPerSecond: j.config.MigrationMaxObjectsPerSecond,
+	})}
 	j.migrating = m
 	if j.config.Silent || j.hosting != nil {
 		return nil // the host migrates the objects that an aggregated server stores, through its API
@@ -53,266 +38,18 @@ func (j *Join) newMigrating() error {
 	if err != nil {
 		return err
 	}
-	api, err := newAPIMigrator(own.config, j.inProcess.Config(patcher.config), &j.storing.migrated, m.patching)
+	api, elsewhere, err := m.engines.API(own.config, j.inProcess.Config(patcher.config), &j.storing.migrated)
 	if err != nil {
 		return err
 	}
-	kv := migratestore.NewEtcd(j.etcd.client)
-	store := rewriter{m: m, kv: kv, engine: migratestore.New(kv)}
 	m.claim, err = claim.New(claim.Config{
 		Client:    own.objects,
 		ID:        j.reporting.member.ID,
-		Rewriter:  store,
-		API:       provenAPI{Rewriter: api, kv: kv, target: store.targetHere, pacer: m.pacer},
-		Elsewhere: api.elsewhere,
+		Rewriter:  m.engines.Store(),
+		API:       api,
+		Elsewhere: elsewhere,
 		Metrics:   m.counts,
 		Logger:    klog.Background().WithName("migrate"),
 	})
 	return err
-}
-
-// rewriter runs rewrites next to this server's stores.
-type rewriter struct {
-	m      *migrating
-	kv     migratestore.KV
-	engine *migratestore.Engine
-}
-
-var _ claim.Rewriter = rewriter{}
-
-// Rewrite implements claim.Rewriter.
-func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	target, err := r.target(ctx, job)
-	if err != nil {
-		return claim.Result{}, err
-	}
-	pacer, stop := r.m.pacer(job)
-	defer stop()
-	options := migratestore.Options{Resume: cursorOf(job.Resume, target.Prefix), Pacer: pacer, MaxNamed: migrationv1alpha1.MaxFailures}
-	if job.Failed != nil {
-		options.Failed = func(f migratestore.Failure) { job.Failed(failureOf(f, target.Prefix)) }
-	}
-	result, err := r.run(ctx, target, options, func(done migratestore.Report) { progress(reportOf(done, target.Prefix)) })
-	return resultOf(result, target.Prefix), translate(err, migratestore.ErrFenced, claim.ErrFenced)
-}
-
-// run rewrites, and proves it.
-func (r rewriter) run(ctx context.Context, target *migratestore.Target, options migratestore.Options, told func(migratestore.Report)) (migratestore.Result, error) {
-	began := time.Now()
-	result, err := r.engine.Run(ctx, *target, options, told)
-	r.m.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
-	if err == nil && result.Failures == 0 {
-		err = prove(ctx, r.kv, target, options.Pacer)
-	}
-	return result, err
-}
-
-// bounds say how a job gives way: as its migration says, and else as the server's flags do.
-func (m *migrating) bounds(job claim.Job) pace.Bounds {
-	b := pace.Bounds{MaxPerSecond: m.config.MigrationMaxObjectsPerSecond}
-	added := m.config.MigrationMaxAddedLatency
-	if job.MaxAddedLatency != nil {
-		added = job.MaxAddedLatency
-	}
-	if added != nil {
-		b.MaxAdded, b.Blind = *added, *added == 0
-	}
-	if job.MaxPerSecond != nil {
-		b.MaxPerSecond = int(*job.MaxPerSecond)
-	}
-	return b
-}
-
-// pacer has a job give way, until stop.
-func (m *migrating) pacer(job claim.Job) (p *pace.Pacer, stop func()) {
-	return pace.New(m.bounds(job), m.clients, clock.RealClock{})
-}
-
-// patching is pacer for the engine that goes through the API.
-func (m *migrating) patching(job claim.Job) (p *pace.Pacer, stop func()) {
-	b := m.bounds(job)
-	b.Least = pace.Patched
-	return pace.New(b, m.clients, clock.RealClock{})
-}
-
-// position is the part of a cursor that a migration keeps.
-type position struct {
-	After    string                `json:"after"`
-	Progress migratestore.Progress `json:"progress"`
-}
-
-// cursorOf is the cursor that was kept; the beginning if it cannot be read.
-func cursorOf(kept, prefix string) migratestore.Cursor {
-	var p position
-	if json.Unmarshal([]byte(kept), &p) != nil || !strings.HasPrefix(p.After, prefix) {
-		return migratestore.Cursor{}
-	}
-	return migratestore.Cursor{After: p.After, Progress: p.Progress}
-}
-
-// target says what the engine is to do for a job.
-func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
-	fenceKey, ok := r.m.fence.FenceKey(job.GroupResource)
-	if !ok {
-		return nil, errors.New("the storage of StorageVersions is not built yet")
-	}
-	target := &migratestore.Target{
-		GroupResource: job.GroupResource, Encoding: job.Encoding.Plain(), FenceKey: fenceKey, FenceRevision: job.FenceRevision,
-		Refence: func(ctx context.Context) (int64, error) {
-			revision, err := job.Refence(ctx)
-			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
-		},
-	}
-	var err error
-	if target.Transformer, err = r.m.config.Keyring.Pin(job.GroupResource, job.Encoding.Seal()); err != nil {
-		return nil, err
-	}
-	if job.CRD.UID != "" {
-		return target, r.m.convert.Target(ctx, job, target)
-	}
-	store, ok := r.m.fence.Newest(job.GroupResource)
-	if !ok || store.Encoding != target.Encoding {
-		return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, target.Encoding)
-	}
-	target.Prefix, target.Codec, target.New = store.Prefix, store.Codec, store.New
-	return target, nil
-}
-
-// targetHere is target, and nil for a resource that this server does not store.
-func (r rewriter) targetHere(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
-	if _, stored := r.m.fence.Newest(job.GroupResource); !stored && job.CRD.UID == "" {
-		return nil, nil
-	}
-	return r.target(ctx, job)
-}
-
-// provenAPI migrates through the API, and proves it in the store where this server has that.
-type provenAPI struct {
-	claim.Rewriter
-	kv     migratestore.Reader
-	target func(context.Context, claim.Job) (*migratestore.Target, error)
-	pacer  func(claim.Job) (*pace.Pacer, func())
-}
-
-// Rewrite implements claim.Rewriter.
-func (a provenAPI) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	result, err := a.Rewriter.Rewrite(ctx, job, progress)
-	if err != nil || result.Failed > 0 {
-		return result, err
-	}
-	target, err := a.target(ctx, job)
-	if err == nil && target != nil {
-		pacer, stop := a.pacer(job)
-		defer stop()
-		err = prove(ctx, a.kv, target, pacer)
-	}
-	return result, translate(err, migratestore.ErrFenced, claim.ErrFenced)
-}
-
-// prove counts, after a rewrite, the values that it should have encrypted anew: a key is
-// not to be called removable because nobody met a value that needs it. Whether the
-// agreement stood until then is for the caller to ask before the rewrite counts as a success.
-func prove(ctx context.Context, reader migratestore.Reader, target *migratestore.Target, pacer *pace.Pacer) error {
-	if target.Transformer == nil {
-		return nil
-	}
-	left, err := migratestore.CountLeft(ctx, reader, target, migratestore.Options{Pacer: pacer})
-	if err != nil {
-		return fmt.Errorf("census after the rewrite: %w", err)
-	}
-	if left.Values > 0 {
-		return fmt.Errorf("%w: %d values, the first is %s: %s", claim.ErrUnproven, left.Values, left.First.Key, left.First.Detail)
-	}
-	return nil
-}
-
-// translate wraps an error that is one package's sentinel with the other's.
-func translate(err, from, to error) error {
-	if err != nil && errors.Is(err, from) && !errors.Is(err, to) {
-		return fmt.Errorf("%w: %w", to, err)
-	}
-	return err
-}
-
-func progressOf(p migratestore.Progress) claim.Progress {
-	progress := claim.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Failed: p.Failures, Conflicts: p.Changed}
-	for reason, n := range p.ByReason.All() {
-		if progress.FailedByReason == nil {
-			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
-		}
-		progress.FailedByReason[reasonOf(reason)] += n
-	}
-	return progress
-}
-
-// reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.
-func reportOf(r migratestore.Report, prefix string) claim.Progress {
-	progress := progressOf(r.Progress)
-	if kept, err := json.Marshal(position{After: r.Cursor.After, Progress: r.Cursor.Progress}); err == nil && r.Cursor.After != "" {
-		progress.Checkpoint = claim.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed, prefix)}
-	}
-	return progress
-}
-
-func resultOf(r migratestore.Result, prefix string) claim.Result {
-	result := claim.Result{Progress: progressOf(r.Progress), Failures: failuresOf(r.Failed, prefix)}
-	result.Total = r.Total - r.Gone
-	return result
-}
-
-func failuresOf(failed []migratestore.Failure, prefix string) []claim.Failure {
-	var failures []claim.Failure
-	for _, f := range failed {
-		failures = append(failures, failureOf(f, prefix))
-	}
-	return failures
-}
-
-func failureOf(f migratestore.Failure, prefix string) claim.Failure {
-	namespace, name, namespaced := strings.Cut(strings.TrimPrefix(f.Key, prefix), "/")
-	if !namespaced {
-		namespace, name = "", namespace
-	}
-	return claim.Failure{Namespace: namespace, Name: name, Reason: reasonOf(f.Reason), Message: fmt.Sprintf("%s: %s", f.Reason, f.Detail)}
-}
-
-func reasonOf(r migratestore.Reason) migrationv1alpha1.MigrationFailureReason {
-	switch r {
-	case migratestore.Undecryptable, migratestore.Undecodable:
-		return migrationv1alpha1.FailureDoesNotDecode
-	case migratestore.Unconverted:
-		return migrationv1alpha1.FailureConversionWebhook
-	case migratestore.TooLarge:
-		return migrationv1alpha1.FailureTooLarge
-	case migratestore.LeaseLost:
-		return migrationv1alpha1.FailureConflict
-	default: // the decoded object cannot be stored
-		return migrationv1alpha1.FailureRejected
-	}
-}
-
-// speed remembers how fast a server's rewrites write.
-type speed struct {
-	mu   sync.Mutex
-	rate float64
-}
-
-// enough is how many objects have to be written for a rate to mean something.
-const enough = 1000
-
-// note takes in a rewrite that wrote so many objects.
-func (s *speed) note(written int64, took time.Duration) {
-	if written < enough || took <= 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rate = float64(written) / took.Seconds()
-}
-
-// last is the newest rate in objects per second, 0 without one.
-func (s *speed) last() float64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rate
 }

@@ -1,4 +1,4 @@
-package join
+package engines
 
 import (
 	"context"
@@ -39,7 +39,7 @@ func TestBounds(t *testing.T) {
 		{ptr.To(time.Minute), claim.Job{MaxAddedLatency: ptr.To(time.Second)}, pace.Bounds{MaxAdded: time.Second, MaxPerSecond: 70}},
 		{nil, claim.Job{MaxAddedLatency: ptr.To(time.Duration(0)), MaxPerSecond: ptr.To[int64](0)}, pace.Bounds{Blind: true}},
 	} {
-		m := &migrating{config: Config{MigrationMaxAddedLatency: test.flag, MigrationMaxObjectsPerSecond: 70}}
+		m := New(Config{MaxAddedLatency: test.flag, MaxObjectsPerSecond: 70})
 		if got := m.bounds(test.job); got != test.want {
 			t.Errorf("%v, %+v: %+v, want %+v", test.flag, test.job, got, test.want)
 		}
@@ -157,7 +157,7 @@ func TestProvenByACensus(t *testing.T) {
 		return errors.Is(err, claim.ErrUnproven) && strings.Contains(err.Error(), unseen)
 	}
 
-	r := rewriter{m: &migrating{}, kv: kv, engine: migratestore.New(hiding{kv, unseen})}
+	r := rewriter{Engines: New(Config{KV: kv}), engine: migratestore.New(hiding{kv, unseen})}
 	if result, err := r.run(t.Context(), target, migratestore.Options{}, nil); !refused(err) || result.Rewritten != 1 {
 		t.Errorf("the rewrite of all but one: %+v, %v", result.Progress, err)
 	}

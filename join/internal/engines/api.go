@@ -1,4 +1,4 @@
-package join
+package engines
 
 import (
 	"context"
@@ -27,18 +27,20 @@ type apiMigrator struct {
 
 var _ claim.Rewriter = (*apiMigrator)(nil)
 
-// newAPIMigrator returns one that reads with one and patches with another configuration, both
-// of this server. The objects it writes are noted in migrated.
-func newAPIMigrator(config, patching *rest.Config, migrated *convert.UnderWay, pacer func(claim.Job) (*pace.Pacer, func())) (*apiMigrator, error) {
+// API is the engine that migrates through this server's API, for objects that are not to be rewritten in its store. It
+// reads with one and patches with another configuration, and notes in migrated what it writes. Elsewhere says which
+// service a resource's version is served by, if it is one.
+func (e *Engines) API(config, patching *rest.Config, migrated *convert.UnderWay) (engine claim.Rewriter, elsewhere func(context.Context, schema.GroupVersionResource) (string, error), err error) {
 	client, err := migrateapi.NewClient(patching)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	services, err := apiregistrationclient.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("a client for APIServices: %w", err)
+		return nil, nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	return &apiMigrator{engine: migrateapi.New(convert.Noted(client, migrated)), services: services, pacer: pacer}, nil
+	api := &apiMigrator{engine: migrateapi.New(convert.Noted(client, migrated)), services: services, pacer: e.patching}
+	return provenAPI{Rewriter: api, kv: e.KV, target: e.store().targetHere, pacer: e.Pacer}, api.elsewhere, nil
 }
 
 // elsewhere says which service a resource's version is served by, if it is one.
