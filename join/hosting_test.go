@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -118,7 +119,7 @@ func newHosted(t *testing.T) *hosted {
 // start does what Start does of a generic server.
 func (h *hosted) start(url string) {
 	h.t.Helper()
-	codec, err := registry.LeaseCodec()
+	codec, err := jsonCodec(serializer.NewCodecFactory(registry.LeaseScheme), coordinationv1.SchemeGroupVersion)
 	if err != nil {
 		h.t.Fatal(err)
 	}

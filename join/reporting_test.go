@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -56,7 +57,7 @@ func newStores(t *testing.T, resources ...schema.GroupResource) *storing {
 	t.Cleanup(f.Close)
 	s := &storing{fence: f, cached: f.Decorator(false), uncached: f.Decorator(false)}
 	s.config.Etcd.Prefix, s.config.Etcd.Transport.ServerList = "/registry", []string{nowhere}
-	codec, err := registry.LeaseCodec()
+	codec, err := jsonCodec(serializer.NewCodecFactory(registry.LeaseScheme), coordinationv1.SchemeGroupVersion)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,16 +31,7 @@ func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) e
 // storageVersions returns the group of StorageVersions, stored by the server's own
 // configuration.
 func storageVersions(s *storing, etcd *clientv3.Client) (*genericapiserver.APIGroupInfo, error) {
-	codec, err := registry.Codec()
-	if err != nil {
-		return nil, err
-	}
-	options, err := s.storageOf(storageversion.Resource, codec)
-	if err != nil {
-		return nil, err
-	}
-	options.Decorator = registry.Tolerant(etcd, s.config.Etcd.Prefix, options.Decorator)
-	return registry.Group(options)
+	return registry.Group(s.storageOf, etcd, s.config.Etcd.Prefix)
 }
 
 // localGroups are those that an aggregated server serves to itself.
@@ -49,15 +40,7 @@ func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGrou
 	if err != nil {
 		return nil, err
 	}
-	codec, err := registry.LeaseCodec()
-	if err != nil {
-		return nil, err
-	}
-	options, err := s.storageOf(registry.Leases, codec)
-	if err != nil {
-		return nil, err
-	}
-	leases, err := registry.LeaseGroup(options)
+	leases, err := registry.LeaseGroup(s.storageOf)
 	return []*genericapiserver.APIGroupInfo{versions, leases}, err
 }
 

@@ -40,8 +40,8 @@ type damageTolerant struct {
 	damaged []string // keys, sorted
 }
 
-// Tolerant wraps the decorator that makes the storage of StorageVersions.
-func Tolerant(etcd *clientv3.Client, prefix string, inner generic.StorageDecorator) generic.StorageDecorator {
+// tolerant wraps the decorator that makes the storage of StorageVersions.
+func tolerant(etcd *clientv3.Client, prefix string, inner generic.StorageDecorator) generic.StorageDecorator {
 	return func(
 		config *storagebackend.ConfigForResource,
 		resourcePrefix string,

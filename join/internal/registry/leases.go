@@ -24,12 +24,13 @@ var leases = newGroup(coordinationv1.SchemeGroupVersion, coordinationv1.AddToSch
 // LeaseScheme knows Leases.
 var LeaseScheme = leases.scheme
 
-// LeaseCodec stores Leases.
-func LeaseCodec() (runtime.Codec, error) { return leases.codec() }
-
 // LeaseGroup returns the API group of Leases, for a server whose cluster has them elsewhere:
 // package join keeps those of aggregated API servers in their own etcd.
-func LeaseGroup(options generic.RESTOptions) (*genericapiserver.APIGroupInfo, error) {
+func LeaseGroup(of StorageOf) (*genericapiserver.APIGroupInfo, error) {
+	options, err := leases.storage(Leases, of)
+	if err != nil {
+		return nil, err
+	}
 	strategy := leaseStrategy{checked{LeaseScheme, names.SimpleNameGenerator}}
 	store := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return &coordinationv1.Lease{} },

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,11 +60,26 @@ func (g group) installed(storage map[string]rest.Storage) *genericapiserver.APIG
 	return &info
 }
 
-// Codec stores StorageVersions.
-func Codec() (runtime.Codec, error) { return storageVersions.codec() }
+// StorageOf says how a server stores a resource whose objects a codec encodes.
+type StorageOf func(schema.GroupResource, runtime.Codec) (generic.RESTOptions, error)
 
-// Group returns the API group to install, whose objects are stored as options say.
-func Group(options generic.RESTOptions) (*genericapiserver.APIGroupInfo, error) {
+// storage is how the server stores a resource of the group.
+func (g group) storage(resource schema.GroupResource, of StorageOf) (generic.RESTOptions, error) {
+	codec, err := g.codec()
+	if err != nil {
+		return generic.RESTOptions{}, err
+	}
+	return of(resource, codec)
+}
+
+// Group returns the API group to install, whose objects are stored, under prefix, as of says. A damaged one keeps
+// nobody from the others.
+func Group(of StorageOf, etcd *clientv3.Client, prefix string) (*genericapiserver.APIGroupInfo, error) {
+	options, err := storageVersions.storage(storageversion.Resource, of)
+	if err != nil {
+		return nil, err
+	}
+	options.Decorator = tolerant(etcd, prefix, options.Decorator)
 	store := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return &v1alpha1.StorageVersion{} },
 		NewListFunc:               func() runtime.Object { return &v1alpha1.StorageVersionList{} },
