@@ -3,6 +3,7 @@ package etcdhealth
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -83,4 +84,11 @@ func (h *Health) AddChecks(c *genericapiserver.Config, patience time.Duration) {
 }
 
 // Space is the readiness check etcd-space, which fails while etcd takes no puts.
-func (h *Health) Space() healthz.HealthChecker { return h.space.check() }
+func (h *Health) Space() healthz.HealthChecker {
+	return healthz.NamedCheck("etcd-space", func(*http.Request) error {
+		if h.space.err() != nil {
+			return errors.New(fence.NoSpaceMessage)
+		}
+		return nil
+	})
+}

@@ -2,15 +2,12 @@ package etcdhealth
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/fence"
@@ -126,14 +123,4 @@ func (s *space) err() error {
 		return errNoSpace
 	}
 	return nil
-}
-
-// check is the readiness check etcd-space, which fails while etcd takes no puts.
-func (s *space) check() healthz.HealthChecker {
-	return healthz.NamedCheck("etcd-space", func(*http.Request) error {
-		if s.err() != nil {
-			return errors.New(fence.NoSpaceMessage)
-		}
-		return nil
-	})
 }

@@ -74,7 +74,7 @@ func TestAuthors(t *testing.T) {
 		{"a resource of that name elsewhere", foreign, admin, object(status), object(nil), ""},
 	} {
 		inner := &counting{}
-		g := authors{Interface: inner, roles: true}
+		g := protocol{Interface: inner, roles: true}
 		// A nil object is no nil interface.
 		var obj, old runtime.Object
 		operation := admission.Update
@@ -96,7 +96,7 @@ func TestAuthors(t *testing.T) {
 		case test.want != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) || inner.called != 0):
 			t.Errorf("%s: %v, want it forbidden with %q", test.name, err, test.want)
 		}
-		if err := (authors{roles: true}).Validate(t.Context(), a, nil); (err != nil) != (test.want != "") {
+		if err := (protocol{roles: true}).Validate(t.Context(), a, nil); (err != nil) != (test.want != "") {
 			t.Errorf("%s, without another admission: %v", test.name, err)
 		}
 	}
