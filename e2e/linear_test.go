@@ -176,6 +176,8 @@ func testLinearizable(t *testing.T) {
 		t.Error("no call was cut off")
 	}
 	c.WaitSettled()
-	wantEncoding(t, c, widgets, widgetEncoding("v1"), 0)
+	if found := c.Encodings(widgets); len(found) > 1 || len(found) == 1 && found[widgetEncoding("v1")] == 0 {
+		t.Errorf("widgets are stored as %v", found) // there may be none left
+	}
 	c.Check()
 }
