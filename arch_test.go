@@ -60,8 +60,8 @@ var arrows = []arrow{
 	{folder: "stock/observed", own: []string{"agree", "evolve", "api"}, external: append([]string{"k8s.io/apimachinery/pkg/types", "k8s.io/apimachinery/pkg/apis/meta/v1", "k8s.io/api/coordination/v1", "k8s.io/api/storagemigration/v1"}, values...), why: "pure: what is known of servers that do not report is decided on values"},
 	{folder: "stock", own: []string{"agree", "evolve", "api", "migrate", "compat", "connect", "controller", "listwatch", "stock", "workers"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), except: []string{"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"}, why: "controllers beside kube-apiservers that stay as they are: they reach nothing but the API"},
 	{folder: "migrator", own: []string{"stock"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), why: "a library for operators, which link nothing of a server"},
-	{folder: "process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "testbed/linear", own: []string{}, external: []string{"github.com/anishathalye/porcupine"}, why: "judges answers; it knows neither clients nor servers"},
+	{folder: "testbed/process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "server/planning", own: []string{"compat"}, why: "plans from Kubernetes' own types and configs; it knows no server of ours"},
 	{folder: "gates", own: []string{"compat"}, forbidden: append(append(genericly, "go.etcd.io"), kube...), why: "compat for the libraries' feature gates and definitions: what servers are kept to, and commands explain, without a server"},
 	{folder: "join/internal/convert/coalesce", own: []string{"workers"}, external: []string{}, why: "how the conversions of a migration share calls; it knows nothing of them"},
@@ -86,11 +86,11 @@ var arrows = []arrow{
 	{folder: "sim", own: []string{"compat", "agree", "evolve", "api", "member", "fence", "migrate", "controller", "verdict"}, forbidden: append(genericly, kube...), why: "wires the shells over a simulated etcd and API, in place of a server"},
 	{folder: "analysis", own: []string{"compat"}, external: append([]string{"golang.org/x/tools/go/analysis"}, values...), why: "checks of this module's source, whose rules are decided in the pure packages"},
 	{folder: "cmd", own: []string{"gates", "embedded", "analysis", "stock", "connect", "dashboard", "status", "verdict", "join", "compat", "agree", "evolve", "api", "member", "fence", "migrate/store", "stored", "keyring", "controller", "server", "demo", "sim"}, forbidden: kube, why: "wires"},
-	{folder: "demo", own: []string{"embedded", "pki", "join", "stored", "compat", "agree", "evolve", "api", "migrate/store", "server", "process"}, forbidden: kube, why: "drives servers from outside"},
-	{folder: "bench", own: []string{"embedded", "pki", "stored", "compat", "agree", "evolve", "api", "member", "fence", "migrate/store", "controller", "server", "demo", "process"}, forbidden: kube, why: "measures what is there"},
-	{folder: "conformance", own: []string{"pki", "process"}, forbidden: kube, why: "runs Kubernetes' suite as a program against servers as programs; the suite is a module of its own"},
+	{folder: "demo", own: []string{"embedded", "pki", "join", "stored", "compat", "agree", "evolve", "api", "migrate/store", "server", "testbed"}, forbidden: kube, why: "drives servers from outside"},
+	{folder: "bench", own: []string{"embedded", "pki", "stored", "compat", "agree", "evolve", "api", "member", "fence", "migrate/store", "controller", "server", "demo", "testbed"}, forbidden: kube, why: "measures what is there"},
+	{folder: "conformance", own: []string{"pki", "testbed"}, forbidden: kube, why: "runs Kubernetes' suite as a program against servers as programs; the suite is a module of its own"},
 	{folder: "examples", own: []string{"join", "migrator"}, forbidden: kube, why: "what others write with the library: it uses nothing else of this module"},
-	{folder: "e2e", own: []string{"embedded", "pki", "stock", "join", "api", "agree", "server", "migrate/store", "stored", "keyring", "demo", "process", "testbed/linear"}, forbidden: kube, why: "uses servers as their users do"},
+	{folder: "e2e", own: []string{"embedded", "pki", "stock", "join", "api", "agree", "server", "migrate/store", "stored", "keyring", "demo", "testbed"}, forbidden: kube, why: "uses servers as their users do"},
 }
 
 type listed struct {

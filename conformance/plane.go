@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/concord-dev/concord/pki"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // serviceRange is the range that Services get their addresses from.
@@ -210,22 +210,10 @@ func (c *controlPlane) createOwnService(ctx context.Context) error {
 func (c *controlPlane) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	server := c.running[len(c.running)-1]
-	ticker := time.NewTicker(200 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := c.ready(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ticker.C:
-		case <-server.Done():
-			return server.Failure()
-		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w; %s", c.name, err, server.Tail())
-		}
+	if err := c.running[len(c.running)-1].Await(ctx, 200*time.Millisecond, c.ready); err != nil {
+		return fmt.Errorf("%s is not ready: %w", c.name, err)
 	}
+	return nil
 }
 
 func (c *controlPlane) ready(ctx context.Context) error {
@@ -244,11 +232,7 @@ func (c *controlPlane) ready(ctx context.Context) error {
 func (c *controlPlane) stop() error {
 	var errs []error
 	for _, p := range c.running {
-		select {
-		case <-p.Done():
-			errs = append(errs, p.Failure())
-		default:
-		}
+		errs = append(errs, p.Failed())
 	}
 	for i := len(c.running) - 1; i >= 0; i-- {
 		errs = append(errs, c.running[i].Kill())

@@ -19,7 +19,7 @@ import (
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/pki"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (

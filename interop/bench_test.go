@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -146,18 +145,8 @@ func measure(b *testing.B, w *beside.Widgets) (s spent) {
 		}
 		s.requests += n
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.Server.PID()))
-	if err != nil {
+	if s.cpu, err = w.Server.Run().CPU(); err != nil {
 		b.Fatal(err)
-	}
-	const ticks = 100 // per second, on every Linux that Go runs on
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
-	for _, field := range fields[11:13] { // utime and stime
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			b.Fatal(err)
-		}
-		s.cpu += time.Duration(n) * time.Second / ticks
 	}
 	return s
 }
@@ -165,16 +154,11 @@ func measure(b *testing.B, w *beside.Widgets) (s spent) {
 // peakMemory is the most that a process had resident.
 func peakMemory(b *testing.B, p *cluster.Process) float64 {
 	b.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	peak, err := p.Run().PeakResident()
 	if err != nil {
 		b.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:")
-	var kib float64
-	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		b.Fatal(err)
-	}
-	return kib / 1024
+	return float64(peak) / (1 << 20)
 }
 
 func inTree(b *testing.B, w *beside.Widgets) {

@@ -14,6 +14,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const mergePatch = "application/merge-patch+json"
@@ -101,7 +102,7 @@ func (s *Stored) FlipAndMigrateStock(ctx context.Context, name, storage string) 
 	if _, err := client.Do(ctx, http.MethodPost, stockMigrationsPath, JSONType, body); err != nil {
 		return Flipped{}, err
 	}
-	err := stage.Until(ctx, CalmPoll, func(ctx context.Context) error {
+	err := process.Until(ctx, CalmPoll, func(ctx context.Context) error {
 		raw, err := client.Do(ctx, http.MethodGet, stockMigrationsPath+"/"+name, "", nil)
 		if err != nil {
 			return err

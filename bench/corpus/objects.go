@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -166,7 +167,7 @@ func PostCRD(ctx context.Context, c *stage.Client, plural, storage string) error
 func Eventually(ctx context.Context, what string, look func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, UsableLimit)
 	defer cancel()
-	if err := stage.Until(ctx, CalmPoll, look); err != nil {
+	if err := process.Until(ctx, CalmPoll, look); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const group = "bench.example.com"
@@ -94,7 +94,7 @@ func (s *side) established(ctx context.Context, plural string) error {
 func (s *side) migrated(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()
-	return stage.Until(ctx, time.Second, func(ctx context.Context) error {
+	return process.Until(ctx, time.Second, func(ctx context.Context) error {
 		raw, err := s.do(ctx, "GET", "/apis/migration.k8s.io/v1alpha1/storagestates", "")
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // side is one of the two servers with its etcd.
@@ -110,18 +110,7 @@ func (s *side) close() error {
 func await(ctx context.Context, p *process.Process, look func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	if err := stage.Until(ctx, 20*time.Millisecond, func(ctx context.Context) error {
-		select {
-		case <-p.Done():
-			cancel()
-			return p.Failure()
-		default:
-			return look(ctx)
-		}
-	}); err != nil {
-		return fmt.Errorf("%w; %s", err, p.Tail())
-	}
-	return nil
+	return p.Await(ctx, 20*time.Millisecond, look)
 }
 
 func (s *side) ask(ctx context.Context, url string) error {
@@ -164,16 +153,8 @@ func (s *side) send(request *http.Request, token string) ([]byte, error) {
 
 // memory is the server's resident memory in MiB.
 func (s *side) memory() (float64, error) {
-	text, err := os.ReadFile(s.proc("statm"))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(text))
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("/proc says %q", text)
-	}
-	pages, err := strconv.Atoi(fields[1])
-	return float64(pages) * float64(os.Getpagesize()) / (1 << 20), err
+	bytes, err := s.server.Resident()
+	return float64(bytes) / (1 << 20), err
 }
 
 func (s *side) proc(name string) string {

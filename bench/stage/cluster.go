@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/embedded"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -50,7 +50,7 @@ func (s *Stage) Cluster(ctx context.Context, name string, servers int) (*Cluster
 		if err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
-		c.Servers = append(c.Servers, &Server{cluster: c, Program: Program{name: fmt.Sprintf("%s-%d", name, i+1)}, port: port})
+		c.Servers = append(c.Servers, &Server{cluster: c, name: fmt.Sprintf("%s-%d", name, i+1), port: port})
 	}
 	return c, nil
 }
@@ -76,7 +76,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, etcdStartLimit)
 	defer cancel()
 	// A client that finds no socket complains.
-	err = await(ctx, c.etcd, etcdPoll, func(context.Context) error {
+	err = c.etcd.Await(ctx, etcdPoll, func(context.Context) error {
 		_, err := os.Stat(socket)
 		return err
 	})
@@ -87,7 +87,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect to the etcd: %w", err)
 	}
-	return await(ctx, c.etcd, etcdPoll, func(ctx context.Context) error {
+	return c.etcd.Await(ctx, etcdPoll, func(ctx context.Context) error {
 		_, err := c.Raw.Get(ctx, "health")
 		return err
 	})
@@ -101,24 +101,11 @@ func (c *Cluster) Start(ctx context.Context, args ...string) error {
 		}
 	}
 	for _, s := range c.Servers {
-		if _, err := s.AwaitReady(ctx, calmPoll); err != nil {
+		if err := s.awaitReady(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// Stop ends all servers that run in an orderly way, at once.
-func (c *Cluster) Stop(ctx context.Context) error {
-	results := make(chan error, len(c.Servers))
-	for _, s := range c.Servers {
-		go func() { results <- s.Stop(ctx) }()
-	}
-	var errs []error
-	for range c.Servers {
-		errs = append(errs, <-results)
-	}
-	return errors.Join(errs...)
 }
 
 // Compact has the etcd forget the earlier revisions of values, and waits until it has. API servers do
@@ -138,7 +125,7 @@ func (c *Cluster) Compact(ctx context.Context) error {
 func (c *Cluster) Close() error {
 	var errs []error
 	for _, s := range c.Servers {
-		s.Kill()
+		errs = append(errs, s.kill())
 	}
 	if c.Raw != nil {
 		errs = append(errs, c.Raw.Close())

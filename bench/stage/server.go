@@ -7,16 +7,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/pki"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -28,9 +26,10 @@ const (
 
 // Server is one API server. It keeps its name and port when it is started again.
 type Server struct {
-	Program
-	cluster *Cluster
-	port    int
+	*process.Process // nil before the first start
+	name             string
+	cluster          *Cluster
+	port             int
 	// stock says that it is Kubernetes' own, which may have migrators beside it.
 	stock  bool
 	beside []*process.Process
@@ -57,19 +56,16 @@ func (s *Server) Start(args ...string) error {
 	cmd := exec.Command(s.cluster.stage.program, all...)
 	cmd.Env = os.Environ()
 	var err error
-	s.process, err = process.Start(s.name, cmd, s.cluster.path(s.name+".log"))
+	s.Process, err = process.Start(s.name, cmd, s.cluster.path(s.name+".log"))
 	return err
 }
 
-// Started is when the process was started.
-func (s *Server) Started() time.Time { return s.process.Started() }
-
-// AwaitReady asks /readyz again and again until it says ok, and returns when that was.
-func (s *Server) AwaitReady(ctx context.Context, every time.Duration) (time.Time, error) {
+// awaitReady asks /readyz again and again until it says ok.
+func (s *Server) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	var c *Client
-	err := await(ctx, s.process, every, func(ctx context.Context) error {
+	err := s.Await(ctx, calmPoll, func(ctx context.Context) error {
 		var err error
 		if c == nil {
 			// The first server of a cluster makes the certificates.
@@ -80,11 +76,10 @@ func (s *Server) AwaitReady(ctx context.Context, every time.Duration) (time.Time
 		_, err = c.Do(ctx, "GET", "/readyz", "", nil)
 		return err
 	})
-	at := time.Now()
 	if c != nil {
 		c.Close()
 	}
-	return at, err
+	return err
 }
 
 // Config is the administrator's access to the server, without limits, over connections
@@ -104,41 +99,13 @@ func (s *Server) Config() (*rest.Config, error) {
 	return config, nil
 }
 
-// stopLimit bounds how long a process may take to end after SIGTERM: a server drains.
-const stopLimit = 60 * time.Second
-
-// Kill ends the server at once, if it runs, and returns when it was told to.
-func (s *Server) Kill() time.Time {
-	at := time.Now()
-	for _, p := range append(s.beside, s.process) {
+// kill ends the server and what is beside it at once.
+func (s *Server) kill() error {
+	var errs []error
+	for _, p := range append(s.beside, s.Process) {
 		if p != nil {
-			_ = p.Kill() // it fails only for a process that has ended
+			errs = append(errs, p.Kill())
 		}
 	}
-	return at
-}
-
-var (
-	registered = regexp.MustCompile(`"Registered".* server="(apiserver-[^"]+)"`)
-	elected    = regexp.MustCompile(`"Successfully acquired lease".*concord-controllers"`)
-)
-
-// ID returns the identity under which the running process has last registered.
-func (s *Server) ID() (agree.ServerID, error) {
-	output, err := s.process.Output()
-	if err != nil {
-		return "", err
-	}
-	all := registered.FindAllStringSubmatch(output, -1)
-	if len(all) == 0 {
-		return "", errors.New(s.name + " has not registered")
-	}
-	return agree.ServerID(all[len(all)-1][1]), nil
-}
-
-// Elected says whether the running process was elected to run the controllers. It may
-// have lost that office since.
-func (s *Server) Elected() (bool, error) {
-	output, err := s.process.Output()
-	return elected.MatchString(output), err
+	return errors.Join(errs...)
 }

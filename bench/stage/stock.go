@@ -17,8 +17,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/keyutil"
 
-	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server/stock"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // The programs that a child may be besides a server of ours and an etcd.
@@ -79,7 +79,7 @@ func stockConfig(host string) *rest.Config {
 
 // StartMigrator starts kube-controller-manager's migrator of stored objects beside the server. It
 // logs every object that it migrates.
-func (s *Server) StartMigrator() (*Program, error) {
+func (s *Server) StartMigrator() (*process.Process, error) {
 	name := s.name + "-migrator"
 	kubeconfig, err := s.kubeconfig(name)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Server) StartMigrator() (*Program, error) {
 
 // StartControllers starts the program concord-controllers beside the server, with the memory limit
 // of the manifests in deploy.
-func (s *Server) StartControllers(program string, args ...string) (*Program, error) {
+func (s *Server) StartControllers(program string, args ...string) (*process.Process, error) {
 	name := s.name + "-controllers"
 	kubeconfig, err := s.kubeconfig(name)
 	if err != nil {
@@ -110,13 +110,13 @@ func (s *Server) StartControllers(program string, args ...string) (*Program, err
 	return s.startBeside(name, cmd)
 }
 
-func (s *Server) startBeside(name string, cmd *exec.Cmd) (*Program, error) {
+func (s *Server) startBeside(name string, cmd *exec.Cmd) (*process.Process, error) {
 	p, err := process.Start(name, cmd, s.cluster.path(name+".log"))
 	if err != nil {
 		return nil, err
 	}
 	s.beside = append(s.beside, p)
-	return &Program{name: name, process: p}, nil
+	return p, nil
 }
 
 // kubeconfig writes the administrator's access to the server into a file of that name.

@@ -11,8 +11,8 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/bench/corpus"
-	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // migrationLimit bounds a migration.
@@ -22,7 +22,7 @@ const migrationLimit = 10 * time.Minute
 // were under way, since there are none; that is before a migration begins.
 func (b *bench) concord(name string, all bool) *way {
 	w := &way{name: name, all: all}
-	w.start = func(ctx context.Context, w *way) (*stage.Program, error) {
+	w.start = func(ctx context.Context, w *way) (*process.Process, error) {
 		// Their notes of the turn before are not true any more.
 		if _, err := b.cluster.Raw.Delete(ctx, stored.DefaultPrefix+"/"+migrationv1alpha1.SchemeGroupVersion.Group+"/", clientv3.WithPrefix()); err != nil {
 			return nil, err
@@ -42,7 +42,7 @@ func (b *bench) concord(name string, all bool) *way {
 }
 
 // agreed waits until the controllers know that all objects are stored in v1.
-func (w *way) agreed(ctx context.Context, p *stage.Program) error {
+func (w *way) agreed(ctx context.Context, p *process.Process) error {
 	gr := w.stored.Corpus.Resource()
 	path := fmt.Sprintf("/apis/%s/storagestates/%s", migrationv1alpha1.SchemeGroupVersion, gr)
 	return corpus.Eventually(ctx, "the controllers know what is stored", func(ctx context.Context) error {
@@ -73,7 +73,7 @@ func (w *way) byControllers(ctx context.Context) (span, error) {
 		return span{}, err
 	}
 	var written, proven span
-	err := stage.Until(ctx, corpus.CalmPoll, func(context.Context) error {
+	err := process.Until(ctx, corpus.CalmPoll, func(context.Context) error {
 		if err := w.program.Failed(); err != nil {
 			cancel()
 			return err

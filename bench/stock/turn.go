@@ -12,6 +12,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -41,8 +42,8 @@ type way struct {
 	server *stage.Server
 	stored *corpus.Stored
 	// program is the migrator, if it is a program of its own, which start starts.
-	start   func(context.Context, *way) (*stage.Program, error)
-	program *stage.Program
+	start   func(context.Context, *way) (*process.Process, error)
+	program *process.Process
 	// migrate changes the storage version and has all objects migrated.
 	migrate func(context.Context) (span, error)
 
@@ -110,7 +111,7 @@ func (b *bench) measure(ctx context.Context, s *stage.Stage) (err error) {
 func (b *bench) prepare(ctx context.Context) error {
 	put, apply, inTree := &way{name: "kube-storage-version-migrator"}, &way{name: "Cluster API"}, &way{name: "kube-controller-manager"}
 	put.migrate, apply.migrate, inTree.migrate = put.inProcess(putEach), apply.inProcess(applyEach), inTree.inTree
-	inTree.start = func(_ context.Context, w *way) (*stage.Program, error) { return w.server.StartMigrator() }
+	inTree.start = func(_ context.Context, w *way) (*process.Process, error) { return w.server.StartMigrator() }
 	b.ways = []*way{b.concord("concord controllers", false), b.concord("concord controllers, --verify=all", true), put, inTree, apply}
 	for i, w := range b.ways {
 		objects := b.options.others

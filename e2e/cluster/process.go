@@ -4,17 +4,17 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // tailLines is how much of a process's output is shown when a test fails.
@@ -33,18 +33,14 @@ type Process struct {
 	t       testing.TB
 	command func() *exec.Cmd
 	log     string
-
-	mu   sync.Mutex
-	life *life
+	now     atomic.Pointer[life]
 }
 
 // life is one run of the program.
 type life struct {
-	pid  int
-	done chan struct{}
-	// err and output are valid when done is closed.
-	err            error
-	stdout, stderr string
+	*process.Process
+	// errors are what it wrote to stderr, once it has ended.
+	errors *strings.Builder
 	// wanted says that the test has ended it, or waits for its end.
 	wanted bool
 }
@@ -68,8 +64,8 @@ func NewProcess(t testing.TB, name, dir string, command func() *exec.Cmd) *Proce
 // examine fails the test if the program has ended by itself, or has said that it met a
 // defect of its own.
 func (p *Process) examine() {
-	if l := p.current(); l != nil && l.ended() && !l.wanted {
-		p.t.Errorf("%s has ended by itself: %v", p.Name, l.err)
+	if l := p.now.Load(); l != nil && l.Ended() && !l.wanted {
+		p.t.Errorf("%s has ended by itself: %v", p.Name, l.Failure())
 	}
 	for _, line := range strings.Split(p.Output(), "\n") {
 		if defect.MatchString(line) {
@@ -84,73 +80,29 @@ var defect = regexp.MustCompile(`Observed a panic|^panic: |http: panic serving|D
 // Start runs the program.
 func (p *Process) Start() {
 	p.t.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.life != nil && !p.life.ended() {
+	if l := p.now.Load(); l != nil && !l.Ended() {
 		p.t.Fatalf("%s runs already", p.Name)
 	}
-	started := make(chan error, 1)
-	l := &life{done: make(chan struct{})}
-	go p.run(l, started)
-	if err := <-started; err != nil {
-		p.t.Fatalf("start %s: %v", p.Name, err)
+	l, cmd := &life{errors: &strings.Builder{}}, p.command()
+	cmd.Stderr = l.errors
+	var err error
+	if l.Process, err = process.Start(p.Name, cmd, p.log); err != nil {
+		p.t.Fatal(err)
 	}
-	p.life = l
+	p.now.Store(l)
 }
 
-// run starts the program and waits for its end, all on one thread: the kernel kills the
-// program when the thread that started it ends (Pdeathsig).
-func (p *Process) run(l *life, started chan<- error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		started <- err
-		return
-	}
-	defer func() { _ = log.Close() }()
-	var stdout, stderr strings.Builder
-	cmd := p.command()
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &stdout), io.MultiWriter(log, &stderr)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		started <- err
-		return
-	}
-	l.pid = cmd.Process.Pid
-	started <- nil
-	l.err = cmd.Wait()
-	l.stdout, l.stderr = stdout.String(), stderr.String()
-	close(l.done)
-}
-
-func (l *life) ended() bool {
-	select {
-	case <-l.done:
-		return true
-	default:
-		return false
-	}
-}
-
-func (p *Process) current() *life {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.life
-}
-
-// PID is the number of the process that runs, or has run last.
-func (p *Process) PID() int { return p.current().pid }
+// Run is the program's run that goes on, or was the last.
+func (p *Process) Run() *process.Process { return p.now.Load().Process }
 
 // Signal sends a signal to the running program.
 func (p *Process) Signal(signal syscall.Signal) {
 	p.t.Helper()
-	l := p.current()
-	if l == nil || l.ended() {
+	if p.now.Load() == nil || p.Ended() {
 		p.t.Fatalf("%s does not run: %s", p.Name, p.tail())
 	}
-	if err := syscall.Kill(l.pid, signal); err != nil {
-		p.t.Fatalf("%s: %v", p.Name, err)
+	if err := p.Run().Signal(signal); err != nil {
+		p.t.Fatal(err)
 	}
 }
 
@@ -160,16 +112,14 @@ func (p *Process) Resume() { p.t.Helper(); p.Signal(syscall.SIGCONT) }
 
 // Kill ends the program at once, if it runs.
 func (p *Process) Kill() {
-	l := p.current()
-	if l == nil || l.ended() {
+	l := p.now.Load()
+	if l == nil || l.Ended() {
 		return
 	}
 	l.wanted = true
-	if err := syscall.Kill(l.pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-		p.t.Errorf("kill %s: %v", p.Name, err)
-		return
+	if err := l.Process.Kill(); err != nil {
+		p.t.Error(err)
 	}
-	<-l.done
 }
 
 // Terminate asks the program to end and waits until it has. It has to do so without an
@@ -192,32 +142,25 @@ type Result struct {
 	Stdout, Stderr string
 }
 
-// Wait waits for the program's end. It is not ok if that has not come after the timeout.
+// Wait waits for the program's end. It is not ok if that has not come after the timeout. The result
+// has no Stdout.
 func (p *Process) Wait(timeout time.Duration) (Result, bool) {
-	l := p.current()
+	l := p.now.Load()
 	l.wanted = true
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-l.done:
+	case <-l.Done():
+		return Result{Code: l.ExitCode(), Stderr: l.errors.String()}, true
 	case <-timer.C:
 		return Result{}, false
-	}
-	var exit *exec.ExitError
-	switch {
-	case l.err == nil:
-		return Result{Stdout: l.stdout, Stderr: l.stderr}, true
-	case errors.As(l.err, &exit):
-		return Result{Code: exit.ExitCode(), Stdout: l.stdout, Stderr: l.stderr}, true
-	default:
-		return Result{Code: -1, Stderr: l.err.Error()}, true
 	}
 }
 
 // Ended says that the program has been started and does not run any more.
 func (p *Process) Ended() bool {
-	l := p.current()
-	return l != nil && l.ended()
+	l := p.now.Load()
+	return l != nil && l.Ended()
 }
 
 // Output returns the output of the program so far, in all its lives.

@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/pki"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // Durations that the tests' servers are started with, in place of 15 s and 5 s.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // poll is the time between two looks at a condition.
@@ -16,23 +18,10 @@ func Eventually(t testing.TB, timeout time.Duration, what string, check func(ctx
 	started := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	ticker := time.NewTicker(poll)
-	defer ticker.Stop()
-	var last error
-	for {
-		err := check(ctx)
-		if err == nil {
-			return time.Since(started)
-		}
-		if last == nil || ctx.Err() == nil {
-			last = err
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			t.Fatalf("%s: not after %v: %v", what, timeout, last)
-		}
+	if err := process.Until(ctx, poll, check); err != nil {
+		t.Fatalf("%s: not after %v: %v", what, timeout, err)
 	}
+	return time.Since(started)
 }
 
 // EventuallyEach is Eventually for requests that a server may never answer: a look that takes longer than

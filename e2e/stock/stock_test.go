@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -82,10 +81,8 @@ func TestFlip(t *testing.T) {
 	})
 	apply(w, "v2")
 	for name, p := range running {
-		if status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID())); err == nil {
-			_, rss, _ := strings.Cut(string(status), "VmRSS:")
-			rss, _, _ = strings.Cut(rss, "\n")
-			t.Logf("memory of the controllers that are left (%s): %s", name, strings.TrimSpace(rss))
+		if memory, err := p.Run().Resident(); err == nil {
+			t.Logf("memory of the controllers that are left (%s): %d kB", name, memory>>10)
 		}
 	}
 }

@@ -29,9 +29,9 @@ import (
 
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join"
-	"github.com/concord-dev/concord/process"
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 var slow = flag.Bool("slow", false, "also run the tests that take more than 20 s each")

@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
-	"github.com/concord-dev/concord/process"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // writeTimeout is how long a write may be tried again: a server that goes answers 503, or not

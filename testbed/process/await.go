@@ -1,11 +1,9 @@
-package stage
+package process
 
 import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/concord-dev/concord/process"
 )
 
 // Until looks at a condition from time to time until it holds, that is until look returns
@@ -30,25 +28,23 @@ func Until(ctx context.Context, every time.Duration, look func(context.Context) 
 	}
 }
 
-// await is Until as long as the process runs.
-func await(ctx context.Context, p *process.Process, every time.Duration, look func(context.Context) error) error {
+// Await is Until as long as the process runs.
+func (p *Process) Await(ctx context.Context, every time.Duration, look func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
 		select {
-		case <-p.Done():
+		case <-p.done:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
 	err := Until(ctx, every, look)
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
-	}
-	select {
-	case <-p.Done():
+	case p.Ended():
 		return p.Failure()
-	default:
-		return fmt.Errorf("%w; %s", err, p.Tail())
 	}
+	return fmt.Errorf("%w; %s", err, p.Tail())
 }

@@ -26,8 +26,9 @@ type Process struct {
 	err     error         // why, once done is closed
 }
 
-// Start runs a program in a group of its own. Its output goes to the end of a log file.
-// Where the system can do so, it is killed when this program ends.
+// Start runs a program in a group of its own. Its output goes to the end of a log file, and its
+// errors also to cmd.Stderr where that is set. Where the system can do so, it is killed when this
+// program ends.
 func Start(name string, cmd *exec.Cmd, log string) (*Process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -38,7 +39,12 @@ func Start(name string, cmd *exec.Cmd, log string) (*Process, error) {
 		return nil, errors.Join(fmt.Errorf("log of %s: %w", name, err), file.Close())
 	}
 	p := &Process{name: name, cmd: cmd, log: log, from: from, done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = file, file
+	p.cmd.Stdout = file
+	if p.cmd.Stderr == nil {
+		p.cmd.Stderr = file
+	} else {
+		p.cmd.Stderr = io.MultiWriter(file, p.cmd.Stderr)
+	}
 	p.cmd.SysProcAttr = ownGroup()
 	started := make(chan error, 1)
 	go func() {
@@ -68,6 +74,32 @@ func (p *Process) Started() time.Time { return p.started }
 
 // Done is closed when it has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Ended says that it has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Failed says why it has ended; nil as long as it runs.
+func (p *Process) Failed() error {
+	if !p.Ended() {
+		return nil
+	}
+	return p.Failure()
+}
+
+// ExitCode is how it has ended, -1 if a signal ended it or it runs.
+func (p *Process) ExitCode() int {
+	if !p.Ended() {
+		return -1
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
 
 // Signal sends a signal. It is no error if the process has ended.
 func (p *Process) Signal(s syscall.Signal) error {
