@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/concord-dev/concord/pki"
+	"github.com/concord-dev/concord/testbed/controlplane"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -153,8 +154,7 @@ func (c *controlPlane) startEtcd() (string, error) {
 		return "", err
 	}
 	client, peer := urls[0], urls[1]
-	return client, c.run("etcd", self, "--data-dir="+c.path("etcd"), "--log-level=error", "--listen-client-urls="+client, "--advertise-client-urls="+client,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+	return client, c.run("etcd", self, controlplane.EtcdFlags(c.path("etcd"), client, peer)...)
 }
 
 // startKube starts the stock kube-apiserver, or ours with the same flags.

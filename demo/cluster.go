@@ -7,18 +7,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/join"
-	"github.com/concord-dev/concord/pki"
+	"github.com/concord-dev/concord/testbed/controlplane"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -30,7 +27,6 @@ const (
 	// readyPause is the time between two questions whether a server is ready.
 	readyPause   = 100 * time.Millisecond
 	readyTimeout = 2 * time.Second
-	dialTimeout  = 10 * time.Second
 )
 
 // condition is the state in which the demo has put a server.
@@ -46,9 +42,8 @@ const (
 
 // serverProcess is one API server of the demo. It keeps its name and port through restarts.
 type serverProcess struct {
+	controlplane.Server
 	name     string
-	port     int
-	dir      string
 	endpoint *endpoint // for writers
 	control  *endpoint // for the demo itself
 	patient  *endpoint // for clients that wait for a paused server
@@ -93,7 +88,8 @@ func newCluster(cfg Config, w *world) (*cluster, error) {
 	c := &cluster{cfg: cfg, dir: dir, world: w, crashed: make(chan error, 1)}
 	for i := range serverCount {
 		name := fmt.Sprintf("server-%d", i+1)
-		c.servers = append(c.servers, &serverProcess{name: name, dir: filepath.Join(dir, name), condition: starting})
+		at := controlplane.Server{Dir: filepath.Join(dir, name), CertDir: filepath.Join(dir, "pki")}
+		c.servers = append(c.servers, &serverProcess{Server: at, name: name, condition: starting})
 	}
 	return c, nil
 }
@@ -105,14 +101,15 @@ func (c *cluster) start(ctx context.Context) error {
 	if c.etcd, err = embedded.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
 		return err
 	}
-	if c.store, err = clientv3.New(clientv3.Config{Endpoints: []string{c.etcd.Endpoint}, DialTimeout: dialTimeout, Logger: zap.NewNop()}); err != nil {
-		return fmt.Errorf("connect to the embedded etcd: %w", err)
+	if c.store, err = controlplane.Connect(c.etcd.Endpoint); err != nil {
+		return err
 	}
 	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.stopWatch = cancel
 	c.watching.Go(func() { c.world.watch(watch, c.store) })
 	for _, s := range c.servers {
-		if s.port, err = process.FreePort(); err != nil {
+		s.Etcd = c.etcd.Endpoint
+		if s.Port, err = process.FreePort(); err != nil {
 			return err
 		}
 		if err := c.launch(ctx, s, oldRelease); err != nil {
@@ -130,24 +127,15 @@ func (c *cluster) start(ctx context.Context) error {
 	return nil
 }
 
-func (c *cluster) certDir() string { return filepath.Join(c.dir, "pki") }
-
-func (c *cluster) args(s *serverProcess, release string) []string {
-	return []string{"server",
-		"--data-dir", s.dir,
-		"--cert-dir", c.certDir(),
-		"--etcd-servers", c.etcd.Endpoint,
-		"--secure-port", fmt.Sprint(s.port),
+// launch starts a server's process and waits for its registration.
+func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) error {
+	args := s.Args(
 		"--emulation-version", release,
 		"--identity-lease-duration", c.cfg.LeaseDuration.String(),
 		"--identity-lease-renew-interval", (c.cfg.LeaseDuration / leaseRenewals).String(),
-	}
-}
-
-// launch starts a server's process and waits for its registration.
-func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) error {
+	)
 	c.world.expect(s.name)
-	p, err := process.Start(s.name, exec.Command(c.cfg.Executable, c.args(s, release)...), filepath.Join(c.dir, s.name+".log"))
+	p, err := process.Start(s.name, exec.Command(c.cfg.Executable, args...), filepath.Join(c.dir, s.name+".log"))
 	if err != nil {
 		return err
 	}
@@ -176,14 +164,12 @@ func (c *cluster) watchProcess(s *serverProcess, p *process.Process) {
 
 // connect makes the clients of a server, with the certificates of the first one's kubeconfig.
 func (c *cluster) connect(s *serverProcess) error {
-	path := filepath.Join(c.certDir(), pki.AdminKubeconfigName)
-	config, err := clientcmd.BuildConfigFromFlags("", path)
+	config, err := s.Access()
 	if err != nil {
-		return fmt.Errorf("administrator's kubeconfig: %w", err)
+		return err
 	}
-	c.kubeconfig = path
+	c.kubeconfig = s.Kubeconfig()
 	config = join.AsCommand(config)
-	config.Host = fmt.Sprintf("https://127.0.0.1:%d", s.port)
 	for into, patient := range map[**endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
 		if *into, err = newEndpoint(s.name, config, patient); err != nil {
 			return err
@@ -195,25 +181,14 @@ func (c *cluster) connect(s *serverProcess) error {
 // awaitReady waits until the server says that it is ready and has reported every
 // resource that there is.
 func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
+	_, p := s.get()
 	limited, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	for {
-		err := s.control.ready(limited)
-		if err == nil {
-			break
-		}
-		select {
-		case crash := <-c.crashed:
-			return crash
-		case <-time.After(readyPause):
-		case <-limited.Done():
-			_, p := s.get()
-			return fmt.Errorf("%s is not ready after %s: %w; %s", s.name, startLimit, err, p.Tail())
-		}
+	if err := p.Await(limited, readyPause, s.control.ready); err != nil {
+		return fmt.Errorf("%s is not ready: %w", s.name, err)
 	}
 	err := c.await(ctx, startLimit, s.name+" reports every resource", func(v *view) string { return v.unreported(s.name) })
 	if errors.Is(err, errTooLate) {
-		_, p := s.get()
 		return fmt.Errorf("%w; %s", err, p.Tail())
 	}
 	if err != nil {
@@ -286,10 +261,7 @@ func (c *cluster) close() error {
 		errs = append(errs, c.store.Close())
 	}
 	if c.etcd != nil {
-		errs = append(errs, c.etcd.Close())
-		if socket := strings.TrimPrefix(c.etcd.Endpoint, "unix://"); !strings.HasPrefix(socket, c.dir) {
-			errs = append(errs, os.RemoveAll(filepath.Dir(socket)))
-		}
+		errs = append(errs, c.etcd.Close(), controlplane.RemoveSocket(c.etcd.Endpoint, c.dir))
 	}
 	if err := os.RemoveAll(c.dir); err != nil {
 		errs = append(errs, fmt.Errorf("remove the demo's files: %w", err))

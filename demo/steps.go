@@ -16,6 +16,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -172,15 +173,11 @@ func (r *run) served(ctx context.Context, at *endpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for _, version := range customVersions {
-		for {
-			err := at.customs[version].Get().Resource(gadgets.Resource).MaxRetries(0).Do(ctx).Error()
-			if err == nil {
-				break
-			}
-			pause(ctx, readyPause)
-			if ctx.Err() != nil {
-				return fmt.Errorf("%w %s: %s serves %s/%s: %w", errTooLate, startLimit, at.server, crdName, version, err)
-			}
+		err := process.Until(ctx, readyPause, func(ctx context.Context) error {
+			return at.customs[version].Get().Resource(gadgets.Resource).MaxRetries(0).Do(ctx).Error()
+		})
+		if err != nil {
+			return fmt.Errorf("%w %s: %s serves %s/%s: %w", errTooLate, startLimit, at.server, crdName, version, err)
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/controlplane"
 )
 
 const (
@@ -68,7 +69,7 @@ func (l *Load) one(ctx context.Context, i int, due time.Time, write bool) {
 	}
 	for {
 		_, err := l.Client.Do(ctx, method, l.Path(i), contentType, body)
-		var status *stage.StatusError
+		var status *controlplane.StatusError
 		if errors.As(err, &status) && (status.Code == http.StatusServiceUnavailable || status.Code == http.StatusTooManyRequests) {
 			_ = Pause(ctx, tryAgain)
 			continue

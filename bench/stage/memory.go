@@ -10,7 +10,12 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/testbed/controlplane"
 )
+
+// Client sends requests to one server as its administrator. It retries nothing.
+type Client struct{ *controlplane.Client }
 
 // metrics returns the server's own metrics.
 func (c *Client) metrics(ctx context.Context) (map[string]*dto.MetricFamily, error) {

@@ -3,17 +3,14 @@ package stage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"time"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/concord-dev/concord/pki"
+	"github.com/concord-dev/concord/testbed/controlplane"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -26,10 +23,10 @@ const (
 
 // Server is one API server. It keeps its name and port when it is started again.
 type Server struct {
+	controlplane.Server
 	*process.Process // nil before the first start
 	name             string
 	cluster          *Cluster
-	port             int
 	// stock says that it is Kubernetes' own, which may have migrators beside it.
 	stock  bool
 	beside []*process.Process
@@ -40,13 +37,7 @@ func (s *Server) Name() string { return s.name }
 
 // Start starts the process. It does not wait until the server is ready.
 func (s *Server) Start(args ...string) error {
-	all := append([]string{
-		serverArgument,
-		"--data-dir", s.cluster.path(s.name),
-		"--cert-dir", s.cluster.path("pki"),
-		"--etcd-servers", s.cluster.endpoint,
-		"--secure-port", strconv.Itoa(s.port),
-	}, args...)
+	all := s.Args(args...)
 	if s.stock {
 		var err error
 		if all, err = s.stockArgs(); err != nil {
@@ -65,8 +56,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	var c *Client
-	err := s.Await(ctx, calmPoll, func(ctx context.Context) error {
-		var err error
+	err := s.Await(ctx, calmPoll, func(ctx context.Context) (err error) {
 		if c == nil {
 			// The first server of a cluster makes the certificates.
 			if c, err = s.Client(); err != nil {
@@ -85,18 +75,28 @@ func (s *Server) awaitReady(ctx context.Context) error {
 // Config is the administrator's access to the server, without limits, over connections
 // that no other client shares.
 func (s *Server) Config() (*rest.Config, error) {
-	host := "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
-	config := stockConfig(host)
+	config := controlplane.WithToken(s.URL(), controlplane.AdminToken)
 	if !s.stock {
 		var err error
-		if config, err = clientcmd.BuildConfigFromFlags("", s.cluster.path("pki", pki.AdminKubeconfigName)); err != nil {
-			return nil, fmt.Errorf("administrator's kubeconfig: %w", err)
+		if config, err = s.Access(); err != nil {
+			return nil, err
 		}
 	}
-	config.Host = host
-	config.QPS = -1
 	config.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	return config, nil
+}
+
+// Client returns a client of the administrator's, with connections of its own.
+func (s *Server) Client() (*Client, error) {
+	config, err := s.Config()
+	if err != nil {
+		return nil, err
+	}
+	client, err := controlplane.NewClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{client}, nil
 }
 
 // kill ends the server and what is beside it at once.

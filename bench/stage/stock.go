@@ -2,22 +2,18 @@ package stage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"k8s.io/client-go/util/keyutil"
 
 	"github.com/concord-dev/concord/server/stock"
+	"github.com/concord-dev/concord/testbed/controlplane"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -25,7 +21,6 @@ import (
 const (
 	stockArgument    = "stock"
 	migratorArgument = "migrator"
-	adminToken       = "admin"
 )
 
 // Stock makes the cluster's servers Kubernetes' own kube-apiserver. It is called before they are
@@ -38,43 +33,14 @@ func (c *Cluster) Stock() {
 
 // stockArgs writes the files that kube-apiserver wants and returns its flags.
 func (s *Server) stockArgs() ([]string, error) {
-	dir := s.cluster.path(s.name)
+	dir := s.Dir
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := APIServerFiles(dir, adminToken+",admin,1,system:masters"); err != nil {
+	if err := controlplane.WriteFiles(dir, controlplane.Admin); err != nil {
 		return nil, err
 	}
-	return append([]string{stockArgument}, APIServerFlags(dir, s.cluster.endpoint, s.port)...), nil
-}
-
-const keyFile, tokenFile = "sa.key", "tokens.csv"
-
-// APIServerFiles writes the files that a kube-apiserver with APIServerFlags reads: the key of service account
-// tokens, and users, each a line "token,name,uid,group".
-func APIServerFiles(dir string, users ...string) error {
-	key, err := keyutil.MakeEllipticPrivateKeyPEM()
-	if err != nil {
-		return err
-	}
-	return errors.Join(os.WriteFile(filepath.Join(dir, keyFile), key, 0o600),
-		os.WriteFile(filepath.Join(dir, tokenFile), []byte(strings.Join(users, "\n")+"\n"), 0o600))
-}
-
-// APIServerFlags are the flags of a kube-apiserver, stock or ours, on a port of the loopback.
-func APIServerFlags(dir, etcd string, port int) []string {
-	return []string{
-		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port), "--cert-dir=" + filepath.Join(dir, "certificates"),
-		"--etcd-servers=" + etcd, "--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + filepath.Join(dir, keyFile), "--service-account-signing-key-file=" + filepath.Join(dir, keyFile),
-		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file=" + filepath.Join(dir, tokenFile),
-		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s",
-	}
-}
-
-// stockConfig is access as an administrator.
-func stockConfig(host string) *rest.Config {
-	return &rest.Config{Host: host, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}} // a certificate that the server made for this run
+	return append([]string{stockArgument}, controlplane.Flags(dir, s.Port, "--etcd-servers="+s.Etcd)...), nil
 }
 
 // StartMigrator starts kube-controller-manager's migrator of stored objects beside the server. It
@@ -104,7 +70,7 @@ func (s *Server) StartControllers(program string, args ...string) (*process.Proc
 	}
 	cmd := exec.Command(program, append([]string{
 		"--kubeconfig=" + kubeconfig, "--port=0", "--leader-elect=false",
-		"--replica-address==" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
+		"--replica-address==" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port)),
 	}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMEMLIMIT=56MiB")
 	return s.startBeside(name, cmd)

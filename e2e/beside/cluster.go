@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,19 +19,19 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/stock"
+	"github.com/concord-dev/concord/testbed/controlplane"
 )
 
 // Patience is for changes that take seconds on a machine that nobody else uses.
 const Patience = 3 * time.Minute
 
 // AdminToken is of somebody who may do everything.
-const AdminToken = "admin"
+const AdminToken = controlplane.AdminToken
 
 // Programs are the programs that a cluster is made of, beside its etcd.
 type Programs struct {
@@ -69,12 +68,9 @@ func New(t testing.TB, p Programs) *Cluster {
 	t.Helper()
 	c := &Cluster{T: t, Dir: t.TempDir(), programs: p}
 	c.Etcd = cluster.StartEtcd(t, filepath.Join(c.Dir, "etcd"), c.Dir)
-	key, err := keyutil.MakeEllipticPrivateKeyPEM()
-	if err != nil {
+	if err := controlplane.WriteFiles(c.Dir, controlplane.Admin); err != nil {
 		t.Fatal(err)
 	}
-	c.Write("sa.key", string(key))
-	c.Write("tokens.csv", AdminToken+",admin,1,system:masters\n")
 	certificate, private, err := certutil.GenerateSelfSignedCertKey("kubernetes.default.svc", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +107,7 @@ func (c *Cluster) Values(ctx context.Context, prefix string, revision int64) ([]
 type APIServer struct {
 	*cluster.Process
 	Cluster *Cluster
+	Port    int
 	// Address is host:port.
 	Address string
 }
@@ -124,7 +121,8 @@ func (c *Cluster) APIServer(name string, flags ...string) *APIServer {
 // Start starts a kube-apiserver of another program.
 func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ...string) *APIServer {
 	c.T.Helper()
-	s := &APIServer{Cluster: c, Address: cluster.FreeAddress(c.T)}
+	s := &APIServer{Cluster: c, Port: cluster.FreePort(c.T)}
+	s.Address = fmt.Sprintf("127.0.0.1:%d", s.Port)
 	s.Process = cluster.NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return onHost(name, program(append(s.flags(), flags...)...)) })
 	s.Process.Start()
 	s.WaitReady()
@@ -132,16 +130,9 @@ func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ..
 }
 
 func (s *APIServer) flags() []string {
-	_, port, _ := strings.Cut(s.Address, ":")
 	file := func(name string) string { return filepath.Join(s.Cluster.Dir, name) }
-	return []string{
-		"--bind-address=127.0.0.1", "--secure-port=" + port, "--etcd-servers=" + s.Cluster.Etcd.Endpoint,
-		"--tls-cert-file=" + file("tls.crt"), "--tls-private-key-file=" + file("tls.key"), "--cert-dir=" + file("certs-"+port),
-		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + file("sa.key"), "--service-account-signing-key-file=" + file("sa.key"),
-		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file=" + file("tokens.csv"),
-		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s",
-	}
+	return controlplane.Flags(s.Cluster.Dir, s.Port, "--etcd-servers="+s.Cluster.Etcd.Endpoint,
+		"--tls-cert-file="+file("tls.crt"), "--tls-private-key-file="+file("tls.key"))
 }
 
 // onHost has a program run on a host of this name, of which kube-apiserver makes its identity.

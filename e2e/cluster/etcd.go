@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -15,19 +14,13 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 
-	"github.com/concord-dev/concord/embedded"
+	"github.com/concord-dev/concord/testbed/controlplane"
 )
 
 const (
 	etcdStartTimeout = 60 * time.Second
 	leaderTimeout    = 2 * time.Second
-	// keepaliveTime is the least that an etcd allows to a client that waits.
-	keepaliveTime    = 10 * time.Second
-	keepaliveTimeout = 5 * time.Second
 )
 
 // Etcd is an etcd on a unix socket, in a process of its own.
@@ -41,13 +34,11 @@ type Etcd struct {
 // StartEtcd starts an etcd on dataDir and waits until it answers.
 func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 	t.Helper()
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := NewProcess(t, "etcd", logDir, func() *exec.Cmd {
-		cmd := exec.Command(program)
-		cmd.Env = append(os.Environ(), etcdDirVariable+"="+dataDir)
+		cmd, err := controlplane.EtcdCommand(dataDir)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return cmd
 	})
 	e := &Etcd{Process: p, Endpoint: Endpoint(t, dataDir)}
@@ -60,26 +51,18 @@ func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 // Endpoint is where the etcd embedded in a server on dataDir listens.
 func Endpoint(t testing.TB, dataDir string) string {
 	t.Helper()
-	socket, err := embedded.SocketPath(dataDir)
+	endpoint, err := controlplane.Endpoint(dataDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return "unix://" + socket
+	return endpoint
 }
 
 // Connect returns a client for an etcd of one or several members, which need not run yet.
 // It is closed with the test.
 func Connect(t testing.TB, endpoints ...string) *clientv3.Client {
 	t.Helper()
-	reconnect := backoff.DefaultConfig
-	reconnect.MaxDelay = time.Second
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: endpoints,
-		Logger:    zap.NewNop(),
-		// One of several that falls silent is noticed, and another one asked.
-		DialKeepAliveTime: keepaliveTime, DialKeepAliveTimeout: keepaliveTimeout,
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: time.Second})},
-	})
+	client, err := controlplane.Connect(endpoints...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,10 +81,7 @@ func (e *Etcd) WaitReady() {
 		if e.Ended() {
 			e.t.Fatalf("etcd ended: %s", e.tail())
 		}
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		_, err := e.Raw.Get(ctx, "health")
-		return err
+		return controlplane.Answers(ctx, e.Raw)
 	})
 }
 

@@ -1,16 +1,13 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -18,11 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/concord-dev/concord/embedded"
+	"github.com/concord-dev/concord/testbed/controlplane"
 )
-
-// etcdDirVariable makes the test binary run an etcd on that directory instead of tests.
-const etcdDirVariable = "CONCORD_E2E_ETCD"
 
 // Main is the TestMain of packages that use this one. The test binary doubles as the
 // etcd's program, so that an etcd too can be killed and paused.
@@ -34,13 +28,7 @@ func Main(m *testing.M) {
 // Serve makes this process the etcd that a test has started it as, and ends it; if it was
 // started as none it returns.
 func Serve() {
-	if dir := os.Getenv(etcdDirVariable); dir != "" {
-		if err := runEtcd(dir); err != nil {
-			fmt.Fprintln(os.Stderr, "etcd:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	controlplane.ServeEtcd()
 	if description := os.Getenv(memberVariable); description != "" {
 		if err := runMember(description); err != nil {
 			fmt.Fprintln(os.Stderr, "etcd:", err)
@@ -70,22 +58,6 @@ func silence() {
 	ctrllog.SetLogger(logr.Discard())
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
-}
-
-func runEtcd(dir string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	etcd, err := embedded.StartEtcd(ctx, dir)
-	if err != nil {
-		return err
-	}
-	fmt.Println("serving on", etcd.Endpoint)
-	select {
-	case <-ctx.Done():
-		return etcd.Close()
-	case err := <-etcd.Err():
-		return err
-	}
 }
 
 // built are the programs that the tests run, by the release they stand for or the commit they

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/pki"
+	"github.com/concord-dev/concord/testbed/controlplane"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -58,7 +56,7 @@ func (o Options) program(t testing.TB) string {
 // started again.
 type Server struct {
 	*Process
-	Port    int
+	controlplane.Server
 	options Options
 	program string
 	cluster *Cluster
@@ -67,7 +65,10 @@ type Server struct {
 // NewServer returns a server of the cluster that is not started. Names are unique.
 func (c *Cluster) NewServer(name string, o Options) *Server {
 	c.T.Helper()
-	s := &Server{Port: FreePort(c.T), options: o, cluster: c}
+	s := &Server{options: o, cluster: c, Server: controlplane.Server{Port: FreePort(c.T), Dir: c.dataDir(name), CertDir: c.CertDir}}
+	if !c.embedded || name != embedding {
+		s.Etcd = c.Endpoint
+	}
 	s.program = o.program(c.T)
 	s.Process = NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return exec.Command(s.program, s.args()...) })
 	c.servers = append(c.servers, s)
@@ -75,19 +76,12 @@ func (c *Cluster) NewServer(name string, o Options) *Server {
 }
 
 func (s *Server) args() []string {
-	args := []string{
-		"server",
-		"--data-dir", s.cluster.dataDir(s.Name),
-		"--cert-dir", s.cluster.CertDir,
-		"--secure-port", strconv.Itoa(s.Port),
+	args := s.Args(
 		"--identity-lease-duration", LeaseDuration.String(),
 		"--identity-lease-renew-interval", RenewInterval.String(),
 		"--controller-lease-duration", LeaseDuration.String(),
 		"--allow-loopback-services", // everything is on this host
-	}
-	if !s.cluster.embedded || s.Name != embedding {
-		args = append(args, "--etcd-servers", s.cluster.Endpoint)
-	}
+	)
 	if s.options.Emulation != "" {
 		args = append(args, "--emulation-version", s.options.Emulation)
 	}
@@ -115,26 +109,18 @@ func (s *Server) StartAs(o Options) {
 	s.Start()
 }
 
-// URL is where the server listens.
-func (s *Server) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", s.Port) }
-
 // KubeconfigFile is the administrator's kubeconfig, which may name another server.
 func (c *Cluster) KubeconfigFile() string {
 	return filepath.Join(c.CertDir, pki.AdminKubeconfigName)
 }
 
-// Kubeconfig is the file of the administrator's kubeconfig, which may name another server.
-func (s *Server) Kubeconfig() string { return s.cluster.KubeconfigFile() }
-
 // Config is the administrator's access to this server, without limits.
 func (s *Server) Config() *rest.Config {
 	s.t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags(s.URL(), s.cluster.KubeconfigFile())
+	config, err := s.Access()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	config.Host = s.URL()
-	config.QPS = -1
 	return config
 }
 
@@ -160,21 +146,7 @@ func must[C any](s *Server, make func(*rest.Config) (C, error)) C {
 
 // Get asks the server for a path as the administrator.
 func (s *Server) Get(ctx context.Context, path string) (status int, body string, err error) {
-	transport, err := rest.HTTPClientFor(s.Config())
-	if err != nil {
-		return 0, "", err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+path, nil)
-	if err != nil {
-		return 0, "", err
-	}
-	response, err := transport.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = response.Body.Close() }()
-	raw, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(raw), err
+	return controlplane.Get(ctx, s.Config(), path, nil)
 }
 
 // Ready returns nil if the server says that it is.
@@ -214,17 +186,9 @@ func (s *Server) WaitUnready(timeout time.Duration) time.Duration {
 	})
 }
 
-var registered = regexp.MustCompile(`"Registered".* server="(apiserver-[0-9a-f]+)"`)
-
 // IDs returns the identities that the server has registered under, in all its lives, the
 // newest last.
-func (s *Server) IDs() []agree.ServerID {
-	var ids []agree.ServerID
-	for _, match := range registered.FindAllStringSubmatch(s.Output(), -1) {
-		ids = append(ids, agree.ServerID(match[1]))
-	}
-	return ids
-}
+func (s *Server) IDs() []agree.ServerID { return controlplane.IDs(s.Output()) }
 
 // ID returns the server's newest identity.
 func (s *Server) ID() (agree.ServerID, bool) {

@@ -5,13 +5,12 @@ import (
 	"crypto/tls"
 	"flag"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strings"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -23,7 +22,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 	"k8s.io/component-base/cli"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,6 +29,7 @@ import (
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
+	"github.com/concord-dev/concord/testbed/controlplane"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -138,7 +137,7 @@ type control struct {
 
 // The tokens of --token-auth-file and the users that they stand for.
 const (
-	adminToken    = "admin"
+	adminToken    = controlplane.AdminToken
 	strangerToken = "stranger" // authenticated, in no group but system:authenticated
 )
 
@@ -147,9 +146,7 @@ func newControl(t testing.TB) *control {
 	t.Helper()
 	c := &control{t: t, dir: t.TempDir()}
 	endpoint, peer := "http://"+cluster.FreeAddress(t), "http://"+cluster.FreeAddress(t)
-	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
-		"--listen-client-urls="+endpoint, "--advertise-client-urls="+endpoint,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), append(controlplane.EtcdFlags(filepath.Join(c.dir, "etcd"), endpoint, peer), "--unsafe-no-fsync")...)
 	c.etcd = []string{"--etcd-servers=" + endpoint}
 	c.connect(nil, endpoint)
 	c.prepare()
@@ -173,12 +170,9 @@ func (c *control) connect(config *tls.Config, endpoints ...string) {
 // prepare writes the files that all servers of a control plane share.
 func (c *control) prepare() {
 	c.t.Helper()
-	key, err := keyutil.MakeEllipticPrivateKeyPEM()
-	if err != nil {
+	if err := controlplane.WriteFiles(c.dir, controlplane.Admin, strangerToken+",stranger,2"); err != nil {
 		c.t.Fatal(err)
 	}
-	c.write("sa.key", string(key))
-	c.write("tokens.csv", adminToken+",admin,1,system:masters\n"+strangerToken+",stranger,2\n")
 }
 
 // write makes a file and returns its path.
@@ -204,22 +198,14 @@ type apiserver struct {
 // start runs a server with more flags than those every one needs.
 func (c *control) start(role, name string, flags ...string) *apiserver {
 	c.t.Helper()
-	address := cluster.FreeAddress(c.t)
-	_, port, _ := strings.Cut(address, ":")
+	port := cluster.FreePort(c.t)
 	certificates := filepath.Join(c.dir, name)
 	if err := os.MkdirAll(certificates, 0o700); err != nil {
 		c.t.Fatal(err)
 	}
-	args := append([]string{
-		"--bind-address=127.0.0.1", "--secure-port=" + port, "--cert-dir=" + certificates,
-		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + filepath.Join(c.dir, "sa.key"), "--service-account-signing-key-file=" + filepath.Join(c.dir, "sa.key"),
-		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC",
-		"--token-auth-file=" + filepath.Join(c.dir, "tokens.csv"),
-		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
-		"--shutdown-delay-duration=0s",
-	}, append(c.etcd, flags...)...)
-	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: "https://" + address}
+	// Each makes a certificate of its own.
+	args := slices.Concat(controlplane.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, flags)
+	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: controlplane.LoopbackURL(port)}
 }
 
 // ready starts a server and waits until it is ready.
@@ -273,7 +259,9 @@ func (s *apiserver) signal(signal syscall.Signal) {
 
 // as is access to the server with a token, "" for an anonymous one.
 func (s *apiserver) as(token string) *rest.Config {
-	return &rest.Config{Host: s.url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1, Timeout: 30 * time.Second}
+	config := controlplane.WithToken(s.url, token)
+	config.Timeout = 30 * time.Second
+	return config
 }
 
 func must[C any](t testing.TB, make func(*rest.Config) (C, error), config *rest.Config) C {
@@ -315,28 +303,7 @@ func (s *apiserver) objects() client.WithWatch {
 
 // get asks for a path as the administrator.
 func (s *apiserver) get(ctx context.Context, path string) (status int, body string, err error) {
-	return fetch(ctx, s.admin(), path, nil)
-}
-
-func fetch(ctx context.Context, config *rest.Config, path string, header http.Header) (status int, body string, err error) {
-	c, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return 0, "", err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path, nil)
-	if err != nil {
-		return 0, "", err
-	}
-	for name, values := range header {
-		request.Header[name] = values
-	}
-	response, err := c.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = response.Body.Close() }()
-	raw, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(raw), err
+	return controlplane.Get(ctx, s.admin(), path, nil)
 }
 
 // eventually waits until check returns nil. After the timeout the test fails with what, and

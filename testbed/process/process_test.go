@@ -1,6 +1,8 @@
 package process
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -101,6 +103,28 @@ func TestFailureShowsTheEndOfTheLog(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if _, err := Start("child", exec.Command(filepath.Join(t.TempDir(), "nothing")), filepath.Join(t.TempDir(), "log")); err == nil || !strings.Contains(err.Error(), "start child") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestAwait: a process that ends is not waited for, and a look that fails is repeated.
+func TestAwait(t *testing.T) {
+	looks := 0
+	never := errors.New("never")
+	if err := startChild(t, "polite").Await(t.Context(), time.Millisecond, func(context.Context) error {
+		if looks++; looks < 3 {
+			return never
+		}
+		return nil
+	}); err != nil || looks != 3 {
+		t.Errorf("error %v after %d looks", err, looks)
+	}
+	if err := startChild(t, "failing").Await(t.Context(), time.Millisecond, func(context.Context) error { return never }); err == nil || !strings.Contains(err.Error(), "child stopped: exit status 3") {
+		t.Errorf("error %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := startChild(t, "deaf").Await(ctx, time.Millisecond, func(context.Context) error { return never }); !errors.Is(err, never) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package stage
+package controlplane
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Client sends requests to one server as its administrator. It retries nothing.
+// Client sends requests to one server. It retries nothing.
 type Client struct {
 	http *http.Client
 	base string
@@ -25,17 +25,40 @@ type StatusError struct {
 
 func (e *StatusError) Error() string { return fmt.Sprintf("%d: %s", e.Code, e.Message) }
 
-// Client returns a client with connections of its own.
-func (s *Server) Client() (*Client, error) {
-	config, err := s.Config()
-	if err != nil {
-		return nil, err
-	}
+// NewClient returns a client.
+func NewClient(config *rest.Config) (*Client, error) {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("client of %s: %w", s.name, err)
+		return nil, fmt.Errorf("client of %s: %w", config.Host, err)
 	}
 	return &Client{http: client, base: config.Host}, nil
+}
+
+// Get asks for a path. Only no answer is an error.
+func Get(ctx context.Context, config *rest.Config, path string, header http.Header) (status int, body string, err error) {
+	c, err := NewClient(config)
+	if err != nil {
+		return 0, "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	if header != nil {
+		request.Header = header
+	}
+	status, answer, err := c.send(request)
+	return status, string(answer), err
+}
+
+func (c *Client) send(request *http.Request) (status int, body []byte, err error) {
+	response, err := c.http.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err = io.ReadAll(response.Body)
+	return response.StatusCode, body, err
 }
 
 // Do sends a request and returns the body of the answer. The error is a *StatusError
@@ -49,17 +72,12 @@ func (c *Client) Do(ctx context.Context, method, path, contentType string, body 
 	if contentType != "" {
 		request.Header.Set("Content-Type", contentType)
 	}
-	response, err := c.http.Do(request)
+	status, answer, err := c.send(request)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = response.Body.Close() }()
-	answer, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode/100 != 2 {
-		return nil, &StatusError{Code: response.StatusCode, Message: message(answer)}
+	if status/100 != 2 {
+		return nil, &StatusError{Code: status, Message: message(answer)}
 	}
 	return answer, nil
 }

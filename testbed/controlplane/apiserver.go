@@ -1,0 +1,49 @@
+package controlplane
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
+)
+
+const keyFile, tokenFile = "sa.key", "tokens.csv"
+
+// The token of an administrator of kube-apiservers, and the user that it stands for.
+const (
+	AdminToken = "admin"
+	Admin      = AdminToken + ",admin,1,system:masters"
+)
+
+// WriteFiles writes the files that kube-apiservers with Flags read: the key of service account
+// tokens, and users, each a line "token,name,uid,group".
+func WriteFiles(dir string, users ...string) error {
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(filepath.Join(dir, keyFile), key, 0o600),
+		os.WriteFile(filepath.Join(dir, tokenFile), []byte(strings.Join(users, "\n")+"\n"), 0o600))
+}
+
+// Flags are those of a kube-apiserver, stock or ours, on a port of this host, and more, among them
+// where its etcd is.
+func Flags(dir string, port int, more ...string) []string {
+	return append([]string{
+		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port), "--cert-dir=" + filepath.Join(dir, "certificates"),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + filepath.Join(dir, keyFile), "--service-account-signing-key-file=" + filepath.Join(dir, keyFile),
+		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file=" + filepath.Join(dir, tokenFile),
+		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s",
+	}, more...)
+}
+
+// WithToken is access with a token, "" for an anonymous one, to a server whose certificate it made
+// itself, without limits.
+func WithToken(url, token string) *rest.Config {
+	return &rest.Config{Host: url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1}
+}

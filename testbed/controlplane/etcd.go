@@ -1,0 +1,121 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"github.com/concord-dev/concord/embedded"
+)
+
+const (
+	// etcdVariable makes this program run an etcd on that directory.
+	etcdVariable = "CONCORD_TESTBED_ETCD"
+
+	// keepaliveTime is the least that an etcd allows to a client that waits.
+	keepaliveTime    = 10 * time.Second
+	keepaliveTimeout = 5 * time.Second
+	answerTimeout    = 2 * time.Second
+)
+
+// ServeEtcd makes this process the etcd that EtcdCommand has started it as, and ends it; if it was
+// started as none it returns.
+func ServeEtcd() {
+	dir := os.Getenv(etcdVariable)
+	if dir == "" {
+		return
+	}
+	if err := runEtcd(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "etcd:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func runEtcd(dir string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	etcd, err := embedded.StartEtcd(ctx, dir)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return etcd.Close()
+	case err := <-etcd.Err():
+		return errors.Join(err, etcd.Close())
+	}
+}
+
+// EtcdCommand is this program as an etcd on a directory, if it calls ServeEtcd when it starts. The etcd
+// listens at Endpoint.
+func EtcdCommand(dir string) (*exec.Cmd, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("own program: %w", err)
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), etcdVariable+"="+dir)
+	return cmd, nil
+}
+
+// Endpoint is where the etcd on a directory listens, be it a process of its own or in a server.
+func Endpoint(dir string) (string, error) {
+	socket, err := embedded.SocketPath(dir)
+	return "unix://" + socket, err
+}
+
+// RemoveSocket removes the socket of an etcd that has ended, which is elsewhere if the path of its
+// directory is too long for one. What is in dir is left to whoever removes that.
+func RemoveSocket(endpoint, dir string) error {
+	socket := strings.TrimPrefix(endpoint, "unix://")
+	if strings.HasPrefix(socket, dir) {
+		return nil
+	}
+	return os.RemoveAll(filepath.Dir(socket))
+}
+
+// Connect returns a client for an etcd of one or several members, which need not run yet.
+func Connect(endpoints ...string) (*clientv3.Client, error) {
+	reconnect := backoff.DefaultConfig
+	reconnect.MaxDelay = time.Second
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: endpoints,
+		Logger:    zap.NewNop(),
+		// One of several that falls silent is noticed, and another one asked.
+		DialKeepAliveTime: keepaliveTime, DialKeepAliveTimeout: keepaliveTimeout,
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: time.Second})},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd: %w", err)
+	}
+	return client, nil
+}
+
+// Answers returns nil if the etcd does.
+func Answers(ctx context.Context, client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	_, err := client.Get(ctx, "health")
+	return err
+}
+
+// EtcdFlags are those of the program etcd, as its only member, for the URLs of its clients and peers.
+func EtcdFlags(dir, client, peer string) []string {
+	return []string{
+		"--data-dir=" + dir, "--log-level=error", "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer,
+	}
+}
