@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/testbed/controlplane"
@@ -25,8 +26,7 @@ const (
 	// stopLimit bounds how long a server may take to end after SIGTERM.
 	stopLimit = 45 * time.Second
 	// readyPause is the time between two questions whether a server is ready.
-	readyPause   = 100 * time.Millisecond
-	readyTimeout = 2 * time.Second
+	readyPause = 100 * time.Millisecond
 )
 
 // condition is the state in which the demo has put a server.
@@ -44,9 +44,9 @@ const (
 type serverProcess struct {
 	controlplane.Server
 	name     string
-	endpoint *endpoint // for writers
-	control  *endpoint // for the demo itself
-	patient  *endpoint // for clients that wait for a paused server
+	endpoint *workload.Endpoint // for writers
+	control  *workload.Endpoint // for the demo itself
+	patient  *workload.Endpoint // for clients that wait for a paused server
 
 	mu        sync.Mutex
 	process   *process.Process
@@ -170,8 +170,8 @@ func (c *cluster) connect(s *serverProcess) error {
 	}
 	c.kubeconfig = s.Kubeconfig()
 	config = join.AsCommand(config)
-	for into, patient := range map[**endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
-		if *into, err = newEndpoint(s.name, config, patient); err != nil {
+	for into, patient := range map[**workload.Endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
+		if *into, err = workload.NewEndpoint(s.name, config, patient); err != nil {
 			return err
 		}
 	}
@@ -184,7 +184,7 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 	_, p := s.get()
 	limited, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	if err := p.Await(limited, readyPause, s.control.ready); err != nil {
+	if err := p.Await(limited, readyPause, s.control.Ready); err != nil {
 		return fmt.Errorf("%s is not ready: %w", s.name, err)
 	}
 	err := c.await(ctx, startLimit, s.name+" reports every resource", func(v *view) string { return v.unreported(s.name) })
@@ -226,8 +226,8 @@ func (c *cluster) await(ctx context.Context, limit time.Duration, what string, m
 // errTooLate is the error of await when the change that it waits for does not happen in time.
 var errTooLate = errors.New("not within")
 
-func (c *cluster) endpoints() []*endpoint {
-	var all []*endpoint
+func (c *cluster) endpoints() []*workload.Endpoint {
+	var all []*workload.Endpoint
 	for _, s := range c.servers {
 		all = append(all, s.endpoint)
 	}
@@ -247,9 +247,9 @@ func (c *cluster) close() error {
 		if _, p := s.get(); p != nil {
 			errs = append(errs, p.Kill())
 		}
-		for _, e := range []*endpoint{s.endpoint, s.control, s.patient} {
+		for _, e := range []*workload.Endpoint{s.endpoint, s.control, s.patient} {
 			if e != nil {
-				e.http.CloseIdleConnections()
+				e.HTTP.CloseIdleConnections()
 			}
 		}
 	}

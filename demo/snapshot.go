@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -58,12 +59,12 @@ type othersLine struct {
 
 func (r *run) snapshot() snapshot {
 	v, _ := r.world.look()
-	failures, longest := r.work.counts()
+	failures, longest := r.work.Counts()
 	r.mu.Lock()
 	s := snapshot{step: r.step.number, title: r.step.title}
 	r.mu.Unlock()
 	s.elapsed, s.loaded, s.objects = time.Since(r.began), r.loaded.Load(), int64(r.cfg.Objects)
-	s.acknowledged, s.errors, s.longest = r.work.ledger.total(), failures, longest
+	s.acknowledged, s.errors, s.longest = r.work.Total(), failures, longest
 	var servers []agree.ServerID
 	for _, p := range r.cluster.servers {
 		condition, _ := p.get()
@@ -71,7 +72,7 @@ func (r *run) snapshot() snapshot {
 		servers = append(servers, id)
 		s.servers = append(s.servers, serverLine{name: p.name, condition: condition, release: v.participants[id].release, id: id})
 	}
-	for _, gr := range shown {
+	for _, gr := range workload.Shown {
 		s.rows = append(s.rows, lineOf(v, gr, servers))
 	}
 	s.others = sumOthers(v, servers)
@@ -131,7 +132,7 @@ func describe(m migration) string {
 func sumOthers(v *view, servers []agree.ServerID) othersLine {
 	o := othersLine{reported: make([]int, len(servers))}
 	for gr, r := range v.resources {
-		if _, isShown := expected[gr]; isShown {
+		if _, isShown := workload.Expected[gr]; isShown {
 			continue
 		}
 		o.total++

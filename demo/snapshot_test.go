@@ -14,6 +14,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -42,22 +43,22 @@ func rolling() snapshot {
 	delete(v.ids, "server-2")
 	v.participants["id1"] = participant{release: "1.37"}
 	v.participants["id3"] = participant{release: "1.36"}
-	p := v.resources[policies]
+	p := v.resources[workload.Policies]
 	p.reports = []agree.Report{
 		{Server: "id1", Encoding: "admissionregistration.k8s.io/v1"},
 		{Server: "id3", Encoding: "admissionregistration.k8s.io/v1beta1"},
 	}
 	p.common, p.stored = "", []agree.Encoding{"admissionregistration.k8s.io/v1beta1", "admissionregistration.k8s.io/v1"}
-	v.resources[policies] = p
+	v.resources[workload.Policies] = p
 	v.migrations = map[types.UID]migration{
-		"old": {resource: gadgets, phase: evolve.Succeeded, order: 0},
-		"new": {resource: gadgets, phase: evolve.Running, order: 1, progress: migrationv1alpha1.MigrationProgress{Done: 1300, Total: 5000}},
-		"b":   {resource: bindings, phase: evolve.Succeeded, order: 2, progress: migrationv1alpha1.MigrationProgress{Done: 2500}},
+		"old": {resource: workload.Gadgets, phase: evolve.Succeeded, order: 0},
+		"new": {resource: workload.Gadgets, phase: evolve.Running, order: 1, progress: migrationv1alpha1.MigrationProgress{Done: 1300, Total: 5000}},
+		"b":   {resource: workload.Bindings, phase: evolve.Succeeded, order: 2, progress: migrationv1alpha1.MigrationProgress{Done: 2500}},
 	}
 	v.counts = map[schema.GroupResource]map[agree.Encoding]int64{
-		policies: {"admissionregistration.k8s.io/v1beta1": 2_500, "admissionregistration.k8s.io/v1": 24},
-		bindings: {"admissionregistration.k8s.io/v1": 2_500},
-		gadgets:  {"demo.concord.dev/v1": 3_700, "demo.concord.dev/v2": 1_300},
+		workload.Policies: {"admissionregistration.k8s.io/v1beta1": 2_500, "admissionregistration.k8s.io/v1": 24},
+		workload.Bindings: {"admissionregistration.k8s.io/v1": 2_500},
+		workload.Gadgets:  {"demo.concord.dev/v1": 3_700, "demo.concord.dev/v2": 1_300},
 	}
 	servers := []agree.ServerID{"id1", "", "id3"}
 	s := snapshot{
@@ -70,7 +71,7 @@ func rolling() snapshot {
 		others: sumOthers(v, servers),
 		loaded: 10_000, objects: 10_000, acknowledged: 12_345, errors: 7, longest: 340 * time.Millisecond,
 	}
-	for _, gr := range shown {
+	for _, gr := range workload.Shown {
 		s.rows = append(s.rows, lineOf(v, gr, servers))
 	}
 	return s
@@ -90,7 +91,7 @@ func TestRender(t *testing.T) {
 func TestRenderOfAnEmptyCluster(t *testing.T) {
 	v := &view{}
 	s := snapshot{objects: 10, servers: []serverLine{{name: "server-1", condition: starting}}, others: sumOthers(v, make([]agree.ServerID, 1))}
-	for _, gr := range []schema.GroupResource{gadgets} {
+	for _, gr := range []schema.GroupResource{workload.Gadgets} {
 		s.rows = append(s.rows, lineOf(v, gr, make([]agree.ServerID, 1)))
 	}
 	if text := strings.Join(render(s), "\n"); !strings.Contains(text, "0 of 10") || !strings.Contains(text, "starting") {
@@ -152,7 +153,7 @@ func TestScreenPrintsLinesWithoutATerminal(t *testing.T) {
 func TestPrint(t *testing.T) {
 	f := passing()
 	f.Agreements = []Agreement{{After: "server-1's restart", ReportsSeconds: 1.234, AgreementSeconds: -1}, {After: "server-3's restart", ReportsSeconds: 1, AgreementSeconds: 2}}
-	f.Burial.answers = map[outcome]int64{unavailable: 3, acknowledged: 1}
+	f.Burial.answers = map[workload.Outcome]int64{workload.Unavailable: 3, workload.Acknowledged: 1}
 	var text strings.Builder
 	if err := judge(f).Print(&text); err != nil {
 		t.Fatal(err)

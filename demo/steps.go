@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/demo/workload"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/testbed/process"
 )
@@ -48,7 +49,7 @@ type run struct {
 	cfg     Config
 	cluster *cluster
 	world   *world
-	work    *workload
+	work    *workload.Record
 	loaded  atomic.Int64
 	began   time.Time
 	stop    func() // the writers
@@ -61,7 +62,7 @@ type run struct {
 
 func newRun(cfg Config, c *cluster, began time.Time) *run {
 	return &run{
-		cfg: cfg, cluster: c, world: c.world, work: newWorkload(), began: began, stop: func() {},
+		cfg: cfg, cluster: c, world: c.world, work: workload.NewRecord(), began: began, stop: func() {},
 		facts: facts{Objects: cfg.Objects, AfterKill: -time.Second, AfterResume: -time.Second},
 	}
 }
@@ -70,7 +71,7 @@ func (r *run) list() []step {
 	return []step{
 		{1, "load", fmt.Sprintf("load %s objects", number(int64(r.cfg.Objects))), r.load},
 		{2, "roll", fmt.Sprintf("roll the servers one by one to release %s", newRelease), r.roll},
-		{3, "flip", fmt.Sprintf("move the storage version of %s from %s to %s", crdName, customVersions[0], customVersions[1]), r.flip},
+		{3, "flip", fmt.Sprintf("move the storage version of %s from %s to %s", workload.CRDName, workload.CustomVersions[0], workload.CustomVersions[1]), r.flip},
 		{4, "kill", "kill a server with SIGKILL", r.kill},
 		{4, "pause", "pause a server with SIGSTOP for longer than its Lease, then resume it", r.pause},
 	}
@@ -111,7 +112,7 @@ func (r *run) steps(ctx context.Context) (facts, error) {
 }
 
 func (r *run) enter(s step) {
-	r.work.enter(s.name)
+	r.work.Enter(s.name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.step = s
@@ -145,13 +146,13 @@ func (r *run) settle(ctx context.Context, wanted map[schema.GroupResource]agree.
 
 // load is step 1.
 func (r *run) load(ctx context.Context) error {
-	if _, err := r.cluster.servers[0].control.crds.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, definition(customVersions[0]), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create CustomResourceDefinition %s: %w", crdName, err)
+	if _, err := r.cluster.servers[0].control.CRDs.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, workload.Definition(workload.CustomVersions[0]), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create CustomResourceDefinition %s: %w", workload.CRDName, err)
 	}
 	start := map[schema.GroupResource]agree.Encoding{
-		policies: "admissionregistration.k8s.io/v1beta1",
-		bindings: "admissionregistration.k8s.io/v1beta1",
-		gadgets:  agree.Encoding(customGroup + "/" + customVersions[0]),
+		workload.Policies: "admissionregistration.k8s.io/v1beta1",
+		workload.Bindings: "admissionregistration.k8s.io/v1beta1",
+		workload.Gadgets:  agree.Encoding(workload.CustomGroup + "/" + workload.CustomVersions[0]),
 	}
 	if err := r.settle(ctx, start); err != nil {
 		return err
@@ -161,23 +162,23 @@ func (r *run) load(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := load(ctx, r.cfg.Objects, r.cluster.endpoints(), r.work, &r.loaded); err != nil {
+	if err := workload.Load(ctx, r.cfg.Objects, r.cluster.endpoints(), r.work, &r.loaded); err != nil {
 		return err
 	}
-	r.stop = startWriters(ctx, r.cfg.Writers, r.cluster.endpoints(), r.work)
+	r.stop = workload.StartWriters(ctx, r.cfg.Writers, r.cluster.endpoints(), r.work)
 	return nil
 }
 
 // served waits until a server serves the custom resources in all versions.
-func (r *run) served(ctx context.Context, at *endpoint) error {
+func (r *run) served(ctx context.Context, at *workload.Endpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	for _, version := range customVersions {
+	for _, version := range workload.CustomVersions {
 		err := process.Until(ctx, readyPause, func(ctx context.Context) error {
-			return at.customs[version].Get().Resource(gadgets.Resource).MaxRetries(0).Do(ctx).Error()
+			return at.Customs[version].Get().Resource(workload.Gadgets.Resource).MaxRetries(0).Do(ctx).Error()
 		})
 		if err != nil {
-			return fmt.Errorf("%w %s: %s serves %s/%s: %w", errTooLate, startLimit, at.server, crdName, version, err)
+			return fmt.Errorf("%w %s: %s serves %s/%s: %w", errTooLate, startLimit, at.Server, workload.CRDName, version, err)
 		}
 	}
 	return nil
@@ -206,7 +207,7 @@ func (r *run) roll(ctx context.Context) error {
 		}
 		r.facts.Agreements = append(r.facts.Agreements, a)
 	}
-	return r.settle(ctx, map[schema.GroupResource]agree.Encoding{policies: expected[policies], bindings: expected[bindings]})
+	return r.settle(ctx, map[schema.GroupResource]agree.Encoding{workload.Policies: workload.Expected[workload.Policies], workload.Bindings: workload.Expected[workload.Bindings]})
 }
 
 // restart starts a server that has ended, in the new release, and waits until it is ready.
@@ -223,10 +224,10 @@ func (r *run) flip(ctx context.Context) error {
 	if err := r.flipStorage(ctx); err != nil {
 		return err
 	}
-	flipped := fmt.Sprintf("the change of %s", crdName)
-	err := r.cluster.await(ctx, settleLimit, "the servers agree on "+string(expected[gadgets]), func(v *view) string {
-		if v.resources[gadgets].common != expected[gadgets] {
-			return "they report " + agree.Join(agree.Encodings(v.resources[gadgets].reports))
+	flipped := fmt.Sprintf("the change of %s", workload.CRDName)
+	err := r.cluster.await(ctx, settleLimit, "the servers agree on "+string(workload.Expected[workload.Gadgets]), func(v *view) string {
+		if v.resources[workload.Gadgets].common != workload.Expected[workload.Gadgets] {
+			return "they report " + agree.Join(agree.Encodings(v.resources[workload.Gadgets].reports))
 		}
 		return v.disagreed(r.names())
 	})
@@ -235,16 +236,16 @@ func (r *run) flip(ctx context.Context) error {
 	}
 	took := seconds(time.Since(started))
 	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: flipped, ReportsSeconds: took, AgreementSeconds: took})
-	return r.settle(ctx, expected)
+	return r.settle(ctx, workload.Expected)
 }
 
 func (r *run) flipStorage(ctx context.Context) error {
-	crds := r.cluster.servers[0].control.crds.ApiextensionsV1().CustomResourceDefinitions()
+	crds := r.cluster.servers[0].control.CRDs.ApiextensionsV1().CustomResourceDefinitions()
 	var last error
 	for range flipTries {
-		crd, err := crds.Get(ctx, crdName, metav1.GetOptions{})
+		crd, err := crds.Get(ctx, workload.CRDName, metav1.GetOptions{})
 		if err == nil {
-			crd.Spec = definition(customVersions[1]).Spec
+			crd.Spec = workload.Definition(workload.CustomVersions[1]).Spec
 			_, err = crds.Update(ctx, crd, metav1.UpdateOptions{})
 		}
 		if err == nil {
@@ -253,9 +254,9 @@ func (r *run) flipStorage(ctx context.Context) error {
 		if last = err; !apierrors.IsConflict(err) && !apierrors.IsServiceUnavailable(err) {
 			break
 		}
-		pause(ctx, readyPause)
+		workload.Pause(ctx, readyPause)
 	}
-	return fmt.Errorf("change the storage version of %s: %w", crdName, last)
+	return fmt.Errorf("change the storage version of %s: %w", workload.CRDName, last)
 }
 
 // kill is the first half of step 4.
@@ -301,9 +302,9 @@ func (r *run) pause(ctx context.Context) error {
 	s := r.cluster.servers[2]
 	v, _ := r.world.look()
 	id := v.ids[s.name]
-	h := startHeld(ctx, s.patient, r.work)
-	defer func() { h.stop(0) }()
-	pause(ctx, holdTime)
+	h := workload.StartHeld(ctx, s.patient, r.work)
+	defer func() { h.Stop(0) }()
+	workload.Pause(ctx, holdTime)
 	end := r.begin(s.name, paused)
 	s.set(stopped)
 	_, p := s.get()
@@ -318,7 +319,7 @@ func (r *run) pause(ctx context.Context) error {
 	r.world.expect(s.name)
 	s.set(starting)
 	started := time.Now()
-	b.held = h.resume()
+	b.held = h.Resume()
 	if err := p.Signal(syscall.SIGCONT); err != nil {
 		return err
 	}
@@ -332,7 +333,7 @@ func (r *run) pause(ctx context.Context) error {
 	if err := r.cluster.awaitReady(ctx, s); err != nil {
 		return err
 	}
-	b.answers = h.stop(answerLimit)
+	b.answers = h.Stop(answerLimit)
 	end()
 	return nil
 }
@@ -353,7 +354,7 @@ func (r *run) rejoined(name string) map[schema.GroupResource]int64 {
 func (r *run) prove(ctx context.Context) error {
 	r.stop()
 	if len(r.facts.Incomplete) == 0 {
-		if err := r.settle(ctx, expected); errors.Is(err, errTooLate) {
+		if err := r.settle(ctx, workload.Expected); errors.Is(err, errTooLate) {
 			r.facts.Incomplete = append(r.facts.Incomplete, "proof: "+err.Error())
 		} else if err != nil {
 			return err
@@ -372,12 +373,10 @@ func (r *run) prove(ctx context.Context) error {
 	}
 	f.View, _ = r.world.look()
 	f.Servers = r.names()
-	f.Acknowledged = r.work.ledger.total()
-	f.Lost, f.Foreign = r.work.ledger.check(found)
+	f.Acknowledged = r.work.Total()
+	f.Lost, f.Foreign = r.work.Check(found)
 	f.Journal, f.Bursts = r.world.history()
-	r.work.mu.Lock()
-	defer r.work.mu.Unlock()
-	f.Failures, f.Stalls = r.work.failures, r.work.stalls
+	f.Failures, f.Stalls = r.work.Outcomes()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f.Faults = r.faults
@@ -386,10 +385,10 @@ func (r *run) prove(ctx context.Context) error {
 
 // readBack lists the demo's objects through the API, each resource from another server
 // where there are several, and asks discovery for the storage versions' hashes.
-func (r *run) readBack(ctx context.Context) (map[objectKey]stored, error) {
+func (r *run) readBack(ctx context.Context) (map[workload.ObjectKey]workload.Stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
-	var living []*endpoint
+	var living []*workload.Endpoint
 	for _, s := range r.cluster.servers {
 		if condition, _ := s.get(); condition == ready {
 			living = append(living, s.control)
@@ -398,13 +397,13 @@ func (r *run) readBack(ctx context.Context) (map[objectKey]stored, error) {
 	if len(living) == 0 {
 		return nil, errors.New("no server is left to read from")
 	}
-	found := map[objectKey]stored{}
-	for i, gr := range shown {
-		if err := living[i%len(living)].list(ctx, gr, customVersions[0], found); err != nil {
+	found := map[workload.ObjectKey]workload.Stored{}
+	for i, gr := range workload.Shown {
+		if err := living[i%len(living)].List(ctx, gr, workload.CustomVersions[0], found); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	r.facts.Hashes, err = living[0].hashes()
+	r.facts.Hashes, err = living[0].Hashes()
 	return found, err
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/demo/workload"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
@@ -31,7 +32,7 @@ type facts struct {
 	Acknowledged int64
 	// Lost and Foreign are the findings of the ledger.
 	Lost, Foreign []string
-	Failures      []failure
+	Failures      []workload.Failure
 	Faults        []fault
 	// Stalls are the longest writes of each step, in the order of Steps.
 	Stalls map[string]time.Duration
@@ -56,7 +57,7 @@ type burial struct {
 	// held is how many requests were in flight in it when it was resumed.
 	held int64
 	// answers is how many of those got each answer.
-	answers map[outcome]int64
+	answers map[workload.Outcome]int64
 }
 
 // judge makes the report: the figures, and whether everything is as it must be.
@@ -70,7 +71,7 @@ func judge(f facts) Report {
 		Objects:                     f.Objects,
 		StoredVersions:              map[string][]string{},
 		HeldWritesByAnswer:          map[string]int64{},
-		DeadConnectionSeconds:       seconds(pingAfter + pingTimeout),
+		DeadConnectionSeconds:       seconds(workload.PingAfter + workload.PingTimeout),
 		AcknowledgedWrites:          f.Acknowledged,
 		AcknowledgedLost:            int64(len(f.Lost)),
 		WriteErrors:                 int64(len(f.Failures)) - missed,
@@ -133,13 +134,13 @@ func faultsOfWrites(f facts, unexcused []string) []string {
 }
 
 // judgeFailures counts failed attempts by their excuse and returns those without one.
-func judgeFailures(failures []failure, faults []fault) (counts map[string]int64, unexcused []string) {
+func judgeFailures(failures []workload.Failure, faults []fault) (counts map[string]int64, unexcused []string) {
 	counts = map[string]int64{}
 	for _, f := range failures {
 		kind := excuse(f, faults)
 		if kind == "" {
-			kind = "unexpected: " + string(f.outcome)
-			unexcused = append(unexcused, f.text)
+			kind = "unexpected: " + string(f.Outcome)
+			unexcused = append(unexcused, f.Text)
 		}
 		counts[kind]++
 	}
@@ -160,7 +161,7 @@ func faultsOfCensus(f facts) []string {
 		}
 		counted[row.Resource] += row.Objects
 		gr := schema.ParseGroupResource(row.Resource)
-		want, ok := expected[gr]
+		want, ok := workload.Expected[gr]
 		if !ok {
 			want = f.View.resources[gr].common
 		}
@@ -173,9 +174,9 @@ func faultsOfCensus(f facts) []string {
 	}
 	loaded := map[schema.GroupResource]int64{}
 	for i := range f.Objects {
-		loaded[loadedResource(i)]++
+		loaded[workload.LoadedResource(i)]++
 	}
-	for _, gr := range shown {
+	for _, gr := range workload.Shown {
 		if counted[gr.String()] < loaded[gr] {
 			reasons = append(reasons, fmt.Sprintf("%s: %d objects are stored, %d were loaded", gr, counted[gr.String()], loaded[gr]))
 		}
@@ -187,7 +188,7 @@ func faultsOfCensus(f facts) []string {
 // storedVersions that are exact.
 func faultsOfStorage(f facts) []string {
 	var reasons []string
-	if lack := f.View.unsettled(f.Servers, expected); lack != "" {
+	if lack := f.View.unsettled(f.Servers, workload.Expected); lack != "" {
 		reasons = append(reasons, "storage is not settled: "+lack)
 	}
 	for _, gr := range f.View.sorted() {
@@ -233,7 +234,7 @@ func lateWrites(journal []written, b *burial) []written {
 		if b == nil || w.mark.Via != b.server || w.revision <= b.declared {
 			continue
 		}
-		if rejoined, ok := b.rejoined[w.key.resource]; !ok || w.revision < rejoined {
+		if rejoined, ok := b.rejoined[w.key.Resource]; !ok || w.revision < rejoined {
 			late = append(late, w)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
@@ -22,9 +23,9 @@ func settledView() *view {
 		participants: map[agree.ServerID]participant{"id1": {}, "id2": {}, "id3": {}},
 		ids:          map[string]agree.ServerID{"server-1": "id1", "server-2": "id2", "server-3": "id3"},
 		resources:    map[schema.GroupResource]resource{},
-		crds:         map[string]storedCRD{crdName: {storage: "v2", stored: []string{"v2"}}},
+		crds:         map[string]storedCRD{workload.CRDName: {storage: "v2", stored: []string{"v2"}}},
 	}
-	encodings := maps.Clone(expected)
+	encodings := maps.Clone(workload.Expected)
 	encodings[configmaps] = "v1"
 	for gr, encoding := range encodings {
 		r := resource{common: encoding, ref: evolve.Ref{UID: "u", Epoch: 3}, stateRef: evolve.Ref{UID: "u", Epoch: 3},
@@ -43,33 +44,33 @@ func passing() facts {
 		Objects: 8,
 		Census: migratestore.Census{Rows: []migratestore.Row{
 			{Resource: "configmaps", Encoding: "v1", Objects: 1},
-			{Resource: gadgets.String(), Encoding: "demo.concord.dev/v2", Objects: 9},
-			{Resource: policies.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 2},
-			{Resource: bindings.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 3},
+			{Resource: workload.Gadgets.String(), Encoding: "demo.concord.dev/v2", Objects: 9},
+			{Resource: workload.Policies.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 2},
+			{Resource: workload.Bindings.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 3},
 			{Resource: migratestore.ResourceOther, Encoding: migratestore.EncodingNone, Objects: 1},
 		}},
 		View:         settledView(),
 		Hashes:       map[schema.GroupResource]string{configmaps: "hash of v1"},
 		Servers:      []string{"server-1", "server-2", "server-3"},
 		Acknowledged: 20,
-		Failures: []failure{
-			{server: "server-2", outcome: broken, from: at(11), to: at(12), text: "server-2: connection reset"},
-			{server: "server-1", outcome: unavailable, from: at(5), to: at(5)},
-			{server: "server-1", outcome: unconnected, from: at(3), to: at(3)},
+		Failures: []workload.Failure{
+			{Server: "server-2", Outcome: workload.Broken, From: at(11), To: at(12), Text: "server-2: connection reset"},
+			{Server: "server-1", Outcome: workload.Unavailable, From: at(5), To: at(5)},
+			{Server: "server-1", Outcome: workload.Unconnected, From: at(3), To: at(3)},
 		},
 		Faults: []fault{{server: "server-1", kind: rolled, from: at(1), to: at(4)}, {server: "server-2", kind: killed, from: at(10), to: at(20)}},
 		Stalls: map[string]time.Duration{"roll": 200 * time.Millisecond, "pause": 5 * time.Second},
 		Steps:  []string{"load", "roll", "pause"},
 		Journal: []written{
-			{revision: 99, key: objectKey{gadgets, "writer-a"}, mark: mark{Via: "server-3"}},
-			{revision: 150, key: objectKey{gadgets, "writer-a"}, mark: mark{Via: "server-1"}},
-			{revision: 201, key: objectKey{gadgets, "writer-a"}, mark: mark{Via: "server-3"}},
+			{revision: 99, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
+			{revision: 150, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-1"}},
+			{revision: 201, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
 		},
-		Burial:    &burial{server: "server-3", declared: 100, rejoined: map[schema.GroupResource]int64{gadgets: 200, policies: 205}, held: 4},
+		Burial:    &burial{server: "server-3", declared: 100, rejoined: map[schema.GroupResource]int64{workload.Gadgets: 200, workload.Policies: 205}, held: 4},
 		AfterKill: 15 * time.Second, AfterResume: time.Second,
 		Bursts: []burst{
-			{resource: gadgets, objects: 300, first: at(0), last: at(2)},
-			{resource: policies, objects: 100, first: at(9), last: at(11)},
+			{resource: workload.Gadgets, objects: 300, first: at(0), last: at(2)},
+			{resource: workload.Policies, objects: 100, first: at(9), last: at(11)},
 		},
 	}
 	return f
@@ -92,7 +93,7 @@ func TestJudgePasses(t *testing.T) {
 	if r.AgreementAfterKillSeconds != 15 || r.AcknowledgedWrites != 20 || r.WritesHeldByPause != 4 {
 		t.Errorf("figures: %+v", r)
 	}
-	if !slices.Equal(r.StoredVersions[crdName], []string{"v2"}) || len(r.Census) != 5 || len(r.Storage) != 4 {
+	if !slices.Equal(r.StoredVersions[workload.CRDName], []string{"v2"}) || len(r.Census) != 5 || len(r.Storage) != 4 {
 		t.Errorf("storage: %+v", r)
 	}
 }
@@ -114,10 +115,10 @@ func TestJudgeFails(t *testing.T) {
 		{"two reasons", func(f *facts) { f.Incomplete = []string{"one", "two"} }, "two"},
 		{"a write is lost", func(f *facts) { f.Lost = []string{"gadgets/a: gone"} }, "1 objects lack an acknowledged write: gadgets/a: gone"},
 		{"a refused write was made", func(f *facts) { f.Foreign = []string{"gadgets/a: shows write 2"} }, "1 objects show a write that must not exist"},
-		{"an error of a healthy server", func(f *facts) { f.Failures[0].server = "server-1" }, "1 writes failed that must not: server-2: connection reset"},
+		{"an error of a healthy server", func(f *facts) { f.Failures[0].Server = "server-1" }, "1 writes failed that must not: server-2: connection reset"},
 		{"an unreadable value", func(f *facts) { f.Census.Unknown = []string{"/registry/a"} }, "1 stored values cannot be read: /registry/a"},
 		{"an object in the old encoding", func(f *facts) {
-			f.Census.Rows = append(f.Census.Rows, migratestore.Row{Resource: gadgets.String(), Encoding: "demo.concord.dev/v1", Objects: 2})
+			f.Census.Rows = append(f.Census.Rows, migratestore.Row{Resource: workload.Gadgets.String(), Encoding: "demo.concord.dev/v1", Objects: 2})
 		}, "gadgets.demo.concord.dev: 2 objects are stored in demo.concord.dev/v1, not in demo.concord.dev/v2"},
 		{"another resource in another encoding", func(f *facts) { f.Census.Rows[0].Encoding = "v0" }, "configmaps: 1 objects are stored in v0, not in v1"},
 		{"a resource that nobody reports", func(f *facts) {
@@ -126,7 +127,7 @@ func TestJudgeFails(t *testing.T) {
 		{"objects are missing", func(f *facts) { f.Census.Rows[3].Objects = 2 }, "2 objects are stored, 3 were loaded"},
 		{"no agreement", change(configmaps, func(r *resource) { r.common = "" }), "configmaps: servers report"},
 		{"agreement on the wrong encoding", func(f *facts) {
-			change(gadgets, func(r *resource) { r.common = "demo.concord.dev/v1" })(f)
+			change(workload.Gadgets, func(r *resource) { r.common = "demo.concord.dev/v1" })(f)
 		}, "agreed on demo.concord.dev/v1, not on demo.concord.dev/v2"},
 		{"a stored set with more", change(configmaps, func(r *resource) { r.stored = []agree.Encoding{"v0", "v1"} }), "configmaps: stored set [v0,v1]"},
 		{"a stored set of another epoch", change(configmaps, func(r *resource) { r.ref.Epoch++ }), "configmaps: stored set [v1] for u/3, agreed on v1 at u/4"},
@@ -137,10 +138,10 @@ func TestJudgeFails(t *testing.T) {
 		}), "reported by gone"},
 		{"a report is missing", change(configmaps, func(r *resource) { r.reports = r.reports[:2] }), "configmaps: 2 of 3 reports"},
 		{"storedVersions with more", func(f *facts) {
-			f.View.crds[crdName] = storedCRD{storage: "v2", stored: []string{"v1", "v2"}}
+			f.View.crds[workload.CRDName] = storedCRD{storage: "v2", stored: []string{"v1", "v2"}}
 		}, "storedVersions [v1 v2], stored in v2"},
 		{"a late write", func(f *facts) { f.Journal[1].mark.Via = "server-3" }, "server-3 committed 1 writes after it was declared gone at revision 100: gadgets/writer-a at revision 150"},
-		{"a late write of a resource never reported again", func(f *facts) { delete(f.Burial.rejoined, gadgets) }, "server-3 committed 1 writes after"},
+		{"a late write of a resource never reported again", func(f *facts) { delete(f.Burial.rejoined, workload.Gadgets) }, "server-3 committed 1 writes after"},
 		{"nothing was in flight", func(f *facts) { f.Burial.held = 0 }, "nothing is proven"},
 		{"never declared gone", func(f *facts) { f.Burial = nil }, "the paused server was not declared gone"},
 		{"no agreement after the kill", func(f *facts) { f.AfterKill = -1 }, "did not recover from the kill"},

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -23,6 +22,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
@@ -42,7 +42,7 @@ const (
 // prefixOf returns where a resource's objects are stored: custom resources have their
 // group in the key.
 func prefixOf(gr schema.GroupResource) string {
-	if gr == gadgets {
+	if gr == workload.Gadgets {
 		return root + gr.Group + "/" + gr.Resource + "/"
 	}
 	return root + gr.Resource + "/"
@@ -62,7 +62,7 @@ func (w *world) watch(ctx context.Context, store *clientv3.Client) {
 				next = response.Events[len(response.Events)-1].Kv.ModRevision + 1
 			}
 		}
-		pause(ctx, rewatchPause)
+		workload.Pause(ctx, rewatchPause)
 	}
 }
 
@@ -96,7 +96,7 @@ func (w *world) catchUp(ctx context.Context, store *clientv3.Client) error {
 		if err := store.RequestProgress(ctx); err != nil {
 			return fmt.Errorf("ask etcd for its progress: %w", err)
 		}
-		pause(ctx, rewatchPause)
+		workload.Pause(ctx, rewatchPause)
 	}
 }
 
@@ -140,9 +140,9 @@ func (w *world) event(e *clientv3.Event, now time.Time) bool {
 			return true
 		}
 	}
-	for _, gr := range shown {
+	for _, gr := range workload.Shown {
 		if name, ok := strings.CutPrefix(key, prefixOf(gr)); ok {
-			w.object(objectKey{resource: gr, name: name}, e, at)
+			w.object(workload.ObjectKey{Resource: gr, Name: name}, e, at)
 			return false
 		}
 	}
@@ -299,20 +299,20 @@ func (w *world) crd(name string, kv *mvccpb.KeyValue, deleted bool, _ moment) er
 // object takes in a write of one of the demo's objects. Loaded objects are written once
 // by a client, so every further write of them is a rewrite; a rewrite of a writer's
 // object shows the attempt that it showed before.
-func (w *world) object(key objectKey, e *clientv3.Event, at moment) {
+func (w *world) object(key workload.ObjectKey, e *clientv3.Event, at moment) {
 	if e.Type == clientv3.EventTypeDelete {
 		w.count(key, "")
 		return
 	}
 	encoding, _, _ := migratestore.Envelope(e.Kv.Value)
 	w.count(key, encoding)
-	if !strings.HasPrefix(key.name, writerPrefix) {
+	if !strings.HasPrefix(key.Name, workload.WriterPrefix) {
 		if e.IsModify() {
-			w.rewritten(key.resource, at.at)
+			w.rewritten(key.Resource, at.at)
 		}
 		return
 	}
-	m, err := storedMark(e.Kv.Value)
+	m, err := workload.StoredMark(e.Kv.Value)
 	if err != nil {
 		if w.broken == nil {
 			w.broken = fmt.Errorf("stored value of %s: %w", key, err)
@@ -320,32 +320,11 @@ func (w *world) object(key objectKey, e *clientv3.Event, at moment) {
 		return
 	}
 	if w.attempts[key] == m.Attempt {
-		w.rewritten(key.resource, at.at)
+		w.rewritten(key.Resource, at.at)
 		return
 	}
 	w.attempts[key] = m.Attempt
 	w.journal = append(w.journal, written{revision: at.revision, key: key, mark: m})
-}
-
-// storedMark reads the mark in a stored value without decoding the rest.
-func storedMark(value []byte) (mark, error) {
-	var object metav1.PartialObjectMetadata
-	raw, isProtobuf := strings.CutPrefix(string(value), "k8s\x00")
-	if !isProtobuf {
-		if err := json.Unmarshal(value, &object); err != nil {
-			return mark{}, err
-		}
-		return readMark(object.Annotations)
-	}
-	var envelope runtime.Unknown
-	if err := envelope.Unmarshal([]byte(raw)); err != nil {
-		return mark{}, err
-	}
-	// The metadata is field 1 of every object.
-	if err := object.Unmarshal(envelope.Raw); err != nil {
-		return mark{}, err
-	}
-	return readMark(object.Annotations)
 }
 
 func decode[T runtime.Object](decoder runtime.Decoder, value []byte) (T, error) {

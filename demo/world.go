@@ -14,6 +14,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -85,8 +86,8 @@ type burst struct {
 // content are none.
 type written struct {
 	revision int64
-	key      objectKey
-	mark     mark
+	key      workload.ObjectKey
+	mark     workload.Mark
 }
 
 // view is the state of etcd at one moment. It is not changed any more.
@@ -110,8 +111,8 @@ type world struct {
 	view      view
 	expecting []string          // servers that will register, in this order
 	states    map[string]string // the StorageVersion name for each StorageState
-	attempts  map[objectKey]string
-	encodings map[objectKey]agree.Encoding
+	attempts  map[workload.ObjectKey]string
+	encodings map[workload.ObjectKey]agree.Encoding
 	journal   []written
 	bursts    []burst
 }
@@ -128,8 +129,8 @@ func newWorld() *world {
 			counts:       map[schema.GroupResource]map[agree.Encoding]int64{},
 		},
 		states:    map[string]string{},
-		attempts:  map[objectKey]string{},
-		encodings: map[objectKey]agree.Encoding{},
+		attempts:  map[workload.ObjectKey]string{},
+		encodings: map[workload.ObjectKey]agree.Encoding{},
 	}
 }
 
@@ -189,11 +190,11 @@ func (w *world) register(id agree.ServerID) {
 }
 
 // count notes in which encoding an object is stored now, "" for not at all.
-func (w *world) count(key objectKey, encoding agree.Encoding) {
-	counts := w.view.counts[key.resource]
+func (w *world) count(key workload.ObjectKey, encoding agree.Encoding) {
+	counts := w.view.counts[key.Resource]
 	if counts == nil {
 		counts = map[agree.Encoding]int64{}
-		w.view.counts[key.resource] = counts
+		w.view.counts[key.Resource] = counts
 	}
 	if old, ok := w.encodings[key]; ok {
 		if counts[old]--; counts[old] == 0 {
@@ -372,4 +373,13 @@ func (v *view) latest(gr schema.GroupResource) (migration, bool) {
 // identity says whether the labels are those of an API server's identity Lease.
 func identity(labels map[string]string) bool {
 	return labels[storageversion.IdentityLabel] == storageversion.IdentityLabelValue
+}
+
+// some quotes the first few of a list.
+func some(list []string) string {
+	const few = 3
+	if len(list) <= few {
+		return strings.Join(list, "; ")
+	}
+	return fmt.Sprintf("%s; and %d more", strings.Join(list[:few], "; "), len(list)-few)
 }

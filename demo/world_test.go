@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -140,7 +141,7 @@ func TestWorldFollowsStorage(t *testing.T) {
 		h.lease("id-"+name, "1.36")
 	}
 	both := []string{"server-1", "server-2"}
-	want := map[schema.GroupResource]agree.Encoding{policies: "admissionregistration.k8s.io/v1"}
+	want := map[schema.GroupResource]agree.Encoding{workload.Policies: "admissionregistration.k8s.io/v1"}
 	assert := func(lack string) {
 		t.Helper()
 		if got := h.view().unsettled(both, want); lack == "" && got != "" || !strings.Contains(got, lack) {
@@ -148,21 +149,21 @@ func TestWorldFollowsStorage(t *testing.T) {
 		}
 	}
 	assert("it has no StorageVersion")
-	h.reports(policies, 1, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1beta1"})
+	h.reports(workload.Policies, 1, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1beta1"})
 	assert("1 of 2 reports")
 	joined := h.revision
-	h.reports(policies, 2, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1beta1", "id-server-2": "admissionregistration.k8s.io/v1"})
+	h.reports(workload.Policies, 2, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1beta1", "id-server-2": "admissionregistration.k8s.io/v1"})
 	assert("servers report")
-	h.reports(policies, 3, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1", "id-server-2": "admissionregistration.k8s.io/v1"})
+	h.reports(workload.Policies, 3, map[agree.ServerID]agree.Encoding{"id-server-1": "admissionregistration.k8s.io/v1", "id-server-2": "admissionregistration.k8s.io/v1"})
 	assert("it has no StorageState")
-	h.state(policies, 2, "admissionregistration.k8s.io/v1")
+	h.state(workload.Policies, 2, "admissionregistration.k8s.io/v1")
 	assert("for u/2")
-	h.state(policies, 3, "admissionregistration.k8s.io/v1")
+	h.state(workload.Policies, 3, "admissionregistration.k8s.io/v1")
 	assert("")
 	if lack := h.view().unreported("server-2"); lack != "" {
 		t.Errorf("unreported = %q", lack)
 	}
-	if got := h.view().resources[policies].joined["id-server-1"].revision; got != joined {
+	if got := h.view().resources[workload.Policies].joined["id-server-1"].revision; got != joined {
 		t.Errorf("server-1 joined at %d, want %d", got, joined)
 	}
 	h.remove(leasesPrefix + "id-server-2")
@@ -170,7 +171,7 @@ func TestWorldFollowsStorage(t *testing.T) {
 	if got := h.view().reportedBy("id-server-2"); !strings.Contains(got, "still reported") {
 		t.Errorf("reportedBy = %q", got)
 	}
-	h.remove(versionsPrefix + storageversion.Name(policies))
+	h.remove(versionsPrefix + storageversion.Name(workload.Policies))
 	if got := h.view().reportedBy("id-server-2"); got != "" {
 		t.Errorf("reportedBy = %q without a StorageVersion", got)
 	}
@@ -178,39 +179,39 @@ func TestWorldFollowsStorage(t *testing.T) {
 
 func TestWorldTellsWritesFromRewrites(t *testing.T) {
 	h := newHistory(t)
-	object := func(gr schema.GroupResource, name string, m mark) []byte {
-		body, err := newBody(objectKey{gr, name}, "v1", m)
+	object := func(gr schema.GroupResource, name string, m workload.Mark) []byte {
+		body, err := workload.NewBody(workload.ObjectKey{Resource: gr, Name: name}, "v1", m)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if raw, ok := body.([]byte); ok {
 			return raw
 		}
-		return h.protobuf(body.(runtime.Object), schema.GroupVersion{Group: policies.Group, Version: "v1"})
+		return h.protobuf(body.(runtime.Object), schema.GroupVersion{Group: workload.Policies.Group, Version: "v1"})
 	}
-	m := mark{Counter: 1, Attempt: "w1-1", Via: "server-1"}
-	for _, gr := range shown {
-		writer, loaded := prefixOf(gr)+writerPrefix+"a", prefixOf(gr)+loadPrefix+"a"
+	m := workload.Mark{Counter: 1, Attempt: "w1-1", Via: "server-1"}
+	for _, gr := range workload.Shown {
+		writer, loaded := prefixOf(gr)+workload.WriterPrefix+"a", prefixOf(gr)+workload.LoadPrefix+"a"
 		h.put(writer, object(gr, "a", m))
 		h.put(loaded, object(gr, "a", m))
 		h.put(writer, object(gr, "a", m)) // a rewrite
 		h.put(loaded, object(gr, "a", m)) // a rewrite
-		h.put(writer, object(gr, "a", mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}))
+		h.put(writer, object(gr, "a", workload.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}))
 	}
 	journal, bursts := h.world.history()
-	if len(journal) != 2*len(shown) || journal[1].mark != (mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}) || journal[1].revision != 5 {
+	if len(journal) != 2*len(workload.Shown) || journal[1].mark != (workload.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}) || journal[1].revision != 5 {
 		t.Errorf("journal %+v", journal)
 	}
-	for _, gr := range shown {
+	for _, gr := range workload.Shown {
 		if _, done, total := countsOf(h.view().counts[gr], agree.Encoding(gr.Group+"/v1")); done != 2 || total != 2 {
 			t.Errorf("%s: %d of %d objects are in %s", gr, done, total, agree.Encoding(gr.Group+"/v1"))
 		}
 	}
-	h.remove(prefixOf(gadgets) + loadPrefix + "a")
-	if text, _, total := countsOf(h.view().counts[gadgets], ""); text != "v1 1" || total != 1 {
+	h.remove(prefixOf(workload.Gadgets) + workload.LoadPrefix + "a")
+	if text, _, total := countsOf(h.view().counts[workload.Gadgets], ""); text != "v1 1" || total != 1 {
 		t.Errorf("after a deletion %q are stored", text)
 	}
-	if len(bursts) != len(shown) {
+	if len(bursts) != len(workload.Shown) {
 		t.Fatalf("bursts %+v", bursts)
 	}
 	for _, b := range bursts {
@@ -223,18 +224,18 @@ func TestWorldTellsWritesFromRewrites(t *testing.T) {
 func TestWorldFollowsMigrations(t *testing.T) {
 	h := newHistory(t)
 	svm := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "m"}}
-	svm.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gadgets.Group, Version: "v1", Resource: gadgets.Resource}
+	svm.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: workload.Gadgets.Group, Version: "v1", Resource: workload.Gadgets.Resource}
 	h.put(svmPrefix+"m", h.json(svm))
 	svm.Status.Conditions = []migrationv1alpha1.MigrationCondition{{Type: migrationv1alpha1.MigrationRunning, Status: "True"}}
 	svm.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 4}
 	h.put(svmPrefix+"m", h.json(svm))
 	started := at(int(h.revision))
-	h.put(prefixOf(gadgets)+loadPrefix+"a", nil)
-	h.put(prefixOf(gadgets)+loadPrefix+"a", nil)
+	h.put(prefixOf(workload.Gadgets)+workload.LoadPrefix+"a", nil)
+	h.put(prefixOf(workload.Gadgets)+workload.LoadPrefix+"a", nil)
 	if _, bursts := h.world.history(); len(bursts) != 1 || !bursts[0].first.Equal(started) {
 		t.Errorf("bursts %+v, want one since the migration runs", bursts)
 	}
-	m, ok := h.view().latest(gadgets)
+	m, ok := h.view().latest(workload.Gadgets)
 	if !ok || m.phase != evolve.Running || m.progress.Done != 4 {
 		t.Errorf("migration %+v, %v", m, ok)
 	}
@@ -244,7 +245,7 @@ func TestWorldFollowsMigrations(t *testing.T) {
 		{Type: migrationv1alpha1.MigrationFailed, Status: "True", Reason: "AgreementLost"},
 	}
 	h.put(svmPrefix+"m2", h.json(svm))
-	if m, _ = h.view().latest(gadgets); m.phase != evolve.Failed || m.reason != "AgreementLost" {
+	if m, _ = h.view().latest(workload.Gadgets); m.phase != evolve.Failed || m.reason != "AgreementLost" {
 		t.Errorf("the newest migration is %+v", m)
 	}
 }

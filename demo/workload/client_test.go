@@ -1,4 +1,4 @@
-package demo
+package workload
 
 import (
 	"bytes"
@@ -26,7 +26,7 @@ import (
 // fakeStore is the store that several fake servers share: the last mark of each object.
 type fakeStore struct {
 	mu    sync.Mutex
-	marks map[string]mark
+	marks map[string]Mark
 }
 
 // fakeServer answers as an API server does, after the faults in its script: each write
@@ -122,24 +122,24 @@ func (s *fakeServer) answer(w http.ResponseWriter, r *http.Request) {
 }
 
 // created reads the name and the mark of the object to create.
-func created(r *http.Request, body []byte) (string, mark, error) {
+func created(r *http.Request, body []byte) (string, Mark, error) {
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf && !bytes.HasPrefix(body, []byte("k8s\x00")) {
-		return "", mark{}, errors.New("not protobuf")
+		return "", Mark{}, errors.New("not protobuf")
 	}
-	if m, err := storedMark(body); err != nil || m.Counter != 1 {
+	if m, err := StoredMark(body); err != nil || m.Counter != 1 {
 		return "", m, fmt.Errorf("mark %v: %w", m, err)
 	}
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if err != nil {
-			return "", mark{}, err
+			return "", Mark{}, err
 		}
-		m, err := storedMark(body)
+		m, err := StoredMark(body)
 		return object.(metav1.Object).GetName(), m, err
 	}
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(body, &object); err != nil {
-		return "", mark{}, err
+		return "", Mark{}, err
 	}
 	m, err := readMark(object.Annotations)
 	return object.Name, m, err
@@ -147,8 +147,8 @@ func created(r *http.Request, body []byte) (string, mark, error) {
 
 // fakeCluster starts one server for each script.
 func fakeCluster(t *testing.T, scripts ...string) (*client, *fakeStore) {
-	store := &fakeStore{marks: map[string]mark{}}
-	c := &client{name: "w", timeout: 10 * time.Second, work: newWorkload()}
+	store := &fakeStore{marks: map[string]Mark{}}
+	c := &client{name: "w", timeout: 10 * time.Second, work: NewRecord()}
 	for i, script := range scripts {
 		host := httptest.NewServer(&fakeServer{store: store, script: strings.Fields(script)})
 		if script == "gone" {
@@ -156,7 +156,7 @@ func fakeCluster(t *testing.T, scripts ...string) (*client, *fakeStore) {
 		} else {
 			t.Cleanup(host.Close)
 		}
-		e, err := newEndpoint(fmt.Sprintf("server-%d", i+1), &rest.Config{Host: host.URL}, false)
+		e, err := NewEndpoint(fmt.Sprintf("server-%d", i+1), &rest.Config{Host: host.URL}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,10 +182,10 @@ func TestClientWrite(t *testing.T) {
 		{"every server fails once", []string{"refuse", "drop"}, "503 with Retry-After, broken connection"},
 		{"an answer that must not be", []string{"fail", ""}, "unexpected answer"},
 	} {
-		for _, gr := range shown {
+		for _, gr := range Shown {
 			t.Run(tt.name+"/"+gr.Resource, func(t *testing.T) {
 				c, store := fakeCluster(t, tt.scripts...)
-				o := &object{key: objectKey{resource: gr, name: "writer-a"}}
+				o := &object{key: ObjectKey{Resource: gr, Name: "writer-a"}}
 				for range 2 {
 					if err := c.write(t.Context(), o); err != nil {
 						t.Fatal(err)
@@ -193,7 +193,7 @@ func TestClientWrite(t *testing.T) {
 				}
 				var failed []string
 				for _, f := range c.work.failures {
-					failed = append(failed, string(f.outcome))
+					failed = append(failed, string(f.Outcome))
 				}
 				if got := strings.Join(failed, ", "); got != tt.failed {
 					t.Errorf("failed attempts: %q, want %q", got, tt.failed)
@@ -202,7 +202,7 @@ func TestClientWrite(t *testing.T) {
 				if m.Counter != 2 || o.last != m {
 					t.Errorf("stored %+v, known %+v, want write 2", m, o.last)
 				}
-				lost, foreign := c.work.ledger.check(map[objectKey]stored{o.key: {mark: m, filler: filler("writer-a")}})
+				lost, foreign := c.work.ledger.check(map[ObjectKey]Stored{o.key: {mark: m, filler: filler("writer-a")}})
 				if len(lost)+len(foreign) > 0 || c.work.ledger.total() != 2 {
 					t.Errorf("lost %q, foreign %q, %d acknowledged", lost, foreign, c.work.ledger.total())
 				}
@@ -214,13 +214,13 @@ func TestClientWrite(t *testing.T) {
 func TestClientGivesUp(t *testing.T) {
 	c, _ := fakeCluster(t, "refuse")
 	c.stubborn = never
-	if err := c.write(t.Context(), &object{key: objectKey{gadgets, "a"}}); !errors.Is(err, errGivenUp) {
+	if err := c.write(t.Context(), &object{key: ObjectKey{Gadgets, "a"}}); !errors.Is(err, errGivenUp) {
 		t.Errorf("error %v, want %v", err, errGivenUp)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c, _ = fakeCluster(t, "drop drop drop")
-	if err := c.write(ctx, &object{key: objectKey{gadgets, "a"}}); !errors.Is(err, context.Canceled) {
+	if err := c.write(ctx, &object{key: ObjectKey{Gadgets, "a"}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 	if n := len(c.work.failures); n != 0 {
@@ -231,31 +231,31 @@ func TestClientGivesUp(t *testing.T) {
 func TestLoadFailsWithTheFirstWrongAnswer(t *testing.T) {
 	c, store := fakeCluster(t, "refuse drop", "lose")
 	var loaded atomic.Int64
-	if err := load(t.Context(), 40, c.endpoints, c.work, &loaded); err != nil || c.work.ledger.total() != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
+	if err := Load(t.Context(), 40, c.endpoints, c.work, &loaded); err != nil || c.work.ledger.total() != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
 		t.Errorf("error %v, %d acknowledged, %d stored, %d counted; want 40", err, c.work.ledger.total(), len(store.marks), loaded.Load())
 	}
 	c, _ = fakeCluster(t, "fail")
-	if err := load(t.Context(), 4, c.endpoints, c.work, &loaded); !errors.Is(err, errGivenUp) {
+	if err := Load(t.Context(), 4, c.endpoints, c.work, &loaded); !errors.Is(err, errGivenUp) {
 		t.Errorf("error %v, want %v", err, errGivenUp)
 	}
 }
 
 func TestHeldCountsWhatWasInFlight(t *testing.T) {
-	h := &held{answers: map[outcome]int64{}}
+	h := &Held{answers: map[Outcome]int64{}}
 	h.sent()
 	h.sent()
-	h.answered(time.Now(), acknowledged) // before the server is resumed
+	h.answered(time.Now(), Acknowledged) // before the server is resumed
 	early := time.Now()
-	if n := h.resume(); n != 1 {
+	if n := h.Resume(); n != 1 {
 		t.Errorf("%d in flight, want 1", n)
 	}
 	h.sent()
-	h.answered(early, unavailable)
-	h.answered(time.Now().Add(time.Second), acknowledged)
-	if len(h.answers) != 1 || h.answers[unavailable] != 1 {
+	h.answered(early, Unavailable)
+	h.answered(time.Now().Add(time.Second), Acknowledged)
+	if len(h.answers) != 1 || h.answers[Unavailable] != 1 {
 		t.Errorf("answers %v", h.answers)
 	}
-	var none *held
+	var none *Held
 	none.sent()
-	none.answered(early, broken)
+	none.answered(early, Broken)
 }

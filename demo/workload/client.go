@@ -1,4 +1,4 @@
-package demo
+package workload
 
 import (
 	"context"
@@ -20,18 +20,20 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 )
 
-// endpoint is one server as its clients reach it. Nothing is retried here and nothing is
+// Endpoint is one server as its clients reach it. Nothing is retried here and nothing is
 // throttled: every error is seen.
-type endpoint struct {
-	server   string
-	http     *http.Client
+type Endpoint struct {
+	Server   string
+	HTTP     *http.Client
 	builtins rest.Interface
-	customs  map[string]rest.Interface // by version
-	crds     apiextensionsclient.Interface
+	Customs  map[string]rest.Interface // by version
+	CRDs     apiextensionsclient.Interface
 	groups   *discovery.DiscoveryClient
 }
 
-func newEndpoint(server string, config *rest.Config, patient bool) (*endpoint, error) {
+// NewEndpoint returns a server's endpoint, with connections of its own. A patient one does not give up
+// a silent connection.
+func NewEndpoint(server string, config *rest.Config, patient bool) (*Endpoint, error) {
 	client, err := newHTTPClient(config, patient)
 	if err != nil {
 		return nil, fmt.Errorf("client of %s: %w", server, err)
@@ -39,7 +41,7 @@ func newEndpoint(server string, config *rest.Config, patient bool) (*endpoint, e
 	config = rest.CopyConfig(config)
 	config.QPS = -1
 	config.UserAgent = "concord-demo"
-	e := &endpoint{server: server, http: client, customs: map[string]rest.Interface{}}
+	e := &Endpoint{Server: server, HTTP: client, Customs: map[string]rest.Interface{}}
 	versioned := func(gv schema.GroupVersion, contentType string) (rest.Interface, error) {
 		c := rest.CopyConfig(config)
 		c.GroupVersion, c.APIPath, c.ContentType = &gv, "/apis", contentType
@@ -49,12 +51,12 @@ func newEndpoint(server string, config *rest.Config, patient bool) (*endpoint, e
 	if e.builtins, err = versioned(admissionv1.SchemeGroupVersion, runtime.ContentTypeProtobuf); err != nil {
 		return nil, err
 	}
-	for _, version := range customVersions {
-		if e.customs[version], err = versioned(schema.GroupVersion{Group: customGroup, Version: version}, runtime.ContentTypeJSON); err != nil {
+	for _, version := range CustomVersions {
+		if e.Customs[version], err = versioned(schema.GroupVersion{Group: CustomGroup, Version: version}, runtime.ContentTypeJSON); err != nil {
 			return nil, err
 		}
 	}
-	if e.crds, err = apiextensionsclient.NewForConfigAndClient(config, client); err != nil {
+	if e.CRDs, err = apiextensionsclient.NewForConfigAndClient(config, client); err != nil {
 		return nil, err
 	}
 	e.groups, err = discovery.NewDiscoveryClientForConfigAndClient(config, client)
@@ -64,14 +66,12 @@ func newEndpoint(server string, config *rest.Config, patient bool) (*endpoint, e
 const (
 	// connectTimeout bounds how long a connection may take to be made.
 	connectTimeout = 4 * time.Second
-	// A connection that is silent for pingAfter is asked for a sign of life, and given up
-	// after pingTimeout more.
-	pingAfter   = time.Second
-	pingTimeout = 3 * time.Second
+	// A connection that is silent for PingAfter is asked for a sign of life, and given up
+	// after PingTimeout more.
+	PingAfter   = time.Second
+	PingTimeout = 3 * time.Second
 )
 
-// newHTTPClient makes a client with connections of its own. A patient one does not give
-// up a silent connection.
 func newHTTPClient(config *rest.Config, patient bool) (*http.Client, error) {
 	tls, err := rest.TLSConfigFor(config)
 	if err != nil {
@@ -85,25 +85,25 @@ func newHTTPClient(config *rest.Config, patient bool) (*http.Client, error) {
 		HTTP2:               &http.HTTP2Config{},
 	}
 	if !patient {
-		transport.HTTP2.SendPingTimeout, transport.HTTP2.PingTimeout = pingAfter, pingTimeout
+		transport.HTTP2.SendPingTimeout, transport.HTTP2.PingTimeout = PingAfter, PingTimeout
 	}
 	return &http.Client{Transport: retryAfterReader{transport}}, nil
 }
 
 // rest returns the client for a resource, custom resources in the version.
-func (e *endpoint) rest(gr schema.GroupResource, version string) rest.Interface {
-	if gr == gadgets {
-		return e.customs[version]
+func (e *Endpoint) rest(gr schema.GroupResource, version string) rest.Interface {
+	if gr == Gadgets {
+		return e.Customs[version]
 	}
 	return e.builtins
 }
 
-func (e *endpoint) create(ctx context.Context, key objectKey, version string, m mark) error {
-	body, err := newBody(key, version, m)
+func (e *Endpoint) create(ctx context.Context, key ObjectKey, version string, m Mark) error {
+	body, err := NewBody(key, version, m)
 	if err != nil {
 		return err
 	}
-	request := e.rest(key.resource, version).Post().Resource(key.resource.Resource).MaxRetries(0)
+	request := e.rest(key.Resource, version).Post().Resource(key.Resource.Resource).MaxRetries(0)
 	if raw, ok := body.([]byte); ok {
 		request.SetHeader("Content-Type", runtime.ContentTypeJSON)
 		body = raw
@@ -111,12 +111,12 @@ func (e *endpoint) create(ctx context.Context, key objectKey, version string, m 
 	return send(ctx, request.Body(body))
 }
 
-func (e *endpoint) update(ctx context.Context, key objectKey, version string, from, to mark) error {
+func (e *Endpoint) update(ctx context.Context, key ObjectKey, version string, from, to Mark) error {
 	body, err := patch(from, to)
 	if err != nil {
 		return err
 	}
-	return send(ctx, e.rest(key.resource, version).Patch(types.JSONPatchType).Resource(key.resource.Resource).Name(key.name).MaxRetries(0).Body(body))
+	return send(ctx, e.rest(key.Resource, version).Patch(types.JSONPatchType).Resource(key.Resource.Resource).Name(key.Name).MaxRetries(0).Body(body))
 }
 
 // delayedError is the error of an answer whose header has Retry-After. The client library
@@ -154,15 +154,15 @@ func (r retryAfterReader) RoundTrip(request *http.Request) (*http.Response, erro
 }
 
 // read returns the mark that an object shows, as the API tells it.
-func (e *endpoint) read(ctx context.Context, key objectKey, version string) (mark, error) {
-	raw, err := e.rest(key.resource, version).Get().Resource(key.resource.Resource).Name(key.name).
+func (e *Endpoint) read(ctx context.Context, key ObjectKey, version string) (Mark, error) {
+	raw, err := e.rest(key.Resource, version).Get().Resource(key.Resource.Resource).Name(key.Name).
 		SetHeader("Accept", runtime.ContentTypeJSON).MaxRetries(0).Do(ctx).Raw()
 	if err != nil {
-		return mark{}, err
+		return Mark{}, err
 	}
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(raw, &object); err != nil {
-		return mark{}, fmt.Errorf("read %s from %s: %w", key, e.server, err)
+		return Mark{}, fmt.Errorf("read %s from %s: %w", key, e.Server, err)
 	}
 	return readMark(object.Annotations)
 }
@@ -170,24 +170,24 @@ func (e *endpoint) read(ctx context.Context, key objectKey, version string) (mar
 // listPage is how many objects one answer of a list holds.
 const listPage = 500
 
-// list reads back all objects of one of the demo's resources.
-func (e *endpoint) list(ctx context.Context, gr schema.GroupResource, version string, found map[objectKey]stored) error {
+// List reads back all objects of one of the demo's resources.
+func (e *Endpoint) List(ctx context.Context, gr schema.GroupResource, version string, found map[ObjectKey]Stored) error {
 	for token := ""; ; {
 		raw, err := e.rest(gr, version).Get().Resource(gr.Resource).
 			SpecificallyVersionedParams(&metav1.ListOptions{Limit: listPage, Continue: token}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).
 			SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx).Raw()
 		if err != nil {
-			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.server, err)
+			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.Server, err)
 		}
 		var page struct {
 			Metadata metav1.ListMeta `json:"metadata"`
 			Items    []listed        `json:"items"`
 		}
 		if err := json.Unmarshal(raw, &page); err != nil {
-			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.server, err)
+			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.Server, err)
 		}
 		for _, item := range page.Items {
-			found[objectKey{resource: gr, name: item.Metadata.Name}] = item.stored()
+			found[ObjectKey{Resource: gr, Name: item.Metadata.Name}] = item.stored()
 		}
 		if token = page.Metadata.Continue; token == "" {
 			return nil
@@ -207,12 +207,12 @@ type listed struct {
 }
 
 // stored returns the object's mark, zero if it has none, and its filler.
-func (l listed) stored() stored {
+func (l listed) stored() Stored {
 	m, err := readMark(l.Metadata.Annotations)
 	if err != nil {
-		m = mark{}
+		m = Mark{}
 	}
-	s := stored{mark: m, filler: l.Spec.Payload + l.Metadata.Annotations[fillerAnnotation]}
+	s := Stored{mark: m, filler: l.Spec.Payload + l.Metadata.Annotations[fillerAnnotation]}
 	for _, v := range l.Spec.Variables {
 		if n := len(v.Expression); n >= 2 {
 			s.filler += v.Expression[1 : n-1]
@@ -221,26 +221,29 @@ func (l listed) stored() stored {
 	return s
 }
 
-// ready asks the server whether it is ready.
-func (e *endpoint) ready(ctx context.Context) error {
+// readyTimeout is how long a server may take to say whether it is.
+const readyTimeout = 2 * time.Second
+
+// Ready asks the server whether it is ready.
+func (e *Endpoint) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	return e.groups.RESTClient().Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
 }
 
-// hashes returns the storage version's hash of each resource, as discovery shows it.
-func (e *endpoint) hashes() (map[schema.GroupResource]string, error) {
+// Hashes returns the storage version's hash of each resource, as discovery shows it.
+func (e *Endpoint) Hashes() (map[schema.GroupResource]string, error) {
 	legacy := *e.groups
 	legacy.UseLegacyDiscovery = true // the aggregated form has no hashes
 	_, lists, err := legacy.ServerGroupsAndResources()
 	if err != nil {
-		return nil, fmt.Errorf("discovery of %s: %w", e.server, err)
+		return nil, fmt.Errorf("discovery of %s: %w", e.Server, err)
 	}
 	found := map[schema.GroupResource]string{}
 	for _, list := range lists {
 		gv, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
-			return nil, fmt.Errorf("discovery of %s: %w", e.server, err)
+			return nil, fmt.Errorf("discovery of %s: %w", e.Server, err)
 		}
 		for _, resource := range list.APIResources {
 			if resource.StorageVersionHash != "" {

@@ -1,9 +1,13 @@
-package demo
+// Package workload is the demo's clients: the objects that they write, the marks that their
+// writes leave, what servers answered, and whether all that was acknowledged is there in the end.
+package workload
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,47 +38,49 @@ const (
 // errGivenUp ends a logical write whose client does not try again.
 var errGivenUp = errors.New("not acknowledged")
 
-// workload is the record that the demo's clients share: of the acknowledged writes, of the failed
+// Record is the record that the demo's clients share: of the acknowledged writes, of the failed
 // ones, and of how long writes took.
-type workload struct {
+type Record struct {
 	ledger *ledger
 
 	mu       sync.Mutex
-	failures []failure
+	failures []Failure
 	stalls   map[string]time.Duration // the longest write begun in each step
 	step     string
 }
 
-func newWorkload() *workload {
-	return &workload{ledger: newLedger(), stalls: map[string]time.Duration{}}
+// NewRecord returns an empty record.
+func NewRecord() *Record {
+	return &Record{ledger: newLedger(), stalls: map[string]time.Duration{}}
 }
 
-func (w *workload) enter(step string) {
+// Enter says that a step of the demo begins.
+func (w *Record) Enter(step string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.step = step
 }
 
-func (w *workload) currentStep() string {
+func (w *Record) currentStep() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.step
 }
 
-func (w *workload) failed(f failure) {
+func (w *Record) failed(f Failure) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures = append(w.failures, f)
 }
 
-func (w *workload) took(step string, d time.Duration) {
+func (w *Record) took(step string, d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stalls[step] = max(w.stalls[step], d)
 }
 
-// counts returns the number of failed attempts and the longest write.
-func (w *workload) counts() (failures int, longest time.Duration) {
+// Counts returns the number of failed attempts and the longest write.
+func (w *Record) Counts() (failures int, longest time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range w.stalls {
@@ -83,24 +89,41 @@ func (w *workload) counts() (failures int, longest time.Duration) {
 	return len(w.failures), longest
 }
 
+// Total returns how many writes were acknowledged.
+func (w *Record) Total() int64 { return w.ledger.total() }
+
+// Check compares the stored objects with the answers that clients got. lost names objects that
+// lack an acknowledged write or whose content changed, foreign those that show a write
+// which nobody can have made: one that a server refused, or that no client sent.
+func (w *Record) Check(found map[ObjectKey]Stored) (lost, foreign []string) {
+	return w.ledger.check(found)
+}
+
+// Outcomes returns the failed attempts, and the longest write begun in each step.
+func (w *Record) Outcomes() ([]Failure, map[string]time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.failures), maps.Clone(w.stalls)
+}
+
 // client is one user of the cluster. It goes from server to server with each attempt.
 type client struct {
 	name      string
-	endpoints []*endpoint
+	endpoints []*Endpoint
 	turn      int
 	timeout   time.Duration
 	// stubborn says whether a write is tried again after a failure; nil means always.
-	stubborn func(outcome) bool
-	work     *workload
+	stubborn func(Outcome) bool
+	work     *Record
 	attempts int64
-	watcher  *held // counts the requests in flight; may be nil
+	watcher  *Held // counts the requests in flight; may be nil
 }
 
 // object is something that a client owns: nobody else writes it, so its last mark is
 // known unless a write is in doubt.
 type object struct {
-	key  objectKey
-	last mark
+	key  ObjectKey
+	last Mark
 }
 
 // write makes the object's next logical write and returns when it is acknowledged. It
@@ -109,7 +132,7 @@ func (c *client) write(ctx context.Context, o *object) error {
 	doubtful := false
 	for failures := 1; ; failures++ {
 		at := c.endpoints[c.turn%len(c.endpoints)]
-		version := customVersions[c.turn/len(c.endpoints)%len(customVersions)]
+		version := CustomVersions[c.turn/len(c.endpoints)%len(CustomVersions)]
 		c.turn++
 		creation := o.last.Counter == 0
 		done, doubt, err := c.try(ctx, at, version, o, doubtful)
@@ -119,18 +142,18 @@ func (c *client) write(ctx context.Context, o *object) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case c.stubborn != nil && !c.stubborn(classify(err, creation)):
-			return fmt.Errorf("%s: %w by %s: %w", o.key, errGivenUp, at.server, err)
+			return fmt.Errorf("%s: %w by %s: %w", o.key, errGivenUp, at.Server, err)
 		}
 		doubtful = doubt
 		if failures%len(c.endpoints) == 0 {
-			pause(ctx, retryPause)
+			Pause(ctx, retryPause)
 		}
 	}
 }
 
 // try makes one attempt at one server. If the one before may have been carried out, it
 // looks first.
-func (c *client) try(ctx context.Context, at *endpoint, version string, o *object, doubtful bool) (done, doubt bool, err error) {
+func (c *client) try(ctx context.Context, at *Endpoint, version string, o *object, doubtful bool) (done, doubt bool, err error) {
 	timed, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	if doubtful {
@@ -140,7 +163,7 @@ func (c *client) try(ctx context.Context, at *endpoint, version string, o *objec
 		}
 	}
 	c.attempts++
-	next := mark{Counter: o.last.Counter + 1, Attempt: fmt.Sprintf("%s-%d", c.name, c.attempts), Via: at.server}
+	next := Mark{Counter: o.last.Counter + 1, Attempt: fmt.Sprintf("%s-%d", c.name, c.attempts), Via: at.Server}
 	from := time.Now()
 	c.watcher.sent()
 	if o.last.Counter == 0 {
@@ -150,21 +173,21 @@ func (c *client) try(ctx context.Context, at *endpoint, version string, o *objec
 	}
 	result := classify(err, o.last.Counter == 0)
 	c.watcher.answered(from, result)
-	c.work.ledger.record(o.key, filler(o.key.name), next, result)
+	c.work.ledger.record(o.key, filler(o.key.Name), next, result)
 	switch {
-	case result == acknowledged:
+	case result == Acknowledged:
 		o.last = next
 		return true, false, nil
-	case ctx.Err() != nil, result == conflict && doubtful:
+	case ctx.Err() != nil, result == Conflict && doubtful:
 		// The demo ends, or the earlier attempt was carried out after all.
 		return false, true, err
 	}
-	c.work.failed(failure{server: at.server, outcome: result, from: from, to: time.Now(), text: fmt.Sprintf("%s, %s, %s: %v", c.work.currentStep(), at.server, o.key, err)})
-	return false, doubtful || !result.unwritten() || result == conflict, err
+	c.work.failed(Failure{Server: at.Server, Outcome: result, From: from, To: time.Now(), Text: fmt.Sprintf("%s, %s, %s: %v", c.work.currentStep(), at.Server, o.key, err)})
+	return false, doubtful || !result.unwritten() || result == Conflict, err
 }
 
 // resolve finds out whether a write in doubt has landed.
-func (c *client) resolve(ctx context.Context, at *endpoint, version string, o *object) (landed bool, err error) {
+func (c *client) resolve(ctx context.Context, at *Endpoint, version string, o *object) (landed bool, err error) {
 	m, err := at.read(ctx, o.key, version)
 	switch {
 	case apierrors.IsNotFound(err) && o.last.Counter == 0 && isObjectMissing(err):
@@ -174,7 +197,7 @@ func (c *client) resolve(ctx context.Context, at *endpoint, version string, o *o
 	case m.Counter == o.last.Counter:
 		return false, nil
 	}
-	c.work.ledger.confirm(o.key, filler(o.key.name), m)
+	c.work.ledger.confirm(o.key, filler(o.key.Name), m)
 	o.last = m
 	return true, nil
 }
@@ -185,7 +208,8 @@ func isObjectMissing(err error) bool {
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
-func pause(ctx context.Context, d time.Duration) {
+// Pause waits for d, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -198,7 +222,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (c *client) keepWriting(ctx context.Context) {
 	var own []*object
 	for n := 0; ctx.Err() == nil; n++ {
-		pause(ctx, wait.Jitter(writePause/2, 1))
+		Pause(ctx, wait.Jitter(writePause/2, 1))
 		o := next(&own, n, c.name)
 		step, from := c.work.currentStep(), time.Now()
 		if err := c.write(ctx, o); err == nil {
@@ -210,15 +234,15 @@ func (c *client) keepWriting(ctx context.Context) {
 // next returns the object of a writer's n-th write: a new one, or in turn one it has.
 func next(own *[]*object, n int, writer string) *object {
 	if n%writesPerCreate == 0 {
-		o := &object{key: objectKey{resource: shown[n/writesPerCreate%len(shown)], name: fmt.Sprintf("%s%s-%d", writerPrefix, writer, n/writesPerCreate)}}
+		o := &object{key: ObjectKey{Resource: Shown[n/writesPerCreate%len(Shown)], Name: fmt.Sprintf("%s%s-%d", WriterPrefix, writer, n/writesPerCreate)}}
 		*own = append(*own, o)
 		return o
 	}
 	return (*own)[n%len(*own)]
 }
 
-// startWriters runs clients that write all the time, until stop is called.
-func startWriters(ctx context.Context, count int, endpoints []*endpoint, work *workload) (stop func()) {
+// StartWriters runs clients that write all the time, until stop is called.
+func StartWriters(ctx context.Context, count int, endpoints []*Endpoint, work *Record) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	for i := range count {
@@ -235,31 +259,31 @@ func startWriters(ctx context.Context, count int, endpoints []*endpoint, work *w
 // server compiles each when it is created, which takes longer than all the rest of it.
 const policyEvery = 20
 
-// loadedResource says which resource the i-th loaded object is of: every other one is a
+// LoadedResource says which resource the i-th loaded object is of: every other one is a
 // custom resource, the others are bindings and some policies.
-func loadedResource(i int) schema.GroupResource {
+func LoadedResource(i int) schema.GroupResource {
 	switch {
 	case i%2 == 0:
-		return gadgets
+		return Gadgets
 	case i%policyEvery == 1:
-		return policies
+		return Policies
 	}
-	return bindings
+	return Bindings
 }
 
-// load creates the objects, spread over all servers. It fails with the first answer that
+// Load creates the objects, spread over all servers. It fails with the first answer that
 // is neither a success nor a reason to try again.
-func load(ctx context.Context, count int, endpoints []*endpoint, work *workload, loaded *atomic.Int64) error {
+func Load(ctx context.Context, count int, endpoints []*Endpoint, work *Record, loaded *atomic.Int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var index atomic.Int64
 	var group sync.WaitGroup
 	for i := range loaders {
 		c := &client{name: fmt.Sprintf("l%d", i), endpoints: endpoints, turn: i, timeout: writeTimeout, work: work,
-			stubborn: func(o outcome) bool { return o != unexpected }}
+			stubborn: func(o Outcome) bool { return o != Unexpected }}
 		group.Go(func() {
 			for n := int(index.Add(1) - 1); n < count && ctx.Err() == nil; n = int(index.Add(1) - 1) {
-				o := &object{key: objectKey{resource: loadedResource(n), name: fmt.Sprintf("%s%06d", loadPrefix, n)}}
+				o := &object{key: ObjectKey{Resource: LoadedResource(n), Name: fmt.Sprintf("%s%06d", LoadPrefix, n)}}
 				if err := c.write(ctx, o); err != nil {
 					cancel(fmt.Errorf("load: %w", err))
 					return
@@ -272,9 +296,9 @@ func load(ctx context.Context, count int, endpoints []*endpoint, work *workload,
 	return context.Cause(ctx)
 }
 
-// held are clients of one server that wait for their answers for a long time, so that
+// Held are clients of one server that wait for their answers for a long time, so that
 // requests of theirs are in flight in it when it is paused, and still when it is resumed.
-type held struct {
+type Held struct {
 	stopping atomic.Bool
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
@@ -282,10 +306,10 @@ type held struct {
 	mu       sync.Mutex
 	inflight int64
 	resumed  time.Time
-	answers  map[outcome]int64 // of the requests that were in flight then
+	answers  map[Outcome]int64 // of the requests that were in flight then
 }
 
-func (h *held) sent() {
+func (h *Held) sent() {
 	if h == nil {
 		return
 	}
@@ -294,7 +318,7 @@ func (h *held) sent() {
 	h.inflight++
 }
 
-func (h *held) answered(from time.Time, o outcome) {
+func (h *Held) answered(from time.Time, o Outcome) {
 	if h == nil {
 		return
 	}
@@ -306,41 +330,42 @@ func (h *held) answered(from time.Time, o outcome) {
 	}
 }
 
-// resume notes that the server goes on now, and returns how many requests are in flight.
-func (h *held) resume() int64 {
+// Resume notes that the server goes on now, and returns how many requests are in flight.
+func (h *Held) Resume() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.resumed = time.Now()
 	return h.inflight
 }
 
-func never(outcome) bool { return false }
+func never(Outcome) bool { return false }
 
-func startHeld(ctx context.Context, at *endpoint, work *workload) *held {
-	h := &held{answers: map[outcome]int64{}}
+// StartHeld starts clients of one server, until Stop is called.
+func StartHeld(ctx context.Context, at *Endpoint, work *Record) *Held {
+	h := &Held{answers: map[Outcome]int64{}}
 	ctx, h.cancel = context.WithCancel(ctx)
 	for i := range holders {
-		c := &client{name: fmt.Sprintf("h%d", i), endpoints: []*endpoint{at}, timeout: holdTimeout, stubborn: never, work: work, watcher: h}
+		c := &client{name: fmt.Sprintf("h%d", i), endpoints: []*Endpoint{at}, timeout: holdTimeout, stubborn: never, work: work, watcher: h}
 		h.group.Go(func() { h.keepWriting(ctx, c) })
 	}
 	return h
 }
 
-func (h *held) keepWriting(ctx context.Context, c *client) {
+func (h *Held) keepWriting(ctx context.Context, c *client) {
 	var own []*object
 	for n := 0; ctx.Err() == nil && !h.stopping.Load(); n++ {
 		if err := c.write(ctx, next(&own, n, c.name)); err != nil {
 			// The outcome of this write is not known. Go on with a new object.
 			own = nil
 			n += writesPerCreate - 1 - n%writesPerCreate
-			pause(ctx, retryPause)
+			Pause(ctx, retryPause)
 		}
 	}
 }
 
-// stop waits until the requests in flight are answered, at most for the time given, and
+// Stop waits until the requests in flight are answered, at most for the time given, and
 // returns the answers to the held ones.
-func (h *held) stop(limit time.Duration) map[outcome]int64 {
+func (h *Held) Stop(limit time.Duration) map[Outcome]int64 {
 	h.stopping.Store(true)
 	timer := time.AfterFunc(limit, h.cancel)
 	defer timer.Stop()

@@ -1,4 +1,4 @@
-package demo
+package workload
 
 import (
 	"crypto/sha256"
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	customGroup = "demo.concord.dev"
+	CustomGroup = "demo.concord.dev"
 	customKind  = "Gadget"
-	crdName     = "gadgets." + customGroup
+	CRDName     = "gadgets." + CustomGroup
 
 	counterAnnotation = "demo.concord.dev/counter"
 	attemptAnnotation = "demo.concord.dev/attempt"
@@ -30,34 +30,34 @@ const (
 
 	// fillerBytes makes a stored object about 1 KiB.
 	fillerBytes = 480
-	// writerPrefix begins the names of the writers' objects, loadPrefix those of the loaded objects.
-	writerPrefix = "writer-"
-	loadPrefix   = "load-"
+	// WriterPrefix begins the names of the writers' objects, LoadPrefix those of the loaded objects.
+	WriterPrefix = "writer-"
+	LoadPrefix   = "load-"
 )
 
 var (
-	policies = schema.GroupResource{Group: admissionv1.GroupName, Resource: "mutatingadmissionpolicies"}
-	bindings = schema.GroupResource{Group: admissionv1.GroupName, Resource: "mutatingadmissionpolicybindings"}
-	gadgets  = schema.GroupResource{Group: customGroup, Resource: "gadgets"}
+	Policies = schema.GroupResource{Group: admissionv1.GroupName, Resource: "mutatingadmissionpolicies"}
+	Bindings = schema.GroupResource{Group: admissionv1.GroupName, Resource: "mutatingadmissionpolicybindings"}
+	Gadgets  = schema.GroupResource{Group: CustomGroup, Resource: "gadgets"}
 
-	// shown are the resources whose objects the demo writes.
-	shown = []schema.GroupResource{policies, bindings, gadgets}
-	// expected is how their objects are stored at the end.
-	expected = map[schema.GroupResource]agree.Encoding{
-		policies: "admissionregistration.k8s.io/v1",
-		bindings: "admissionregistration.k8s.io/v1",
-		gadgets:  customGroup + "/v2",
+	// Shown are the resources whose objects the demo writes.
+	Shown = []schema.GroupResource{Policies, Bindings, Gadgets}
+	// Expected is how their objects are stored at the end.
+	Expected = map[schema.GroupResource]agree.Encoding{
+		Policies: "admissionregistration.k8s.io/v1",
+		Bindings: "admissionregistration.k8s.io/v1",
+		Gadgets:  CustomGroup + "/v2",
 	}
-	customVersions = []string{"v1", "v2"}
+	CustomVersions = []string{"v1", "v2"}
 )
 
-// objectKey names one object.
-type objectKey struct {
-	resource schema.GroupResource
-	name     string
+// ObjectKey names one object.
+type ObjectKey struct {
+	Resource schema.GroupResource
+	Name     string
 }
 
-func (k objectKey) String() string { return k.resource.Resource + "/" + k.name }
+func (k ObjectKey) String() string { return k.Resource.Resource + "/" + k.Name }
 
 // filler returns the text, always the same for a name, that makes an object its size.
 func filler(name string) string {
@@ -67,7 +67,7 @@ func filler(name string) string {
 }
 
 // annotations returns the annotations that a write leaves in an object.
-func (m mark) annotations() map[string]string {
+func (m Mark) annotations() map[string]string {
 	return map[string]string{
 		counterAnnotation: strconv.FormatInt(m.Counter, 10),
 		attemptAnnotation: m.Attempt,
@@ -76,32 +76,53 @@ func (m mark) annotations() map[string]string {
 }
 
 // readMark reads the mark that the last write left in an object's annotations.
-func readMark(annotations map[string]string) (mark, error) {
+func readMark(annotations map[string]string) (Mark, error) {
 	counter, err := strconv.ParseInt(annotations[counterAnnotation], 10, 64)
 	if err != nil {
-		return mark{}, fmt.Errorf("annotation %s: %w", counterAnnotation, err)
+		return Mark{}, fmt.Errorf("annotation %s: %w", counterAnnotation, err)
 	}
-	return mark{Counter: counter, Attempt: annotations[attemptAnnotation], Via: annotations[viaAnnotation]}, nil
+	return Mark{Counter: counter, Attempt: annotations[attemptAnnotation], Via: annotations[viaAnnotation]}, nil
 }
 
-// newBody returns the object to create: a typed object, or JSON for a custom resource in
+// StoredMark reads the mark in a stored value without decoding the rest.
+func StoredMark(value []byte) (Mark, error) {
+	var object metav1.PartialObjectMetadata
+	raw, isProtobuf := strings.CutPrefix(string(value), "k8s\x00")
+	if !isProtobuf {
+		if err := json.Unmarshal(value, &object); err != nil {
+			return Mark{}, err
+		}
+		return readMark(object.Annotations)
+	}
+	var envelope runtime.Unknown
+	if err := envelope.Unmarshal([]byte(raw)); err != nil {
+		return Mark{}, err
+	}
+	// The metadata is field 1 of every object.
+	if err := object.Unmarshal(envelope.Raw); err != nil {
+		return Mark{}, err
+	}
+	return readMark(object.Annotations)
+}
+
+// NewBody returns the object to create: a typed object, or JSON for a custom resource in
 // the version.
-func newBody(key objectKey, version string, m mark) (any, error) {
-	switch key.resource {
-	case policies:
-		return newPolicy(key.name, m), nil
-	case bindings:
-		return newBinding(key.name, m), nil
+func NewBody(key ObjectKey, version string, m Mark) (any, error) {
+	switch key.Resource {
+	case Policies:
+		return newPolicy(key.Name, m), nil
+	case Bindings:
+		return newBinding(key.Name, m), nil
 	}
 	return json.Marshal(map[string]any{
-		"apiVersion": customGroup + "/" + version,
+		"apiVersion": CustomGroup + "/" + version,
 		"kind":       customKind,
-		"metadata":   map[string]any{"name": key.name, "annotations": m.annotations()},
-		"spec":       map[string]any{"colour": "blue", "payload": filler(key.name), "size": 3},
+		"metadata":   map[string]any{"name": key.Name, "annotations": m.annotations()},
+		"spec":       map[string]any{"colour": "blue", "payload": filler(key.Name), "size": 3},
 	})
 }
 
-func newPolicy(name string, m mark) runtime.Object {
+func newPolicy(name string, m Mark) runtime.Object {
 	return &admissionv1.MutatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: m.annotations()},
 		Spec: admissionv1.MutatingAdmissionPolicySpec{
@@ -119,7 +140,7 @@ func newPolicy(name string, m mark) runtime.Object {
 	}
 }
 
-func newBinding(name string, m mark) runtime.Object {
+func newBinding(name string, m Mark) runtime.Object {
 	annotations := m.annotations()
 	annotations[fillerAnnotation] = filler(name)
 	return &admissionv1.MutatingAdmissionPolicyBinding{
@@ -134,7 +155,7 @@ func matchGadgets() *admissionv1.MatchResources {
 	return &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
 		RuleWithOperations: admissionv1.RuleWithOperations{
 			Operations: []admissionv1.OperationType{admissionv1.Create},
-			Rule:       admissionv1.Rule{APIGroups: []string{"nowhere." + customGroup}, APIVersions: []string{"v1"}, Resources: []string{"nothings"}},
+			Rule:       admissionv1.Rule{APIGroups: []string{"nowhere." + CustomGroup}, APIVersions: []string{"v1"}, Resources: []string{"nothings"}},
 		},
 	}}}
 }
@@ -142,7 +163,7 @@ func matchGadgets() *admissionv1.MatchResources {
 // patch returns the JSON patch from one mark to the next. It does nothing to an object
 // that shows another write than the one before, so that a request which is carried out
 // late cannot undo a newer one.
-func patch(from, to mark) ([]byte, error) {
+func patch(from, to Mark) ([]byte, error) {
 	type operation struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
@@ -159,21 +180,21 @@ func patch(from, to mark) ([]byte, error) {
 	return json.Marshal(operations)
 }
 
-// definition returns the CRD of the custom resources, both versions served and stored in
+// Definition returns the CRD of the custom resources, both versions served and stored in
 // the one named.
-func definition(storage string) *apiextensionsv1.CustomResourceDefinition {
+func Definition(storage string) *apiextensionsv1.CustomResourceDefinition {
 	crd := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: crdName},
+		ObjectMeta: metav1.ObjectMeta{Name: CRDName},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: customGroup,
+			Group: CustomGroup,
 			Scope: apiextensionsv1.ClusterScoped,
 			Names: apiextensionsv1.CustomResourceDefinitionNames{
-				Plural: gadgets.Resource, Singular: "gadget", Kind: customKind, ListKind: customKind + "List",
+				Plural: Gadgets.Resource, Singular: "gadget", Kind: customKind, ListKind: customKind + "List",
 			},
 			Conversion: &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.NoneConverter},
 		},
 	}
-	for _, version := range customVersions {
+	for _, version := range CustomVersions {
 		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
 			Name: version, Served: true, Storage: version == storage,
 			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: gadgetSchema()},

@@ -1,4 +1,4 @@
-package demo
+package workload
 
 import (
 	"encoding/json"
@@ -6,27 +6,34 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 func TestObjectsAreAboutOneKiB(t *testing.T) {
-	h := newHistory(t)
-	m := mark{Counter: 7, Attempt: "w1-9", Via: "server-2"}
-	for _, gr := range shown {
+	protobufs := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
+	m := Mark{Counter: 7, Attempt: "w1-9", Via: "server-2"}
+	for _, gr := range Shown {
 		t.Run(gr.Resource, func(t *testing.T) {
-			body, err := newBody(objectKey{gr, "load-000001"}, "v2", m)
+			body, err := NewBody(ObjectKey{gr, "load-000001"}, "v2", m)
 			if err != nil {
 				t.Fatal(err)
 			}
 			raw, custom := body.([]byte)
 			asJSON := raw
 			if !custom {
-				raw = h.protobuf(body.(runtime.Object), schema.GroupVersion{Group: gr.Group, Version: "v1"})
-				asJSON = h.json(body)
+				encoder := scheme.Codecs.EncoderForVersion(protobufs, schema.GroupVersion{Group: gr.Group, Version: "v1"})
+				if raw, err = runtime.Encode(encoder, body.(runtime.Object)); err != nil {
+					t.Fatal(err)
+				}
+				if asJSON, err = json.Marshal(body); err != nil {
+					t.Fatal(err)
+				}
 			}
 			if len(raw) < 700 || len(raw) > 1300 {
 				t.Errorf("%d bytes", len(raw))
 			}
-			if got, err := storedMark(raw); err != nil || got != m {
+			if got, err := StoredMark(raw); err != nil || got != m {
 				t.Errorf("mark %+v, %v", got, err)
 			}
 			var read listed
@@ -43,9 +50,9 @@ func TestObjectsAreAboutOneKiB(t *testing.T) {
 func TestHalfOfWhatIsLoadedAreCustomResources(t *testing.T) {
 	counts := map[schema.GroupResource]int{}
 	for i := range 100 {
-		counts[loadedResource(i)]++
+		counts[LoadedResource(i)]++
 	}
-	if counts[gadgets] != 50 || counts[policies] != 5 || counts[bindings] != 45 {
+	if counts[Gadgets] != 50 || counts[Policies] != 5 || counts[Bindings] != 45 {
 		t.Errorf("%v", counts)
 	}
 }
@@ -53,10 +60,10 @@ func TestHalfOfWhatIsLoadedAreCustomResources(t *testing.T) {
 func TestWritersWriteAllResources(t *testing.T) {
 	var own []*object
 	seen := map[schema.GroupResource]int{}
-	names := map[objectKey]bool{}
+	names := map[ObjectKey]bool{}
 	for n := range 24 {
 		o := next(&own, n, "w0")
-		seen[o.key.resource]++
+		seen[o.key.Resource]++
 		names[o.key] = true
 	}
 	if len(names) != 6 || len(seen) != 3 {

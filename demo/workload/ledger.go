@@ -1,16 +1,15 @@
-package demo
+package workload
 
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 )
 
-// mark is the trace that a write leaves in an object, so that a reader knows which write
+// Mark is the trace that a write leaves in an object, so that a reader knows which write
 // it shows. Counter grows by one with each logical write of an object, Attempt is unique
 // to one request, Via names the server that the request was sent to.
-type mark struct {
+type Mark struct {
 	Counter int64
 	Attempt string
 	Via     string
@@ -20,7 +19,7 @@ type mark struct {
 // been written although nobody said so.
 type ledger struct {
 	mu           sync.Mutex
-	accounts     map[objectKey]*account
+	accounts     map[ObjectKey]*account
 	acknowledged int64
 	refused      map[string]bool // attempts that a server said it did not write
 	foreign      []string        // writes that were seen although nobody can have made them
@@ -37,11 +36,11 @@ type account struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{accounts: map[objectKey]*account{}, refused: map[string]bool{}}
+	return &ledger{accounts: map[ObjectKey]*account{}, refused: map[string]bool{}}
 }
 
 // record notes what became of an attempt.
-func (l *ledger) record(key objectKey, filler string, m mark, o outcome) {
+func (l *ledger) record(key ObjectKey, filler string, m Mark, o Outcome) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if o.unwritten() {
@@ -56,7 +55,7 @@ func (l *ledger) record(key objectKey, filler string, m mark, o outcome) {
 	if m.Counter >= a.counter {
 		a.possible[m.Attempt] = m.Counter
 	}
-	if o != acknowledged {
+	if o != Acknowledged {
 		return
 	}
 	l.acknowledged++
@@ -71,7 +70,7 @@ func (l *ledger) record(key objectKey, filler string, m mark, o outcome) {
 }
 
 // confirm notes that a client, in doubt whether its write happened, has read this mark.
-func (l *ledger) confirm(key objectKey, filler string, m mark) {
+func (l *ledger) confirm(key ObjectKey, filler string, m Mark) {
 	l.mu.Lock()
 	a := l.accounts[key]
 	possible := false
@@ -82,7 +81,7 @@ func (l *ledger) confirm(key objectKey, filler string, m mark) {
 		l.foreign = append(l.foreign, l.describe(key, m))
 	}
 	l.mu.Unlock()
-	l.record(key, filler, m, acknowledged)
+	l.record(key, filler, m, Acknowledged)
 }
 
 // total returns how many writes were acknowledged.
@@ -92,16 +91,14 @@ func (l *ledger) total() int64 {
 	return l.acknowledged
 }
 
-// stored is an object as it is read back at the end.
-type stored struct {
-	mark   mark
+// Stored is an object as it is read back at the end.
+type Stored struct {
+	mark   Mark
 	filler string
 }
 
-// check compares the stored objects with the answers that clients got. lost names objects that
-// lack an acknowledged write or whose content changed, foreign those that show a write
-// which nobody can have made: one that a server refused, or that no client sent.
-func (l *ledger) check(found map[objectKey]stored) (lost, foreign []string) {
+// check is that of Record.
+func (l *ledger) check(found map[ObjectKey]Stored) (lost, foreign []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	foreign = slices.Clone(l.foreign)
@@ -130,18 +127,9 @@ func (l *ledger) check(found map[objectKey]stored) (lost, foreign []string) {
 	return lost, foreign
 }
 
-func (l *ledger) describe(key objectKey, m mark) string {
+func (l *ledger) describe(key ObjectKey, m Mark) string {
 	if l.refused[m.Attempt] {
 		return fmt.Sprintf("%s: shows write %d, attempt %s, which %s refused", key, m.Counter, m.Attempt, m.Via)
 	}
 	return fmt.Sprintf("%s: shows write %d, attempt %q, which no client made", key, m.Counter, m.Attempt)
-}
-
-// some quotes the first few of a list.
-func some(list []string) string {
-	const few = 3
-	if len(list) <= few {
-		return strings.Join(list, "; ")
-	}
-	return fmt.Sprintf("%s; and %d more", strings.Join(list[:few], "; "), len(list)-few)
 }

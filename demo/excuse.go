@@ -1,0 +1,53 @@
+package demo
+
+import (
+	"time"
+
+	"github.com/concord-dev/concord/demo/workload"
+)
+
+// faultKind is the kind of a fault that the demo causes.
+type faultKind string
+
+const (
+	rolled faultKind = "rolled"
+	killed faultKind = "killed"
+	paused faultKind = "paused"
+)
+
+// fault is a time in which the demo keeps a server from serving, until it is ready
+// again. A zero end means that it lasts.
+type fault struct {
+	server   string
+	kind     faultKind
+	from, to time.Time
+}
+
+func (f fault) overlaps(from, to time.Time) bool {
+	return !to.Before(f.from) && (f.to.IsZero() || !from.After(f.to))
+}
+
+// absent is the excuse of an attempt that found nobody, because the server was being
+// restarted in the roll. Nothing was sent, so it is no write error: the client went on to
+// the next server.
+const absent = "no connection to the server being restarted"
+
+// excuse returns why a failed attempt is as it must be, or "" if it must not have
+// happened: a retriable 503, a broken connection to a killed or paused server, or absent.
+func excuse(f workload.Failure, faults []fault) string {
+	if f.Outcome == workload.Unavailable {
+		return string(workload.Unavailable)
+	}
+	for _, fault := range faults {
+		if fault.server != f.Server || !fault.overlaps(f.From, f.To) {
+			continue
+		}
+		switch {
+		case f.Outcome == workload.Unconnected && fault.kind == rolled:
+			return absent
+		case (f.Outcome == workload.Unconnected || f.Outcome == workload.Broken) && fault.kind != rolled:
+			return "broken connection to the " + string(fault.kind) + " server"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,103 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Outcome is what became of one attempt to write, as its client can tell.
+type Outcome string
+
+const (
+	Acknowledged Outcome = "acknowledged"
+	// Unavailable is a 503 with Retry-After: nothing was written, ask again.
+	Unavailable Outcome = "503 with Retry-After"
+	// Unconnected is a connection that could not be made: nothing was sent.
+	Unconnected Outcome = "no connection"
+	// Broken is a connection that broke or a request that nobody answered in time: it may
+	// or may not be written, now or later.
+	Broken Outcome = "broken connection"
+	// Conflict says that the object is not as the client believes.
+	Conflict Outcome = "conflict"
+	// Unexpected is any other answer. It may or may not be written.
+	Unexpected Outcome = "unexpected answer"
+)
+
+// unwritten says that the attempt has not written and never will.
+func (o Outcome) unwritten() bool { return o == Unavailable || o == Unconnected || o == Conflict }
+
+// classify tells what the error of a creation, or else of a JSON patch, means. A conflict
+// is an object that exists already, has changed, or fails the patch's test (422).
+func classify(err error, creation bool) Outcome {
+	var status apierrors.APIStatus
+	switch {
+	case err == nil:
+		return Acknowledged
+	case errors.As(err, &status):
+		return classifyStatus(err, creation)
+	case isUnconnected(err):
+		return Unconnected
+	case isBroken(err):
+		return Broken
+	}
+	return Unexpected
+}
+
+func classifyStatus(err error, creation bool) Outcome {
+	_, delayed := apierrors.SuggestsClientDelay(err)
+	var header delayedError
+	switch {
+	case apierrors.IsServiceUnavailable(err) && (delayed || errors.As(err, &header)):
+		return Unavailable
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsInvalid(err) && !creation:
+		return Conflict
+	}
+	return Unexpected
+}
+
+// brokenTexts are errors of net/http's HTTP/2 transport that have no type.
+var brokenTexts = []string{
+	"http2: client connection lost",
+	"http2: client conn could not be established",
+	"http2: client connection force closed",
+	"server sent GOAWAY and closed the connection",
+	"use of closed network connection",
+	"stream error:",
+	"unexpected EOF",
+	"server closed idle connection",
+}
+
+func isUnconnected(err error) bool {
+	var operation *net.OpError
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &operation) && operation.Op == "dial" ||
+		strings.Contains(err.Error(), "TLS handshake timeout")
+}
+
+func isBroken(err error) bool {
+	var timeout net.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
+		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ETIMEDOUT):
+		return true
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return true
+	}
+	return slices.ContainsFunc(brokenTexts, func(text string) bool { return strings.Contains(err.Error(), text) })
+}
+
+// Failure is one attempt to write that was not acknowledged.
+type Failure struct {
+	Server   string
+	Outcome  Outcome
+	From, To time.Time
+	Text     string
+}
