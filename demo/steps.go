@@ -17,6 +17,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/demo/workload"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/loop"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -254,7 +255,7 @@ func (r *run) flipStorage(ctx context.Context) error {
 		if last = err; !apierrors.IsConflict(err) && !apierrors.IsServiceUnavailable(err) {
 			break
 		}
-		workload.Pause(ctx, readyPause)
+		_ = loop.Pause(ctx, readyPause)
 	}
 	return fmt.Errorf("change the storage version of %s: %w", workload.CRDName, last)
 }
@@ -304,7 +305,7 @@ func (r *run) pause(ctx context.Context) error {
 	id := v.ids[s.name]
 	h := workload.StartHeld(ctx, s.patient, r.work)
 	defer func() { h.Stop(0) }()
-	workload.Pause(ctx, holdTime)
+	_ = loop.Pause(ctx, holdTime)
 	end := r.begin(s.name, paused)
 	s.set(stopped)
 	_, p := s.get()

@@ -26,6 +26,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 const (
@@ -62,7 +63,7 @@ func (w *world) watch(ctx context.Context, store *clientv3.Client) {
 				next = response.Events[len(response.Events)-1].Kv.ModRevision + 1
 			}
 		}
-		workload.Pause(ctx, rewatchPause)
+		_ = loop.Pause(ctx, rewatchPause)
 	}
 }
 
@@ -96,7 +97,7 @@ func (w *world) catchUp(ctx context.Context, store *clientv3.Client) error {
 		if err := store.RequestProgress(ctx); err != nil {
 			return fmt.Errorf("ask etcd for its progress: %w", err)
 		}
-		workload.Pause(ctx, rewatchPause)
+		_ = loop.Pause(ctx, rewatchPause)
 	}
 }
 

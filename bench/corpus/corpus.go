@@ -24,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // Rewritten is the plural name of the custom resource whose objects are rewritten.
@@ -178,7 +179,7 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := Pause(ctx, calmSpan); err != nil {
+		if err := loop.Pause(ctx, calmSpan); err != nil {
 			return err
 		}
 		after, err := s.cpu()
@@ -192,18 +193,6 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-// Pause waits for d, or fails when ctx ends before.
-func Pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // cpu is the processor time that each server has used.

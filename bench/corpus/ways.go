@@ -10,6 +10,7 @@ import (
 
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // Ways are the ways of migrating one resource, with what each took.
@@ -28,7 +29,7 @@ const perRound = 3
 
 // Round measures every way but the one through the API, the single writes once.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
-	if err := Pause(ctx, forgotten); err != nil {
+	if err := loop.Pause(ctx, forgotten); err != nil {
 		return err
 	}
 	for j := range perRound {

@@ -9,6 +9,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 const (
@@ -144,7 +145,7 @@ func (b *bench) loaded(ctx context.Context, m migrator, round int, open bool, st
 	ended := make(chan struct{})
 	go func() { defer close(ended); l.Run(loading) }()
 	began := time.Now().Add(settle)
-	if err := corpus.Pause(ctx, settle+idleFor); err != nil {
+	if err := loop.Pause(ctx, settle+idleFor); err != nil {
 		return err
 	}
 	flipped, err := m.migrate(ctx, round, storage)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
@@ -115,19 +114,5 @@ func TestArguments(t *testing.T) {
 	o, err := parse([]string{"-objects", "150", "-o", "json"}, &bytes.Buffer{})
 	if err != nil || o.objects != 150 || o.sampled != 150 || !o.json || o.servers != 1 {
 		t.Errorf("got %+v, %v", o, err)
-	}
-}
-
-// TestLatencies counts the writes that were begun while a migration ran.
-func TestLatencies(t *testing.T) {
-	var all samples
-	base := time.Unix(1000, 0)
-	for i := range 10 {
-		began := base.Add(time.Duration(i) * time.Second)
-		all = append(all, sample{began: began, end: began.Add(time.Duration(i+1) * time.Second)})
-	}
-	got := all.between(base.Add(3*time.Second), base.Add(6*time.Second))
-	if len(got) != 3 || got[0] != 4000 || got[2] != 6000 {
-		t.Errorf("got %v", got)
 	}
 }

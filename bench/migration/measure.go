@@ -9,6 +9,7 @@ import (
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // bench collects the measurements.
@@ -117,27 +118,27 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 			return err
 		}
 		stop := w.start(ctx)
-		settled := corpus.Pause(ctx, settle)
+		settled := loop.Pause(ctx, settle)
 		span, err := stored.Migrate(ctx, fmt.Sprint("foreground-", i))
 		busy, stopErr := stop()
 		if err = errors.Join(settled, err, stopErr); err != nil {
 			return err
 		}
 		b.yielding = append(b.yielding, span.Of(objects))
-		b.busy = append(b.busy, busy.between(span.Began(), span.Written())...)
+		b.busy = append(b.busy, busy.Took(span.Began(), span.Written())...)
 
 		if err := stored.Servers.AwaitCalm(ctx); err != nil {
 			return err
 		}
 		stop = w.start(ctx)
-		settled = corpus.Pause(ctx, settle)
+		settled = loop.Pause(ctx, settle)
 		began := time.Now()
-		err = corpus.Pause(ctx, span.Written().Sub(span.Began()))
+		err = loop.Pause(ctx, span.Written().Sub(span.Began()))
 		idle, stopErr := stop()
 		if err = errors.Join(settled, err, stopErr); err != nil {
 			return err
 		}
-		b.idle = append(b.idle, idle.between(began, time.Now())...)
+		b.idle = append(b.idle, idle.Took(began, time.Now())...)
 		b.logf("%d client writes timed during migrations, %d without", len(b.busy), len(b.idle))
 	}
 	return nil

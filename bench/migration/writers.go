@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 const (
@@ -18,29 +18,10 @@ const (
 	objectsPath = "/api/v1/namespaces/default/configmaps"
 )
 
-// sample is one write of a client.
-type sample struct{ began, end time.Time }
-
-type samples []sample
-
-// between returns the latencies, in milliseconds, of the writes that were begun in a time.
-func (s samples) between(from, to time.Time) []float64 {
-	var latencies []float64
-	for _, one := range s {
-		if !one.began.Before(from) && one.began.Before(to) {
-			latencies = append(latencies, float64(one.end.Sub(one.began))/float64(time.Millisecond))
-		}
-	}
-	return latencies
-}
-
 // writers are clients that update objects of their own.
 type writers struct {
-	servers *corpus.Servers
-
-	mu       sync.Mutex
-	samples  samples
-	sequence int
+	servers  *corpus.Servers
+	sequence atomic.Int64
 }
 
 // newWriters creates the writers' objects.
@@ -57,42 +38,26 @@ func newWriters(ctx context.Context, servers *corpus.Servers) (*writers, error) 
 func writerName(i int) string { return fmt.Sprint("writer-", i) }
 
 // start lets the writers write until the function that it returns is called, which
-// returns their samples.
-func (w *writers) start(ctx context.Context) (stop func() (samples, error)) {
-	ctx, cancel := context.WithCancel(ctx)
-	w.samples = nil
-	var running sync.WaitGroup
-	errs := make([]error, writerCount)
-	for i := range writerCount {
-		running.Go(func() {
-			for corpus.Pause(ctx, writerPause) == nil {
-				if err := w.write(ctx, i); err != nil && ctx.Err() == nil {
-					errs[i] = err
-					return
-				}
-			}
-		})
-	}
-	return func() (samples, error) {
+// returns their writes.
+func (w *writers) start(ctx context.Context) (stop func() (loop.Requests, error)) {
+	running, cancel := context.WithCancel(ctx)
+	ended := make(chan loop.Requests, 1)
+	go func() {
+		ended <- loop.Closed(running, writerCount, writerPause, func(i, _ int) error { return w.write(ctx, i) })
+	}()
+	return func() (loop.Requests, error) {
 		cancel()
-		running.Wait()
-		return w.samples, errors.Join(errs...)
+		all := <-ended
+		return all, all.Err()
 	}
 }
 
 func (w *writers) write(ctx context.Context, i int) error {
-	w.mu.Lock()
-	w.sequence++
-	sequence := w.sequence
-	w.mu.Unlock()
-	client := w.servers.Clients[sequence%len(w.servers.Clients)]
+	sequence := w.sequence.Add(1)
+	client := w.servers.Clients[sequence%int64(len(w.servers.Clients))]
 	body := corpus.Marshal(corpus.Fields{"data": corpus.Fields{"sequence": fmt.Sprint(sequence)}})
-	began := time.Now()
 	if _, err := client.Do(ctx, http.MethodPatch, objectsPath+"/"+writerName(i), "application/merge-patch+json", body); err != nil {
 		return fmt.Errorf("a client's write: %w", err)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.samples = append(w.samples, sample{began: began, end: time.Now()})
 	return nil
 }

@@ -7,11 +7,10 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/concord-dev/concord/bench/figures"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // key names the samples of one figure of one side, one sample a round.
@@ -76,7 +75,7 @@ func (b *bench) measure(ctx context.Context) error {
 		}
 	}
 	// For 2 s after it is established a CRD's first requests wait, in kube-apiserver too.
-	if err := pause(ctx, b.settle); err != nil {
+	if err := loop.Pause(ctx, b.settle); err != nil {
 		return err
 	}
 	for _, part := range parts {
@@ -134,11 +133,11 @@ func (b *bench) restart(ctx context.Context) error {
 			}
 			b.add(s, ready, took.Seconds())
 			// The work that a start leaves behind is done before the other one is timed.
-			if err := pause(ctx, b.settle); err != nil {
+			if err := loop.Pause(ctx, b.settle); err != nil {
 				return err
 			}
 		}
-		if err := pause(ctx, b.idle); err != nil {
+		if err := loop.Pause(ctx, b.idle); err != nil {
 			return err
 		}
 		if err := b.memories(idle); err != nil {
@@ -160,15 +159,6 @@ func (b *bench) memories(figure string) error {
 	return nil
 }
 
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // writeAll times creates and updates of every kind. The sides take turns with each object, since
 // the machine's speed differs from minute to minute; their servers are started anew for every
 // round, since that of a process does, too: by a tenth and more.
@@ -182,7 +172,7 @@ func (b *bench) writeAll(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := pause(ctx, b.settle/6); err != nil {
+		if err := loop.Pause(ctx, b.settle/6); err != nil {
 			return err
 		}
 		for _, k := range kinds {
@@ -270,26 +260,14 @@ const clients = 32
 func (b *bench) saturate(ctx context.Context, s *side, round int) error {
 	until, cancel := context.WithTimeout(ctx, b.flood)
 	defer cancel()
-	var done atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, clients)
 	begin := time.Now()
-	for c := range clients {
-		wg.Go(func() {
-			for n := 0; until.Err() == nil; n++ {
-				name := fmt.Sprintf("flood-%d-%d-%d", round, c, n)
-				if _, err := s.do(until, "POST", kinds[0].path, kinds[0].body(name, "", 1)); err == nil {
-					done.Add(1)
-				} else if until.Err() == nil {
-					errs[c] = err
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	b.add(s, saturated, float64(done.Load())/time.Since(begin).Seconds())
-	return errors.Join(errs...)
+	all := loop.Closed(until, clients, 0, func(client, n int) error {
+		name := fmt.Sprintf("flood-%d-%d-%d", round, client, n)
+		_, err := s.do(ctx, "POST", kinds[0].path, kinds[0].body(name, "", 1))
+		return err
+	})
+	b.add(s, saturated, float64(len(all))/time.Since(begin).Seconds())
+	return all.Err()
 }
 
 // defineAll creates the CRDs, and waits until the migrations that concord began for them have ended.
@@ -342,7 +320,7 @@ func (b *bench) holdings(ctx context.Context) error {
 	}
 	for round := range b.rounds {
 		fmt.Fprintf(b.progress, "holdings, round %d of %d\n", round+1, b.rounds)
-		if err := pause(ctx, b.idle); err != nil {
+		if err := loop.Pause(ctx, b.idle); err != nil {
 			return err
 		}
 		if err := b.memories(full); err != nil {

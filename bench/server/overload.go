@@ -9,10 +9,10 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/concord-dev/concord/testbed/loop"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -38,7 +38,7 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 	if err := b.flooded(ctx, s, pressed, refused); err != nil {
 		return err
 	}
-	if err := errors.Join(s.stop(ctx), s.begin(ctx, seats...), pause(ctx, b.settle)); err != nil {
+	if err := errors.Join(s.stop(ctx), s.begin(ctx, seats...), loop.Pause(ctx, b.settle)); err != nil {
 		return err
 	}
 	if err := b.flooded(ctx, s, pressedSeats, refusedSeats); err != nil {
@@ -75,28 +75,19 @@ func (b *bench) flooded(ctx context.Context, s *side, figure, share string) erro
 // normalClient creates ten ConfigMaps a second, as many as are timed of each kind in a round.
 // The latency counts from when a request was due, whatever became of the one before.
 func (b *bench) normalClient(ctx context.Context, s *side, figure string) error {
-	const interval = 100 * time.Millisecond
-	times, errs := make([]float64, b.writes), make([]error, b.writes)
-	var wg sync.WaitGroup
-	begin := time.Now()
-	for i := range times {
-		b.created++
-		name, due := fmt.Sprintf("o%d", b.created), begin.Add(time.Duration(i)*interval)
-		if err := pause(ctx, time.Until(due)); err != nil {
+	const rate = 10
+	begin, first := time.Now(), b.created
+	b.created += b.writes
+	all := loop.Open(ctx, rate, b.writes, func(n int) error {
+		name := fmt.Sprintf("o%d", first+n+1)
+		// A connection that the server closes is no answer; a client asks again.
+		return await(ctx, s.server, func(ctx context.Context) error {
+			_, err := s.as(ctx, "normal", "POST", kinds[0].path, kinds[0].body(name, "", 1))
 			return err
-		}
-		wg.Go(func() {
-			// A connection that the server closes is no answer; a client asks again.
-			errs[i] = await(ctx, s.server, func(ctx context.Context) error {
-				_, err := s.as(ctx, "normal", "POST", kinds[0].path, kinds[0].body(name, "", 1))
-				return err
-			})
-			times[i] = float64(time.Since(due)) / float64(time.Millisecond)
 		})
-	}
-	wg.Wait()
-	b.pool(s, figure, times)
-	return errors.Join(errs...)
+	})
+	b.pool(s, figure, all.Took(begin, time.Now()))
+	return errors.Join(all.Err(), ctx.Err())
 }
 
 const (
@@ -153,14 +144,14 @@ func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 					served.Add(1)
 				case http.StatusTooManyRequests:
 					refused.Add(1)
-					_ = pause(ctx, retryAfter)
+					_ = loop.Pause(ctx, retryAfter)
 				default: // the server closes a connection now and then; never ask in a busy loop
-					_ = pause(ctx, time.Second)
+					_ = loop.Pause(ctx, time.Second)
 				}
 			}
 		}()
 	}
-	for pause(ctx, time.Second) == nil {
+	for loop.Pause(ctx, time.Second) == nil {
 		fmt.Fprintf(stdout, "served %d refused %d\n", served.Load(), refused.Load())
 	}
 	return nil

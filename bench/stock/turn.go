@@ -12,6 +12,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/loop"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -188,7 +189,7 @@ func (b *bench) timed(ctx context.Context, w *way, loaded bool) (t turn, err err
 	if loaded {
 		go func() { defer close(ended); load.Run(loading) }()
 		idleBegan = idleBegan.Add(settle)
-		if err := corpus.Pause(ctx, settle+idleFor); err != nil {
+		if err := loop.Pause(ctx, settle+idleFor); err != nil {
 			return t, err
 		}
 	} else {
@@ -265,7 +266,7 @@ func follow(ctx context.Context, server *stage.Server) func() (usage, error) {
 				return
 			}
 			all = append(all, used{time.Now(), now})
-			if corpus.Pause(ctx, looks) != nil {
+			if loop.Pause(ctx, looks) != nil {
 				ended <- nil
 				return
 			}

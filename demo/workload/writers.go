@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 const (
@@ -146,7 +148,7 @@ func (c *client) write(ctx context.Context, o *object) error {
 		}
 		doubtful = doubt
 		if failures%len(c.endpoints) == 0 {
-			Pause(ctx, retryPause)
+			_ = loop.Pause(ctx, retryPause)
 		}
 	}
 }
@@ -208,21 +210,11 @@ func isObjectMissing(err error) bool {
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
-// Pause waits for d, or until ctx ends.
-func Pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
 // keepWriting creates and updates objects of all of the demo's resources until ctx ends.
 func (c *client) keepWriting(ctx context.Context) {
 	var own []*object
 	for n := 0; ctx.Err() == nil; n++ {
-		Pause(ctx, wait.Jitter(writePause/2, 1))
+		_ = loop.Pause(ctx, wait.Jitter(writePause/2, 1))
 		o := next(&own, n, c.name)
 		step, from := c.work.currentStep(), time.Now()
 		if err := c.write(ctx, o); err == nil {
@@ -358,7 +350,7 @@ func (h *Held) keepWriting(ctx context.Context, c *client) {
 			// The outcome of this write is not known. Go on with a new object.
 			own = nil
 			n += writesPerCreate - 1 - n%writesPerCreate
-			Pause(ctx, retryPause)
+			_ = loop.Pause(ctx, retryPause)
 		}
 	}
 }

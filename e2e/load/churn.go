@@ -18,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // ChurnConfig says what to change.
@@ -100,7 +101,9 @@ func StartChurn(ctx context.Context, c ChurnConfig) (*Churn, error) {
 	churn.cancel = cancel
 	for _, w := range workers {
 		if len(w.objects) > 0 {
-			churn.done.Go(func() { w.run(running) })
+			churn.done.Go(func() {
+				loop.Closed(running, 1, churn.config.Pause, func(int, int) error { w.change(w.next()); return nil })
+			})
 		}
 	}
 	return churn, nil
@@ -177,13 +180,6 @@ type churner struct {
 	turn    int
 }
 
-func (w *churner) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		w.change(w.next())
-		w.rest(ctx)
-	}
-}
-
 // next chooses the object to change. One in deleteEvery writes makes a deleted object anew, as long
 // as there is any: with many objects and few writes nothing would be made otherwise.
 func (w *churner) next() *churned {
@@ -194,15 +190,6 @@ func (w *churner) next() *churned {
 		}
 	}
 	return w.objects[w.random.IntN(len(w.objects))]
-}
-
-func (w *churner) rest(ctx context.Context) {
-	timer := time.NewTimer(w.churn.config.Pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // endpoint is another one each time.
@@ -246,7 +233,7 @@ func (w *churner) change(o *churned) {
 			return
 		}
 		w.churn.note(func(r *ChurnResult) { r.Again++ })
-		w.rest(context.Background())
+		_ = loop.Pause(context.Background(), w.churn.config.Pause)
 	}
 }
 

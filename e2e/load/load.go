@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // Endpoint is one server to write through.
@@ -74,7 +75,10 @@ func Start(c Config) *Load {
 					load: l, endpoint: endpoint, resource: resource,
 					name: fmt.Sprintf("%s-%s-%d-%d", l.config.Prefix, endpoint.Name, r, n),
 				}
-				l.done.Go(func() { w.run(ctx) })
+				own := make([]*unstructured.Unstructured, l.config.Objects)
+				l.done.Go(func() {
+					loop.Closed(ctx, 1, l.config.Pause, func(_, n int) error { w.turn(own, n+1); return nil })
+				})
 			}
 		}
 	}
@@ -123,7 +127,6 @@ type worker struct {
 	endpoint Endpoint
 	resource Resource
 	name     string
-	turn     int
 }
 
 func (w *worker) client() dynamic.ResourceInterface {
@@ -134,30 +137,19 @@ func (w *worker) client() dynamic.ResourceInterface {
 	return c
 }
 
-func (w *worker) run(ctx context.Context) {
-	own := make([]*unstructured.Unstructured, w.load.config.Objects)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
-		w.turn++
-		i := w.turn % len(own)
-		name := fmt.Sprintf("%s-%d", w.name, i)
-		switch {
-		case w.turn%7 == 0:
-			w.patch(w.load.config.Prefix+"-shared", true)
-		case own[i] == nil:
-			own[i] = w.create(name)
-		case w.turn%2 == 0:
-			own[i] = w.patch(name, false)
-		default:
-			own[i] = w.update(own[i])
-		}
-		timer.Reset(w.load.config.Pause)
+// turn makes a write, to one of the worker's own objects after the other or the one of all workers.
+func (w *worker) turn(own []*unstructured.Unstructured, turn int) {
+	i := turn % len(own)
+	name := fmt.Sprintf("%s-%d", w.name, i)
+	switch {
+	case turn%7 == 0:
+		w.patch(w.load.config.Prefix+"-shared", true)
+	case own[i] == nil:
+		own[i] = w.create(name)
+	case turn%2 == 0:
+		own[i] = w.patch(name, false)
+	default:
+		own[i] = w.update(own[i])
 	}
 }
 

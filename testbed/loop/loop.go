@@ -1,0 +1,105 @@
+// Package loop makes the requests of clients, in an open or a closed loop, and times them. What a
+// request is, its caller says.
+package loop
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Request is one that was made.
+type Request struct {
+	// Due is when it had to be sent, End when it was answered.
+	Due, End time.Time
+	Err      error
+}
+
+// Requests are all that were made, in the order of their ends.
+type Requests []Request
+
+// Took are the milliseconds of the requests that were due in a time.
+func (all Requests) Took(from, to time.Time) []float64 {
+	var took []float64
+	for _, r := range all {
+		if !r.Due.Before(from) && r.Due.Before(to) {
+			took = append(took, float64(r.End.Sub(r.Due))/float64(time.Millisecond))
+		}
+	}
+	return took
+}
+
+// Err returns the errors of the requests.
+func (all Requests) Err() error {
+	var errs []error
+	for _, r := range all {
+		errs = append(errs, r.Err)
+	}
+	return errors.Join(errs...)
+}
+
+// record is what the clients of a loop share.
+type record struct {
+	running sync.WaitGroup
+
+	mu   sync.Mutex
+	done Requests
+}
+
+func (r *record) time(due time.Time, request func() error) error {
+	err := request()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done = append(r.done, Request{Due: due, End: time.Now(), Err: err})
+	return err
+}
+
+// Open makes so many requests a second, whether those before are answered or not, until ctx ends or
+// there were count of them, where that is not 0. It returns when all are answered. The n-th
+// request counts from when it was due.
+func Open(ctx context.Context, rate, count int, request func(n int) error) Requests {
+	r, began := &record{}, time.Now()
+	for n := 0; count == 0 || n < count; n++ {
+		due := began.Add(time.Duration(n) * time.Second / time.Duration(rate))
+		if Pause(ctx, time.Until(due)) != nil {
+			break
+		}
+		r.running.Go(func() { _ = r.time(due, func() error { return request(n) }) })
+	}
+	r.running.Wait()
+	return r.done
+}
+
+// Closed has each of so many clients make one request after the other, with a pause after each, until
+// ctx ends or one of its requests fails. It returns when all are answered. request is given the client and how many requests
+// that has made before.
+func Closed(ctx context.Context, clients int, pause time.Duration, request func(client, n int) error) Requests {
+	r := &record{}
+	for client := range clients {
+		r.running.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if r.time(time.Now(), func() error { return request(client, n) }) != nil {
+					return
+				}
+				if pause > 0 {
+					_ = Pause(ctx, pause)
+				}
+			}
+		})
+	}
+	r.running.Wait()
+	return r.done
+}
+
+// Pause waits for d, or fails when ctx ends before.
+func Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
