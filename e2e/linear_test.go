@@ -54,20 +54,17 @@ func (c *linearClient) run(ctx context.Context) {
 	}
 }
 
-// list reads all widgets, which is a get of each name to the client.
+// list reads all widgets.
 func list(ctx context.Context, via dynamic.ResourceInterface) (map[linear.Call]linear.Answer, error) {
 	items, err := via.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
-	answers := map[linear.Call]linear.Answer{}
-	for _, name := range linearNames {
-		answers[linear.Call{Verb: linear.Get, Name: name}] = linear.Answer{}
-	}
+	texts := map[string]string{}
 	for i := range items.Items {
-		answers[linear.Call{Verb: linear.Get, Name: items.Items[i].GetName()}] = linear.Answer{Value: textOf(&items.Items[i])}
+		texts[items.Items[i].GetName()] = textOf(&items.Items[i])
 	}
-	return answers, nil
+	return linear.Listed(linearNames, texts), nil
 }
 
 func textOf(u *unstructured.Unstructured) string {

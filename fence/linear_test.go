@@ -112,8 +112,8 @@ func (l *linearWorld) client(id, calls int) {
 	}
 }
 
-// list reads all widgets, and says whether it did. It is a get of each name to its client, and
-// all of them at the list's revision, which is compared at the end.
+// list reads all widgets, and says whether it did. All of them are at the list's revision, which is
+// compared at the end.
 func (l *linearWorld) list(ctx context.Context, s storage.Interface) (map[linear.Call]linear.Answer, bool) {
 	got := newWidgetList(widgetsV1)
 	err := s.GetList(ctx, "/example.com/widgets/", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, got)
@@ -125,14 +125,11 @@ func (l *linearWorld) list(ctx context.Context, s storage.Interface) (map[linear
 		return nil, false
 	}
 	l.keep(got)
-	sizes := map[linear.Call]linear.Answer{}
-	for _, name := range names {
-		sizes[linear.Call{Verb: linear.Get, Name: name}] = linear.Answer{}
-	}
+	sizes := map[string]string{}
 	for _, item := range got.Items {
-		sizes[linear.Call{Verb: linear.Get, Name: item.GetName()}] = linear.Answer{Value: sizeOf(&item)}
+		sizes[item.GetName()] = sizeOf(&item)
 	}
-	return sizes, true
+	return linear.Listed(names, sizes), true
 }
 
 // keep remembers a list.

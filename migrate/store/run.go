@@ -23,7 +23,6 @@ type run struct {
 	progress *progress.Teller[Report]
 	budget   *budget
 	threads  Threads // of transactions
-	end      func()  // ends threads of the run's own
 
 	mu       sync.Mutex // guards the fields below
 	result   Result
@@ -48,10 +47,8 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 		frontier: progress.NewFrontier[string, Progress, Failure](opts.Resume.After, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
 		fence:    Fence{Key: target.FenceKey, Revision: target.FenceRevision},
 	}
-	r.end = func() {}
 	if r.threads == nil {
-		own := newGoroutines(opts.UnderWay)
-		r.threads, r.end = own, own.end
+		r.threads = newGoroutines(opts.UnderWay)
 	}
 	r.refencing = r.threads.NewLock()
 	r.progress = progress.NewTeller(r.report, told)
@@ -61,7 +58,9 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 // all rewrites every page, then the StorageVersion if it is one of the values, and
 // proves at the end that the fence stood throughout.
 func (r *run) all(ctx context.Context) error {
-	defer r.end()
+	if own, ok := r.threads.(goroutines); ok {
+		defer own.end()
+	}
 	if err := r.pages(ctx); err != nil {
 		return err
 	}

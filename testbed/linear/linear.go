@@ -35,6 +35,16 @@ type Answer struct {
 	Value string
 }
 
+// Listed is what a list is to its client: a get of each of the names, whose values are those of the
+// objects that the list has.
+func Listed(names []string, values map[string]string) map[Call]Answer {
+	answers := map[Call]Answer{}
+	for _, name := range names {
+		answers[Call{Verb: Get, Name: name}] = Answer{Value: values[name]}
+	}
+	return answers
+}
+
 // register is one object to its clients. Its state is its value, "" while it does not exist.
 var register = porcupine.NondeterministicModel{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
