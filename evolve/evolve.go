@@ -54,6 +54,8 @@ type StorageVersion struct {
 	// Silent says, for people, which servers keep the others from agreeing because they do
 	// not report, and how to go on; empty where none does.
 	Silent string
+	// Custom says that it was made for a CustomResourceDefinition, which may be gone.
+	Custom bool
 }
 
 // Ref returns the StorageVersion and its epoch.

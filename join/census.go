@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/census"
@@ -145,7 +148,7 @@ func (j *Join) left(gr schema.GroupResource) (prefix string, transformer value.T
 func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
 	prefix, _, err := j.stored(gr)
 	if census.IsNotStored(err, gr) {
-		return nil, trigger.ErrNotStored
+		return nil, j.notStored(ctx, gr)
 	}
 	if err != nil {
 		return nil, err
@@ -161,6 +164,18 @@ func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target ev
 		klog.FromContext(ctx).Info("A census has found values that should not be there", "resource", gr.String(), "values", left.Values, "first", left.First.Key, "which", left.First.Detail)
 	}
 	return left.Found, err
+}
+
+// notStored is why a resource that this server does not know to be stored cannot be counted: it is
+// another server's, or a custom resource whose definition the informer has not told of yet.
+func (j *Join) notStored(ctx context.Context, gr schema.GroupResource) error {
+	switch err := j.clients.objects.Get(ctx, client.ObjectKey{Name: gr.String()}, &apiextensionsv1.CustomResourceDefinition{}); {
+	case storageversion.IsGone(err):
+		return trigger.ErrNotStored
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("this server has not seen the CustomResourceDefinition %s yet", gr)
 }
 
 // stored says where a resource's objects are in etcd, and how they are encrypted.

@@ -11,6 +11,8 @@ const (
 	// minLimit bounds from below how long an attempt to report may take, and a list that many
 	// of them share: a server under load answers some requests after seconds.
 	minLimit = 10 * time.Second
+	// maxLimit bounds it from above: Leases may be long, and a request that hangs is to be noticed.
+	maxLimit = time.Minute
 	// limitDoublings: a failed attempt gets twice as long the next time, so many times, since a list
 	// that takes longer than the limit must come to its end at last.
 	limitDoublings = 3
@@ -27,7 +29,7 @@ func (m *Member) limit(claims ...claim) time.Duration {
 	for _, c := range claims {
 		failures = max(failures, c.failures)
 	}
-	return max(minLimit, m.cfg.LeaseDuration) << min(failures, limitDoublings)
+	return max(minLimit, min(m.cfg.LeaseDuration, maxLimit)) << min(failures, limitDoublings)
 }
 
 // within runs do with a context that ends after the limit. Only Run limits: callers of single

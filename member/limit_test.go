@@ -170,17 +170,20 @@ func (w *world) start() (end func()) {
 
 // TestLimit: an attempt for claims that failed before gets more time, within bounds.
 func TestLimit(t *testing.T) {
-	w := newWorld(t, nil)
 	for _, test := range []struct {
+		lease  time.Duration
 		claims []claim
 		want   time.Duration
 	}{
-		{nil, 15 * time.Second},
-		{[]claim{{failures: 1}, {}}, 30 * time.Second},
-		{[]claim{{failures: 100}}, 2 * time.Minute},
+		{15 * time.Second, nil, 15 * time.Second},
+		{15 * time.Second, []claim{{failures: 1}, {}}, 30 * time.Second},
+		{15 * time.Second, []claim{{failures: 100}}, 2 * time.Minute},
+		{time.Second, nil, minLimit},
+		{10 * 365 * 24 * time.Hour, nil, maxLimit}, // that of an aggregated server in its host
 	} {
+		w := newWorld(t, nil, func(c *Config) { c.LeaseDuration, c.RenewInterval = test.lease, test.lease/3 })
 		if got := w.m.limit(test.claims...); got != test.want {
-			t.Errorf("%d claims: %s, want %s", len(test.claims), got, test.want)
+			t.Errorf("Leases of %s, %d claims: %s, want %s", test.lease, len(test.claims), got, test.want)
 		}
 	}
 }

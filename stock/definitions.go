@@ -38,9 +38,13 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}),
 		ObjectType:    &apiextensionsv1.CustomResourceDefinition{},
 		Transform:     withoutSchemas,
-		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) {
-				noted(nil, obj.(*apiextensionsv1.CustomResourceDefinition))
+		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerDetailedFuncs{
+			AddFunc: func(obj any, initial bool) {
+				crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+				if !initial { // what was stored before the start is for the memory of the resource
+					d.note(&apiextensionsv1.CustomResourceDefinition{}, crd)
+				}
+				noted(nil, crd)
 				tell(obj)
 			},
 			UpdateFunc: func(old, obj any) {
@@ -52,7 +56,10 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 				noted(was, is)
 				tell(obj)
 			},
-			DeleteFunc: tell,
+			DeleteFunc: func(obj any) {
+				d.forget(obj)
+				tell(obj)
+			},
 		}),
 	})
 	return d
@@ -71,13 +78,45 @@ func withoutSchemas(obj any) (any, error) {
 
 // note remembers a change of the version that is to be stored.
 func (d *definitions) note(was, is *apiextensionsv1.CustomResourceDefinition) {
-	if was.UID == is.UID && stores(was) == stores(is) {
+	said := changes(was, is)
+	if len(said) == 0 {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gr := resourceOf(is)
-	d.said[gr] = append(d.said[gr], stores(is))
+	d.said[gr] = append(d.said[gr], said...)
+}
+
+// forget forgets it: all objects are gone with the definition.
+func (d *definitions) forget(obj any) {
+	if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.said, resourceOf(crd))
+	}
+}
+
+// changes are the versions that a definition may have said to store after it was so and until it
+// is so, the last one included; none if it stored the same version all the time. Each change of the
+// spec raises the generation by one. Where a watch has missed some, all of storedVersions may have
+// been stored meanwhile: the API server adds a version to these before it stores it.
+func changes(was, is *apiextensionsv1.CustomResourceDefinition) (said []agree.Encoding) {
+	before := was.Generation
+	if was.UID != is.UID {
+		before = 0
+	}
+	if is.Generation > before+1 {
+		for _, v := range storedVersions(is) {
+			if v != stores(is) {
+				said = append(said, v)
+			}
+		}
+	}
+	if len(said) > 0 || was.UID != is.UID || stores(was) != stores(is) {
+		said = append(said, stores(is))
+	}
+	return said
 }
 
 // defined returns the content of the definitions: of all, or of that of one resource.
@@ -95,9 +134,7 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 		for _, v := range crd.Spec.Versions {
 			definition.Versions = append(definition.Versions, schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name})
 		}
-		for _, v := range crd.Status.StoredVersions {
-			definition.Stored = append(definition.Stored, agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: v}.String()))
-		}
+		definition.Stored = storedVersions(crd)
 		all[gr] = definition
 	}
 	return all
@@ -138,5 +175,17 @@ func stores(crd *apiextensionsv1.CustomResourceDefinition) agree.Encoding {
 	if i < 0 {
 		return ""
 	}
-	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: crd.Spec.Versions[i].Name}.String())
+	return encodingOf(crd, crd.Spec.Versions[i].Name)
+}
+
+// storedVersions are the versions of its status.
+func storedVersions(crd *apiextensionsv1.CustomResourceDefinition) (all []agree.Encoding) {
+	for _, v := range crd.Status.StoredVersions {
+		all = append(all, encodingOf(crd, v))
+	}
+	return all
+}
+
+func encodingOf(crd *apiextensionsv1.CustomResourceDefinition, version string) agree.Encoding {
+	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/workers"
 )
 
 // roundPause is the least time between two rounds: many definitions may change at once.
@@ -129,7 +130,13 @@ func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only sc
 			answers[i] = observed.Answer{Failed: why}
 			continue
 		}
-		wg.Go(func() { answers[i] = o.asking.ask(ctx, r, group, o.remote) })
+		answers[i].Failed = "its answer was not understood" // unless it is, below
+		wg.Go(func() {
+			_ = workers.Do(ctx, "ask", func() error {
+				answers[i] = o.asking.ask(ctx, r, group, o.remote)
+				return nil
+			})
+		})
 	}
 	wg.Wait()
 	all := map[observed.Process]observed.Answer{}
@@ -235,6 +242,11 @@ func (o *observer) tell(gr schema.GroupResource) {
 	}
 	sv := storageVersionOf(gr, is, metav1.NewTime(o.clock.Now()))
 	sv.ResourceVersion = fmt.Sprint(o.version)
+	if crd := o.definitions.of(gr); crd != nil {
+		sv.Annotations = map[string]string{storageversion.CRDAnnotation: string(crd.UID)}
+	} else if was != nil {
+		sv.Annotations = was.Annotations
+	}
 	o.known[gr] = sv
 	action := watch.Modified
 	if was == nil {

@@ -81,7 +81,10 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 	}
 	reports := storageversion.Reports(sv)
 	common, _ := storageversion.AgreementOn(sv, reports)
-	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common, Silent: storageversion.WaitsFor(sv)}, nil
+	return &evolve.StorageVersion{
+		UID: string(sv.UID), History: history, Reports: reports, Common: common,
+		Silent: storageversion.WaitsFor(sv), Custom: sv.Annotations[storageversion.CRDAnnotation] != "",
+	}, nil
 }
 
 func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {

@@ -433,6 +433,26 @@ func TestDeletedCRDTakesItsState(t *testing.T) {
 	}
 }
 
+// TestDeletedCRDUnseen: the trigger looks for the first time when the definition is gone already,
+// its StorageVersion is not yet, and discovery still knows its kind.
+func TestDeletedCRDUnseen(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	sv, err := get(context.Background(), w.client, "batch.example.com.cronjobs", storageVersionObject())
+	w.must(err)
+	metav1.SetMetaDataAnnotation(&sv.ObjectMeta, storageversion.CRDAnnotation, "a")
+	w.must(w.client.Update(context.Background(), sv))
+	w.settle(c)
+	if w.state() == nil {
+		t.Fatal("no state was written")
+	}
+	w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
+	w.settle(c)
+	if w.state() != nil || len(w.migrations()) > 0 {
+		t.Errorf("left: %v, %v", w.state(), w.migrations())
+	}
+}
+
 func TestMissingResource(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	typo := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{

@@ -34,7 +34,7 @@ func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts O
 			pager.atMost(opts.PageKeys)
 		}
 		var page Page
-		err := p.waiting(ctx, func(ctx context.Context) (err error) {
+		err := p.patiently(ctx, func(ctx context.Context) (err error) {
 			page, err = pager.pageAcrossCompaction(ctx)
 			return err
 		})

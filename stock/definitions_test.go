@@ -1,0 +1,104 @@
+package stock
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// widgetDefinition has v1 and v2, and stores one of them.
+func widgetDefinition(uid types.UID, generation int64, storage string, storedVersions ...string) *apiextensionsv1.CustomResourceDefinition {
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com", UID: uid, Generation: generation}}
+	crd.Spec.Group, crd.Spec.Names.Plural = "example.com", "widgets"
+	for _, v := range []string{"v1", "v2"} {
+		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: v, Served: true, Storage: v == storage})
+	}
+	crd.Status.StoredVersions = storedVersions
+	return crd
+}
+
+func TestChanges(t *testing.T) {
+	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
+	was := widgetDefinition("a", 4, "v1", "v1")
+	for name, test := range map[string]struct {
+		is   *apiextensionsv1.CustomResourceDefinition
+		want []agree.Encoding
+	}{
+		"the status alone":                        {widgetDefinition("a", 4, "v1", "v1", "v2"), nil},
+		"another part of the spec":                {widgetDefinition("a", 5, "v1", "v1", "v2"), nil},
+		"flipped":                                 {widgetDefinition("a", 5, "v2", "v1", "v2"), []agree.Encoding{v2}},
+		"flipped and back, unseen":                {widgetDefinition("a", 6, "v1", "v1", "v2"), []agree.Encoding{v2, v1}},
+		"flipped with more changes, unseen":       {widgetDefinition("a", 7, "v2", "v1", "v2"), []agree.Encoding{v1, v2}},
+		"changes unseen, of other parts":          {widgetDefinition("a", 9, "v1", "v1"), nil},
+		"made anew":                               {widgetDefinition("b", 1, "v1", "v1"), []agree.Encoding{v1}},
+		"made anew, flipped and back, all unseen": {widgetDefinition("b", 3, "v1", "v1", "v2"), []agree.Encoding{v2, v1}},
+	} {
+		if got := changes(was, test.is); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+// TestDefinitionsListedAnew: an API server that restarts cannot go on with a watch, so that the
+// definitions are listed anew, and changes in between are not told one by one. No version that
+// was stored meanwhile is missed.
+func TestDefinitionsListedAnew(t *testing.T) {
+	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
+	scheme := runtime.NewScheme()
+	must(t, apiextensionsv1.AddToScheme(scheme))
+	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
+		Watch: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) (watch.Interface, error) {
+			return nil, apierrors.NewResourceExpired("too old resource version")
+		},
+	})
+	d := watchDefinitions(c, func(schema.GroupResource) {}, func(_, _ *apiextensionsv1.CustomResourceDefinition) {})
+	go d.run(t.Context())
+	said := func(what string, condition func([]agree.Encoding) bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+			return d.source.HasSynced() && condition(d.defined(widgets)[widgets].Said), nil
+		})
+		if err != nil {
+			t.Fatalf("%s: not in time: %+v", what, d.defined(widgets))
+		}
+	}
+	replace := func(crd *apiextensionsv1.CustomResourceDefinition) {
+		t.Helper()
+		was := &apiextensionsv1.CustomResourceDefinition{}
+		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(crd), was))
+		was.Status = crd.Status // first: an API server does both at once
+		must(t, c.Status().Update(t.Context(), was))
+		crd.ResourceVersion = was.ResourceVersion
+		must(t, c.Update(t.Context(), crd))
+	}
+	said("before", func(said []agree.Encoding) bool { return len(said) == 0 })
+	replace(widgetDefinition("a", 3, "v1", "v1", "v2"))
+	said("v1, v2, v1", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2, v1}) })
+	d.heard(d.defined(schema.GroupResource{}))
+	must(t, c.Delete(t.Context(), widgetDefinition("a", 3, "v1")))
+	said("gone", func(said []agree.Encoding) bool { return len(said) == 0 })
+	must(t, c.Create(t.Context(), widgetDefinition("b", 1, "v2", "v2")))
+	said("made anew", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2}) })
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
