@@ -76,7 +76,7 @@ func nextState(o Observation) State {
 		next.Stored = add(o.Policy.Initial, sv.History.Reported()...)
 	case old.Of.UID != sv.UID:
 		next.Stored = add(old.Stored, Unknown)
-	case agreed && old.Of == target.Ref && succeeded(o.Migrations, target) && o.proves(target):
+	case agreed && old.Of == target.Ref && len(o.Succeeded(target)) > 0 && o.proves(target):
 		next.Stored = []agree.Encoding{target.Encoding}
 	default:
 		next.Stored = add(old.Stored, sv.History.Since(old.Of.Epoch)...)
@@ -118,7 +118,7 @@ func Counts(o Observation) (Target, bool) {
 	if o.State.Only(target.Encoding) {
 		return target, prunes(o, target)
 	}
-	return target, succeeded(o.Migrations, target)
+	return target, len(o.Succeeded(target)) > 0
 }
 
 // Believed returns the observation as if the count had found nothing else, for clusters whose
@@ -140,11 +140,23 @@ func (o Observation) refutes(target Target) bool {
 	return o.Census != nil && o.Census.Of == target && len(o.Census.Found) > 0
 }
 
-// succeeded says whether a migration for exactly this target succeeded.
-func succeeded(migrations []Migration, target Target) bool {
-	return slices.ContainsFunc(migrations, func(m Migration) bool {
-		return m.Phase == Succeeded && m.Target == target
-	})
+// Succeeded are the migrations that count for exactly this target.
+func (o Observation) Succeeded(target Target) (all []Migration) {
+	for _, m := range o.Migrations {
+		if o.counts(m, target) {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// counts says whether a migration has succeeded for the target. A user's that is older than the
+// state does not count: who deletes a state has everything migrated again.
+func (o Observation) counts(m Migration, target Target) bool {
+	if !m.Made && o.State != nil && m.Created.Before(o.State.Created) {
+		return false
+	}
+	return m.Phase == Succeeded && m.Target == target
 }
 
 // add returns the set with more encodings, new ones last.

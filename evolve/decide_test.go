@@ -35,6 +35,16 @@ func because(s *State, why string) *State {
 	return s
 }
 
+func created(s *State, at time.Time) *State {
+	s.Created = at
+	return s
+}
+
+// users is a migration of a user's that has succeeded.
+func users(created time.Time) Migration {
+	return Migration{Name: "u", Phase: Succeeded, Target: done.Target, Created: created}
+}
+
 func forged(s *State) *State {
 	s.Forged = true
 	return s
@@ -115,6 +125,16 @@ var decisions = []struct {
 		"KEP-2343: if the storageState doesn't exist [...] stops any ongoing migration [...] by deleting; and the state is written only when none is seen any more, whose success would count",
 		Observation{StorageVersion: at(3, "batch/v1"), Migrations: []Migration{done}},
 		[]string{"delete migration m: the resource has no StorageState"},
+	},
+	{
+		"who deletes a state has everything migrated again, whatever migration of a user's succeeded before",
+		Observation{StorageVersion: at(3, "batch/v1"), State: created(state(3, "batch/v1", Unknown), now), Migrations: []Migration{users(now.Add(-time.Second))}},
+		[]string{"create migration cronjobs.batch-sv-3-1 to batch/v1@sv/3, attempt 1"},
+	},
+	{
+		"and a later one counts",
+		Observation{StorageVersion: at(3, "batch/v1"), State: created(state(3, "batch/v1", Unknown), now), Migrations: []Migration{users(now.Add(time.Second))}},
+		[]string{"write state sv/3 stored [batch/v1] current batch/v1"},
 	},
 	{
 		"one that a user has paused stays, and stays paused, for what is agreed on later",

@@ -101,6 +101,8 @@ type State struct {
 	Why string
 	// Heartbeat is when the trigger last looked.
 	Heartbeat time.Time
+	// Created is when the object was created.
+	Created time.Time
 	// Custom says that the resource was seen to be a custom resource.
 	Custom bool
 	// Listed are the encodings that the definition's storedVersions were seen to name while
@@ -115,7 +117,7 @@ type State struct {
 // Only says whether the stored set is exactly e.
 func (s State) Only(e agree.Encoding) bool { return len(s.Stored) == 1 && s.Stored[0] == e }
 
-// String prints the state without its heartbeat.
+// String prints the state without its times.
 func (s State) String() string {
 	text := fmt.Sprintf("%s stored [%s] current %s", s.Of, agree.Join(s.Stored), s.Current)
 	if len(s.Listed) > 0 {
@@ -124,7 +126,7 @@ func (s State) String() string {
 	return text
 }
 
-// same compares everything but the heartbeat.
+// same compares everything but the times.
 func (s State) same(o State) bool {
 	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) &&
 		slices.Equal(s.Listed, o.Listed) && slices.Equal(s.Removable, o.Removable)

@@ -2,11 +2,13 @@ package stock
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -15,50 +17,50 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// definitions watches CustomResourceDefinitions.
+// definitions are the newest CustomResourceDefinitions that were watched or read.
 type definitions struct {
-	store  cache.Store
 	source cache.Controller
 
 	mu sync.Mutex
+	// newest are they, without their schemas.
+	newest map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition
 	// said are the versions that they said to store since they were last asked for.
 	said map[schema.GroupResource][]agree.Encoding
+}
+
+func newDefinitions() *definitions {
+	return &definitions{newest: map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition{}, said: map[schema.GroupResource][]agree.Encoding{}}
 }
 
 // watchDefinitions keeps no schemas, which are most of a definition. changed is told every
 // resource whose definition changes, and noted every state of a definition, after the one before.
 func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition)) *definitions {
-	d := &definitions{said: map[schema.GroupResource][]agree.Encoding{}}
-	tell := func(obj any) {
-		if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
-			changed(resourceOf(crd))
-		}
-	}
-	d.store, d.source = cache.NewInformerWithOptions(cache.InformerOptions{
+	d := newDefinitions()
+	_, d.source = cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}),
 		ObjectType:    &apiextensionsv1.CustomResourceDefinition{},
 		Transform:     withoutSchemas,
 		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerDetailedFuncs{
 			AddFunc: func(obj any, initial bool) {
 				crd := obj.(*apiextensionsv1.CustomResourceDefinition)
-				if !initial { // what was stored before the start is for the memory of the resource
-					d.note(&apiextensionsv1.CustomResourceDefinition{}, crd)
-				}
+				d.note(crd, initial)
 				noted(nil, crd)
-				tell(obj)
+				changed(resourceOf(crd))
 			},
 			UpdateFunc: func(old, obj any) {
 				was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
 				if was.ResourceVersion == is.ResourceVersion {
 					return
 				}
-				d.note(was, is)
+				d.note(is, false)
 				noted(was, is)
-				tell(obj)
+				changed(resourceOf(is))
 			},
 			DeleteFunc: func(obj any) {
-				d.forget(obj)
-				tell(obj)
+				if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
+					d.forget(crd)
+					changed(resourceOf(crd))
+				}
 			},
 		}),
 	})
@@ -76,35 +78,52 @@ func withoutSchemas(obj any) (any, error) {
 	return obj, nil
 }
 
-// note remembers a change of the version that is to be stored.
-func (d *definitions) note(was, is *apiextensionsv1.CustomResourceDefinition) {
-	said := changes(was, is)
-	if len(said) == 0 {
-		return
-	}
+// take takes in a definition that was read. The watch may tell of it much later: a prune that
+// relies on what was watched would not see what was stored meanwhile.
+func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
+	crd = crd.DeepCopy()
+	_, _ = withoutSchemas(crd)
+	d.note(crd, false)
+}
+
+// note takes in a definition, unless a newer one is known, and remembers which versions it said to
+// store. Those of before the start, which the initial list has, are for the memory of the resource.
+func (d *definitions) note(is *apiextensionsv1.CustomResourceDefinition, initial bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gr := resourceOf(is)
-	d.said[gr] = append(d.said[gr], said...)
+	was := d.newest[gr]
+	if was != nil {
+		if order, err := resourceversion.CompareResourceVersion(is.ResourceVersion, was.ResourceVersion); err == nil && order <= 0 {
+			return
+		}
+	}
+	d.newest[gr] = is
+	if said := changes(was, is); len(said) > 0 && !initial {
+		d.said[gr] = append(d.said[gr], said...)
+	}
 }
 
 // forget forgets it: all objects are gone with the definition.
-func (d *definitions) forget(obj any) {
-	if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.said, resourceOf(crd))
+func (d *definitions) forget(crd *apiextensionsv1.CustomResourceDefinition) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if gr := resourceOf(crd); d.newest[gr] != nil && d.newest[gr].UID == crd.UID {
+		delete(d.newest, gr)
+		delete(d.said, gr)
 	}
 }
 
 // changes are the versions that a definition may have said to store after it was so and until it
-// is so, the last one included; none if it stored the same version all the time. Each change of the
+// is so, the last one included; none if it stored the same version all the time. was is nil, or of
+// another uid, where it was made meanwhile. Each change of the
 // spec raises the generation by one. Where a watch has missed some, all of storedVersions may have
 // been stored meanwhile: the API server adds a version to these before it stores it.
 func changes(was, is *apiextensionsv1.CustomResourceDefinition) (said []agree.Encoding) {
-	before := was.Generation
-	if was.UID != is.UID {
-		before = 0
+	made := was == nil || was.UID != is.UID
+	before := int64(0)
+	if !made {
+		before = was.Generation
 	}
 	if is.Generation > before+1 {
 		for _, v := range storedVersions(is) {
@@ -113,7 +132,7 @@ func changes(was, is *apiextensionsv1.CustomResourceDefinition) (said []agree.En
 			}
 		}
 	}
-	if len(said) > 0 || was.UID != is.UID || stores(was) != stores(is) {
+	if len(said) > 0 || made || stores(was) != stores(is) {
 		said = append(said, stores(is))
 	}
 	return said
@@ -124,9 +143,7 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := map[schema.GroupResource]observed.Definition{}
-	for _, obj := range d.store.List() {
-		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
-		gr := resourceOf(crd)
+	for gr, crd := range d.newest {
 		if only != (schema.GroupResource{}) && only != gr {
 			continue
 		}
@@ -155,11 +172,16 @@ func (d *definitions) heard(defined map[schema.GroupResource]observed.Definition
 
 // of returns the definition of a resource without its schemas; nil if there is none.
 func (d *definitions) of(gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
-	obj, ok, err := d.store.GetByKey(gr.String())
-	if !ok || err != nil {
-		return nil
-	}
-	return obj.(*apiextensionsv1.CustomResourceDefinition)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.newest[gr]
+}
+
+// all returns every definition, in any order.
+func (d *definitions) all() []*apiextensionsv1.CustomResourceDefinition {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Values(d.newest))
 }
 
 // run watches until ctx ends.

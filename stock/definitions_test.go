@@ -91,7 +91,7 @@ func TestDefinitionsListedAnew(t *testing.T) {
 	said("v1, v2, v1", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2, v1}) })
 	d.heard(d.defined(schema.GroupResource{}))
 	must(t, c.Delete(t.Context(), widgetDefinition("a", 3, "v1")))
-	said("gone", func(said []agree.Encoding) bool { return len(said) == 0 })
+	said("gone", func([]agree.Encoding) bool { return d.of(widgets) == nil })
 	must(t, c.Create(t.Context(), widgetDefinition("b", 1, "v2", "v2")))
 	said("made anew", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2}) })
 }
@@ -100,5 +100,27 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestDefinitionRead: a definition that the trigger reads, before it prunes, counts in the next
+// observation, also if the watch has not told of it yet, and tells of it later.
+func TestDefinitionRead(t *testing.T) {
+	scheme := runtime.NewScheme()
+	must(t, apiextensionsv1.AddToScheme(scheme))
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(widgetDefinition("a", 3, "v1", "v1", "v2")).Build()
+	o := &observer{definitions: newDefinitions()}
+	before := widgetDefinition("a", 1, "v1", "v1")
+	before.ResourceVersion = "1"
+	o.definitions.note(before, true)
+	var crd apiextensionsv1.CustomResourceDefinition
+	must(t, viewOf(c, o, "").Get(t.Context(), client.ObjectKey{Name: "widgets.example.com"}, &crd))
+	for _, when := range []string{"read", "told of"} {
+		want := []agree.Encoding{"example.com/v2", "example.com/v1"}
+		if got := o.definitions.defined(widgets)[widgets]; !slices.Equal(got.Said, want) || len(got.Stored) != 2 {
+			t.Errorf("%s: %+v", when, got)
+		}
+		o.definitions.note(before, false)
+		o.definitions.note(&crd, false)
 	}
 }

@@ -115,8 +115,7 @@ func (f *fields) run(ctx context.Context) {
 
 // look looks through the resources that need it now. One resource that fails is put off, longer each time.
 func (f *fields) look(ctx context.Context) {
-	for _, obj := range f.definitions.store.List() {
-		crd := obj.(*apiextensionsv1.CustomResourceDefinition)
+	for _, crd := range f.definitions.all() {
 		gr := resourceOf(crd)
 		versions, best := served(crd)
 		told := strings.Join(versions, ",")

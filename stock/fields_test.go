@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/cache"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -44,9 +43,10 @@ func newFieldsWorld(t *testing.T, objects int) *fieldsWorld {
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1"}, {Name: "v2", Served: true, Storage: true}},
 		},
 	}
-	definitions := &definitions{store: cache.NewStore(cache.MetaNamespaceKeyFunc)}
+	definitions := newDefinitions()
+	definitions.take(crd)
 	scheme := runtime.NewScheme()
-	if err := errors.Join(definitions.store.Add(crd), corev1.AddToScheme(scheme), migrationv1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), migrationv1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: migrationv1alpha1.StateName(widgets)}}

@@ -242,10 +242,14 @@ func (o *observer) tell(gr schema.GroupResource) {
 	}
 	sv := storageVersionOf(gr, is, metav1.NewTime(o.clock.Now()))
 	sv.ResourceVersion = fmt.Sprint(o.version)
+	uid := ""
 	if crd := o.definitions.of(gr); crd != nil {
-		sv.Annotations = map[string]string{storageversion.CRDAnnotation: string(crd.UID)}
+		uid = string(crd.UID)
 	} else if was != nil {
-		sv.Annotations = was.Annotations
+		uid = was.Annotations[storageversion.CRDAnnotation]
+	}
+	if uid != "" {
+		metav1.SetMetaDataAnnotation(&sv.ObjectMeta, storageversion.CRDAnnotation, uid)
 	}
 	o.known[gr] = sv
 	action := watch.Modified

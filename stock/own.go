@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -71,9 +70,9 @@ func NewOwn(config Config) (*Own, error) {
 	}
 	o := &observer{
 		asking: (&controllers{config: config, kube: kube}).newAsking(), clock: config.Clock, logger: config.Logger,
-		definitions: &definitions{store: cache.NewStore(cache.MetaNamespaceKeyFunc), said: map[schema.GroupResource][]agree.Encoding{}},
+		definitions: newDefinitions(),
 		broadcast:   watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
-		memory: observed.NewMemory(observed.Config{Start: config.Clock.Now(), Settle: config.Settle}),
+		memory: observed.NewMemory(observed.Config{Settle: config.Settle}),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
 	}
 	m, err := newMigrator(config.Rest, o, config)
@@ -121,19 +120,8 @@ func (o *Own) read(ctx context.Context, name string) (*apiextensionsv1.CustomRes
 	} else if err != nil {
 		return nil, err
 	}
-	return crd, o.observer.definitions.take(crd)
-}
-
-// take takes in a definition that was read.
-func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) error {
-	obj, err := withoutSchemas(crd.DeepCopy())
-	if err != nil {
-		return err
-	}
-	if was, ok, err := d.store.Get(obj); err == nil && ok {
-		d.note(was.(*apiextensionsv1.CustomResourceDefinition), crd)
-	}
-	return d.store.Update(obj)
+	o.observer.definitions.take(crd)
+	return crd, nil
 }
 
 // look asks the replicas about one resource. The Standing says why nothing is agreed on.

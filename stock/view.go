@@ -6,6 +6,7 @@ import (
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -17,7 +18,8 @@ import (
 )
 
 // viewOf returns a client in whose view the servers report: StorageVersions hold the observer's
-// observations, each observed anew when it is read, and identity Leases say that their
+// observations, each observed anew when it is read, what a definition that is read says counts in the
+// next one, and identity Leases say that their
 // servers report, and that this process is one. So the controllers of the protocol work
 // beside servers that do not report as beside those that do.
 func viewOf(c client.WithWatch, o *observer, self string) client.WithWatch {
@@ -25,7 +27,11 @@ func viewOf(c client.WithWatch, o *observer, self string) client.WithWatch {
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			sv, ok := obj.(*apiserverinternalv1alpha1.StorageVersion)
 			if !ok {
-				return c.Get(ctx, key, obj, opts...)
+				err := c.Get(ctx, key, obj, opts...)
+				if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok && err == nil {
+					o.definitions.take(crd)
+				}
+				return err
 			}
 			gr, err := storageversion.GroupResource(key.Name)
 			if err != nil {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/concord-dev/concord/agree"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
@@ -79,7 +78,7 @@ func (s *widgetServers) prover(all bool) *prover {
 		s.t.Fatal(err)
 	}
 	return newProver(api, &observer{
-		asking: &asking{config: s.config()}, definitions: &definitions{store: cache.NewStore(cache.MetaNamespaceKeyFunc)}, here: s.replicas,
+		asking: &asking{config: s.config()}, definitions: newDefinitions(), here: s.replicas,
 	}, Config{VerifyAll: all})
 }
 

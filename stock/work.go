@@ -165,7 +165,6 @@ func (c *controllers) installed(ctx context.Context) error {
 
 // newWork reads the StorageStates from before and wires the parts of the work; nil if ctx ends first.
 func (c *controllers) newWork(ctx context.Context) (*work, error) {
-	start := c.config.Clock.Now()
 	states, err := c.states(ctx)
 	if err != nil {
 		return nil, nil //nolint:nilerr // ctx has ended
@@ -178,7 +177,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	o := &observer{
 		asking: c.newAsking(), services: services, clock: c.config.Clock, logger: c.config.Logger.WithName("observer"),
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
-		memory: observed.NewMemory(observed.Config{Start: start, Settle: c.config.Settle, States: states}),
+		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, States: states}),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
 	}
 	w.observer = o

@@ -33,7 +33,7 @@ func (l *life) restart(after time.Duration) {
 	if l.state != nil {
 		states[l.gr] = *l.state
 	}
-	l.memory = NewMemory(Config{Start: l.now, Settle: settle, States: states})
+	l.memory = NewMemory(Config{Settle: settle, States: states})
 }
 
 // look has the controllers look until there is nothing to do, for long enough to settle.

@@ -37,8 +37,6 @@ type Memory struct {
 
 // Config configures a Memory.
 type Config struct {
-	// Start is when it begins to look.
-	Start time.Time
 	// Settle is for how long all have to store one version before that counts: requests that
 	// are under way may still write another one. It is longer than requests may take.
 	Settle time.Duration
@@ -110,6 +108,7 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 			m.resources[gr] = known
 		case !verdict.Shown && verdict.Whole && !defined:
 			delete(m.resources, gr)
+			delete(m.config.States, gr) // what is made anew under the name has nothing to do with it
 			changed = append(changed, gr)
 			continue
 		}
@@ -166,7 +165,9 @@ func (m *Memory) unseen(r Round) []Process {
 	return gone
 }
 
-// begin makes the memory of a resource that is seen for the first time since the start.
+// begin makes the memory of a resource that is seen for the first time since the start, or since it
+// was gone. No two have one uid and one epoch, for which a migration of the one would count for
+// the other.
 func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource {
 	known := &resource{custom: custom, last: map[Process]agree.Report{}}
 	state, ok := m.config.States[gr]
@@ -174,7 +175,7 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	if ok {
 		begun, ok = ParseUID(state.Of.UID)
 	}
-	if ok && !evolve.Recreate(state.Heartbeat, m.config.Start) {
+	if ok && !evolve.Recreate(state.Heartbeat, r.Began) {
 		known.UID = state.Of.UID
 		known.History = agree.History{Epoch: state.Of.Epoch, Last: map[agree.Encoding]int64{}}
 		if state.Current != evolve.Unknown && state.Current != "" {
@@ -194,7 +195,7 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	}
 	release := r.Release()
 	same := ok && !custom && begun.Release == release && state.Current != evolve.Unknown
-	known.UID = Begun{At: m.config.Start, Release: release, Same: same}.UID()
+	known.UID = Begun{At: r.Began, Release: release, Same: same}.UID()
 	return known
 }
 

@@ -161,7 +161,7 @@ func remembered(t *testing.T, m *Memory, gr schema.GroupResource, rounds ...Roun
 }
 
 func TestAgreementSettles(t *testing.T) {
-	m := NewMemory(Config{Start: start, Settle: settle})
+	m := NewMemory(Config{Settle: settle})
 	v1, v2 := shows(widgets, "example.com/v1"), shows(widgets, "example.com/v2")
 	at := func(after time.Duration, answer Answer, stores string) Round {
 		return defined(round(after, map[string]Answer{"a": answer}), stores)
@@ -215,7 +215,7 @@ func TestSilence(t *testing.T) {
 		{"another one comes, and does not answer", []agree.Encoding{v1, v2}, []map[string]Answer{come, both, both}, nil, 1},
 		{"it is silent after the pruning", []agree.Encoding{v2}, []map[string]Answer{silent, both, both}, nil, 1},
 	} {
-		m := NewMemory(Config{Start: start, Settle: settle})
+		m := NewMemory(Config{Settle: settle})
 		at := func(i int, answers map[string]Answer) Round {
 			r := defined(round(time.Duration(i)*settle, answers), v2)
 			d := r.Defined[widgets]
@@ -240,7 +240,7 @@ func TestSilence(t *testing.T) {
 // One that is silent while all have to settle again for another reason may be as late.
 func TestSilenceWhileSettling(t *testing.T) {
 	const v1, v2 = "example.com/v1", "example.com/v2"
-	m := NewMemory(Config{Start: start, Settle: settle})
+	m := NewMemory(Config{Settle: settle})
 	at := func(i int, answers map[string]Answer) Round {
 		r := defined(round(time.Duration(i)*settle, answers), v2)
 		d := r.Defined[widgets]
@@ -261,7 +261,7 @@ func TestSilenceWhileSettling(t *testing.T) {
 
 // A definition that was changed and changed back between two rounds is remembered.
 func TestFlippedBetweenRounds(t *testing.T) {
-	m := NewMemory(Config{Start: start})
+	m := NewMemory(Config{})
 	r := func(after time.Duration, said ...agree.Encoding) Round {
 		r := defined(round(after, map[string]Answer{"a": shows(widgets, "example.com/v1")}), "example.com/v1")
 		d := r.Defined[widgets]
@@ -297,7 +297,7 @@ func TestHeartbeat(t *testing.T) {
 		{"eleven minutes ago, the same release", state(11*time.Minute, "1.37"), "batch/v1", false, true, 1, ""},
 		{"eleven minutes ago, another release", state(11*time.Minute, "1.36"), "batch/v1", false, false, 1, ""},
 	} {
-		m := NewMemory(Config{Start: start, Settle: settle, States: map[schema.GroupResource]evolve.State{cronjobs: tc.state}})
+		m := NewMemory(Config{Settle: settle, States: map[schema.GroupResource]evolve.State{cronjobs: tc.state}})
 		got := remembered(t, m, cronjobs, round(0, map[string]Answer{"a": shows(cronjobs, tc.shown)}))
 		begun, ok := ParseUID(got.UID)
 		if !ok || (got.UID == tc.state.Of.UID) != tc.continued || begun.Same != tc.same || got.History.Epoch != tc.epoch || got.Common != tc.agreed {
@@ -312,7 +312,7 @@ func TestHeartbeat(t *testing.T) {
 // Nobody knows the versions written by a process that came and went without ever answering, but
 // for custom resources, which it wrote as their definition says.
 func TestUnseen(t *testing.T) {
-	m := NewMemory(Config{Start: start, Settle: 0})
+	m := NewMemory(Config{Settle: 0})
 	a := map[string]Answer{"a": shows(cronjobs, "batch/v1")}
 	m.Observe(defined(round(0, a), "example.com/v1"))
 	m.Observe(defined(round(time.Second, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Failed: "does not answer"}}), "example.com/v1"))
@@ -325,8 +325,12 @@ func TestUnseen(t *testing.T) {
 	}
 }
 
+// A resource that is gone is forgotten, and one that is made anew under its name is another one: a
+// migration of the first, which may have ended at the same epoch, does not count for it.
 func TestForgotten(t *testing.T) {
-	m := NewMemory(Config{Start: start})
+	before := evolve.State{Of: evolve.Ref{UID: Begun{At: start.Add(-time.Minute), Release: "1.37"}.UID(), Epoch: 2}, Current: "example.com/v1",
+		Stored: []agree.Encoding{"example.com/v1"}, Heartbeat: start}
+	m := NewMemory(Config{States: map[schema.GroupResource]evolve.State{widgets: before}})
 	m.Observe(defined(round(0, map[string]Answer{"a": shows(widgets, "example.com/v1")}), "example.com/v1"))
 	m.Observe(round(time.Second, map[string]Answer{"a": {Failed: "does not answer"}}))
 	if _, ok := m.Of(widgets); !ok {
@@ -337,6 +341,16 @@ func TestForgotten(t *testing.T) {
 	}
 	if _, ok := m.Of(widgets); ok {
 		t.Error("it is remembered although nobody serves it")
+	}
+	uids := map[string]bool{before.Of.UID: true}
+	for i := range 2 {
+		at := time.Duration(3+2*i) * time.Second
+		got := remembered(t, m, widgets, defined(round(at, map[string]Answer{"a": shows(widgets, "example.com/v1")}), "example.com/v1"))
+		if uids[got.UID] {
+			t.Errorf("made anew, it has the uid %s again", got.UID)
+		}
+		uids[got.UID] = true
+		m.Observe(round(at+time.Second, map[string]Answer{"a": {Release: "1.37"}}))
 	}
 }
 

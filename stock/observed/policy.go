@@ -121,8 +121,11 @@ func proven(o evolve.Observation, looked time.Time) time.Time {
 		return looked
 	}
 	target, agreed := o.StorageVersion.Agreement()
-	for _, m := range o.Migrations {
-		if agreed && m.Phase == evolve.Succeeded && m.Target == target && !m.Ended.IsZero() && (looked.IsZero() || m.Ended.Before(looked)) {
+	if !agreed {
+		return looked
+	}
+	for _, m := range o.Succeeded(target) {
+		if !m.Ended.IsZero() && (looked.IsZero() || m.Ended.Before(looked)) {
 			looked = m.Ended
 		}
 	}

@@ -31,6 +31,7 @@ func ViewState(s *StorageState) evolve.State {
 		Current:   evolve.Unknown,
 		Why:       s.Status.Message,
 		Heartbeat: s.Status.LastHeartbeatTime.Time,
+		Created:   s.CreationTimestamp.Time,
 		Custom:    s.Annotations[CustomResourceAnnotation] == "true",
 	}
 	view.Stored = slices.Grow(view.Stored, len(s.Status.PersistedEncodings))
