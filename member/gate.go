@@ -130,11 +130,16 @@ var ErrDeletesOnly = errors.New("deletes are let through")
 // away is the answer to a write while the storage does not take it; nil while it does.
 func (m *Member) away(gr schema.GroupResource, verb string) error {
 	deletes := verb == "delete" || verb == "deletecollection"
-	if m.cfg.Storage == nil {
-		return nil
-	}
-	if err := m.cfg.Storage(); err != nil && !(deletes && errors.Is(err, ErrDeletesOnly)) {
+	if err := m.storageError(); err != nil && !(deletes && errors.Is(err, ErrDeletesOnly)) {
 		return unavailable(gr, fmt.Sprintf("nothing was written, try again: %v", err))
 	}
 	return nil
+}
+
+// storageError is why the storage takes no writes now; nil while it does.
+func (m *Member) storageError() error {
+	if m.cfg.Storage == nil {
+		return nil
+	}
+	return m.cfg.Storage()
 }

@@ -157,12 +157,21 @@ func (m *Member) lastError(s *state) error {
 	case m.departed:
 		return errDeparted
 	case s.lastErr != nil:
-		return s.lastErr
+		return m.because(s.lastErr)
 	case m.registration.id == "":
-		return errUnregistered
+		return m.because(errUnregistered)
 	default:
 		return errNotReported
 	}
+}
+
+// because adds why the storage takes no writes, if it does not: neither Lease nor report can be
+// written meanwhile, and deletes, which such a storage may take, wait for them, too.
+func (m *Member) because(err error) error {
+	if away := m.storageError(); away != nil {
+		return fmt.Errorf("%w, and cannot write one: %w", err, away)
+	}
+	return err
 }
 
 // Ready returns nil when every built-in resource is open: the body of the check

@@ -385,6 +385,21 @@ func TestGateOfDeletes(t *testing.T) {
 	}
 }
 
+// TestUnregisteredWithoutStorage: a delete that such a storage would take is told why the server
+// cannot register.
+func TestUnregisteredWithoutStorage(t *testing.T) {
+	var away error
+	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Storage = func() error { return away } })
+	w.register()
+	w.settle()
+	w.m.ObserveLease(w.lease(w.m.ID()), true)
+	away = fmt.Errorf("no space: %w", ErrDeletesOnly)
+	err := w.m.Admit(Request{IsResource: true, Verb: "delete", Resource: secrets})
+	if !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "Lease") || !strings.Contains(err.Error(), "no space") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestGateBeforeBuiltins(t *testing.T) {
 	m, err := New(newWorld(t, nil).m.cfg)
 	if err != nil {

@@ -133,6 +133,9 @@ func (m *Member) keepRegistered(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; {
 		wait := m.cfg.RenewInterval
 		if err := m.renewOrRegister(ctx); err != nil && ctx.Err() == nil {
+			if away := m.storageError(); away != nil {
+				err = away // which requests meet in many ways
+			}
 			if now := m.cfg.Clock.Now(); failures == 0 || err.Error() != said || now.Sub(at) >= sayAgain {
 				m.cfg.Logger.Error(err, "Identity Lease was not renewed")
 				said, at = err.Error(), now

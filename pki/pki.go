@@ -172,6 +172,7 @@ func ensureSigningKey(file string) error {
 		if err != nil {
 			return err
 		}
+		klog.Background().Info("Making a key for service account tokens: those that another key signed are void here, and the servers of a cluster need the same one", "file", file)
 		return writeWhole(map[string][]byte{file: content})
 	}
 	if err != nil {

@@ -171,9 +171,12 @@ func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Uns
 			return nil, false, ctx.Err()
 		}
 		err = fmt.Errorf("%w: %w", errNoAnswer, err)
-		if w.shrink(len(objects)); len(objects) > 1 && now.late > before.late {
+		if len(objects) > 1 && now.late > before.late {
+			w.outage.lasts(w.clock.Now(), err)
+			w.shrink(1) // whether it answers at all is not found out half by half, each of which takes as long
 			return nil, true, err
 		}
+		w.shrink(len(objects))
 		if !w.outage.lasts(w.clock.Now(), err) || attempt >= webhookAttempts && w.outage.answered() != answers {
 			return nil, false, err
 		}

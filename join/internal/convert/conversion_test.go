@@ -273,6 +273,25 @@ func TestWebhookSlow(t *testing.T) {
 	}
 }
 
+// TestWebhookHangs: one that takes calls and never answers is known to be down after a call of
+// many objects and two of a single object, the second of which asks whether it was that object.
+func TestWebhookHangs(t *testing.T) {
+	h, w := startHook(t)
+	w.calls.timeout, w.outage.patience = 200*time.Millisecond, 100*time.Millisecond
+	h.answer = func(r *http.Request, _ []string) int {
+		<-r.Context().Done()
+		return 0
+	}
+	all := map[int]migratestore.Reason{}
+	for i := range 64 {
+		all[i] = migratestore.Unconverted
+	}
+	wantConverted(t, w.convert(t.Context(), plains(64)), 64, all)
+	if !slices.Equal(h.calls, []int{64, 1, 1}) {
+		t.Errorf("calls of %v objects", h.calls)
+	}
+}
+
 // TestWebhookCancelled: a migration that is to end does not wait for a webhook that hangs.
 func TestWebhookCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
