@@ -97,14 +97,19 @@ func (x *index) problems(r *resource) []Problem {
 		add(x.unobserved(r))
 	}
 	unagreed := len(problems) > 0 || len(x.waitsFor(r)) > 0
+	failing := false
 	for _, m := range r.live() {
 		p := movingOf(r, m).problem(x, m)
 		if p.Kind == Waiting && unagreed {
 			continue // for a problem that was told already
 		}
 		add(p)
+		for _, p := range badObjects(r, m) {
+			add(p)
+			failing = true
+		}
 	}
-	if m := r.lastFailure(); m != nil {
+	if m := r.lastFailure(); m != nil && !failing {
 		for _, p := range failures(r, m) {
 			add(p)
 		}

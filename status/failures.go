@@ -4,12 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
@@ -25,26 +22,36 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	if failed == nil {
 		return nil
 	}
+	p := Problem{
+		Kind: MigrationFailed, Resources: []string{r.String()},
+		Text: fmt.Sprintf("%s: the migration %s failed, %s: %s", r, m.Name, failed.Reason, failed.Message),
+		Do:   "try again", Run: "kubectl concord migrate " + r.String(),
+	}
 	switch failed.Reason {
 	case migrationv1alpha1.ReasonObjectsFailed:
 		return badObjects(r, m)
 	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
 		return nil // the change leads to another migration
+	case migrationv1alpha1.ReasonResourceNotFound, migrationv1alpha1.ReasonNotManaged:
+		p.Do, p.Run = "no other try helps while that is so; take it away", "kubectl delete storageversionmigrations.migration.k8s.io "+m.Name
 	}
-	return []Problem{{
-		Kind: MigrationFailed, Resources: []string{r.String()},
-		Text: fmt.Sprintf("%s: the migration %s failed, %s: %s", r, m.Name, failed.Reason, failed.Message),
-		Do:   "try again", Run: "kubectl concord migrate " + r.String(),
-	}}
+	return []Problem{p}
 }
 
-// badObjects tells the objects that could not be migrated by the reason that kept them.
+// badObjects tells the objects that a migration could not migrate by the reason that kept them. It
+// may be under way.
 func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
 	var total, done int64
 	byReason := map[migrationv1alpha1.MigrationFailureReason]int64{}
 	if p := m.Status.Progress; p != nil {
 		total, done = p.Failed+p.Done, p.Done
+		if !migrationv1alpha1.Final(m) {
+			total = max(total, p.Total)
+		}
 		maps.Copy(byReason, p.FailedByReason)
+		if len(byReason) == 0 && len(m.Status.Failures) == 0 && p.Failed > 0 {
+			byReason[""] = p.Failed
+		}
 	}
 	named := map[migrationv1alpha1.MigrationFailureReason][]migrationv1alpha1.MigrationFailure{}
 	for _, f := range m.Status.Failures {
@@ -63,22 +70,46 @@ func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Pro
 	for _, reason := range slices.SortedFunc(maps.Keys(byReason), func(a, b migrationv1alpha1.MigrationFailureReason) int {
 		return cmp.Or(cmp.Compare(byReason[b], byReason[a]), cmp.Compare(a, b))
 	}) {
+		if reason == migrationv1alpha1.FailureDoesNotDecode {
+			problems = append(problems, unread(r, m, byReason[reason], total, named[reason])...)
+			continue
+		}
 		problems = append(problems, ofReason(r, m, reason, byReason[reason], total, named[reason]))
 	}
 	return problems
 }
 
-func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason migrationv1alpha1.MigrationFailureReason, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
-	p := Problem{Kind: BadObjects, Resources: []string{r.String()}, Failed: n}
+// ofObjects is the problem that n of a migration's objects have, with what to do about all of them: once it is
+// done, the migration is tried again.
+func ofObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration, n int64, named []migrationv1alpha1.MigrationFailure, text, do string) Problem {
+	p := Problem{Kind: BadObjects, Resources: []string{r.String()}, Failed: n, Text: text}
 	for _, f := range named {
 		p.Objects = append(p.Objects, Object{strings.TrimPrefix(f.Namespace+"/"+f.Name, "/"), f.Message})
 	}
-	of := fmt.Sprintf("%s: %d of %d objects", r, n, total)
-	to := "another version"
-	if encoding := migrationv1alpha1.TargetOf(m).Encoding; encoding != "" {
-		to = string(encoding.Plain())
+	if !migrationv1alpha1.Final(m) {
+		p.Do = do + "; the migration that is under way is followed by another try"
+		return p
 	}
-	p.Run = "kubectl concord migrate " + r.String()
+	p.Do, p.Run = do+", then", "kubectl concord migrate "+r.String()
+	return p
+}
+
+// inLog says where all objects are named that a migration cannot migrate.
+func inLog(m *migrationv1alpha1.StorageVersionMigration) string {
+	return "see the log of " + cmp.Or(m.Annotations[migrationv1alpha1.ClaimedByAnnotation], "the server that migrates") + ", which names them"
+}
+
+// toEncoding is the encoding that a migration writes, for people.
+func toEncoding(m *migrationv1alpha1.StorageVersionMigration) string {
+	if encoding := migrationv1alpha1.TargetOf(m).Encoding; encoding != "" {
+		return string(encoding.Plain())
+	}
+	return "another version"
+}
+
+func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason migrationv1alpha1.MigrationFailureReason, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
+	of := fmt.Sprintf("%s: %d of %d objects", r, n, total)
+	kept := fmt.Sprintf("%s cannot be migrated to %s", of, toEncoding(m))
 	down := func(f migrationv1alpha1.MigrationFailure) bool { return unanswered.MatchString(f.Message) }
 	switch reason {
 	case migrationv1alpha1.FailureConversionWebhook:
@@ -87,70 +118,30 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 			webhook += " (" + at + ")"
 		}
 		if slices.ContainsFunc(named, down) {
+			p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, which does not answer", of, webhook), "bring it up")
 			p.Kind = WebhookDown
-			p.Text = fmt.Sprintf("%s wait for %s, which does not answer", of, webhook)
-			p.Do = "bring it up; the migration is tried again by itself, and at once by"
+			if migrationv1alpha1.Final(m) {
+				p.Do = "bring it up; the migration is tried again by itself, and at once by"
+			}
 			return p
 		}
-		p.Text = fmt.Sprintf("%s cannot be migrated to %s: %s refuses them", of, to, webhook)
-		p.Do = "mend these objects, or the webhook, then"
-	case migrationv1alpha1.FailureDoesNotDecode:
-		p.Text = fmt.Sprintf("%s cannot be migrated to %s: they cannot be read, and as long as they are there no list of %s can", of, to, r)
-		p.Do = fmt.Sprintf("remove them unread, create them anew from a backup, and run kubectl concord migrate %s. Servers before 1.37 remove nothing unread: there take the keys, which a list names, out of etcd. The first", r)
-		p.Run = r.removal(named)
-	case migrationv1alpha1.FailureTooLarge:
-		p.Text = fmt.Sprintf("%s cannot be migrated to %s: they are too large for etcd", of, to)
-		p.Do = "make them smaller, then"
-	case migrationv1alpha1.FailureRejected:
-		p.Text = fmt.Sprintf("%s cannot be migrated to %s: they are not taken as they are", of, to)
-		p.Do = fmt.Sprintf("mend them (kubectl edit %s NAME), then", r)
-	default:
-		p.Text = fmt.Sprintf("%s cannot be migrated to %s", of, to)
-		if reason != "" {
-			p.Text += ": " + string(reason)
+		if len(named) == 0 { // a migration under way names objects later than it counts them
+			return ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, which does not answer, or refuses them", of, webhook), "see that it answers")
 		}
+		return ofObjects(r, m, n, named, fmt.Sprintf("%s: %s refuses them", kept, webhook), "mend these objects, or the webhook")
+	case migrationv1alpha1.FailureTooLarge:
+		return ofObjects(r, m, n, named, kept+": they are too large for etcd", "make them smaller")
+	case migrationv1alpha1.FailureRejected:
+		return ofObjects(r, m, n, named, kept+": they are not taken as they are", fmt.Sprintf("mend them (kubectl edit %s NAME)", r))
+	}
+	if reason != "" {
+		kept += ": " + string(reason)
+	}
+	p := ofObjects(r, m, n, named, kept, inLog(m))
+	if migrationv1alpha1.Final(m) {
 		p.Do = "try again"
 	}
 	return p
-}
-
-// removal is the command, for any shell, that deletes the first of these objects unread.
-func (r *resource) removal(named []migrationv1alpha1.MigrationFailure) string {
-	gv, err := schema.ParseGroupVersion(r.servedVersion())
-	if err != nil || gv.Empty() || len(named) == 0 {
-		return ""
-	}
-	path := "/apis/" + gv.String()
-	if gv.Group == "" {
-		path = "/api/" + gv.Version
-	}
-	if named[0].Namespace != "" {
-		path += "/namespaces/" + url.PathEscape(named[0].Namespace)
-	}
-	path += "/" + r.Resource + "/" + url.PathEscape(named[0].Name)
-	return "echo '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}' | \\\n  kubectl delete -f - --raw \\\n  '" + path + "'"
-}
-
-// servedVersion is a group/version in which the resource is served: that in which it is stored, if
-// that is one.
-func (r *resource) servedVersion() string {
-	target := string(r.target().Plain())
-	var served []string
-	for _, report := range r.reports {
-		served = append(served, report.Served...)
-	}
-	if r.crd != nil {
-		served = nil
-		for _, v := range r.crd.Spec.Versions {
-			if v.Served {
-				served = append(served, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v.Name}.String())
-			}
-		}
-	}
-	if len(served) == 0 || slices.Contains(served, target) {
-		return target
-	}
-	return served[0]
 }
 
 // lastFailure is the newest ended migration if that failed and its work is still to be done; nil

@@ -1,0 +1,154 @@
+package status
+
+import (
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// lacking matches what API servers say of a value in a version that they do not have, and has the version.
+var lacking = regexp.MustCompile(`from an invalid group/version: ([\w./-]+)|is registered for version "([\w./-]+)"`)
+
+// sealed matches what they say of a value that no key of theirs opens.
+var sealed = regexp.MustCompile(`Undecryptable|unable to transform|not transformable|decrypt`)
+
+// unreadValue is what is the matter with a stored value that cannot be read.
+type unreadValue struct {
+	// version is the one it is in, and that servers do not have.
+	version string
+	sealed  bool
+}
+
+func unreadBy(message string) unreadValue {
+	if found := lacking.FindStringSubmatch(message); found != nil {
+		return unreadValue{version: strings.TrimRight(found[1]+found[2], ".")}
+	}
+	return unreadValue{sealed: sealed.MatchString(message)}
+}
+
+// unread tells the objects that cannot be read by what is the matter with them: those that can be saved
+// first. Objects that no failure names count with the first.
+func unread(r *resource, m *migrationv1alpha1.StorageVersionMigration, n, total int64, named []migrationv1alpha1.MigrationFailure) (problems []Problem) {
+	var all []unreadValue
+	of := map[unreadValue][]migrationv1alpha1.MigrationFailure{}
+	for _, f := range named {
+		v := unreadBy(f.Message)
+		if of[v] == nil {
+			all = append(all, v)
+		}
+		of[v] = append(of[v], f)
+	}
+	if len(all) == 0 {
+		all = append(all, unreadValue{})
+	}
+	slices.SortStableFunc(all, func(a, b unreadValue) int { return a.rank() - b.rank() })
+	unnamed := n - int64(len(named))
+	for i, v := range all {
+		count := int64(len(of[v]))
+		if i == 0 {
+			count += unnamed
+		}
+		problems = append(problems, r.unreadAs(m, v, count, total, of[v]))
+	}
+	return problems
+}
+
+func (v unreadValue) rank() int {
+	switch {
+	case v.version != "":
+		return 0
+	case v.sealed:
+		return 1
+	}
+	return 2
+}
+
+func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v unreadValue, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
+	kept := fmt.Sprintf("%s: %d of %d objects cannot be migrated to %s: ", r, n, total, toEncoding(m))
+	lists := fmt.Sprintf(", and as long as they are there no list of %s can", r)
+	switch {
+	case v.version != "":
+		return ofObjects(r, m, n, named, kept+"they are stored in "+v.version+", which "+r.lackedBy(v.version)+lists, r.bringBack(v.version))
+	case v.sealed:
+		return ofObjects(r, m, n, named, kept+"they cannot be decrypted"+lists, "put the key that they are encrypted with back into --encryption-provider-config of every server")
+	}
+	if len(named) == 0 {
+		return ofObjects(r, m, n, named, kept+"they cannot be read"+lists, inLog(m)+", with what they lack")
+	}
+	p := ofObjects(r, m, n, named, kept+"they cannot be read"+lists, "")
+	p.Do = fmt.Sprintf("remove them unread, create them anew from a backup, and run kubectl concord migrate %s. Servers before 1.37 remove nothing unread: there take the keys, which a list names, out of etcd. The first", r)
+	p.Run = r.removal(named)
+	return p
+}
+
+// has says whether the definition has a version.
+func (r *resource) has(version string) bool {
+	return r.crd != nil && slices.ContainsFunc(r.crd.Spec.Versions, func(v CRDVersion) bool { return r.crd.Spec.Group+"/"+v.Name == version })
+}
+
+// lackedBy says who does not have a version.
+func (r *resource) lackedBy(version string) string {
+	switch {
+	case r.has(version):
+		return "the CustomResourceDefinition lacked then"
+	case r.crd != nil:
+		return "the CustomResourceDefinition lacks"
+	}
+	return "servers of this release do not read"
+}
+
+// bringBack is how objects in a version can be read again.
+func (r *resource) bringBack(version string) string {
+	switch {
+	case r.has(version):
+		return "it has that version again: wait a moment"
+	case r.crd != nil:
+		return fmt.Sprintf("no object is lost: put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", version, r.crd.Name)
+	}
+	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", version)
+}
+
+// removal is the command, for any shell, that deletes the first of these objects unread.
+func (r *resource) removal(named []migrationv1alpha1.MigrationFailure) string {
+	gv, err := schema.ParseGroupVersion(r.servedVersion())
+	if err != nil || gv.Empty() || len(named) == 0 {
+		return ""
+	}
+	path := "/apis/" + gv.String()
+	if gv.Group == "" {
+		path = "/api/" + gv.Version
+	}
+	if named[0].Namespace != "" {
+		path += "/namespaces/" + url.PathEscape(named[0].Namespace)
+	}
+	path += "/" + r.Resource + "/" + url.PathEscape(named[0].Name)
+	return "echo '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}' | \\\n  kubectl delete -f - --raw \\\n  '" + path + "'"
+}
+
+// servedVersion is a group/version in which the resource is served: that in which it is stored, if
+// that is one.
+func (r *resource) servedVersion() string {
+	target := string(r.target().Plain())
+	var served []string
+	for _, report := range r.reports {
+		served = append(served, report.Served...)
+	}
+	if r.crd != nil {
+		served = nil
+		for _, v := range r.crd.Spec.Versions {
+			if v.Served {
+				served = append(served, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v.Name}.String())
+			}
+		}
+	}
+	if len(served) == 0 || slices.Contains(served, target) {
+		return target
+	}
+	return served[0]
+}
