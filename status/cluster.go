@@ -115,6 +115,7 @@ func (x *index) problems(r *resource) []Problem {
 		}
 	}
 	add(held(r))
+	add(unpruned(r))
 	return problems
 }
 
@@ -175,6 +176,24 @@ func held(r *resource) Problem {
 		Text: fmt.Sprintf("%s: its cut-over is on hold (annotation %s): status.storedVersions is not pruned", r, migrationv1alpha1.HoldAnnotation),
 		Do:   "let it go on", Run: "kubectl concord release " + r.String(),
 	}
+}
+
+// unpruned is that the definition's own annotation keeps storedVersions: controllers of a stock cluster follow it.
+func unpruned(r *resource) Problem {
+	if r.crd == nil || r.version != nil {
+		return Problem{}
+	}
+	_, _, why := observed.Prunes(r.crd.Annotations)
+	_, wrong := observed.ParsePruneAfter(r.crd.Annotations[observed.PruneAnnotation])
+	if why == "" || wrong == nil && len(r.stale()) == 0 {
+		return Problem{}
+	}
+	p := Problem{Kind: Held, Resources: []string{r.String()}, Text: fmt.Sprintf("%s: status.storedVersions is not pruned: %s", r, why)}
+	p.Do, p.Run = "take it away, so that --prune-after of concord controllers says when", "kubectl annotate crd "+r.crd.Name+" "+observed.PruneAnnotation+"-"
+	if wrong != nil {
+		p.Do, p.Run = "say when", "kubectl annotate --overwrite crd "+r.crd.Name+" "+observed.PruneAnnotation+"=10m"
+	}
+	return p
 }
 
 // unknown says whether objects may be stored in versions that nobody can name.

@@ -230,7 +230,7 @@ func (r *resource) next(a *Answer) string {
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
 		return "no server has reported it yet; look again with kubectl concord status -w"
 	case a.Blocked && r.crd != nil && r.settled() && r.version == nil:
-		return "the definition is pruned when every kube-apiserver has answered for as long as its annotation " + observed.PruneAnnotation + " says, or --prune-after of concord controllers: 10 minutes by default"
+		return "the definition is pruned when every kube-apiserver has answered for " + r.pruneAfter()
 	case a.Blocked && r.crd != nil && r.settled():
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd == nil && r.version == nil:
@@ -239,6 +239,14 @@ func (r *resource) next(a *Answer) string {
 		return "a migration begins by itself; at once by kubectl concord migrate " + r.String()
 	}
 	return ""
+}
+
+// pruneAfter is how long a proof has to hold in a stock cluster.
+func (r *resource) pruneAfter() string {
+	if after, told, _ := observed.Prunes(r.crd.Annotations); told {
+		return fmt.Sprintf("%s, as its annotation %s says", after, observed.PruneAnnotation)
+	}
+	return "as long as --prune-after of concord controllers says, 10 minutes by default; its annotation " + observed.PruneAnnotation + " says it for this one"
 }
 
 // Text shows the answer.

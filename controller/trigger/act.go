@@ -259,12 +259,17 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if err := c.allReport(ctx); err != nil {
 		return err
 	}
+	from := crd.Status.StoredVersions
 	for _, v := range crd.Spec.Versions {
 		if v.Storage {
 			crd.Status.StoredVersions = []string{v.Name}
 		}
 	}
-	return c.cfg.Client.Status().Update(ctx, crd)
+	if err := c.cfg.Client.Status().Update(ctx, crd); err != nil {
+		return err
+	}
+	c.cfg.Logger.Info("Pruned storedVersions", "resource", l.Resource.String(), "from", from, "to", crd.Status.StoredVersions)
+	return nil
 }
 
 // allReport fails if a server has come that does not report. The StorageVersions tell that a

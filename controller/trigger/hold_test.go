@@ -3,8 +3,10 @@ package trigger
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -48,10 +50,16 @@ func TestHoldAndHistory(t *testing.T) {
 		past[0].Made != migrationv1alpha1.MadeByTrigger || !slices.Equal(past[0].From, []string{migrationv1alpha1.Unknown}) {
 		t.Errorf("remembered: %+v", past)
 	}
+	var logged []string
+	c.cfg.Logger = funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{})
 	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations = nil })
 	w.settle(c)
 	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v2"}) {
 		t.Errorf("released, storedVersions are %v", got)
+	}
+	const pruned = `"msg"="Pruned storedVersions" "resource"="cronjobs.batch.example.com" "from"=["v1" "v2"] "to"=["v2"]`
+	if !slices.ContainsFunc(logged, func(line string) bool { return strings.Contains(line, pruned) }) {
+		t.Errorf("logged is %q", logged)
 	}
 	if again := migrationv1alpha1.History(w.state().Annotations); len(again) != 1 {
 		t.Errorf("remembered later: %+v", again)

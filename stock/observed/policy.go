@@ -97,22 +97,35 @@ func prune(o evolve.Observation, annotations map[string]string, s Settings, look
 	if migrationv1alpha1.Held(annotations) {
 		return "the CustomResourceDefinition has the annotation " + migrationv1alpha1.HoldAnnotation, 0
 	}
-	after, said := s.PruneAfter, "--prune-after"
-	text, told := annotations[PruneAnnotation]
-	if s.BestEffort && !told {
+	after, told, why := Prunes(annotations)
+	switch {
+	case why != "":
+		return why, 0
+	case !told && s.BestEffort:
 		return "kube-apiservers cannot be asked one by one: the annotation " + PruneAnnotation + " has to say when", 0
-	}
-	if told {
-		said = "the annotation " + PruneAnnotation
-		var err error
-		if after, err = ParsePruneAfter(text); err != nil {
-			return fmt.Sprintf("%s is %q: %v", said, text, err), 0
-		}
-	}
-	if after == Never {
-		return said + " is " + pruneNever, 0
+	case !told && s.PruneAfter == Never:
+		return "--prune-after is " + pruneNever, 0
+	case !told:
+		after = s.PruneAfter
 	}
 	return "", max(0, proven(o, looked).Add(after).Sub(o.Now))
+}
+
+// Prunes says how long after the proof a definition's own annotation has its storedVersions pruned, if it
+// tells, and why it has them not pruned at all: it says never, or nothing that is understood.
+func Prunes(annotations map[string]string) (after time.Duration, told bool, why string) {
+	text, told := annotations[PruneAnnotation]
+	if !told {
+		return 0, false, ""
+	}
+	after, err := ParsePruneAfter(text)
+	switch {
+	case err != nil:
+		why = fmt.Sprintf("the annotation %s is %q: %v", PruneAnnotation, text, err)
+	case after == Never:
+		why = "the annotation " + PruneAnnotation + " is " + pruneNever
+	}
+	return after, true, why
 }
 
 // proven is when the migration ended after which nothing else is stored.
