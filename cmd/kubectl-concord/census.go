@@ -34,7 +34,8 @@ takes a while for many objects.
 A server of Concord counts, if only cluster admins ask it to. With --etcd-servers the etcd of
 any cluster is read, of stock servers too, and no API server is asked: the permission to read
 what is under --etcd-prefix is enough, and nothing is written. Encrypted values are counted as
-such: no key is asked for.`,
+such: no key is asked for. An etcd knows no short names: a RESOURCE of which nothing is stored
+is an error there.`,
 		Example: `  kubectl concord census widgets.example.com
   kubectl concord census --all -o json
   kubectl concord census --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
@@ -68,10 +69,47 @@ func censusOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, reso
 	if err != nil {
 		return err
 	}
-	if len(resources) > 0 {
-		counted.Rows = slices.DeleteFunc(counted.Rows, func(row migratestore.Row) bool { return !slices.Contains(resources, row.Resource) })
+	if counted.Rows, err = chosen(counted.Rows, resources); err != nil {
+		return err
 	}
 	return rawetcd.PrintCensus(out, counted, false, output)
+}
+
+// chosen are the rows of these resources, and all of them if there are none. The error is that nothing is
+// stored by one of the names: an etcd does not know others, such as short ones.
+func chosen(rows []migratestore.Row, resources []string) ([]migratestore.Row, error) {
+	if len(resources) == 0 {
+		return rows, nil
+	}
+	var known []schema.GroupResource
+	for _, row := range rows {
+		if gr := schema.ParseGroupResource(row.Resource); !slices.Contains(known, gr) {
+			known = append(known, gr)
+		}
+	}
+	for _, name := range resources {
+		if !slices.Contains(known, schema.ParseGroupResource(name)) {
+			return nil, notStored(name, known)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(rows), func(row migratestore.Row) bool { return !slices.Contains(resources, row.Resource) }), nil
+}
+
+// notStored says which of the known resources a name may mean by which nothing is stored.
+func notStored(name string, known []schema.GroupResource) error {
+	if len(known) == 0 {
+		return fmt.Errorf("nothing is stored as %q: nothing at all is under --etcd-prefix", name)
+	}
+	var meant []schema.GroupResource
+	for _, gr := range known {
+		if strings.HasPrefix(gr.String(), name) {
+			meant = append(meant, gr)
+		}
+	}
+	if len(meant) > 0 {
+		return fmt.Errorf("nothing is stored as %q; give the whole name: %s", name, names(meant))
+	}
+	return fmt.Errorf("nothing is stored as %q; of the %d resources that are stored the nearest by name: %s", name, len(known), names(status.Nearest(name, known)))
 }
 
 func (p *plugin) census(ctx context.Context, out io.Writer, args []string, output string) error {

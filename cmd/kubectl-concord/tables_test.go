@@ -18,6 +18,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -185,5 +186,31 @@ func wantNarrow(t *testing.T, text string) {
 		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > plainWidth {
 			t.Errorf("a line of %d columns: %s", n, line)
 		}
+	}
+}
+
+// TestChosen: a census of raw etcd that finds nothing by a name says so, and what may be meant.
+func TestChosen(t *testing.T) {
+	rows := []migratestore.Row{
+		{Resource: "recs.ex.com", Encoding: "ex.com/v1", Objects: 20}, {Resource: "recs.ex.com", Encoding: "ex.com/v2", Objects: 10},
+		{Resource: "records.ex.com", Encoding: "ex.com/v1", Objects: 1}, {Resource: "secrets", Encoding: "v1", Objects: 1},
+	}
+	for _, test := range []struct {
+		name, refused string
+		want          int
+	}{
+		{"", "", 4},
+		{"recs.ex.com", "", 2},
+		{"recs", `nothing is stored as "recs"; give the whole name: recs.ex.com`, 0},
+		{"rec", `nothing is stored as "rec"; give the whole name: recs.ex.com, records.ex.com`, 0},
+		{"nonsense", `nothing is stored as "nonsense"; of the 3 resources that are stored the nearest by name: `, 0},
+	} {
+		got, err := chosen(rows, strings.Fields(test.name))
+		if len(got) != test.want || (err == nil) != (test.refused == "") || err != nil && !strings.HasPrefix(err.Error(), test.refused) {
+			t.Errorf("%q: %v, %v", test.name, got, err)
+		}
+	}
+	if _, err := chosen(nil, []string{"recs"}); err == nil || !strings.Contains(err.Error(), "nothing at all is under --etcd-prefix") {
+		t.Errorf("of an empty etcd: %v", err)
 	}
 }
