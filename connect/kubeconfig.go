@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// answerTimeout bounds the wait for each answer of a cluster.
+// answerTimeout bounds the wait for each answer of a cluster where --request-timeout does not.
 const answerTimeout = 10 * time.Second
 
 // Kubeconfig is how to reach the cluster that a kubeconfig names, or $KUBECONFIG.
@@ -28,10 +28,12 @@ func Loaded(flags clientcmd.ClientConfig) (*rest.Config, error) {
 	return AsCommand(config), nil
 }
 
-// WithTimeout returns a copy of config that waits for each answer only so long as somebody at
-// a terminal would.
+// WithTimeout returns a copy of config that waits for each answer as long as it says itself, or
+// else only so long as somebody at a terminal would.
 func WithTimeout(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
-	config.Timeout = answerTimeout
+	if config.Timeout == 0 {
+		config.Timeout = answerTimeout
+	}
 	return config
 }
