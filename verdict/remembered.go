@@ -67,8 +67,15 @@ func (s Sets) inCluster(gr schema.GroupResource) compat.Stored {
 	if len(s.States) > 0 && len(s.Versions) > 0 && !state && !version {
 		return compat.Stored{Resource: gr, Why: "no server of this cluster has reported that it stores it"}
 	}
-	return s.Of(gr)
+	stored := s.Of(gr)
+	if stored.Unknown && len(s.Versions) == 0 {
+		stored.Why = noReports
+	}
+	return stored
 }
+
+// noReports is why nothing is sure of a cluster of stock servers.
+const noReports = "no server of this cluster reports what it stores, as Concord's do"
 
 // Defined adds what the resource's definition says of it; nil is one that cannot be read.
 func Defined(s compat.Stored, definitions map[schema.GroupResource]*Definition) compat.Stored {

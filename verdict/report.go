@@ -68,16 +68,18 @@ func OfServer(target *compat.Target, stored []compat.Stored) Report {
 
 // untold is why nobody could tell of some resources.
 type untold struct {
-	// damaged is the first that has values which cannot be read; others is that there are others.
-	damaged string
-	others  bool
+	// damaged is the first that has values which cannot be read; others is that there are others, and
+	// unreported that there are some for which no waiting helps, since no server reports.
+	damaged            string
+	others, unreported bool
 }
 
 func (u *untold) add(f compat.Finding, s compat.Stored) {
 	switch {
 	case f.Verdict != compat.CouldNotTell:
 	case s.Undecodable.Objects == 0 && (s.Census == nil || s.Census.Unreadable == 0):
-		u.others = true
+		u.unreported = u.unreported || s.Why == noReports
+		u.others = u.others || s.Why != noReports
 	case u.damaged == "":
 		u.damaged = f.Resource
 	}
@@ -87,7 +89,10 @@ func (u *untold) add(f compat.Finding, s compat.Stored) {
 func (u untold) do(others string) string {
 	var all []string
 	if u.damaged != "" {
-		all = append(all, "remove the objects that cannot be read and restore them from a backup: kubectl concord why "+u.damaged+" tells how")
+		all = append(all, "have the objects that cannot be read saved, or removed: kubectl concord why "+u.damaged+" tells how")
+	}
+	if u.unreported {
+		all = append(all, "let raw values be read, for which no server has to report: concord preflight --etcd-servers")
 	}
 	if u.others {
 		all = append(all, others)

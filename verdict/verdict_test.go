@@ -195,3 +195,15 @@ func TestAlike(t *testing.T) {
 		t.Errorf("it says\n%s", text)
 	}
 }
+
+// TestStockCluster: where no server reports, waiting for migrations does not help, and is not advised.
+func TestStockCluster(t *testing.T) {
+	state := migrationv1alpha1.StorageState{}
+	state.Name = "widgets.example.com"
+	state.Status.PersistedEncodings, state.Status.PersistedStorageVersionHashes = []string{"example.com/v1"}, []string{"h"}
+	target := compat.ReleaseTarget(verdict.Lifecycles(), version.MajorMinor(1, 38))
+	r := verdict.OfServer(target, verdict.Cluster{States: []migrationv1alpha1.StorageState{state}}.Stored([]schema.GroupResource{widgets}))
+	if r.Verdict != compat.CouldNotTell || strings.Contains(r.Do, "wait") || !strings.Contains(r.Do, "--etcd-servers") || !strings.Contains(r.Resources[0].Reason, "no server of this cluster reports") {
+		t.Errorf("the verdict is %+v", r)
+	}
+}
