@@ -85,7 +85,6 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	flags.BoolVar(&o.InstallDefinitions, "install-crds", true, "install and update the definitions of migration.k8s.io")
 	flags.BoolVar(&o.Settings.BestEffort, "best-effort", false, "kube-apiservers cannot be reached one by one, as in some managed clusters: believe whoever answers, and prune storedVersions only where the annotation "+observed.PruneAnnotation+" says when")
 	flags.StringVar(&o.mirror, "mirror", string(stock.MirrorAuto), "when to do migrations of storagemigration.k8s.io, too: auto, where kube-controller-manager's own migrator is seen to be off; always, where you know that it is off; never")
-	flags.Lookup("mirror").NoOptDefVal = string(stock.MirrorAlways)
 	flags.DurationVar(&o.MirrorAfter, "mirror-after", 0, "for how long kube-controller-manager has to leave a migration alone, until --mirror=auto takes its migrator for off (default 5m)")
 	flags.BoolVar(&o.CleanFields, "clean-managed-fields", true, "take entries out of managedFields that name versions which a definition does not serve any more")
 	flags.BoolVar(&o.Settings.BuiltIn, "built-in-resources", true, "also migrate resources that are no custom ones")

@@ -30,3 +30,13 @@ func TestManifest(t *testing.T) {
 		t.Errorf("%q: %v, and %q are no flags", container.Args, err, cmd.Flags().Args())
 	}
 }
+
+// TestMirrorFlag: its value may be a word of its own.
+func TestMirrorFlag(t *testing.T) {
+	for _, args := range [][]string{{"--mirror", "always"}, {"--mirror=always"}} {
+		cmd := NewCommand("concord-controllers")
+		if err := cmd.ParseFlags(args); err != nil || cmd.Flags().NArg() > 0 || cmd.Flags().Lookup("mirror").Value.String() != "always" {
+			t.Errorf("%q: %v, and %q are no flags", args, err, cmd.Flags().Args())
+		}
+	}
+}

@@ -12,8 +12,12 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/dashboard"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -59,11 +63,23 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	server := &http.Server{Handler: local, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve says how it ended
 	defer stop()
-	if _, err := fmt.Fprintf(out, "%s\nshows %s until you press Ctrl-C.\n", local.URL(), config.Host); err != nil {
+	if _, err := fmt.Fprintf(out, "%s\nshows %s until you press Ctrl-C.\n%s", local.URL(), config.Host, unreachable(ctx, config)); err != nil {
 		return err
 	}
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+// unreachable says that a cluster does not answer; nothing if it does, also if that is with an error.
+func unreachable(ctx context.Context, config *rest.Config) string {
+	client, err := discovery.NewDiscoveryClientForConfig(connect.WithTimeout(config))
+	if err == nil {
+		err = client.RESTClient().Get().AbsPath("/version").Do(ctx).Error()
+	}
+	if answered := apierrors.APIStatus(nil); err == nil || errors.As(err, &answered) {
+		return ""
+	}
+	return fmt.Sprintf("It does not answer now, and the page shows it when it does: %v\n", err)
 }

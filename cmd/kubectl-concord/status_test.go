@@ -2,8 +2,12 @@ package main
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/status"
 )
@@ -72,5 +76,17 @@ func TestStyleOf(t *testing.T) {
 		if text := status.Of(o).Text(style); strings.Contains(text, "\x1b") && !style.Color {
 			t.Errorf("%s: it has colours: %q", name, text)
 		}
+	}
+}
+
+// TestUnreachable: the dashboard says so at once, and takes an answer of any kind for one.
+func TestUnreachable(t *testing.T) {
+	forbids := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }))
+	t.Cleanup(forbids.Close)
+	if text := unreachable(t.Context(), &rest.Config{Host: forbids.URL}); text != "" {
+		t.Errorf("of one that answers it says %q", text)
+	}
+	if text := unreachable(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}); !strings.HasPrefix(text, "It does not answer now") || !strings.Contains(text, "connection refused") {
+		t.Errorf("of one that is not there it says %q", text)
 	}
 }
