@@ -105,7 +105,7 @@ const (
 func chartTemplates(root string) (map[string]string, error) {
 	files := map[string]string{}
 	for source, guard := range map[string]bool{
-		"base/serviceaccount.yaml": false, "base/rbac.yaml": false, "base/poddisruptionbudget.yaml": false,
+		"base/serviceaccount.yaml": false, "base/rbac.yaml": false, "base/readers.yaml": false, "base/poddisruptionbudget.yaml": false,
 		"guards/storedversions.yaml": true, "guards/storageversion.yaml": true, "guards/versions.yaml": true,
 	} {
 		content, err := os.ReadFile(filepath.Join(root, "deploy/controllers", source))
