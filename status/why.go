@@ -82,6 +82,9 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 		a.Moving = append(a.Moving, movingOf(r, m))
 	}
 	r.summarize(&a, target)
+	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
+		a.Next = "nothing is migrated before concord controllers, or servers of Concord, run here: no StorageState tells of them"
+	}
 	return a, nil
 }
 

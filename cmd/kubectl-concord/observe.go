@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -77,6 +79,7 @@ func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Obse
 func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	var o status.Observed
 	var mu sync.Mutex
+	unread := map[string]error{}
 	group, ctx := errgroup.WithContext(ctx)
 	read := func(kind string, list func(context.Context) error) {
 		group.Go(func() error {
@@ -87,7 +90,7 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 			case apierrors.IsForbidden(err):
 				mu.Lock()
 				defer mu.Unlock()
-				o.Unread = append(o.Unread, fmt.Sprintf("%s may not be listed, so what follows lacks what they tell: %v", kind, err))
+				unread[kind] = err
 				return nil
 			}
 			return fmt.Errorf("the cluster at %s: list %s: %w", c.config.Host, kind, err)
@@ -126,9 +129,19 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 		return err
 	})
 	err := group.Wait()
-	slices.Sort(o.Unread)
+	o.Unread = refusals(unread)
 	o.Now = c.clock.Now()
 	return o, err
+}
+
+// refusals tells once what may not be listed, by kind, and what a reader needs.
+func refusals(unread map[string]error) []string {
+	if len(unread) == 0 {
+		return nil
+	}
+	kinds := slices.Sorted(maps.Keys(unread))
+	return []string{fmt.Sprintf("%s may not be listed, so what follows lacks what they tell: %v; readers need the ClusterRole concord-view, or view, for the whole cluster (deploy/controllers/base/readers.yaml)",
+		strings.Join(kinds, ", "), unread[kinds[0]])}
 }
 
 // originals reads the migrations of Kubernetes' own API, where it is served, and the Lease that

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -49,8 +50,8 @@ func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (scr
 	if err != nil {
 		return "", nil, err
 	}
-	if n := len(o.Unread); n > 0 {
-		unread = fmt.Errorf("%d kinds of objects may not be listed by this user", n)
+	if len(o.Unread) > 0 {
+		unread = errors.New("not everything may be listed by this user")
 	}
 	now := status.Of(o)
 	if output == "json" {

@@ -4,10 +4,15 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/status"
 )
@@ -88,5 +93,51 @@ func TestUnreachable(t *testing.T) {
 	}
 	if text := unreachable(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}); !strings.HasPrefix(text, "It does not answer now") || !strings.Contains(text, "connection refused") {
 		t.Errorf("of one that is not there it says %q", text)
+	}
+}
+
+// TestRefusals: who may read nothing is told so once, with what it takes.
+func TestRefusals(t *testing.T) {
+	if got := refusals(nil); got != nil {
+		t.Errorf("of nothing there are %q", got)
+	}
+	got := refusals(map[string]error{"StorageStates": errors.New("forbidden: b"), "Leases": errors.New("forbidden: a")})
+	if want := "Leases, StorageStates may not be listed, so what follows lacks what they tell: forbidden: a; readers need the ClusterRole concord-view"; len(got) != 1 || !strings.HasPrefix(got[0], want) {
+		t.Errorf("they are %q", got)
+	}
+}
+
+// TestNobodyLooks: a name that means nothing, where nobody looks after anything, is not only called unknown.
+func TestNobodyLooks(t *testing.T) {
+	c := &cluster{config: &rest.Config{Host: "https://127.0.0.1:1"}}
+	if _, err := c.resolve(status.Observed{}, "deployments"); err == nil || !strings.Contains(err.Error(), "concord controllers make them") {
+		t.Errorf("without StorageStates: %v", err)
+	}
+}
+
+// TestReaders: the ClusterRole for readers, which Kubernetes' role view takes in, lets them list all that a
+// status is made of.
+func TestReaders(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/controllers/base/readers.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var role rbacv1.ClusterRole
+	if err := yaml.UnmarshalStrict(text, &role); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(refusals(map[string]error{"": nil})[0], role.Name) || role.Labels["rbac.authorization.k8s.io/aggregate-to-view"] != "true" {
+		t.Errorf("the role is %s, with the labels %v", role.Name, role.Labels)
+	}
+	for _, name := range []string{
+		"leases.coordination.k8s.io", "storagestates.migration.k8s.io", "storageversions.internal.apiserver.k8s.io", "storageversionmigrations.migration.k8s.io",
+		"storageversionmigrations.storagemigration.k8s.io", "customresourcedefinitions.apiextensions.k8s.io",
+	} {
+		gr := schema.ParseGroupResource(name)
+		if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+			return slices.Contains(r.APIGroups, gr.Group) && slices.Contains(r.Resources, gr.Resource) && slices.Contains(r.Verbs, "list")
+		}) {
+			t.Errorf("readers may not list %s", name)
+		}
 	}
 }

@@ -123,6 +123,9 @@ func (c *cluster) resolve(o status.Observed, name string) (schema.GroupResource,
 			return gr, nil
 		}
 	}
+	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
+		return schema.GroupResource{}, fmt.Errorf("%q: %s", name, migrating.NobodyLooks)
+	}
 	if len(like) == 0 {
 		return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here: nothing is known of any", name)
 	}

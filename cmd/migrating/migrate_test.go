@@ -2,14 +2,18 @@ package migrating
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/api/census"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -158,4 +162,23 @@ func exitCode(err error) int {
 		return coded.ExitCode()
 	}
 	return 1
+}
+
+// TestNobodyLooks: without StorageStates, and without their definition, it is said who makes them.
+func TestNobodyLooks(t *testing.T) {
+	missing, err := newFake(interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
+		return apierrors.NewNotFound(schema.GroupResource{Group: "migration.k8s.io", Resource: "storagestates"}, "")
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, err := newFake(interceptor.Funcs{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cluster := range map[string]client.Client{"without the definition": missing, "without states": empty} {
+		if _, err := (&migrateOptions{}).resources(t.Context(), nil, cluster, []string{"deployments"}); err == nil || err.Error() != NobodyLooks {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

@@ -21,10 +21,13 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
+// NobodyLooks is why nothing is known of how a cluster's objects are stored.
+const NobodyLooks = "there are no StorageStates, which tell how objects are stored: concord controllers make them in a stock cluster, and servers of Concord in others; see that these run, and wait until they have looked"
+
 // resources are those that the arguments mean, in their order, or all that are stored.
 func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, cluster client.Client, args []string) ([]schema.GroupResource, error) {
 	var states migrationv1alpha1.StorageStateList
-	if err := cluster.List(ctx, &states); err != nil {
+	if err := cluster.List(ctx, &states); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("list StorageStates: %w", err)
 	}
 	var stored []schema.GroupResource
@@ -32,7 +35,7 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 		stored = append(stored, schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
 	}
 	if len(stored) == 0 {
-		return nil, errors.New("it has no StorageStates: wait until its servers have started")
+		return nil, errors.New(NobodyLooks)
 	}
 	slices.SortFunc(stored, compare)
 	stored = slices.Compact(stored)
