@@ -79,7 +79,7 @@ func Of(o Observed) Cluster {
 		problems = append(problems, p)
 	}
 	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
-	order := []string{Running, Retrying, Pending, IsWaits, IsPaused}
+	order := []string{Running, Proving, Retrying, Pending, IsWaits, IsPaused}
 	slices.SortStableFunc(c.Moving, func(a, b Moving) int { return cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)) })
 	return c
 }

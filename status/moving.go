@@ -15,7 +15,7 @@ import (
 type Moving struct {
 	Resource  string `json:"resource"`
 	Migration string `json:"migration"`
-	// State is running, retrying, paused, waiting or pending.
+	// State is running, proving, retrying, paused, waiting or pending.
 	State string `json:"state"`
 	// From are the encodings that objects may be in beside To.
 	From []string `json:"from,omitempty"`
@@ -34,6 +34,7 @@ type Moving struct {
 // The states of a migration that has not ended.
 const (
 	Running  = "running"
+	Proving  = "proving"
 	Retrying = "retrying"
 	IsPaused = "paused"
 	IsWaits  = "waiting"
@@ -62,6 +63,8 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 		moving.State = IsWaits
 	case running != nil && running.Reason == migrationv1alpha1.ReasonRetrying:
 		moving.State = Retrying
+	case running != nil && running.Reason == migrationv1alpha1.ReasonProving:
+		moving.State = Proving
 	case running != nil:
 		moving.State = Running
 	}

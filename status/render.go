@@ -193,11 +193,14 @@ func (m Moving) text(s Style) string {
 		title += " to " + m.To
 	}
 	title += ": " + m.State
+	if m.State == Proving {
+		title += " that none is stored in another way"
+	}
 	if m.Total == 0 {
 		return s.wrapped("", "  ", title)
 	}
 	color := green
-	if m.State != Running {
+	if m.State != Running && m.State != Proving {
 		color = yellow
 	}
 	full := int(m.share() * barWidth)

@@ -81,10 +81,15 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	options := m.options(job)
 	options.Pacer = pacer
 	began := time.Now()
-	result, err := throughapi.Run(ctx, m.engine, job, options, progress)
+	var last claim.Progress
+	result, err := throughapi.Run(ctx, m.engine, job, options, func(p claim.Progress) {
+		last = p
+		progress(p)
+	})
 	if err != nil || result.Failed > 0 {
 		return result, err
 	}
+	progress(proving(result.Progress, last))
 	m.logger.Info("Written", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "objects", result.Total, "took", time.Since(began).String())
 	before, began := processes(m.observer.replicas()), time.Now()
 	proof, err := m.prover.prove(ctx, job, migrateapi.Turns(options))
@@ -102,6 +107,13 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 		return result, fmt.Errorf("%w: %s", claim.ErrUnproven, proof)
 	}
 	return result, nil
+}
+
+// proving is the progress of a rewrite that is complete. Another process begins it where the last one
+// reported.
+func proving(complete, last claim.Progress) claim.Progress {
+	complete.Checkpoint, complete.Proving = last.Checkpoint, true
+	return complete
 }
 
 func processes(replicas []observed.Replica) []observed.Process {

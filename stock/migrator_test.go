@@ -8,6 +8,14 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
+// TestProvingIsTold: the progress of the proof has the numbers of the whole rewrite, and the last position.
+func TestProvingIsTold(t *testing.T) {
+	got := proving(claim.Progress{Total: 9, Done: 9}, claim.Progress{Total: 9, Done: 5, Checkpoint: claim.Checkpoint{Position: "here"}})
+	if !got.Proving || got.Done != 9 || got.Checkpoint.Position != "here" {
+		t.Errorf("it is %+v", got)
+	}
+}
+
 // TestGivesWay: a migration's own word goes before the controllers' flag, and 0 is full speed.
 func TestGivesWay(t *testing.T) {
 	none, five, ten := time.Duration(0), 5*time.Millisecond, 10*time.Millisecond

@@ -59,7 +59,7 @@ class Migrations extends List {
       if (m.state === 'running' && m.total) facts.push(m.objectsPerSecond.toLocaleString('en') + ' a second');
       if (m.leftSeconds) facts.push(duration(m.leftSeconds) + ' left');
       if (m.by) facts.push('by ' + m.by);
-      li.className = m.state === 'running' ? 'moving' : 'halted';
+      li.className = m.state === 'running' || m.state === 'proving' ? 'moving' : 'halted';
       let bar = li.querySelector('progress');
       if (!bar) li.append(el('p', { className: 'what' }), bar = el('progress', { max: 1 }), el('p', { className: 'facts' }));
       bar.setAttribute('aria-label', of);

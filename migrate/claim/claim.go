@@ -77,6 +77,8 @@ type Progress struct {
 	// FailedByReason divides Failed; nil if none failed, or for Rewriters that do not tell.
 	FailedByReason map[migrationv1alpha1.MigrationFailureReason]int64
 	Checkpoint     Checkpoint
+	// Proving says that every object was written, and it is being proven that they are as they should be.
+	Proving bool
 }
 
 // Checkpoint is a place where a rewrite can go on, by any server.

@@ -347,3 +347,22 @@ func TestShutdown(t *testing.T) {
 	}
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 }
+
+// TestProving: that a rewrite is complete and being proven is told as the reason why the migration is running.
+func TestProving(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.clock.Step(w.c.cfg.ProgressPeriod)
+		progress(Progress{Total: 2, Done: 1})
+		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+		w.clock.Step(w.c.cfg.ProgressPeriod)
+		progress(Progress{Total: 2, Done: 2, Proving: true})
+		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonProving)
+		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
+	}
+	if _, err := step(w); err != nil {
+		t.Error(err)
+	}
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+}

@@ -157,7 +157,11 @@ func (w *work) setCondition(m *migrationv1alpha1.StorageVersionMigration, t migr
 }
 
 func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
-	w.setCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, fmt.Sprintf("%s rewrites to %s", w.self, w.target.Encoding))
+	reason, does := migrationv1alpha1.ReasonRewriting, "rewrites to"
+	if w.last != nil && w.last.Proving {
+		reason, does = migrationv1alpha1.ReasonProving, "proves that every object is in"
+	}
+	w.setCondition(m, migrationv1alpha1.MigrationRunning, reason, fmt.Sprintf("%s %s %s", w.self, does, w.target.Encoding))
 	if w.engine.name != "" {
 		m.Status.Engine, m.Status.EngineReason = w.engine.name, w.engine.reason
 	}

@@ -202,8 +202,10 @@ const (
 	// ReasonVersionNotServed: spec.resource names a version in which no server serves the
 	// resource.
 	ReasonVersionNotServed = "VersionNotServed"
-	// ReasonRewriting, ReasonRetrying and ReasonPaused tell how a running migration fares.
+	// ReasonRewriting, ReasonProving, ReasonRetrying and ReasonPaused tell how a running migration
+	// fares. While it is proven that all objects are as they should be, all are counted as done.
 	ReasonRewriting = "Rewriting"
+	ReasonProving   = "Proving"
 	ReasonRetrying  = "Retrying"
 	ReasonPaused    = "Paused"
 	// ReasonWaitingForAgreement, of a Running condition that is False: no server has begun
