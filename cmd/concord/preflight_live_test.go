@@ -156,7 +156,7 @@ func TestPreflightInLiveCluster(t *testing.T) {
 		"StorageStates are not found": {change: func(c *cluster) { delete(c.versions, policies) }, absent: []string{"storagestates"},
 			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", policies.String(): "unknown"}}},
 		"a cluster without the protocol": {absent: []string{"storagestates", "storageversions"},
-			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: it has no StorageState", widgets.String(): "safe"}}},
+			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: no server of this cluster reports what it stores", widgets.String(): "safe"}}},
 		"a torn value, though the stored set is known": {change: func(c *cluster) {
 			c.count(schema.GroupResource{Resource: "configmaps"}, map[string]int64{"v1": 5, "unknown": 1})
 		}, preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"configmaps": "unknown: 1 value is unreadable, for whatever release"}}},
