@@ -95,18 +95,16 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 	var changed []schema.GroupResource
 	for _, gr := range m.concerned(r) {
 		verdict := r.Judge(gr)
-		if foreign(gr, verdict.Encoding) {
-			continue
-		}
+		stored := verdict.Shown && !foreign(gr, verdict.Reports)
 		known := m.resources[gr]
 		_, defined := r.Defined[gr]
 		switch {
-		case known == nil && !verdict.Shown:
+		case known == nil && !stored:
 			continue
 		case known == nil:
 			known = m.begin(gr, defined, r)
 			m.resources[gr] = known
-		case !verdict.Shown && verdict.Whole && !defined:
+		case !stored && verdict.Whole && !defined:
 			delete(m.resources, gr)
 			delete(m.config.States, gr) // what is made anew under the name has nothing to do with it
 			changed = append(changed, gr)
@@ -137,10 +135,12 @@ func (m *Memory) concerned(r Round) []schema.GroupResource {
 }
 
 // foreign says whether a resource is another view of objects that are stored, and migrated,
-// under another group, as events.k8s.io/events is of the core group's.
-func foreign(gr schema.GroupResource, e agree.Encoding) bool {
-	gv, err := schema.ParseGroupVersion(string(e))
-	return e != "" && err == nil && gv.Group != gr.Group
+// under another group, as events.k8s.io/events is of the core group's: all who told store it so.
+func foreign(gr schema.GroupResource, reports []agree.Report) bool {
+	return len(reports) > 0 && !slices.ContainsFunc(reports, func(r agree.Report) bool {
+		gv, err := schema.ParseGroupVersion(string(r.Encoding))
+		return r.Encoding == agree.Unknown || err != nil || gv.Group == gr.Group
+	})
 }
 
 // unseen returns the processes that had a Lease and are gone without ever having answered:

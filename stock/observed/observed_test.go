@@ -354,6 +354,41 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
+// Events of events.k8s.io are another view of the core group's, also while one replica is silent. One
+// that was known under its own group, and turns out to be stored under another, is forgotten when all
+// say so.
+func TestForeign(t *testing.T) {
+	gr := schema.GroupResource{Group: "events.k8s.io", Resource: "events"}
+	storing := func(gv string) Answer {
+		return Answer{Release: "1.37", Shown: map[schema.GroupResource]Shown{gr: {Hash: hashOf(gv, "Event"), Kind: "Event", Served: []string{"events.k8s.io/v1"}}}}
+	}
+	own, other, silent := storing("events.k8s.io/v1"), storing("v1"), Answer{Failed: "does not answer"}
+	unknown := storing("events.k8s.io/v9")
+	for _, tc := range []struct {
+		name   string
+		rounds [][2]Answer
+		known  bool
+	}{
+		{"another group's", [][2]Answer{{other, other}}, false},
+		{"one is silent", [][2]Answer{{other, silent}}, false},
+		{"and answers again", [][2]Answer{{other, silent}, {other, other}}, false},
+		{"its own", [][2]Answer{{own, own}}, true},
+		{"in a version that nobody knows", [][2]Answer{{unknown, unknown}}, true},
+		{"half of them move", [][2]Answer{{own, own}, {own, other}}, true},
+		{"one moves, the other is silent", [][2]Answer{{own, own}, {other, silent}}, true},
+		{"all move", [][2]Answer{{own, own}, {own, other}, {other, other}}, false},
+	} {
+		m := NewMemory(Config{Start: start, Settle: settle})
+		var changed []schema.GroupResource
+		for i, r := range tc.rounds {
+			changed = m.Observe(round(time.Duration(i)*time.Second, map[string]Answer{"a": r[0], "b": r[1]}))
+		}
+		if _, known := m.Of(gr); known != tc.known || tc.name == "all move" && !slices.Equal(changed, []schema.GroupResource{gr}) {
+			t.Errorf("%s: known: %v, changed are %v", tc.name, known, changed)
+		}
+	}
+}
+
 func TestUID(t *testing.T) {
 	for _, b := range []Begun{{At: start, Release: "1.37"}, {At: start, Release: "1.36+1.37", Same: true}} {
 		if got, ok := ParseUID(b.UID()); !ok || got != b {
