@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -450,34 +449,6 @@ func TestDeletedCRDUnseen(t *testing.T) {
 	w.settle(c)
 	if w.state() != nil || len(w.migrations()) > 0 {
 		t.Errorf("left: %v, %v", w.state(), w.migrations())
-	}
-}
-
-func TestMissingResource(t *testing.T) {
-	w, c := newWorld(t, kinds{})
-	typo := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
-		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
-	}}
-	typo.Name = "typo"
-	original := &storagemigrationv1.StorageVersionMigration{}
-	original.Name, original.UID = "original", "original-uid"
-	typo.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(original, storagemigrationv1.SchemeGroupVersion.WithKind(migrationv1alpha1.MigrationKind))}
-	w.must(w.client.Create(context.Background(), typo))
-	result, err := c.Step(context.Background(), cronJobs)
-	w.must(err)
-	if result.After <= 0 || result.After > time.Minute {
-		t.Fatalf("looks again after %s", result.After)
-	}
-	w.clock.Step(result.After)
-	w.settle(c)
-	got := w.migrations()[0]
-	failed := migrationv1alpha1.True(&got, migrationv1alpha1.MigrationFailed)
-	if failed == nil || failed.Reason != migrationv1alpha1.ReasonResourceNotFound || !strings.Contains(failed.Message, cronJobs.String()) {
-		t.Errorf("conditions %+v", got.Status.Conditions)
-	}
-	w.wantEnded("typo Failed")
-	for _, name := range []string{"typo", "original"} {
-		w.wantEvent(name, migrationv1alpha1.ReasonResourceNotFound)
 	}
 }
 

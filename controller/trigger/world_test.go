@@ -103,6 +103,9 @@ func (w *world) interceptors() interceptor.Funcs {
 			if err := w.call("get", obj); err != nil {
 				return err
 			}
+			if strings.Contains(key.Name, "/") {
+				return fmt.Errorf("invalid resource name %q", key.Name) // as client-go does
+			}
 			return c.Get(ctx, key, obj, opts...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
