@@ -242,14 +242,10 @@ func (o *observer) tell(gr schema.GroupResource) {
 	}
 	sv := storageVersionOf(gr, is, metav1.NewTime(o.clock.Now()))
 	sv.ResourceVersion = fmt.Sprint(o.version)
-	uid := ""
 	if crd := o.definitions.of(gr); crd != nil {
-		uid = string(crd.UID)
-	} else if was != nil {
-		uid = was.Annotations[storageversion.CRDAnnotation]
-	}
-	if uid != "" {
-		metav1.SetMetaDataAnnotation(&sv.ObjectMeta, storageversion.CRDAnnotation, uid)
+		sv.Annotations[storageversion.CRDAnnotation] = string(crd.UID)
+	} else if custom(was) {
+		sv.Annotations[storageversion.CRDAnnotation] = was.Annotations[storageversion.CRDAnnotation]
 	}
 	o.known[gr] = sv
 	action := watch.Modified
@@ -260,6 +256,11 @@ func (o *observer) tell(gr schema.GroupResource) {
 		o.logger.V(1).Info("Observed", "resource", gr.String(), "agreedOn", string(is.Common), "why", is.Why)
 	}
 	_ = o.broadcast.Action(action, sv.DeepCopy())
+}
+
+// custom says whether a StorageVersion is a custom resource's, whose definition may be gone.
+func custom(sv *apiserverinternalv1alpha1.StorageVersion) bool {
+	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
 }
 
 func messageOf(sv *apiserverinternalv1alpha1.StorageVersion) string {
