@@ -46,10 +46,11 @@ type observer struct {
 	// soon has a full round begin at once.
 	soon chan struct{}
 
-	// asked is held while kube-apiservers are asked, so that rounds are observed in the order in which they asked.
+	// asked is held while kube-apiservers are asked, so that rounds are observed in the order in which
+	// they asked. Only full rounds, which are made one after the other, write the two fields below.
 	asked sync.Mutex
 	// remote are the group/versions that other programs serve, failed the replicas that did
-	// not answer in the last full round: they are not waited for again before the next.
+	// not answer in the last full round: they are not waited for again while asked is held.
 	remote map[schema.GroupVersion]bool
 	failed map[observed.Process]string
 
@@ -82,9 +83,16 @@ func (o *observer) Kind(_ context.Context, gr schema.GroupResource) (string, err
 
 // round asks every replica: about everything, or about one resource.
 func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
+	full := only == (schema.GroupResource{})
+	var silent map[observed.Process]string
+	if full {
+		silent = o.stillSilent(ctx)
+	}
 	o.asked.Lock()
 	defer o.asked.Unlock()
-	full := only == (schema.GroupResource{})
+	if !full {
+		silent = o.failed
+	}
 	began := o.clock.Now()
 	before, err := o.asking.find(ctx)
 	if err != nil {
@@ -99,7 +107,7 @@ func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
 		}
 	}
 	defined := o.definitions.defined(only)
-	answers := o.ask(ctx, before.replicas, only)
+	answers := o.ask(ctx, before.replicas, only, silent)
 	after, err := o.asking.find(ctx)
 	if err != nil {
 		return err
@@ -117,8 +125,32 @@ func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
 	return nil
 }
 
-// ask asks the replicas at once.
-func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only schema.GroupResource) map[observed.Process]observed.Answer {
+// stillSilent asks the replicas anew that did not answer in the last full round, and returns those
+// that do not answer still. Rounds for single resources need not wait for them meanwhile. An answer
+// does not count: the full round that follows asks for it once more.
+func (o *observer) stillSilent(ctx context.Context) map[observed.Process]string {
+	if len(o.failed) == 0 {
+		return nil
+	}
+	found, err := o.asking.find(ctx)
+	if err != nil {
+		return nil // the round says it
+	}
+	again := slices.DeleteFunc(found.replicas, func(r observed.Replica) bool {
+		_, failed := o.failed[r.Process]
+		return !failed
+	})
+	silent := map[observed.Process]string{}
+	for p, answer := range o.ask(ctx, again, schema.GroupResource{}, nil) {
+		if answer.Failed != "" {
+			silent[p] = answer.Failed
+		}
+	}
+	return silent
+}
+
+// ask asks the replicas at once, but for those that are known to be silent.
+func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only schema.GroupResource, silent map[observed.Process]string) map[observed.Process]observed.Answer {
 	var group *string
 	if only != (schema.GroupResource{}) {
 		group = &only.Group
@@ -126,7 +158,7 @@ func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only sc
 	answers := make([]observed.Answer, len(replicas))
 	var wg sync.WaitGroup
 	for i, r := range replicas {
-		if why, ok := o.failed[r.Process]; ok && group != nil {
+		if why, ok := silent[r.Process]; ok {
 			answers[i] = observed.Answer{Failed: why}
 			continue
 		}

@@ -1,13 +1,25 @@
 package stock
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/concord-dev/concord/agree"
@@ -71,4 +83,91 @@ func TestTold(t *testing.T) {
 			t.Errorf("at epoch %d is told %d, %v", is.History.Epoch, history.Epoch, err)
 		}
 	}
+}
+
+// TestSilentReplica: while a full round waits for a replica that hangs, rounds for single resources
+// do not, and nothing is agreed on; when it answers, it is asked for its answer once more.
+func TestSilentReplica(t *testing.T) {
+	hung, goOn := make(chan struct{}, 1), make(chan struct{})
+	var broken atomic.Bool
+	broken.Store(true)
+	var asked atomic.Int32
+	a := startDiscovery(t, nil)
+	b := startDiscovery(t, func(w http.ResponseWriter) bool {
+		if broken.Swap(false) {
+			http.Error(w, "broken", http.StatusInternalServerError)
+			return false
+		}
+		if asked.Add(1) == 1 {
+			hung <- struct{}{}
+			<-goOn
+		}
+		return true
+	})
+	o := newTestObserver(t)
+	o.services = aggregator.NewSimpleClientset().ApiregistrationV1()
+	o.asking = &asking{
+		kube: fake.NewClientset(lease("a", a, 0), lease("b", b, 0)), config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
+		timeout: time.Minute, clock: o.clock,
+	}
+	why := func(when string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		told := make(chan string, 1)
+		go func() {
+			sv, err := o.of(ctx, widgets)
+			if err != nil || sv == nil {
+				told <- fmt.Sprintf("no answer: %v", err)
+				return
+			}
+			told <- messageOf(sv)
+		}()
+		select {
+		case w := <-told:
+			return w
+		case <-ctx.Done():
+			close(goOn)
+			t.Fatalf("%s: a round for one resource waits for the replica that hangs", when)
+			return ""
+		}
+	}
+	must(t, o.round(t.Context(), schema.GroupResource{}))
+	full := make(chan error, 1)
+	go func() { full <- o.round(t.Context(), schema.GroupResource{}) }()
+	<-hung
+	if got := why("while it hangs"); !strings.Contains(got, "b does not answer") {
+		t.Errorf("while one hangs: %q", got)
+	}
+	close(goOn)
+	must(t, <-full)
+	if got := why("after that"); got != "" || asked.Load() != 3 {
+		t.Errorf("it is not agreed on, %q, after it was asked %d times", got, asked.Load())
+	}
+}
+
+// startDiscovery has a replica that shows widgets, and returns its address. before is called before
+// it tells its version; false: it has answered already.
+func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool) (address string) {
+	t.Helper()
+	group := metav1.APIGroup{Name: widgets.Group, Versions: []metav1.GroupVersionForDiscovery{{GroupVersion: "example.com/v1", Version: "v1"}}}
+	replies := map[string]any{
+		"/version": version.Info{Major: "1", Minor: "37"},
+		"/api":     metav1.APIVersions{},
+		"/apis":    metav1.APIGroupList{Groups: []metav1.APIGroup{group}},
+		"/apis/example.com/v1": metav1.APIResourceList{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{
+			Name: widgets.Resource, Kind: "Widget", StorageVersionHash: migrationv1alpha1.StorageVersionHash(schema.GroupVersionKind{Group: widgets.Group, Version: "v1", Kind: "Widget"}),
+		}}},
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/version" && before != nil && !before(w) {
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(replies[r.URL.Path]); err != nil {
+			t.Errorf("answer %s: %v", r.URL, err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "https://")
 }
