@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -115,6 +117,8 @@ func (f *fields) run(ctx context.Context) {
 
 // look looks through the resources that need it now. One resource that fails is put off, longer each time.
 func (f *fields) look(ctx context.Context) {
+	maps.DeleteFunc(f.done, func(gr schema.GroupResource, _ string) bool { return f.definitions.of(gr) == nil })
+	maps.DeleteFunc(f.failed, func(gr schema.GroupResource, _ fieldsFailure) bool { return f.definitions.of(gr) == nil })
 	for _, crd := range f.definitions.all() {
 		gr := resourceOf(crd)
 		versions, best := served(crd)
@@ -197,7 +201,7 @@ type lookedThrough struct {
 	named []string
 }
 
-func (l *lookedThrough) fail(name types.NamespacedName, err error) {
+func (l *lookedThrough) fail(name cache.ObjectName, err error) {
 	l.failed++
 	told := fmt.Sprintf("%s (%v)", name, err)
 	at, _ := slices.BinarySearch(l.named, told)
@@ -239,7 +243,7 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 					case ctx.Err() != nil:
 						return ctx.Err()
 					case err != nil:
-						through.fail(types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, err)
+						through.fail(cache.MetaObjectToName(m), err)
 					case changed:
 						through.cleaned++
 					}

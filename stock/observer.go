@@ -266,6 +266,9 @@ func (o *observer) tell(gr schema.GroupResource) {
 	if !ok {
 		if was != nil {
 			delete(o.known, gr)
+			if custom(was) { // the StorageState of another one stays, and its hashes need the kind
+				delete(o.kinds, gr)
+			}
 			was = was.DeepCopy()
 			was.ResourceVersion = fmt.Sprint(o.version)
 			_ = o.broadcast.Action(watch.Deleted, was)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-logr/logr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
@@ -25,6 +26,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -82,6 +84,41 @@ func TestTold(t *testing.T) {
 		if history, err := storageversion.History(o.known[jobs]); err != nil || history.Epoch != is.History.Epoch {
 			t.Errorf("at epoch %d is told %d, %v", is.History.Epoch, history.Epoch, err)
 		}
+	}
+}
+
+// TestForgottenKind: a custom resource that is gone is not served any more, as a user's migration of
+// it is told; the kind of another one is kept, for its StorageState.
+func TestForgottenKind(t *testing.T) {
+	o := newTestObserver(t, widgetDefinition("a", 1, "v1", "v1"))
+	jobs := schema.GroupResource{Group: "batch", Resource: "cronjobs"}
+	o.observing(widgets, "Widget", "example.com/v1", 0)
+	o.observing(jobs, "CronJob", "batch/v1", time.Minute)
+	o.definitions.forget(widgetDefinition("a", 1, "v1", "v1"))
+	o.observing(widgets, "Widget", "", 2*time.Minute)
+	if kind, err := o.Kind(t.Context(), widgets); !meta.IsNoMatchError(err) {
+		t.Errorf("its kind is %q, %v", kind, err)
+	}
+	if kind, err := o.Kind(t.Context(), jobs); kind != "CronJob" || err != nil {
+		t.Errorf("the kind of %s is %q, %v", jobs, kind, err)
+	}
+}
+
+// TestPolicyForgets: a custom resource that was deleted and made anew is a new one, and one whose
+// StorageState alone was deleted is not.
+func TestPolicyForgets(t *testing.T) {
+	crd := widgetDefinition("a", 1, "v1", "v1")
+	defined := &evolve.CRD{Name: crd.Name, StoredVersions: []agree.Encoding{"example.com/v1"}}
+	seen := evolve.Observation{Resource: widgets, State: &evolve.State{}, StorageVersion: &evolve.StorageVersion{}, CRD: defined}
+	anew := evolve.Observation{Resource: widgets, StorageVersion: &evolve.StorageVersion{}, CRD: defined}
+	p := newPolicy(observed.Settings{})
+	p.of(seen, crd)
+	if initial := p.of(anew, crd).Initial; initial != nil {
+		t.Errorf("its StorageState was deleted, and begins with %v", initial)
+	}
+	p.of(evolve.Observation{Resource: widgets}, nil)
+	if len(p.met)+len(p.looked) > 0 || p.of(anew, crd).Initial == nil {
+		t.Errorf("it is gone, and remembered: %v, %v", p.met, p.looked)
 	}
 }
 

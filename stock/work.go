@@ -277,7 +277,12 @@ func (p *policy) of(o evolve.Observation, crd *apiextensionsv1.CustomResourceDef
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	met := p.met[o.Resource]
-	p.met[o.Resource] = met || o.State != nil
+	if o.State != nil {
+		p.met[o.Resource] = true
+	} else if o.StorageVersion == nil && crd == nil { // it is gone, and its objects
+		delete(p.met, o.Resource)
+		delete(p.looked, o.Resource)
+	}
 	var annotations map[string]string
 	if crd != nil {
 		annotations = crd.Annotations
