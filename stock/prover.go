@@ -178,7 +178,7 @@ func (x *provingPass) examineAll(ctx context.Context, objects <-chan metav1.Part
 	for m := range objects {
 		e, err := x.examine(ctx, m)
 		if err != nil {
-			return fmt.Errorf("examine %s: %w", e.NamespacedName, err)
+			return fmt.Errorf("examine %s: %w", e, err)
 		}
 		x.mu.Lock()
 		x.proof.Add(e)

@@ -2,7 +2,6 @@ package verdict
 
 import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/compat"
@@ -26,7 +25,7 @@ func Evidence(migrations []migrationv1alpha1.StorageVersionMigration) map[schema
 			if f.Reason == migrationv1alpha1.FailureDoesNotDecode {
 				u.Objects++
 				if len(u.First) < named {
-					u.First = append(u.First, nameOf(f))
+					u.First = append(u.First, f.Object())
 				}
 			}
 		}
@@ -49,11 +48,4 @@ func endedAfter(m, old *migrationv1alpha1.StorageVersionMigration) bool {
 		return migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil && len(m.Status.Failures) > 0
 	}
 	return a.Ended.After(b.Ended.Time)
-}
-
-func nameOf(f migrationv1alpha1.MigrationFailure) string {
-	if f.Namespace == "" {
-		return f.Name
-	}
-	return types.NamespacedName{Namespace: f.Namespace, Name: f.Name}.String()
 }

@@ -273,7 +273,7 @@ func TestObjectsFail(t *testing.T) {
 	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
 		r := Result{Progress: Progress{Total: 1000, Done: 850, Failed: 150, FailedByReason: kinds}}
 		for i := range 150 {
-			f := Failure{Namespace: "ns", Name: fmt.Sprint("o", i), Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "does not decode"}
+			f := Failure{Name: fmt.Sprint("o", i), Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "does not decode"}
 			job.Failed(f)
 			r.Failures = append(r.Failures, f)
 		}
@@ -284,7 +284,7 @@ func TestObjectsFail(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
 	m := w.read()
 	message := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Message
-	want := "150 of 1000 objects cannot be migrated: 100 DoesNotDecode, 50 TooLarge; the first is ns/o0: does not decode; the log of apiserver-self names all"
+	want := "150 of 1000 objects cannot be migrated: 100 DoesNotDecode, 50 TooLarge; the first is o0: does not decode; the log of apiserver-self names all"
 	if message != want {
 		t.Errorf("message %q, want %q", message, want)
 	}

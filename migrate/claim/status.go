@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -32,7 +31,7 @@ func (w *work) succeed(ctx context.Context, r Result) error {
 	}
 	if failures := w.named(r.Failures); len(failures) > 0 {
 		first := failures[0]
-		message += fmt.Sprintf("; the first is %s: %s", types.NamespacedName{Namespace: first.Namespace, Name: first.Name}, first.Message)
+		message += fmt.Sprintf("; the first is %s: %s", first.Object(), first.Message)
 		if int64(len(failures)) < r.Failed {
 			message += "; " + w.logs() + " all"
 		}

@@ -212,3 +212,12 @@ func TestProofIsSmall(t *testing.T) {
 		t.Errorf("it says %q", p)
 	}
 }
+
+// An object without a namespace is called by its name alone.
+func TestProofOfClusterScoped(t *testing.T) {
+	var p Proof
+	p.Add(Examined{NamespacedName: types.NamespacedName{Name: "o1"}, Probes: []Probe{{Replica: "a", Outcome: Refused, Detail: "no"}}})
+	if want := "empty patches changed 1 of 1 objects: o1 (a refuses it: no)"; p.String() != want {
+		t.Errorf("it says %q, want %q", p, want)
+	}
+}

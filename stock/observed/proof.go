@@ -50,6 +50,9 @@ type Examined struct {
 	Again []Twice
 }
 
+// String is the object's name, behind its namespace if it has one.
+func (e Examined) String() string { return strings.TrimPrefix(e.NamespacedName.String(), "/") }
+
 // Cause is why an object moved.
 type Cause string
 
@@ -134,7 +137,7 @@ func (p Proof) String() string {
 		if probe.Outcome == Refused {
 			why = fmt.Sprintf("%s refuses it: %s", probe.Replica, probe.Detail)
 		}
-		told = append(told, fmt.Sprintf("%s (%s)", e.NamespacedName, why))
+		told = append(told, fmt.Sprintf("%s (%s)", e, why))
 	}
 	if more := p.Failed - len(p.Named); more > 0 {
 		told = append(told, fmt.Sprintf("and %d more", more))

@@ -79,9 +79,17 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		p.Objects, p.Failed = progress.Done, progress.Failed
 	}
 	for _, f := range m.Status.Failures[:min(len(m.Status.Failures), pastFailures)] {
-		p.Failures = append(p.Failures, types.NamespacedName{Namespace: f.Namespace, Name: f.Name}.String())
+		p.Failures = append(p.Failures, f.Object())
 	}
 	return p, true
+}
+
+// Object is the name of the object, behind its namespace if it has one.
+func (f MigrationFailure) Object() string {
+	if f.Namespace == "" {
+		return f.Name
+	}
+	return f.Namespace + "/" + f.Name
 }
 
 // maxUser bounds, in characters, the name of a user.

@@ -55,3 +55,12 @@ func TestHistory(t *testing.T) {
 		t.Errorf("of what is no history %v is told", got)
 	}
 }
+
+// An object without a namespace is called by its name alone.
+func TestObject(t *testing.T) {
+	for want, f := range map[string]migrationv1alpha1.MigrationFailure{"ns/o": {Namespace: "ns", Name: "o"}, "o": {Name: "o"}} {
+		if got := f.Object(); got != want {
+			t.Errorf("%+v is called %q", f, got)
+		}
+	}
+}
