@@ -3,8 +3,10 @@ package trigger
 import (
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +30,8 @@ const (
 	maxRetry = 30 * time.Second
 	// stepTimeout bounds one look, in real time.
 	stepTimeout = 30 * time.Second
+	// tellPeriod is how often an error is logged that goes on.
+	tellPeriod = time.Minute
 	// byResource indexes migrations.
 	byResource = "resource"
 )
@@ -41,6 +45,8 @@ type run struct {
 	// starting are the resources that wait for servers that are still starting, or whose
 	// look, which may find that out, is under way.
 	starting map[schema.GroupResource]bool
+	// told is when errors were logged, by their text without the resource's name.
+	told map[string]time.Time
 	// seen is nil until everything has been read once. The Controller's mu guards it.
 	seen *seen
 }
@@ -52,7 +58,7 @@ func newRun(c *Controller) *run {
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
-		starting: map[schema.GroupResource]bool{},
+		starting: map[schema.GroupResource]bool{}, told: map[string]time.Time{},
 	}
 }
 
@@ -135,11 +141,11 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	})
 	r.setStarting(gr, result.Starting)
 	if err != nil {
-		if changed(err) || errors.Is(err, context.Canceled) {
-			r.cfg.Logger.V(2).Info("Looking again", "resource", gr.String(), "reason", err.Error())
-		} else {
-			r.cfg.Logger.Info("Looking again", "resource", gr.String(), "reason", err.Error())
+		log := r.cfg.Logger
+		if changed(err) || errors.Is(err, context.Canceled) || !r.news(gr, err) {
+			log = log.V(2)
 		}
+		log.Info("Looking again", "resource", gr.String(), "reason", err.Error())
 		r.queue.AddRateLimited(gr)
 		return
 	}
@@ -150,6 +156,20 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	case result.After > 0:
 		r.queue.AddAfter(gr, result.After)
 	}
+}
+
+// news says whether an error was not told in the last tellPeriod, of this resource or another one:
+// hundreds may fail for one reason, again and again.
+func (r *run) news(gr schema.GroupResource, err error) bool {
+	now, reason := r.cfg.Clock.Now(), strings.ReplaceAll(err.Error(), gr.String(), "")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.told, func(_ string, at time.Time) bool { return now.Sub(at) >= tellPeriod })
+	if _, told := r.told[reason]; told {
+		return false
+	}
+	r.told[reason] = now
+	return true
 }
 
 // timely is Step within stepTimeout; a count that it asks for takes its own time.

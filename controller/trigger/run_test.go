@@ -3,11 +3,14 @@ package trigger
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -95,6 +98,35 @@ type listing struct {
 func (l *listing) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
 	l.lists++
 	return l.Reader.List(ctx, list, options...)
+}
+
+// TestTellsOnce: an error that all resources meet, as without the definition of StorageStates, is
+// logged once a minute, and another one at once.
+func TestTellsOnce(t *testing.T) {
+	w, c := newWorld(t, served)
+	var told []string
+	c.cfg.Logger = funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})
+	why := "the server could not find the requested resource"
+	w.before = func(call string) error { return errors.New(why) }
+	r := newRun(c)
+	look := func(want int) {
+		t.Helper()
+		told = nil
+		for range 3 {
+			for _, gr := range []schema.GroupResource{cronJobs, {Resource: "pods"}, {Group: "apps", Resource: "deployments"}} {
+				r.one(t.Context(), gr)
+			}
+		}
+		if len(told) != want || want > 0 && !strings.Contains(told[0], "cronjobs.batch.example.com") {
+			t.Errorf("logged are %q, want %d lines", told, want)
+		}
+	}
+	look(1)
+	look(0)
+	why = "etcdserver: no leader"
+	look(1)
+	w.clock.Step(tellPeriod)
+	look(1)
 }
 
 func eventually(t *testing.T, condition func() bool) {
