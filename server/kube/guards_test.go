@@ -161,7 +161,8 @@ func (g guarded) stored(encodings ...string) {
 // kube-apiserver with the identities that they are about.
 func TestGuards(t *testing.T) {
 	t.Parallel()
-	g := guarded{newControl(t).ready(stock, "one"), t}
+	c := newControl(t)
+	g := guarded{c.ready(stock, "one"), t}
 	if name := g.define("example.com"); name != guardedCRD {
 		t.Fatal(name)
 	}
@@ -213,12 +214,47 @@ func TestGuards(t *testing.T) {
 		g.allows("another change of the definition", guardedCRD, "admin", `{"metadata":{"labels":{"any":"label"}},"spec":{"names":{"shortNames":["gg"]}}}`)
 		g.allows("adding a version", guardedCRD, "admin", storing("v1", "v3", "v2"))
 		g.allows("taking out a version of another group's resource of the same name", other, "admin", without)
+		g.withoutDefinition(c, without)
 		g.stored("example.com/v2")
 		g.allows("taking out v1 after the proof", guardedCRD, "admin", without)
 		if err := g.patch(t.Context(), guardedCRD, "admin", without, false); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// withoutDefinition deletes the definition of StorageStates, and all of them with it: then there is
+// nothing to judge by for a server that runs, and one that starts refuses all updates, until the
+// manifests are applied again.
+func (g guarded) withoutDefinition(c *control, without string) {
+	g.t.Helper()
+	definitions := g.definitions(g.as(adminToken)).ApiextensionsV1().CustomResourceDefinitions()
+	if err := definitions.Delete(g.t.Context(), "storagestates.migration.k8s.io", metav1.DeleteOptions{}); err != nil {
+		g.t.Fatal(err)
+	}
+	eventually(g.t, time.Minute, "the definition of StorageStates is gone", func(ctx context.Context) error {
+		_, err := definitions.Get(ctx, "storagestates.migration.k8s.io", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("answer: %v", err)
+	})
+	g.allows("taking out a version that was stored", guardedCRD, "admin", without)
+	late := guarded{c.ready(stock, "two"), g.t}
+	label := `{"metadata":{"labels":{"any":"label"}}}`
+	eventually(g.t, time.Minute, "any change is refused by a server that has started since", func(ctx context.Context) error {
+		err := late.patch(ctx, guardedCRD, "admin", label, true)
+		if err == nil || !strings.Contains(err.Error(), "failed to find resource referenced by paramKind") {
+			return fmt.Errorf("answer: %v", err)
+		}
+		return nil
+	})
+	g.install(withGuards)
+	late.allows("a change", guardedCRD, "admin", label)
+	for _, server := range []guarded{g, late} {
+		g.stored("example.com/v1")
+		server.refuses("taking out v1 again", guardedCRD, "admin", without, []string{"version v1 cannot be taken out"})
+	}
 }
 
 // movesOnlyAtRest tries to move the storage version of a definition that is being migrated, and
