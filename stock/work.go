@@ -154,6 +154,9 @@ func (c *controllers) installed(ctx context.Context) error {
 	for _, want := range migrationv1alpha1.CRDs() {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := c.objects.Get(ctx, client.ObjectKeyFromObject(want), crd); err != nil {
+			if apierrors.IsNotFound(err) && !c.config.InstallDefinitions {
+				err = fmt.Errorf("%w: apply the manifests of concord controllers, or start with --install-crds", err)
+			}
 			return err
 		}
 		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
