@@ -9,7 +9,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -190,7 +190,7 @@ func encoding(crd *apiextensionsv1.CustomResourceDefinition, version string) agr
 // subresource's StorageState would be.
 func get[T client.Object](ctx context.Context, c client.Client, name string, obj T) (T, error) {
 	var none T
-	if len(path.IsValidPathSegmentName(name)) > 0 {
+	if len(content.IsPathSegmentName(name)) > 0 {
 		return none, nil
 	}
 	switch err := c.Get(ctx, client.ObjectKey{Name: name}, obj); {

@@ -378,7 +378,7 @@ func TestForeign(t *testing.T) {
 		{"one moves, the other is silent", [][2]Answer{{own, own}, {other, silent}}, true},
 		{"all move", [][2]Answer{{own, own}, {own, other}, {other, other}}, false},
 	} {
-		m := NewMemory(Config{Start: start, Settle: settle})
+		m := NewMemory(Config{Settle: settle})
 		var changed []schema.GroupResource
 		for i, r := range tc.rounds {
 			changed = m.Observe(round(time.Duration(i)*time.Second, map[string]Answer{"a": r[0], "b": r[1]}))
