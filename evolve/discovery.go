@@ -29,8 +29,7 @@ func Discovered(state *State, shown agree.Encoding, start time.Time) *StorageVer
 // Recreate says whether a trigger that starts now and learns of storage versions from
 // discovery must recreate a state with [Unknown]: "if the timestamp is more than 10
 // minutes old, it recreates storageState object" (KEP-2343). With StorageVersions the
-// epoch does this work, and the heartbeat only informs. A heartbeat so far ahead was written with
-// another clock, and so tells nothing of when that was.
+// epoch does this work, and the heartbeat only informs.
 func Recreate(heartbeat, start time.Time) bool {
-	return start.Sub(heartbeat).Abs() > DiscoveryPeriod
+	return start.Sub(heartbeat) > DiscoveryPeriod
 }

@@ -175,7 +175,9 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	if ok {
 		begun, ok = ParseUID(state.Of.UID)
 	}
-	if ok && !evolve.Recreate(state.Heartbeat, r.Began) {
+	// A heartbeat that is ahead was written with another clock, and does not tell when that was.
+	ahead := state.Heartbeat.Sub(r.Began) > evolve.DiscoveryPeriod
+	if ok && !ahead && !evolve.Recreate(state.Heartbeat, r.Began) {
 		known.UID = state.Of.UID
 		known.History = agree.History{Epoch: state.Of.Epoch, Last: map[agree.Encoding]int64{}}
 		if state.Current != evolve.Unknown && state.Current != "" {

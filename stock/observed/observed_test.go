@@ -295,6 +295,8 @@ func TestHeartbeat(t *testing.T) {
 		{"looked at nine minutes ago", state(9*time.Minute, "1.37"), "batch/v1", true, false, 7, "batch/v1"},
 		{"and it is another one now", state(9*time.Minute, "1.37"), "batch/v1beta1", true, false, 8, ""},
 		{"eleven minutes ago, the same release", state(11*time.Minute, "1.37"), "batch/v1", false, true, 1, ""},
+		{"a clock that is ahead by nine minutes", state(-9*time.Minute, "1.37"), "batch/v1", true, false, 7, "batch/v1"},
+		{"a clock that was ahead by eleven minutes, another release", state(-11*time.Minute, "1.36"), "batch/v1", false, false, 1, ""},
 		{"eleven minutes ago, another release", state(11*time.Minute, "1.36"), "batch/v1", false, false, 1, ""},
 	} {
 		m := NewMemory(Config{Settle: settle, States: map[schema.GroupResource]evolve.State{cronjobs: tc.state}})
