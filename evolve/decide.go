@@ -355,10 +355,12 @@ func decideKeep(o Observation) []Action {
 	return []Action{Keep{CRD: o.CRD.Name, Stored: missing}}
 }
 
+// Gone is the reason of a StorageState, and of migrations, whose resource no server reports.
+const Gone = "the resource has no StorageVersion any more"
+
 // decideGone handles a resource without a StorageVersion.
 func decideGone(o Observation) []Action {
-	const why = "the resource has no StorageVersion any more"
-	actions := append(deleteMade(o, why), decideUnreported(o)...)
+	actions := append(deleteMade(o, Gone), decideUnreported(o)...)
 	if o.State == nil {
 		return actions
 	}
@@ -367,7 +369,7 @@ func decideGone(o Observation) []Action {
 	}
 	next := *o.State
 	next.Stored, next.Current, next.Heartbeat = add(o.State.Stored, Unknown), Unknown, o.Now
-	next.Why, next.Removable, next.Listed = why, nil, listed(o, next.Stored)
+	next.Why, next.Removable, next.Listed = Gone, nil, listed(o, next.Stored)
 	if !next.same(*o.State) {
 		return []Action{WriteState{State: next}}
 	}
@@ -383,7 +385,7 @@ func decideUnreported(o Observation) []Action {
 			continue
 		}
 		if m.Phase == Running {
-			actions = append(actions, EndMigration{Name: m.Name, Reason: AgreementLost, Why: "the resource has no StorageVersion any more"})
+			actions = append(actions, EndMigration{Name: m.Name, Reason: AgreementLost, Why: Gone})
 			continue
 		}
 		end := EndMigration{Name: m.Name, Reason: ResourceNotFound, Why: fmt.Sprintf("no server serves a resource %q", o.Resource)}

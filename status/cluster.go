@@ -23,6 +23,8 @@ type Cluster struct {
 	Problems []Problem `json:"problems"`
 	// Settling tells why servers do not agree yet, of resources where that passes by itself.
 	Settling []string `json:"settling,omitempty"`
+	// Unserved are the resources that no server serves now, and that objects may be stored of.
+	Unserved []string `json:"unserved,omitempty"`
 	// Moving are the migrations that have not ended: first those that go on.
 	Moving []Moving `json:"moving"`
 	// Unread says what could not be read, and so is not known.
@@ -59,6 +61,9 @@ func Of(o Observed) Cluster {
 		}
 		if why := r.settling(); why != "" {
 			c.Settling = append(c.Settling, r.String()+": "+why)
+		}
+		if r.unserved && len(r.stored) > 0 {
+			c.Unserved = append(c.Unserved, r.String())
 		}
 		for _, server := range x.waitsFor(r) {
 			waits[server.ID] = append(waits[server.ID], r.String())
@@ -122,7 +127,7 @@ func (x *index) problems(r *resource) []Problem {
 // unobserved is why nobody knows what servers of a stock cluster write: there no server
 // reports, and the StorageState says what was observed.
 func (x *index) unobserved(r *resource) Problem {
-	if r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.settling() != "" {
+	if r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.gone() || r.settling() != "" {
 		return Problem{}
 	}
 	why := r.state.Status.Message

@@ -37,6 +37,8 @@ type resource struct {
 	common agree.Encoding
 	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
+	// unserved says that all servers report, and none this resource: as after a rollback.
+	unserved bool
 }
 
 func indexed(o Observed) *index {
@@ -58,8 +60,10 @@ func indexed(o Observed) *index {
 		r := x.get(migrationv1alpha1.Resource(m))
 		r.migrations = append(r.migrations, m)
 	}
+	silent := slices.ContainsFunc(x.servers, func(s Server) bool { return s.silence != "" })
 	for _, r := range x.of {
 		r.settle()
+		r.unserved = r.gone() && !silent
 	}
 	return x
 }
@@ -102,13 +106,20 @@ func (r *resource) settle() {
 	r.stored = evolve.StoredSet(state, &evolve.StorageVersion{UID: string(r.version.UID), History: history, Reports: r.reports, Common: r.common})
 }
 
+// gone says whether no server reports the resource any more.
+func (r *resource) gone() bool {
+	return r.version == nil && r.state != nil && r.state.Status.Message == evolve.Gone
+}
+
 // settled says that every object is in the encoding that all agree on.
 func (r *resource) settled() bool {
 	return r.common != "" && len(r.stored) == 1 && r.stored[0] == r.common
 }
 
 // counts says whether the resource is one that servers store: not one that was stored once.
-func (r *resource) counts() bool { return len(r.reports) > 0 || r.version == nil && r.state != nil }
+func (r *resource) counts() bool {
+	return len(r.reports) > 0 || r.version == nil && r.state != nil && !r.unserved
+}
 
 // sorted are all resources, by group and name.
 func (x *index) sorted() []*resource {

@@ -62,6 +62,10 @@ func (c Cluster) Text(s Style) string {
 		}
 		text.WriteString(s.wrapped("", "  ", line))
 	}
+	if n := len(c.Unserved); n > 0 {
+		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s: what is stored of %s stays as it is",
+			count(n, "resource"), is(n), some(c.Unserved), plural(n, "it", "them"))))
+	}
 	if len(c.Problems) > 0 {
 		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
 		shown := c.Problems[:min(len(c.Problems), shownProblems)]

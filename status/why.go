@@ -139,6 +139,11 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 		others = append(others, share.Encoding)
 	}
 	damaged := slices.ContainsFunc(a.Problems, func(p Problem) bool { return p.Kind == BadObjects })
+	if r.unserved {
+		r.summarizeUnserved(a, counted, total)
+		a.Next = r.next(a)
+		return
+	}
 	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted
 	name := string(target)
 	switch {
@@ -166,6 +171,20 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 		a.Summary = "nothing blocks: every object is in " + name
 	}
 	a.Next = r.next(a)
+}
+
+// summarizeUnserved says what is the case of a resource that no server serves. What is, or may
+// be, stored of it blocks a release that does not read it.
+func (r *resource) summarizeUnserved(a *Answer, counted bool, total int64) {
+	a.Blocked = len(a.Stored) > 0
+	switch {
+	case !a.Blocked:
+		a.Summary = "nothing blocks: no server serves it now, and nothing is stored"
+	case counted:
+		a.Summary = fmt.Sprintf("no server serves it now: %s %s stored and %s as %s", objects(total), is(int(total)), plural(int(total), "stays", "stay"), plural(int(total), "it is", "they are"))
+	default:
+		a.Summary = "no server serves it now: what is stored of it stays as it is"
+	}
 }
 
 // unprotected warns where the API server would let versions go that objects are in: their
@@ -228,6 +247,10 @@ func (r *resource) next(a *Answer) string {
 		return r.settling()
 	case len(a.Moving) > 0:
 		return "a migration is under way"
+	case a.Target == "" && r.unserved && a.Blocked:
+		return "it is migrated, where that is needed, when a server serves it again"
+	case a.Target == "" && r.unserved:
+		return ""
 	case a.Target == "":
 		return "servers agree a moment after the last one has reported; look again with kubectl concord status -w"
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:

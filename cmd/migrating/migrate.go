@@ -57,7 +57,8 @@ of the server that was asked, and where it has done none, by an assumed one of
 not store, as that of an aggregated API, only the objects are counted, if it can list
 them: what is not known is a dash in the table and null in JSON.
 
-RESOURCE is a name as kubectl takes it: configmaps, cm, widgets.example.com. When this
+RESOURCE is a name as kubectl takes it: configmaps, cm, widgets.example.com. What no server
+serves, as after a rollback, is not migrated; --all leaves it out. When this
 command is interrupted the migrations go on in the servers.
 
 It exits with 0 if everything is migrated (or with --dry-run was counted), with 2 if a

@@ -48,6 +48,21 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// TestServed: a resource that no server serves, as after a rollback, is no reason to wait.
+func TestServed(t *testing.T) {
+	here, away := schema.GroupResource{Resource: "configmaps"}, schema.GroupResource{Group: "example.com", Resource: "gadgets"}
+	both, unserved := []schema.GroupResource{here, away}, []schema.GroupResource{away}
+	if got, err := (&migrateOptions{}).served(both, unserved); err == nil || !strings.Contains(err.Error(), "no server serves gadgets.example.com now") {
+		t.Errorf("it migrates %v, %v", got, err)
+	}
+	if got, err := (&migrateOptions{all: true}).served(both, unserved); err != nil || len(got) != 1 || got[0] != here {
+		t.Errorf("--all migrates %v, %v", got, err)
+	}
+	if got, err := (&migrateOptions{dryRun: true}).served(both, unserved); err != nil || len(got) != 2 {
+		t.Errorf("a dry run tells of %v, %v", got, err)
+	}
+}
+
 // TestEstimate: objects in another encoding are rewritten, at the speed that was measured,
 // or assumed, or allowed.
 func TestEstimate(t *testing.T) {

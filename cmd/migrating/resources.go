@@ -18,6 +18,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -30,9 +31,13 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 	if err := cluster.List(ctx, &states); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("list StorageStates: %w", err)
 	}
-	var stored []schema.GroupResource
+	var stored, unserved []schema.GroupResource
 	for _, s := range states.Items {
-		stored = append(stored, schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
+		gr := schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource}
+		stored = append(stored, gr)
+		if s.Status.Message == evolve.Gone {
+			unserved = append(unserved, gr)
+		}
 	}
 	if len(stored) == 0 {
 		return nil, errors.New(NobodyLooks)
@@ -40,7 +45,7 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 	slices.SortFunc(stored, compare)
 	stored = slices.Compact(stored)
 	if o.all {
-		return stored, nil
+		return o.served(stored, unserved)
 	}
 	var chosen []schema.GroupResource
 	for _, arg := range args {
@@ -55,7 +60,22 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 			chosen = append(chosen, gr)
 		}
 	}
-	return chosen, nil
+	return o.served(chosen, unserved)
+}
+
+// served are the resources that can be migrated: of one that no server serves an error tells, but
+// with --all it is left out. A dry run has all of them.
+func (o *migrateOptions) served(chosen, unserved []schema.GroupResource) ([]schema.GroupResource, error) {
+	var served []schema.GroupResource
+	for _, gr := range chosen {
+		switch here := !slices.Contains(unserved, gr); {
+		case here || o.dryRun:
+			served = append(served, gr)
+		case !o.all:
+			return nil, fmt.Errorf("no server serves %s now: what is stored of it stays as it is", gr)
+		}
+	}
+	return served, nil
 }
 
 // compare orders by group, then by resource.
