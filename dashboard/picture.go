@@ -72,7 +72,7 @@ func pictureOf(o status.Observed, lifecycles []compat.Lifecycle) (picture, []sta
 		Timeline: status.Timeline(o), Releases: []release{},
 	}
 	for i := range p.Servers {
-		if p.Servers[i].State != status.Dead {
+		if s := p.Servers[i].State; s != status.Dead && s != status.Unrenewed {
 			p.Servers[i].RenewedSecondsAgo = 0 // or every picture would differ from the last
 		}
 	}

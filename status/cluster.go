@@ -80,7 +80,7 @@ func Of(o Observed) Cluster {
 			problems = append(problems, p)
 		}
 	}
-	if p := o.idle(); p.Kind != "" {
+	if p := x.unattended(); p.Kind != "" {
 		problems = append(problems, p)
 	}
 	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
@@ -105,7 +105,7 @@ func (x *index) problems(r *resource) []Problem {
 	failing := false
 	for _, m := range r.live() {
 		p := movingOf(r, m).problem(x, m)
-		if p.Kind == Waiting && unagreed {
+		if p.Kind == Waiting && unagreed || p.Kind == Stalled && noneRenews(x.servers) {
 			continue // for a problem that was told already
 		}
 		add(p)
@@ -148,6 +148,14 @@ func (r *resource) settling() string {
 		return ""
 	}
 	return r.state.Status.Message
+}
+
+// unattended is that nothing goes on, of all resources: no server can write, or nobody keeps the StorageStates.
+func (x *index) unattended() Problem {
+	if p := x.unrenewed(); p.Kind != "" {
+		return p
+	}
+	return x.idle()
 }
 
 // idle is that nobody keeps the StorageStates, and so begins migrations.

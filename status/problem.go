@@ -11,6 +11,8 @@ type Kind string
 
 // The kinds of Problem, the most urgent first.
 const (
+	// NoneRenews: no server renews its Lease, though one answers.
+	NoneRenews Kind = "NoneRenews"
 	// DeadServer: a server's Lease is not renewed, and its reports still count.
 	DeadServer Kind = "DeadServer"
 	// Idle: no controllers look after the StorageStates.
@@ -39,7 +41,7 @@ const (
 	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{DeadServer, Idle, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
+var urgency = []Kind{NoneRenews, DeadServer, Idle, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem keeps a server or a resource from being well, and says what to do about it.
 type Problem struct {

@@ -130,7 +130,9 @@ func (c Cluster) Headline() string {
 		}
 	}
 	servers := fmt.Sprintf("%s %s", count(serving, "server"), plural(serving, "serves", "serve"))
-	if serving != len(c.Servers) {
+	if noneRenews(c.Servers) {
+		servers = "no server renews its Lease"
+	} else if serving != len(c.Servers) {
 		servers = fmt.Sprintf("%d of %s %s", serving, count(len(c.Servers), "server"), plural(len(c.Servers), "serves", "serve"))
 	}
 	n := c.Counts
@@ -235,7 +237,7 @@ func serverTable(s Style, servers []Server) string {
 	}
 	for _, server := range servers {
 		state := server.State
-		if server.State == Dead {
+		if server.State == Dead || server.State == Unrenewed {
 			state += " for " + duration.HumanDuration(server.renewed)
 		}
 		if server.Aggregated {

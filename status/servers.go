@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ type Server struct {
 	Release      string `json:"release,omitempty"`
 	Emulates     string `json:"emulates,omitempty"`
 	ReadableFrom string `json:"readableFrom,omitempty"`
-	// State is serving, starting, dead, stock or silent.
+	// State is serving, starting, dead, unrenewed, stock or silent.
 	State string `json:"state"`
 	// Aggregated says that it is no part of the control plane, but serves an aggregated API.
 	Aggregated bool `json:"aggregated,omitempty"`
@@ -40,8 +41,10 @@ const (
 	Serving  = "serving"
 	Starting = "starting"
 	Dead     = "dead"
-	Stock    = "stock"
-	Silent   = "silent"
+	// Unrenewed: its Lease is as old as a dead server's, but so are all, and one server answers.
+	Unrenewed = "unrenewed"
+	Stock     = "stock"
+	Silent    = "silent"
 )
 
 // serversOf reads the servers of the identity Leases, those that are not well first.
@@ -58,7 +61,12 @@ func serversOf(o Observed) []Server {
 			}
 		}
 	}
-	order := []string{Dead, Stock, Silent, Starting, Serving}
+	if noneRenews(servers) {
+		for i := range servers {
+			servers[i].State = Unrenewed
+		}
+	}
+	order := []string{Dead, Unrenewed, Stock, Silent, Starting, Serving}
 	slices.SortFunc(servers, func(a, b Server) int {
 		if d := slices.Index(order, a.State) - slices.Index(order, b.State); d != 0 {
 			return d
@@ -66,6 +74,40 @@ func serversOf(o Observed) []Server {
 		return strings.Compare(a.ID, b.ID)
 	})
 	return servers
+}
+
+// noneRenews says whether no server has renewed its Lease in time, the one that answers included.
+// An aggregated API server is not asked.
+func noneRenews(servers []Server) bool {
+	stale := func(s Server) bool { return s.State == Dead || s.State == Unrenewed }
+	return slices.ContainsFunc(servers, func(s Server) bool { return !s.Aggregated }) &&
+		!slices.ContainsFunc(servers, func(s Server) bool { return !stale(s) })
+}
+
+// NoneRenews says whether no identity Lease was renewed in time.
+func (o Observed) NoneRenews() bool { return noneRenews(serversOf(o)) }
+
+// unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. Then
+// none is to be taken for dead: without its Lease a server that lives would take no deletes
+// either, by which etcd gets space.
+func (x *index) unrenewed() Problem {
+	if !noneRenews(x.servers) {
+		return Problem{}
+	}
+	least := slices.MinFunc(x.servers, func(a, b Server) int { return cmp.Compare(a.renewed, b.renewed) }).renewed
+	p := Problem{
+		Kind: NoneRenews,
+		Text: fmt.Sprintf("no server has renewed its Lease for %s, although one answers: etcd takes no writes, or every server but one that has just started is gone", duration.HumanDuration(least)),
+		Do:   "delete no Lease and restart no server; kubectl get --raw '/readyz?verbose' may say why. docs/faults.md tells of an etcd that is away or out of space",
+	}
+	if len(x.FailedChecks) > 0 {
+		p.Text += "; its /readyz fails: " + strings.Join(x.FailedChecks, ", ")
+	}
+	if slices.Contains(x.FailedChecks, "etcd-space") {
+		p.Text = fmt.Sprintf("etcd is out of space (alarm NOSPACE; /readyz fails: %s): no server has renewed its Lease for %s", strings.Join(x.FailedChecks, ", "), duration.HumanDuration(least))
+		p.Do = "delete no Lease and restart no server: objects can be deleted through those that run. Then etcdctl compact and defrag, or a larger quota, and etcdctl alarm disarm (docs/runbooks/ConcordEtcdNoSpace.md)"
+	}
+	return p
 }
 
 func serverOf(lease *coordinationv1.Lease, now time.Time) Server {

@@ -74,7 +74,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 			a.Problems = append(a.Problems, p)
 		}
 	}
-	if p := o.idle(); p.Kind != "" {
+	if p := x.unattended(); p.Kind != "" {
 		a.Problems = append(a.Problems, p)
 	}
 	a.Problems = gathered(append(a.Problems, x.problems(r)...))

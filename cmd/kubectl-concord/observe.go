@@ -80,10 +80,10 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	var o status.Observed
 	var mu sync.Mutex
 	unread := map[string]error{}
-	group, ctx := errgroup.WithContext(ctx)
+	group, reading := errgroup.WithContext(ctx)
 	read := func(kind string, list func(context.Context) error) {
 		group.Go(func() error {
-			err := list(ctx)
+			err := list(reading)
 			switch {
 			case err == nil, apierrors.IsNotFound(err):
 				return nil
@@ -131,6 +131,9 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	err := group.Wait()
 	o.Unread = refusals(unread)
 	o.Now = c.clock.Now()
+	if err == nil && o.NoneRenews() {
+		o.FailedChecks = c.failedChecks(ctx)
+	}
 	return o, err
 }
 
@@ -142,6 +145,19 @@ func refusals(unread map[string]error) []string {
 	kinds := slices.Sorted(maps.Keys(unread))
 	return []string{fmt.Sprintf("%s may not be listed, so what follows lacks what they tell: %v; readers need the ClusterRole concord-view, or view, for the whole cluster (deploy/controllers/base/readers.yaml)",
 		strings.Join(kinds, ", "), unread[kinds[0]])}
+}
+
+// failedChecks are the checks of the server's /readyz that fail, by name; none where the user may
+// not read it.
+func (c *cluster) failedChecks(ctx context.Context) (failed []string) {
+	body, _ := c.served.RESTClient().Get().AbsPath("/readyz").Param("verbose", "").Do(ctx).Raw() // a 500 if one fails
+	for line := range strings.Lines(string(body)) {
+		if after, found := strings.CutPrefix(line, "[-]"); found {
+			name, _, _ := strings.Cut(after, " ")
+			failed = append(failed, name)
+		}
+	}
+	return failed
 }
 
 // originals reads the migrations of Kubernetes' own API, where it is served, and the Lease that

@@ -85,7 +85,7 @@ class Servers extends List {
       if (s.readableFrom) versions += ', stores what ' + s.readableFrom + ' can read';
       li.className = s.state;
       fill(li, el('code', {}, s.id), ' ',
-        el('strong', { className: 'mark' }, s.state === 'dead' ? 'dead for ' + duration(s.renewedSecondsAgo) : s.state), ' ',
+        el('strong', { className: 'mark' }, s.state === 'dead' || s.state === 'unrenewed' ? s.state + ' for ' + duration(s.renewedSecondsAgo) : s.state), ' ',
         el('span', {}, versions || 'tells no release', s.aggregated ? ', aggregated' : ''));
     });
   }

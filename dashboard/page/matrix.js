@@ -5,6 +5,7 @@ import { el, say, count } from './dom.js';
 import { short, brief, unknown } from './encodings.js';
 
 const words = {
+  NoneRenews: 'no server renews its Lease',
   DeadServer: 'waits for a dead server',
   StockServer: 'waits for a server without Concord',
   SilentServer: 'waits for a silent server',
