@@ -105,7 +105,9 @@ func (o *migrateOptions) run(ctx context.Context, args []string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	cluster, err := connect.NewClient(connect.WithTimeout(config))
+	patient := connect.WithTimeout(config)
+	connect.TellRefusals(patient)
+	cluster, err := connect.NewClient(patient)
 	if err != nil {
 		return err
 	}
