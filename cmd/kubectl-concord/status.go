@@ -14,7 +14,7 @@ import (
 // watchEvery is the time between two looks of status -w.
 const watchEvery = time.Second
 
-// status prints how the cluster is, once or until ctx ends.
+// status prints how the cluster is, once or until ctx ends or nobody reads it any more.
 func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch bool) error {
 	c, err := p.cluster()
 	if err != nil {
@@ -33,8 +33,11 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 		if err := draw(out, text, &last, watch, tty); err != nil {
 			return err
 		}
-		if !watch {
+		switch {
+		case !watch:
 			return unread
+		case readerGone(out):
+			return nil
 		}
 		select {
 		case <-time.After(watchEvery):

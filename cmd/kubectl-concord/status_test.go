@@ -1,17 +1,23 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/status"
@@ -44,6 +50,31 @@ func TestDraw(t *testing.T) {
 	var last string
 	if err := draw(closed{}, "a", &last, true, true); !errors.Is(err, errClosed) {
 		t.Errorf("a terminal that is gone: %v", err)
+	}
+}
+
+// TestReaderGone: a watch of a cluster that does not change ends when nobody reads it any more.
+func TestReaderGone(t *testing.T) {
+	api := httptest.NewServer(http.NotFoundHandler())
+	defer api.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("{clusters: [{name: a, cluster: {server: %q}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}", api.URL)
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	flags := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
+	reader, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = out.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- (&plugin{flags: flags}).status(ctx, out, "text", true) }()
+	line, err := bufio.NewReader(reader).ReadString('\n')
+	if err := errors.Join(err, reader.Close(), <-ended, ctx.Err()); err != nil {
+		t.Errorf("after it printed %q: %v", line, err)
 	}
 }
 
