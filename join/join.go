@@ -157,8 +157,10 @@ func (c Config) ValidateFlags() error {
 		return fmt.Errorf("--identity-lease-renew-interval %v must be above 0 and at most half of --identity-lease-duration %v", c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration)
 	case c.KeyringInterval <= 0:
 		return fmt.Errorf("--encryption-provider-config-reload-interval %v must be above 0", c.KeyringInterval)
-	case c.MigrationMaxAddedLatency != nil && *c.MigrationMaxAddedLatency < 0 || c.MigrationMaxObjectsPerSecond < 0:
-		return fmt.Errorf("--migration-max-added-latency %v and --migration-max-objects-per-second %d must not be negative", latency{&c.MigrationMaxAddedLatency}, c.MigrationMaxObjectsPerSecond)
+	case c.MigrationMaxAddedLatency != nil && *c.MigrationMaxAddedLatency < 0:
+		return fmt.Errorf("--migration-max-added-latency %v must not be negative", *c.MigrationMaxAddedLatency)
+	case c.MigrationMaxObjectsPerSecond < 0:
+		return fmt.Errorf("--migration-max-objects-per-second %d must not be negative", c.MigrationMaxObjectsPerSecond)
 	}
 	return nil
 }

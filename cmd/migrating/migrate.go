@@ -91,8 +91,10 @@ func (o *migrateOptions) validate(args []string) error {
 		return errors.New("give resources or --all, not both")
 	case !o.all && len(args) == 0:
 		return errors.New("say what to migrate: names of resources, or --all")
-	case o.maxLatency < 0 || o.maxPerSecond < 0:
-		return fmt.Errorf("--max-added-latency %v and --max-objects-per-second %d must not be negative", o.maxLatency, o.maxPerSecond)
+	case o.maxLatency < 0:
+		return fmt.Errorf("--max-added-latency %v must not be negative", o.maxLatency)
+	case o.maxPerSecond < 0:
+		return fmt.Errorf("--max-objects-per-second %d must not be negative", o.maxPerSecond)
 	}
 	return nil
 }

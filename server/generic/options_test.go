@@ -95,6 +95,17 @@ func TestGates(t *testing.T) {
 	}
 }
 
+// A flag that is wrong is named alone.
+func TestNegativeBound(t *testing.T) {
+	o, err := tryParse(t, "--migration-max-objects-per-second=-5")
+	if err == nil {
+		err = o.Complete()
+	}
+	if err == nil || strings.Contains(err.Error(), "latency") || !strings.Contains(err.Error(), "--migration-max-objects-per-second -5 must not be negative") {
+		t.Error(err)
+	}
+}
+
 func TestRefusedFlags(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--emulation-version=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},
