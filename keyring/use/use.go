@@ -182,9 +182,13 @@ func doubtOf(s stored.Sets) string {
 
 func (u *Key) judge(doubt string) {
 	switch {
-	case u.Values > 0:
+	case u.Values == 1:
+		u.Reason = "1 value still uses it: " + u.by()
+	case u.Values > 1:
 		u.Reason = fmt.Sprintf("%d values still use it: %s", u.Values, u.by())
-	case len(u.Writers) > 0:
+	case len(u.Writers) == 1:
+		u.Reason = "no value uses it, and 1 server writes with it"
+	case len(u.Writers) > 1:
 		u.Reason = fmt.Sprintf("no value uses it, and %d servers write with it", len(u.Writers))
 	case doubt != "":
 		u.Reason = "nobody can tell: " + doubt

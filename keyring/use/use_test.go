@@ -28,8 +28,8 @@ func TestJudgeKeys(t *testing.T) {
 		want string // of key a
 	}{
 		"no value":       {nil, ""},
-		"a value":        {map[string]string{"secrets/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 values still use it: 1 of secrets"},
-		"another's":      {map[string]string{"configmaps/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 values still use it: 1 of configmaps"},
+		"a value":        {map[string]string{"secrets/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 value still uses it: 1 of secrets"},
+		"another's":      {map[string]string{"configmaps/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 value still uses it: 1 of configmaps"},
 		"an unnamed key": {map[string]string{"configmaps/default/x": "k8s:enc:kms:v1:my kms:xx"}, "nobody can tell: 1 of configmaps are encrypted and do not tell with what"},
 		"damaged report": {map[string]string{storedtest.VersionKey(widgetsResource): "nonsense"}, "nobody can tell: the StorageVersion of widgets.example.com cannot be read"},
 	} {
@@ -82,8 +82,8 @@ func TestJudgeKMSKeys(t *testing.T) {
 		want    string
 	}{
 		"no value":       {sealed("now"), []agree.Report{report("a", now), report("b", now)}, ""},
-		"a value":        {sealed("old"), []agree.Report{report("a", now), report("b", now)}, "1 values still use it: 1 of secrets"},
-		"a writer":       {sealed("now"), []agree.Report{report("a", now), report("b", old)}, "no value uses it, and 1 servers write with it"},
+		"a value":        {sealed("old"), []agree.Report{report("a", now), report("b", now)}, "1 value still uses it: 1 of secrets"},
+		"a writer":       {sealed("now"), []agree.Report{report("a", now), report("b", old)}, "no value uses it, and 1 server writes with it"},
 		"no answer":      {sealed("now"), []agree.Report{report("a", now), report("b", unknown)}, "nobody can tell: b has not learned from its KMS plugin with which key it encrypts secrets"},
 		"no answer, all": {sealed("now"), []agree.Report{report("a", unknown), report("b", unknown)}, "nobody can tell: a has not learned from its KMS plugin with which key it encrypts secrets"},
 	} {
