@@ -42,7 +42,7 @@ Encrypted values are counted as such and not decoded: no key is asked for.`,
 		Example: `  concord census
   concord census --verify
   concord census --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key -o json`,
-		Args:          cobra.NoArgs,
+		Args:          noResources,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,6 +53,14 @@ Encrypted values are counted as such and not decoded: no key is asked for.`,
 	o.addFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&o.verify, "verify", false, "decode every value that is not encrypted, and name those that do not decode")
 	return cmd
+}
+
+// noResources refuses names: a census reads all of etcd once.
+func noResources(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%q: concord census counts all resources, and -o json prints them for jq; kubectl concord census %s counts one", args[0], args[0])
 }
 
 // addFlags adds the flags that name an etcd, and --output.
