@@ -120,7 +120,7 @@ func list(resources []schema.GroupResource) string {
 }
 
 // Discover finds the resource of a short, singular or partly qualified name, in the version
-// that the server prefers.
+// that the server prefers, or in that of a name such as widgets.v1.example.com.
 func Discover(config *rest.Config, name string) (schema.GroupVersionResource, error) {
 	served, err := discovery.NewDiscoveryClientForConfig(connect.WithTimeout(config))
 	if err != nil {
@@ -128,5 +128,10 @@ func Discover(config *rest.Config, name string) (schema.GroupVersionResource, er
 	}
 	cached := memory.NewMemCacheClient(served)
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
+	if versioned, _ := schema.ParseResourceArg(name); versioned != nil {
+		if gvr, err := mapper.ResourceFor(*versioned); err == nil {
+			return gvr, nil
+		}
+	}
 	return mapper.ResourceFor(schema.ParseGroupResource(name).WithVersion(""))
 }
