@@ -31,6 +31,8 @@ const (
 	namedObjects   = 3
 	explainObjects = 10
 	barWidth       = 30
+	// longestMessage is how many characters a status shows of what kept an object.
+	longestMessage = 200
 )
 
 func (s Style) paint(color, text string) string {
@@ -161,7 +163,11 @@ func (p Problem) text(s Style, objects int) string {
 	var text strings.Builder
 	text.WriteString(s.paint(color, "!") + strings.TrimPrefix(s.wrapped("! ", "  ", p.Text), "!"))
 	shown := p.Objects[:min(len(p.Objects), objects)]
-	for _, line := range byMessage(shown) {
+	longest := 0
+	if objects == namedObjects {
+		longest = longestMessage
+	}
+	for _, line := range byMessage(shown, longest) {
 		text.WriteString(s.wrapped("    ", "      ", line))
 	}
 	if more := p.Failed - int64(len(shown)); more > 0 && len(shown) > 0 {
@@ -176,8 +182,9 @@ func (p Problem) text(s Style, objects int) string {
 	return text.String()
 }
 
-// byMessage has a line for each message, with the objects that have it.
-func byMessage(objects []Object) (lines []string) {
+// byMessage has a line for each message, with the objects that have it. Of a message no more than
+// so many characters are shown, 0 for all.
+func byMessage(objects []Object, longest int) (lines []string) {
 	names := map[string][]string{}
 	var messages []string
 	for _, o := range objects {
@@ -187,9 +194,18 @@ func byMessage(objects []Object) (lines []string) {
 		names[o.Message] = append(names[o.Message], o.Name)
 	}
 	for _, m := range messages {
-		lines = append(lines, strings.Join(names[m], ", ")+": "+m)
+		lines = append(lines, strings.Join(names[m], ", ")+": "+shortened(m, longest))
 	}
 	return lines
+}
+
+// shortened is a text in one line of no more than so many characters, 0 for all of it.
+func shortened(text string, longest int) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if runes := []rune(text); longest > 0 && len(runes) > longest {
+		return string(runes[:longest-1]) + "…"
+	}
+	return text
 }
 
 // text shows a migration, and its bar where it has begun.
