@@ -260,7 +260,7 @@ func TestCensusErrors(t *testing.T) {
 		"certificates for whom": {[]string{"--etcd-cafile", "x"}, "need --etcd-servers"},
 		"half a certificate":    {[]string{"--etcd-servers", "x", "--etcd-keyfile", "x"}, "need each other"},
 		"no such certificate":   {[]string{"--etcd-servers", "x", "--etcd-cafile", "/nowhere"}, "etcd certificates"},
-		"an argument":           {[]string{"everything"}, "unknown command"},
+		"an argument":           {[]string{"everything"}, "concord census counts all resources"},
 		"no such flag":          {[]string{"--everything"}, "unknown flag"},
 	} {
 		t.Run(name, func(t *testing.T) {
