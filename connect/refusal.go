@@ -9,8 +9,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// retryFor is how long a write is made again that is answered with 503.
-const retryFor = 2 * time.Second
+const (
+	// retryFor is how long a write is made again that is answered with 503.
+	retryFor = 2 * time.Second
+	// another is how long after a refusal the next one is of another write: client-go waits a second.
+	another = 5 * time.Second
+)
 
 // TellRefusals has a command's writes that the server refuses with 503 made again for a moment, as
 // while the server starts, and then end in what it says: client-go would drop that, and say that
@@ -25,6 +29,7 @@ type refusals struct {
 
 	mu    sync.Mutex
 	since time.Time // of the first refusal after a write that was none; zero without one
+	last  time.Time
 }
 
 var _ utilnet.RoundTripperWrapper = &refusals{}
@@ -37,14 +42,17 @@ func (t *refusals) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now := time.Now()
 	switch {
 	case answer.StatusCode != http.StatusServiceUnavailable:
 		t.since = time.Time{}
-	case t.since.IsZero():
-		t.since = time.Now()
-	case time.Since(t.since) >= retryFor:
+		return answer, nil
+	case t.since.IsZero() || now.Sub(t.last) > another:
+		t.since = now
+	case now.Sub(t.since) >= retryFor:
 		answer.Header.Del("Retry-After")
 	}
+	t.last = now
 	return answer, nil
 }
 

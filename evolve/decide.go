@@ -150,10 +150,10 @@ func (o Observation) Succeeded(target Target) (all []Migration) {
 	return all
 }
 
-// counts says whether a migration has succeeded for the target. A user's that is older than the
-// state does not count: who deletes a state has everything migrated again.
+// counts says whether a migration has succeeded for the target. A user's that had ended before the
+// state was made does not count: who deletes a state has everything migrated again.
 func (o Observation) counts(m Migration, target Target) bool {
-	if !m.Made && o.State != nil && m.Created.Before(o.State.Created) {
+	if !m.Made && o.State != nil && m.Ended.Before(o.State.Created) {
 		return false
 	}
 	return m.Phase == Succeeded && m.Target == target

@@ -41,8 +41,8 @@ func created(s *State, at time.Time) *State {
 }
 
 // users is a migration of a user's that has succeeded.
-func users(created time.Time) Migration {
-	return Migration{Name: "u", Phase: Succeeded, Target: done.Target, Created: created}
+func users(ended time.Time) Migration {
+	return Migration{Name: "u", Phase: Succeeded, Target: done.Target, Created: now.Add(-time.Hour), Ended: ended}
 }
 
 func forged(s *State) *State {

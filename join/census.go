@@ -169,6 +169,9 @@ func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target ev
 // notStored is why a resource that this server does not know to be stored cannot be counted: it is
 // another server's, or a custom resource whose definition the informer has not told of yet.
 func (j *Join) notStored(ctx context.Context, gr schema.GroupResource) error {
+	if !j.crds.stores {
+		return trigger.ErrNotStored
+	}
 	switch err := j.clients.objects.Get(ctx, client.ObjectKey{Name: gr.String()}, &apiextensionsv1.CustomResourceDefinition{}); {
 	case storageversion.IsGone(err):
 		return trigger.ErrNotStored

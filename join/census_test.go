@@ -21,7 +21,7 @@ func TestNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"}}
-	j := &Join{clients: &clients{objects: fake.NewClientBuilder().WithScheme(scheme).WithObjects(crd).Build()}}
+	j := &Join{crds: &definitions{stores: true}, clients: &clients{objects: fake.NewClientBuilder().WithScheme(scheme).WithObjects(crd).Build()}}
 	for resource, want := range map[string]bool{"widgets": false, "gadgets": true} {
 		err := j.notStored(t.Context(), schema.GroupResource{Group: "example.com", Resource: resource})
 		if err == nil || errors.Is(err, trigger.ErrNotStored) != want {

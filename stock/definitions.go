@@ -8,6 +8,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,12 +25,19 @@ type definitions struct {
 	mu sync.Mutex
 	// newest are they, without their schemas.
 	newest map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition
-	// said are the versions that they said to store since they were last asked for.
-	said map[schema.GroupResource][]agree.Encoding
+	// said are the versions that they said to store since they were last asked for, and told those
+	// that were handed out then, until they are observed.
+	said, told map[schema.GroupResource][]agree.Encoding
+	// gone are the uids of those that were deleted: what is read of one may come late.
+	gone map[schema.GroupResource]types.UID
 }
 
 func newDefinitions() *definitions {
-	return &definitions{newest: map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition{}, said: map[schema.GroupResource][]agree.Encoding{}}
+	return &definitions{
+		newest: map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition{},
+		said:   map[schema.GroupResource][]agree.Encoding{}, told: map[schema.GroupResource][]agree.Encoding{},
+		gone: map[schema.GroupResource]types.UID{},
+	}
 }
 
 // watchDefinitions keeps no schemas, which are most of a definition. changed is told every
@@ -43,7 +51,7 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerDetailedFuncs{
 			AddFunc: func(obj any, initial bool) {
 				crd := obj.(*apiextensionsv1.CustomResourceDefinition)
-				d.note(crd, initial)
+				d.note(crd, initial, false)
 				noted(nil, crd)
 				changed(resourceOf(crd))
 			},
@@ -52,7 +60,7 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 				if was.ResourceVersion == is.ResourceVersion {
 					return
 				}
-				d.note(is, false)
+				d.note(is, false, newer(was, is)) // as after etcd was restored from a backup
 				noted(was, is)
 				changed(resourceOf(is))
 			},
@@ -83,21 +91,21 @@ func withoutSchemas(obj any) (any, error) {
 func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
 	crd = crd.DeepCopy()
 	_, _ = withoutSchemas(crd)
-	d.note(crd, false)
+	d.note(crd, false, d.source == nil)
 }
 
-// note takes in a definition, unless a newer one is known, and remembers which versions it said to
-// store. Those of before the start, which the initial list has, are for the memory of the resource.
-func (d *definitions) note(is *apiextensionsv1.CustomResourceDefinition, initial bool) {
+// note takes in a definition, unless a newer one is known, or always, and remembers which versions
+// it said to store. Those of before the start, which the initial list has, are for the memory of
+// the resource.
+func (d *definitions) note(is *apiextensionsv1.CustomResourceDefinition, initial, always bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gr := resourceOf(is)
 	was := d.newest[gr]
-	if was != nil {
-		if order, err := resourceversion.CompareResourceVersion(is.ResourceVersion, was.ResourceVersion); err == nil && order <= 0 {
-			return
-		}
+	if uid, gone := d.gone[gr]; gone && uid == is.UID || was != nil && !always && !newer(is, was) {
+		return
 	}
+	delete(d.gone, gr)
 	d.newest[gr] = is
 	if said := changes(was, is); len(said) > 0 && !initial {
 		d.said[gr] = append(d.said[gr], said...)
@@ -111,7 +119,15 @@ func (d *definitions) forget(crd *apiextensionsv1.CustomResourceDefinition) {
 	if gr := resourceOf(crd); d.newest[gr] != nil && d.newest[gr].UID == crd.UID {
 		delete(d.newest, gr)
 		delete(d.said, gr)
+		delete(d.told, gr)
+		d.gone[gr] = crd.UID
 	}
+}
+
+// newer says whether a has a later resourceVersion than b, or none that can be compared.
+func newer(a, b *apiextensionsv1.CustomResourceDefinition) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err != nil || order > 0
 }
 
 // changes are the versions that a definition may have said to store after it was so and until it
@@ -147,7 +163,9 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 		if only != (schema.GroupResource{}) && only != gr {
 			continue
 		}
-		definition := observed.Definition{Stores: stores(crd), Said: d.said[gr]}
+		d.told[gr] = append(d.told[gr], d.said[gr]...)
+		delete(d.said, gr)
+		definition := observed.Definition{Stores: stores(crd), Said: d.told[gr]}
 		for _, v := range crd.Spec.Versions {
 			definition.Versions = append(definition.Versions, schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name})
 		}
@@ -157,16 +175,13 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 	return all
 }
 
-// heard forgets the versions that definitions said to store, after they were observed.
+// heard forgets the versions that definitions said to store, after they were observed. Another
+// round begins only then.
 func (d *definitions) heard(defined map[schema.GroupResource]observed.Definition) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for gr, definition := range defined {
-		if rest := d.said[gr][len(definition.Said):]; len(rest) > 0 {
-			d.said[gr] = rest
-		} else {
-			delete(d.said, gr)
-		}
+	for gr := range defined {
+		delete(d.told, gr)
 	}
 }
 

@@ -112,7 +112,7 @@ func TestDefinitionRead(t *testing.T) {
 	o := &observer{definitions: newDefinitions()}
 	before := widgetDefinition("a", 1, "v1", "v1")
 	before.ResourceVersion = "1"
-	o.definitions.note(before, true)
+	o.definitions.note(before, true, false)
 	var crd apiextensionsv1.CustomResourceDefinition
 	must(t, viewOf(c, o, "").Get(t.Context(), client.ObjectKey{Name: "widgets.example.com"}, &crd))
 	for _, when := range []string{"read", "told of"} {
@@ -120,7 +120,39 @@ func TestDefinitionRead(t *testing.T) {
 		if got := o.definitions.defined(widgets)[widgets]; !slices.Equal(got.Said, want) || len(got.Stored) != 2 {
 			t.Errorf("%s: %+v", when, got)
 		}
-		o.definitions.note(before, false)
-		o.definitions.note(&crd, false)
+		o.definitions.note(before, false, false)
+		o.definitions.note(&crd, false, false)
+	}
+}
+
+// TestDefinitionGoneMeanwhile: a definition that is deleted, or made anew, while replicas are asked is
+// not mixed up with the one of before; what is read of it late does not bring it back.
+func TestDefinitionGoneMeanwhile(t *testing.T) {
+	revised := func(revision string, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+		crd.ResourceVersion = revision
+		return crd
+	}
+	d := newDefinitions()
+	first := revised("5", widgetDefinition("a", 2, "v1", "v1", "v2"))
+	d.note(first, false, false)
+	asked := d.defined(schema.GroupResource{})
+	d.forget(first)
+	d.note(revised("4", first), false, false)
+	if got := d.of(widgets); got != nil {
+		t.Errorf("it is back: %+v", got)
+	}
+	d.note(revised("7", widgetDefinition("b", 1, "v2", "v2")), false, false)
+	d.heard(asked)
+	if got := d.defined(widgets)[widgets].Said; !slices.Equal(got, []agree.Encoding{"example.com/v2"}) {
+		t.Errorf("the new one says to store %v", got)
+	}
+	d.heard(d.defined(widgets))
+	d.note(revised("3", widgetDefinition("b", 3, "v1", "v1", "v2")), false, false)
+	if got := d.defined(widgets)[widgets]; len(got.Said) > 0 || got.Stores != "example.com/v2" {
+		t.Errorf("an older one counts: %+v", got)
+	}
+	d.note(revised("3", widgetDefinition("b", 3, "v1", "v1", "v2")), false, true)
+	if got := d.defined(widgets)[widgets].Said; !slices.Equal(got, []agree.Encoding{"example.com/v2", "example.com/v1"}) {
+		t.Errorf("after etcd was restored it says to store %v", got)
 	}
 }

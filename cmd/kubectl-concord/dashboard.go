@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/dashboard"
 	"github.com/concord-dev/concord/verdict"
+	"github.com/concord-dev/concord/workers"
 )
 
 func newDashboardCommand(p *plugin) *cobra.Command {
@@ -63,9 +64,10 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	server := &http.Server{Handler: local, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve says how it ended
 	defer stop()
-	if _, err := fmt.Fprintf(out, "%s\nshows %s until you press Ctrl-C.\n%s", local.URL(), config.Host, unreachable(ctx, config)); err != nil {
+	if _, err := fmt.Fprintf(out, "%s\nshows %s until you press Ctrl-C.\n", local.URL(), config.Host); err != nil {
 		return err
 	}
+	workers.Go(ctx, "dashboard", func() { _, _ = io.WriteString(out, unreachable(ctx, config)) }) // the page has it, too
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}

@@ -75,6 +75,9 @@ func (o *migrateOptions) served(chosen, unserved []schema.GroupResource) ([]sche
 			return nil, fmt.Errorf("no server serves %s now: what is stored of it stays as it is", gr)
 		}
 	}
+	if len(served) == 0 {
+		return nil, errors.New("no server serves any of the resources that are stored")
+	}
 	return served, nil
 }
 
