@@ -20,7 +20,6 @@ import (
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/dashboard"
 	"github.com/concord-dev/concord/verdict"
-	"github.com/concord-dev/concord/workers"
 )
 
 func newDashboardCommand(p *plugin) *cobra.Command {
@@ -67,7 +66,7 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	if _, err := fmt.Fprintf(out, "%s\nshows %s until you press Ctrl-C.\n", local.URL(), config.Host); err != nil {
 		return err
 	}
-	workers.Go(ctx, "dashboard", func() { _, _ = io.WriteString(out, unreachable(ctx, config)) }) // the page has it, too
+	go func() { _, _ = io.WriteString(out, unreachable(ctx, config)) }() // the page has it, too
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
