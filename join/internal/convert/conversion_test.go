@@ -287,7 +287,9 @@ func TestWebhookHangs(t *testing.T) {
 		all[i] = migratestore.Unconverted
 	}
 	wantConverted(t, w.convert(t.Context(), plains(64)), 64, all)
-	if !slices.Equal(h.calls, []int{64, 1, 1}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if many := slices.DeleteFunc(slices.Clone(h.calls), func(n int) bool { return n == 1 }); len(h.calls) > 3 || len(many) > 1 {
 		t.Errorf("calls of %v objects", h.calls)
 	}
 }
