@@ -78,7 +78,7 @@ func (m *Member) place(ctx context.Context, c claim, sv *v1alpha1.StorageVersion
 // lacks says whether the StorageVersion, nil if there is none, cannot take the report: it
 // has to be made first.
 func lacks(c claim, sv *v1alpha1.StorageVersion) bool {
-	return sv == nil || c.custom() && madeFor(sv) != c.target.uid
+	return sv == nil || c.custom() && storageversion.MadeFor(sv) != c.target.uid
 }
 
 // ensure returns the StorageVersion that was read, or makes one without reports. It has to

@@ -7,18 +7,11 @@ import (
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 )
-
-// madeFor returns the uid of the CRD for which the StorageVersion was created, empty if
-// it does not say.
-func madeFor(sv *v1alpha1.StorageVersion) types.UID {
-	return types.UID(sv.Annotations[storageversion.CRDAnnotation])
-}
 
 // replace deletes a StorageVersion that was made for another CRD than the one to be
 // reported. The servers that report there have not looked at this CRD, and a write of theirs
@@ -67,7 +60,7 @@ func (m *Member) retire(ctx context.Context, c claim) error {
 }
 
 func (m *Member) retireAll(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) error {
-	if uid := madeFor(sv); uid == "" || uid != c.target.uid {
+	if uid := storageversion.MadeFor(sv); uid == "" || uid != c.target.uid {
 		// It may have been made for a CRD that is newer than the read.
 		d, err := m.readCRD(ctx, c.target.resource.CRD)
 		if err != nil {

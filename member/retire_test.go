@@ -25,7 +25,7 @@ func (w *world) made() (crd, own types.UID) {
 	w.quietly(func() {
 		var sv v1alpha1.StorageVersion
 		if err := w.client.Get(w.t.Context(), client.ObjectKey{Name: "example.com.widgets"}, &sv); err == nil {
-			crd, own = madeFor(&sv), sv.UID
+			crd, own = storageversion.MadeFor(&sv), sv.UID
 		}
 	})
 	return crd, own

@@ -119,7 +119,7 @@ func (s *state) newer(self agree.ServerID) *v1alpha1.StorageVersion {
 		return nil
 	}
 	revision, err := revisionOf(s.seen)
-	if err != nil || revision <= s.tried || revision < s.revision || madeFor(s.seen) != s.target.uid {
+	if err != nil || revision <= s.tried || revision < s.revision || storageversion.MadeFor(s.seen) != s.target.uid {
 		return nil
 	}
 	own, ok := agree.Of(storageversion.Reports(s.seen), self)

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strings"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
@@ -84,7 +83,7 @@ func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Pro
 func ofObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration, n int64, named []migrationv1alpha1.MigrationFailure, text, do string) Problem {
 	p := Problem{Kind: BadObjects, Resources: []string{r.String()}, Failed: n, Text: text}
 	for _, f := range named {
-		p.Objects = append(p.Objects, Object{strings.TrimPrefix(f.Namespace+"/"+f.Name, "/"), f.Message})
+		p.Objects = append(p.Objects, Object{f.Object(), f.Message})
 	}
 	if !migrationv1alpha1.Final(m) {
 		p.Do = do + "; the migration that is under way is followed by another try"

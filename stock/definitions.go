@@ -132,9 +132,9 @@ func newer(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 
 // changes are the versions that a definition may have said to store after it was so and until it
 // is so, the last one included; none if it stored the same version all the time. was is nil, or of
-// another uid, where it was made meanwhile. Each change of the
-// spec raises the generation by one. Where a watch has missed some, all of storedVersions may have
-// been stored meanwhile: the API server adds a version to these before it stores it.
+// another uid, where it was made meanwhile. Each change of the spec raises the generation by one.
+// Where a watch has missed some, all of storedVersions may have been stored meanwhile: the API
+// server adds a version to these before it stores it.
 func changes(was, is *apiextensionsv1.CustomResourceDefinition) (said []agree.Encoding) {
 	made := was == nil || was.UID != is.UID
 	before := int64(0)

@@ -295,7 +295,7 @@ func (o *observer) tell(gr schema.GroupResource) {
 
 // custom says whether a StorageVersion is a custom resource's, whose definition may be gone.
 func custom(sv *apiserverinternalv1alpha1.StorageVersion) bool {
-	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
+	return sv != nil && storageversion.MadeFor(sv) != ""
 }
 
 func messageOf(sv *apiserverinternalv1alpha1.StorageVersion) string {

@@ -111,7 +111,7 @@ func (s Sets) Custom(gr schema.GroupResource) bool {
 		return true
 	}
 	sv := s.Versions[gr]
-	return sv != nil && sv.Annotations[storageversion.CRDAnnotation] != ""
+	return sv != nil && storageversion.MadeFor(sv) != ""
 }
 
 // state returns what the StorageState says, and why the stored set is not known by it.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -259,4 +260,10 @@ func SetHistory(sv *v1alpha1.StorageVersion, h agree.History) {
 	if h.Forgotten > 0 {
 		sv.Annotations[ForgottenAnnotation] = strconv.FormatInt(h.Forgotten, 10)
 	}
+}
+
+// MadeFor returns the uid of the CustomResourceDefinition for which a StorageVersion was made; empty
+// if it was made for none, or does not say.
+func MadeFor(sv *v1alpha1.StorageVersion) types.UID {
+	return types.UID(sv.Annotations[CRDAnnotation])
 }

@@ -233,7 +233,7 @@ func (a *asked) failures() string {
 	var text strings.Builder
 	named := a.migration.Status.Failures
 	for _, f := range named[:min(len(named), namedInTable)] {
-		fmt.Fprintf(&text, "  %s: %s: %s\n", strings.TrimPrefix(f.Namespace+"/"+f.Name, "/"), cmp.Or(string(f.Reason), "not migrated"), f.Message)
+		fmt.Fprintf(&text, "  %s: %s: %s\n", f.Object(), cmp.Or(string(f.Reason), "not migrated"), f.Message)
 	}
 	if p := a.migration.Status.Progress; p != nil && p.Failed > namedInTable {
 		fmt.Fprintf(&text, "  and %d more: kubectl get storageversionmigrations.migration.k8s.io %s -o yaml names the first %d\n",

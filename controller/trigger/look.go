@@ -84,7 +84,7 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 	common, _ := storageversion.AgreementOn(sv, reports)
 	return &evolve.StorageVersion{
 		UID: string(sv.UID), History: history, Reports: reports, Common: common,
-		Silent: storageversion.WaitsFor(sv), Custom: sv.Annotations[storageversion.CRDAnnotation] != "",
+		Silent: storageversion.WaitsFor(sv), Custom: storageversion.MadeFor(sv) != "",
 	}, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/sim/etcd"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
@@ -54,14 +55,14 @@ func (c *Checker) judgeReports(r *Write, e etcd.Event) {
 		return
 	}
 	before := c.api.View(e.Prev).(*v1alpha1.StorageVersion)
-	if crd := c.api.LookDefinition(); e.KV == nil && r.Role == script.Reporting && (crd == nil || crd.UID != madeFor(before) || r.By.Silent) {
+	if crd := c.api.LookDefinition(); e.KV == nil && r.Role == script.Reporting && (crd == nil || crd.UID != storageversion.MadeFor(before) || r.By.Silent) {
 		return // a definition's end takes all reports with it, and so does a server whose gate is off
 	}
 	var kept []agree.Report
 	if e.KV != nil {
 		after := c.api.View(e.KV).(*v1alpha1.StorageVersion)
 		kept = c.read(after).reports
-		if crd := c.api.LookDefinition(); madeFor(after) == "" || crd != nil && crd.UID == madeFor(after) {
+		if crd := c.api.LookDefinition(); storageversion.MadeFor(after) == "" || crd != nil && crd.UID == storageversion.MadeFor(after) {
 			c.judgeSilence(r, after.Name, after)
 		}
 	}
@@ -87,7 +88,7 @@ func (c *Checker) noteEnd(r *Write, e etcd.Event) {
 	if e.KV == nil || r.Role != script.Reporting {
 		return
 	}
-	if sv := c.api.View(e.KV).(*v1alpha1.StorageVersion); r.Ended != "" && madeFor(sv) == r.Ended {
+	if sv := c.api.View(e.KV).(*v1alpha1.StorageVersion); r.Ended != "" && storageversion.MadeFor(sv) == r.Ended {
 		c.ended[sv.UID] = true
 	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"k8s.io/api/apiserverinternal/v1alpha1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -59,7 +58,7 @@ func (c *Checker) judgeObject(r *Write, res *object.Resource, e etcd.Event) {
 		c.judgeRewrite(r, e, encoding)
 	}
 	if res.Custom {
-		c.madeFor[e.Key] = madeFor(sv)
+		c.madeFor[e.Key] = storageversion.MadeFor(sv)
 		if crd := c.api.LookDefinition(); crd != nil && c.ended[sv.UID] {
 			c.madeFor[e.Key] = crd.UID
 		}
@@ -104,11 +103,6 @@ func (c *Checker) declared(s *Server) (declared, once bool) {
 		}
 	}
 	return declared, once
-}
-
-// madeFor is the uid of the definition for which a StorageVersion was made.
-func madeFor(sv *v1alpha1.StorageVersion) types.UID {
-	return types.UID(sv.Annotations[storageversion.CRDAnnotation])
 }
 
 // older says whether a server is older than one that took part before its task began.
