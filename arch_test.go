@@ -66,7 +66,6 @@ var arrows = []arrow{
 	{folder: "testbed/controlplane", own: []string{"agree", "embedded", "pki"}, forbidden: append(genericly, kube...), why: "how servers are started and reached from outside: it links an etcd, and no server"},
 	{folder: "server/planning", own: []string{"compat"}, why: "plans from Kubernetes' own types and configs; it knows no server of ours"},
 	{folder: "gates", own: []string{"compat"}, forbidden: append(append(genericly, "go.etcd.io"), kube...), why: "compat for the libraries' feature gates and definitions: what servers are kept to, and commands explain, without a server"},
-	{folder: "join/internal/convert/coalesce", own: []string{"workers"}, external: []string{}, why: "how the conversions of a migration share calls; it knows nothing of them"},
 	{folder: "join/internal/admit", own: []string{"api", "join/roles"}, why: "admission: it decides by who writes what"},
 	{folder: "join/internal/clientload", own: []string{"join/roles", "migrate/pace"}, why: "measures requests: of migrations it knows what they ask"},
 	{folder: "join/internal/engines", own: []string{"api", "controller/throughapi", "fence", "join/internal/convert", "keyring", "migrate"}, why: "does migrations: it knows neither who claims them nor members"},

@@ -15,9 +15,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/load"
 )
@@ -43,39 +41,6 @@ func testAPIEngine(t *testing.T) {
 	t.Logf("settled %v after the widgets' migration", c.WaitSettled().Round(time.Millisecond))
 	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
 	c.CheckLoad(writes.Stop(), nil)
-	c.Check()
-}
-
-// The conversions that a migration through the API needs go to the webhook many in one call.
-// Each patch needs several, of which those to v1, in which the objects were created, are for
-// their managed fields. The conversions for the watch caches of v2 are not the migration's. It goes
-// at full speed, with the seats of Kubernetes' defaults: where few patches are under way few share a
-// call.
-func testAPIReviews(t *testing.T) {
-	const objects = 400
-	hook := startConverter(t)
-	c := cluster.New(t)
-	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
-	servers := c.Start(cluster.Options{Args: "--migration-max-added-latency=0 --max-requests-inflight=400 --max-mutating-requests-inflight=200"}, "one", "two")
-	createCRD(t, hook.behindService(servers[0], convertibleCRD(hook)), servers...)
-	fill(t, servers[0], convertiblesV1, objects)
-	c.WaitSettled()
-
-	m := migrateThroughAPI(t, servers[0], convertibles, "v2")
-	hook.slow(20 * time.Millisecond)
-	m = waitEnded(t, servers[1], m)
-	wantSucceeded(t, m, objects)
-	hook.mu.Lock()
-	several, converted, single := hook.several, hook.converted, hook.single
-	hook.mu.Unlock()
-	v1, v2 := string(widgetEncoding("v1")), string(widgetEncoding("v2"))
-	calls := several[v1] + single[v1] + several[v2] + max(0, objects-converted[v2])
-	conversions := converted[v1] + single[v1] + max(objects, converted[v2])
-	t.Logf("%d calls for %d conversions of %d objects: %v for %v of them, and %v for one each", calls, conversions, objects, several, converted, single)
-	if 3*calls > conversions || calls > objects {
-		t.Errorf("the webhook got %d calls for %d conversions of %d objects", calls, conversions, objects)
-	}
-	wantStored(t, c, convertibles, map[agree.Encoding]int{widgetEncoding("v2"): objects})
 	c.Check()
 }
 

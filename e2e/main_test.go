@@ -47,7 +47,6 @@ var (
 		{"OldServerJoins", testOldServerJoins},
 		{"Informers", testInformers},
 		{"CompactedAndTurned", testCompactedAndTurned},
-		{"APIReviews", testAPIReviews}, // the slower the servers are, the fewer conversions share a call
 	}
 	waiting = []slowTest{
 		{"ConversionWebhook", testConversionWebhook},

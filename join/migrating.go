@@ -38,7 +38,7 @@ func (j *Join) newMigrating() error {
 	if err != nil {
 		return err
 	}
-	api, elsewhere, err := m.engines.API(own.config, j.inProcess.Config(patcher.config), &j.storing.migrated)
+	api, elsewhere, err := m.engines.API(own.config, j.inProcess.Config(patcher.config))
 	if err != nil {
 		return err
 	}

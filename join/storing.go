@@ -24,7 +24,6 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/internal/admit"
-	"github.com/concord-dev/concord/join/internal/convert"
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/stored"
 )
@@ -39,8 +38,6 @@ type storing struct {
 	sizes            map[schema.GroupResource]int
 	// enabled say which versions are switched on, one for each server of the chain.
 	enabled []resourceEnabled
-	// migrated are the objects that migrations through the API write at the moment.
-	migrated convert.UnderWay
 }
 
 // resourceEnabled is the part of a server's APIResourceConfigSource that is used.
@@ -95,17 +92,11 @@ func (j *Join) Storage(c *genericapiserver.Config) {
 }
 
 // CustomResources is Storage for the custom resources of a server with this configuration.
-// Their conversion webhooks are then called for several objects at once where a migration
-// through the API asks for that.
 func (j *Join) CustomResources(extra *apiextensionsapiserver.ExtraConfig) {
 	extra.CRDRESTOptionsGetter = j.storing.wrap(extra.CRDRESTOptionsGetter)
 	// One: Established needs no wait, since no server takes a write before it has reported.
 	extra.MasterCount = 1
-	resolver := extra.AuthResolverWrapper
-	if resolver != nil {
-		extra.AuthResolverWrapper = convert.Together(resolver, &j.storing.migrated)
-	}
-	j.crds.stored(extra.CRDRESTOptionsGetter, extra.ServiceResolver, resolver)
+	j.crds.stored(extra.CRDRESTOptionsGetter, extra.ServiceResolver, extra.AuthResolverWrapper)
 }
 
 func (s *storing) wrap(getter generic.RESTOptionsGetter) generic.RESTOptionsGetter {

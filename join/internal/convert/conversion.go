@@ -323,6 +323,15 @@ func through(wrapper webhook.AuthenticationInfoResolverWrapper, wrap transport.W
 	}
 }
 
+// noAnswer are the codes of a webhook that is not there, or not now.
+func noAnswer(status int) bool {
+	switch status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusNotFound, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
 type watchedTransport struct {
 	next  http.RoundTripper
 	calls *webhookCalls

@@ -11,7 +11,6 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/concord-dev/concord/controller/throughapi"
-	"github.com/concord-dev/concord/join/internal/convert"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/migrate/pace"
@@ -28,9 +27,9 @@ type apiMigrator struct {
 var _ claim.Rewriter = (*apiMigrator)(nil)
 
 // API is the engine that migrates through this server's API, for objects that are not to be rewritten in its store. It
-// reads with one and patches with another configuration, and notes in migrated what it writes. Elsewhere says which
-// service a resource's version is served by, if it is one.
-func (e *Engines) API(config, patching *rest.Config, migrated *convert.UnderWay) (engine claim.Rewriter, elsewhere func(context.Context, schema.GroupVersionResource) (string, error), err error) {
+// reads with one and patches with another configuration. Elsewhere says which service a resource's version is served by,
+// if it is one.
+func (e *Engines) API(config, patching *rest.Config) (engine claim.Rewriter, elsewhere func(context.Context, schema.GroupVersionResource) (string, error), err error) {
 	client, err := migrateapi.NewClient(patching)
 	if err != nil {
 		return nil, nil, err
@@ -39,7 +38,7 @@ func (e *Engines) API(config, patching *rest.Config, migrated *convert.UnderWay)
 	if err != nil {
 		return nil, nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	api := &apiMigrator{engine: migrateapi.New(convert.Noted(client, migrated)), services: services, pacer: e.patching}
+	api := &apiMigrator{engine: migrateapi.New(client), services: services, pacer: e.patching}
 	return provenAPI{Rewriter: api, kv: e.KV, target: e.store().targetHere, pacer: e.Pacer}, api.elsewhere, nil
 }
 
