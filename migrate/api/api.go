@@ -71,8 +71,7 @@ type Options struct {
 	// then, or after twice as long while others still are. Default: 1 min.
 	Patience time.Duration
 	// WebhookPatience is how long a conversion webhook, or a KMS plugin, that the server does
-	// not reach is waited for, before objects fail for it; and objects that no list can read,
-	// if they are many together, before they fail, a few times in a run. Default: 30 s.
+	// not reach is waited for, before objects fail for it. Default: 30 s.
 	WebhookPatience time.Duration
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
@@ -177,8 +176,7 @@ func (c Counts) Sum() (sum int64) {
 	return sum
 }
 
-// Failure names an object that could not be migrated. It has no name if it stands for those
-// that could not be listed and whose names were not found out; Detail says where they are.
+// Failure names an object that could not be migrated.
 type Failure struct {
 	types.NamespacedName
 	Reason Reason
@@ -213,10 +211,10 @@ func New(api API) *Engine { return &Engine{api: api} }
 // Run has every object of the target written anew. The result is valid, as far as it goes,
 // also with an error. Objects that cannot be migrated are in the result and no error. No
 // error means that every object that was there when the run began was seen, and has been
-// written since, is gone or is in the result, but for this: where an object cannot be read
-// and nothing counts the objects before it, as where a list begins, others may be passed by
-// unseen, and its failure says so. Then, too, Run has to be called again until nothing fails.
-// With an error Run may be called again, from the cursor. progress, if not nil, is called after every object, one call at a time and
+// written since, is gone or is in the result. With an error Run may be called again, from the
+// cursor. Objects behind one that cannot be read are migrated only where the server names that
+// one, as kube-apiserver does since 1.37; elsewhere that is an error, which says where it is.
+// progress, if not nil, is called after every object, one call at a time and
 // with counts that only grow; while a call takes its time, other objects go on.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
 	if err := opts.Validate(); err != nil {

@@ -8,7 +8,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,15 +34,17 @@ func (s *testServer) breakAll(words func(types.NamespacedName) string, names ...
 	}
 }
 
-// TestUnreadable: objects that no list can have in it are counted and named, wherever they
-// are, also beside each other, and all others are migrated.
+// TestUnreadable: objects that no list can have in it are named, wherever they are, also beside each
+// other, and all others are migrated. Each takes few lists.
 func TestUnreadable(t *testing.T) {
 	ns := func(namespace, name string) types.NamespacedName {
 		return types.NamespacedName{Namespace: namespace, Name: name}
 	}
-	var every []types.NamespacedName
-	for i := 0; i < 300; i += 7 {
-		every = append(every, name(i))
+	every := func(from, step int) (names []types.NamespacedName) {
+		for i := from; i < 300; i += step {
+			names = append(names, name(i))
+		}
+		return names
 	}
 	for what, names := range map[string][]types.NamespacedName{
 		"in the middle":                        {name(151)},
@@ -48,28 +52,35 @@ func TestUnreadable(t *testing.T) {
 		"last":                                 {ns("zz", "last-0.x")},
 		"only in its namespace, beside others": {ns("ns-0", "zzz"), ns("ns-01", "a"), ns("ns-1", "a")},
 		"a prefix of another":                  {ns("ns-1", "o-0001"), ns("ns-1", "o-00011"), ns("ns-1", "o-0004-x")},
-		"every seventh":                        every,
+		"every seventh":                        every(0, 7),
+		"more in a row than are named at once": append(every(0, 3), every(1, 3)...),
+		"all":                                  every(0, 1),
 	} {
-		for _, how := range []struct {
-			name  string
-			words func(types.NamespacedName) string
-			named bool
-		}{
-			{"told apart", func(n types.NamespacedName) string { return n.Name + n.Namespace }, true},
-			{"alike", func(types.NamespacedName) string { return "it" }, false},
-		} {
-			t.Run(what+", "+how.name, func(t *testing.T) {
-				t.Parallel()
-				s := startServer(t, 300)
-				s.breakAll(how.words, names...)
-				result, err := s.run(Options{PageSize: 50})
-				s.wantAround(result, err, names)
-				if how.named && (unnamed(result) > 0 || s.lists > 800*len(names)) {
-					t.Errorf("after %d lists: %+v", s.lists, result.Failed)
-				}
-			})
-		}
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t, 300)
+			s.breakAll(apart, names...)
+			result, err := s.run(Options{PageSize: 50})
+			s.wantAround(result, err, names)
+			// A page is halved until one object is left, and doubled as often behind it.
+			if s.lists > 300/50+14*len(names)*len(target.Versions) {
+				t.Errorf("after %d lists", s.lists)
+			}
+		})
 	}
+}
+
+// TestUnreadableWithoutNamespace: so are objects that have no namespace, which their key does not say.
+func TestUnreadableWithoutNamespace(t *testing.T) {
+	s := startServer(t, 0)
+	s.withoutNamespaces = true
+	for i := range 20 {
+		s.create(types.NamespacedName{Name: fmt.Sprintf("o-%04d", i)})
+	}
+	names := []types.NamespacedName{{Name: "o-0007"}, {Name: "o-0008"}, {Name: "über"}}
+	s.breakAll(apart, names...)
+	result, err := s.run(Options{PageSize: 5})
+	s.wantAround(result, err, names)
 }
 
 // wantAround fails unless these objects failed and all others were migrated.
@@ -81,24 +92,13 @@ func (s *testServer) wantAround(result Result, err error, names []types.Namespac
 		s.t.Errorf("%+v, %v", result.Progress, err)
 	}
 	for _, f := range result.Failed {
-		if f.Name != "" && s.broken[f.NamespacedName] == nil || f.Reason != DoesNotDecode || !strings.Contains(f.Detail, "unable to decode") {
+		if s.broken[f.NamespacedName] == nil || f.Reason != DoesNotDecode || !strings.Contains(f.Detail, "unable to decode") {
 			s.t.Errorf("a failure is %+v", f)
 		}
 	}
 	if left := s.unwritten(); len(left) != len(names) {
 		s.t.Errorf("%d objects were not written, want %d: %v", len(left), len(names), left)
 	}
-}
-
-// unnamed counts the failures without a name.
-func unnamed(result Result) int64 {
-	named := int64(0)
-	for _, f := range result.Failed {
-		if f.Name != "" {
-			named++
-		}
-	}
-	return result.Progress.Failed.Sum() - named
 }
 
 // TestUnreadableAnywhere: at random places no object that can be read is left, and one that
@@ -119,24 +119,10 @@ func TestUnreadableAnywhere(t *testing.T) {
 					names = append(names, n)
 				}
 			}
-			s.breakAll(func(types.NamespacedName) string { return "it" }, names...)
+			s.breakAll(alike, names...)
 			result, err := s.run(Options{PageSize: 1 + random.IntN(100)})
 			s.wantAround(result, err, names)
 		})
-	}
-}
-
-// TestUnreadableUncounted: where lists do not say how much is left, an object that cannot be
-// read is named if it is alone, and the others are migrated.
-func TestUnreadableUncounted(t *testing.T) {
-	s := startServer(t, 100)
-	s.uncounted = true
-	names := []types.NamespacedName{name(0), name(50)}
-	s.breakAll(func(types.NamespacedName) string { return "it" }, names...)
-	result, err := s.run(Options{})
-	s.wantAround(result, err, names)
-	if unnamed(result) > 0 {
-		t.Errorf("not named: %+v", result.Failed)
 	}
 }
 
@@ -145,7 +131,7 @@ func TestUnreadableUncounted(t *testing.T) {
 func TestUnreadableResumed(t *testing.T) {
 	s := startServer(t, 100)
 	names := []types.NamespacedName{name(3)}
-	s.breakAll(func(types.NamespacedName) string { return "it" }, names...)
+	s.breakAll(alike, names...)
 	var cursor Cursor
 	_, err := s.engine().Run(t.Context(), target, impatient(Options{PageSize: 10}), func(r Report) {
 		if r.Cursor.Progress.Failed.Sum() == 1 && cursor.Continue == "" {
@@ -162,15 +148,25 @@ func TestUnreadableResumed(t *testing.T) {
 	}
 }
 
-// TestUnreadableOwnTokens: where tokens are of a format of the server's own, the objects before
-// the unreadable one are migrated, and the error says why no more are.
-func TestUnreadableOwnTokens(t *testing.T) {
-	s := startServer(t, 300)
-	s.ownTokens = true
-	s.breakAll(func(types.NamespacedName) string { return "it" }, name(151)) // the 151st: 100 are before it in ns-0
-	result, err := s.run(Options{PageSize: 50})
-	if !errors.Is(err, errNoWay) || !strings.Contains(err.Error(), "unable to decode it") || result.Patched != 150 || len(s.unwritten()) != 150 {
-		t.Errorf("%+v, %v", result.Progress, err)
+// TestUnreadableNoWay: where the server does not name an object that it cannot read, or its tokens are of
+// a format of its own, the objects before that one are migrated, and the error says where it is.
+func TestUnreadableNoWay(t *testing.T) {
+	for what, be := range map[string]func(*testServer){
+		"nameless":   func(s *testServer) { s.nameless = true },
+		"own tokens": func(s *testServer) { s.ownTokens = true },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := startServer(t, 300)
+			be(s)
+			s.breakAll(alike, name(151)) // the 151st: 100 are before it in ns-0
+			result, err := s.run(Options{PageSize: 50})
+			if !errors.Is(err, errNoWay) || !strings.Contains(err.Error(), "unable to decode it") || result.Patched != 150 || len(s.unwritten()) != 150 {
+				t.Errorf("%+v, %v", result.Progress, err)
+			}
+			if s.nameless && !strings.Contains(err.Error(), `behind "`+name(148).String()+`"`) {
+				t.Errorf("the place is not told: %v", err)
+			}
+		})
 	}
 }
 
@@ -200,47 +196,16 @@ func inDefault(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "default", Name: name}
 }
 
-// TestUnreadableExpired: when the revision of a search is compacted, the search begins again
-// with counts of one revision, and nothing that can be read is missed.
-func TestUnreadableExpired(t *testing.T) {
-	s := startServer(t, 0)
-	for i := range 5 {
-		s.create(inDefault(fmt.Sprint("a-", i)))
-	}
-	s.create(inDefault("b-1"))
-	names := []types.NamespacedName{inDefault("b"), inDefault("x")}
-	s.breakAll(func(types.NamespacedName) string { return "it" }, names...)
-	s.create(inDefault("y"))
-	compacted := int64(0)
-	result, err := s.runBefore(Options{}, func(from token, _ int) error {
-		if from.Start == beyond && compacted == 0 { // the search has begun
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			compacted = int64(s.revision)
-			for i := range 30 {
-				s.create(inDefault(fmt.Sprint("z-", i)))
-			}
-		}
-		if from.Revision != newest && from.Revision <= compacted {
-			return apierrors.NewResourceExpired("compacted")
-		}
-		return nil
-	})
-	if left := s.unwritten(); err != nil || compacted == 0 || len(left) != 2 || result.Progress.Failed.Sum() != 2 || result.Patched != 37 {
-		t.Errorf("%+v, %v, not written: %v", result, err, left)
-	}
-}
-
 // TestUnreadableExpiring: a server that keeps no revision ends neither the search nor the run.
 func TestUnreadableExpiring(t *testing.T) {
 	s := startServer(t, 30)
-	s.breakAll(func(n types.NamespacedName) string { return n.Name }, name(10))
+	s.breakAll(apart, name(10))
 	result, err := s.runBefore(Options{PageSize: 7}, func(from token, _ int) error {
 		if from.Revision != newest {
 			return &apierrors.StatusError{ErrStatus: func() metav1.Status {
 				from.Revision = newest
 				st := apierrors.NewResourceExpired("compacted").Status()
-				st.Continue = from.at(from.Start)
+				st.Continue = from.text()
 				return st
 			}()}
 		}
@@ -249,34 +214,7 @@ func TestUnreadableExpiring(t *testing.T) {
 	s.wantAround(result, err, []types.NamespacedName{name(10)})
 }
 
-// TestUnreadableNotSeen: where nothing counts the objects before one that cannot be read, its
-// failure says that there may be more.
-func TestUnreadableNotSeen(t *testing.T) {
-	s := startServer(t, 0)
-	s.create(inDefault("web-1"))
-	s.breakAll(func(types.NamespacedName) string { return "it" }, inDefault("web"), inDefault("z"))
-	result, err := s.run(Options{})
-	if err != nil || len(result.Failed) == 0 {
-		t.Fatalf("%+v, %v", result, err)
-	}
-	if left := s.unwritten(); len(left) > int(result.Progress.Failed.Sum()) && !strings.Contains(result.Failed[0].Detail, "may be more objects") {
-		t.Errorf("nothing is said of %v: %+v", left, result.Failed)
-	}
-}
-
-// TestUnreadableOnlyThere: a list that fails only as the first page goes on behind it.
-func TestUnreadableOnlyThere(t *testing.T) {
-	s := startServer(t, 20)
-	result, err := s.runBefore(Options{}, func(from token, _ int) error {
-		if from.Start == "" {
-			return apierrors.NewInternalError(errors.New("oops"))
-		}
-		return nil
-	})
-	s.wantAround(result, err, nil)
-}
-
-// TestUnreadableChanged: an object that was deleted or mended while it was searched for is no failure.
+// TestUnreadableChanged: an object that was deleted or mended after a list failed for it is no failure.
 func TestUnreadableChanged(t *testing.T) {
 	for what, change := range map[string]func(*testServer){
 		"deleted": func(s *testServer) {
@@ -289,22 +227,20 @@ func TestUnreadableChanged(t *testing.T) {
 			s.mended[name(10)] = s.revision
 		},
 	} {
-		for where, first := range map[string]int{"in the middle": 20, "first": 0} {
+		for where, others := range map[string]int{"in the middle": 20, "alone": 0} {
 			t.Run(what+" "+where, func(t *testing.T) {
-				s := startServer(t, first)
-				s.breakAll(func(n types.NamespacedName) string { return n.Name }, name(10))
-				all, changed := len(s.objects), false
-				result, err := s.runBefore(Options{}, func(from token, _ int) error {
-					if from.Start == beyond+"\x00" || changed || from.Start == "" || from.Start == beyond {
-						return nil
-					}
+				s := startServer(t, others)
+				s.breakAll(apart, name(10))
+				all := len(s.objects)
+				api := &looking{API: s.engine().api, before: func() {
 					s.mu.Lock()
 					defer s.mu.Unlock()
-					change(s)
-					changed = true
-					return nil
-				})
-				if err != nil || !changed || result.Progress.Failed.Sum() != 0 || len(s.unwritten()) > 0 {
+					if s.objects[name(10)] != nil && s.mended[name(10)] == 0 {
+						change(s)
+					}
+				}}
+				result, err := New(api).Run(t.Context(), target, impatient(Options{}), nil)
+				if err != nil || !api.looked || result.Progress.Failed.Sum() != 0 || result.Total != int64(all) || len(s.unwritten()) > 0 {
 					t.Errorf("of %d: %+v, %v", all, result, err)
 				}
 			})
@@ -312,19 +248,62 @@ func TestUnreadableChanged(t *testing.T) {
 	}
 }
 
-// TestUnreadableForAWhile: a server that fails at everything for a while, in the same words,
-// makes no object fail.
-func TestUnreadableForAWhile(t *testing.T) {
-	s := startServer(t, 300)
-	var until time.Time
-	result, err := s.runBefore(Options{PageSize: 50, WebhookPatience: 30 * time.Second}, func(from token, n int) error {
-		if n == 2 {
-			until = time.Now().Add(2 * time.Second)
-		}
-		if n > 1 && time.Now().Before(until) && from.Start <= "ns-2/o-0299" {
-			return broken("it")
+// looking is an API that does something before an object is read.
+type looking struct {
+	API
+	before func()
+	looked bool
+}
+
+func (l *looking) Get(ctx context.Context, r schema.GroupVersionResource, object types.NamespacedName) (*metav1.PartialObjectMetadata, error) {
+	l.looked = true
+	l.before()
+	return l.API.Get(ctx, r, object)
+}
+
+// TestUnreadableForOnce: a list that fails for itself, and names nothing, is made again.
+func TestUnreadableForOnce(t *testing.T) {
+	s := startServer(t, 30)
+	s.breakAll(apart, name(10))
+	result, err := s.runBefore(Options{PageSize: 7}, func(_ token, n int) error {
+		if n%3 == 1 {
+			return broken("it, for once")
 		}
 		return nil
 	})
-	s.wantAround(result, err, nil)
+	s.wantAround(result, err, []types.NamespacedName{name(10)})
+}
+
+// TestUnreadableForAWhile: a server that fails at everything for a while makes no object fail.
+func TestUnreadableForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t)
+		for i := range 300 {
+			s.create(name(i))
+		}
+		d := &direct{s: s}
+		var once sync.Once
+		d.before = func(from token) error {
+			if from.Start == "" {
+				return nil
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			once.Do(func() {
+				for i := range 300 {
+					s.broken[name(i)] = broken("it")
+				}
+				time.AfterFunc(20*time.Second, func() {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					clear(s.broken)
+				})
+			})
+			return nil
+		}
+		result, err := d.run(Options{PageSize: 50, WebhookPatience: 30 * time.Second})
+		if err != nil || result.Patched+result.Progress.Failed.Sum() != 300 || result.Progress.Failed.Sum() > 50 {
+			t.Errorf("%+v, %v", result, err)
+		}
+	})
 }

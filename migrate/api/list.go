@@ -21,30 +21,15 @@ type lister struct {
 	size, most int
 	// slow counts the times that even one object took it too long, and most was given up.
 	slow int
-	// passed says that an object that cannot be read was gone around.
-	passed bool
 	// submitted says that something was.
 	submitted bool
-	// stuck is the key at which the list did not go on, and returns how often in a row.
-	stuck   string
-	returns int
-	// blind is how often in a row none of the objects that cannot be read was found.
-	blind int
-	// outage is the patience with a server that fails at many objects together, waited says
-	// that there was one, and outages counts those that are over.
-	outage  *patience
-	waited  bool
-	outages int
-	// guessed counts the lists that looked for objects that may be hidden.
-	guessed int
 }
 
-// maxOutages bounds the outages in a run that are waited for, and those that are taken for the
-// reason why lists took too long.
-const maxOutages = 10
+// maxSlow bounds how often a run takes it that lists take too long for a reason that passes.
+const maxSlow = 10
 
 func newLister(r *run, tasks chan<- task) *lister {
-	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience}}
+	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize}
 }
 
 // place is where a list goes on.
@@ -105,7 +90,7 @@ func (l *lister) all(ctx context.Context) error {
 // returns the place after it.
 func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 	tries := 1
-	if l.size == 1 && !l.passed {
+	if l.size == 1 {
 		tries = attempts // it may be the server
 	}
 	list, err := l.page(ctx, from.token, l.size, tries)
@@ -119,20 +104,13 @@ func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 	case err != nil:
 		return place{}, err
 	}
-	if l.size = min(2*l.size, l.most); l.size == l.most && l.waited && l.outages < maxOutages {
-		l.outage.answered()
-		l.waited = false
-		l.outages++
-	}
+	l.size = min(2*l.size, l.most)
 	return l.submit(ctx, list)
 }
 
 func (l *lister) submit(ctx context.Context, list *metav1.PartialObjectMetadataList) (next place, err error) {
 	l.submitted = true
 	next = place{end: list.Continue == "", token: list.Continue, left: behind(list)}
-	if len(list.Items) > 0 {
-		l.blind = 0
-	}
 	p := l.listed(len(list.Items), next.token, next.left)
 	for i := range list.Items {
 		if err := l.task(ctx, &list.Items[i], p); err != nil {
@@ -206,6 +184,9 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 			}
 		default:
 			l.patience.answered()
+			if len(unreadKeys(err)) > 0 {
+				tries = 1 // it is for these objects
+			}
 			if failed++; failed >= tries*len(l.target.Versions) {
 				return nil, &unreadable{reason: v.reason, err: err}
 			}
@@ -233,7 +214,7 @@ func (l *lister) tooMany(limit int) bool {
 		l.most = limit / 2
 		return true
 	}
-	if l.most < l.opts.PageSize && l.slow < maxOutages {
+	if l.most < l.opts.PageSize && l.slow < maxSlow {
 		l.slow++
 		l.most = l.opts.PageSize
 	}

@@ -80,7 +80,7 @@ func TestListTooSlowOften(t *testing.T) {
 	if err != nil || result.Patched != 700 {
 		t.Errorf("%+v, %v", result.Progress, err)
 	}
-	if large := lists.tooSlow - ones/2; large > (1+maxOutages)*10 {
+	if large := lists.tooSlow - ones/2; large > (1+maxSlow)*10 {
 		t.Errorf("%d lists of several objects, %+v", large, lists)
 	}
 }

@@ -62,7 +62,6 @@ func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
 		api: api, target: target, opts: opts, turnstile: newTurnstile(opts), turn: make(chan struct{}, 1),
 		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
-		stuck:    stuck{patience: opts.Patience, objects: map[*passedOver]struct{}{}},
 		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: newFrontier(opts.Resume.Continue, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
@@ -119,11 +118,11 @@ func (r *run) all(ctx context.Context) error {
 // work migrates objects until there are no more.
 func (r *run) work(ctx context.Context, tasks <-chan task) error {
 	for {
-		t, over, begun, err := r.next(ctx, tasks)
+		t, begun, err := r.next(ctx, tasks)
 		if err != nil || t.page == nil {
 			return err
 		}
-		if err := r.migrate(ctx, t, over, begun); err != nil {
+		if err := r.migrate(ctx, t, begun); err != nil {
 			return err
 		}
 		r.progress.Tell()
@@ -132,17 +131,17 @@ func (r *run) work(ctx context.Context, tasks <-chan task) error {
 
 // next takes an object, if there is one more, and waits until it may be patched: one after
 // the other, so that patches begin in the order of the list.
-func (r *run) next(ctx context.Context, tasks <-chan task) (t task, over *passedOver, begun time.Time, err error) {
+func (r *run) next(ctx context.Context, tasks <-chan task) (t task, begun time.Time, err error) {
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
 	t, ok := <-tasks
 	if !ok {
-		return task{}, nil, time.Time{}, nil
+		return task{}, time.Time{}, nil
 	}
 	if begun, err = r.turnstile.enter(ctx); err != nil {
-		return task{}, nil, time.Time{}, err
+		return task{}, time.Time{}, err
 	}
-	return t, r.stuck.begin(nil), begun, nil
+	return t, begun, nil
 }
 
 // wait waits before the server is asked again, if it is worth it.
@@ -160,8 +159,9 @@ func (r *run) served() schema.GroupVersionResource {
 }
 
 // migrate has one object written. The turnstile was entered for it.
-func (r *run) migrate(ctx context.Context, t task, over *passedOver, begun time.Time) error {
-	defer r.stuck.end(over)
+func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
+	over := &passedOver{}
+	defer r.stuck.done(over)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": t.uid, "resourceVersion": t.resourceVersion}})
 	if err != nil {
 		return err // strings always have a form in JSON
@@ -177,7 +177,7 @@ func (r *run) migrate(ctx context.Context, t task, over *passedOver, begun time.
 		switch v.answer {
 		case written:
 			r.patience.answered()
-			r.stuck.written(over, r.opts.Clock.Now())
+			r.stuck.took()
 			if !alone.since.IsZero() {
 				r.webhook.answered()
 			}
@@ -189,7 +189,7 @@ func (r *run) migrate(ctx context.Context, t task, over *passedOver, begun time.
 			r.note(t.page, Progress{Throttled: 1})
 			now := r.opts.Clock.Now()
 			r.stuck.refused(over, now, v.everybody)
-			if r.stuck.itself(over, now, r.patience.lasts(now)) {
+			if r.stuck.itself(over, now.Sub(over.since), r.opts.Patience, r.patience.lasts(now)) {
 				return r.refused(ctx, t, v.reason, err)
 			}
 		case away:
@@ -217,7 +217,6 @@ func (r *run) migrate(ctx context.Context, t task, over *passedOver, begun time.
 		if begun, err = r.turnstile.enter(ctx); err != nil {
 			return err
 		}
-		r.stuck.begin(over)
 	}
 }
 
@@ -250,29 +249,29 @@ func (r *run) refused(ctx context.Context, t task, reason Reason, cause error) e
 		r.took(t.page, Progress{Overtaken: 1})
 		return nil
 	}
-	r.name(t.page, Failure{NamespacedName: t.NamespacedName, Reason: reason, Detail: detail(cause)})
-	what := Progress{}
-	what.Failed[reason]++
 	r.mu.Lock()
 	if reason == WebhookFailed || reason == DoesNotDecode || judge(cause).answer == unsure {
 		r.failing++
 	}
 	r.mu.Unlock()
-	r.end(t.page, what)
+	r.fail(t.page, Failure{NamespacedName: t.NamespacedName, Reason: reason, Detail: detail(cause)})
 	return nil
 }
 
-// name tells a failure.
-func (r *run) name(p *page, f Failure) {
+// fail names an object that could not be migrated, and ends it.
+func (r *run) fail(p *page, f Failure) {
 	if r.opts.Failed != nil {
 		r.opts.Failed(f)
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	if len(r.result.Failed) < r.opts.MaxNamed {
 		r.result.Failed = append(r.result.Failed, f)
 	}
 	r.frontier.Name(p.Piece, f)
+	r.mu.Unlock()
+	what := Progress{}
+	what.Failed[f.Reason]++
+	r.end(p, what)
 }
 
 // look reads an object's metadata, patiently.

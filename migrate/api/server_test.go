@@ -51,10 +51,12 @@ type testServer struct {
 	broken map[types.NamespacedName]error
 	// mended are those that can be read since a revision.
 	mended map[types.NamespacedName]int
-	// ownTokens are not of the API server library's format, and uncounted lists do not say
-	// how much is left.
-	ownTokens, uncounted bool
-	lists                int
+	// nameless servers do not name the objects that they cannot read, as kube-apiserver before 1.37;
+	// ownTokens are not of the API server library's format, and uncounted lists do not say how much is left.
+	nameless, ownTokens, uncounted bool
+	// withoutNamespaces says that the objects have none.
+	withoutNamespaces bool
+	lists             int
 	// answer, if not nil, answers a request instead; nil from it lets it through.
 	answer func(r *http.Request, name types.NamespacedName) error
 }
@@ -162,8 +164,11 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func nameIn(path string) types.NamespacedName {
 	parts := strings.Split(strings.TrimPrefix(path, "/apis/example.com/"), "/")
-	if len(parts) == 5 && parts[1] == "namespaces" {
+	switch {
+	case len(parts) == 5 && parts[1] == "namespaces":
 		return types.NamespacedName{Namespace: parts[2], Name: parts[4]}
+	case len(parts) == 3:
+		return types.NamespacedName{Name: parts[2]}
 	}
 	return types.NamespacedName{}
 }
@@ -175,6 +180,9 @@ func (s *testServer) serve(r *http.Request, name types.NamespacedName) (any, err
 		return s.list(r)
 	}
 	o, ok := s.objects[name]
+	if s.withoutNamespaces && name.Namespace != "" {
+		return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, widgets, "", "404 page not found", 0, true)
+	}
 	if !ok {
 		return nil, apierrors.NewNotFound(widgets, name.Name)
 	}
@@ -227,16 +235,25 @@ func (s *testServer) list(r *http.Request) (any, error) {
 	all = all[sort.Search(len(all), func(i int) bool { return keyOf(&all[i]) >= from.Start }):]
 	list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
 	list.ResourceVersion = fmt.Sprint(revision)
-	list.Items = all[:min(len(all), limit)]
-	for _, m := range list.Items {
-		n := types.NamespacedName{Namespace: m.Namespace, Name: m.Name}
-		if err := s.broken[n]; err != nil && (s.mended[n] == 0 || revision < s.mended[n]) {
+	var unread []metav1.StatusCause
+	seen := 0
+	for ; seen < len(all) && len(list.Items) < limit && len(unread) < maxCauses; seen++ {
+		n := types.NamespacedName{Namespace: all[seen].Namespace, Name: all[seen].Name}
+		switch err := s.broken[n]; {
+		case err == nil, s.mended[n] > 0 && revision >= s.mended[n]:
+			list.Items = append(list.Items, all[seen])
+		case s.nameless:
 			return nil, err
+		default:
+			unread = append(unread, metav1.StatusCause{Type: metav1.CauseTypeUnexpectedServerResponse, Field: "/registry/example.com/widgets/" + keyOf(&all[seen]), Message: err.Error()})
 		}
+	}
+	if len(unread) > 0 {
+		return nil, unreadError(unread)
 	}
 	if left := int64(len(all) - limit); left > 0 {
 		from.Revision = int64(revision)
-		list.Continue = from.at(keyOf(&list.Items[limit-1]) + "\x00")
+		list.Continue = from.behind(types.NamespacedName{Namespace: list.Items[limit-1].Namespace, Name: list.Items[limit-1].Name})
 		if list.RemainingItemCount = &left; s.uncounted {
 			list.RemainingItemCount = nil
 		}
@@ -245,6 +262,23 @@ func (s *testServer) list(r *http.Request) (any, error) {
 		}
 	}
 	return list, nil
+}
+
+// maxCauses is how many objects kube-apiserver names at most.
+const maxCauses = 100
+
+// unreadError is the answer of kube-apiserver 1.37 to a list with objects that it cannot read.
+func unreadError(causes []metav1.StatusCause) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonStoreReadError,
+		Message: "failed to read one or more widgets.example.com from the storage: " + causes[0].Message,
+		Details: &metav1.StatusDetails{Group: "example.com", Kind: "widgets", Name: "list", Causes: causes},
+	}}
+}
+
+// keyOf is where an object stands in the list.
+func keyOf(m *metav1.PartialObjectMetadata) string {
+	return strings.TrimPrefix(m.Namespace+"/"+m.Name, "/")
 }
 
 func (s *testServer) readToken(text string) (token, error) {

@@ -119,8 +119,7 @@ func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
 		known.Insert(types.NamespacedName{Namespace: f.Namespace, Name: f.Name})
 	}
 	for _, f := range met {
-		// A failure of no single object is another one each time.
-		if name := (types.NamespacedName{Namespace: f.Namespace, Name: f.Name}); name.Name == "" || !known.Has(name) {
+		if !known.Has(types.NamespacedName{Namespace: f.Namespace, Name: f.Name}) {
 			failures = append(failures, migrationv1alpha1.MigrationFailure(f))
 		}
 	}
