@@ -181,7 +181,7 @@ func absentWebhook(t testing.TB, w *beside.Widgets) {
 }
 
 // TestBadObjects has one object of each kind that cannot be written anew, among a hundred: all
-// others are migrated, it is named with the reason, storedVersions keeps v1, and neither can v1
+// others are migrated, it is named with the reason (before 1.37 one that cannot be read is not, and none behind it migrated), storedVersions keeps v1, and neither can v1
 // be taken out nor storedVersions be made less by anybody else.
 func TestBadObjects(t *testing.T) {
 	c := newCluster(t)
@@ -198,7 +198,11 @@ func TestBadObjects(t *testing.T) {
 	}
 	for _, b := range cases {
 		t.Run(b.plural, func(t *testing.T) {
-			b.named(t)
+			if b.damage == "" || tested(t).names {
+				b.named(t)
+			} else {
+				b.placed(t)
+			}
 			b.kept(t)
 		})
 	}
@@ -227,6 +231,25 @@ func (b *badObject) named(t *testing.T) {
 		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
 	})
 	if counts, err := b.widgets.Stored(t.Context(), 0); err != nil || counts[beside.V2] != objects-1 || len(counts) != 2 {
+		t.Errorf("stored are %v, %v", counts, err)
+	}
+}
+
+// placed waits for the migration that tells behind which object it ended, since the server does not name the next one.
+func (b *badObject) placed(t *testing.T) {
+	beside.Eventually(t, 2*beside.Patience, "the migration fails at the object", func(ctx context.Context) error {
+		all, err := b.widgets.Migrations(ctx)
+		for _, m := range all {
+			failed := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed)
+			if failed != nil && strings.Contains(failed.Message, fmt.Sprintf("behind %q", beside.Namespace+"/"+beside.ObjectName(bad-1))) {
+				t.Logf("it says: %s", failed.Message)
+				return nil
+			}
+			err = errors.Join(err, fmt.Errorf("%s: %+v", m.Name, m.Status))
+		}
+		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
+	})
+	if counts, err := b.widgets.Stored(t.Context(), 0); err != nil || counts[beside.V2] != bad {
 		t.Errorf("stored are %v, %v", counts, err)
 	}
 }

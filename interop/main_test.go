@@ -41,10 +41,12 @@ type release struct {
 	flags []string
 	// policies is how MutatingAdmissionPolicies are stored, which Concord's server stores in v1.
 	policies string
+	// names says that a kube-apiserver names the objects of a list that it cannot read.
+	names bool
 }
 
 var releases = map[string]release{
-	currentRelease: {modfile: "go.mod", migrations: "v1", emulates: "1.36", policies: "admissionregistration.k8s.io/v1"},
+	currentRelease: {modfile: "go.mod", migrations: "v1", emulates: "1.36", policies: "admissionregistration.k8s.io/v1", names: true},
 	"1.36": {modfile: "release-1.36.mod", migrations: "v1beta1", emulates: "1.34", flags: []string{"--feature-gates=StorageVersionMigrator=true"},
 		policies: "admissionregistration.k8s.io/v1beta1"},
 }

@@ -71,7 +71,8 @@ type Options struct {
 	// then, or after twice as long while others still are. Default: 1 min.
 	Patience time.Duration
 	// WebhookPatience is how long a conversion webhook, or a KMS plugin, that the server does
-	// not reach is waited for, before objects fail for it. Default: 30 s.
+	// not reach is waited for, before objects fail for it; and many objects in a row that no list
+	// can read. Default: 30 s.
 	WebhookPatience time.Duration
 	// Clock defaults to the real one.
 	Clock clock.WithTicker

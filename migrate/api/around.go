@@ -23,7 +23,7 @@ const many = 10
 // does since 1.37: a list of one object then names all that are before the next one that can be read.
 func (l *lister) around(ctx context.Context, at place, cause *unreadable) (next place, err error) {
 	keys := unreadKeys(cause.err)
-	if now := l.opts.Clock.Now(); len(keys) >= many && l.webhook.lasts(now) {
+	if now := l.opts.Clock.Now(); len(keys) >= many && l.outage.lasts(now) {
 		return at, waitOr(ctx, l.opts.Clock, min(l.opts.WebhookPatience/8+minBackoff, maxBackoff), nil)
 	}
 	found, err := l.unread(ctx, keys)
@@ -31,7 +31,10 @@ func (l *lister) around(ctx context.Context, at place, cause *unreadable) (next 
 		return place{}, err
 	}
 	t, ok := readToken(at.token)
-	if len(found) == 0 || !ok {
+	switch {
+	case !ok:
+		return place{}, fmt.Errorf("%w: the server's continue tokens are of a format of its own: %w", errNoWay, cause)
+	case len(found) == 0:
 		where := "the first one of all"
 		if t.Start != "" {
 			where = fmt.Sprintf("the first one behind %q", strings.TrimSuffix(t.Start, "\x00"))

@@ -23,13 +23,15 @@ type lister struct {
 	slow int
 	// submitted says that something was.
 	submitted bool
+	// outage is the patience with a server that can read none of many objects in a row.
+	outage *patience
 }
 
 // maxSlow bounds how often a run takes it that lists take too long for a reason that passes.
 const maxSlow = 10
 
 func newLister(r *run, tasks chan<- task) *lister {
-	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize}
+	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience, forget: 3 * maxBackoff}}
 }
 
 // place is where a list goes on.
