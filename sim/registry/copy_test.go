@@ -112,14 +112,3 @@ func TestCopies(t *testing.T) {
 		}
 	}
 }
-
-// An element that is appended to one of a copy's slices does not run into the next.
-func TestCopiesHaveRoom(t *testing.T) {
-	sv := &v1alpha1.StorageVersion{}
-	sv.Status.StorageVersions = []v1alpha1.ServerStorageVersion{{DecodableVersions: []string{"a"}, ServedVersions: []string{"b"}}}
-	c := CopyOf(sv).(*v1alpha1.StorageVersion)
-	_ = append(c.Status.StorageVersions[0].DecodableVersions, "c")
-	if served := c.Status.StorageVersions[0].ServedVersions; served[0] != "b" {
-		t.Errorf("appending to what is decodable changed what is served: %v", served)
-	}
-}

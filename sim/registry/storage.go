@@ -19,6 +19,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -258,23 +259,21 @@ func (s *Storage) Get(k Kind, name string, obj client.Object) error {
 func (s *Storage) List(k Kind, list client.ObjectList, options *client.ListOptions) {
 	list.SetResourceVersion(strconv.FormatInt(s.store.Revision(), 10))
 	shelf := s.Shelf(k)
-	var parts []leaseParts
-	for i, stored := range shelf {
-		if options.LabelSelector != nil && !options.LabelSelector.Matches(labelsOf(stored.Object)) {
+	for _, stored := range shelf {
+		if options.LabelSelector != nil && !options.LabelSelector.Matches(labels.Set(stored.Object.GetLabels())) {
 			continue
 		}
-		room := len(shelf) - i
 		switch l := list.(type) {
 		case *v1alpha1.StorageVersionList:
-			copyStorageVersion(stored.Object.(*v1alpha1.StorageVersion), next(&l.Items, room))
+			CopyInto(stored.Object, next(&l.Items, len(shelf)))
 		case *coordinationv1.LeaseList:
-			copyLease(stored.Object.(*coordinationv1.Lease), next(&l.Items, room), next(&parts, room))
+			CopyInto(stored.Object, next(&l.Items, len(shelf)))
 		case *apiextensionsv1.CustomResourceDefinitionList:
-			copyDefinition(stored.Object.(*apiextensionsv1.CustomResourceDefinition), next(&l.Items, room))
+			CopyInto(stored.Object, next(&l.Items, len(shelf)))
 		case *migrationv1alpha1.StorageStateList:
-			copyState(stored.Object.(*migrationv1alpha1.StorageState), next(&l.Items, room))
+			CopyInto(stored.Object, next(&l.Items, len(shelf)))
 		case *migrationv1alpha1.StorageVersionMigrationList:
-			copyMigration(stored.Object.(*migrationv1alpha1.StorageVersionMigration), next(&l.Items, room))
+			CopyInto(stored.Object, next(&l.Items, len(shelf)))
 		}
 	}
 }
@@ -304,7 +303,7 @@ func (s *Storage) ListSeen(list *migrationv1alpha1.StorageVersionMigrationList, 
 	}
 	slices.SortFunc(seen, func(a, b *migrationv1alpha1.StorageVersionMigration) int { return strings.Compare(a.Name, b.Name) })
 	for _, m := range seen {
-		copyMigration(m, next(&list.Items, len(seen)))
+		CopyInto(m, next(&list.Items, len(seen)))
 	}
 }
 
@@ -327,17 +326,3 @@ func (s *Storage) Note(e etcd.Event) {
 		}
 	}
 }
-
-// names are an object's labels as a selector asks for them.
-type names map[string]string
-
-func labelsOf(obj client.Object) names { return obj.GetLabels() }
-
-// Has implements labels.Labels.
-func (n names) Has(label string) bool { _, ok := n[label]; return ok }
-
-// Get implements labels.Labels.
-func (n names) Get(label string) string { return n[label] }
-
-// Lookup implements labels.Labels.
-func (n names) Lookup(label string) (string, bool) { v, ok := n[label]; return v, ok }
