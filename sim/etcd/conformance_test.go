@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -64,7 +65,7 @@ func TestConformance(t *testing.T) {
 			compare(t, real, func(base int64, step int) (clientv3.Op, bool) {
 				// Both sides are asked the same.
 				g := generator{rand.New(rand.NewPCG(seed, uint64(step)))}
-				return g.make(base, int64(step), 2), step < steps
+				return g.make(base, int64(step), true), step < steps
 			})
 		})
 	}
@@ -75,7 +76,7 @@ func compare(t *testing.T, real clientv3.KV, next func(base int64, step int) (cl
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	sides := []side{{kv: real}, {kv: etcd.New()}}
+	sides := []side{{kv: real}, {kv: etcd.KV{Doer: etcd.New()}}}
 	for i := range sides {
 		if _, err := sides[i].kv.Delete(ctx, "\x00", clientv3.WithFromKey()); err != nil {
 			t.Fatal(err)
@@ -97,11 +98,6 @@ func compare(t *testing.T, real clientv3.KV, next func(base int64, step int) (cl
 			if !more {
 				continue
 			}
-			if compactTo(op) != 0 {
-				_, err := s.kv.Compact(ctx, compactTo(op))
-				answers[i] = fmt.Sprint("compact ", sentinel(err))
-				continue
-			}
 			r, err := s.kv.Do(ctx, op)
 			answers[i] = s.describe(r, err)
 		}
@@ -112,16 +108,6 @@ func compare(t *testing.T, real clientv3.KV, next func(base int64, step int) (cl
 	}
 }
 
-// A compaction is written as a get of this key at the revision.
-const compactKey = "compact!"
-
-func compactTo(op clientv3.Op) int64 {
-	if op.IsGet() && string(op.KeyBytes()) == compactKey {
-		return op.Rev()
-	}
-	return 0
-}
-
 type side struct {
 	kv   clientv3.KV
 	base int64
@@ -129,7 +115,7 @@ type side struct {
 
 // sentinel names the errors that matter.
 func sentinel(err error) string {
-	for _, known := range []error{rpctypes.ErrCompacted, rpctypes.ErrFutureRev, rpctypes.ErrDuplicateKey, rpctypes.ErrTooManyOps, rpctypes.ErrEmptyKey} {
+	for _, known := range []error{rpctypes.ErrFutureRev, rpctypes.ErrDuplicateKey, rpctypes.ErrTooManyOps, rpctypes.ErrEmptyKey} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}
@@ -192,8 +178,6 @@ func (s side) txn(b *strings.Builder, r *etcdserverpb.TxnResponse) {
 			s.get(b, op.GetResponseRange())
 		case op.GetResponseDeleteRange() != nil:
 			s.del(b, op.GetResponseDeleteRange())
-		case op.GetResponseTxn() != nil:
-			s.txn(b, op.GetResponseTxn())
 		}
 		b.WriteString("; ")
 	}
@@ -226,26 +210,6 @@ var named = map[string]script{
 			clientv3.OpDelete("a"), put(base+4, base+2), put(0, base+2),
 		}
 	}),
-	"a batch of nested compare-and-puts": steps(func(base int64) []clientv3.Op {
-		one := func(key string, mod int64) clientv3.Op {
-			return clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", mod)},
-				[]clientv3.Op{clientv3.OpPut(key, "new")}, []clientv3.Op{clientv3.OpGet(key)})
-		}
-		return []clientv3.Op{
-			clientv3.OpPut("a", "1"), clientv3.OpPut("b", "1"), clientv3.OpPut("sv", "1"),
-			clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision("sv"), "=", base+3)},
-				[]clientv3.Op{one("a", base+1), one("b", base+1), one("gone", base+1)}, nil),
-			clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision("sv"), "=", base+2)},
-				[]clientv3.Op{one("a", base+4)}, nil),
-			clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision("sv"), "=", base+3)}, nil, nil),
-		}
-	}),
-	"nested compares see the state before": steps(func(int64) []clientv3.Op {
-		return []clientv3.Op{clientv3.OpTxn(nil, []clientv3.Op{
-			clientv3.OpPut("a", "1"),
-			clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.Version("a"), "=", 0)}, []clientv3.Op{clientv3.OpGet("a")}, nil),
-		}, nil)}
-	}),
 	"pages of the past": steps(func(base int64) []clientv3.Op {
 		return []clientv3.Op{
 			clientv3.OpPut("p/a", "1"), clientv3.OpPut("p/b", "1"), clientv3.OpPut("p/c", "1"), clientv3.OpDelete("p/b"),
@@ -253,11 +217,6 @@ var named = map[string]script{
 			clientv3.OpGet("p/", clientv3.WithPrefix(), clientv3.WithLimit(2), clientv3.WithRev(base+3)),
 			clientv3.OpGet("p/b\x00", clientv3.WithRange("p0"), clientv3.WithLimit(2), clientv3.WithRev(base+3)),
 			clientv3.OpGet("p/", clientv3.WithPrefix(), clientv3.WithRev(base+99)),
-			clientv3.OpGet(compactKey, clientv3.WithRev(base+4)),
-			clientv3.OpGet("p/", clientv3.WithPrefix(), clientv3.WithRev(base+3)),
-			clientv3.OpGet("p/", clientv3.WithPrefix(), clientv3.WithRev(base+4)),
-			clientv3.OpGet(compactKey, clientv3.WithRev(base+4)),
-			clientv3.OpGet(compactKey, clientv3.WithRev(base+50)),
 		}
 	}),
 	"a key is deleted and made again": steps(func(int64) []clientv3.Op {
@@ -267,15 +226,17 @@ var named = map[string]script{
 		}
 	}),
 	"keys written twice are refused": steps(func(int64) []clientv3.Op {
-		nest := func(then, otherwise clientv3.Op) clientv3.Op {
-			return clientv3.OpTxn(nil, []clientv3.Op{then}, []clientv3.Op{otherwise})
-		}
 		return []clientv3.Op{
 			clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut("a", "1"), clientv3.OpPut("a", "2")}, nil),
-			clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut("a", "1"), clientv3.OpDelete("a")}, nil),
-			clientv3.OpTxn(nil, []clientv3.Op{nest(clientv3.OpPut("a", "1"), clientv3.OpPut("a", "2"))}, nil),
-			clientv3.OpTxn(nil, []clientv3.Op{nest(clientv3.OpPut("a", "1"), clientv3.OpGet("a")), clientv3.OpPut("a", "2")}, nil),
+			clientv3.OpTxn(nil, nil, []clientv3.Op{clientv3.OpPut("a", "1"), clientv3.OpGet("a"), clientv3.OpPut("a", "2")}),
+			clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut("a", "1"), clientv3.OpPut("b", "2")}, []clientv3.Op{clientv3.OpPut("a", "1")}),
 			clientv3.OpGet(""),
+		}
+	}),
+	"too many operations": steps(func(int64) []clientv3.Op {
+		return []clientv3.Op{
+			clientv3.OpTxn(nil, slices.Repeat([]clientv3.Op{clientv3.OpGet("a")}, etcd.MaxTxnOps), nil),
+			clientv3.OpTxn(nil, slices.Repeat([]clientv3.Op{clientv3.OpGet("a")}, etcd.MaxTxnOps+1), nil),
 		}
 	}),
 }
@@ -285,21 +246,21 @@ type generator struct{ *rand.Rand }
 
 func (g generator) key() string { return string(rune('a' + g.IntN(4))) }
 
-func (g generator) make(base, step int64, depth int) clientv3.Op {
+func (g generator) make(base, step int64, txns bool) clientv3.Op {
 	switch n := g.IntN(12); {
 	case n < 4:
 		return clientv3.OpPut(g.key(), fmt.Sprint("v", g.IntN(3)), g.options(clientv3.WithPrevKV())...)
 	case n == 4:
-		return clientv3.OpDelete(g.key(), g.options(clientv3.WithPrevKV())...)
-	case n == 5:
-		return clientv3.OpDelete(g.key(), clientv3.WithRange(g.key()+"\x00"))
-	case n < 8 || depth == 0:
+		return g.delete()
+	case n < 8 || !txns:
 		return g.get(base, step)
-	case n == 8 && depth == 2 && g.IntN(4) == 0:
-		return clientv3.OpGet(compactKey, clientv3.WithRev(base+g.Int64N(step+1)))
 	default:
-		return clientv3.OpTxn(g.cmps(base, step), g.ops(base, step, depth-1), g.ops(base, step, depth-1))
+		return clientv3.OpTxn(g.cmps(base, step), g.ops(base, step), g.ops(base, step))
 	}
+}
+
+func (g generator) delete() clientv3.Op {
+	return clientv3.OpDelete(g.key(), g.options(clientv3.WithPrevKV(), clientv3.WithRange(g.key()+"\x00"))...)
 }
 
 func (g generator) options(some ...clientv3.OpOption) []clientv3.OpOption {
@@ -323,10 +284,16 @@ func (g generator) get(base, step int64) clientv3.Op {
 	return clientv3.OpGet(g.key(), opts...)
 }
 
-func (g generator) ops(base, step int64, depth int) []clientv3.Op {
+// ops makes a branch of a transaction. Those that delete do nothing else.
+func (g generator) ops(base, step int64) []clientv3.Op {
+	if g.IntN(6) == 0 {
+		return []clientv3.Op{g.delete()}
+	}
 	var ops []clientv3.Op
 	for range g.IntN(4) {
-		ops = append(ops, g.make(base, step, depth))
+		if op := g.make(base, step, false); !op.IsDelete() {
+			ops = append(ops, op)
+		}
 	}
 	return ops
 }
@@ -334,21 +301,11 @@ func (g generator) ops(base, step int64, depth int) []clientv3.Op {
 func (g generator) cmps(base, step int64) []clientv3.Cmp {
 	var cmps []clientv3.Cmp
 	for range g.IntN(3) {
-		sign := []string{"=", "!=", ">", "<"}[g.IntN(4)]
 		revision := base + g.Int64N(step+2)
 		if g.IntN(3) == 0 {
 			revision = 0
 		}
-		switch g.IntN(4) {
-		case 0:
-			cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(g.key()), sign, revision))
-		case 1:
-			cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(g.key()), sign, revision))
-		case 2:
-			cmps = append(cmps, clientv3.Compare(clientv3.Version(g.key()), sign, g.Int64N(3)))
-		default:
-			cmps = append(cmps, clientv3.Compare(clientv3.Value(g.key()), sign, fmt.Sprint("v", g.IntN(3))))
-		}
+		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(g.key()), "=", revision))
 	}
 	return cmps
 }
@@ -379,7 +336,7 @@ func show(op clientv3.Op) string {
 
 // TestStreams reads in pieces, of which the simulated store makes one, on both sides.
 func TestStreams(t *testing.T) {
-	sides := []side{{kv: realEtcd(t)}, {kv: etcd.New()}}
+	sides := []side{{kv: realEtcd(t)}, {kv: etcd.KV{Doer: etcd.New()}}}
 	for i := range sides {
 		for n := range 50 {
 			r, err := sides[i].kv.Put(t.Context(), fmt.Sprintf("key-%02d", n), strings.Repeat("x", n))
@@ -388,20 +345,16 @@ func TestStreams(t *testing.T) {
 			}
 			sides[i].base = r.Header.Revision
 		}
-		if _, err := sides[i].kv.Compact(t.Context(), sides[i].base-20); err != nil {
-			t.Fatal(err)
-		}
 	}
 	for name, opts := range map[string]func(base int64) []clientv3.OpOption{
-		"all":                  func(int64) []clientv3.OpOption { return nil },
-		"a few":                func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(3)} },
-		"the first piece":      func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(10)} },
-		"one more":             func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(11)} },
-		"as many":              func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(50)} },
-		"before":               func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base - 10)} },
-		"a compacted revision": func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base - 30)} },
-		"a future revision":    func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base + 1)} },
-		"nothing":              func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRange("key-")} },
+		"all":               func(int64) []clientv3.OpOption { return nil },
+		"a few":             func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(3)} },
+		"the first piece":   func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(10)} },
+		"one more":          func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(11)} },
+		"as many":           func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithLimit(50)} },
+		"before":            func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base - 10)} },
+		"a future revision": func(base int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRev(base + 1)} },
+		"nothing":           func(int64) []clientv3.OpOption { return []clientv3.OpOption{clientv3.WithRange("key-")} },
 	} {
 		var answers [2]string
 		for i, s := range sides {
@@ -421,5 +374,31 @@ func TestStreams(t *testing.T) {
 		if answers[0] != answers[1] {
 			t.Errorf("%s: etcd answers\n%s\nand the simulation\n%s", name, answers[0], answers[1])
 		}
+	}
+}
+
+// TestNotSimulated: what etcd does and the simulation does not is an error that says so, and does nothing.
+func TestNotSimulated(t *testing.T) {
+	put := clientv3.OpPut("a", "1")
+	for _, test := range []struct {
+		op   clientv3.Op
+		want string
+	}{
+		{clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.Version("a"), "=", 0)}, []clientv3.Op{put}, nil), "version"},
+		{clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision("a"), "<", 9)}, []clientv3.Op{put}, nil), "LESS"},
+		{clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision("a"), "=", 0).WithPrefix()}, []clientv3.Op{put}, nil), "range_end"},
+		{clientv3.OpTxn(nil, []clientv3.Op{put, clientv3.OpTxn(nil, nil, nil)}, nil), "a transaction in a transaction"},
+		{clientv3.OpTxn(nil, nil, []clientv3.Op{put, clientv3.OpDelete("b")}), "a delete beside other operations"},
+	} {
+		store := etcd.New()
+		if _, err := store.Do(t.Context(), test.op); err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "not simulated") {
+			t.Errorf("%s: %v, want that %s is not simulated", show(test.op), err, test.want)
+		}
+		if store.Revision() != 1 {
+			t.Errorf("%s was carried out in part", show(test.op))
+		}
+	}
+	if _, err := (etcd.KV{Doer: etcd.New()}).Compact(t.Context(), 1); err == nil {
+		t.Error("the simulation compacts")
 	}
 }

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -52,9 +53,9 @@ func (k KV) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption
 	return pieces, nil
 }
 
-// Compact implements clientv3.KV. Compaction belongs to the Store.
+// Compact implements clientv3.KV.
 func (k KV) Compact(context.Context, int64, ...clientv3.CompactOption) (*clientv3.CompactResponse, error) {
-	return nil, errors.New("the simulated etcd is compacted by its owner")
+	return nil, errors.New("compaction is not simulated")
 }
 
 // Txn implements clientv3.KV.
@@ -92,59 +93,13 @@ func (b *building) Commit() (*clientv3.TxnResponse, error) {
 	return r.Txn(), err
 }
 
-// Put implements clientv3.KV.
-func (s *Store) Put(ctx context.Context, key, val string, opts ...clientv3.OpOption) (*clientv3.PutResponse, error) {
-	return KV{s}.Put(ctx, key, val, opts...)
-}
-
-// Get implements clientv3.KV.
-func (s *Store) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	return KV{s}.Get(ctx, key, opts...)
-}
-
-// Delete implements clientv3.KV.
+// Delete deletes as clientv3.KV does.
 func (s *Store) Delete(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.DeleteResponse, error) {
 	return KV{s}.Delete(ctx, key, opts...)
 }
 
-// GetStream implements clientv3.KV.
-func (s *Store) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
-	return KV{s}.GetStream(ctx, key, opts...)
-}
-
-// Txn implements clientv3.KV.
-func (s *Store) Txn(ctx context.Context) clientv3.Txn { return KV{s}.Txn(ctx) }
-
-// Compact implements clientv3.KV: reads before the revision fail from now on.
-func (s *Store) Compact(_ context.Context, revision int64, _ ...clientv3.CompactOption) (*clientv3.CompactResponse, error) {
-	switch {
-	case revision <= s.compacted:
-		return nil, rpctypes.ErrCompacted
-	case revision > s.revision:
-		return nil, rpctypes.ErrFutureRev
-	}
-	s.compacted = revision
-	return &clientv3.CompactResponse{Header: &etcdserverpb.ResponseHeader{Revision: s.revision}}, nil
-}
-
-// check refuses the operations that etcd refuses before it looks at any key.
-func (s *Store) check(op clientv3.Op) error {
-	if err := checkOp(op, MaxTxnOps); err != nil {
-		return err
-	}
-	if !op.IsTxn() {
-		return nil
-	}
-	_, then, otherwise := op.Txn()
-	for _, branch := range [][]clientv3.Op{then, otherwise} {
-		if _, _, err := overlaps(branch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkOp(op clientv3.Op, room int) error {
+// check refuses what etcd refuses before it looks at any key, and what is not simulated.
+func check(op clientv3.Op) error {
 	if !op.IsTxn() {
 		if len(op.KeyBytes()) == 0 {
 			return rpctypes.ErrEmptyKey
@@ -152,87 +107,30 @@ func checkOp(op clientv3.Op, room int) error {
 		return nil
 	}
 	cmps, then, otherwise := op.Txn()
-	n := max(len(cmps), len(then), len(otherwise))
-	if n > room {
+	if max(len(cmps), len(then), len(otherwise)) > MaxTxnOps {
 		return rpctypes.ErrTooManyOps
 	}
+	for i := range cmps {
+		if c := cmps[i].GetCompare(); c.Target != etcdserverpb.Compare_MOD || c.Result != etcdserverpb.Compare_EQUAL || len(c.RangeEnd) > 0 {
+			return fmt.Errorf("the compare %v is not simulated: only that a key's ModRevision equals one is", c)
+		}
+	}
 	for _, branch := range [][]clientv3.Op{then, otherwise} {
+		puts := map[string]bool{}
 		for _, inner := range branch {
-			if err := checkOp(inner, room-n); err != nil {
-				return err
+			switch key := string(inner.KeyBytes()); {
+			case inner.IsTxn():
+				return errors.New("a transaction in a transaction is not simulated")
+			case inner.IsDelete() && len(branch) > 1:
+				return errors.New("a delete beside other operations of a transaction is not simulated")
+			case key == "":
+				return rpctypes.ErrEmptyKey
+			case puts[key] && inner.IsPut():
+				return rpctypes.ErrDuplicateKey
+			default:
+				puts[key] = puts[key] || inner.IsPut()
 			}
 		}
 	}
 	return nil
-}
-
-// interval is a range of keys that is deleted.
-type interval struct{ start, end string }
-
-func (i interval) has(key string) bool {
-	switch i.end {
-	case "":
-		return key == i.start
-	case "\x00":
-		return key >= i.start
-	}
-	return key >= i.start && key < i.end
-}
-
-// overlaps returns the keys that a list of operations may put and delete, or an error if a key
-// could be written twice. The branches of a nested transaction exclude each other.
-func overlaps(ops []clientv3.Op) (puts map[string]bool, deletes []interval, err error) {
-	for _, op := range ops {
-		if op.IsDelete() {
-			deletes = append(deletes, interval{string(op.KeyBytes()), string(op.RangeBytes())})
-		}
-	}
-	add := func(key string, safe map[string]bool) error {
-		if puts[key] && !safe[key] {
-			return rpctypes.ErrDuplicateKey
-		}
-		for _, d := range deletes {
-			if d.has(key) {
-				return rpctypes.ErrDuplicateKey
-			}
-		}
-		if puts == nil {
-			puts = map[string]bool{}
-		}
-		puts[key] = true
-		return nil
-	}
-	for _, op := range ops {
-		if !op.IsTxn() {
-			continue
-		}
-		_, then, otherwise := op.Txn()
-		thenPuts, thenDeletes, err := overlaps(then)
-		if err != nil {
-			return nil, nil, err
-		}
-		elsePuts, elseDeletes, err := overlaps(otherwise)
-		if err != nil {
-			return nil, nil, err
-		}
-		for key := range thenPuts {
-			if err := add(key, nil); err != nil {
-				return nil, nil, err
-			}
-		}
-		for key := range elsePuts {
-			if err := add(key, thenPuts); err != nil {
-				return nil, nil, err
-			}
-		}
-		deletes = append(append(deletes, thenDeletes...), elseDeletes...)
-	}
-	for _, op := range ops {
-		if op.IsPut() {
-			if err := add(string(op.KeyBytes()), nil); err != nil {
-				return nil, nil, err
-			}
-		}
-	}
-	return puts, deletes, nil
 }

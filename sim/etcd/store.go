@@ -1,7 +1,8 @@
 // Package etcd is a simulated etcd: one linearizable key-value store in memory, with
-// transactions, revisions, reads of the past, compaction and a log of events. Its one
-// conformance suite also runs against a real embedded etcd. It has no locks: a simulated
-// world is single-threaded. Of etcd it leaves out leases, sorting, filters and auth.
+// transactions, revisions, reads of the past and a log of events. Its one conformance
+// suite also runs against a real embedded etcd. It has no locks: a simulated world is
+// single-threaded. Of etcd it leaves out compaction, leases, sorting, filters and auth, and
+// of transactions all that the protocol does not ask for: those it refuses.
 package etcd
 
 import (
@@ -28,11 +29,10 @@ type Event struct {
 
 // Store is the simulated etcd. The zero value is not usable: call New.
 type Store struct {
-	revision  int64
-	compacted int64
-	keys      []*key // every key that ever was, sorted
-	named     map[string]*key
-	log       []Event
+	revision int64
+	keys     []*key // every key that ever was, sorted
+	named    map[string]*key
+	log      []Event
 }
 
 // key is a key with all that it ever had.
@@ -48,7 +48,7 @@ type version struct {
 	kv       *mvccpb.KeyValue // nil: deleted
 }
 
-var _ clientv3.KV = (*Store)(nil)
+var _ Doer = (*Store)(nil)
 
 // New returns an empty store at revision 1, as a new etcd is.
 func New() *Store { return &Store{revision: 1, named: map[string]*key{}} }
@@ -95,22 +95,53 @@ func (k *key) at(revision int64) *mvccpb.KeyValue {
 	return nil
 }
 
-// Do implements clientv3.KV. The whole operation is one step.
+// Do implements Doer. The whole operation is one step.
 func (s *Store) Do(_ context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
-	if err := s.check(op); err != nil {
+	if err := check(op); err != nil {
 		return clientv3.OpResponse{}, err
+	}
+	ops, succeeded := []clientv3.Op{op}, false
+	if op.IsTxn() {
+		cmps, then, otherwise := op.Txn()
+		succeeded = !slices.ContainsFunc(cmps, func(c clientv3.Cmp) bool { return !s.holds(c) })
+		if ops = otherwise; succeeded {
+			ops = then
+		}
+	}
+	for _, one := range ops {
+		if one.IsGet() && one.Rev() > s.revision {
+			return clientv3.OpResponse{}, rpctypes.ErrFutureRev
+		}
 	}
 	t := txn{s: s, revision: s.revision + 1}
-	path, err := t.choose(op, nil)
-	if err != nil {
-		return clientv3.OpResponse{}, err
+	var responses []*etcdserverpb.ResponseOp
+	for _, one := range ops {
+		responses = append(responses, t.apply(one))
 	}
-	response := t.apply(op, &path)
 	if t.wrote {
 		s.revision = t.revision
 	}
-	setHeader(response, &etcdserverpb.ResponseHeader{Revision: s.revision})
-	return response, nil
+	header := &etcdserverpb.ResponseHeader{Revision: s.revision}
+	if op.IsTxn() {
+		r := &clientv3.TxnResponse{Header: header, Succeeded: succeeded, Responses: responses}
+		return r.OpResponse(), nil
+	}
+	if r := responses[0].GetResponsePut(); r != nil {
+		r.Header = header
+		return (*clientv3.PutResponse)(r).OpResponse(), nil
+	}
+	if r := responses[0].GetResponseRange(); r != nil {
+		r.Header = header
+		return (*clientv3.GetResponse)(r).OpResponse(), nil
+	}
+	r := responses[0].GetResponseDeleteRange()
+	r.Header = header
+	return (*clientv3.DeleteResponse)(r).OpResponse(), nil
+}
+
+// holds says whether a compare of a ModRevision does; that of a key that does not exist is 0.
+func (s *Store) holds(cmp clientv3.Cmp) bool {
+	return s.Lookup(string(cmp.KeyBytes())).GetModRevision() == cmp.GetCompare().GetModRevision()
 }
 
 // Write puts a value as Put does, for a server whose requests are not simulated. It
@@ -122,21 +153,6 @@ func (s *Store) Write(name, value string) int64 {
 	return s.revision
 }
 
-// setHeader puts the header on the outermost response. Those inside of a transaction
-// have one that says nothing of use, as etcd's.
-func setHeader(r clientv3.OpResponse, header *etcdserverpb.ResponseHeader) {
-	switch {
-	case r.Put() != nil:
-		r.Put().Header = header
-	case r.Get() != nil:
-		r.Get().Header = header
-	case r.Del() != nil:
-		r.Del().Header = header
-	case r.Txn() != nil:
-		r.Txn().Header = header
-	}
-}
-
 // txn is one operation being applied.
 type txn struct {
 	s        *Store
@@ -144,76 +160,14 @@ type txn struct {
 	wrote    bool
 }
 
-// choose evaluates all compares, nested ones included, and refuses reads at revisions that
-// are not kept, before anything is written, as etcd does. It returns the outcomes in the
-// order in which apply meets the transactions.
-func (t *txn) choose(op clientv3.Op, path []bool) ([]bool, error) {
-	if !op.IsTxn() {
-		return path, t.readable(op)
-	}
-	cmps, then, otherwise := op.Txn()
-	holds := !slices.ContainsFunc(cmps, func(c clientv3.Cmp) bool { return !t.s.holds(c) })
-	path = append(path, holds)
-	branch := otherwise
-	if holds {
-		branch = then
-	}
-	for _, inner := range branch {
-		var err error
-		if path, err = t.choose(inner, path); err != nil {
-			return nil, err
-		}
-	}
-	return path, nil
-}
-
-func (t *txn) readable(op clientv3.Op) error {
-	switch revision := op.Rev(); {
-	case !op.IsGet():
-	case revision > t.s.revision:
-		return rpctypes.ErrFutureRev
-	case revision > 0 && revision < t.s.compacted:
-		return rpctypes.ErrCompacted
-	}
-	return nil
-}
-
-func (t *txn) apply(op clientv3.Op, path *[]bool) clientv3.OpResponse {
+func (t *txn) apply(op clientv3.Op) *etcdserverpb.ResponseOp {
 	switch {
 	case op.IsGet():
-		return (*clientv3.GetResponse)(t.get(op)).OpResponse()
+		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: t.get(op)}}
 	case op.IsPut():
-		return (*clientv3.PutResponse)(t.put(op)).OpResponse()
-	case op.IsDelete():
-		return (*clientv3.DeleteResponse)(t.delete(op)).OpResponse()
+		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponsePut{ResponsePut: t.put(op)}}
 	default:
-		return (*clientv3.TxnResponse)(t.txn(op, path)).OpResponse()
-	}
-}
-
-func (t *txn) txn(op clientv3.Op, path *[]bool) *etcdserverpb.TxnResponse {
-	_, branch, otherwise := op.Txn()
-	r := &etcdserverpb.TxnResponse{Succeeded: (*path)[0]}
-	if !r.Succeeded {
-		branch = otherwise
-	}
-	*path = (*path)[1:]
-	for _, inner := range branch {
-		r.Responses = append(r.Responses, nested(t.apply(inner, path)))
-	}
-	return r
-}
-
-func nested(r clientv3.OpResponse) *etcdserverpb.ResponseOp {
-	switch {
-	case r.Put() != nil:
-		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponsePut{ResponsePut: (*etcdserverpb.PutResponse)(r.Put())}}
-	case r.Get() != nil:
-		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: (*etcdserverpb.RangeResponse)(r.Get())}}
-	case r.Del() != nil:
-		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: (*etcdserverpb.DeleteRangeResponse)(r.Del())}}
-	default:
-		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseTxn{ResponseTxn: (*etcdserverpb.TxnResponse)(r.Txn())}}
+		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: t.delete(op)}}
 	}
 }
 
@@ -315,60 +269,5 @@ func (s *Store) scan(start, end []byte, revision int64, visit func(*mvccpb.KeyVa
 		if kv := k.at(revision); kv != nil {
 			visit(kv)
 		}
-	}
-}
-
-// holds evaluates a compare. A key that does not exist has revisions and version 0, and
-// no value: a compare of its value never holds.
-func (s *Store) holds(cmp clientv3.Cmp) bool {
-	c := cmp.GetCompare()
-	var kvs []*mvccpb.KeyValue
-	s.scan(c.Key, c.RangeEnd, s.revision, func(kv *mvccpb.KeyValue) { kvs = append(kvs, kv) })
-	if len(kvs) == 0 {
-		if c.Target == etcdserverpb.Compare_VALUE {
-			return false
-		}
-		kvs = []*mvccpb.KeyValue{{}}
-	}
-	return !slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !result(c, order(c, kv)) })
-}
-
-// order compares the key's field with the compare's operand.
-func order(c *etcdserverpb.Compare, kv *mvccpb.KeyValue) int {
-	switch c.Target {
-	case etcdserverpb.Compare_VERSION:
-		return cmpInt(kv.Version, c.GetVersion())
-	case etcdserverpb.Compare_CREATE:
-		return cmpInt(kv.CreateRevision, c.GetCreateRevision())
-	case etcdserverpb.Compare_MOD:
-		return cmpInt(kv.ModRevision, c.GetModRevision())
-	case etcdserverpb.Compare_LEASE:
-		return cmpInt(kv.Lease, c.GetLease())
-	default:
-		return bytes.Compare(kv.Value, c.GetValue())
-	}
-}
-
-func cmpInt(a, b int64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	default:
-		return 0
-	}
-}
-
-func result(c *etcdserverpb.Compare, order int) bool {
-	switch c.Result {
-	case etcdserverpb.Compare_EQUAL:
-		return order == 0
-	case etcdserverpb.Compare_NOT_EQUAL:
-		return order != 0
-	case etcdserverpb.Compare_GREATER:
-		return order > 0
-	default:
-		return order < 0
 	}
 }
