@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -127,8 +128,8 @@ func releases(o status.Observed, servers []status.Server, lifecycles []compat.Li
 	return all
 }
 
-func definitionOf(crd *status.CRD) verdict.Definition {
-	d := verdict.Definition{Resource: crd.Resource(), Storage: crd.Storage(), StoredVersions: crd.Status.StoredVersions}
+func definitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definition {
+	d := verdict.Definition{Resource: status.ResourceOf(crd), Storage: status.StorageOf(crd), StoredVersions: crd.Status.StoredVersions}
 	for _, v := range crd.Spec.Versions {
 		d.Versions = append(d.Versions, v.Name)
 	}

@@ -90,7 +90,7 @@ func (c *cluster) watch(ctx context.Context) *source {
 	s.states = s.kind("StorageStates", &migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, nil)
 	s.versions = s.kind("StorageVersions", &apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, nil)
 	s.migrations = s.kind("StorageVersionMigrations", &migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, nil)
-	s.crds = s.kind("CustomResourceDefinitions", &apiextensionsv1.CustomResourceDefinitionList{}, &apiextensionsv1.CustomResourceDefinition{}, withoutSchemas)
+	s.crds = s.kind("CustomResourceDefinitions", &apiextensionsv1.CustomResourceDefinitionList{}, &apiextensionsv1.CustomResourceDefinition{}, migrationv1alpha1.WithoutSchemas)
 	s.releases = s.kind("ClusterVersions", &versionv1alpha1.ClusterVersionList{}, &versionv1alpha1.ClusterVersion{}, nil)
 	s.events = s.kind("Events", &corev1.EventList{}, &corev1.Event{}, nil, client.InNamespace(metav1.NamespaceDefault), client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("source", "concord")})
 	for _, k := range s.kinds() {
@@ -145,16 +145,6 @@ func (s *source) deleted(obj any) {
 	s.left = slices.Clone(s.left[max(0, len(s.left)-keptLeft):])
 }
 
-// withoutSchemas makes a status.CRD of a definition: its schemas are most of its bytes.
-func withoutSchemas(obj any) (any, error) {
-	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
-	if !ok {
-		return obj, nil // an informer's record of a deleted object
-	}
-	short := status.WithoutSchemas(crd)
-	return &short, nil
-}
-
 // feel asks the cluster every moment whether it is there.
 func (s *source) feel(ctx context.Context) {
 	ticker := time.NewTicker(pulse)
@@ -200,7 +190,7 @@ func (s *source) observe() status.Observed {
 		Now:    s.clock.Now(),
 		Leases: items[coordinationv1.Lease](s.leases), States: items[migrationv1alpha1.StorageState](s.states),
 		StorageVersions: items[apiserverinternalv1alpha1.StorageVersion](s.versions), Migrations: items[migrationv1alpha1.StorageVersionMigration](s.migrations),
-		CRDs: items[status.CRD](s.crds), Versions: items[versionv1alpha1.ClusterVersion](s.releases), Events: items[corev1.Event](s.events),
+		CRDs: items[apiextensionsv1.CustomResourceDefinition](s.crds), Versions: items[versionv1alpha1.ClusterVersion](s.releases), Events: items[corev1.Event](s.events),
 	}
 	for _, k := range s.kinds() {
 		if err := k.watched.trouble(); apierrors.IsForbidden(err) {

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -288,11 +289,7 @@ func (w *world) crd(name string, kv *mvccpb.KeyValue, deleted bool, _ moment) er
 		return err
 	}
 	c := storedCRD{stored: definition.Status.StoredVersions}
-	for _, version := range definition.Spec.Versions {
-		if version.Storage {
-			c.storage = version.Name
-		}
-	}
+	c.storage, _ = apihelpers.GetCRDStorageVersion(definition)
 	w.view.crds[name] = c
 	return nil
 }

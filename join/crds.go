@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -73,14 +74,10 @@ func withoutSchemas(obj any) (any, error) {
 		return obj, nil
 	}
 	hold, said := crd.Annotations[migrationv1alpha1.HoldAnnotation]
-	if crd.Annotations, crd.ManagedFields = nil, nil; said {
+	if crd.Annotations = nil; said {
 		crd.Annotations = map[string]string{migrationv1alpha1.HoldAnnotation: hold}
 	}
-	for i := range crd.Spec.Versions {
-		v := &crd.Spec.Versions[i]
-		crd.Spec.Versions[i] = apiextensionsv1.CustomResourceDefinitionVersion{Name: v.Name, Served: v.Served, Storage: v.Storage}
-	}
-	return crd, nil
+	return migrationv1alpha1.WithoutSchemas(crd)
 }
 
 // stored says that this server stores custom resources, and how.
@@ -181,10 +178,6 @@ func (d *definitions) isBuilt(gr schema.GroupResource) bool {
 		return true
 	}
 	store, built := d.fence.Newest(gr)
-	for _, v := range crd.Spec.Versions {
-		if v.Storage {
-			return built && store.Encoding == encodingOf(crd.Spec.Group, v.Name)
-		}
-	}
-	return true
+	storage, err := apihelpers.GetCRDStorageVersion(crd)
+	return err != nil || built && store.Encoding == encodingOf(crd.Spec.Group, storage)
 }

@@ -108,7 +108,7 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 	case len(versions) > 1 && r.crd == nil:
 		return "finish the roll: they agree when all have one release, --emulation-version and --min-compatibility-version"
 	case r.crd != nil:
-		return fmt.Sprintf("the definition stores %s: servers follow it within seconds; if this lasts, the log of %s says why", r.crd.Storage(), sides[0].servers[0].ID)
+		return fmt.Sprintf("the definition stores %s: servers follow it within seconds; if this lasts, the log of %s says why", StorageOf(r.crd), sides[0].servers[0].ID)
 	}
 	return "compare the flags --runtime-config, --emulation-version and --min-compatibility-version of these servers"
 }

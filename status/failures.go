@@ -113,7 +113,7 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	switch reason {
 	case migrationv1alpha1.FailureConversionWebhook:
 		webhook := "the conversion webhook"
-		if at := r.crd.converter(); at != "" {
+		if at := converter(r.crd); at != "" {
 			webhook += " (" + at + ")"
 		}
 		if slices.ContainsFunc(named, down) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -27,7 +28,7 @@ type resource struct {
 	schema.GroupResource
 	version *apiserverinternalv1alpha1.StorageVersion
 	state   *migrationv1alpha1.StorageState
-	crd     *CRD
+	crd     *apiextensionsv1.CustomResourceDefinition
 	// migrations have the newest first.
 	migrations []*migrationv1alpha1.StorageVersionMigration
 
@@ -53,7 +54,7 @@ func indexed(o Observed) *index {
 		x.get(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource}).state = s
 	}
 	for i := range o.CRDs {
-		x.get(o.CRDs[i].Resource()).crd = &o.CRDs[i]
+		x.get(ResourceOf(&o.CRDs[i])).crd = &o.CRDs[i]
 	}
 	for i := range o.Migrations {
 		m := &o.Migrations[i]

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -89,7 +90,9 @@ func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v unre
 
 // has says whether the definition has a version.
 func (r *resource) has(version string) bool {
-	return r.crd != nil && slices.ContainsFunc(r.crd.Spec.Versions, func(v CRDVersion) bool { return r.crd.Spec.Group+"/"+v.Name == version })
+	return r.crd != nil && slices.ContainsFunc(r.crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
+		return r.crd.Spec.Group+"/"+v.Name == version
+	})
 }
 
 // lackedBy says who does not have a version.

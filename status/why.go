@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -91,10 +92,10 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 // target is the encoding that every object is to have: that of the definition of a custom
 // resource, else the one that servers agree on.
 func (r *resource) target() agree.Encoding {
-	if r.crd == nil || r.crd.Storage() == "" {
+	if r.crd == nil || StorageOf(r.crd) == "" {
 		return r.common
 	}
-	plain := agree.Encoding(schema.GroupVersion{Group: r.crd.Spec.Group, Version: r.crd.Storage()}.String())
+	plain := agree.Encoding(schema.GroupVersion{Group: r.crd.Spec.Group, Version: StorageOf(r.crd)}.String())
 	if r.common.Plain() == plain {
 		return r.common
 	}
@@ -210,7 +211,7 @@ func (r *resource) stale() (all []string) {
 		return nil
 	}
 	for _, v := range r.crd.Status.StoredVersions {
-		if v != r.crd.Storage() {
+		if v != StorageOf(r.crd) {
 			all = append(all, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v}.String())
 		}
 	}
@@ -333,7 +334,7 @@ func Resolve(o Observed, name string) (found, like []schema.GroupResource) {
 		switch {
 		case r.String() == lower, r.crd != nil && r.crd.Name == lower:
 			return []schema.GroupResource{r.GroupResource}, nil
-		case r.Resource == lower, r.crd != nil && r.crd.called(lower):
+		case r.Resource == lower, r.crd != nil && called(r.crd, lower):
 			found = append(found, r.GroupResource)
 		}
 	}
@@ -348,6 +349,7 @@ func Resolve(o Observed, name string) (found, like []schema.GroupResource) {
 }
 
 // called says whether the custom resource has the name.
-func (c *CRD) called(name string) bool {
-	return c.Spec.Names.Singular == name || strings.ToLower(c.Spec.Names.Kind) == name || slices.Contains(c.Spec.Names.ShortNames, name)
+func called(crd *apiextensionsv1.CustomResourceDefinition, name string) bool {
+	names := crd.Spec.Names
+	return names.Singular == name || strings.ToLower(names.Kind) == name || slices.Contains(names.ShortNames, name)
 }

@@ -195,14 +195,13 @@ func (c *cluster) readJSON(ctx context.Context, path string, into any) error {
 }
 
 // definitions lists the CustomResourceDefinitions, and keeps nothing of their schemas.
-func (c *cluster) definitions(ctx context.Context) ([]status.CRD, error) {
+func (c *cluster) definitions(ctx context.Context) ([]apiextensionsv1.CustomResourceDefinition, error) {
 	var list apiextensionsv1.CustomResourceDefinitionList
 	if err := c.objects.List(ctx, &list); err != nil {
 		return nil, err
 	}
-	crds := make([]status.CRD, len(list.Items))
 	for i := range list.Items {
-		crds[i] = status.WithoutSchemas(&list.Items[i])
+		_, _ = migrationv1alpha1.WithoutSchemas(&list.Items[i])
 	}
-	return crds, nil
+	return list.Items, nil
 }

@@ -260,7 +260,7 @@ func (p *plugin) hold(ctx context.Context, out io.Writer, args []string, verb, v
 		if crd == nil {
 			return fmt.Errorf("%s has no CustomResourceDefinition: only those have storedVersions, and so a cut-over", gr)
 		}
-		if crd.Held() == (verb == "hold") {
+		if migrationv1alpha1.Held(crd.Annotations) == (verb == "hold") {
 			fmt.Fprintf(out, "%s: %s already\n", gr, heldWord(verb))
 			continue
 		}
@@ -283,9 +283,9 @@ func heldWord(verb string) string {
 	return "released"
 }
 
-func definitionOf(o status.Observed, gr schema.GroupResource) *status.CRD {
+func definitionOf(o status.Observed, gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
 	for i := range o.CRDs {
-		if o.CRDs[i].Resource() == gr {
+		if status.ResourceOf(&o.CRDs[i]) == gr {
 			return &o.CRDs[i]
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/status"
 )
@@ -100,7 +101,7 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 	if crd == nil {
 		return plan{}, fmt.Errorf("%s has no CustomResourceDefinition: the versions in which built-in resources are stored follow the servers' --emulation-version and --min-compatibility-version", gr)
 	}
-	way := plan{crd: crd.Name, resource: gr, from: crd.Storage(), to: to}
+	way := plan{crd: crd.Name, resource: gr, from: status.StorageOf(crd), to: to}
 	var versions []string
 	for _, v := range crd.Spec.Versions {
 		versions = append(versions, v.Name)
@@ -115,7 +116,7 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 		return plan{}, fmt.Errorf("%s is stored in %s already", gr, way.to)
 	case !slices.Contains(versions, way.to):
 		return plan{}, fmt.Errorf("%s has no version %s any more, only %s: add it to the definition's spec.versions first", gr, way.to, strings.Join(versions, ", "))
-	case crd.Held():
+	case migrationv1alpha1.Held(crd.Annotations):
 		return plan{}, fmt.Errorf("the cut-over of %s is on hold, and so would this one be: kubectl concord release %s", gr, gr)
 	}
 	return way, nil
@@ -123,8 +124,8 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 
 // before is the version that servers wrote last before the present one; the only other one
 // where nobody remembers; else empty.
-func before(o status.Observed, crd *status.CRD, versions []string) string {
-	gr := crd.Resource()
+func before(o status.Observed, crd *apiextensionsv1.CustomResourceDefinition, versions []string) string {
+	gr := status.ResourceOf(crd)
 	last, version := int64(-1), ""
 	for i := range o.StorageVersions {
 		sv := &o.StorageVersions[i]
@@ -134,12 +135,12 @@ func before(o status.Observed, crd *status.CRD, versions []string) string {
 		}
 		for e, epoch := range history.Last {
 			gv, err := schema.ParseGroupVersion(string(e.Plain()))
-			if err == nil && gv.Group == gr.Group && gv.Version != crd.Storage() && epoch > last {
+			if err == nil && gv.Group == gr.Group && gv.Version != status.StorageOf(crd) && epoch > last {
 				last, version = epoch, gv.Version
 			}
 		}
 	}
-	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == crd.Storage() })
+	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == status.StorageOf(crd) })
 	if version == "" && len(others) == 1 {
 		return others[0]
 	}

@@ -10,6 +10,7 @@ import (
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -121,15 +122,15 @@ func TestPastOf(t *testing.T) {
 // or is refused with the reason.
 func TestPlanOf(t *testing.T) {
 	observed := func(last map[agree.Encoding]int64, hold bool, versions ...string) status.Observed {
-		crd := status.CRD{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
+		crd := apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
 		crd.Spec.Group, crd.Spec.Names.Plural = widgets.Group, widgets.Resource
 		for _, v := range versions {
-			crd.Spec.Versions = append(crd.Spec.Versions, status.CRDVersion{Name: v, Storage: v == "v3"})
+			crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: v, Storage: v == "v3"})
 		}
 		if hold {
 			crd.Annotations = map[string]string{migrationv1alpha1.HoldAnnotation: "true"}
 		}
-		o := status.Observed{CRDs: []status.CRD{crd}}
+		o := status.Observed{CRDs: []apiextensionsv1.CustomResourceDefinition{crd}}
 		if last != nil {
 			o.StorageVersions = make([]apiserverinternalv1alpha1.StorageVersion, 1)
 			o.StorageVersions[0].Name = storageversion.Name(widgets)

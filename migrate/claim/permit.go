@@ -9,6 +9,7 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -178,12 +179,8 @@ func (w *work) checkCRD(ctx context.Context) error {
 }
 
 func stores(crd *apiextensionsv1.CustomResourceDefinition, e agree.Encoding) bool {
-	for _, v := range crd.Spec.Versions {
-		if v.Storage {
-			return e == agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String())
-		}
-	}
-	return false
+	version, err := apihelpers.GetCRDStorageVersion(crd)
+	return err == nil && e == agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }
 
 // claim writes this server's name on the migration, if it is as it was read, and sets

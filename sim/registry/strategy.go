@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,12 +21,8 @@ import (
 
 // StoredBy returns the version that a definition stores, "" if it says none.
 func StoredBy(crd *apiextensionsv1.CustomResourceDefinition) string {
-	for _, v := range crd.Spec.Versions {
-		if v.Storage {
-			return v.Name
-		}
-	}
-	return ""
+	version, _ := apihelpers.GetCRDStorageVersion(crd)
+	return version
 }
 
 // unchanged is optimistic concurrency.

@@ -30,3 +30,15 @@ func CRDs() []*apiextensionsv1.CustomResourceDefinition {
 	}
 	return crds
 }
+
+// WithoutSchemas drops the schemas and the printed columns of a CustomResourceDefinition, which are most of its
+// bytes. It is a transform of informers.
+func WithoutSchemas(obj any) (any, error) {
+	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+		crd.ManagedFields = nil
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Schema, crd.Spec.Versions[i].AdditionalPrinterColumns = nil, nil
+		}
+	}
+	return obj, nil
+}
