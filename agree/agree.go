@@ -141,7 +141,7 @@ func Merge(reports []Report, own Report, participants Participants) []Report {
 }
 
 // Settle returns the reports that stand with these participants: those of servers that are
-// none are dropped, and for each that is silent one of Unknown is put in.
+// none are dropped, and for each that is silent, or owes one, one of Unknown is put in.
 func Settle(reports []Report, participants Participants) []Report {
 	return settle(reports, participants, "")
 }
@@ -150,16 +150,21 @@ func Settle(reports []Report, participants Participants) []Report {
 func settle(reports []Report, participants Participants, self ServerID) []Report {
 	settled := make([]Report, 0, len(reports)+len(participants.silent))
 	missing := sets.KeySet(participants.silent)
+	owing := participants.owing.Clone()
 	for _, r := range reports {
 		switch {
 		case missing.Has(r.Server):
 			missing.Delete(r.Server)
 			settled = append(settled, participants.silence(r.Server))
+		case owing.Has(r.Server) && r.Encoding == Unknown: // others made it, before
+			owing.Delete(r.Server)
+			settled = append(settled, participants.silence(r.Server))
 		case r.Server == self, participants.reporting.Has(r.Server):
+			owing.Delete(r.Server)
 			settled = append(settled, r)
 		}
 	}
-	for _, id := range sets.List(missing) {
+	for _, id := range sets.List(missing.Union(owing)) {
 		settled = append(settled, participants.silence(id))
 	}
 	return settled

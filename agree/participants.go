@@ -4,10 +4,11 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Silence is why a server never reports, in words for people; empty for one that does.
+// Silence is why a server does not report, in words for people; empty for one that does.
 type Silence string
 
 const (
@@ -15,6 +16,8 @@ const (
 	GateOff Silence = "feature gate StorageVersionAPI off"
 	// Stock is the Silence of a kube-apiserver that knows nothing of the protocol.
 	Stock Silence = "kube-apiserver without Concord"
+	// Owing is the Silence of a server that holds permissions and whose report is lost.
+	Owing Silence = "aggregated API server that has not reported again"
 )
 
 // Participants are the servers whose identity Lease exists. The zero value has none.
@@ -23,15 +26,55 @@ const (
 // know. They report Unknown in its stead, in every StorageVersion: so there is no agreement
 // while its Lease exists, the epoch rises when it comes and goes, and stored sets gain
 // Unknown.
-// Invariant: reporting and silent are disjoint.
+// An aggregated API server writes to an etcd of its own, where no fence compares what is reported
+// here: it may go on writing when its report here is lost, for as long as it is cut off and does
+// not hear of that. So it tells on its Lease which resources it writes, and that it has
+// reported them, and it writes none before that stands on its Lease (Holds). Whoever of those
+// has no report of a resource owes it: the others report Unknown in its stead, in that
+// StorageVersion alone, until it reports again or its Lease is gone. That is
+//   - safe: no write without that word on the Lease, and with it no agreement without the report. A
+//     word that came after the others have read the participants is noticed by the collector, which
+//     settles the reports whenever a Lease comes to say so;
+//   - live: a server names the resources that it reports and no others, whatever else its group
+//     has in other releases, and one that is starting owes nothing; whoever can still
+//     reach this cluster reports again by itself, and the Lease of one that cannot goes when
+//     its own kind buries it.
+//
+// Invariants: reporting and silent are disjoint; those that hold and owe are reporting.
 type Participants struct {
 	reporting sets.Set[ServerID]
 	silent    map[ServerID]Silence
+	holding   map[ServerID]sets.Set[schema.GroupResource]
+	owing     sets.Set[ServerID] // see For
 }
 
 // NewParticipants returns those that report, or are about to, and those that never do.
 func NewParticipants(reporting []ServerID, silent map[ServerID]Silence) Participants {
 	return Participants{reporting: sets.New(reporting...), silent: silent}
+}
+
+// Holds returns the participants with one of them, which reports, holding the permission to write
+// these resources, whether its reports of them stand or not. p is not changed.
+func (p Participants) Holds(id ServerID, resources ...schema.GroupResource) Participants {
+	holding := maps.Clone(p.holding)
+	if holding == nil {
+		holding = map[ServerID]sets.Set[schema.GroupResource]{}
+	}
+	holding[id] = sets.New(resources...)
+	p.holding = holding
+	return p
+}
+
+// For returns the participants with regard to the reports of one resource, which Merge and Settle
+// work on: those that hold the permission to write it owe a report.
+func (p Participants) For(gr schema.GroupResource) Participants {
+	p.owing = nil
+	for id, resources := range p.holding {
+		if resources.Has(gr) {
+			p.owing = p.owing.Clone().Insert(id)
+		}
+	}
+	return p
 }
 
 // Has says whether the server participates.
@@ -46,8 +89,12 @@ func (p Participants) Silent() []ServerID { return slices.Sorted(maps.Keys(p.sil
 // Reporting counts those that report, or are about to.
 func (p Participants) Reporting() int { return p.reporting.Len() }
 
-// silence is the report that others make for a silent server. Its version only satisfies
-// the invariant of Report: nobody knows what the server decodes, and nothing is served.
+// silence is the report that others make for a server that is silent or owes one. Its version only
+// satisfies the invariant of Report: nobody knows what the server decodes, and nothing is served.
 func (p Participants) silence(id ServerID) Report {
-	return Report{Server: id, Encoding: Unknown, Decodable: []string{string(Unknown)}, Silence: p.silent[id]}
+	why := p.silent[id]
+	if p.owing.Has(id) {
+		why = Owing
+	}
+	return Report{Server: id, Encoding: Unknown, Decodable: []string{string(Unknown)}, Silence: why}
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/join/internal/local"
 	"github.com/concord-dev/concord/join/internal/registry"
+	"github.com/concord-dev/concord/member"
 )
 
 // things is the resource that the aggregated server of the tests stores: Leases by another name.
@@ -50,6 +51,8 @@ type hosted struct {
 	// refused alone with refuse.
 	answer atomic.Int32
 	refuse atomic.Bool
+	// disconnect ends the server's connections to the host, watches too.
+	disconnect func()
 	// early are the deletions of Leases in the host of servers that could still write.
 	mu    sync.Mutex
 	early []string
@@ -100,6 +103,7 @@ func newHosted(t *testing.T) *hosted {
 		t.Fatal(err)
 	}
 	server, direct := httptest.NewServer(h.hostHandler(handler)), httptest.NewServer(handler)
+	h.disconnect = server.CloseClientConnections
 	t.Cleanup(server.Close)
 	t.Cleanup(direct.Close)
 	v := version.MustParse("1.2")
@@ -192,6 +196,43 @@ func (h *hosted) buried(name string) {
 		defer h.mu.Unlock()
 		h.early = append(h.early, name)
 	}
+}
+
+// TestHostingCutOff: a replica that is cut off from the host goes on writing what it has reported. Its report is lost
+// there, and another replica makes the StorageVersion anew: nobody agrees before the first one is back.
+func TestHostingCutOff(t *testing.T) {
+	h := newHosted(t)
+	h.wantWritable()
+	before := h.reports(h.host)
+	h.answer.Store(http.StatusInternalServerError)
+	h.disconnect()
+	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(things)}}
+	if err := h.host.Delete(t.Context(), sv); err != nil {
+		t.Fatal(err)
+	}
+	other, err := member.New(member.Config{
+		Client: h.host.(client.WithWatch), Bury: func(context.Context, agree.ServerID) error { return nil },
+		Versions: h.j.config.versions(), Labels: map[string]string{storageversion.AggregatedLabel: "other"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(other.SetBuiltins(h.j.hosting.Reports), other.Register(t.Context()), other.Report(t.Context(), things)); err != nil {
+		t.Fatal(err)
+	}
+	if now := h.reports(h.host); len(now) != 2 || now[1].Server != before[0].Server || now[1].Encoding != agree.Unknown {
+		t.Errorf("the host has the reports %v after %v", now, before)
+	}
+	if err := h.write(); err != nil {
+		t.Errorf("while the host is away: %v", err)
+	}
+	h.answer.Store(0)
+	h.eventually("all agree again", func() error {
+		if _, agreed := agree.Common(h.reports(h.host)); !agreed {
+			return fmt.Errorf("the host has the reports %v", h.reports(h.host))
+		}
+		return nil
+	})
 }
 
 // reports are those of things.

@@ -58,7 +58,8 @@ type Config struct {
 	Erase func(ctx context.Context) error
 
 	Versions Versions
-	// Labels and Annotations are those of the identity Lease besides those of every member.
+	// Labels and Annotations are those of the identity Lease besides those of every member. The
+	// Labels are also put on StorageVersions that are made.
 	Labels, Annotations map[string]string
 	// LeaseDuration is how long the identity Lease lives without a renewal, in whole seconds.
 	LeaseDuration time.Duration

@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
@@ -97,7 +98,7 @@ func (m *Member) ensure(ctx context.Context, c claim, sv *v1alpha1.StorageVersio
 	if err := m.sending(c, ""); err != nil {
 		return nil, err
 	}
-	sv = &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(c.gr)}}
+	sv = &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(c.gr), Labels: maps.Clone(m.cfg.Labels)}}
 	if c.custom() {
 		sv.Annotations = map[string]string{storageversion.CRDAnnotation: string(c.target.uid)}
 	}
@@ -111,7 +112,7 @@ func (m *Member) ensure(ctx context.Context, c claim, sv *v1alpha1.StorageVersio
 // revision at which it was seen to.
 func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants agree.Participants) (int64, error) {
 	own := c.target.resource.report(c.id)
-	reports, changed := plan(sv, own, participants)
+	reports, changed := plan(sv, own, participants.For(c.gr))
 	if !changed {
 		return revisionOf(sv)
 	}
@@ -235,6 +236,14 @@ func (m *Member) observeReported() {
 	if _, said := m.registration.lease.Annotations[storageversion.ReportedAnnotation]; all && !said {
 		wake(m.wakeLease)
 	}
+}
+
+// Announced says whether the identity Lease tells everybody that all is reported.
+func (m *Member) Announced() bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	lease := m.registration.lease
+	return lease != nil && lease.Annotations[storageversion.ReportedAnnotation] == "true"
 }
 
 // AllReported says whether every resource that is known has been reported, and all that

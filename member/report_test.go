@@ -228,6 +228,45 @@ func TestPlan(t *testing.T) {
 	})
 }
 
+// TestReplicaCutOff: a StorageVersion that is made anew says from its first report on that a replica which may
+// still write is missing.
+func TestReplicaCutOff(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(widgets)}, func(c *Config) { c.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"} })
+	self := w.register()
+	w.addLease("r1")
+	w.quietly(func() {
+		lease := w.lease("r1")
+		lease.Labels[storageversion.AggregatedLabel] = "5a1c"
+		lease.Annotations[storageversion.AggregatedResourcesAnnotation] = widgets.String()
+		lease.Annotations[storageversion.ReportedAnnotation] = "true"
+		if err := w.client.Update(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.settle()
+	reports, _ := w.reports(widgets)
+	if got, want := fmt.Sprint(reports), fmt.Sprintf("[%s:example.com/v1 r1:Unknown]", self); got != want {
+		t.Errorf("the reports are %s, want %s", got, want)
+	}
+	w.expectOpen(widgets, "example.com/v1")
+	sv := &v1alpha1.StorageVersion{}
+	if err := w.client.Get(t.Context(), client.ObjectKey{Name: storageversion.Name(widgets)}, sv); err != nil {
+		t.Fatal(err)
+	}
+	if sv.Labels[storageversion.AggregatedLabel] != "5a1c" {
+		t.Errorf("its labels are %v", sv.Labels)
+	}
+	if m := w.m; m.Announced() || m.Renew(t.Context()) != nil || !m.Announced() {
+		t.Error("it is not announced by the renewal after the reports")
+	}
+	w.deleteLease("r1")
+	w.setReports(widgets, reports[:1]...)
+	w.settle()
+	if reports, _ := w.reports(widgets); len(reports) != 1 {
+		t.Errorf("the reports are %v", reports)
+	}
+}
+
 // TestOwnLeaseGone: "Own Lease gone: stop and register anew", under a new ID.
 func TestOwnLeaseGone(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)})

@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -30,7 +31,8 @@ const (
 	EmulationVersionAnnotation        = "concord.dev/emulation-version"
 	MinCompatibilityVersionAnnotation = "concord.dev/min-compatibility-version"
 	// ReportedAnnotation is "true" on an identity Lease once its server has reported
-	// every resource. It is a hint only.
+	// every resource. It is a hint only, but on that of an aggregated API server, which writes
+	// nothing before: see AggregatedResourcesAnnotation.
 	ReportedAnnotation = "concord.dev/reported"
 	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate
 	// StorageVersionAPI is off: it never reports, and while its Lease exists nobody agrees
@@ -52,11 +54,19 @@ const (
 	// control plane: it has a release of its own, reads nothing that is stored here, and its
 	// life is judged by servers of its own kind, which take its permission to write away before its
 	// Lease (package join).
+	//
+	// The label is also on the StorageVersions that such a server makes, so that they are kept
+	// while none of its replicas runs.
 	AggregatedLabel = "concord.dev/aggregated"
 	// LocalIdentityAnnotation, on such a Lease, is the server's ID in its own etcd, and
 	// AggregatedGroupsAnnotation, for people, the API groups that it reports.
 	LocalIdentityAnnotation    = "concord.dev/local-identity"
 	AggregatedGroupsAnnotation = "concord.dev/aggregated-groups"
+	// AggregatedResourcesAnnotation, on such a Lease from its creation, names the resources that the
+	// server reports and may write, as "flunders.wardle.example.com", with commas between. With
+	// ReportedAnnotation it holds the permission to write them, whether its reports of them
+	// stand or not (agree.Participants).
+	AggregatedResourcesAnnotation = "concord.dev/aggregated-resources"
 
 	// UpstreamIdentityPrefix begins the APIServerID that a Concord server gives to the code of
 	// kube-apiserver in its process, and so the name of the identity Lease that this code keeps
@@ -142,7 +152,38 @@ func Participants(identities []coordinationv1.Lease) agree.Participants {
 		}
 		silent[id] = why
 	}
-	return agree.NewParticipants(reporting, silent)
+	participants := agree.NewParticipants(reporting, silent)
+	for i := range identities {
+		if lease := &identities[i]; IsServer(lease.Name) && SilenceOf(lease) == "" && Holds(lease) {
+			participants = participants.Holds(agree.ServerID(lease.Name), aggregatedResources(lease)...)
+		}
+	}
+	return participants
+}
+
+// Holds says whether an identity Lease is that of an aggregated API server that may write.
+func Holds(lease *coordinationv1.Lease) bool {
+	return IsAggregated(lease) && lease.Annotations[ReportedAnnotation] == "true"
+}
+
+// AggregatedResources is the value of AggregatedResourcesAnnotation that names these resources.
+func AggregatedResources(resources []schema.GroupResource) string {
+	named := make([]string, 0, len(resources))
+	for _, gr := range resources {
+		named = append(named, gr.String())
+	}
+	slices.Sort(named)
+	return strings.Join(slices.Compact(named), ",")
+}
+
+// aggregatedResources are the resources that AggregatedResourcesAnnotation names; none on the Lease of
+// a server whose release did not tell.
+func aggregatedResources(lease *coordinationv1.Lease) []schema.GroupResource {
+	var resources []schema.GroupResource
+	for _, name := range strings.FieldsFunc(lease.Annotations[AggregatedResourcesAnnotation], func(r rune) bool { return r == ',' }) {
+		resources = append(resources, schema.ParseGroupResource(name))
+	}
+	return resources
 }
 
 // maxNamed bounds how many silent servers a message describes.

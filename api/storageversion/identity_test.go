@@ -10,6 +10,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
@@ -75,6 +76,33 @@ func TestControlPlane(t *testing.T) {
 	}
 	if servers := ControlPlane(leases); len(servers) != 1 || servers[0].Name != "a" {
 		t.Errorf("the control plane is %+v", servers)
+	}
+}
+
+// TestHolds: an aggregated server owes reports of the resources that its Lease names, once the Lease says that
+// all is reported.
+func TestHolds(t *testing.T) {
+	flunders := schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}
+	named := AggregatedResources([]schema.GroupResource{{Group: "wardle.example.com", Resource: "flunders"}, {Group: "wardle.example.com", Resource: "fischers"}})
+	for _, tc := range []struct {
+		name       string
+		aggregated bool
+		lease      coordinationv1.Lease
+		want       bool
+	}{
+		{"it has reported", true, identity("g", BinaryVersionAnnotation, "1.2", AggregatedResourcesAnnotation, named, ReportedAnnotation, "true"), true},
+		{"it is starting", true, identity("g", BinaryVersionAnnotation, "1.2", AggregatedResourcesAnnotation, named), false},
+		{"it has others", true, identity("g", BinaryVersionAnnotation, "1.2", AggregatedResourcesAnnotation, "fischers.wardle.example.com", ReportedAnnotation, "true"), false},
+		{"its release does not tell", true, identity("g", BinaryVersionAnnotation, "1.2", ReportedAnnotation, "true"), false},
+		{"no aggregated server", false, identity("g", BinaryVersionAnnotation, "1.2", AggregatedResourcesAnnotation, named, ReportedAnnotation, "true"), false},
+	} {
+		if tc.aggregated {
+			tc.lease.Labels = map[string]string{AggregatedLabel: "5a1c"}
+		}
+		settled := agree.Settle(nil, Participants([]coordinationv1.Lease{tc.lease}).For(flunders))
+		if got := len(settled) == 1; got != tc.want {
+			t.Errorf("%s: the reports become %v", tc.name, settled)
+		}
 	}
 }
 

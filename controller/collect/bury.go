@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -50,9 +52,9 @@ const (
 )
 
 // decide returns the reports as they are to be, and the action on the StorageVersion. The
-// reports given were read before the participants. While a server is starting, or is about to
-// because none reports, its reports are still to come, and StorageVersions that nobody
-// reports are kept for them.
+// reports given were read before the participants. While a server is starting (or may be: see
+// keep), or is about to because none reports, its reports are still to come, and
+// StorageVersions that nobody reports are kept for them.
 func decide(reports []agree.Report, participants agree.Participants, starting bool, how sweeping) ([]agree.Report, action) {
 	expecting := starting || participants.Reporting() == 0
 	settled := agree.Settle(reports, participants)
@@ -82,12 +84,59 @@ func (c *Collector) sweep(ctx context.Context, how sweeping) error {
 		return err
 	}
 	participants, someStarting := storageversion.Participants(leases), slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return c.starting(&l) })
+	var kept map[string]bool
+	if how.removeEmpty {
+		kept = c.keep(list.Items)
+	}
 	slices.SortFunc(list.Items, func(a, b v1alpha1.StorageVersion) int { return strings.Compare(a.Name, b.Name) })
 	return c.each(ctx, list.Items, func(sv *v1alpha1.StorageVersion) error {
 		before := storageversion.Reports(sv)
-		settled, do := decide(before, participants, someStarting, how)
+		settled, do := decide(before, of(sv, participants), someStarting || kept[sv.Name], how)
 		return c.act(ctx, sv, before, settled, do)
 	})
+}
+
+// of returns the participants with regard to a StorageVersion's resource.
+func of(sv *v1alpha1.StorageVersion, participants agree.Participants) agree.Participants {
+	gr, err := storageversion.GroupResource(sv.Name)
+	if err != nil { // nobody writes what has no name
+		return participants
+	}
+	return participants.For(gr)
+}
+
+// vacancy is since when a StorageVersion is seen without reports that servers made, and as which.
+type vacancy struct {
+	uid             types.UID
+	resourceVersion string
+	since           time.Time
+}
+
+// keep names the StorageVersions that aggregated servers made and that are not to be deleted yet,
+// although nobody may report them: such a server starts without a word to anybody, is often the only
+// one, and may be far away, so that each step of its reports takes long. With its
+// StorageVersion the record of epochs would go, and everything be migrated again after its
+// restart. Time is counted from when this collector has seen a StorageVersion first as it
+// is: no other clock matters. It belongs to the goroutine that steps.
+func (c *Collector) keep(items []v1alpha1.StorageVersion) map[string]bool {
+	now, kept, vacant := c.cfg.Clock.Now(), map[string]bool{}, map[string]vacancy{}
+	for i := range items {
+		sv := &items[i]
+		if _, aggregated := sv.Labels[storageversion.AggregatedLabel]; !aggregated {
+			continue
+		}
+		if len(agree.Made(storageversion.Reports(sv))) > 0 {
+			kept[sv.Name] = true // it is not vacant before it is written without them
+			continue
+		}
+		v, known := c.vacant[sv.Name]
+		if !known || v.uid != sv.UID || v.resourceVersion != sv.ResourceVersion {
+			v = vacancy{uid: sv.UID, resourceVersion: sv.ResourceVersion, since: now}
+		}
+		vacant[sv.Name], kept[sv.Name] = v, now.Sub(v.since) < keepVacant
+	}
+	c.vacant = vacant
+	return kept
 }
 
 // act carries out a decision on the StorageVersion as it was read.

@@ -36,6 +36,9 @@ const (
 
 	// resync is how often everything is looked through although nothing seems to have changed.
 	resync = time.Minute
+	// keepVacant is how long a StorageVersion of an aggregated server is kept without reports: for
+	// as long as such a server may take to be replaced on another node.
+	keepVacant = 10 * time.Minute
 	// unstatedDuration is taken for a Lease that states none: that of kube-apiserver.
 	unstatedDuration = time.Hour
 )
@@ -83,6 +86,8 @@ type Collector struct {
 	touched atomic.Bool // some StorageVersion changed since the last sweep
 	swept   time.Time   // when the last sweep left nothing to do; zero: it did not
 	seen    string      // the Leases at that time
+
+	vacant map[string]vacancy // see keep
 }
 
 // New returns a Collector that has observed nothing.
@@ -244,6 +249,9 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 		line := leases[i].Name
 		if c.starting(&leases[i]) {
 			line += " starting"
+		}
+		if storageversion.Holds(&leases[i]) {
+			line += " holds"
 		}
 		if why := storageversion.SilenceOf(&leases[i]); why != "" {
 			line += " silent: " + string(why)

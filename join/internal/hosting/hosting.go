@@ -56,7 +56,9 @@ type Config struct {
 // permission to write is its report in its own etcd. The encodings that it may write it also
 // reports to the host, in this order: own report, the host's, writes; and back: no writes, own
 // report, the host's (KEP-2339, "aggregated API servers"). So each object it writes is in an
-// encoding that the host knows of, also when it was paused and somebody else has buried it.
+// encoding that the host knows of, also when it was paused and somebody else has buried it. The
+// writes also come after its Lease in the host says that all is reported: then the host knows of it
+// even where the reports there are lost while it is cut off (agree.Participants).
 //
 // The report to the host is made by another member, one for each registration in the own etcd.
 type Host struct {
@@ -100,7 +102,10 @@ type tenure struct {
 
 var _ fence.Permits = (*Host)(nil)
 
-var errHostUnknown = errors.New("nothing is known of the host cluster yet")
+var (
+	errHostUnknown  = errors.New("nothing is known of the host cluster yet")
+	errNotAnnounced = errors.New("this server's identity Lease in the host cluster does not say yet that all is reported")
+)
 
 // New makes a server's part in its host.
 func New(config Config) (*Host, error) {
@@ -155,6 +160,9 @@ func (t tenure) reported(ctx context.Context, id agree.ServerID, gr schema.Group
 	if _, err := t.member.Revision(ctx, gr, enc.Plain()); err != nil {
 		return fmt.Errorf("not reported to the host cluster: %w", err)
 	}
+	if !t.member.Announced() {
+		return fmt.Errorf("not reported to the host cluster: %w", errNotAnnounced)
+	}
 	return nil
 }
 
@@ -171,6 +179,9 @@ func (h *Host) Ready() error {
 	}
 	if err := t.member.Ready(); err != nil {
 		return fmt.Errorf("the host cluster: %w", err)
+	}
+	if !t.member.Announced() {
+		return errNotAnnounced
 	}
 	return nil
 }
@@ -256,9 +267,13 @@ func (h *Host) begin(ctx context.Context, t tenure) (tenure, error) {
 	}
 	m, err := member.New(member.Config{
 		Client: h.Objects, Bury: h.collect.Bury,
-		Versions:      h.Versions,
-		Labels:        map[string]string{storageversion.AggregatedLabel: store},
-		Annotations:   map[string]string{storageversion.LocalIdentityAnnotation: string(t.id), storageversion.AggregatedGroupsAnnotation: groups(h.Reports)},
+		Versions: h.Versions,
+		Labels:   map[string]string{storageversion.AggregatedLabel: store},
+		Annotations: map[string]string{
+			storageversion.LocalIdentityAnnotation:       string(t.id),
+			storageversion.AggregatedGroupsAnnotation:    groups(h.Reports),
+			storageversion.AggregatedResourcesAnnotation: storageversion.AggregatedResources(resources(h.Reports)),
+		},
 		LeaseDuration: hostLeaseDuration,
 		RenewInterval: h.RenewInterval,
 		WaitLimit:     -1,
@@ -285,6 +300,15 @@ func groups(reports []member.Resource) string {
 	}
 	slices.Sort(named)
 	return strings.Join(slices.Compact(named), ",")
+}
+
+// resources names what is reported.
+func resources(reports []member.Resource) []schema.GroupResource {
+	named := make([]schema.GroupResource, 0, len(reports))
+	for _, r := range reports {
+		named = append(named, r.GroupResource)
+	}
+	return named
 }
 
 // Depart takes the reports to the host back. It is called when the own ones are gone, and what Start began
