@@ -60,6 +60,9 @@ func (m *Member) Register(ctx context.Context) error {
 	}
 	m.registration = registration{id: agree.ServerID(lease.Name), lease: lease}
 	m.closeAll(nil)
+	for _, s := range m.resources {
+		s.begin()
+	}
 	m.cfg.Logger.Info("Registered", "server", lease.Name)
 	return nil
 }

@@ -7,11 +7,14 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -240,6 +243,23 @@ func TestLostIsNotForgotten(t *testing.T) {
 	if !s.stands("v1", 14) || !s.open() {
 		t.Error("not open again")
 	}
+}
+
+// TestEtcdBegunAnew: after an etcd has begun anew its revisions are lower than those at which the reports of an
+// earlier registration were lost. The new one's stand all the same.
+func TestEtcdBegunAnew(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets)})
+	old := w.register()
+	w.settle()
+	const high = 1 << 20
+	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(secrets), ResourceVersion: strconv.Itoa(high)}}
+	w.m.ObserveStorageVersion(sv, true)
+	w.deleteLease(old)
+	w.settle()
+	if _, revision := w.reports(secrets); w.m.ID() == old || revision >= high {
+		t.Fatalf("%s has its report at revision %d", w.m.ID(), revision)
+	}
+	w.expectOpen(secrets, "v1")
 }
 
 // TestLateReportIsNotForgotten: the report that a former attempt sent has arrived since the read that

@@ -139,6 +139,10 @@ func (s *state) close() {
 	s.notify()
 }
 
+// begin is called after close for a new registration: what is known of the reports of an earlier one says nothing of
+// its own. If etcd has begun anew, with lower revisions, that would even keep its reports from standing.
+func (s *state) begin() { s.lostAt, s.heard, s.heardAt = 0, "", 0 }
+
 // stands records that the report with this encoding was in the StorageVersion at
 // revision. It returns false if the report is known to have been lost since, or to say
 // something else.
