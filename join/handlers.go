@@ -1,22 +1,35 @@
 package join
 
 import (
+	"errors"
 	"net/http"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
 
 	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/member"
 )
 
+// startedCheck passes when Start has been called: without that all writes are refused, for ever.
+const startedCheck = "concord-started"
+
+var errNotStarted = errors.New("this program has not called Start of package join, so that it reports nothing and refuses all writes")
+
 // Handlers puts the gate, the drain and the counting of versions out of allowance into the
 // handler chain of a server with this configuration, the last one of the delegation chain,
-// and adds the health of the KMS plugins.
+// and adds the health of the KMS plugins and a readiness check for Start.
 func (j *Join) Handlers(c *genericapiserver.Config) {
 	j.config.Keyring.Apply(c)
+	c.AddReadyzChecks(healthz.NamedCheck(startedCheck, func(*http.Request) error {
+		if !j.started.Load() {
+			return errNotStarted
+		}
+		return nil
+	}))
 	build, longRunning := c.BuildHandlerChainFunc, c.LongRunningFunc
 	if build == nil {
 		build = genericapiserver.DefaultBuildHandlerChain
@@ -43,9 +56,26 @@ var cohabitants = map[schema.GroupResource]schema.GroupResource{
 // server has not reported (KEP-2339, "Updating StorageVersion").
 func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	registerRefused()
-	return j.reporting.member.Gate(next, describe, func(w http.ResponseWriter, r *http.Request, err error) {
+	reject := func(w http.ResponseWriter, r *http.Request, err error) {
 		refused.WithLabelValues(j.refusal()).Inc()
 		filters.Answer(serializer, w, r, err)
+	}
+	if j.hosting != nil {
+		next = j.hostGate(next, reject)
+	}
+	return j.reporting.member.Gate(next, describe, reject)
+}
+
+// hostGate is the gate for what the host cluster of an aggregated server has not been told yet.
+func (j *Join) hostGate(next http.Handler, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if request, ok := describe(r); ok && request.Writes() {
+			if err := j.hosting.Admit(r.Context(), request.Resource); err != nil {
+				reject(w, r, err)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
 	})
 }
 

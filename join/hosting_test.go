@@ -1,6 +1,7 @@
 package join
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/version"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
@@ -51,6 +54,8 @@ type hosted struct {
 	// refused alone with refuse.
 	answer atomic.Int32
 	refuse atomic.Bool
+	// upstreams: the host's StorageVersions are kube-apiserver's own.
+	upstreams atomic.Bool
 	// disconnect ends the server's connections to the host, watches too.
 	disconnect func()
 	// early are the deletions of Leases in the host of servers that could still write.
@@ -175,11 +180,22 @@ func (h *hosted) hostHandler(next http.Handler) http.Handler {
 		case status != 0:
 			w.WriteHeader(status)
 			return
-		case h.refuse.Load() && r.Method != http.MethodGet:
+		case h.refuse.Load() && r.Method != http.MethodGet && r.URL.Query().Get("dryRun") == "":
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		case r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/leases/"):
 			h.buried(r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:])
+		}
+		if h.upstreams.Load() && r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/storageversions") {
+			if r.URL.Query().Get("dryRun") == "" {
+				h.t.Error("a StorageVersion is made in a host whose StorageVersions are not ours")
+			}
+			answer := httptest.NewRecorder()
+			next.ServeHTTP(answer, r)
+			w.Header().Set("Content-Type", answer.Header().Get("Content-Type"))
+			w.WriteHeader(answer.Code)
+			_, _ = w.Write(bytes.ReplaceAll(answer.Body.Bytes(), []byte(storageversion.EpochAnnotation), []byte("example.com/xxxxx"))) // of the same length
+			return
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -196,6 +212,26 @@ func (h *hosted) buried(name string) {
 		defer h.mu.Unlock()
 		h.early = append(h.early, name)
 	}
+}
+
+// TestNotStarted: a program that forgets Start is not ready, and says why.
+func TestNotStarted(t *testing.T) {
+	j := &Join{}
+	config := genericapiserver.NewConfig(serializer.NewCodecFactory(registry.LeaseScheme))
+	j.Handlers(config)
+	for _, check := range config.ReadyzChecks {
+		if check.Name() != startedCheck {
+			continue
+		}
+		if err := check.Check(nil); err == nil || !strings.Contains(err.Error(), "Start") {
+			t.Errorf("before Start: %v", err)
+		}
+		if j.started.Store(true); check.Check(nil) != nil {
+			t.Errorf("after Start: %v", check.Check(nil))
+		}
+		return
+	}
+	t.Errorf("there is no check %s", startedCheck)
 }
 
 // TestHostingCutOff: a replica that is cut off from the host goes on writing what it has reported. Its report is lost
@@ -278,12 +314,34 @@ func (h *hosted) wantRefused(because string) {
 	if h.j.Ready() == nil {
 		h.t.Error("the server calls itself ready")
 	}
+	if status, retry := h.request(http.MethodPost, things.Resource); status != http.StatusServiceUnavailable || retry == "" {
+		h.t.Errorf("the gate answers %d, Retry-After %q", status, retry)
+	}
+	for method, resource := range map[string]string{http.MethodGet: things.Resource, http.MethodPost: "reviews"} {
+		if status, _ := h.request(method, resource); status != http.StatusTeapot {
+			h.t.Errorf("%s of %s: the gate answers %d", method, resource, status)
+		}
+	}
+}
+
+// request asks for a resource through the gate, and returns its answer, or a teapot's.
+func (h *hosted) request(method, resource string) (status int, retryAfter string) {
+	h.t.Helper()
+	gate := h.j.gate(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), serializer.NewCodecFactory(registry.LeaseScheme))
+	r := httptest.NewRequestWithContext(h.t.Context(), method, "/apis/example.com/v1/"+resource, http.NoBody)
+	info := &apirequest.RequestInfo{IsResourceRequest: true, APIGroup: things.Group, APIVersion: "v1", Resource: resource, Verb: map[string]string{http.MethodGet: "list", http.MethodPost: "create"}[method]}
+	w := httptest.NewRecorder()
+	gate.ServeHTTP(w, r.WithContext(apirequest.WithRequestInfo(r.Context(), info)))
+	return w.Code, w.Header().Get("Retry-After")
 }
 
 func (h *hosted) wantWritable() {
 	h.t.Helper()
 	h.eventually("writes are let pass", h.write)
 	h.eventually("it is ready", h.j.Ready)
+	if status, _ := h.request(http.MethodPost, things.Resource); status != http.StatusTeapot {
+		h.t.Errorf("the gate answers %d", status)
+	}
 }
 
 // TestHosting: the host knows the encodings that an aggregated server may write, from the first
@@ -299,8 +357,20 @@ func TestHosting(t *testing.T) {
 		t.Errorf("%d reports in the own etcd", n)
 	}
 
-	h.refuse.Store(true)
+	// The host is a kube-apiserver with its own StorageVersions: it is left alone.
+	h.upstreams.Store(true)
 	h.answer.Store(0)
+	for range 3 {
+		time.Sleep(h.j.hosting.Look)
+		h.wantWritable()
+	}
+	left := &coordinationv1.LeaseList{}
+	if err := h.host.List(t.Context(), left, client.HasLabels{storageversion.AggregatedLabel}); err != nil || len(left.Items)+len(h.reports(h.host)) != 0 {
+		t.Errorf("it has left %v and %v there, %v", left.Items, h.reports(h.host), err)
+	}
+
+	h.refuse.Store(true)
+	h.upstreams.Store(false)
 	h.wantRefused("not reported to the host cluster")
 	h.refuse.Store(false)
 	h.wantWritable()

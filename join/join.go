@@ -28,6 +28,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -193,6 +194,7 @@ type Join struct {
 	leading   *leading
 	running   *running
 	inProcess inprocess.Transport
+	started   atomic.Bool // by Start
 	// clientLoad tells migrations whether they have to give way.
 	clientLoad *clientload.Clients
 }

@@ -67,6 +67,7 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil {
 		server.RegisterDestroyFunc(j.closeAfter)
 	}
+	j.started.Store(true)
 	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.health.Space())
 }
 

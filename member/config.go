@@ -66,6 +66,10 @@ type Config struct {
 	// RenewInterval is the time between renewals, at most half of LeaseDuration: the
 	// collector takes it for an outage if nobody renews for longer (agree.Liveness).
 	RenewInterval time.Duration
+	// SameID has Register repeat an attempt whose outcome is not known under the same ID, and take
+	// the Lease that is there for its own, in place of leaving one for the collector. It is
+	// for Leases that nobody judges by renewals. No ID is used again once it was registered.
+	SameID bool
 	// WaitLimit bounds how long Revision waits for a custom resource to open. Negative
 	// means that it never waits.
 	WaitLimit time.Duration
@@ -160,6 +164,8 @@ type Member struct {
 
 	// leaseMu serialises the writers of the identity Lease: Register, Renew and Depart.
 	leaseMu sync.Mutex
+	// unsure is the ID with which Register does not know whether it was registered.
+	unsure string
 
 	// mu guards the fields below and is never held during an API call.
 	mu           sync.RWMutex

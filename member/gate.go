@@ -24,6 +24,9 @@ type Request struct {
 	Loopback bool
 }
 
+// Writes says whether the request may change something, which only requests for a resource do.
+func (r Request) Writes() bool { return r.IsResource && !reads(r.Verb) }
+
 // unfenced are also the resources that the server itself writes to make its reports.
 var unfenced = storageversion.Unfenced()
 
@@ -53,7 +56,7 @@ const settleLimit = time.Second
 // another encoding. The write could not be made anyway, and its handler would be built
 // meanwhile, which takes the processors from all servers' reports.
 func (m *Member) settle(ctx context.Context, r Request) {
-	if !r.IsResource || reads(r.Verb) || r.Resource.Group == "" {
+	if !r.Writes() || r.Resource.Group == "" {
 		return
 	}
 	var timer clock.Timer
@@ -86,10 +89,7 @@ func reads(verb string) bool { return verb == "get" || verb == "list" || verb ==
 // also refuses writes of custom resources, before anything of them is tried. A silent
 // server takes no write at all before everybody can know of it.
 func (m *Member) Admit(r Request) error {
-	if !r.IsResource {
-		return nil
-	}
-	if reads(r.Verb) {
+	if !r.Writes() {
 		return nil
 	}
 	if r.Loopback && unfenced.Has(r.Resource) {

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ type registration struct {
 // Register makes a new ID and creates its identity Lease (DESIGN 3.1.1), and the
 // namespace if it must. All permits of an earlier registration are closed. If the
 // outcome is not known the next attempt uses another ID, and the collector takes a
-// Lease that may have been left.
+// Lease that may have been left; but see Config.SameID.
 func (m *Member) Register(ctx context.Context) error {
 	m.leaseMu.Lock()
 	defer m.leaseMu.Unlock()
@@ -60,6 +61,7 @@ func (m *Member) Register(ctx context.Context) error {
 	}
 	m.registration = registration{id: agree.ServerID(lease.Name), lease: lease}
 	m.closeAll(nil)
+	m.unsure = ""
 	for _, s := range m.resources {
 		s.begin()
 	}
@@ -71,6 +73,10 @@ func (m *Member) newLease() *coordinationv1.Lease {
 	m.mu.Lock()
 	name := fmt.Sprintf("apiserver-%016x", m.cfg.Random.Uint64())
 	m.mu.Unlock()
+	if m.cfg.SameID {
+		m.unsure = cmp.Or(m.unsure, name)
+		name = m.unsure
+	}
 	now := metav1.NewMicroTime(m.cfg.Clock.Now())
 	seconds := int32(m.cfg.LeaseDuration / time.Second)
 	lease := &coordinationv1.Lease{
@@ -103,7 +109,10 @@ func (m *Member) newLease() *coordinationv1.Lease {
 func (m *Member) createLease(ctx context.Context, lease *coordinationv1.Lease) error {
 	wanted := lease.DeepCopy()
 	err := m.cfg.Client.Create(ctx, lease)
-	if !apierrors.IsNotFound(err) {
+	switch {
+	case apierrors.IsAlreadyExists(err) && m.cfg.SameID: // an attempt before was answered late
+		return m.cfg.Client.Get(ctx, client.ObjectKeyFromObject(wanted), lease)
+	case !apierrors.IsNotFound(err):
 		return err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storageversion.IdentityNamespace}}

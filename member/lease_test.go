@@ -123,6 +123,39 @@ func TestRegisterNeverReusesAnID(t *testing.T) {
 	}
 }
 
+// TestRegisterAgainUnderTheSameID: where nobody would collect the Lease of an attempt that was answered late, there
+// is only one for all attempts, and another one for the next registration.
+func TestRegisterAgainUnderTheSameID(t *testing.T) {
+	w := newWorld(t, nil, func(c *Config) { c.SameID = true })
+	for _, fault := range []func(func(string) error){
+		func(f func(string) error) { w.after = f },
+		func(f func(string) error) { w.before = f },
+		func(f func(string) error) { w.after = f },
+	} {
+		fault(func(string) error { return errBroken })
+		if err := w.m.Register(t.Context()); !errors.Is(err, errBroken) {
+			t.Fatalf("Register: %v", err)
+		}
+		w.before, w.after = nil, nil
+	}
+	w.took()
+	first := w.register()
+	leases := &coordinationv1.LeaseList{}
+	if err := w.client.List(t.Context(), leases); err != nil || len(leases.Items) != 1 || leases.Items[0].Name != string(first) {
+		t.Errorf("%s has the Leases %v, %v", first, leases.Items, err)
+	}
+	if err := w.m.Renew(t.Context()); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	w.deleteLease(first)
+	if err := w.m.Renew(t.Context()); !errors.Is(err, ErrLeaseGone) {
+		t.Errorf("Renew: %v", err)
+	}
+	if second := w.register(); second == first {
+		t.Errorf("%s was registered twice", first)
+	}
+}
+
 // TestRenew: "An error while reading Leases means unknown, never gone."
 func TestRenew(t *testing.T) {
 	notServed := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", leases, "", "404 page not found", 0, true)

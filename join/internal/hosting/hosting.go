@@ -47,7 +47,8 @@ type Config struct {
 	// Objects and Kube are clients of the host.
 	Objects client.WithWatch
 	Kube    kubernetes.Interface
-	// Versions are the server's, RenewInterval is how often its Lease in the host is renewed.
+	// Versions are the server's, RenewInterval is how often its Lease in the host is renewed, but for
+	// hostTimeout at least.
 	Versions      member.Versions
 	RenewInterval time.Duration
 }
@@ -82,8 +83,8 @@ type Host struct {
 	now   tenure
 	store string // see storeUID
 
-	// saidAlone belongs to step, swept to Lead.
-	saidAlone bool
+	// saidAlone, why the log says that the server keeps to itself, belongs to step, swept to Lead.
+	saidAlone string
 	swept     sweptHost
 }
 
@@ -93,7 +94,7 @@ type tenure struct {
 	// member makes the reports to the host; nil before, and where nothing can be reported to.
 	member *member.Member
 	end    context.CancelFunc
-	// alone: the host serves no StorageVersions.
+	// alone: the host serves no StorageVersions of ours.
 	alone bool
 	// again is when the host is to be looked at again, and err why it is not known yet.
 	again time.Time
@@ -138,6 +139,19 @@ func (h *Host) Revision(ctx context.Context, gr schema.GroupResource, enc agree.
 // Moved implements fence.Permits.
 func (h *Host) Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
 	return h.local.Moved(ctx, gr, enc, mod, reports)
+}
+
+// Admit is the host's part of the gate: a write passes if the host has the report. Before it the fence would
+// refuse the write, too, but after admission, which answers 403 as long as it has not heard from the host itself.
+func (h *Host) Admit(ctx context.Context, gr schema.GroupResource) error {
+	i := slices.IndexFunc(h.Reports, func(r member.Resource) bool { return r.GroupResource == gr })
+	if i < 0 {
+		return nil // the host is told nothing of it
+	}
+	if err := h.current().reported(ctx, h.local.ID(), gr, h.Reports[i].Encoding); err != nil {
+		return member.Unavailable(gr, err)
+	}
+	return nil
 }
 
 func (h *Host) current() tenure {
@@ -208,17 +222,17 @@ func (h *Host) step(ctx context.Context) {
 	if t.id == "" || time.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
 		return
 	}
-	served, err := h.serves(ctx)
+	alone, err := h.alone(ctx)
 	switch {
 	case err != nil:
 		t.again, t.err = time.Now().Add(hostRetry), err
-	case !served:
+	case alone != "":
 		if t.member != nil { // its reports are lost, and there is nobody any more to report to
 			t.end()
 			t.member = nil
 		}
 		t.again, t.alone = time.Now().Add(h.Look), true
-		h.sayAlone()
+		h.sayAlone(alone)
 	case t.member != nil: // it is reporting
 		t.again = time.Now().Add(h.Look)
 	default:
@@ -235,15 +249,20 @@ func (h *Host) set(t tenure) {
 	h.now = t
 }
 
-func (h *Host) sayAlone() {
-	if !h.saidAlone {
-		klog.Background().Info("The host cluster serves no StorageVersions: this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
+func (h *Host) sayAlone(why string) {
+	if h.saidAlone != why {
+		klog.Background().Info("The host cluster "+why+": this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
 	}
-	h.saidAlone = true
+	h.saidAlone = why
 }
 
-// serves asks whether the host serves StorageVersions. An error means that it is not known.
-func (h *Host) serves(ctx context.Context) (bool, error) {
+const (
+	servesNone   = "serves no StorageVersions"
+	servesOthers = "serves StorageVersions that are not Concord's, as kube-apiserver does with its own feature gate StorageVersionAPI"
+)
+
+// alone asks why there is nobody in the host to report to, empty if there is. An error means that it is not known.
+func (h *Host) alone(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	// Discovery, which everybody may read: whether this server may read the objects themselves
@@ -252,11 +271,25 @@ func (h *Host) serves(ctx context.Context) (bool, error) {
 	err := h.Kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
 	switch {
 	case apierrors.IsNotFound(err):
-		return false, nil
+		return servesNone, nil
 	case err != nil:
-		return false, fmt.Errorf("whether it serves StorageVersions: %w", err)
+		return "", fmt.Errorf("whether it serves StorageVersions: %w", err)
 	}
-	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }), nil
+	if !slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }) {
+		return servesNone, nil
+	}
+	// Whose they are is told by one that is not stored (a dry run): only Concord's have an epoch. Those that are
+	// stored may tell of the time before the host changed. Kube-apiserver refuses our reports as long as
+	// there is one of Unknown among them, and does not migrate by any. Its validation takes no prefix of a
+	// name that ends with a dash.
+	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{GenerateName: "concord.probe"}}
+	if err := h.Objects.Create(ctx, sv, client.DryRunAll); err != nil {
+		return "", fmt.Errorf("whether its StorageVersions are Concord's: %w", err)
+	}
+	if _, ours := sv.Annotations[storageversion.EpochAnnotation]; !ours {
+		return servesOthers, nil
+	}
+	return "", nil
 }
 
 // begin makes the reports to the host for a registration.
@@ -275,7 +308,9 @@ func (h *Host) begin(ctx context.Context, t tenure) (tenure, error) {
 			storageversion.AggregatedResourcesAnnotation: storageversion.AggregatedResources(resources(h.Reports)),
 		},
 		LeaseDuration: hostLeaseDuration,
-		RenewInterval: h.RenewInterval,
+		// It bounds the attempts, too: one that the host answers late has left a Lease that lasts.
+		RenewInterval: max(h.RenewInterval, hostTimeout),
+		SameID:        true,
 		WaitLimit:     -1,
 		Logger:        klog.Background().WithName("host").V(1),
 	})

@@ -59,10 +59,10 @@ func (h *Host) sweep(ctx context.Context) error {
 	if time.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(lived) {
 		return nil
 	}
-	switch served, err := h.serves(ctx); {
+	switch alone, err := h.alone(ctx); {
 	case err != nil:
 		return err
-	case !served:
+	case alone != "":
 		h.swept = sweptHost{at: time.Now(), lived: lived}
 		return nil
 	}
