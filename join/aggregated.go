@@ -23,6 +23,7 @@ func (c Config) Aggregated(server *genericapiserver.RecommendedConfig, etcd *gen
 		}
 	}
 	c.Etcd, c.EnableWatchCache, c.WatchCacheSizes = etcd.StorageConfig, etcd.EnableWatchCache, etcd.WatchCacheSizes
+	c.EtcdServersOverrides = etcd.EtcdServersOverrides
 	c.Schemes = slices.Concat(c.Schemes, schemes)
 	if v := server.EffectiveVersion; v != nil {
 		c.Binary, c.Emulation, c.MinCompatibility = v.BinaryVersion(), v.EmulationVersion(), v.MinCompatibilityVersion()

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"strconv"
 	"time"
 
@@ -12,11 +13,19 @@ func Defaults() Config {
 	return Config{}.withDefaults()
 }
 
-// AddFlags adds the flags of the fields that operators set. Their defaults are the values in c:
-// begin with Defaults.
+// AddFlags adds the flags of the fields that operators set. Their defaults are the values in c. Those that
+// are zero get what they have in Defaults first, but for the renew interval: it is a third of whatever
+// the duration becomes.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	defaults, aThird := Defaults(), ""
+	c.IdentityLeaseDuration = cmp.Or(c.IdentityLeaseDuration, defaults.IdentityLeaseDuration)
+	c.ControllerLeaseDuration = cmp.Or(c.ControllerLeaseDuration, defaults.ControllerLeaseDuration)
+	c.KeyringInterval = cmp.Or(c.KeyringInterval, defaults.KeyringInterval)
+	if c.IdentityLeaseRenewInterval == 0 {
+		aThird = " Default: a third of --identity-lease-duration."
+	}
 	fs.DurationVar(&c.IdentityLeaseDuration, "identity-lease-duration", c.IdentityLeaseDuration, "How long this server counts as alive without renewing its identity Lease.")
-	fs.DurationVar(&c.IdentityLeaseRenewInterval, "identity-lease-renew-interval", c.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease.")
+	fs.DurationVar(&c.IdentityLeaseRenewInterval, "identity-lease-renew-interval", c.IdentityLeaseRenewInterval, "Time between renewals of the identity Lease."+aThird)
 	fs.DurationVar(&c.ControllerLeaseDuration, "controller-lease-duration", c.ControllerLeaseDuration, "How long the elected controllers keep their lock without renewing it.")
 	fs.VarPF(unless{&c.NoControllers}, "controllers", "", "Whether this server may run the leader-elected controllers.").NoOptDefVal = "true"
 	fs.Var(latency{&c.MigrationMaxAddedLatency}, "migration-max-added-latency", "By how much a storage migration may lengthen the slower requests of this server's clients; beyond it the migration slows down, to no less than 650 objects per second of up to 16 KiB, or 100 through the API. \"relative\" means by half of what they take without it, and never less than 2ms; 0 means full speed. A migration's spec.maxAddedLatency goes first.")

@@ -68,6 +68,9 @@ type Config struct {
 	// EnableWatchCache and WatchCacheSizes are EtcdOptions' fields of these names.
 	EnableWatchCache bool
 	WatchCacheSizes  []string
+	// EtcdServersOverrides is EtcdOptions' field of this name. It has to be empty: a resource in another
+	// etcd than its StorageVersion cannot be fenced.
+	EtcdServersOverrides []string
 	// Uncached names resources without a watch cache besides events and StorageVersions;
 	// default none.
 	Uncached sets.Set[schema.GroupResource]
@@ -136,6 +139,8 @@ func (c Config) Validate() error {
 		return errors.New("join: Config.Address is missing")
 	case len(c.Etcd.Transport.ServerList) == 0:
 		return errors.New("join: Config.Etcd names no etcd servers")
+	case len(c.EtcdServersOverrides) > 0:
+		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
 	case len(c.Schemes) == 0:
 		return errors.New("join: Config.Schemes is empty")
 	case c.Binary == nil || c.Emulation == nil || c.MinCompatibility == nil:

@@ -3,10 +3,15 @@ package join
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
 
@@ -31,6 +36,7 @@ func TestValidate(t *testing.T) {
 		{"neither", func(c *Config) { c.Host = nil }, "Config.Loopback is missing, and Config.Host"},
 		{"a silent aggregated server", func(c *Config) { c.Silent = true }, "Config.Silent"},
 		{"no versions", func(c *Config) { c.Emulation = nil }, "Config.Binary, Emulation or MinCompatibility"},
+		{"another etcd for one resource", func(c *Config) { c.EtcdServersOverrides = []string{"/things#http://127.0.0.1:1"} }, "cannot be fenced"},
 		{"no etcd", func(c *Config) { c.Etcd = storagebackend.Config{} }, "names no etcd"},
 	} {
 		c := valid()
@@ -38,6 +44,46 @@ func TestValidate(t *testing.T) {
 		err := c.Validate()
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
+		}
+	}
+}
+
+// TestAggregatedOverrides: what k8s.io/apiserver's RecommendedOptions take and ignore is refused.
+func TestAggregatedOverrides(t *testing.T) {
+	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/own", nil))
+	etcd.EtcdServersOverrides = []string{"/things#http://127.0.0.1:1"}
+	config := Config{}.Aggregated(genericapiserver.NewRecommendedConfig(serializer.NewCodecFactory(registry.LeaseScheme)), etcd)
+	if len(config.EtcdServersOverrides) != 1 {
+		t.Errorf("the overrides are lost: %v", config.EtcdServersOverrides)
+	}
+}
+
+// TestAddFlags: the defaults that the help shows are those that apply, whether a program begins with Defaults or not.
+func TestAddFlags(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		from  Config
+		renew string // as the help shows it
+		flags []string
+		want  time.Duration // between renewals
+	}{
+		{"from nothing", Config{}, "0s", nil, 5 * time.Second},
+		{"from nothing, a short lease", Config{}, "0s", []string{"--identity-lease-duration=6s"}, 2 * time.Second},
+		{"from the defaults", Defaults(), "5s", nil, 5 * time.Second},
+		{"of its own", Config{IdentityLeaseRenewInterval: time.Second}, "1s", nil, time.Second},
+	} {
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		test.from.AddFlags(fs)
+		for flag, want := range map[string]string{"identity-lease-duration": "15s", "controller-lease-duration": "6s", "identity-lease-renew-interval": test.renew} {
+			if got := fs.Lookup(flag).DefValue; got != want {
+				t.Errorf("%s: --%s is %s by default, want %s", test.name, flag, got, want)
+			}
+		}
+		if err := fs.Parse(test.flags); err != nil {
+			t.Fatal(err)
+		}
+		if got := test.from.withDefaults(); got.IdentityLeaseRenewInterval != test.want || got.ValidateFlags() != nil {
+			t.Errorf("%s: renewals every %v, want %v; %v", test.name, got.IdentityLeaseRenewInterval, test.want, got.ValidateFlags())
 		}
 	}
 }
