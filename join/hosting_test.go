@@ -54,6 +54,8 @@ type hosted struct {
 	// refused alone with refuse.
 	answer atomic.Int32
 	refuse atomic.Bool
+	// mute: Leases in the host cannot be written, but for the first time.
+	mute atomic.Bool
 	// upstreams: the host's StorageVersions are kube-apiserver's own.
 	upstreams atomic.Bool
 	// disconnect ends the server's connections to the host, watches too.
@@ -180,7 +182,7 @@ func (h *hosted) hostHandler(next http.Handler) http.Handler {
 		case status != 0:
 			w.WriteHeader(status)
 			return
-		case h.refuse.Load() && r.Method != http.MethodGet && r.URL.Query().Get("dryRun") == "":
+		case h.mute.Load() && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/"), h.refuse.Load() && r.Method != http.MethodGet && r.URL.Query().Get("dryRun") == "":
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		case r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/leases/"):
@@ -370,9 +372,12 @@ func TestHosting(t *testing.T) {
 	}
 
 	h.refuse.Store(true)
+	h.mute.Store(true)
 	h.upstreams.Store(false)
 	h.wantRefused("not reported to the host cluster")
 	h.refuse.Store(false)
+	h.wantRefused("does not say yet that all is reported")
+	h.mute.Store(false)
 	h.wantWritable()
 	first := h.reports(h.host)
 	if len(first) != 1 || first[0].Encoding != "coordination.k8s.io/v1" {
