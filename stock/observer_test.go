@@ -183,7 +183,7 @@ func TestSilentReplica(t *testing.T) {
 	}
 }
 
-// startDiscovery has a replica that shows widgets, and returns its address. before is called before
+// startDiscovery has a replica that shows widgets, of which there are none, and returns its address. before is called before
 // it tells its version; false: it has answered already.
 func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool) (address string) {
 	t.Helper()
@@ -195,6 +195,7 @@ func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool) (addres
 		"/apis/example.com/v1": metav1.APIResourceList{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{
 			Name: widgets.Resource, Kind: "Widget", StorageVersionHash: migrationv1alpha1.StorageVersionHash(schema.GroupVersionKind{Group: widgets.Group, Version: "v1", Kind: "Widget"}),
 		}}},
+		"/apis/example.com/v1/widgets": metav1.PartialObjectMetadataList{},
 	}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/version" && before != nil && !before(w) {

@@ -208,6 +208,9 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	k.custom = k.custom || custom
 	k.reports(r, v)
 	k.Common, k.Why = "", v.Why
+	if slices.ContainsFunc(definition.Said, func(e agree.Encoding) bool { return e != v.Encoding }) {
+		k.steady = "" // requests that began meanwhile may still write it
+	}
 	if v.Encoding == "" {
 		k.steady = ""
 	} else {

@@ -259,9 +259,10 @@ func TestSilenceWhileSettling(t *testing.T) {
 	}
 }
 
-// A definition that was changed and changed back between two rounds is remembered.
+// A definition that was changed and changed back between two rounds is remembered, and has all settle
+// anew: a request that began meanwhile may still write the other version.
 func TestFlippedBetweenRounds(t *testing.T) {
-	m := NewMemory(Config{})
+	m := NewMemory(Config{Settle: settle})
 	r := func(after time.Duration, said ...agree.Encoding) Round {
 		r := defined(round(after, map[string]Answer{"a": shows(widgets, "example.com/v1")}), "example.com/v1")
 		d := r.Defined[widgets]
@@ -269,10 +270,18 @@ func TestFlippedBetweenRounds(t *testing.T) {
 		r.Defined[widgets] = d
 		return r
 	}
-	m.Observe(r(0))
-	got := remembered(t, m, widgets, r(time.Second, "example.com/v2", "example.com/v1"))
-	if got.Common != "example.com/v1" || got.History.Epoch != 3 || !slices.Equal(got.History.Since(1), []agree.Encoding{"example.com/v1", "example.com/v2"}) {
+	if got := remembered(t, m, widgets, r(0), r(settle)); got.Common != "example.com/v1" {
+		t.Fatalf("before: %+v", got)
+	}
+	got := remembered(t, m, widgets, r(2*settle, "example.com/v2", "example.com/v1"))
+	if got.Common != "" || !Settling(got.Why) || got.History.Epoch != 3 || !slices.Equal(got.History.Since(1), []agree.Encoding{"example.com/v1", "example.com/v2"}) {
 		t.Errorf("remembered is %+v", got)
+	}
+	if got = remembered(t, m, widgets, r(3*settle-time.Second)); got.Common != "" {
+		t.Errorf("before it has settled: %+v", got)
+	}
+	if got = remembered(t, m, widgets, r(3*settle, "example.com/v1")); got.Common != "example.com/v1" || got.History.Epoch != 3 {
+		t.Errorf("when it has settled: %+v", got)
 	}
 }
 

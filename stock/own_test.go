@@ -1,0 +1,84 @@
+package stock
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	testclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// ownWorld is an operator with one kube-apiserver, which stores widgets in v1 and has none.
+type ownWorld struct {
+	*Own
+	t     *testing.T
+	clock *testclock.FakeClock
+}
+
+func newOwnWorld(t *testing.T) *ownWorld {
+	t.Helper()
+	address := startDiscovery(t, nil)
+	c := testclock.NewFakeClock(now)
+	own, err := NewOwn(Config{
+		Rest:     &rest.Config{Host: "https://" + address, TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
+		Instance: "operator", Settle: time.Minute, Clock: c,
+	})
+	must(t, err)
+	own.observer.asking.kube = fake.NewClientset(lease("a", address, 0))
+	own.objects = fakeclient.NewClientBuilder().WithScheme(own.objects.Scheme()).WithStatusSubresource(&apiextensionsv1.CustomResourceDefinition{}).Build()
+	return &ownWorld{Own: own, t: t, clock: c}
+}
+
+// is has the definition be so.
+func (w *ownWorld) is(crd *apiextensionsv1.CustomResourceDefinition) {
+	w.t.Helper()
+	was, status := &apiextensionsv1.CustomResourceDefinition{}, crd.Status
+	if w.objects.Get(w.t.Context(), client.ObjectKeyFromObject(crd), was) != nil {
+		must(w.t, w.objects.Create(w.t.Context(), crd))
+	} else {
+		crd.ResourceVersion = was.ResourceVersion
+		must(w.t, w.objects.Update(w.t.Context(), crd))
+	}
+	crd.Status = status
+	must(w.t, w.objects.Status().Update(w.t.Context(), crd))
+}
+
+// step has the operator look until it waits for something.
+func (w *ownWorld) step() Standing {
+	w.t.Helper()
+	for {
+		s, err := w.Step(w.t.Context(), "widgets.example.com")
+		must(w.t, err)
+		if s.Again != time.Nanosecond {
+			return s
+		}
+	}
+}
+
+// TestOwnFlipped: an operator asks nothing while a definition is done. One that was flipped there and
+// back meanwhile, while others were migrated, settles anew before its objects are migrated.
+func TestOwnFlipped(t *testing.T) {
+	w := newOwnWorld(t)
+	for i, crd := range []*apiextensionsv1.CustomResourceDefinition{widgetDefinition("a", 2, "v1", "v2", "v1"), widgetDefinition("a", 4, "v1", "v1", "v2")} {
+		w.is(crd)
+		if s := w.step(); !observed.Settling(s.Why) {
+			t.Fatalf("definition %d: %+v", i, s)
+		}
+		w.clock.Step(time.Minute)
+		if s := w.step(); !s.Done {
+			t.Fatalf("definition %d, when it has settled: %+v", i, s)
+		}
+		must(t, w.objects.Get(t.Context(), client.ObjectKeyFromObject(crd), crd))
+		if !slices.Equal(crd.Status.StoredVersions, []string{"v1"}) {
+			t.Errorf("definition %d: storedVersions are %v", i, crd.Status.StoredVersions)
+		}
+		w.clock.Step(10 * time.Minute)
+	}
+}
