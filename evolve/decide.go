@@ -59,7 +59,7 @@ func Decide(o Observation) []Action {
 // migrations that succeeded.
 func nextState(o Observation) State {
 	sv := o.StorageVersion
-	next := State{Of: sv.Ref(), Current: Unknown, Heartbeat: o.Now, Custom: o.CRD != nil || sv.Custom}
+	next := State{Of: sv.Ref(), Current: Unknown, Heartbeat: o.Now, Custom: o.CRD != nil || sv.Custom, Definition: sv.Definition}
 	var old State
 	if o.State != nil {
 		old = *o.State

@@ -56,6 +56,9 @@ type StorageVersion struct {
 	Silent string
 	// Custom says that it was made for a CustomResourceDefinition, which may be gone.
 	Custom bool
+	// Definition is the state of that definition up to which what it said to store is in History,
+	// for servers that do not report: they may write it before it is observed. Empty beside others.
+	Definition string
 }
 
 // Ref returns the StorageVersion and its epoch.
@@ -110,6 +113,8 @@ type State struct {
 	// Stored, which is what servers wrote (KEP-2343 begins it with Unknown alone).
 	// Invariant: empty where Stored does not hold Unknown.
 	Listed []agree.Encoding
+	// Definition is the StorageVersion's at Of, or an older one.
+	Definition string
 	// Forged says that the fields contradict each other: somebody has edited the object.
 	Forged bool
 }
@@ -128,7 +133,7 @@ func (s State) String() string {
 
 // same compares everything but the times.
 func (s State) same(o State) bool {
-	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && slices.Equal(s.Stored, o.Stored) &&
+	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && s.Definition == o.Definition && slices.Equal(s.Stored, o.Stored) &&
 		slices.Equal(s.Listed, o.Listed) && slices.Equal(s.Removable, o.Removable)
 }
 

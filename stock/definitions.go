@@ -165,7 +165,7 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 		}
 		d.told[gr] = append(d.told[gr], d.said[gr]...)
 		delete(d.said, gr)
-		definition := observed.Definition{Stores: stores(crd), Said: d.told[gr]}
+		definition := observed.Definition{Revision: observed.RevisionOf(string(crd.UID), crd.Generation), Stores: stores(crd), Said: d.told[gr]}
 		for _, v := range crd.Spec.Versions {
 			definition.Versions = append(definition.Versions, schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name})
 		}

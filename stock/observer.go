@@ -313,6 +313,9 @@ func storageVersionOf(gr schema.GroupResource, r observed.Resource, now metav1.T
 	sv.Name, sv.UID = storageversion.Name(gr), types.UID(r.UID)
 	storageversion.SetReports(sv, r.Reports, now)
 	storageversion.SetHistory(sv, r.History)
+	if r.Definition != "" {
+		sv.Annotations[storageversion.DefinitionAnnotation] = string(r.Definition)
+	}
 	condition := apiserverinternalv1alpha1.StorageVersionCondition{
 		Type: apiserverinternalv1alpha1.AllEncodingVersionsEqual, Reason: storageversion.ReasonObserved, LastTransitionTime: now,
 		Status: apiserverinternalv1alpha1.ConditionFalse, Message: r.Why,

@@ -68,7 +68,7 @@ func TestTold(t *testing.T) {
 		o.observing(widgets, "Widget", gv, time.Duration(i)*time.Minute)
 		history, err := storageversion.History(o.known[widgets])
 		must(t, err)
-		if _, ok := history.Last[agree.Encoding(gv)]; !ok || !custom(o.known[widgets]) {
+		if _, ok := history.Last[agree.Encoding(gv)]; !ok || !custom(o.known[widgets]) || o.known[widgets].Annotations[storageversion.DefinitionAnnotation] != "a/1" {
 			t.Errorf("%s is stored, and what is told of a custom resource is %v", gv, o.known[widgets].Annotations)
 		}
 	}

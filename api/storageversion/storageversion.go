@@ -35,6 +35,8 @@ const (
 	// StorageVersion is deleted and created anew, so that no report for the one before
 	// permits a write (DESIGN 3.3).
 	CRDAnnotation = "concord.dev/crd-uid"
+	// DefinitionAnnotation holds evolve.StorageVersion.Definition where servers do not report.
+	DefinitionAnnotation = "concord.dev/definition"
 
 	coreGroup = "core"
 )

@@ -74,6 +74,7 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 		before := map[string]string{}
 		if !migrationv1alpha1.Covers(obj, state) {
 			before = maps.Clone(copies)
+			delete(before, migrationv1alpha1.DefinitionAnnotation) // the status does not know it yet
 		}
 		if err := c.annotate(ctx, obj, l.remembering(before)); err != nil {
 			return err

@@ -85,6 +85,7 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 	return &evolve.StorageVersion{
 		UID: string(sv.UID), History: history, Reports: reports, Common: common,
 		Silent: storageversion.WaitsFor(sv), Custom: storageversion.MadeFor(sv) != "",
+		Definition: sv.Annotations[storageversion.DefinitionAnnotation],
 	}, nil
 }
 

@@ -3,11 +3,13 @@ package trigger
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -154,7 +156,8 @@ func TestCrashAfterCreate(t *testing.T) {
 }
 
 // TestReadableCopyPromisesNothing: at every moment the annotation that people read lists
-// the encodings that the status lists.
+// the encodings that the status lists, and the definition of servers that do not report is none that
+// the status does not know yet.
 func TestReadableCopyPromisesNothing(t *testing.T) {
 	w, c := newWorld(t, served)
 	check := func(when string) {
@@ -166,16 +169,28 @@ func TestReadableCopyPromisesNothing(t *testing.T) {
 			t.Errorf("before %q: the status lists %v, the annotation %q", when, state.Status.PersistedEncodings,
 				state.Annotations[migrationv1alpha1.StoredEncodingsAnnotation])
 		}
+		if view := migrationv1alpha1.ViewState(state); view.Definition > fmt.Sprintf("u/%d", view.Of.Epoch) {
+			t.Errorf("before %q: the status is of epoch %d, and the definition is %s", when, view.Of.Epoch, view.Definition)
+		}
 	}
 	w.before = func(call string) error { check(call); return nil }
 	for _, encodings := range [][]agree.Encoding{{v1}, {v1, v2}, {v2}, {v1}} {
 		w.report(encodings...)
+		w.quietly(func() {
+			sv := &apiserverinternalv1alpha1.StorageVersion{}
+			w.must(w.client.Get(t.Context(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
+			sv.Annotations[storageversion.DefinitionAnnotation] = "u/" + sv.Annotations[storageversion.EpochAnnotation]
+			w.must(w.client.Update(t.Context(), sv))
+		})
 		w.settle(c)
 		for _, m := range w.migrations() {
 			w.end(m.Name, migrationv1alpha1.MigrationSucceeded)
 		}
 		w.settle(c)
 		check("the end")
+		if state := migrationv1alpha1.ViewState(w.state()); state.Definition != fmt.Sprintf("u/%d", state.Of.Epoch) {
+			t.Errorf("at the end of epoch %d the definition is %q", state.Of.Epoch, state.Definition)
+		}
 	}
 	if got := w.state().Annotations[migrationv1alpha1.StoredEncodingsAnnotation]; got != string(v1) {
 		t.Errorf("annotation at the end %q", got)

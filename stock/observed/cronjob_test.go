@@ -19,8 +19,9 @@ type life struct {
 	now   time.Time
 	gr    schema.GroupResource
 	shown string
-	// stored are the definition's storedVersions, if it is a custom resource.
+	// stored are the definition's storedVersions, if it is a custom resource, and generation is its own.
 	stored     []agree.Encoding
+	generation int64
 	memory     *Memory
 	state      *evolve.State
 	migrations []evolve.Migration
@@ -45,13 +46,13 @@ func (l *life) look() {
 		if l.stored != nil {
 			r = defined(r, l.shown)
 			d := r.Defined[l.gr]
-			d.Stored = l.stored
+			d.Stored, d.Revision = l.stored, RevisionOf("u", l.generation)
 			r.Defined[l.gr] = d
 		}
 		l.memory.Observe(r)
 		seen, _ := l.memory.Of(l.gr)
 		o := evolve.Observation{Resource: l.gr, Now: l.now, State: l.state, Migrations: l.migrations,
-			StorageVersion: &evolve.StorageVersion{UID: seen.UID, History: seen.History, Reports: seen.Reports, Common: seen.Common, Silent: seen.Why}}
+			StorageVersion: &evolve.StorageVersion{UID: seen.UID, History: seen.History, Reports: seen.Reports, Common: seen.Common, Silent: seen.Why, Definition: string(seen.Definition)}}
 		if l.stored != nil {
 			o.CRD = &evolve.CRD{Name: l.gr.String(), Storage: agree.Encoding(l.shown), Versions: l.stored, StoredVersions: l.stored}
 		}
@@ -133,6 +134,7 @@ func TestFlippedWhileOff(t *testing.T) {
 	l.look()
 	l.is("installed for the first time", string(v1), "", v1)
 	l.stored = []agree.Encoding{v1, v2}
+	l.generation += 2
 	l.restart(4 * time.Minute)
 	l.look()
 	l.is("v1, v2, v1 while nobody looked", string(v1), string(v1), v1, v2)
@@ -143,5 +145,54 @@ func TestFlippedWhileOff(t *testing.T) {
 	l.is("migrated", string(v1), "", v1)
 	if !slices.Equal(l.stored, []agree.Encoding{v1}) {
 		t.Errorf("storedVersions are %v", l.stored)
+	}
+}
+
+// A definition that was changed and changed back while nobody looked, in the middle of a migration or
+// when that had succeeded and did not count yet: its objects are migrated once more.
+func TestFlippedInMigration(t *testing.T) {
+	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
+	for name, test := range map[string]struct {
+		ended bool  // the migration, before the restart
+		by    int64 // changes of the definition meanwhile
+		again bool  // whether everything is migrated once more
+	}{
+		"not changed, it goes on":               {false, 0, false},
+		"not changed, and it had ended":         {true, 0, false},
+		"flipped in mid-migration":              {false, 2, true},
+		"flipped when it had ended":             {true, 2, true},
+		"changed in another part, as it may be": {false, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := &life{t: t, now: start, gr: widgets, shown: string(v1), stored: []agree.Encoding{v1}}
+			l.restart(0)
+			l.look()
+			l.shown, l.stored, l.generation = string(v2), []agree.Encoding{v1, v2}, 1
+			l.look()
+			l.is("flipped", string(v2), string(v2), v1, v2)
+			before := l.migrations[0].Target
+			if test.ended {
+				l.migrations[0].Phase, l.migrations[0].Ended = evolve.Succeeded, l.now
+			}
+			l.generation += test.by
+			l.restart(time.Minute)
+			l.look()
+			switch {
+			case test.again:
+				l.is("afterwards", string(v2), string(v2), v1, v2)
+				if now := l.migrations[0].Target; now == before {
+					t.Errorf("the migration counts for %s, as before", now)
+				}
+			case test.ended:
+				l.is("afterwards", string(v2), "", v2)
+			default:
+				l.is("afterwards", string(v2), string(v2), v1, v2)
+				if now := l.migrations[0].Target; now != before {
+					t.Errorf("the migration for %s was made anew for %s", before, now)
+				}
+			}
+			l.succeed()
+			l.is("at last", string(v2), "", v2)
+		})
 	}
 }

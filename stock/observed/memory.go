@@ -59,8 +59,11 @@ type resource struct {
 	// steady is the encoding that all have written since; empty while there is none.
 	steady agree.Encoding
 	since  time.Time
-	// agreed is the epoch at which there was a Common last, 0 if there was none since the start.
+	// agreed is the epoch at which there was a Common last, 0 if there was none.
 	agreed int64
+	// inherited says that agreed is from before the start, and nobody was asked since: all who had a
+	// Lease answered then, but which they were is not known.
+	inherited bool
 }
 
 // Resource is a Memory's record of one resource.
@@ -68,6 +71,8 @@ type Resource struct {
 	UID     string
 	History agree.History
 	Reports []agree.Report
+	// Definition is the definition up to which what it said to store is in History.
+	Definition Revision
 	// Common is the encoding that all kube-apiservers store, and have stored for long enough;
 	// empty otherwise.
 	Common agree.Encoding
@@ -177,22 +182,10 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	}
 	// A heartbeat that is ahead was written with another clock, and does not tell when that was.
 	ahead := state.Heartbeat.Sub(r.Began) > evolve.DiscoveryPeriod
-	if ok && !ahead && !evolve.Recreate(state.Heartbeat, r.Began) {
-		known.UID = state.Of.UID
-		known.History = agree.History{Epoch: state.Of.Epoch, Last: map[agree.Encoding]int64{}}
-		if state.Current != evolve.Unknown && state.Current != "" {
-			known.History.Last[state.Current] = state.Of.Epoch
-			known.steady = state.Current // it had settled
-		}
-		// Another version may have been stored for a while in which nobody looked: the API server
-		// adds it to storedVersions. One that the proof had freed and that was not pruned yet
-		// looks the same, and is migrated once more.
-		for _, e := range r.Defined[gr].Stored {
-			if !slices.Contains(state.Stored, e) && !slices.Contains(state.Stored, evolve.Unknown) {
-				known.History = known.History.Next([]agree.Report{{Server: definitionReporter, Encoding: e}})
-				known.steady = ""
-			}
-		}
+	definition := r.Defined[gr]
+	anew := definition.Revision.replaces(Revision(state.Definition)) // objects may be left of the one before
+	if ok && !ahead && !anew && !evolve.Recreate(state.Heartbeat, r.Began) {
+		known.goOn(state, definition)
 		return known
 	}
 	release := r.Release()
@@ -201,11 +194,51 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	return known
 }
 
+// goOn takes up a StorageState from before the start. Its migration goes on, if nothing else may have been
+// stored in the time in which nobody looked:
+//
+// The API server adds a version to storedVersions before it stores it. So one that was stored meanwhile is
+// in storedVersions, unless somebody else took it out again: these controllers do so only as long as the
+// definition, and the epoch, are those of the proof, and the guards keep others from it. If the
+// definition is the one that the state counts with, only a version is of interest that the state lacks: one
+// that the proof had freed and that was not pruned yet looks the same, and is migrated once more.
+// If the definition is another one, its version may have been flipped there and back, also between two
+// that the state has, after a part of the objects was migrated, or all. Then all that the state and
+// storedVersions name begin new epochs, for which no migration of before counts. Where neither names
+// another version than the current one, there was no such flip, and nothing is migrated: all changes of
+// a definition, as of its schema, give it another generation. It settles anew all the same.
+func (k *resource) goOn(state evolve.State, definition Definition) {
+	k.UID = state.Of.UID
+	k.History = agree.History{Epoch: state.Of.Epoch, Last: map[agree.Encoding]int64{}}
+	if state.Current != evolve.Unknown && state.Current != "" {
+		k.History.Last[state.Current] = state.Of.Epoch
+		k.steady = state.Current // it had settled
+		k.agreed, k.inherited = state.Of.Epoch, true
+	}
+	said := slices.Concat(state.Stored, state.Listed, definition.Stored)
+	if definition.Revision == Revision(state.Definition) {
+		said = slices.DeleteFunc(slices.Clone(definition.Stored), func(e agree.Encoding) bool {
+			return slices.Contains(state.Stored, e) || slices.Contains(state.Stored, evolve.Unknown)
+		})
+	} else {
+		k.steady = ""
+	}
+	for _, e := range said {
+		if e != state.Current && k.History.Last[e] == 0 {
+			k.History = k.History.Next([]agree.Report{{Server: definitionReporter, Encoding: e}})
+			k.steady = ""
+		}
+	}
+}
+
 // observe takes in what a round says of the resource, and says whether that is anything new.
 func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen []Process, settle time.Duration) bool {
 	before := k.Resource
 	definition, custom := r.Defined[gr]
 	k.custom = k.custom || custom
+	if custom {
+		k.Definition = definition.Revision
+	}
 	k.reports(r, v)
 	k.Common, k.Why = "", v.Why
 	if slices.ContainsFunc(definition.Said, func(e agree.Encoding) bool { return e != v.Encoding }) {
@@ -239,12 +272,13 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	if k.Common != "" {
 		k.agreed = k.History.Epoch
 	}
-	return before.UID != k.UID || before.Common != k.Common || before.Why != k.Why || before.History.Epoch != k.History.Epoch ||
+	k.inherited = false
+	return before.UID != k.UID || before.Definition != k.Definition || before.Common != k.Common || before.Why != k.Why || before.History.Epoch != k.History.Epoch ||
 		len(before.History.Last) != len(k.History.Last) || !agree.Equal(before.Reports, k.Reports)
 }
 
 // late are the versions that may be written from now on by a replica that does not answer although
-// it did, and all had agreed: if it is paused, the requests that it had begun go on when it does,
+// it did, and all had agreed, also before the start: if it is paused, the requests that it had begun go on when it does,
 // however long ago they began. These are the versions that nobody may take out of the definition
 // yet: as long as storedVersions has more than one, they begin new epochs, so that everything is
 // migrated, and proven, once more when all agree again. A version that was pruned is not looked
@@ -252,6 +286,9 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 func (k *resource) late(r Round, definition Definition) []agree.Encoding {
 	silent := slices.ContainsFunc(r.After, func(replica Replica) bool {
 		_, answered := k.last[replica.Process]
+		if k.inherited {
+			_, answered = r.Answers[replica.Process] // it was there before this round
+		}
 		_, why := r.answer(replica)
 		return answered && why != ""
 	})

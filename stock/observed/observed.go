@@ -61,8 +61,25 @@ type Answer struct {
 	Shown map[schema.GroupResource]Shown
 }
 
+// Revision names a state of a CustomResourceDefinition's spec, "uid/generation"; empty: none that is
+// known. Between two that are equal the spec did not change.
+type Revision string
+
+// RevisionOf returns the Revision of a definition.
+func RevisionOf(uid string, generation int64) Revision {
+	return Revision(fmt.Sprintf("%s/%d", uid, generation))
+}
+
+// replaces says whether it is of another definition than one of before, under the same name.
+func (r Revision) replaces(before Revision) bool {
+	uid, _, known := strings.Cut(string(r), "/")
+	was, _, told := strings.Cut(string(before), "/")
+	return known && told && uid != was
+}
+
 // Definition holds the fields of a CustomResourceDefinition that are compared with discovery.
 type Definition struct {
+	Revision Revision
 	// Stores is the version that it says to store, Versions are all that it has.
 	Stores   agree.Encoding
 	Versions []schema.GroupVersion

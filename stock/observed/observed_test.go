@@ -320,6 +320,58 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
+// After a restart of the controllers the agreement of before goes on if the definition is the one that the
+// StorageState counts with; else it settles anew, and what the state and storedVersions name
+// beside the current version counts as stored since.
+func TestGoOn(t *testing.T) {
+	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
+	both, only := []agree.Encoding{v1, v2}, []agree.Encoding{v2}
+	shown := shows(widgets, string(v2))
+	for _, tc := range []struct {
+		name              string
+		definition        Revision // of the state; u/3 is the definition
+		stored            []agree.Encoding
+		storedVersions    []agree.Encoding
+		b                 Answer
+		continued, agreed bool
+		since             []agree.Encoding
+	}{
+		{"the same definition", "u/3", both, both, shown, true, true, nil},
+		{"the same, with Unknown", "u/3", []agree.Encoding{evolve.Unknown, v2}, both, shown, true, true, nil},
+		{"the same, and a version that was freed and is not pruned", "u/3", only, both, shown, true, false, both},
+		{"the same, and one is silent", "u/3", both, both, Answer{Failed: "does not answer"}, true, false, both},
+		{"the same, and one is silent after the pruning", "u/3", only, only, Answer{Failed: "does not answer"}, true, false, nil},
+		{"another generation in mid-migration", "u/1", both, both, shown, true, false, both},
+		{"another generation, with Unknown", "u/1", []agree.Encoding{evolve.Unknown, v2}, only, shown, true, false, []agree.Encoding{evolve.Unknown, v2}},
+		{"another generation, with Unknown and more in storedVersions", "u/1", []agree.Encoding{evolve.Unknown, v2}, both, shown, true, false, []agree.Encoding{evolve.Unknown, v1, v2}},
+		{"another generation, and nothing else stored", "u/2", only, only, shown, true, false, nil},
+		{"a state of an older build", "", both, both, shown, true, false, both},
+		{"a state of an older build, and nothing else stored", "", only, only, shown, true, false, nil},
+		{"another definition", "other/3", only, only, shown, false, false, nil},
+	} {
+		state := evolve.State{Of: evolve.Ref{UID: Begun{At: start.Add(-time.Hour), Release: "1.37"}.UID(), Epoch: 7}, Current: v2, Stored: tc.stored,
+			Heartbeat: start.Add(-time.Minute), Definition: string(tc.definition)}
+		m := NewMemory(Config{Settle: settle, States: map[schema.GroupResource]evolve.State{widgets: state}})
+		at := func(after time.Duration, b Answer) Round {
+			r := defined(round(after, map[string]Answer{"a": shown, "b": b}), string(v2))
+			d := r.Defined[widgets]
+			d.Stored, d.Revision = tc.storedVersions, "u/3"
+			r.Defined[widgets] = d
+			return r
+		}
+		got := remembered(t, m, widgets, at(0, tc.b))
+		if (got.UID == state.Of.UID) != tc.continued || (got.Common == v2) != tc.agreed || got.Definition != "u/3" {
+			t.Errorf("%s: %+v", tc.name, got)
+		}
+		if since := got.History.Since(7); tc.continued && !slices.Equal(since, tc.since) || got.History.Validate() != nil {
+			t.Errorf("%s: since then there are %v: %s; want %v", tc.name, since, got.History, tc.since)
+		}
+		if got = remembered(t, m, widgets, at(settle, shown), at(2*settle, shown)); got.Common != v2 {
+			t.Errorf("%s, when it has settled: %+v", tc.name, got)
+		}
+	}
+}
+
 // Nobody knows the versions written by a process that came and went without ever answering, but
 // for custom resources, which it wrote as their definition says.
 func TestUnseen(t *testing.T) {

@@ -14,6 +14,10 @@ const (
 	// Unknown, are the encodings, comma-separated, that the definition's storedVersions were
 	// seen to name since. A version that is taken out of them meanwhile is put back.
 	ListedEncodingsAnnotation = "concord.dev/listed-encodings"
+	// DefinitionAnnotation, on the StorageState of a custom resource beside servers that do not
+	// report, is the uid and the generation of the definition up to which the status counts what it
+	// said to store. It never tells of a newer one than the status.
+	DefinitionAnnotation = "concord.dev/definition"
 
 	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,
 	// are its target: the StorageVersion and epoch at which all servers agreed, and the

@@ -28,11 +28,12 @@ func StateName(gr schema.GroupResource) string {
 // did not write as a whole says less: unreadable hashes are Unknown, and a missing uid is no uid.
 func ViewState(s *StorageState) evolve.State {
 	view := evolve.State{
-		Current:   evolve.Unknown,
-		Why:       s.Status.Message,
-		Heartbeat: s.Status.LastHeartbeatTime.Time,
-		Created:   s.CreationTimestamp.Time,
-		Custom:    s.Annotations[CustomResourceAnnotation] == "true",
+		Current:    evolve.Unknown,
+		Why:        s.Status.Message,
+		Heartbeat:  s.Status.LastHeartbeatTime.Time,
+		Created:    s.CreationTimestamp.Time,
+		Custom:     s.Annotations[CustomResourceAnnotation] == "true",
+		Definition: s.Annotations[DefinitionAnnotation],
 	}
 	view.Stored = slices.Grow(view.Stored, len(s.Status.PersistedEncodings))
 	for _, e := range s.Status.PersistedEncodings {
@@ -119,7 +120,9 @@ func hash(e agree.Encoding, kind string) string {
 // copies for people, and the values that the status has no field for. One that is empty should
 // not be there.
 func Copies(state evolve.State) map[string]string {
-	copies := map[string]string{StoredEncodingsAnnotation: agree.Join(state.Stored), ListedEncodingsAnnotation: agree.Join(state.Listed)}
+	copies := map[string]string{
+		StoredEncodingsAnnotation: agree.Join(state.Stored), ListedEncodingsAnnotation: agree.Join(state.Listed), DefinitionAnnotation: state.Definition,
+	}
 	if state.Custom {
 		copies[CustomResourceAnnotation] = "true"
 	}

@@ -32,12 +32,13 @@ func TestStorageVersionHash(t *testing.T) {
 func TestStateView(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	written := evolve.State{
-		Of:        evolve.Ref{UID: "u", Epoch: 4},
-		Stored:    []agree.Encoding{"batch/v1beta1", evolve.Unknown},
-		Current:   "batch/v1beta1",
-		Heartbeat: now,
-		Custom:    true,
-		Listed:    []agree.Encoding{"batch/v1beta1", "batch/v1"},
+		Of:         evolve.Ref{UID: "u", Epoch: 4},
+		Stored:     []agree.Encoding{"batch/v1beta1", evolve.Unknown},
+		Current:    "batch/v1beta1",
+		Heartbeat:  now,
+		Custom:     true,
+		Listed:     []agree.Encoding{"batch/v1beta1", "batch/v1"},
+		Definition: "u/3",
 	}
 	s := &StorageState{}
 	s.Annotations = Copies(written)
