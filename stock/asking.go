@@ -1,6 +1,7 @@
 package stock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,6 +88,7 @@ func (a *asking) find(ctx context.Context) (found, error) {
 	if unplaced {
 		err = a.place(ctx, f.replicas)
 	}
+	f.replicas = observed.Apart(f.replicas)
 	return f, err
 }
 
@@ -106,6 +108,7 @@ func replicaOf(lease *coordinationv1.Lease) observed.Replica {
 	r := observed.Replica{
 		Process: observed.Process{Lease: agree.ServerID(lease.Name), Holder: ptr.Deref(lease.Spec.HolderIdentity, "")},
 		Address: lease.Annotations[corev1.AnnotationPeerAdvertiseAddress],
+		Begun:   lease.CreationTimestamp.Time,
 		Lasts:   time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second,
 	}
 	if lease.Spec.RenewTime != nil {
@@ -198,7 +201,7 @@ func (a *asking) client(address string) (*discovery.DiscoveryClient, error) {
 // the group/versions that other programs serve.
 func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, remote map[schema.GroupVersion]bool) observed.Answer {
 	if r.Address == "" && !a.together {
-		return observed.Answer{Failed: "has no address that is known"}
+		return observed.Answer{Failed: cmp.Or(r.Nowhere, "has no address that is known")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()

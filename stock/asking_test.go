@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -67,6 +68,7 @@ func TestFind(t *testing.T) {
 		{"endpoints tell what one Lease does not", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "10.0.0.1:6443", 0)}, endpoints("10.0.0.2", "10.0.0.1"), nil, []string{"a=10.0.0.2:6443", "b=10.0.0.1:6443"}},
 		{"there are fewer endpoints", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "", 0)}, endpoints("10.0.0.1"), nil, []string{"a=", "b="}},
 		{"there are more", []*coordinationv1.Lease{lease("a", "", 0)}, endpoints("10.0.0.1", "10.0.0.2"), nil, []string{"a="}},
+		{"all tell the same", []*coordinationv1.Lease{lease("a", "10.0.0.9:6443", 0), lease("b", "10.0.0.9:6443", time.Minute)}, endpoints(), nil, []string{"a=", "b="}},
 		{"flags tell", []*coordinationv1.Lease{lease("a", "10.0.0.1:6443", 0), lease("b", "", 0)}, endpoints(), map[string]string{"a": "127.0.0.1:1", "": "127.0.0.1:2"}, []string{"a=127.0.0.1:1", "b=127.0.0.1:2"}},
 	} {
 		kube := fake.NewClientset(tc.slice)
@@ -86,6 +88,12 @@ func TestFind(t *testing.T) {
 		}
 		if err != nil || !slices.Equal(got, tc.want) || len(found.concord) > 0 {
 			t.Errorf("%s: %v, %v; want %v", tc.name, got, err, tc.want)
+		}
+		if tc.name != "all tell the same" {
+			continue
+		}
+		if why := a.ask(t.Context(), found.replicas[0], nil, nil).Failed; !strings.Contains(why, "with b,") {
+			t.Errorf("%s: it is not asked since it %q", tc.name, why)
 		}
 	}
 }

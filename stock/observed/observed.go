@@ -27,11 +27,13 @@ type Process struct {
 // Replica is a kube-apiserver process, as its identity Lease describes it.
 type Replica struct {
 	Process
-	// Address is where the process is reached, "host:port"; empty if nobody knows.
-	Address string
-	// Renewed is when the Lease was last renewed, Lasts how long it lasts then.
-	Renewed time.Time
-	Lasts   time.Duration
+	// Address is where the process is reached, "host:port"; empty if nobody knows. Nowhere says why
+	// it is known not to be reached by itself; may be empty.
+	Address, Nowhere string
+	// Begun is when the Lease was created: a kube-apiserver that starts creates it anew. Renewed is
+	// when it was last renewed, Lasts how long it lasts then.
+	Begun, Renewed time.Time
+	Lasts          time.Duration
 }
 
 // Alive returns the replicas whose Lease has not run out, by name. A Lease that does not tell
@@ -42,6 +44,30 @@ func Alive(replicas []Replica, now time.Time) []Replica {
 	})
 	slices.SortFunc(alive, func(a, b Replica) int { return cmp.Compare(a.Lease, b.Lease) })
 	return alive
+}
+
+// Apart takes the address from replicas that live and have it in common, such as that of a load balancer
+// in front of all: who answers there is any one of them, and does not say which.
+//
+// A Lease lasts an hour, also after a crash. If another process has the address since, as after a host
+// got another name, its Lease is newer than the last renewal of the first: at no time did both live.
+// Then the one that lives answers for both, and the old Lease is not in the way.
+func Apart(replicas []Replica) []Replica {
+	apart := slices.Clone(replicas)
+	for i, r := range replicas {
+		other := slices.IndexFunc(replicas, func(o Replica) bool { return o.Lease != r.Lease && o.Address == r.Address && together(o, r) })
+		if r.Address != "" && other >= 0 {
+			apart[i].Address = ""
+			apart[i].Nowhere = fmt.Sprintf("shares its address %s with %s, and nobody knows which of them answers there: start with --best-effort, or delete the Lease of one that is gone", r.Address, replicas[other].Lease)
+		}
+	}
+	return apart
+}
+
+// together says whether two replicas may have lived at one time.
+func together(a, b Replica) bool {
+	ended := func(a, b Replica) bool { return !a.Renewed.IsZero() && a.Renewed.Before(b.Begun) }
+	return !ended(a, b) && !ended(b, a)
 }
 
 // Shown is the entry of one resource in the discovery of a replica.
