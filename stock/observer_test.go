@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -104,21 +105,24 @@ func TestForgottenKind(t *testing.T) {
 	}
 }
 
-// TestPolicyForgets: a custom resource that was deleted and made anew is a new one, and one whose
-// StorageState alone was deleted is not.
-func TestPolicyForgets(t *testing.T) {
+// TestPolicyRemembers: the storedVersions of a definition that was made anew, or whose StorageState was
+// deleted, are not believed: the one before may have been deleted without its objects.
+func TestPolicyRemembers(t *testing.T) {
 	crd := widgetDefinition("a", 1, "v1", "v1")
 	defined := &evolve.CRD{Name: crd.Name, StoredVersions: []agree.Encoding{"example.com/v1"}}
 	seen := evolve.Observation{Resource: widgets, State: &evolve.State{}, StorageVersion: &evolve.StorageVersion{}, CRD: defined}
 	anew := evolve.Observation{Resource: widgets, StorageVersion: &evolve.StorageVersion{}, CRD: defined}
 	p := newPolicy(observed.Settings{})
+	if initial := p.of(anew, crd).Initial; !slices.Equal(initial, defined.StoredVersions) {
+		t.Errorf("seen for the first time, it begins with %v", initial)
+	}
 	p.of(seen, crd)
 	if initial := p.of(anew, crd).Initial; initial != nil {
 		t.Errorf("its StorageState was deleted, and begins with %v", initial)
 	}
 	p.of(evolve.Observation{Resource: widgets}, nil)
-	if len(p.met)+len(p.looked) > 0 || p.of(anew, crd).Initial == nil {
-		t.Errorf("it is gone, and remembered: %v, %v", p.met, p.looked)
+	if initial := p.of(anew, crd).Initial; initial != nil || len(p.looked) > 0 {
+		t.Errorf("made anew, it begins with %v, and %v is remembered", initial, p.looked)
 	}
 }
 

@@ -260,7 +260,8 @@ type policy struct {
 	settings observed.Settings
 
 	mu sync.Mutex
-	// met are the resources of which a StorageState was seen.
+	// met are the resources of which a StorageState was seen, also those that are gone: without its
+	// finalizer a definition is deleted while its objects stay, for one that is made anew under its name.
 	met map[schema.GroupResource]bool
 	// looked is when a resource was first seen to be stored in no encoding but the target's.
 	looked map[schema.GroupResource]lookedAt
@@ -282,8 +283,7 @@ func (p *policy) of(o evolve.Observation, crd *apiextensionsv1.CustomResourceDef
 	met := p.met[o.Resource]
 	if o.State != nil {
 		p.met[o.Resource] = true
-	} else if o.StorageVersion == nil && crd == nil { // it is gone, and its objects
-		delete(p.met, o.Resource)
+	} else if o.StorageVersion == nil && crd == nil { // it is gone
 		delete(p.looked, o.Resource)
 	}
 	var annotations map[string]string

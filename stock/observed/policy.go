@@ -58,7 +58,8 @@ var events = schema.GroupResource{Resource: "events"}
 // Policy says what the trigger may do by itself. annotations are those of the definition;
 // looked is when this process first saw that nothing else is stored: it counts where no
 // migration tells. met says that it has met a StorageState of the resource before, so that
-// somebody who deletes it gets everything proven anew.
+// somebody who deletes it gets everything proven anew, and nobody believes the storedVersions of a
+// definition that was made anew: objects may be left of the one before.
 func Policy(o evolve.Observation, annotations map[string]string, s Settings, looked time.Time, met bool) evolve.Policy {
 	p := evolve.Policy{TakeOver: true}
 	if o.CRD == nil {
