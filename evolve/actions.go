@@ -37,10 +37,12 @@ type (
 		// Version is one in which the resource is served.
 		Version string
 	}
-	// AdoptMigration stamps a Target on a user's migration, if it is as observed.
+	// AdoptMigration stamps a Target, and the uid of the StorageState, on a user's migration, if it
+	// is as observed.
 	AdoptMigration struct {
 		Name   string
 		Target Target
+		State  string
 	}
 	// DeleteMigration deletes a migration that the trigger made.
 	DeleteMigration struct{ Name, Why string }

@@ -150,13 +150,19 @@ func (o Observation) Succeeded(target Target) (all []Migration) {
 	return all
 }
 
-// counts says whether a migration has succeeded for the target. A user's that had ended before the
-// state was made does not count: who deletes a state has everything migrated again.
+// counts says whether a migration has succeeded for the target. A user's that was adopted with
+// another state does not count: who deletes a state has everything migrated again. Clocks do not tell
+// that: the state has the API server's time, and the end of a migration the migrator's.
 func (o Observation) counts(m Migration, target Target) bool {
-	if !m.Made && o.State != nil && m.Ended.Before(o.State.Created) {
+	if o.outlived(m) {
 		return false
 	}
 	return m.Phase == Succeeded && m.Target == target
+}
+
+// outlived says whether a user's migration was adopted with another state than there is now.
+func (o Observation) outlived(m Migration) bool {
+	return !m.Made && o.State != nil && m.State != o.State.UID
 }
 
 // add returns the set with more encodings, new ones last.
@@ -185,13 +191,15 @@ func decideMigrations(o Observation, target Target) []Action {
 				Why: "objects are stored in " + agree.Join(o.Census.Found) + " nevertheless"})
 			tries.count(m)
 			tries.live = true // until it counts as failed
+		case m.Target == target && m.Phase == Pending && o.outlived(m):
+			starts = append(starts, AdoptMigration{Name: m.Name, Target: target, State: o.State.UID})
 		case m.Target == target:
 			tries.count(m)
 		case m.Made:
 			stale = append(stale, DeleteMigration{Name: m.Name, Why: "it was made for " + m.Target.String()})
 		case m.Phase == Pending:
 			// A migration that did not begin can be given another target.
-			starts = append(starts, AdoptMigration{Name: m.Name, Target: target})
+			starts = append(starts, AdoptMigration{Name: m.Name, Target: target, State: o.State.UID})
 		case m.Phase == Running && m.Target == (Target{}) && o.Policy.TakeOver:
 			stale = append(stale, EndMigration{Name: m.Name, Reason: BegunElsewhere,
 				Why: "another migrator has begun it, and does not tell what it counts for: it is done anew where it is needed"})

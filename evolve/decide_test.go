@@ -35,14 +35,15 @@ func because(s *State, why string) *State {
 	return s
 }
 
-func created(s *State, at time.Time) *State {
-	s.Created = at
+// identified gives a state a uid.
+func identified(s *State, uid string) *State {
+	s.UID = uid
 	return s
 }
 
-// users is a migration of a user's that has succeeded.
-func users(ended time.Time) Migration {
-	return Migration{Name: "u", Phase: Succeeded, Target: done.Target, Created: now.Add(-time.Hour), Ended: ended}
+// users is a migration of a user's that was adopted with the state of this uid.
+func users(phase Phase, state string) Migration {
+	return Migration{Name: "u", Phase: phase, Target: done.Target, State: state, Ended: now.Add(time.Hour)}
 }
 
 func forged(s *State) *State {
@@ -128,13 +129,23 @@ var decisions = []struct {
 	},
 	{
 		"who deletes a state has everything migrated again, whatever migration of a user's succeeded before",
-		Observation{StorageVersion: at(3, "batch/v1"), State: created(state(3, "batch/v1", Unknown), now), Migrations: []Migration{users(now.Add(-time.Second))}},
+		Observation{StorageVersion: at(3, "batch/v1"), State: identified(state(3, "batch/v1", Unknown), "b"), Migrations: []Migration{users(Succeeded, "a")}},
 		[]string{"create migration cronjobs.batch-sv-3-1 to batch/v1@sv/3, attempt 1"},
 	},
 	{
 		"and a later one counts",
-		Observation{StorageVersion: at(3, "batch/v1"), State: created(state(3, "batch/v1", Unknown), now), Migrations: []Migration{users(now.Add(time.Second))}},
+		Observation{StorageVersion: at(3, "batch/v1"), State: identified(state(3, "batch/v1", Unknown), "b"), Migrations: []Migration{users(Succeeded, "b")}},
 		[]string{"write state sv/3 stored [batch/v1] current batch/v1"},
+	},
+	{
+		"one that runs then is waited for, and does not count either: it may have seen objects before",
+		Observation{StorageVersion: at(3, "batch/v1"), State: identified(state(3, "batch/v1", Unknown), "b"), Migrations: []Migration{users(Running, "a")}},
+		nil,
+	},
+	{
+		"one that has not begun then is adopted anew",
+		Observation{StorageVersion: at(3, "batch/v1"), State: identified(state(3, "batch/v1", Unknown), "b"), Migrations: []Migration{users(Pending, "a")}},
+		[]string{"adopt migration u for batch/v1@sv/3"},
 	},
 	{
 		"one that a user has paused stays, and stays paused, for what is agreed on later",

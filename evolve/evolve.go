@@ -104,8 +104,8 @@ type State struct {
 	Why string
 	// Heartbeat is when the trigger last looked.
 	Heartbeat time.Time
-	// Created is when the object was created.
-	Created time.Time
+	// UID is the object's; empty in one that was not created yet.
+	UID string
 	// Custom says that the resource was seen to be a custom resource.
 	Custom bool
 	// Listed are the encodings that the definition's storedVersions were seen to name while
@@ -122,7 +122,7 @@ type State struct {
 // Only says whether the stored set is exactly e.
 func (s State) Only(e agree.Encoding) bool { return len(s.Stored) == 1 && s.Stored[0] == e }
 
-// String prints the state without its times.
+// String prints the state without its uid and times.
 func (s State) String() string {
 	text := fmt.Sprintf("%s stored [%s] current %s", s.Of, agree.Join(s.Stored), s.Current)
 	if len(s.Listed) > 0 {
@@ -131,7 +131,7 @@ func (s State) String() string {
 	return text
 }
 
-// same compares everything but the times.
+// same compares everything but the uid and the times.
 func (s State) same(o State) bool {
 	return s.Of == o.Of && s.Current == o.Current && s.Why == o.Why && s.Custom == o.Custom && s.Definition == o.Definition && slices.Equal(s.Stored, o.Stored) &&
 		slices.Equal(s.Listed, o.Listed) && slices.Equal(s.Removable, o.Removable)
@@ -162,7 +162,9 @@ func (p Phase) Final() bool { return p == Succeeded || p == Failed }
 type Migration struct {
 	Name   string
 	Target Target
-	Phase  Phase
+	// State is the uid of the StorageState that there was when a user's got its Target.
+	State string
+	Phase Phase
 	// Made says that the trigger made it, and not a user.
 	Made bool
 	// Paused says that a user has it rest.

@@ -107,7 +107,12 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 		if (w.state == nil) != (stateRev == 0) || w.state != nil && w.state.rev != stateRev {
 			return errConflict
 		}
+		uid := fmt.Sprint(w.rev)
+		if w.state != nil {
+			uid = w.state.value.UID
+		}
 		w.state = &object[State]{value: a.State, rev: w.next()}
+		w.state.value.UID = uid
 	case DeleteState:
 		if w.state == nil || w.state.rev != stateRev {
 			return errConflict
@@ -126,7 +131,7 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 			m.Target, m.Phase, m.Made, m.Attempt, m.Waiting = Target{}, Pending, false, 0, ""
 		})
 	case AdoptMigration:
-		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target, m.Waiting = a.Target, "" })
+		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target, m.State, m.Waiting = a.Target, a.State, "" })
 	case TellWaiting:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Waiting = a.Why })
 	case EndMigration:

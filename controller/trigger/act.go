@@ -29,7 +29,7 @@ func (c *Controller) act(ctx context.Context, l *look, action evolve.Action) err
 	case evolve.CreateMigration:
 		return c.createMigration(ctx, l, a)
 	case evolve.AdoptMigration:
-		return c.adopt(ctx, l.migrations[a.Name].DeepCopy(), a.Target)
+		return c.adopt(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.TellWaiting:
 		return c.tellWaiting(ctx, l.migrations[a.Name].DeepCopy(), a)
 	case evolve.DeleteMigration:
@@ -200,14 +200,14 @@ func (c *Controller) resetMigration(ctx context.Context, m *migrationv1alpha1.St
 
 // adopt stamps the target on a migration. One that waited says first that it does not any
 // more: the migrating server looks at it from the stamp on, and should not meet a conflict.
-func (c *Controller) adopt(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, target evolve.Target) error {
+func (c *Controller) adopt(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, a evolve.AdoptMigration) error {
 	if migrationv1alpha1.Waiting(m) != "" {
 		migrationv1alpha1.SetWaiting(m, "", metav1.NewTime(c.cfg.Clock.Now()))
 		if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
 			return err
 		}
 	}
-	migrationv1alpha1.SetTarget(m, target)
+	migrationv1alpha1.Adopt(m, a.Target, a.State)
 	return c.cfg.Client.Update(ctx, m)
 }
 

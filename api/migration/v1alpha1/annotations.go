@@ -26,6 +26,9 @@ const (
 	StorageVersionUIDAnnotation = "concord.dev/storage-version-uid"
 	EpochAnnotation             = "concord.dev/epoch"
 	EncodingAnnotation          = "concord.dev/encoding"
+	// StorageStateUIDAnnotation, on a user's migration, is the uid of the StorageState that there
+	// was when it got its target: it does not count for another one.
+	StorageStateUIDAnnotation = "concord.dev/storage-state-uid"
 	// AttemptAnnotation counts the migrations that the trigger made for one target, from 1.
 	AttemptAnnotation = "concord.dev/attempt"
 	// ClaimedByAnnotation names the server that does the rewrite. The claim of a server

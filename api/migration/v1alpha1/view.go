@@ -31,7 +31,7 @@ func ViewState(s *StorageState) evolve.State {
 		Current:    evolve.Unknown,
 		Why:        s.Status.Message,
 		Heartbeat:  s.Status.LastHeartbeatTime.Time,
-		Created:    s.CreationTimestamp.Time,
+		UID:        string(s.UID),
 		Custom:     s.Annotations[CustomResourceAnnotation] == "true",
 		Definition: s.Annotations[DefinitionAnnotation],
 	}
@@ -158,6 +158,12 @@ func SetTarget(m *StorageVersionMigration, t evolve.Target) {
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, EncodingAnnotation, string(t.Encoding))
 }
 
+// Adopt stamps the target on a user's migration, with the uid of the StorageState.
+func Adopt(m *StorageVersionMigration, t evolve.Target, state string) {
+	SetTarget(m, t)
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, StorageStateUIDAnnotation, state)
+}
+
 // Reset empties the status of a migration that begins anew: it is paused.
 func Reset(m *StorageVersionMigration) {
 	m.Status = StorageVersionMigrationStatus{Phase: PhasePaused}
@@ -165,7 +171,7 @@ func Reset(m *StorageVersionMigration) {
 
 // Free takes the target, the claim and the mark of the trigger off a migration.
 func Free(m *StorageVersionMigration) {
-	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, AttemptAnnotation, ClaimedByAnnotation} {
+	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, AttemptAnnotation, ClaimedByAnnotation} {
 		delete(m.Annotations, annotation)
 	}
 	delete(m.Labels, MadeByLabel)
@@ -177,6 +183,7 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 	view := evolve.Migration{
 		Name:    m.Name,
 		Target:  TargetOf(m),
+		State:   m.Annotations[StorageStateUIDAnnotation],
 		Made:    m.Labels[MadeByLabel] == MadeByTrigger,
 		Paused:  m.Spec.Paused,
 		Waiting: Waiting(m),
