@@ -53,7 +53,7 @@ type Options struct {
 	// Poll is how often they are asked while something is waited for. Default: 10 s.
 	Poll time.Duration
 	// Changed, if not nil, is told when a definition is done, and when another thing is waited
-	// for.
+	// for, or an error stands in the way, as of an object that cannot be written.
 	Changed func(crd string, s Standing)
 }
 
@@ -82,11 +82,11 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 	}
 	told := &telling{last: map[string]Standing{}, to: o.Changed}
 	step := reconcile.Func(func(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-		standing, err := own.Step(ctx, r.Name)
-		if err == nil && told.tell(r.Name, standing) {
+		standing := own.Step(ctx, r.Name)
+		if ctx.Err() == nil && told.tell(r.Name, standing) {
 			logger.Info("Migration of stored objects", "crd", r.Name, "done", standing.Done, "waitingFor", standing.Why)
 		}
-		return reconcile.Result{RequeueAfter: standing.Again}, err
+		return reconcile.Result{RequeueAfter: standing.Again}, nil
 	})
 	named := predicate.NewPredicateFuncs(func(object client.Object) bool { return slices.Contains(o.CRDs, object.GetName()) })
 	return ctrl.NewControllerManagedBy(mgr).Named(name).

@@ -34,6 +34,8 @@ type Own struct {
 
 	mu     sync.Mutex
 	proven map[schema.GroupResource]proof
+	// failures are how many steps in a row have failed, by definition.
+	failures map[string]int
 }
 
 // proof tells for which definition and epoch a resource was proven, and when.
@@ -47,7 +49,7 @@ type proof struct {
 type Standing struct {
 	// Done says that storedVersions names the stored version alone.
 	Done bool
-	// Why says what is waited for, and Again when to look again; 0 when the definition changes.
+	// Why says what is waited for, or what failed, and Again when to look again; 0 when the definition changes.
 	Why   string
 	Again time.Duration
 }
@@ -79,14 +81,25 @@ func NewOwn(config Config) (*Own, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}}, nil
+	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]int{}}, nil
 }
 
 // Step does what can be done now for the definition of this name, which may take as long as a
-// migration. After an error it is to be called again.
-func (o *Own) Step(ctx context.Context, name string) (Standing, error) {
+// migration. After an error it is to be called again after a while, as controllers make another
+// migration: it may be that of one object, for which all have been migrated.
+func (o *Own) Step(ctx context.Context, name string) Standing {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	standing, err := o.step(ctx, name)
+	if err == nil {
+		delete(o.failures, name)
+		return standing
+	}
+	o.failures[name]++
+	return Standing{Why: err.Error(), Again: evolve.Backoff(o.failures[name])}
+}
+
+func (o *Own) step(ctx context.Context, name string) (Standing, error) {
 	crd, err := o.read(ctx, name)
 	if crd == nil || err != nil {
 		return Standing{Done: err == nil}, err
@@ -159,7 +172,7 @@ func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDe
 	if err != nil || result.Failed == 0 {
 		return err
 	}
-	for _, f := range result.Failures {
+	for _, f := range result.Failures[1:] { // the error names the first
 		o.config.Logger.Info("An object cannot be migrated", "crd", crd.Name, "namespace", f.Namespace, "name", f.Name, "reason", f.Reason, "message", f.Message)
 	}
 	first := result.Failures[0]

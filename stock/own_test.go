@@ -1,7 +1,10 @@
 package stock
 
 import (
+	"context"
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/stock/observed"
 )
@@ -54,8 +58,7 @@ func (w *ownWorld) is(crd *apiextensionsv1.CustomResourceDefinition) {
 func (w *ownWorld) step() Standing {
 	w.t.Helper()
 	for {
-		s, err := w.Step(w.t.Context(), "widgets.example.com")
-		must(w.t, err)
+		s := w.Step(w.t.Context(), "widgets.example.com")
 		if s.Again != time.Nanosecond {
 			return s
 		}
@@ -80,5 +83,29 @@ func TestOwnFlipped(t *testing.T) {
 			t.Errorf("definition %d: storedVersions are %v", i, crd.Status.StoredVersions)
 		}
 		w.clock.Step(10 * time.Minute)
+	}
+}
+
+// TestOwnFails: a step that fails, as a migration does in which an object cannot be written, is to be made
+// again after growing pauses, and says why; one that works begins anew.
+func TestOwnFails(t *testing.T) {
+	w := newOwnWorld(t)
+	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+	w.step()
+	w.clock.Step(time.Minute)
+	working, refused := w.objects, errors.New("storedVersions are guarded")
+	w.objects = interceptor.NewClient(working, interceptor.Funcs{
+		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
+			return refused
+		},
+	})
+	for _, want := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second} {
+		if s := w.step(); s.Again != want || s.Done || !strings.Contains(s.Why, refused.Error()) {
+			t.Errorf("%+v, want it to be tried again after %v", s, want)
+		}
+	}
+	w.objects = working
+	if s := w.step(); !s.Done || len(w.failures) > 0 {
+		t.Errorf("at last: %+v, after failures %v", s, w.failures)
 	}
 }
