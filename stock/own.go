@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/migrate/claim"
@@ -109,6 +110,9 @@ func (o *Own) step(ctx context.Context, name string) (Standing, error) {
 		delete(o.proven, gr)
 		return Standing{Done: true}, nil
 	}
+	if why, err := o.elsewhere(ctx, gr); why != "" || err != nil {
+		return Standing{Why: why, Again: o.config.Poll}, err
+	}
 	seen, standing, err := o.look(ctx, gr, encoding)
 	if standing.Why != "" || err != nil {
 		return standing, err
@@ -135,6 +139,24 @@ func (o *Own) read(ctx context.Context, name string) (*apiextensionsv1.CustomRes
 	}
 	o.observer.definitions.take(crd)
 	return crd, nil
+}
+
+// elsewhere says that Concord's controllers migrate a resource, which tell it by the heartbeat of its
+// StorageState: what one of both prunes, the other puts back. Who may not read StorageStates, or where
+// there are none, is told of none.
+func (o *Own) elsewhere(ctx context.Context, gr schema.GroupResource) (string, error) {
+	state := &migrationv1alpha1.StorageState{}
+	state.Name = migrationv1alpha1.StateName(gr)
+	err := o.objects.Get(ctx, client.ObjectKeyFromObject(state), state)
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read its StorageState: %w", err)
+	case evolve.Recreate(state.Status.LastHeartbeatTime.Time, o.config.Clock.Now()):
+		return "", nil // they have gone
+	}
+	return "concord controllers migrate it, since there is a StorageState " + state.Name, nil
 }
 
 // look asks the replicas about one resource. The Standing says why nothing is agreed on.

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
@@ -16,6 +19,7 @@ import (
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -107,5 +111,40 @@ func TestOwnFails(t *testing.T) {
 	w.objects = working
 	if s := w.step(); !s.Done || len(w.failures) > 0 {
 		t.Errorf("at last: %+v, after failures %v", s, w.failures)
+	}
+}
+
+// TestOwnElsewhere: a definition that concord controllers migrate is left to them, as long as they are
+// there; who may not know it migrates.
+func TestOwnElsewhere(t *testing.T) {
+	for name, test := range map[string]struct {
+		age       time.Duration // of the heartbeat
+		forbidden bool
+		left      bool
+	}{
+		"controllers are there":    {4 * time.Minute, false, true},
+		"they were there":          {11 * time.Minute, false, false},
+		"nobody is allowed to see": {4 * time.Minute, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newOwnWorld(t)
+			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+			state := &migrationv1alpha1.StorageState{}
+			state.Name, state.Status.LastHeartbeatTime = migrationv1alpha1.StateName(widgets), metav1.NewTime(now.Add(-test.age))
+			must(t, w.objects.Create(t.Context(), state))
+			if test.forbidden {
+				w.objects = interceptor.NewClient(w.objects, interceptor.Funcs{
+					Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+						if _, ok := obj.(*migrationv1alpha1.StorageState); ok {
+							return apierrors.NewForbidden(schema.GroupResource{}, key.Name, errors.New("no role"))
+						}
+						return c.Get(ctx, key, obj, opts...)
+					},
+				})
+			}
+			if s := w.step(); strings.HasPrefix(s.Why, "concord controllers migrate it") != test.left || observed.Settling(s.Why) == test.left {
+				t.Errorf("%+v", s)
+			}
+		})
 	}
 }
