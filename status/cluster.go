@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -191,10 +192,14 @@ func held(r *resource) Problem {
 	}
 }
 
-// unpruned is that the definition's own annotation keeps storedVersions: controllers of a stock cluster follow it.
+// unpruned is that the API server refuses the pruning, as a guard does, or that the definition's own
+// annotation keeps storedVersions: controllers of a stock cluster follow it.
 func unpruned(r *resource) Problem {
-	if r.crd == nil || r.version != nil {
+	if r.crd == nil {
 		return Problem{}
+	}
+	if p := refused(r); p.Kind != "" || r.version != nil {
+		return p
 	}
 	_, _, why := observed.Prunes(r.crd.Annotations)
 	_, wrong := observed.ParsePruneAfter(r.crd.Annotations[observed.PruneAnnotation])
@@ -207,6 +212,22 @@ func unpruned(r *resource) Problem {
 		p.Do, p.Run = "say when", "kubectl annotate --overwrite crd "+r.crd.Name+" "+observed.PruneAnnotation+"=10m"
 	}
 	return p
+}
+
+// refused is that the API server refuses the pruning.
+func refused(r *resource) Problem {
+	if r.state == nil || len(r.stale()) == 0 || r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
+		return Problem{}
+	}
+	why := r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation]
+	return Problem{
+		Kind: Held, Resources: []string{r.String()}, alike: strings.ReplaceAll(why, r.crd.Name, ""),
+		Text: fmt.Sprintf("%s: status.storedVersions is not pruned: the API server refuses it: %s", r, why),
+		Do:   "run the controllers as the user of their manifests, or give theirs the right; guards have a list of users",
+		merged: func(resources []string) string {
+			return fmt.Sprintf("status.storedVersions of %d definitions, %s, is not pruned: the API server refuses it: %s", len(resources), some(resources), why)
+		},
+	}
 }
 
 // unknown says whether objects may be stored in versions that nobody can name.

@@ -88,13 +88,14 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 	return c.annotate(ctx, obj, copies)
 }
 
-// remember has the StorageState tell which migrations have ended, if it does not yet.
-func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action) error {
+// remember has the StorageState tell which migrations have ended, and why its definition was not
+// pruned, if it does not yet.
+func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action, refused string) error {
 	gone := func(a evolve.Action) bool { _, deleted := a.(evolve.DeleteState); return deleted }
 	if l.state == nil || slices.ContainsFunc(done, gone) {
 		return nil
 	}
-	return c.annotate(ctx, l.state, l.remembering(map[string]string{}))
+	return c.annotate(ctx, l.state, l.remembering(map[string]string{migrationv1alpha1.PruneRefusedAnnotation: refused}))
 }
 
 // remembering adds the migrations that have ended to the annotations of the StorageState, if it

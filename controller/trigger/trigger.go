@@ -159,12 +159,16 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 		actions = evolve.Decide(l.Observation)
 	}
 	var failed error // the first
+	refused := ""    // why the definition is not pruned
 	for _, action := range actions {
 		if failed != nil && evolve.Dependent(action) {
 			continue
 		}
 		if err := c.act(ctx, l, action); err != nil {
 			failed = cmp.Or(failed, fmt.Errorf("%s: %s: %w", gr, action, err))
+			if _, prunes := action.(evolve.Prune); prunes && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+				refused = err.Error()
+			}
 			if changed(err) && !apierrors.IsAlreadyExists(err) {
 				break // the others were decided on the same look
 			}
@@ -181,9 +185,9 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 			log.Info("Done", "resource", gr.String(), "action", action.String())
 		}
 	}
-	if failed == nil {
-		if err := c.remember(ctx, l, result.Done); err != nil {
-			failed = fmt.Errorf("%s: remember what has ended: %w", gr, err)
+	if failed == nil || refused != "" {
+		if err := c.remember(ctx, l, result.Done, refused); err != nil {
+			failed = cmp.Or(failed, fmt.Errorf("%s: remember what has ended: %w", gr, err))
 		}
 	}
 	if l.State != nil {

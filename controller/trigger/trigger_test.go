@@ -373,6 +373,34 @@ func TestPrune(t *testing.T) {
 	}
 }
 
+// TestPruneRefused: what the API server answers where it refuses the pruning, as a guard does, stands in
+// the StorageState until it does not any more.
+func TestPruneRefused(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
+	told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
+	w.before = func(call string) error {
+		if call == "status CustomResourceDefinition" {
+			return refusal
+		}
+		return nil
+	}
+	for range 3 {
+		_, _ = c.Step(t.Context(), cronJobs)
+	}
+	if got := told(); got != refusal.Error() {
+		t.Errorf("told is %q", got)
+	}
+	w.before = nil
+	if _, err := c.Step(t.Context(), cronJobs); err != nil || told() != "" {
+		t.Errorf("pruned: %v, told is %q", err, told())
+	}
+}
+
 // TestFailingActionHoldsNoOtherUp: an action that cannot be done for one migration keeps neither
 // another from its own nor the state from its heartbeat, but a new one is not begun.
 func TestFailingActionHoldsNoOtherUp(t *testing.T) {

@@ -19,6 +19,10 @@ const (
 	// said to store. It never tells of a newer one than the status.
 	DefinitionAnnotation = "concord.dev/definition"
 
+	// PruneRefusedAnnotation, on a StorageState, is the API server's answer where it has refused to take
+	// versions out of the definition's storedVersions.
+	PruneRefusedAnnotation = "concord.dev/prune-refused"
+
 	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,
 	// are its target: the StorageVersion and epoch at which all servers agreed, and the
 	// encoding they agreed on. The trigger writes them; without all three a migration never
