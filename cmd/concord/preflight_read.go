@@ -77,7 +77,10 @@ func listStored(ctx context.Context, reader migratestore.Reader, prefix string, 
 		}
 		return ctx.Err()
 	})
-	if unread > 0 {
+	switch {
+	case unread == 1:
+		err = errors.Join(err, errors.New("1 value is encrypted or does not decode"))
+	case unread > 1:
 		err = errors.Join(err, fmt.Errorf("%d values are encrypted or do not decode", unread))
 	}
 	return err

@@ -175,6 +175,16 @@ func asStored(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) strin
 	return string(value)
 }
 
+// withRule is a definition whose schema has a CEL rule.
+func withRule(plural, rule string) *apiextensionsv1.CustomResourceDefinition {
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: plural + ".example.com"}}
+	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{Group: "example.com", Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural}, Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+		Name: "v1", Storage: true,
+		Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XValidations: apiextensionsv1.ValidationRules{{Rule: rule}}}},
+	}}}
+	return crd
+}
+
 func stateKey(gr schema.GroupResource) string {
 	return "migration.k8s.io/storagestates/" + migrationv1alpha1.StateName(gr)
 }
@@ -334,6 +344,9 @@ func TestPreflightInEtcd(t *testing.T) {
 			"services/specs/default/1st":        `{"apiVersion":"v1","kind":"Service","metadata":{"namespace":"default","name":"1st"}}`,
 			"services/endpoints/default/2nd":    `{"apiVersion":"v1","kind":"Endpoints","metadata":{"namespace":"default","name":"2nd"}}`,
 			"deviceclasses/sealed":              "k8s:enc:aescbc:v1:key1:\x00",
+			// Stored as Kubernetes stores them, and looked at in v1.
+			"mutatingadmissionpolicies/older":                                  `{"apiVersion":"admissionregistration.k8s.io/v1beta1","kind":"MutatingAdmissionPolicy","metadata":{"name":"older"},"spec":{"variables":[{"name":"a","expression":"[1].includes(1)"}]}}`,
+			"apiextensions.k8s.io/customresourcedefinitions/gears.example.com": asStored(t, withRule("gears", "self.names.includes('a')")),
 		} {
 			_, err := client.Put(t.Context(), "/warned/"+key, value)
 			requireNoError(t, err)
@@ -343,9 +356,13 @@ func TestPreflightInEtcd(t *testing.T) {
 		for _, w := range report.Warnings {
 			found = append(found, w.Resource+" "+w.Object+": "+w.About)
 		}
-		want := []string{"services default/1st: its name, which has to begin with a letter in 1.35",
-			"validatingadmissionpolicies.admissionregistration.k8s.io newer: CEL expressions with includes, which is newer than 1.35"}
-		if !slices.Equal(found, want) || !strings.Contains(report.Covers, "nor deviceclasses.resource.k8s.io: 1 values are encrypted or do not decode") {
+		want := []string{
+			"customresourcedefinitions.apiextensions.k8s.io gears.example.com: CEL expressions with includes, which is newer than 1.35",
+			"mutatingadmissionpolicies.admissionregistration.k8s.io older: CEL expressions with includes, which is newer than 1.35",
+			"services default/1st: its name, which has to begin with a letter in 1.35",
+			"validatingadmissionpolicies.admissionregistration.k8s.io newer: CEL expressions with includes, which is newer than 1.35",
+		}
+		if !slices.Equal(found, want) || !strings.HasSuffix(report.Covers, "nor deviceclasses.resource.k8s.io: 1 value is encrypted or does not decode") {
 			t.Errorf("warned of %q, covering %q: %v", found, report.Covers, err)
 		}
 	})

@@ -16,7 +16,7 @@ import (
 // it decodes values of built-in kinds into the types that the server works with, and of all
 // others, custom resources among them, no more than their JSON.
 func Decode(value []byte) error {
-	_, err := decode(value)
+	_, _, err := decode(value)
 	if runtime.IsNotRegisteredError(err) {
 		err = nil
 		if bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")) {
@@ -27,22 +27,34 @@ func Decode(value []byte) error {
 }
 
 // DecodeAs decodes a value of a built-in kind that is not encrypted, and converts it to a version
-// of its group.
+// of its group, whatever version it is stored in.
 func DecodeAs(value []byte, version schema.GroupVersion) (*unstructured.Unstructured, error) {
-	decoded, err := decode(value, version)
+	internal, scheme, err := decode(value)
 	if err != nil {
 		return nil, err
 	}
-	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(decoded)
+	// Between versions there is no way but through the internal one.
+	converted, err := scheme.ConvertToVersion(internal, version)
+	if err != nil {
+		return nil, err
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(converted)
 	return &unstructured.Unstructured{Object: object}, err
 }
 
-// decode returns an object of a built-in kind in one of the versions, the internal one without any.
-func decode(value []byte, versions ...schema.GroupVersion) (decoded runtime.Object, err error) {
-	for _, codecs := range []serializer.CodecFactory{legacyscheme.Codecs, apiextensionsapiserver.Codecs, aggregatorscheme.Codecs} {
-		if decoded, _, err = codecs.UniversalDecoder(versions...).Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
-			return decoded, err
+// decode returns an object of a built-in kind in the internal version, and the scheme that has it.
+func decode(value []byte) (internal runtime.Object, scheme *runtime.Scheme, err error) {
+	for _, in := range []struct {
+		scheme *runtime.Scheme
+		codecs serializer.CodecFactory
+	}{
+		{legacyscheme.Scheme, legacyscheme.Codecs},
+		{apiextensionsapiserver.Scheme, apiextensionsapiserver.Codecs},
+		{aggregatorscheme.Scheme, aggregatorscheme.Codecs},
+	} {
+		if internal, _, err = in.codecs.UniversalDecoder().Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
+			return internal, in.scheme, err
 		}
 	}
-	return nil, err
+	return nil, nil, err
 }
