@@ -353,6 +353,9 @@ func (s Stored) encodings() []string {
 // unreported stands among Stored.Reported for a server that writes and reports nothing.
 const unreported = "Unknown"
 
+// Silent says whether a server reports nothing, so that it may write others as long as it lives.
+func (s Stored) Silent() bool { return slices.Contains(s.Reported, unreported) }
+
 // uncertain is why other encodings than those named are possible; "" if they are not.
 func (s Stored) uncertain() string {
 	var more string
@@ -361,7 +364,7 @@ func (s Stored) uncertain() string {
 		return values(c.Unreadable) + " unreadable, for whatever release"
 	case s.Undecodable.Objects > 0: // a census does not convert objects
 		return fmt.Sprintf("a migration found that %s cannot be read, for whatever release", objects(s.Undecodable.Objects))
-	case !s.Unknown && c != nil && slices.Contains(s.Reported, unreported):
+	case !s.Unknown && c != nil && s.Silent():
 		return "a server that reports nothing may write others (kubectl concord status names it)"
 	case !s.Unknown:
 		return ""

@@ -64,7 +64,8 @@ func OfDefinitions(changes []Change) Report {
 		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
-		untold.do("have the objects counted, as a cluster admin, or in a stock cluster from its etcd (concord preflight --etcd-servers), or wait until their migrations are done: kubectl concord why RESOURCE"))
+		untold.do("have the objects counted, as a cluster admin, or in a stock cluster from its etcd (concord preflight --etcd-servers), or wait until their migrations are done: kubectl concord why RESOURCE",
+			"wait until their migrations are done: kubectl concord why RESOURCE"))
 }
 
 // OfDeletion judges a definition that is to be deleted, and its objects with it.

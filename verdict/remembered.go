@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -19,6 +20,9 @@ type Cluster struct {
 	Versions    []apiserverinternalv1alpha1.StorageVersion
 	Migrations  []migrationv1alpha1.StorageVersionMigration
 	Definitions map[schema.GroupResource]*Definition
+	// Leases are the identity Leases. They tell of servers of Concord also where the one that was asked,
+	// a kube-apiserver without Concord, has no StorageVersions.
+	Leases []coordinationv1.Lease
 }
 
 // Stored has the encodings in which each resource may be stored as far as the cluster remembers,
@@ -26,9 +30,13 @@ type Cluster struct {
 // nothing may be remembered of them.
 func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 	sets, evidence := c.sets(), Evidence(c.Migrations)
+	why := noReports
+	if len(storageversion.Reporting(c.Leases)) > 0 {
+		why = noConcord
+	}
 	var all []compat.Stored
 	for _, gr := range Resources(known, sets.Resources(), slices.Collect(maps.Keys(c.Definitions))) {
-		s := sets.inCluster(gr)
+		s := sets.inCluster(gr, why)
 		s.Undecodable = evidence[gr]
 		all = append(all, Defined(s, c.Definitions))
 	}
@@ -60,8 +68,8 @@ func (c Cluster) sets() Sets {
 
 // inCluster is a resource's stored set. Where both kinds of objects were listed, a resource
 // that has neither was never reported, and no server writes before it reports. A list that was
-// not found proves nothing.
-func (s Sets) inCluster(gr schema.GroupResource) compat.Stored {
+// not found proves nothing: why tells why there are no StorageVersions.
+func (s Sets) inCluster(gr schema.GroupResource, why string) compat.Stored {
 	_, state := s.States[gr]
 	_, version := s.Versions[gr]
 	if len(s.States) > 0 && len(s.Versions) > 0 && !state && !version {
@@ -69,13 +77,17 @@ func (s Sets) inCluster(gr schema.GroupResource) compat.Stored {
 	}
 	stored := s.Of(gr)
 	if stored.Unknown && len(s.Versions) == 0 {
-		stored.Why = noReports
+		stored.Why = why
 	}
 	return stored
 }
 
-// noReports is why nothing is sure of a cluster of stock servers.
-const noReports = "no server of this cluster reports what it stores, as Concord's do"
+const (
+	// noReports is why nothing is sure of a cluster of stock servers.
+	noReports = "no server of this cluster reports what it stores, as Concord's do"
+	// noConcord is why nothing is sure where a stock server was asked of a cluster that has others.
+	noConcord = "the kube-apiserver that answered is one without Concord, which does not tell what servers report"
+)
 
 // Defined adds what the resource's definition says of it; nil is one that cannot be read.
 func Defined(s compat.Stored, definitions map[schema.GroupResource]*Definition) compat.Stored {

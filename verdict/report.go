@@ -63,39 +63,63 @@ func OfServer(target *compat.Target, stored []compat.Stored) Report {
 		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
-		untold.do("wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir"))
+		untold.do("wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir",
+			"wait until migrations are done (kubectl concord status tells)"))
 }
 
 // untold is why nobody could tell of some resources.
 type untold struct {
-	// damaged is the first that has values which cannot be read; others is that there are others, and
-	// unreported that there are some for which no waiting helps, since no server reports.
-	damaged            string
-	others, unreported bool
+	// damaged is the first that has values which cannot be read.
+	damaged string
+	// unreported says that no server reports some, noConcord that the one that was asked tells of no
+	// reports, silent that a server of several reports nothing, and encrypted that values are. For
+	// these no waiting helps.
+	unreported, noConcord, silent, encrypted bool
+	// uncounted are others whose raw values nobody read, and counted those of which somebody did.
+	uncounted, counted bool
 }
 
 func (u *untold) add(f compat.Finding, s compat.Stored) {
 	switch {
 	case f.Verdict != compat.CouldNotTell:
-	case s.Undecodable.Objects == 0 && (s.Census == nil || s.Census.Unreadable == 0):
-		u.unreported = u.unreported || s.Why == noReports
-		u.others = u.others || s.Why != noReports
-	case u.damaged == "":
-		u.damaged = f.Resource
+	case s.Undecodable.Objects > 0 || s.Census != nil && s.Census.Unreadable > 0:
+		u.damaged = cmp.Or(u.damaged, f.Resource)
+	case s.Silent():
+		u.silent = true
+	case s.Why == noReports:
+		u.unreported = true
+	case s.Why == noConcord:
+		u.noConcord = true
+	case s.Census != nil && s.Census.Encrypted > 0:
+		u.encrypted = true
+	case s.Census == nil || s.Census.Partial != "":
+		u.uncounted = true
+	default:
+		u.counted = true
 	}
 }
 
-// do is the advice to restore damaged objects, and that for the others.
-func (u untold) do(others string) string {
+// do is the advice for each reason. uncounted is that for resources of which no raw values were read,
+// and counted that for those of which they were.
+func (u untold) do(uncounted, counted string) string {
 	var all []string
 	if u.damaged != "" {
 		all = append(all, "have the objects that cannot be read saved, or removed: kubectl concord why "+u.damaged+" tells how")
 	}
-	if u.unreported {
-		all = append(all, "let raw values be read, for which no server has to report: concord preflight --etcd-servers")
-	}
-	if u.others {
-		all = append(all, others)
+	for _, advice := range []struct {
+		is   bool
+		text string
+	}{
+		{u.silent, "replace the kube-apiserver that reports nothing or, if it is gone for good, delete its Lease (kubectl concord status names it)"},
+		{u.noConcord, "ask a kube-apiserver of Concord, which kubectl concord status names: kubectl concord preflight --server URL"},
+		{u.unreported, "let raw values be read, for which no server has to report: concord preflight --etcd-servers"},
+		{u.encrypted, "have a server of Concord, which has the keys, count the values that are encrypted: kubectl concord preflight"},
+		{u.uncounted, uncounted},
+		{u.counted && !u.uncounted, counted},
+	} {
+		if advice.is {
+			all = append(all, advice.text)
+		}
 	}
 	return strings.Join(all, "; ")
 }

@@ -11,11 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -205,5 +207,49 @@ func TestStockCluster(t *testing.T) {
 	r := verdict.OfServer(target, verdict.Cluster{States: []migrationv1alpha1.StorageState{state}}.Stored([]schema.GroupResource{widgets}))
 	if r.Verdict != compat.CouldNotTell || strings.Contains(r.Do, "wait") || !strings.Contains(r.Do, "--etcd-servers") || !strings.Contains(r.Resources[0].Reason, "no server of this cluster reports") {
 		t.Errorf("the verdict is %+v", r)
+	}
+}
+
+// TestMixedControlPlane: of a cluster that has servers of Concord beside a kube-apiserver without it, the
+// advice is what helps there: not to wait, and not to read again what was read.
+func TestMixedControlPlane(t *testing.T) {
+	concord := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "apiserver-a", Annotations: map[string]string{storageversion.BinaryVersionAnnotation: "1.37"}}}
+	stock := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "apiserver-b"}}
+	state := migrationv1alpha1.StorageState{}
+	state.Name = widgets.String()
+	asked := verdict.Cluster{States: []migrationv1alpha1.StorageState{state}, Leases: []coordinationv1.Lease{concord, stock}}.Stored([]schema.GroupResource{widgets})
+	counted := &compat.StoredCensus{Objects: map[string]int64{"v1": 1}}
+	secrets := compat.Stored{Resource: schema.GroupResource{Resource: "secrets"}, Reported: []string{"v1", "Unknown"}, Census: counted}
+	sealed := compat.Stored{Resource: secrets.Resource, Unknown: true, Census: &compat.StoredCensus{Encrypted: 1}}
+	uncounted := compat.Stored{Resource: secrets.Resource, Unknown: true}
+	gears := compat.Stored{Resource: schema.GroupResource{Resource: "gears"}, Census: counted}
+	const read, wait, silent = "let raw values be read", "wait", "replace the kube-apiserver that reports nothing or, if it is gone for good, delete its Lease"
+	for name, test := range map[string]struct {
+		stored   compat.Stored
+		do, dont []string
+	}{
+		"a stock server was asked":             {asked[0], []string{"ask a kube-apiserver of Concord"}, []string{read, wait, silent}},
+		"one of Concord's, or etcd, was asked": {secrets, []string{silent}, []string{read, wait}},
+		"nobody counted":                       {uncounted, []string{read, wait}, []string{silent}},
+		"encrypted values in etcd":             {sealed, []string{"which has the keys"}, []string{read, wait, silent}},
+		"a lifecycle that nobody knows":        {gears, []string{wait}, []string{read, silent}},
+	} {
+		r := verdict.OfServer(compat.ReleaseTarget(verdict.Lifecycles(), version.MajorMinor(1, 38)), []compat.Stored{test.stored})
+		if r.Verdict != compat.CouldNotTell {
+			t.Errorf("%s: the verdict is %+v", name, r)
+		}
+		for _, text := range test.do {
+			if !strings.Contains(r.Do, text) {
+				t.Errorf("%s: it does not advise %q: %s", name, text, r.Do)
+			}
+		}
+		for _, text := range test.dont {
+			if strings.Contains(r.Do, text) {
+				t.Errorf("%s: it advises %q: %s", name, text, r.Do)
+			}
+		}
+	}
+	if reason := asked[0].Why; !strings.Contains(reason, "that answered is one without Concord") {
+		t.Errorf("it says that %s", reason)
 	}
 }

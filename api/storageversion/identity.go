@@ -118,6 +118,13 @@ func ControlPlane(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(Servers(identities), func(l coordinationv1.Lease) bool { return IsAggregated(&l) })
 }
 
+// Reporting returns those of the identity Leases that stand for a server of the control plane each that
+// reports what it stores: where there is one, a kube-apiserver that serves no StorageVersions is one
+// without Concord beside it.
+func Reporting(identities []coordinationv1.Lease) []coordinationv1.Lease {
+	return slices.DeleteFunc(ControlPlane(slices.Clone(identities)), func(l coordinationv1.Lease) bool { return SilenceOf(&l) != "" })
+}
+
 // SilenceOf says why the server of an identity Lease never reports; empty for one that does.
 // Every Concord server tells its versions on its Lease from the Lease's creation: a Lease
 // with none of them is a kube-apiserver's without Concord.

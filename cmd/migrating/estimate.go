@@ -96,7 +96,7 @@ func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResourc
 }
 
 // ErrNoCensus is the error of kube-apiservers without Concord.
-var ErrNoCensus = errors.New("these servers take no census, as kube-apiservers without Concord; etcd can be counted by kubectl concord census --etcd-servers")
+var ErrNoCensus = errors.New("the kube-apiserver that answered is one without Concord, and takes no census: ask one of Concord by --server, if kubectl concord status names any, or count etcd by kubectl concord census --etcd-servers")
 
 // CensusOf asks a server for a census of a resource.
 func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schema.GroupResource, how Reading) (*census.Resource, error) {

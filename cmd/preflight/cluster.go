@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,12 +88,17 @@ func readCluster(ctx context.Context, cluster client.Client, known []schema.Grou
 	if err := cluster.List(ctx, &crds); err != nil {
 		return nil, fmt.Errorf("list CustomResourceDefinitions: %w", err)
 	}
+	var leases coordinationv1.LeaseList
+	err := cluster.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) { // they only help to tell why nobody could tell
+		return nil, fmt.Errorf("list identity Leases: %w", err)
+	}
 	world := &World{Definitions: map[schema.GroupResource]*verdict.Definition{}}
 	for i := range crds.Items {
 		d := DefinitionOf(&crds.Items[i])
 		world.Definitions[d.Resource] = &d
 	}
-	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions}.Stored(known)
+	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions, Leases: leases.Items}.Stored(known)
 	return world, nil
 }
 
