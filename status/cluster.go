@@ -81,9 +81,7 @@ func Of(o Observed) Cluster {
 			problems = append(problems, p)
 		}
 	}
-	if p := x.unattended(); p.Kind != "" {
-		problems = append(problems, p)
-	}
+	problems = append(problems, x.ofCluster()...)
 	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
 	order := []string{Running, Proving, Retrying, Pending, IsWaits, IsPaused}
 	slices.SortStableFunc(c.Moving, func(a, b Moving) int { return cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)) })
@@ -128,7 +126,7 @@ func (x *index) problems(r *resource) []Problem {
 // unobserved is why nobody knows what servers of a stock cluster write: there no server
 // reports, and the StorageState says what was observed.
 func (x *index) unobserved(r *resource) Problem {
-	if r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.gone() || r.settling() != "" {
+	if x.stockAnswered || r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.gone() || r.settling() != "" {
 		return Problem{}
 	}
 	why := r.state.Status.Message
@@ -149,6 +147,11 @@ func (r *resource) settling() string {
 		return ""
 	}
 	return r.state.Status.Message
+}
+
+// ofCluster are the problems that all resources have.
+func (x *index) ofCluster() []Problem {
+	return slices.DeleteFunc([]Problem{x.unattended(), x.unready(), x.askedStock()}, func(p Problem) bool { return p.Kind == "" })
 }
 
 // unattended is that nothing goes on, of all resources: no server can write, or nobody keeps the StorageStates.

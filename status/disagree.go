@@ -117,6 +117,9 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 // their own: they do not report, or are dead while the servers disagree.
 func (x *index) waitsFor(r *resource) []Server {
 	var all []Server
+	if x.stockAnswered && r.counts() { // by their Leases, since there are no reports
+		return slices.DeleteFunc(slices.Clone(x.servers), func(s Server) bool { return s.silence == "" })
+	}
 	disagree := len(x.sides(r)) > 1
 	for _, report := range r.reports {
 		server, _ := x.server(report.Server)

@@ -21,6 +21,9 @@ type index struct {
 	Observed
 	servers []Server
 	of      map[schema.GroupResource]*resource
+	// stockAnswered says that a kube-apiserver without Concord answered, of a cluster that has others:
+	// it serves no StorageVersions, so that nothing is known of what servers report.
+	stockAnswered bool
 }
 
 // resource is all that was observed of one resource. Fields are nil where there is nothing.
@@ -44,6 +47,7 @@ type resource struct {
 
 func indexed(o Observed) *index {
 	x := &index{Observed: o, servers: serversOf(o), of: map[schema.GroupResource]*resource{}}
+	x.stockAnswered = len(o.StorageVersions) == 0 && len(o.States) > 0 && len(storageversion.Reporting(o.Leases)) > 0
 	for i := range o.StorageVersions {
 		if gr, err := storageversion.GroupResource(o.StorageVersions[i].Name); err == nil {
 			x.get(gr).version = &o.StorageVersions[i]

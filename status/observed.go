@@ -33,7 +33,7 @@ type Observed struct {
 	Versions []versionv1alpha1.ClusterVersion `json:"versions,omitempty"`
 	Events   []corev1.Event                   `json:"events,omitempty"`
 	Left     []Gone                           `json:"left,omitempty"`
-	// FailedChecks are those of /readyz that fail, by name; read only if no Lease is renewed.
+	// FailedChecks are those of /readyz of the server that answers that fail, by name.
 	FailedChecks []string `json:"failedChecks,omitempty"`
 	// Unread says of kinds that could not be read why not, such as that the user may not list
 	// them. Anything that depends on them is not known then.

@@ -17,6 +17,10 @@ const (
 	DeadServer Kind = "DeadServer"
 	// Idle: no controllers look after the StorageStates.
 	Idle Kind = "Idle"
+	// NotReady: the server that answers is not ready.
+	NotReady Kind = "NotReady"
+	// StockAnswered: a kube-apiserver without Concord answers, which does not know what servers report.
+	StockAnswered Kind = "StockAnswered"
 	// StockServer: a kube-apiserver without Concord serves among Concord's, or did lately.
 	StockServer Kind = "StockServer"
 	// SilentServer: the feature gate StorageVersionAPI of a server is off.
@@ -41,7 +45,7 @@ const (
 	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{NoneRenews, DeadServer, Idle, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
+var urgency = []Kind{NoneRenews, DeadServer, Idle, NotReady, StockAnswered, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem keeps a server or a resource from being well, and says what to do about it.
 type Problem struct {

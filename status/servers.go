@@ -38,6 +38,7 @@ type Server struct {
 
 // The states of a server.
 const (
+	// Serving: it renews its Lease and has reported. Whether it is ready its /readyz tells alone.
 	Serving  = "serving"
 	Starting = "starting"
 	Dead     = "dead"
@@ -84,8 +85,41 @@ func noneRenews(servers []Server) bool {
 		!slices.ContainsFunc(servers, func(s Server) bool { return !stale(s) })
 }
 
-// NoneRenews says whether no identity Lease was renewed in time.
-func (o Observed) NoneRenews() bool { return noneRenews(serversOf(o)) }
+// askedStock is the problem that a kube-apiserver without Concord has answered; the Kind is empty if it
+// has not, or if nobody can tell.
+func (x *index) askedStock() Problem {
+	if !x.stockAnswered || len(x.Unread) > 0 {
+		return Problem{}
+	}
+	var others []string
+	for _, s := range x.servers {
+		if s.silence == "" && !s.Aggregated && s.State != Dead {
+			others = append(others, s.ID)
+		}
+	}
+	p := Problem{
+		Kind: StockAnswered,
+		Text: "a kube-apiserver without Concord has answered: it does not serve StorageVersions, so that what servers report is not known here",
+		Do:   "ask one of Concord's, by --server",
+	}
+	if len(others) > 0 {
+		p.Do += ": " + some(others)
+	}
+	return p
+}
+
+// unready is the problem that the server which answers is not ready; the Kind is empty if it is, and
+// where unrenewed tells its checks.
+func (x *index) unready() Problem {
+	if len(x.FailedChecks) == 0 || noneRenews(x.servers) {
+		return Problem{}
+	}
+	return Problem{
+		Kind: NotReady,
+		Text: "the kube-apiserver that answered is not ready: its /readyz fails: " + strings.Join(x.FailedChecks, ", "),
+		Do:   "see its log, and kubectl get --raw '/readyz?verbose', which the others answer by --server",
+	}
+}
 
 // unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. Then
 // none is to be taken for dead: without its Lease a server that lives would take no deletes

@@ -75,14 +75,12 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 			a.Problems = append(a.Problems, p)
 		}
 	}
-	if p := x.unattended(); p.Kind != "" {
-		a.Problems = append(a.Problems, p)
-	}
+	a.Problems = append(a.Problems, x.ofCluster()...)
 	a.Problems = gathered(append(a.Problems, x.problems(r)...))
 	for _, m := range r.live() {
 		a.Moving = append(a.Moving, movingOf(r, m))
 	}
-	r.summarize(&a, target)
+	r.summarize(&a, target, x.silentOf(r))
 	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
 		a.Next = "nothing is migrated before concord controllers, or servers of Concord, run here: no StorageState tells of them"
 	}
@@ -117,8 +115,19 @@ func (r *resource) shares(counted Counted) []Share {
 	return shares
 }
 
-// summarize says what is the case, and what happens next by itself.
-func (r *resource) summarize(a *Answer, target agree.Encoding) {
+// silentOf are the servers, alive or not, that may write the resource and do not report how.
+func (x *index) silentOf(r *resource) (ids []string) {
+	for _, server := range x.waitsFor(r) {
+		if server.silence != "" {
+			ids = append(ids, server.ID)
+		}
+	}
+	return ids
+}
+
+// summarize says what is the case, and what happens next by itself. silent are the servers that do not
+// report what they write.
+func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string) {
 	var total, old, unread int64
 	var others []string
 	counted := false
@@ -145,7 +154,7 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 		a.Next = r.next(a)
 		return
 	}
-	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted
+	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted || len(silent) > 0
 	name := string(target)
 	switch {
 	case target == "" && r.settling() != "":
@@ -166,6 +175,10 @@ func (r *resource) summarize(a *Answer, target agree.Encoding) {
 		a.Summary = fmt.Sprintf("%s: its definition lists it in status.storedVersions", r.blocks(r.stale()))
 	case damaged && !counted:
 		a.Summary = fmt.Sprintf("every object is in %s but those that cannot be migrated", name)
+	case len(silent) > 0 && counted:
+		a.Summary = fmt.Sprintf("%s: all of %s are in %s, and %s may write others without a report", r.blocks(nil), objects(total), name, some(silent))
+	case len(silent) > 0:
+		a.Summary = fmt.Sprintf("%s: every object is in %s, and %s may write others without a report", r.blocks(nil), name, some(silent))
 	case counted:
 		a.Summary = fmt.Sprintf("nothing blocks: all of %s are in %s", objects(total), name)
 	default:

@@ -132,8 +132,11 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	err := group.Wait()
 	o.Unread = refusals(unread)
 	o.Now = c.clock.Now()
-	if err == nil && o.NoneRenews() {
+	if refused := apierrors.APIStatus(nil); err == nil || errors.As(err, &refused) { // it answers
 		o.FailedChecks = c.failedChecks(ctx)
+	}
+	if err != nil && len(o.FailedChecks) > 0 {
+		err = fmt.Errorf("%w; its /readyz fails: %s", err, strings.Join(o.FailedChecks, ", "))
 	}
 	return o, err
 }

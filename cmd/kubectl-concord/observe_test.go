@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 
 	"k8s.io/client-go/discovery"
@@ -12,19 +13,19 @@ import (
 	"github.com/concord-dev/concord/connect"
 )
 
-// TestFailedChecks: where no Lease is renewed, the /readyz of the server that answers says why.
+// TestFailedChecks: the /readyz of the server that answers says which of its checks fail, also where the
+// server refuses to list.
 func TestFailedChecks(t *testing.T) {
-	const stale = `{"kind":"LeaseList","apiVersion":"coordination.k8s.io/v1","metadata":{},"items":[{
-		"metadata":{"name":"apiserver-0a1b2c3d4e5f6071","namespace":"kube-system","annotations":{"concord.dev/binary-version":"1.37"}},
-		"spec":{"leaseDurationSeconds":15,"renewTime":"2020-01-01T00:00:00.000000Z"}}]}`
+	refuses := false
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases":
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write([]byte(stale))
-		case "/readyz":
+		switch {
+		case r.URL.Path == "/readyz":
 			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = w.Write([]byte("[+]ping ok\n[-]etcd-space failed: reason withheld\n[-]other failed: reason withheld\nreadyz check failed\n"))
+		case refuses:
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"not now","reason":"ServiceUnavailable","code":503}`))
 		default:
 			http.NotFound(w, r)
 		}
@@ -41,5 +42,9 @@ func TestFailedChecks(t *testing.T) {
 	o, err := c.observe(t.Context())
 	if err != nil || !slices.Equal(o.FailedChecks, []string{"etcd-space", "other"}) {
 		t.Errorf("the checks that fail are %q, %v", o.FailedChecks, err)
+	}
+	refuses = true
+	if _, err := c.observe(t.Context()); err == nil || !strings.Contains(err.Error(), "not now; its /readyz fails: etcd-space, other") {
+		t.Errorf("of a server that refuses it is told %v", err)
 	}
 }
