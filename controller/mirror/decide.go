@@ -137,7 +137,11 @@ func message(c migrationv1alpha1.MigrationCondition, p *migrationv1alpha1.Migrat
 	if c.Type != migrationv1alpha1.MigrationRunning || p == nil {
 		return c.Message
 	}
-	return fmt.Sprintf("%s: %d of %d objects are done, %d cannot be migrated", c.Message, p.Done, p.Total, p.Failed)
+	counts := fmt.Sprintf("%d of %d objects are done, %d cannot be migrated", p.Done, p.Total, p.Failed)
+	if c.Message == "" { // as after the end
+		return counts
+	}
+	return c.Message + ": " + counts
 }
 
 func same(a, b *storagemigrationv1.StorageVersionMigrationStatus) bool {

@@ -169,10 +169,10 @@ func TestLife(t *testing.T) {
 			w.step()
 			w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
 			w.step()
-			w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
+			w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, &migrationv1alpha1.MigrationProgress{Total: 10, Done: 10})
 			w.step()
 			w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, "because")
-			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); c.Status != metav1.ConditionFalse {
+			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); c.Status != metav1.ConditionFalse || !strings.HasPrefix(c.Message, "10 of 10 objects are done") {
 				t.Errorf("condition %+v after the end", c)
 			}
 			if now := w.read().Status.ResourceVersion; now != began {
