@@ -239,6 +239,7 @@ func keysOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, asked 
 
 // key is an encryption key, and the resources that may need it.
 type key struct {
+	// Key is Unknown for keys that nobody can name.
 	Key string `json:"key"`
 	// Encrypts are the resources that servers encrypt with it, Needs those that may have
 	// objects encrypted with it.
@@ -289,6 +290,9 @@ func keysText(keys []key) string {
 	}
 	var text strings.Builder
 	for _, k := range keys {
+		if k.Key == migrationv1alpha1.Unknown {
+			continue
+		}
 		fmt.Fprintln(&text, k.Key)
 		for _, line := range []struct {
 			says      string
@@ -300,6 +304,16 @@ func keysText(keys []key) string {
 		}
 		if len(k.Needs) == 0 && len(k.Encrypts) == 0 {
 			text.WriteString("  nothing needs it any more; prove that with concord keys before destroying it\n")
+		}
+	}
+	if i := slices.IndexFunc(keys, func(k key) bool { return k.Key == migrationv1alpha1.Unknown }); i >= 0 {
+		for _, line := range []struct {
+			says      string
+			resources []string
+		}{{"servers encrypt these with different keys, or do not agree on their version", keys[i].Encrypts}, {"objects may need keys that nobody remembers", keys[i].Needs}} {
+			if len(line.resources) > 0 {
+				text.WriteString(line.says + "\n" + indented(strings.Join(line.resources, ", ")))
+			}
 		}
 	}
 	return text.String()

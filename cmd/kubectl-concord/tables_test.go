@@ -71,6 +71,17 @@ identity
 aescbc:v1:key1:a
   nothing needs it any more; prove that with concord keys before destroying it
 `)
+	wantText(t, keysText(keysOf([]migrationv1alpha1.StorageState{
+		state("secrets", migrationv1alpha1.Unknown, []string{"aescbc:v1:key1:a", migrationv1alpha1.Unknown}, nil),
+		state("widgets.example.com", migrationv1alpha1.Unknown, []string{"aescbc:v1:key1:a"}, nil),
+	})), `
+aescbc:v1:key1:a
+  may be needed by secrets, widgets.example.com
+servers encrypt these with different keys, or do not agree on their version
+  secrets, widgets.example.com
+objects may need keys that nobody remembers
+  secrets
+`)
 	var all []migrationv1alpha1.StorageState
 	for i := range 60 {
 		all = append(all, state(fmt.Sprintf("resources-%02d.example.com", i), "aescbc:v1:key2:b", nil, nil))
