@@ -23,13 +23,16 @@ const (
 	bootstrapRetry = 500 * time.Millisecond
 	// ownCRDsCheck is how often it is looked whether the own definitions are still there.
 	ownCRDsCheck = 5 * time.Second
+	// rolesRest is how long roles are left alone after a look at them: authorizers notice them with a delay, and
+	// controllers may be forbidden something for other reasons.
+	rolesRest = time.Minute
 	// permissionPoll is how often it is asked whether a controller may begin.
 	permissionPoll = 100 * time.Millisecond
 )
 
 // bootstrap is the post-start hook that makes the objects that the controllers need: their
-// definitions and their permissions. Definitions that somebody deletes are made again as long as
-// the server runs: the objects they held are forgotten, so that everything is proven anew.
+// definitions and their permissions. Those that somebody deletes are made again as long as
+// the server runs. The objects that definitions held are forgotten, so that everything is proven anew.
 func (j *Join) bootstrap(hook genericapiserver.PostStartHookContext) error {
 	go workers.Loop(hook, "bootstrap", j.keepOwn)
 	return nil
@@ -40,12 +43,29 @@ func (j *Join) keepOwn(ctx context.Context) {
 	if j.ensureOwn(ctx) != nil || j.awaitOwnCRDs(ctx) != nil {
 		return // ctx has ended
 	}
+	var looked time.Time
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if now := time.Now(); now.Sub(looked) >= rolesRest && j.clients.forbidden.Swap(false) {
+			looked = now
+			j.restoreRoles(ctx)
+		}
 		if j.lacksOwnCRD() {
 			klog.FromContext(ctx).Info("A definition of Concord's own was deleted and is made again: all that is stored will be proven anew")
 			_ = j.ensureOwn(ctx) // ends with ctx
 		}
 	}, ownCRDsCheck)
+}
+
+// restoreRoles makes the roles of the controllers again if one may not do what it does.
+func (j *Join) restoreRoles(ctx context.Context) {
+	for _, role := range roles.All {
+		if ctx.Err() != nil || role.Granted(ctx, j.clients.kube) {
+			continue
+		}
+		err := roles.Ensure(j.clients.kube)
+		klog.FromContext(ctx).Info("The roles of Concord's own controllers, or their bindings, were deleted or changed: what is missing is made again", "user", role.User(), "err", err)
+		return
+	}
 }
 
 // ensureOwn tries until it succeeds or ctx ends, since at first the server's own and other
@@ -105,7 +125,11 @@ func (j *Join) awaitPermitted(ctx context.Context, role roles.Role) error {
 		return nil
 	}
 	return wait.PollUntilContextCancel(ctx, permissionPoll, true, func(ctx context.Context) (bool, error) {
-		return role.Granted(ctx, j.clients.kube), nil
+		granted := role.Granted(ctx, j.clients.kube)
+		if !granted { // as if it had been refused what it does not ask for before
+			j.clients.forbidden.Store(true)
+		}
+		return granted, nil
 	})
 }
 

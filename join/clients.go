@@ -1,6 +1,10 @@
 package join
 
 import (
+	"net/http"
+	"sync/atomic"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -22,6 +26,8 @@ type clients struct {
 	controllers *rest.Config
 	// impersonate has each of them act as a user of its own.
 	impersonate bool
+	// forbidden says that such a user was refused something, since it was last looked at.
+	forbidden atomic.Bool
 }
 
 // acting is the client of one controller.
@@ -51,10 +57,31 @@ func (c *clients) as(role roles.Role) (acting, error) {
 	config := rest.CopyConfig(c.controllers)
 	if c.impersonate {
 		config.Impersonate = rest.ImpersonationConfig{UserName: role.User()}
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &refusals{next: next, seen: &c.forbidden} })
 	}
 	objects, err := NewClient(config)
 	return acting{config: config, objects: objects}, err
 }
+
+// refusals sees that requests are forbidden.
+type refusals struct {
+	next http.RoundTripper
+	seen *atomic.Bool
+}
+
+var _ utilnet.RoundTripperWrapper = &refusals{}
+
+// RoundTrip implements http.RoundTripper.
+func (r *refusals) RoundTrip(request *http.Request) (*http.Response, error) {
+	answer, err := r.next.RoundTrip(request)
+	if err == nil && answer.StatusCode == http.StatusForbidden {
+		r.seen.Store(true)
+	}
+	return answer, err
+}
+
+// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
+func (r *refusals) WrappedRoundTripper() http.RoundTripper { return r.next }
 
 func clientsOf(config *rest.Config) (*clients, error) {
 	config = rest.CopyConfig(config)

@@ -87,6 +87,31 @@ func TestControllersTellThatTheyAre(t *testing.T) {
 	}
 }
 
+// TestForbidden: it is seen when a controller is refused something, and not when the server itself is.
+func TestForbidden(t *testing.T) {
+	status := http.StatusNotFound
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+	defer backend.Close()
+	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: version.MustParse("1.35"), RBAC: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trigger, err := all.as(roles.Trigger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		asks   client.Client
+		status int
+		want   bool
+	}{{trigger.objects, http.StatusNotFound, false}, {all.objects, http.StatusForbidden, false}, {trigger.objects, http.StatusForbidden, true}} {
+		status = test.status
+		if err := test.asks.List(t.Context(), &corev1.EventList{}); err == nil || all.forbidden.Swap(false) != test.want {
+			t.Errorf("after a %d, %v: it is not %t that something is forbidden", status, err, test.want)
+		}
+	}
+}
+
 func withCodec(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.ContentConfig = rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}

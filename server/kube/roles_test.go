@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -94,6 +95,34 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 			}
 		}
 	}
+}
+
+// rolesAgain deletes the roles and bindings of all controllers, as a clean-up may that takes their names for
+// those of something that is gone: the server makes them again, and migrates.
+func rolesAgain(t *testing.T, s *apiserver) {
+	rbac, ctx := s.kube().RbacV1(), t.Context()
+	for _, r := range roles.All {
+		name := "concord:" + r.Name
+		err := errors.Join(client.IgnoreNotFound(rbac.ClusterRoles().Delete(ctx, name, metav1.DeleteOptions{})),
+			client.IgnoreNotFound(rbac.ClusterRoleBindings().Delete(ctx, name, metav1.DeleteOptions{})))
+		for _, namespace := range []string{metav1.NamespaceSystem, metav1.NamespaceDefault} {
+			err = errors.Join(err, client.IgnoreNotFound(rbac.Roles(namespace).Delete(ctx, name, metav1.DeleteOptions{})),
+				client.IgnoreNotFound(rbac.RoleBindings(namespace).Delete(ctx, name, metav1.DeleteOptions{})))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.flip("v1")
+	s.storedVersions(2*time.Minute, "v1")
+	eventually(t, 2*time.Minute, "all controllers may do their work", func(ctx context.Context) error {
+		for _, r := range roles.All {
+			if !r.Granted(ctx, s.kube()) {
+				return fmt.Errorf("%s may not", r.User())
+			}
+		}
+		return nil
+	})
 }
 
 // seldom are rules that this does not need.

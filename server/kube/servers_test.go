@@ -104,4 +104,5 @@ func TestCrash(t *testing.T) {
 	one.agreed(time.Minute, 1)
 	one.migrated(time.Minute)
 	t.Run("Roles", func(t *testing.T) { actInRoles(t, c, one) })
+	t.Run("RolesAgain", func(t *testing.T) { rolesAgain(t, one) })
 }
