@@ -384,6 +384,9 @@ func decideGone(o Observation) []Action {
 	return append(append(actions, decideKeep(o)...), decideBeat(o)...)
 }
 
+// unseen is why a migration waits while discovery does not tell all of the resource's group.
+const unseen = "discovery does not tell whether any server serves %q: kubectl get apiservices says which aggregated API server does not answer"
+
 // decideUnreported handles users' migrations of a resource that nobody reports. One that
 // did not begin gets time: servers may be about to report.
 func decideUnreported(o Observation) []Action {
@@ -407,6 +410,9 @@ func decideUnreported(o Observation) []Action {
 		case wait > 0:
 			actions = append(actions, Wait{For: wait, Why: "servers may be about to report " + o.Resource.String(), Starting: len(o.Starting) > 0})
 		case o.Existence == NotLooked:
+			if why := fmt.Sprintf(unseen, o.Resource); m.Waiting != why {
+				actions = append(actions, TellWaiting{Name: m.Name, Why: why, Begins: m.Waiting == ""})
+			}
 			actions = append(actions, Wait{For: missingGrace, Why: "discovery did not answer"})
 		default:
 			actions = append(actions, end)

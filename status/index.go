@@ -116,6 +116,12 @@ func (r *resource) gone() bool {
 	return r.version == nil && r.state != nil && r.state.Status.Message == evolve.Gone
 }
 
+// unreported says whether nobody tells how the resource is stored, and nobody did lately: it is known by a
+// migration that somebody asked for, or from before.
+func (r *resource) unreported() bool {
+	return r.version == nil && (r.state == nil || r.gone())
+}
+
 // settled says that every object is in the encoding that all agree on.
 func (r *resource) settled() bool {
 	return r.common != "" && len(r.stored) == 1 && r.stored[0] == r.common

@@ -38,6 +38,9 @@ type Answer struct {
 // in a census.
 const unreadable = "unknown"
 
+// notKnown begins Answer.Counted where nobody has told anything of what is stored.
+const notKnown = "not known: there is no StorageState"
+
 // Share is how many objects are in one encoding.
 type Share struct {
 	Encoding string `json:"encoding"`
@@ -65,6 +68,9 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	a.Target = string(target)
 	if counted.Objects == nil {
 		a.Counted = "by the stored set; objects were not counted"
+		if r.version == nil && r.state == nil {
+			a.Counted = notKnown + "; objects were not counted"
+		}
 		if counted.Err != "" {
 			a.Counted += ": " + counted.Err
 		}
@@ -159,6 +165,8 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string) 
 	switch {
 	case target == "" && r.settling() != "":
 		a.Summary = "nothing is migrated yet"
+	case target == "" && r.unreported():
+		a.Summary = "no server reports that it stores it, so that nothing can be migrated"
 	case target == "":
 		a.Summary = "servers do not agree on how it is stored, so that nothing can be migrated"
 	case counted && old > 0:
@@ -265,6 +273,8 @@ func (r *resource) next(a *Answer) string {
 		return "it is migrated, where that is needed, when a server serves it again"
 	case a.Target == "" && r.unserved:
 		return ""
+	case a.Target == "" && r.unreported():
+		return "servers report it when they serve it; kubectl get apiservices says which aggregated API server does not answer"
 	case a.Target == "":
 		return "servers agree a moment after the last one has reported; look again with kubectl concord status -w"
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
@@ -306,6 +316,10 @@ func (a Answer) Text(s Style) string {
 		}
 	}
 	text.WriteString("\n")
+	if len(a.Stored) == 0 && strings.HasPrefix(a.Counted, notKnown) {
+		text.WriteString(s.wrapped("", "", "What is stored is "+a.Counted+"."))
+		return text.String()
+	}
 	if len(a.Stored) == 0 {
 		text.WriteString("Nothing is stored, " + a.Counted + ".\n")
 		return text.String()

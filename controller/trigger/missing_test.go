@@ -2,6 +2,7 @@ package trigger
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,34 @@ func TestMissingResource(t *testing.T) {
 	for _, gr := range []schema.GroupResource{cronJobs, {Resource: "pods/status"}} {
 		t.Run(gr.String(), func(t *testing.T) { missing(t, gr) })
 	}
+}
+
+// TestNobodyKnows: a migration of a resource of which discovery does not tell, since an aggregated API server
+// does not answer, says what it waits for.
+func TestNobodyKnows(t *testing.T) {
+	w, c := newWorld(t, silent{})
+	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
+	}}
+	m.Name = "away"
+	w.must(w.client.Create(context.Background(), m))
+	for range 3 {
+		result, err := c.Step(context.Background(), cronJobs)
+		w.must(err)
+		w.clock.Step(result.After)
+	}
+	got := w.migrations()[0]
+	if why := migrationv1alpha1.Waiting(&got); !strings.Contains(why, "kubectl get apiservices") {
+		t.Errorf("conditions %+v", got.Status.Conditions)
+	}
+}
+
+// silent are kinds that nobody tells.
+type silent struct{}
+
+// Kind implements Kinds.
+func (silent) Kind(context.Context, schema.GroupResource) (string, error) {
+	return "", errors.New("the server is currently unable to handle the request")
 }
 
 func missing(t *testing.T, gr schema.GroupResource) {
