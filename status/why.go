@@ -86,7 +86,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	for _, m := range r.live() {
 		a.Moving = append(a.Moving, movingOf(r, m))
 	}
-	r.summarize(&a, target, x.silentOf(r))
+	r.summarize(&a, target, x.silentOf(r), counted.Objects != nil)
 	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
 		a.Next = "nothing is migrated before concord controllers, or servers of Concord, run here: no StorageState tells of them"
 	}
@@ -132,14 +132,12 @@ func (x *index) silentOf(r *resource) (ids []string) {
 }
 
 // summarize says what is the case, and what happens next by itself. silent are the servers that do not
-// report what they write.
-func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string) {
+// report what they write, and counted says that there was a census.
+func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, counted bool) {
 	var total, old, unread int64
 	var others []string
-	counted := false
 	for _, share := range a.Stored {
 		if share.Objects != nil {
-			counted = true
 			total += *share.Objects
 		}
 		if share.Encoding == unreadable {
@@ -183,10 +181,14 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string) 
 		a.Summary = fmt.Sprintf("%s: its definition lists it in status.storedVersions", r.blocks(r.stale()))
 	case damaged && !counted:
 		a.Summary = fmt.Sprintf("every object is in %s but those that cannot be migrated", name)
+	case len(silent) > 0 && counted && total == 0:
+		a.Summary = fmt.Sprintf("%s: nothing is stored, and %s may write it without a report", r.blocks(nil), some(silent))
 	case len(silent) > 0 && counted:
 		a.Summary = fmt.Sprintf("%s: all of %s are in %s, and %s may write others without a report", r.blocks(nil), objects(total), name, some(silent))
 	case len(silent) > 0:
 		a.Summary = fmt.Sprintf("%s: every object is in %s, and %s may write others without a report", r.blocks(nil), name, some(silent))
+	case counted && total == 0:
+		a.Summary = "nothing blocks: nothing is stored"
 	case counted:
 		a.Summary = fmt.Sprintf("nothing blocks: all of %s are in %s", objects(total), name)
 	default:
