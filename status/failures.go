@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 )
@@ -26,13 +28,16 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 		Text: fmt.Sprintf("%s: the migration %s failed, %s: %s", r, m.Name, failed.Reason, failed.Message),
 		Do:   "try again", Run: "kubectl concord migrate " + r.String(),
 	}
+	remove := "kubectl delete storageversionmigrations.migration.k8s.io " + m.Name
 	switch failed.Reason {
 	case migrationv1alpha1.ReasonObjectsFailed:
 		return badObjects(r, m)
 	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
 		return nil // the change leads to another migration
 	case migrationv1alpha1.ReasonResourceNotFound, migrationv1alpha1.ReasonNotManaged:
-		p.Do, p.Run = "no other try helps while that is so; take it away", "kubectl delete storageversionmigrations.migration.k8s.io "+m.Name
+		p.Do, p.Run = "no other try helps while that is so; take it away", remove
+	case migrationv1alpha1.ReasonVersionNotServed:
+		p.Do, p.Run = "objects are migrated without it; take it away", remove
 	}
 	return []Problem{p}
 }
@@ -143,23 +148,52 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	return p
 }
 
-// lastFailure is the newest ended migration if that failed and its work is still to be done; nil
-// if there is none.
+// lastFailure is the newest migration that failed and whose work is still to be done; nil if there
+// is none. One that failed before it had a target is told only where nothing else is.
 func (r *resource) lastFailure() *migrationv1alpha1.StorageVersionMigration {
+	var untargeted *migrationv1alpha1.StorageVersionMigration
 	for _, m := range r.migrations {
+		failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
+		target := migrationv1alpha1.TargetOf(m)
 		switch {
 		case migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil:
-			return nil
-		case migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) == nil:
-			continue
+			return untargeted
+		case failed == nil:
+		case target == (evolve.Target{}):
+			if untargeted == nil && !r.settled() && !r.overtaken(failed) {
+				untargeted = m
+			}
+		case failed.Reason == migrationv1alpha1.ReasonObjectsFailed && r.settled() && meetsUnreadable(m):
+			return m // no stored set counts objects that cannot be read
+		case r.settled() || r.common != "" && target.Encoding != r.common:
+			return untargeted
+		default:
+			return m
 		}
-		if migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason == migrationv1alpha1.ReasonObjectsFailed && r.settled() {
-			return m // of objects that no stored set counts: those that cannot be read
-		}
-		if target := migrationv1alpha1.TargetOf(m); r.settled() || target != (evolve.Target{}) && r.common != "" && target.Encoding != r.common {
-			return nil
-		}
-		return m
 	}
-	return nil
+	return untargeted
+}
+
+// overtaken says whether the failure of a migration that had no target keeps nothing from being
+// migrated: another one does what it was asked for, or has done it, or servers have agreed anew since.
+func (r *resource) overtaken(failed *migrationv1alpha1.MigrationCondition) bool {
+	if r.version != nil {
+		for _, c := range r.version.Status.Conditions {
+			if c.Type == apiserverinternalv1alpha1.AllEncodingVersionsEqual && failed.LastUpdateTime.Before(&c.LastTransitionTime) {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(r.migrations, func(m *migrationv1alpha1.StorageVersionMigration) bool {
+		succeeded := migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded)
+		return !migrationv1alpha1.Final(m) || succeeded != nil && !succeeded.LastUpdateTime.Before(&failed.LastUpdateTime)
+	})
+}
+
+// meetsUnreadable says whether a migration met objects that cannot be read.
+func meetsUnreadable(m *migrationv1alpha1.StorageVersionMigration) bool {
+	return m.Status.Progress != nil && m.Status.Progress.FailedByReason[migrationv1alpha1.FailureDoesNotDecode] > 0 ||
+		slices.ContainsFunc(m.Status.Failures, func(f migrationv1alpha1.MigrationFailure) bool {
+			return f.Reason == migrationv1alpha1.FailureDoesNotDecode
+		})
 }
