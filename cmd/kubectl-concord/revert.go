@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -92,7 +94,7 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 	if err := c.store(ctx, way); err != nil {
 		return err
 	}
-	return c.followRevert(ctx, out, way)
+	return c.followRevert(ctx, out, way, failed(o))
 }
 
 // planOf decides how to go back.
@@ -198,8 +200,19 @@ const (
 	settleTime = 30 * time.Second
 )
 
-// followRevert waits until every object is back.
-func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan) error {
+// failed are the migrations that have failed by now.
+func failed(o status.Observed) sets.Set[types.UID] {
+	all := sets.New[types.UID]()
+	for i := range o.Migrations {
+		if m := &o.Migrations[i]; migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil {
+			all.Insert(m.UID)
+		}
+	}
+	return all
+}
+
+// followRevert waits until every object is back. What failed before it began does not keep it.
+func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, before sets.Set[types.UID]) error {
 	began, last := time.Now(), ""
 	style, _ := terminal(out)
 	for {
@@ -208,6 +221,7 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan) err
 			return fmt.Errorf("%w; the definition is changed, and the servers go on", err)
 		}
 		if err == nil {
+			o.Migrations = slices.DeleteFunc(o.Migrations, func(m migrationv1alpha1.StorageVersionMigration) bool { return before.Has(m.UID) })
 			answer, err := status.Why(o, way.resource, status.Counted{})
 			if err != nil {
 				return err
