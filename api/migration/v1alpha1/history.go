@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 	"unicode"
 
@@ -63,10 +64,7 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel], User: userOf(m.Annotations[AskedByUserAnnotation]),
 		By: m.Annotations[ClaimedByAnnotation], Began: m.CreationTimestamp, Ended: ended.LastUpdateTime,
 	}
-	p.Made = cmp.Or(p.Made, m.Labels[AskedByLabel])
-	if p.Made == "" && len(m.ManagedFields) > 0 {
-		p.Made = m.ManagedFields[0].Manager
-	}
+	p.Made = cmp.Or(p.Made, m.Labels[AskedByLabel], creator(m.ManagedFields))
 	if target := TargetOf(m); target != (evolve.Target{}) {
 		p.To = string(target.Encoding)
 	}
@@ -82,6 +80,29 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		p.Failures = append(p.Failures, f.Object())
 	}
 	return p, true
+}
+
+// creator is the program that created a migration: the one that set spec.resource, which cannot be
+// changed. The order of the entries does not tell, since their times have whole seconds.
+func creator(entries []metav1.ManagedFieldsEntry) string {
+	var other string
+	for _, e := range entries {
+		var fields struct {
+			Spec struct {
+				Resource json.RawMessage `json:"f:resource"`
+			} `json:"f:spec"`
+		}
+		if e.Subresource != "" {
+			continue
+		}
+		if e.FieldsV1 != nil && json.Unmarshal(e.FieldsV1.GetRawBytes(), &fields) == nil && fields.Spec.Resource != nil {
+			return e.Manager
+		}
+		if own := e.Manager == "concord" || strings.HasPrefix(e.Manager, "concord-"); other == "" && !own {
+			other = e.Manager
+		}
+	}
+	return other
 }
 
 // Object is the name of the object, behind its namespace if it has one.

@@ -56,6 +56,35 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// TestCreator: who asked for a migration is told, and not who wrote to it first in the same second.
+func TestCreator(t *testing.T) {
+	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
+		e := metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource}
+		if fields != "" {
+			e.FieldsV1 = metav1.NewFieldsV1(fields)
+		}
+		return e
+	}
+	const spec = `{"f:spec":{".":{},"f:resource":{".":{},"f:resource":{}}}}`
+	for name, test := range map[string]struct {
+		want    string
+		entries []metav1.ManagedFieldsEntry
+	}{
+		"nobody":                   {"", nil},
+		"its annotations":          {"kubectl-create", []metav1.ManagedFieldsEntry{entry("concord-controllers", "", `{"f:metadata":{}}`), entry("kubectl-create", "", spec)}},
+		"its status":               {"zed", []metav1.ManagedFieldsEntry{entry("alice", "status", spec), entry("zed", "", spec)}},
+		"its pause":                {"zed", []metav1.ManagedFieldsEntry{entry("kubectl-edit", "", `{"f:spec":{"f:paused":{}}}`), entry("zed", "", spec)}},
+		"without fields":           {"zed", []metav1.ManagedFieldsEntry{entry("concord", "", ""), entry("concord-controllers", "", ""), entry("zed", "", "")}},
+		"no more than Concord did": {"", []metav1.ManagedFieldsEntry{entry("concord-controllers", "", `{"f:metadata":{}}`)}},
+	} {
+		m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{ManagedFields: test.entries}}
+		migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, "", metav1.Now())
+		if p, _ := migrationv1alpha1.PastOf(m, nil); p.Made != test.want {
+			t.Errorf("%s: made by %q, not %q", name, p.Made, test.want)
+		}
+	}
+}
+
 // An object without a namespace is called by its name alone.
 func TestObject(t *testing.T) {
 	for want, f := range map[string]migrationv1alpha1.MigrationFailure{"ns/o": {Namespace: "ns", Name: "o"}, "o": {Name: "o"}} {
