@@ -147,7 +147,7 @@ func refusals(unread map[string]error) []string {
 		return nil
 	}
 	kinds := slices.Sorted(maps.Keys(unread))
-	return []string{fmt.Sprintf("%s may not be listed, so what follows lacks what they tell: %v; readers need the ClusterRole concord-view, or view, for the whole cluster (deploy/controllers/base/readers.yaml)",
+	return []string{fmt.Sprintf("%s may not be listed: %v; readers need, for the whole cluster, the ClusterRole view, or what it takes in: concord:view, which Concord's servers make, or concord-view of deploy/controllers/base/readers.yaml",
 		strings.Join(kinds, ", "), unread[kinds[0]])}
 }
 

@@ -133,7 +133,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("of nothing there are %q", got)
 	}
 	got := refusals(map[string]error{"StorageStates": errors.New("forbidden: b"), "Leases": errors.New("forbidden: a")})
-	if want := "Leases, StorageStates may not be listed, so what follows lacks what they tell: forbidden: a; readers need the ClusterRole concord-view"; len(got) != 1 || !strings.HasPrefix(got[0], want) {
+	if want := "Leases, StorageStates may not be listed: forbidden: a; readers need, for the whole cluster, the ClusterRole view, "; len(got) != 1 || !strings.HasPrefix(got[0], want) {
 		t.Errorf("they are %q", got)
 	}
 }

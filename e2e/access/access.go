@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
@@ -200,28 +201,34 @@ func grant(ctx context.Context, client kubernetes.Interface) error {
 		return []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: who.user.Name}}
 	}
 	const edit, view = "system:aggregate-to-edit", "system:aggregate-to-view"
-	for _, role := range []string{edit, view} {
+	for _, role := range []string{edit, view, roles.View.Name} {
 		if _, err := client.RbacV1().RoleBindings(namespace).Create(ctx, &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: role}, Subjects: subject(editor), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 		}, metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
-	_, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: viewer.user.Name}, Subjects: subject(viewer), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: view},
-	}, metav1.CreateOptions{})
-	return err
+	for _, role := range []string{view, roles.View.Name} {
+		if _, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: viewer.user.Name + ":" + role}, Subjects: subject(viewer), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		}, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // granted is nil once the server knows of the bindings that grant made.
 func granted(ctx context.Context, client kubernetes.Interface) error {
 	for _, who := range []identity{editor, viewer} {
-		may, err := who.may(ctx, client, authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "configmaps", Namespace: namespace}})
-		if err != nil {
-			return err
-		}
-		if !may {
-			return fmt.Errorf("the %s may not read ConfigMaps", who.name)
+		for _, gr := range []schema.GroupResource{{Resource: "configmaps"}, {Group: "coordination.k8s.io", Resource: "leases"}} {
+			may, err := who.may(ctx, client, authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Group: gr.Group, Resource: gr.Resource, Namespace: namespace}})
+			if err != nil {
+				return err
+			}
+			if !may {
+				return fmt.Errorf("the %s may not read %s", who.name, gr)
+			}
 		}
 	}
 	return nil

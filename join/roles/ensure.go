@@ -21,6 +21,14 @@ import (
 // it is.
 func Ensure(kube kubernetes.Interface) error {
 	var errs []error
+	view := reconciliation.ReconcileRoleOptions{
+		Role:    reconciliation.ClusterRoleRuleOwner{ClusterRole: View.DeepCopy()},
+		Client:  reconciliation.ClusterRoleModifier{Client: kube.RbacV1().ClusterRoles()},
+		Confirm: true,
+	}
+	if _, err := view.Run(); err != nil {
+		errs = append(errs, fmt.Errorf("ClusterRole %s: %w", View.Name, err))
+	}
 	for _, r := range All {
 		if err := r.ensure(kube); err != nil {
 			errs = append(errs, fmt.Errorf("permissions of %s: %w", r.User(), err))

@@ -127,6 +127,26 @@ var (
 // All are all roles.
 var All = []Role{Election, Collector, Trigger, Migrator, Patcher, Mirror, Skew, Tally}
 
+// View is what people need to read for `kubectl concord`, as deploy/controllers/base/readers.yaml has it for clusters in which
+// no server makes it. Kubernetes' role view takes it in.
+var View = rbacv1.ClusterRole{
+	ObjectMeta: metav1.ObjectMeta{
+		Name:        "concord:view",
+		Labels:      map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"},
+		Annotations: map[string]string{rbacv1.AutoUpdateAnnotationKey: "true"},
+	},
+	Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{migrationv1alpha1.GroupName}, Resources: []string{"storagestates", "storageversionmigrations"}, Verbs: reads},
+		may(storageversion.Resource.Group, "storageversions", reads...),
+		may(versionv1alpha1.GroupName, "clusterversions", reads...),
+		may(apiextensionsv1.GroupName, "customresourcedefinitions", reads...),
+		may(storagemigrationv1.GroupName, "storageversionmigrations", reads...),
+		may(coordinationv1.GroupName, "leases", reads...),
+	},
+}
+
+var reads = []string{"get", "list", "watch"}
+
 // events are about objects without a namespace, and so are kept in "default".
 var events = map[string][]rbacv1.PolicyRule{metav1.NamespaceDefault: {may("", "events", "create")}}
 
