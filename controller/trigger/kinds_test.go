@@ -30,7 +30,15 @@ func TestKindsOf(t *testing.T) {
 			t.Errorf("%s: %s, %v", gr, got, err)
 		}
 	}
-	if _, err := kinds.Kind(context.Background(), schema.GroupResource{Group: "batch.example.com", Resource: "typos"}); !meta.IsNoMatchError(err) {
-		t.Errorf("a resource that is not served: %v", err)
+	for _, gr := range []schema.GroupResource{
+		{Group: "batch.example.com", Resource: "typos"},
+		{Group: "batch.example.com", Resource: "cronjob"},
+		{Group: "batch.example.com", Resource: "CronJobs"},
+		{Group: "batch", Resource: "cronjobs"},
+		{Resource: "cronjobs"},
+	} {
+		if kind, err := kinds.Kind(context.Background(), gr); !meta.IsNoMatchError(err) {
+			t.Errorf("%s, which is not served: %q, %v", gr, kind, err)
+		}
 	}
 }

@@ -40,12 +40,36 @@ func KindsOf(mapper meta.RESTMapper) Kinds { return mapped{mapper} }
 type mapped struct{ meta.RESTMapper }
 
 func (m mapped) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
-	gvk, err := m.KindFor(gr.WithVersion(""))
+	kind, err := m.exactly(gr)
 	if meta.IsNoMatchError(err) {
 		meta.MaybeResetRESTMapper(m.RESTMapper)
-		gvk, err = m.KindFor(gr.WithVersion(""))
+		kind, err = m.exactly(gr)
 	}
-	return gvk.Kind, err
+	return kind, err
+}
+
+// exactly finds the kind of the resource of that name in that group. A RESTMapper is made for what people type: it
+// also takes singular names, capitals, the beginning of a group, and any group in place of none.
+func (m mapped) exactly(gr schema.GroupResource) (string, error) {
+	resources, err := m.ResourcesFor(gr.WithVersion(""))
+	if err != nil {
+		return "", err
+	}
+	for _, gvr := range resources {
+		if gvr.GroupResource() != gr {
+			continue
+		}
+		kinds, err := m.KindsFor(gvr)
+		if err != nil {
+			return "", err
+		}
+		for _, gvk := range kinds {
+			if gvk.Group == gr.Group {
+				return gvk.Kind, nil
+			}
+		}
+	}
+	return "", &meta.NoResourceMatchError{PartialResource: gr.WithVersion("")}
 }
 
 // Config configures a Controller.
