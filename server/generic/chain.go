@@ -105,8 +105,8 @@ func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*con
 }
 
 // newChain builds the servers: the aggregator, which every request meets first, the built-in
-// resources and the custom ones.
-func newChain(c *configs) (*aggregatorapiserver.APIAggregator, error) {
+// resources and the custom ones. stopping is closed when they are to stop.
+func newChain(c *configs, stopping <-chan struct{}) (*aggregatorapiserver.APIAggregator, error) {
 	kube := c.controlPlane.Complete()
 	extensions, err := c.extensions.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(
 		notfoundhandler.New(kube.Generic.Serializer, genericapifilters.NoMuxAndDiscoveryIncompleteKey)))
@@ -121,7 +121,7 @@ func newChain(c *configs) (*aggregatorapiserver.APIAggregator, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := builtin.InstallAPIs(providers...); err != nil {
+	if err := builtin.InstallAPIs(stoppable(providers, stopping)...); err != nil {
 		return nil, fmt.Errorf("built-in resources: %w", err)
 	}
 	crds := extensions.Informers.Apiextensions().V1().CustomResourceDefinitions()

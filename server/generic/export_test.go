@@ -1,4 +1,7 @@
 package generic
 
-// FreshTokens is for tests.
-var FreshTokens = freshTokens
+// FreshTokens and Stoppable are for tests.
+var (
+	FreshTokens = freshTokens
+	Stoppable   = stoppable
+)

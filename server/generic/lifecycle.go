@@ -2,13 +2,17 @@ package generic
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
+	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 
 	"github.com/concord-dev/concord/join"
 )
@@ -55,6 +59,44 @@ func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback
 		stop()
 	})
 	return j.Run(serving, prepared.Run)
+}
+
+// stoppable are providers whose hooks of the start do not end the process of a server that stops. The one that makes RBAC's
+// roles tries for 30 s, whatever happens meanwhile, and its error is fatal.
+func stoppable(providers []controlplaneapiserver.RESTStorageProvider, stopping <-chan struct{}) []controlplaneapiserver.RESTStorageProvider {
+	all := slices.Clone(providers)
+	for i, p := range all {
+		if hooked, ok := p.(genericapiserver.PostStartHookProvider); ok {
+			all[i] = stoppableProvider{p, hooked, stopping}
+		}
+	}
+	return all
+}
+
+type stoppableProvider struct {
+	controlplaneapiserver.RESTStorageProvider
+	hooked   genericapiserver.PostStartHookProvider
+	stopping <-chan struct{}
+}
+
+// PostStartHook implements genericapiserver.PostStartHookProvider.
+func (p stoppableProvider) PostStartHook() (string, genericapiserver.PostStartHookFunc, error) {
+	name, hook, err := p.hooked.PostStartHook()
+	if err != nil {
+		return "", nil, err
+	}
+	return name, func(c genericapiserver.PostStartHookContext) error {
+		err := hook(c)
+		select {
+		case <-p.stopping:
+			if err != nil {
+				klog.FromContext(c).Info("A hook of the start failed while the server stops", "hook", name, "err", err)
+			}
+			return nil
+		default:
+			return err
+		}
+	}, nil
 }
 
 // awaitBegun closes begun when all hooks of the start have run.

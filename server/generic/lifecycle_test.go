@@ -15,7 +15,10 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/util/retry"
+	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/server/controllers"
@@ -58,12 +61,53 @@ func TestStopLeavesNothing(t *testing.T) {
 const stopWhileStarting = "CONCORD_TEST_STOP_WHILE_STARTING"
 
 // A server that was stopped while it started ends its process without an error. It has a process
-// of its own, since a hook that bootstraps roles tries for 30 s and then ends the process.
+// of its own: the hooks of its start may go on after its end.
 func TestStopWhileStarting(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), stopWhileStarting+"="+t.TempDir())
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// failingHook is a provider of an API whose hook of the start fails.
+type failingHook struct {
+	rbacrest.RESTStorageProvider
+}
+
+var errHook = errors.New("unable to initialize roles")
+
+// PostStartHook implements genericapiserver.PostStartHookProvider.
+func (failingHook) PostStartHook() (string, genericapiserver.PostStartHookFunc, error) {
+	return "roles", func(genericapiserver.PostStartHookContext) error { return errHook }, nil
+}
+
+// TestHookWhileStopping: a hook that fails ends the process, but not while the server stops: SIGTERM would
+// end it with a fatal error.
+func TestHookWhileStopping(t *testing.T) {
+	stopping := make(chan struct{})
+	hookOf := func(p controlplaneapiserver.RESTStorageProvider) (string, genericapiserver.PostStartHookFunc) {
+		hooked, ok := generic.Stoppable([]controlplaneapiserver.RESTStorageProvider{p}, stopping)[0].(genericapiserver.PostStartHookProvider)
+		if !ok {
+			t.Fatalf("%T has lost its hook", p)
+		}
+		name, hook, err := hooked.PostStartHook()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return name, hook
+	}
+	if name, _ := hookOf(rbacrest.RESTStorageProvider{}); name != "rbac/bootstrap-roles" {
+		t.Errorf("RBAC's hook is %q", name)
+	}
+	_, hook := hookOf(failingHook{})
+	c := genericapiserver.PostStartHookContext{Context: t.Context()}
+	if err := hook(c); !errors.Is(err, errHook) {
+		t.Errorf("while the server starts: %v", err)
+	}
+	close(stopping)
+	if err := hook(c); err != nil {
+		t.Errorf("while it stops: %v", err)
 	}
 }
 

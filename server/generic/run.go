@@ -147,7 +147,7 @@ func (o *Options) serve(ctx context.Context, etcd *join.Etcd, ring *keyring.Ring
 	j.CustomResources(&c.extensions.ExtraConfig)
 	j.Storage(&c.aggregator.GenericConfig.Config)
 	j.Handlers(&c.aggregator.GenericConfig.Config)
-	chain, err := newChain(c)
+	chain, err := newChain(c, ctx.Done())
 	if err != nil {
 		return err
 	}
