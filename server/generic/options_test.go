@@ -1,7 +1,10 @@
 package generic_test
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -128,6 +131,26 @@ func TestRefusedFlags(t *testing.T) {
 		}
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want it to say %q", c.args, err, c.want)
+		}
+	}
+}
+
+// TestMissingFiles: a server that is given a file which is not there names the flag.
+func TestMissingFiles(t *testing.T) {
+	for _, flag := range []string{
+		"--service-account-key-file", "--service-account-signing-key-file", "--authorization-config", "--authentication-config", "--token-auth-file",
+		"--authentication-token-webhook-config-file", "--peer-ca-file",
+	} {
+		missing := filepath.Join(t.TempDir(), "missing")
+		o, err := tryParse(t, "--data-dir="+t.TempDir(), "--secure-port=0", flag+"="+missing)
+		if err == nil {
+			err = o.Complete()
+		}
+		if err == nil {
+			err = generic.Run(t.Context(), o, nil)
+		}
+		if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), flag+": ") {
+			t.Errorf("%s: %v", flag, err)
 		}
 	}
 }

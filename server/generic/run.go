@@ -73,6 +73,9 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	surviveControllers()
 	gates.AddMetrics(o.registry())
+	if err := o.checkFiles(); err != nil {
+		return err
+	}
 	// The port first: a taken one is found before anything is made.
 	listening := o.serving()
 	if listening.Listener, listening.BindPort, err = openPort(listening.SecureServingOptions); err != nil {

@@ -3,6 +3,7 @@ package generic
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 
@@ -19,6 +20,32 @@ func (o *Options) ensureCertificates() (*pki.Certificates, error) {
 		ServingCertFile: o.serving().ServerCert.CertKey.CertFile, ProxyClientCertFile: o.ControlPlane.ProxyClientCertFile,
 		Signer: cmp.Or(o.ControlPlane.ServiceAccountSigningEndpoint, o.ControlPlane.ServiceAccountSigningKeyFile),
 	})
+}
+
+// checkFiles names the flag of a file that cannot be read, where Kubernetes' own error would not.
+func (o *Options) checkFiles() error {
+	named := map[string][]string{
+		"--service-account-key-file":                 o.authentication().ServiceAccounts.KeyFiles,
+		"--service-account-signing-key-file":         {o.ControlPlane.ServiceAccountSigningKeyFile},
+		"--authorization-config":                     {o.ControlPlane.Authorization.AuthorizationConfigurationFile},
+		"--authentication-config":                    {o.authentication().AuthenticationConfigFile},
+		"--token-auth-file":                          {o.authentication().TokenFile.TokenFile},
+		"--authentication-token-webhook-config-file": {o.authentication().WebHook.ConfigFile},
+		"--peer-ca-file":                             {o.ControlPlane.PeerCAFile},
+	}
+	for _, flag := range slices.Sorted(maps.Keys(named)) {
+		for _, name := range named[flag] {
+			if name == "" {
+				continue
+			}
+			file, err := os.Open(name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", flag, err)
+			}
+			_ = file.Close()
+		}
+	}
+	return nil
 }
 
 // completeSecurity puts the certificates and keys made in the certificate directory where the
