@@ -26,6 +26,8 @@ type Cluster struct {
 	Settling []string `json:"settling,omitempty"`
 	// Unserved are the resources that no server serves now, and that objects may be stored of.
 	Unserved []string `json:"unserved,omitempty"`
+	// NothingKnown are others that no server serves now: nothing but a StorageState tells of them, and no version in it.
+	NothingKnown []string `json:"nothingKnown,omitempty"`
 	// Moving are the migrations that have not ended: first those that go on.
 	Moving []Moving `json:"moving"`
 	// Unread says what could not be read, and so is not known.
@@ -63,7 +65,10 @@ func Of(o Observed) Cluster {
 		if why := r.settling(); why != "" {
 			c.Settling = append(c.Settling, r.String()+": "+why)
 		}
-		if r.unserved && len(r.stored) > 0 {
+		switch {
+		case r.unserved && r.nothingKnown():
+			c.NothingKnown = append(c.NothingKnown, r.String())
+		case r.unserved && len(r.stored) > 0:
 			c.Unserved = append(c.Unserved, r.String())
 		}
 		for _, server := range x.waitsFor(r) {
@@ -235,3 +240,8 @@ func refused(r *resource) Problem {
 
 // unknown says whether objects may be stored in versions that nobody can name.
 func (r *resource) unknown() bool { return slices.Contains(r.stored, evolve.Unknown) }
+
+// nothingKnown says that no version is known in which objects were ever stored.
+func (r *resource) nothingKnown() bool {
+	return len(r.stored) == 1 && r.stored[0] == evolve.Unknown
+}

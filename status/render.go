@@ -68,6 +68,10 @@ func (c Cluster) Text(s Style) string {
 		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s: what is stored of %s stays as it is",
 			count(n, "resource"), is(n), some(c.Unserved), plural(n, "it", "them"))))
 	}
+	if n := len(c.NothingKnown); n > 0 {
+		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s, and nothing is known to be stored of %s: delete the %s if there never was such a resource",
+			count(n, "resource"), is(n), some(c.NothingKnown), plural(n, "it", "them"), plural(n, "StorageState", "StorageStates"))))
+	}
 	if len(c.Problems) > 0 {
 		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
 		shown := c.Problems[:min(len(c.Problems), shownProblems)]

@@ -206,6 +206,8 @@ func (r *resource) summarizeUnserved(a *Answer, counted bool, total int64) {
 		a.Summary = "nothing blocks: no server serves it now, and nothing is stored"
 	case counted:
 		a.Summary = fmt.Sprintf("no server serves it now: %s %s stored and %s as %s", objects(total), is(int(total)), plural(int(total), "stays", "stay"), plural(int(total), "it is", "they are"))
+	case r.nothingKnown():
+		a.Summary = "no server serves it now, and nothing is known to be stored of it"
 	default:
 		a.Summary = "no server serves it now: what is stored of it stays as it is"
 	}
