@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/stock/observed"
 )
@@ -47,7 +48,7 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 	_, d.source = cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}),
 		ObjectType:    &apiextensionsv1.CustomResourceDefinition{},
-		Transform:     withoutSchemas,
+		Transform:     migrationv1alpha1.WithoutSchemas,
 		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerDetailedFuncs{
 			AddFunc: func(obj any, initial bool) {
 				crd := obj.(*apiextensionsv1.CustomResourceDefinition)
@@ -75,22 +76,11 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 	return d
 }
 
-// withoutSchemas is a cache.TransformFunc.
-func withoutSchemas(obj any) (any, error) {
-	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
-		crd.ManagedFields = nil
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Schema, crd.Spec.Versions[i].AdditionalPrinterColumns = nil, nil
-		}
-	}
-	return obj, nil
-}
-
 // take takes in a definition that was read. The watch may tell of it much later: a prune that
 // relies on what was watched would not see what was stored meanwhile.
 func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
 	crd = crd.DeepCopy()
-	_, _ = withoutSchemas(crd)
+	_, _ = migrationv1alpha1.WithoutSchemas(crd)
 	d.note(crd, false, d.source == nil)
 }
 
