@@ -8,7 +8,7 @@
 // after the last patch. A write that overtakes a patch is then in that encoding, too.
 //
 // An object that the server cannot read makes every list fail that it is in. The engine goes
-// around it, with continue tokens of its own making, and searches for its name.
+// around it, with a continue token of its own making, where the server names it.
 package api
 
 import (

@@ -42,8 +42,12 @@ func (l *lister) around(ctx context.Context, at place, cause *unreadable) (next 
 		return place{}, fmt.Errorf("%w; the server does not name it, it is %s, and neither it nor others from there on are migrated (concord census --verify finds values that do not decode): %w",
 			errNoWay, where, cause)
 	}
+	behind := t.behind(found[len(found)-1].NamespacedName)
+	if behind.Start <= t.Start {
+		return place{}, fmt.Errorf("%w: the server names one that is not behind %q: %w", errNoWay, strings.TrimSuffix(t.Start, "\x00"), cause)
+	}
 	l.submitted = true
-	next = place{token: t.behind(found[len(found)-1].NamespacedName), left: max(uncounted, at.left-int64(len(found)))}
+	next = place{token: behind.text(), left: max(uncounted, at.left-int64(len(found)))}
 	p := l.listed(len(found), next.token, next.left)
 	for _, one := range found {
 		switch v := judge(one.err); {
@@ -83,8 +87,13 @@ func (l *lister) unread(ctx context.Context, keys []string) (all []unread, err e
 			one.NamespacedName = nameAt(key, namespaced)
 			one.now, one.err = l.look(ctx, one.NamespacedName)
 		}
-		if ctx.Err() != nil || errors.Is(one.err, ErrUnavailable) {
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case errors.Is(one.err, ErrUnavailable):
 			return nil, one.err
+		case apierrors.IsNotFound(one.err) && !gone(one.err): // and so its name is not known
+			return nil, fmt.Errorf("read the object at %s: %w", key, one.err)
 		}
 		all = append(all, one)
 	}
@@ -145,9 +154,9 @@ func readToken(text string) (t token, ok bool) {
 }
 
 // behind is the token for what comes behind an object.
-func (t token) behind(object types.NamespacedName) string {
+func (t token) behind(object types.NamespacedName) token {
 	t.Start = strings.TrimPrefix(object.String(), "/") + "\x00"
-	return t.text()
+	return t
 }
 
 func (t token) text() string {

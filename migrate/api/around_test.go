@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -306,4 +307,52 @@ func TestUnreadableForAWhile(t *testing.T) {
 			t.Errorf("%+v, %v", result, err)
 		}
 	})
+}
+
+// notFound is the answer where a resource, or a version of it, is not served.
+func notFound(r *http.Request) error {
+	return apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, widgets, "", "404 page not found", 0, true)
+}
+
+// TestUnreadableInOneVersion: a version that is not served tells nothing of an object's name, whichever is
+// tried first.
+func TestUnreadableInOneVersion(t *testing.T) {
+	for _, unserved := range target.Versions {
+		for _, name := range []types.NamespacedName{{Namespace: "aa", Name: "zz"}, {Namespace: "aa", Name: "a"}, {Namespace: "ns-1", Name: "o-0004-x"}} {
+			t.Run(unserved+" "+name.String(), func(t *testing.T) {
+				s := startServer(t, 30)
+				s.breakAll(apart, name)
+				s.answer = func(r *http.Request, _ types.NamespacedName) error {
+					if strings.Contains(r.URL.Path, "/"+unserved+"/") {
+						return notFound(r)
+					}
+					return nil
+				}
+				result, err := s.run(Options{PageSize: 10})
+				s.wantAround(result, err, []types.NamespacedName{name})
+			})
+		}
+	}
+}
+
+// TestUnreadableNotFoundOnce: while a resource is not found in passing nothing is known of the object, and
+// none behind it is left out in silence.
+func TestUnreadableNotFoundOnce(t *testing.T) {
+	s := startServer(t, 30)
+	unsound := types.NamespacedName{Namespace: "ns-1", Name: "zz"}
+	s.breakAll(apart, unsound)
+	missed := 0
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		if r.Method == http.MethodGet && name.Name == unsound.Name && missed < 2 {
+			missed++
+			return notFound(r)
+		}
+		return nil
+	}
+	result, err := s.run(Options{PageSize: 10})
+	if !apierrors.IsNotFound(err) || result.Progress.Failed.Sum() > 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	result, err = s.run(Options{PageSize: 10, Resume: result.Cursor})
+	s.wantAround(result, err, []types.NamespacedName{unsound})
 }

@@ -154,6 +154,7 @@ func behind(list *metav1.PartialObjectMetadataList) int64 {
 // objects took too long.
 func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
 	wasAway := false
+	var named *unreadable // what a version said that named the objects
 	version := l.versionInUse()
 	for failed, backoff := 0, minBackoff; ; {
 		list, err := l.api.List(ctx, l.target.WithVersion(l.target.Versions[version]), int64(limit), token)
@@ -188,8 +189,13 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 			l.patience.answered()
 			if len(unreadKeys(err)) > 0 {
 				tries = 1 // it is for these objects
+				l.use(version)
+				named = &unreadable{reason: v.reason, err: err}
 			}
 			if failed++; failed >= tries*len(l.target.Versions) {
+				if named != nil {
+					return nil, named
+				}
 				return nil, &unreadable{reason: v.reason, err: err}
 			}
 			if tries == 1 {

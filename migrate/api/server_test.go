@@ -253,7 +253,7 @@ func (s *testServer) list(r *http.Request) (any, error) {
 	}
 	if left := int64(len(all) - limit); left > 0 {
 		from.Revision = int64(revision)
-		list.Continue = from.behind(types.NamespacedName{Namespace: list.Items[limit-1].Namespace, Name: list.Items[limit-1].Name})
+		list.Continue = from.behind(types.NamespacedName{Namespace: list.Items[limit-1].Namespace, Name: list.Items[limit-1].Name}).text()
 		if list.RemainingItemCount = &left; s.uncounted {
 			list.RemainingItemCount = nil
 		}
