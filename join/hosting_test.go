@@ -54,6 +54,8 @@ type hosted struct {
 	// refused alone with refuse.
 	answer atomic.Int32
 	refuse atomic.Bool
+	// only: answer is for StorageVersions only.
+	only atomic.Bool
 	// mute: Leases in the host cannot be written, but for the first time.
 	mute atomic.Bool
 	// upstreams: the host's StorageVersions are kube-apiserver's own.
@@ -179,10 +181,11 @@ func thingKey(obj runtime.Object) (string, error) {
 func (h *hosted) hostHandler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch status := int(h.answer.Load()); {
-		case status != 0:
+		case status != 0 && (!h.only.Load() || strings.Contains(r.URL.Path, v1alpha1.GroupName)):
 			w.WriteHeader(status)
 			return
-		case h.mute.Load() && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/"), h.refuse.Load() && r.Method != http.MethodGet && r.URL.Query().Get("dryRun") == "":
+		case h.mute.Load() && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/"),
+			h.refuse.Load() && r.Method != http.MethodGet && r.URL.Query().Get("dryRun") == "":
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		case r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/leases/"):
@@ -208,8 +211,18 @@ func (h *hosted) buried(name string) {
 	if err := h.host.Get(context.Background(), client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: name}, lease); err != nil {
 		return
 	}
-	local := agree.ServerID(lease.Annotations[storageversion.LocalIdentityAnnotation])
-	if _, reports := agree.Of(h.reports(h.local), local); reports {
+	local := lease.Annotations[storageversion.LocalIdentityAnnotation]
+	all := &coordinationv1.LeaseList{}
+	if err := h.host.List(context.Background(), all, client.HasLabels{storageversion.AggregatedLabel}); err != nil {
+		return
+	}
+	for i := range all.Items { // a later Lease of the same server may stand for it
+		other := &all.Items[i]
+		if other.Name != name && other.Annotations[storageversion.LocalIdentityAnnotation] == local && storageversion.Holds(other) {
+			return
+		}
+	}
+	if _, reports := agree.Of(h.reports(h.local), agree.ServerID(local)); reports {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.early = append(h.early, name)
@@ -271,6 +284,68 @@ func TestHostingCutOff(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestHostingFlaps: the host loses the report and serves no StorageVersions for a while, as when a server of it is
+// rolled with the gate off, and again. The Leases of the times before do not keep the host from agreeing,
+// and none is left when the server goes.
+func TestHostingFlaps(t *testing.T) {
+	h := newHosted(t)
+	h.wantWritable()
+	for range 2 {
+		h.loseAndServeNone()
+		h.answer.Store(0)
+		h.eventually("the host agrees, and has one Lease", func() error {
+			leases, reports := h.hostLeases(), h.reports(h.host)
+			if _, agreed := agree.Common(reports); !agreed || len(leases) != 1 {
+				return fmt.Errorf("the host has the reports %v and the Leases %v", reports, leases)
+			}
+			return nil
+		})
+		h.wantWritable()
+	}
+	h.loseAndServeNone()
+	h.only.Store(true) // of Leases it knows all the time
+	h.answer.Store(http.StatusNotFound)
+	if err := h.j.running.depart(); err != nil {
+		t.Fatal(err)
+	}
+	if left := h.hostLeases(); len(left) != 0 {
+		t.Errorf("it has left the Leases %v in the host", left)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.early) > 0 {
+		t.Errorf("buried in the host, with the permission to write: %v", h.early)
+	}
+}
+
+// loseAndServeNone deletes the StorageVersion in the host, and has the server find none served before it has
+// reported again.
+func (h *hosted) loseAndServeNone() {
+	h.t.Helper()
+	h.refuse.Store(true)
+	if err := h.host.Delete(h.t.Context(), &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(things)}}); err != nil {
+		h.t.Fatal(err)
+	}
+	h.wantRefused("not reported to the host cluster")
+	h.answer.Store(http.StatusNotFound)
+	h.wantWritable()
+	h.refuse.Store(false)
+}
+
+// hostLeases names the Leases of aggregated servers in the host.
+func (h *hosted) hostLeases() []string {
+	h.t.Helper()
+	leases := &coordinationv1.LeaseList{}
+	if err := h.host.List(context.Background(), leases, client.HasLabels{storageversion.AggregatedLabel}); err != nil {
+		h.t.Fatal(err)
+	}
+	var names []string
+	for i := range leases.Items {
+		names = append(names, leases.Items[i].Name)
+	}
+	return names
 }
 
 // reports are those of things.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -83,6 +84,10 @@ type Host struct {
 	now   tenure
 	store string // see storeUID
 
+	// former are this registration's members that ended while the host served nothing to report to. Their
+	// Leases say that a server writes that has to report, which the host waits for until they are
+	// taken away. They belong to step, and to Depart after it.
+	former []*member.Member
 	// saidAlone, why the log says that the server keeps to itself, belongs to step, swept to Lead.
 	saidAlone string
 	swept     sweptHost
@@ -216,8 +221,15 @@ func (h *Host) step(ctx context.Context) {
 		if t.member != nil {
 			t.end() // the server that buried the registration here buries the host's, too
 		}
-		t = tenure{id: id, err: errHostUnknown}
+		t, h.former = tenure{id: id, err: errHostUnknown}, nil
 		h.set(t)
+	}
+	if len(h.former) > 0 && t.member != nil && t.member.Announced() && !time.Now().Before(t.again) {
+		if err := h.buryFormer(ctx, h.collect.Bury); err != nil {
+			t.again = time.Now().Add(hostRetry)
+			h.set(t)
+			klog.Background().V(1).Info("An earlier identity Lease in the host cluster will be taken back again", "reason", err.Error())
+		}
 	}
 	if t.id == "" || time.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
 		return
@@ -229,6 +241,7 @@ func (h *Host) step(ctx context.Context) {
 	case alone != "":
 		if t.member != nil { // its reports are lost, and there is nobody any more to report to
 			t.end()
+			h.former = append(h.former, t.member)
 			t.member = nil
 		}
 		t.again, t.alone = time.Now().Add(h.Look), true
@@ -346,15 +359,40 @@ func resources(reports []member.Resource) []schema.GroupResource {
 	return named
 }
 
+// buryFormer takes the Leases of this registration's former members back. It is called when the Lease of the
+// present one says that all is reported: then nothing that this server may write is left to the former ones.
+func (h *Host) buryFormer(ctx context.Context, bury func(context.Context, agree.ServerID) error) error {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	for len(h.former) > 0 {
+		// One that was never registered has no Lease that says anything.
+		if id := h.former[0].ID(); id != "" {
+			if err := bury(ctx, id); err != nil {
+				return err
+			}
+		}
+		h.former = h.former[1:]
+	}
+	return nil
+}
+
+// deleteLease is all that may be taken away in a host whose StorageVersions may not be Concord's. Where they
+// are, the collector there does the rest.
+func (h *Host) deleteLease(ctx context.Context, id agree.ServerID) error {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}
+	return client.IgnoreNotFound(h.Objects.Delete(ctx, lease))
+}
+
 // Depart takes the reports to the host back. It is called when the own ones are gone, and what Start began
 // is ending.
 func (h *Host) Depart(ctx context.Context) {
 	h.running.Wait()
-	t := h.current()
-	if t.member == nil {
-		return
+	var err error
+	bury := h.deleteLease
+	if t := h.current(); t.member != nil {
+		err, bury = t.member.Depart(ctx), h.collect.Bury
 	}
-	if err := t.member.Depart(ctx); err != nil {
+	if err = errors.Join(err, h.buryFormer(ctx, bury)); err != nil {
 		klog.Background().Info("Leaving without taking the reports to the host cluster back: another replica does so, or the next one that starts", "err", err)
 	}
 }
