@@ -58,6 +58,8 @@ type hosted struct {
 	only atomic.Bool
 	// mute: Leases in the host cannot be written, but for the first time.
 	mute atomic.Bool
+	// silent: the host forbids to ask whose its StorageVersions are.
+	silent atomic.Bool
 	// upstreams: the host's StorageVersions are kube-apiserver's own.
 	upstreams atomic.Bool
 	// disconnect ends the server's connections to the host, watches too.
@@ -183,6 +185,9 @@ func (h *hosted) hostHandler(next http.Handler) http.Handler {
 		switch status := int(h.answer.Load()); {
 		case status != 0 && (!h.only.Load() || strings.Contains(r.URL.Path, v1alpha1.GroupName)):
 			w.WriteHeader(status)
+			return
+		case h.silent.Load() && r.URL.Query().Get("dryRun") != "":
+			w.WriteHeader(http.StatusForbidden)
 			return
 		case h.mute.Load() && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/"),
 			h.refuse.Load() && r.Method != http.MethodGet && r.URL.Query().Get("dryRun") == "":
@@ -318,6 +323,50 @@ func TestHostingFlaps(t *testing.T) {
 	if len(h.early) > 0 {
 		t.Errorf("buried in the host, with the permission to write: %v", h.early)
 	}
+}
+
+// TestHostingForbids: a host that came to serve StorageVersions, and forbids to ask whose they are, may be one to
+// report to. One whose StorageVersions were another's stays such a one.
+func TestHostingForbids(t *testing.T) {
+	h := newHosted(t)
+	h.answer.Store(http.StatusNotFound)
+	h.wantWritable()
+	h.silent.Store(true)
+	h.answer.Store(0)
+	h.wantRefused("whether its StorageVersions are Concord's")
+	h.upstreams.Store(true)
+	h.silent.Store(false)
+	h.wantWritable()
+	h.silent.Store(true)
+	for range 3 {
+		time.Sleep(time.Second) // it is asked each second
+		h.wantWritable()
+	}
+	h.silent.Store(false)
+	h.upstreams.Store(false)
+	h.eventually("the host has the report", func() error {
+		if len(h.reports(h.host)) != 1 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	h.wantWritable()
+
+	// A Lease of a registration that is gone does not wait for the answer.
+	h.silent.Store(true)
+	id := h.j.reporting.member.ID()
+	if err := h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the Lease of the registration that is gone is taken back", func() error {
+		if left := h.hostLeases(); len(left) != 0 {
+			return fmt.Errorf("the host has the Leases %v", left)
+		}
+		return nil
+	})
+	h.wantRefused("whether its StorageVersions are Concord's")
+	h.silent.Store(false)
+	h.wantWritable()
 }
 
 // loseAndServeNone deletes the StorageVersion in the host, and has the server find none served before it has

@@ -88,9 +88,9 @@ type Host struct {
 	// Leases say that a server writes that has to report, which the host waits for until they are
 	// taken away. They belong to step, and to Depart after it.
 	former []*member.Member
-	// saidAlone, why the log says that the server keeps to itself, belongs to step, swept to Lead.
-	saidAlone string
-	swept     sweptHost
+	// said, what the log says of the host, belongs to step, swept to Lead.
+	said  string
+	swept sweptHost
 }
 
 // tenure is the host's knowledge of one registration in the own etcd.
@@ -99,8 +99,8 @@ type tenure struct {
 	// member makes the reports to the host; nil before, and where nothing can be reported to.
 	member *member.Member
 	end    context.CancelFunc
-	// alone: the host serves no StorageVersions of ours.
-	alone bool
+	// alone is why there is nobody in the host to report to, empty if there is or if it is not known.
+	alone string
 	// again is when the host is to be looked at again, and err why it is not known yet.
 	again time.Time
 	err   error
@@ -171,7 +171,7 @@ func (t tenure) reported(ctx context.Context, id agree.ServerID, gr schema.Group
 	switch {
 	case t.id == "" || t.id != id:
 		return errHostUnknown
-	case t.alone:
+	case t.alone != "":
 		return nil
 	case t.member == nil:
 		return t.err
@@ -191,7 +191,7 @@ func (h *Host) Ready() error {
 	switch {
 	case t.id == "" || t.id != h.local.ID():
 		return errHostUnknown
-	case t.alone:
+	case t.alone != "":
 		return nil
 	case t.member == nil:
 		return fmt.Errorf("the host cluster: %w", t.err)
@@ -234,26 +234,48 @@ func (h *Host) step(ctx context.Context) {
 	if t.id == "" || time.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
 		return
 	}
-	alone, err := h.alone(ctx)
-	switch {
-	case err != nil:
-		t.again, t.err = time.Now().Add(hostRetry), err
-	case alone != "":
+	found := h.look(ctx)
+	h.say(found)
+	switch t = t.after(found); {
+	case found.err != nil:
+		t.again = time.Now().Add(hostRetry)
+	case found.alone != "":
 		if t.member != nil { // its reports are lost, and there is nobody any more to report to
 			t.end()
 			h.former = append(h.former, t.member)
 			t.member = nil
 		}
-		t.again, t.alone = time.Now().Add(h.Look), true
-		h.sayAlone(alone)
+		t.again = time.Now().Add(h.Look)
 	case t.member != nil: // it is reporting
 		t.again = time.Now().Add(h.Look)
 	default:
+		var err error
 		if t, err = h.begin(ctx, t); err != nil {
 			t.again, t.err = time.Now().Add(hostRetry), err
 		}
 	}
 	h.set(t)
+}
+
+// finding is what a look at the host has found.
+type finding struct {
+	// served: it serves StorageVersions.
+	served bool
+	// alone is why there is nobody to report to, empty if there is.
+	alone string
+	// err is why that is not known.
+	err error
+}
+
+// after returns what is known of the host after a look at it. What was known before stays where the host has not
+// answered. But one that served no StorageVersions and does now may well wait for a report.
+func (t tenure) after(found finding) tenure {
+	if t.err = found.err; found.err == nil {
+		t.alone = found.alone
+	} else if found.served && t.alone == servesNone {
+		t.alone = ""
+	}
+	return t
 }
 
 func (h *Host) set(t tenure) {
@@ -262,11 +284,21 @@ func (h *Host) set(t tenure) {
 	h.now = t
 }
 
-func (h *Host) sayAlone(why string) {
-	if h.saidAlone != why {
-		klog.Background().Info("The host cluster "+why+": this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
+// say logs what was found where it is not what was found before.
+func (h *Host) say(found finding) {
+	said := found.alone
+	if found.err != nil {
+		said = found.err.Error()
 	}
-	h.saidAlone = why
+	if said != h.said {
+		switch {
+		case found.err != nil:
+			klog.Background().Info("It is not known whether this server has to report to the host cluster", "reason", said, "lookedAgainEvery", hostRetry)
+		case found.alone != "":
+			klog.Background().Info("The host cluster "+said+": this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
+		}
+	}
+	h.said = said
 }
 
 const (
@@ -274,35 +306,52 @@ const (
 	servesOthers = "serves StorageVersions that are not Concord's, as kube-apiserver does with its own feature gate StorageVersionAPI"
 )
 
-// alone asks why there is nobody in the host to report to, empty if there is. An error means that it is not known.
-func (h *Host) alone(ctx context.Context) (string, error) {
+// look asks whether there is somebody in the host to report to.
+func (h *Host) look(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	// Discovery, which everybody may read: whether this server may read the objects themselves
-	// matters only where there are any.
+	served, err := h.serves(ctx)
+	switch {
+	case err != nil:
+		return finding{err: err}
+	case !served:
+		return finding{alone: servesNone}
+	}
+	ours, err := h.ours(ctx)
+	switch {
+	case err != nil:
+		return finding{served: true, err: err}
+	case !ours:
+		return finding{served: true, alone: servesOthers}
+	}
+	return finding{served: true}
+}
+
+// serves asks discovery, which everybody may read: whether this server may read the objects themselves
+// matters only where there are any.
+func (h *Host) serves(ctx context.Context) (bool, error) {
 	served := &metav1.APIResourceList{}
 	err := h.Kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
 	switch {
 	case apierrors.IsNotFound(err):
-		return servesNone, nil
+		return false, nil
 	case err != nil:
-		return "", fmt.Errorf("whether it serves StorageVersions: %w", err)
+		return false, fmt.Errorf("whether it serves StorageVersions: %w", err)
 	}
-	if !slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }) {
-		return servesNone, nil
-	}
-	// Whose they are is told by one that is not stored (a dry run): only Concord's have an epoch. Those that are
-	// stored may tell of the time before the host changed. Kube-apiserver refuses our reports as long as
-	// there is one of Unknown among them, and does not migrate by any. Its validation takes no prefix of a
-	// name that ends with a dash.
+	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }), nil
+}
+
+// ours asks whose the StorageVersions that the host serves are. That is told by one that is not stored (a dry
+// run): only Concord's have an epoch. Those that are stored may tell of the time before the host changed.
+// Kube-apiserver refuses our reports as long as there is one of Unknown among them, and does not
+// migrate by any. Its validation takes no prefix of a name that ends with a dash.
+func (h *Host) ours(ctx context.Context) (bool, error) {
 	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{GenerateName: "concord.probe"}}
 	if err := h.Objects.Create(ctx, sv, client.DryRunAll); err != nil {
-		return "", fmt.Errorf("whether its StorageVersions are Concord's: %w", err)
+		return false, fmt.Errorf("whether its StorageVersions are Concord's: %w", err)
 	}
-	if _, ours := sv.Annotations[storageversion.EpochAnnotation]; !ours {
-		return servesOthers, nil
-	}
-	return "", nil
+	_, ours := sv.Annotations[storageversion.EpochAnnotation]
+	return ours, nil
 }
 
 // begin makes the reports to the host for a registration.
@@ -336,7 +385,7 @@ func (h *Host) begin(ctx context.Context, t tenure) (tenure, error) {
 	running, end := context.WithCancel(h.stopped)
 	h.members.Go(func() { workers.Loop(running, "host-member", m.Run) })
 	klog.Background().Info("Reporting to the host cluster", "server", t.id)
-	t.member, t.end, t.alone = m, end, false
+	t.member, t.end = m, end
 	return t, nil
 }
 

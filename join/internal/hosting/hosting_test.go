@@ -37,14 +37,39 @@ func TestTenure(t *testing.T) {
 		id     agree.ServerID
 		want   error
 	}{
-		{"alone", tenure{id: "a", alone: true}, "a", nil},
-		{"alone, and registered anew", tenure{id: "a", alone: true}, "b", errHostUnknown},
+		{"alone", tenure{id: "a", alone: servesNone}, "a", nil},
+		{"alone, and registered anew", tenure{id: "a", alone: servesNone}, "b", errHostUnknown},
 		{"not registered", tenure{}, "", errHostUnknown},
 		{"not known yet", tenure{id: "a", err: unknown}, "a", unknown},
-		{"was alone when it last answered", tenure{id: "a", alone: true, err: unknown}, "a", nil},
+		{"was alone when it last answered", tenure{id: "a", alone: servesNone, err: unknown}, "a", nil},
 	} {
 		if err := test.tenure.reported(t.Context(), test.id, schema.GroupResource{Group: "example.com", Resource: "things"}, "example.com/v1"); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, err, test.want)
+		}
+	}
+}
+
+// TestAfter: a host that serves StorageVersions now, and does not say whose, is not known any more, if it served
+// none before; whatever else was known stays until the host answers.
+func TestAfter(t *testing.T) {
+	unknown := errors.New("forbidden")
+	for _, test := range []struct {
+		name   string
+		before string
+		found  finding
+		want   string
+	}{
+		{"none served", "", finding{alone: servesNone}, servesNone},
+		{"ours", servesNone, finding{served: true}, ""},
+		{"others', in place of none", servesNone, finding{served: true, alone: servesOthers}, servesOthers},
+		{"no answer, after none", servesNone, finding{err: unknown}, servesNone},
+		{"whose is not said, after none", servesNone, finding{served: true, err: unknown}, ""},
+		{"whose is not said, after others'", servesOthers, finding{served: true, err: unknown}, servesOthers},
+		{"no answer, never known", "", finding{err: unknown}, ""},
+	} {
+		got := tenure{id: "a", alone: test.before}.after(test.found)
+		if got.alone != test.want || !errors.Is(got.err, test.found.err) {
+			t.Errorf("%s: alone %q, %v; want %q", test.name, got.alone, got.err, test.want)
 		}
 	}
 }

@@ -59,10 +59,10 @@ func (h *Host) sweep(ctx context.Context) error {
 	if time.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(lived) {
 		return nil
 	}
-	switch alone, err := h.alone(ctx); {
+	switch served, err := h.serves(ctx); {
 	case err != nil:
 		return err
-	case alone != "":
+	case !served:
 		h.swept = sweptHost{at: time.Now(), lived: lived}
 		return nil
 	}
@@ -80,8 +80,16 @@ func (h *Host) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range orphans(leases.Items, living) {
-		if err = errors.Join(err, h.collect.Bury(ctx, id)); err == nil {
+	gone := orphans(leases.Items, living)
+	bury := h.collect.Bury
+	if len(gone) > 0 {
+		// The Leases are known by the own etcd's label, whoever the StorageVersions belong to.
+		if ours, err := h.ours(ctx); err != nil || !ours {
+			bury = h.deleteLease
+		}
+	}
+	for _, id := range gone {
+		if err = errors.Join(err, bury(ctx, id)); err == nil {
 			klog.FromContext(ctx).Info("Took the reports of a server that is gone back from the host cluster", "server", id)
 		}
 	}
