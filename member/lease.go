@@ -33,6 +33,9 @@ type registration struct {
 	err   error                 // why there is none
 
 	erased bool // of a silent server: see erase
+
+	confirmed bool  // see confirm
+	renewal   error // see LastRenewal
 }
 
 // Register makes a new ID and creates its identity Lease (DESIGN 3.1.1), and the
@@ -142,7 +145,8 @@ func tell(lease *coordinationv1.Lease, annotation, text string) {
 // Renew writes the present time to the identity Lease, the server's Encryption, and
 // once every resource is reported the "reported" annotation. ErrLeaseGone means that the server is no
 // participant any more and all its permits are closed; any other error says nothing
-// about the Lease (DESIGN 3.1.2: unknown, never gone).
+// about the Lease (DESIGN 3.1.2: unknown, never gone). Where others wait for this server's
+// reports because of that annotation, it is then looked whether they stand.
 func (m *Member) Renew(ctx context.Context) error {
 	m.leaseMu.Lock()
 	defer m.leaseMu.Unlock()
@@ -155,13 +159,22 @@ func (m *Member) Renew(ctx context.Context) error {
 	if current.id == "" {
 		return ErrLeaseGone
 	}
+	err := m.renew(ctx, current, encryption)
+	if err == nil {
+		err = m.confirm(ctx, current.id)
+	}
+	m.noteRenewal(current.id, err)
+	return err
+}
+
+func (m *Member) renew(ctx context.Context, current registration, encryption Encryption) error {
 	reported := m.AllReported()
 	const attempts = 3 // somebody else edits the Lease once in a while, not all the time
 	var err error
 	for range attempts {
 		lease := renewed(current.lease, m.cfg.Clock.Now(), reported, encryption)
 		if err = m.cfg.Client.Update(ctx, lease); err == nil {
-			m.setLease(current.id, lease)
+			m.setLease(current.id, lease, marked(current.lease))
 			return nil
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
@@ -216,11 +229,14 @@ func stillOurs(lease, ours *coordinationv1.Lease) bool {
 		storageversion.SilenceOf(lease) == storageversion.SilenceOf(ours)
 }
 
-func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease) {
+// setLease keeps the Lease as it was written. If it did not tell before that all is reported, nothing that was
+// confirmed because of that counts.
+func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease, told bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.registration.id == id {
 		m.registration.lease = lease
+		m.registration.confirmed = m.registration.confirmed && told
 	}
 }
 

@@ -233,17 +233,9 @@ func (m *Member) observeReported() {
 		m.timed = true
 		m.cfg.Metrics.ObserveReport(m.cfg.Clock.Since(m.began))
 	}
-	if _, said := m.registration.lease.Annotations[storageversion.ReportedAnnotation]; all && !said {
+	if all && !m.announced() {
 		wake(m.wakeLease)
 	}
-}
-
-// Announced says whether the identity Lease tells everybody that all is reported.
-func (m *Member) Announced() bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	lease := m.registration.lease
-	return lease != nil && lease.Annotations[storageversion.ReportedAnnotation] == "true"
 }
 
 // AllReported says whether every resource that is known has been reported, and all that

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -421,4 +422,72 @@ func TestDisappearedStorageVersionIsMadeAgain(t *testing.T) {
 	}
 	w.settle()
 	w.expectOpen(secrets, "v1")
+}
+
+// TestMarkAfterLoss: the watch hangs, the StorageVersion is lost, and another server, which finds no mark on this
+// one's Lease, makes it anew and agrees alone. The mark that comes then is no leave to write.
+func TestMarkAfterLoss(t *testing.T) {
+	aggregated := func(c *Config) {
+		c.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"}
+		c.Annotations = map[string]string{storageversion.AggregatedResourcesAnnotation: widgets.String()}
+	}
+	w := newWorld(t, []Resource{builtin(widgets)}, aggregated)
+	self := w.register()
+	w.settle()
+	w.quietly(func() {
+		if err := w.client.Delete(t.Context(), &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets)}}); err != nil {
+			t.Fatal(err)
+		}
+		other := newWorld(t, []Resource{builtin(widgets)}, aggregated, func(c *Config) { c.Client, c.Random = w.client, nil })
+		other.register()
+		other.settle()
+	})
+	if reports, _ := w.reports(widgets); len(reports) != 1 {
+		t.Fatalf("the other server has reported %v", reports)
+	}
+	away := errors.New("no answer")
+	w.before = func(call string) error {
+		if strings.HasPrefix(call, "list StorageVersion") {
+			return away
+		}
+		return nil
+	}
+	if err := w.m.Renew(t.Context()); !errors.Is(err, away) || !errors.Is(w.m.LastRenewal(), away) || w.m.Announced() {
+		t.Errorf("it is not known whether the reports stand: Renew returns %v, then LastRenewal %v; announced: %v", err, w.m.LastRenewal(), w.m.Announced())
+	}
+	w.before = nil
+	if err := w.m.Renew(t.Context()); err != nil || w.m.LastRenewal() != nil || w.m.Announced() {
+		t.Errorf("the report is lost: Renew returns %v, then LastRenewal %v; announced: %v", err, w.m.LastRenewal(), w.m.Announced())
+	}
+	if _, err := w.m.Revision(t.Context(), widgets, "example.com/v1"); err == nil {
+		t.Error("it may write without a report")
+	}
+	w.settle()
+	select {
+	case <-w.m.wakeLease:
+	default:
+		t.Error("the Lease is not renewed at once after the report")
+	}
+	w.took()
+	if err := w.m.Renew(t.Context()); err != nil || !w.m.Announced() {
+		t.Errorf("reported again: %v, announced: %v", err, w.m.Announced())
+	}
+	w.expectOpen(widgets, "example.com/v1")
+	w.took()
+	if err := w.m.Renew(t.Context()); err != nil || strings.Contains(w.took(), "list StorageVersion") {
+		t.Errorf("the StorageVersions are listed at every renewal, %v", err)
+	}
+
+	// Somebody has taken the mark away, for as long as which a loss binds nobody.
+	w.quietly(func() {
+		lease := w.lease(self)
+		delete(lease.Annotations, storageversion.ReportedAnnotation)
+		if err := w.client.Update(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.took()
+	if err := w.m.Renew(t.Context()); err != nil || !w.m.Announced() || !strings.Contains(w.took(), "list StorageVersion") {
+		t.Errorf("the mark was set again, and the reports not looked at: %v", err)
+	}
 }
