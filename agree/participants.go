@@ -32,9 +32,10 @@ const (
 // reported them, and it writes none before that stands on its Lease (Holds). Whoever of those
 // has no report of a resource owes it: the others report Unknown in its stead, in that
 // StorageVersion alone, until it reports again or its Lease is gone. That is
-//   - safe: no write without that word on the Lease, and without the report standing after it; and with the word no
-//     agreement without the report. A word that came after the others have read the participants is noticed by the collector, which
-//     settles the reports whenever a Lease comes to say so;
+//   - safe: no write without that word on the Lease, and without the report seen in place after it;
+//     and with the word no agreement without the report. A word that came after the others have
+//     read the participants is noticed by the collector, which settles the reports whenever a Lease
+//     comes to say so;
 //   - live: a server names the resources that it reports and no others, whatever else its group
 //     has in other releases, and one that is starting owes nothing; whoever can still
 //     reach this cluster reports again by itself, and the Lease of one that cannot goes when

@@ -500,7 +500,10 @@ func TestHosting(t *testing.T) {
 	h.upstreams.Store(false)
 	h.wantRefused("not reported to the host cluster")
 	h.refuse.Store(false)
-	h.wantRefused("does not say yet that all is reported")
+	h.wantRefused("does not say yet that all is reported: renew identity Lease")
+	if err := h.j.Ready(); err == nil || !strings.Contains(err.Error(), "renew identity Lease") {
+		t.Errorf("it is not ready because of: %v", err)
+	}
 	h.mute.Store(false)
 	h.wantWritable()
 	first := h.reports(h.host)

@@ -180,9 +180,17 @@ func (t tenure) reported(ctx context.Context, id agree.ServerID, gr schema.Group
 		return fmt.Errorf("not reported to the host cluster: %w", err)
 	}
 	if !t.member.Announced() {
-		return fmt.Errorf("not reported to the host cluster: %w", errNotAnnounced)
+		return fmt.Errorf("not reported to the host cluster: %w", t.unannounced())
 	}
 	return nil
+}
+
+// unannounced says why the Lease in the host does not say that all is reported.
+func (t tenure) unannounced() error {
+	if err := t.member.LastRenewal(); err != nil {
+		return fmt.Errorf("%w: %w", errNotAnnounced, err)
+	}
+	return errNotAnnounced // it is about to
 }
 
 // Ready says why not everything is reported to the host; nil if it is, or cannot be.
@@ -200,7 +208,7 @@ func (h *Host) Ready() error {
 		return fmt.Errorf("the host cluster: %w", err)
 	}
 	if !t.member.Announced() {
-		return errNotAnnounced
+		return t.unannounced()
 	}
 	return nil
 }
