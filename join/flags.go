@@ -8,14 +8,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Defaults returns a Config with the defaults of the fields that have flags.
+// Defaults returns a Config with the defaults of the fields that have flags, but for the renew interval: it is
+// a third of whatever the duration becomes.
 func Defaults() Config {
-	return Config{}.withDefaults()
+	c := Config{}.withDefaults()
+	c.IdentityLeaseRenewInterval = 0
+	return c
 }
 
 // AddFlags adds the flags of the fields that operators set. Their defaults are the values in c. Those that
-// are zero get what they have in Defaults first, but for the renew interval: it is a third of whatever
-// the duration becomes.
+// are zero get what they have in Defaults first.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	defaults, aThird := Defaults(), ""
 	c.IdentityLeaseDuration = cmp.Or(c.IdentityLeaseDuration, defaults.IdentityLeaseDuration)

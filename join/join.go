@@ -121,10 +121,15 @@ const (
 
 func (c Config) withDefaults() Config {
 	c.IdentityLeaseDuration = cmp.Or(c.IdentityLeaseDuration, defaultIdentityLeaseDuration)
-	c.IdentityLeaseRenewInterval = cmp.Or(c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration/3)
+	c.IdentityLeaseRenewInterval = c.renewInterval()
 	c.ControllerLeaseDuration = cmp.Or(c.ControllerLeaseDuration, defaultControllerLeaseDuration)
 	c.KeyringInterval = cmp.Or(c.KeyringInterval, defaultKeyringInterval)
 	return c
+}
+
+// renewInterval is the time between renewals with its default.
+func (c Config) renewInterval() time.Duration {
+	return cmp.Or(c.IdentityLeaseRenewInterval, c.IdentityLeaseDuration/3)
 }
 
 // Validate returns an error of one line for the first field that New cannot work with.
@@ -154,6 +159,7 @@ func (c Config) Validate() error {
 
 // ValidateFlags is Validate for the fields that have flags.
 func (c Config) ValidateFlags() error {
+	c.IdentityLeaseRenewInterval = c.renewInterval()
 	switch {
 	case c.ControllerLeaseDuration < time.Second || c.ControllerLeaseDuration%time.Second != 0:
 		return fmt.Errorf("--controller-lease-duration %v is not allowed: whole seconds, at least 1s", c.ControllerLeaseDuration)

@@ -69,7 +69,8 @@ func TestAddFlags(t *testing.T) {
 	}{
 		{"from nothing", Config{}, "0s", nil, 5 * time.Second},
 		{"from nothing, a short lease", Config{}, "0s", []string{"--identity-lease-duration=6s"}, 2 * time.Second},
-		{"from the defaults", Defaults(), "5s", nil, 5 * time.Second},
+		{"from the defaults", Defaults(), "0s", nil, 5 * time.Second},
+		{"from the defaults, a short lease", Defaults(), "0s", []string{"--identity-lease-duration=6s"}, 2 * time.Second},
 		{"of its own", Config{IdentityLeaseRenewInterval: time.Second}, "1s", nil, time.Second},
 	} {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
