@@ -94,6 +94,7 @@ func (m *Member) confirm(ctx context.Context, id agree.ServerID) error {
 		own, _ := agree.Of(reports, id)
 		all = all && s.open() && own.Encoding == s.reported
 	}
-	m.registration.confirmed = all // else the report that is made again wakes the loop that renews
+	// If not all stand, the report that is made again wakes the loop that renews.
+	m.registration.confirmed = all
 	return nil
 }
