@@ -153,8 +153,8 @@ func (o *Own) elsewhere(ctx context.Context, gr schema.GroupResource) (string, e
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("read its StorageState: %w", err)
-	case evolve.Recreate(state.Status.LastHeartbeatTime.Time, o.config.Clock.Now()):
-		return "", nil // they have gone
+	case !observed.Kept(migrationv1alpha1.ViewState(state), o.config.Clock.Now()):
+		return "", nil // it is another program's, or they have gone
 	}
 	return "concord controllers migrate it, since there is a StorageState " + state.Name, nil
 }

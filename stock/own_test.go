@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
@@ -117,20 +118,32 @@ func TestOwnFails(t *testing.T) {
 // TestOwnElsewhere: a definition that concord controllers migrate is left to them, as long as they are
 // there; who may not know it migrates.
 func TestOwnElsewhere(t *testing.T) {
+	const ours, none = "6923b1c0-observed-1.37", ""
 	for name, test := range map[string]struct {
 		age       time.Duration // of the heartbeat
+		uid       string
 		forbidden bool
 		left      bool
 	}{
-		"controllers are there":    {4 * time.Minute, false, true},
-		"they were there":          {11 * time.Minute, false, false},
-		"nobody is allowed to see": {4 * time.Minute, true, false},
+		"controllers are there":                 {4 * time.Minute, ours, false, true},
+		"they were there":                       {11 * time.Minute, ours, false, false},
+		"their clock is ahead a little":         {-9 * time.Minute, ours, false, true},
+		"a clock was wrong":                     {-24 * time.Hour, ours, false, false},
+		"kube-storage-version-migrator's":       {4 * time.Minute, none, false, false},
+		"Concord servers' that have gone since": {4 * time.Minute, "9fe35e27-3a1c-4a5e-8f0b-0d8f1f0a7f11", false, false},
+		"nobody is allowed to see":              {4 * time.Minute, ours, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newOwnWorld(t)
 			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 			state := &migrationv1alpha1.StorageState{}
-			state.Name, state.Status.LastHeartbeatTime = migrationv1alpha1.StateName(widgets), metav1.NewTime(now.Add(-test.age))
+			state.Name = migrationv1alpha1.StateName(widgets)
+			state.Status = migrationv1alpha1.StorageStateStatus{LastHeartbeatTime: metav1.NewTime(now.Add(-test.age)),
+				CurrentStorageVersionHash: "hash", PersistedStorageVersionHashes: []string{"hash"}}
+			if test.uid != none {
+				state.Status.StorageVersionUID, state.Status.Epoch = types.UID(test.uid), 1
+				state.Status.CurrentEncoding, state.Status.PersistedEncodings = "example.com/v1", []string{"example.com/v1"}
+			}
 			must(t, w.objects.Create(t.Context(), state))
 			if test.forbidden {
 				w.objects = interceptor.NewClient(w.objects, interceptor.Funcs{

@@ -180,11 +180,9 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	if ok {
 		begun, ok = ParseUID(state.Of.UID)
 	}
-	// A heartbeat that is ahead was written with another clock, and does not tell when that was.
-	ahead := state.Heartbeat.Sub(r.Began) > evolve.DiscoveryPeriod
 	definition := r.Defined[gr]
 	anew := definition.Revision.replaces(Revision(state.Definition)) // objects may be left of the one before
-	if ok && !ahead && !anew && !evolve.Recreate(state.Heartbeat, r.Began) {
+	if ok && !anew && fresh(state.Heartbeat, r.Began) {
 		known.goOn(state, definition)
 		return known
 	}
@@ -192,6 +190,19 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	same := ok && !custom && begun.Release == release && state.Current != evolve.Unknown
 	known.UID = Begun{At: r.Began, Release: release, Same: same}.UID()
 	return known
+}
+
+// Kept says whether controllers such as these keep a StorageState now. They give it the uid of a Resource; other
+// programs, such as kube-storage-version-migrator, keep states of the same names.
+func Kept(state evolve.State, now time.Time) bool {
+	_, ok := ParseUID(state.Of.UID)
+	return ok && fresh(state.Heartbeat, now)
+}
+
+// fresh says whether a heartbeat tells of the time until now. One that is ahead was written with another
+// clock, and does not tell when that was.
+func fresh(heartbeat, now time.Time) bool {
+	return heartbeat.Sub(now) <= evolve.DiscoveryPeriod && !evolve.Recreate(heartbeat, now)
 }
 
 // goOn takes up a StorageState from before the start. Its migration goes on, if nothing else may have been
