@@ -108,7 +108,6 @@ func replicaOf(lease *coordinationv1.Lease) observed.Replica {
 	r := observed.Replica{
 		Process: observed.Process{Lease: agree.ServerID(lease.Name), Holder: ptr.Deref(lease.Spec.HolderIdentity, "")},
 		Address: lease.Annotations[corev1.AnnotationPeerAdvertiseAddress],
-		Begun:   lease.CreationTimestamp.Time,
 		Lasts:   time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second,
 	}
 	if lease.Spec.RenewTime != nil {

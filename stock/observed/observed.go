@@ -30,10 +30,9 @@ type Replica struct {
 	// Address is where the process is reached, "host:port"; empty if nobody knows. Nowhere says why
 	// it is known not to be reached by itself; may be empty.
 	Address, Nowhere string
-	// Begun is when the Lease was created: a kube-apiserver that starts creates it anew. Renewed is
-	// when it was last renewed, Lasts how long it lasts then.
-	Begun, Renewed time.Time
-	Lasts          time.Duration
+	// Renewed is when the Lease was last renewed, Lasts how long it lasts then.
+	Renewed time.Time
+	Lasts   time.Duration
 }
 
 // Alive returns the replicas whose Lease has not run out, by name. A Lease that does not tell
@@ -46,28 +45,22 @@ func Alive(replicas []Replica, now time.Time) []Replica {
 	return alive
 }
 
-// Apart takes the address from replicas that live and have it in common, such as that of a load balancer
-// in front of all: who answers there is any one of them, and does not say which.
+// Apart takes the address from replicas that have it in common, such as that of a load balancer in front of
+// all: who answers there is any one of them, and does not say which.
 //
-// A Lease lasts an hour, also after a crash. If another process has the address since, as after a host
-// got another name, its Lease is newer than the last renewal of the first: at no time did both live.
-// Then the one that lives answers for both, and the old Lease is not in the way.
+// A crash leaves a Lease over, and what has the address since may be the only one that lives. Nothing tells
+// that from a replica that is paused, or whose clock differs: somebody has to delete the Lease that is left.
 func Apart(replicas []Replica) []Replica {
 	apart := slices.Clone(replicas)
 	for i, r := range replicas {
-		other := slices.IndexFunc(replicas, func(o Replica) bool { return o.Lease != r.Lease && o.Address == r.Address && together(o, r) })
+		other := slices.IndexFunc(replicas, func(o Replica) bool { return o.Lease != r.Lease && o.Address == r.Address })
 		if r.Address != "" && other >= 0 {
 			apart[i].Address = ""
-			apart[i].Nowhere = fmt.Sprintf("shares its address %s with %s, and nobody knows which of them answers there: start with --best-effort, or delete the Lease of one that is gone", r.Address, replicas[other].Lease)
+			apart[i].Nowhere = fmt.Sprintf("shares its address %s with %s, and nobody knows which of them answers there: delete the Lease of one that is gone, "+
+				"or, if both are there, start with --best-effort (an operator: Options.BestEffort)", r.Address, replicas[other].Lease)
 		}
 	}
 	return apart
-}
-
-// together says whether two replicas may have lived at one time.
-func together(a, b Replica) bool {
-	ended := func(a, b Replica) bool { return !a.Renewed.IsZero() && a.Renewed.Before(b.Begun) }
-	return !ended(a, b) && !ended(b, a)
 }
 
 // Shown is the entry of one resource in the discovery of a replica.

@@ -81,29 +81,29 @@ func TestAlive(t *testing.T) {
 	}
 }
 
-// Replicas that advertise one address cannot be asked one by one; a Lease that a crash left over, of a
-// process whose address another one has since, is not in the way.
+// Replicas that advertise one address cannot be asked one by one, whichever of them renewed its Lease last: one
+// that did not for a while may be paused, and clocks differ. A Lease that has run out is not in the way.
 func TestApart(t *testing.T) {
 	const vip = "10.0.0.9:6443"
-	at := func(name, address string, begun, renewed int) Replica { // minutes ago
-		return Replica{Process: Process{Lease: agree.ServerID(name)}, Address: address,
-			Begun: start.Add(-time.Duration(begun) * time.Minute), Renewed: start.Add(-time.Duration(renewed) * time.Minute)}
+	at := func(name, address string, renewed int) Replica { // minutes ago
+		return Replica{Process: Process{Lease: agree.ServerID(name)}, Address: address, Renewed: start.Add(-time.Duration(renewed) * time.Minute), Lasts: time.Hour}
 	}
 	untold := Replica{Process: Process{Lease: "untold"}, Address: vip}
 	for name, tc := range map[string]struct {
 		replicas []Replica
 		apart    []string // those that keep their address
 	}{
-		"each has its own":                    {[]Replica{at("a", "10.0.0.1:6443", 90, 0), at("b", "10.0.0.2:6443", 90, 0)}, []string{"a", "b"}},
-		"all share one":                       {[]Replica{at("a", vip, 90, 0), at("b", vip, 80, 0), at("c", vip, 1, 0)}, nil},
-		"two of them":                         {[]Replica{at("a", vip, 90, 0), at("b", vip, 90, 0), at("c", "10.0.0.3:6443", 90, 0)}, []string{"c"}},
-		"one has crashed, or is paused":       {[]Replica{at("a", vip, 90, 0), at("b", vip, 80, 50)}, nil},
-		"one has crashed, and another is new": {[]Replica{at("a", vip, 90, 50), at("b", vip, 49, 0)}, []string{"a", "b"}},
-		"times are not known":                 {[]Replica{at("a", vip, 90, 0), untold}, nil},
-		"no addresses are known":              {[]Replica{at("a", "", 90, 0), at("b", "", 90, 0)}, nil},
+		"each has its own": {[]Replica{at("a", "10.0.0.1:6443", 0), at("b", "10.0.0.2:6443", 0)}, []string{"a", "b"}},
+		"all share one":    {[]Replica{at("a", vip, 0), at("b", vip, 0), at("c", vip, 0)}, nil},
+		"two of them":      {[]Replica{at("a", vip, 0), at("b", vip, 0), at("c", "10.0.0.3:6443", 0)}, []string{"c"}},
+		"one has crashed, is paused or has another clock":  {[]Replica{at("a", vip, 50), at("b", vip, 0)}, nil},
+		"one renewed in the future, by these clocks":       {[]Replica{at("a", vip, 0), at("b", vip, -5)}, nil},
+		"one has crashed, and its Lease has run out since": {[]Replica{at("a", vip, 61), at("b", vip, 0)}, []string{"b"}},
+		"times are not known":                              {[]Replica{at("a", vip, 0), untold}, nil},
+		"no addresses are known":                           {[]Replica{at("a", "", 0), at("b", "", 0)}, nil},
 	} {
 		var apart []string
-		for _, r := range Apart(tc.replicas) {
+		for _, r := range Apart(Alive(tc.replicas, start)) {
 			if r.Address != "" {
 				apart = append(apart, string(r.Lease))
 			}
