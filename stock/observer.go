@@ -108,6 +108,7 @@ func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
 	}
 	defined := o.definitions.defined(only)
 	answers := o.ask(ctx, before.replicas, only, silent)
+	asked := o.clock.Now()
 	after, err := o.asking.find(ctx)
 	if err != nil {
 		return err
@@ -115,7 +116,7 @@ func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	r := observed.Round{Began: began, Before: before.replicas, After: after.replicas, Answers: answers, Only: only, Defined: defined}
+	r := observed.Round{Began: began, Asked: asked, Before: before.replicas, After: after.replicas, Answers: answers, Only: only, Defined: defined}
 	r.Versions = versionsOf(answers)
 	if full {
 		o.noteFailed(r)

@@ -54,7 +54,7 @@ func (o *observer) observing(gr schema.GroupResource, kind, gv string, age time.
 		answer.Shown[gr] = observed.Shown{Hash: migrationv1alpha1.StorageVersionHash(parsed.WithKind(kind)), Kind: kind, Served: []string{gv}}
 	}
 	r := observed.Round{
-		Began: now.Add(age), Before: []observed.Replica{{Process: p}}, After: []observed.Replica{{Process: p}},
+		Began: now.Add(age), Asked: now.Add(age), Before: []observed.Replica{{Process: p}}, After: []observed.Replica{{Process: p}},
 		Answers: map[observed.Process]observed.Answer{p: answer}, Defined: o.definitions.defined(schema.GroupResource{}),
 	}
 	r.Versions = versionsOf(r.Answers)

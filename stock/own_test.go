@@ -3,8 +3,10 @@ package stock
 import (
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,9 +34,17 @@ type ownWorld struct {
 }
 
 func newOwnWorld(t *testing.T) *ownWorld {
+	return newAnsweringWorld(t, func(*testclock.FakeClock) {})
+}
+
+// newAnsweringWorld has answering called before the kube-apiserver answers.
+func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock)) *ownWorld {
 	t.Helper()
-	address := startDiscovery(t, nil)
 	c := testclock.NewFakeClock(now)
+	address := startDiscovery(t, func(http.ResponseWriter) bool {
+		answering(c)
+		return true
+	})
 	own, err := NewOwn(Config{
 		Rest:     &rest.Config{Host: "https://" + address, TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
 		Instance: "operator", Settle: time.Minute, Clock: c,
@@ -88,6 +98,28 @@ func TestOwnFlipped(t *testing.T) {
 			t.Errorf("definition %d: storedVersions are %v", i, crd.Status.StoredVersions)
 		}
 		w.clock.Step(10 * time.Minute)
+	}
+}
+
+// TestOwnSlowAnswer: a version settles since the kube-apiserver has answered, not since it was asked: until then
+// a request may have begun that writes another one.
+func TestOwnSlowAnswer(t *testing.T) {
+	var slow atomic.Bool
+	slow.Store(true)
+	w := newAnsweringWorld(t, func(c *testclock.FakeClock) {
+		if slow.Swap(false) {
+			c.Step(9 * time.Second)
+		}
+	})
+	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+	w.step()
+	w.clock.Step(time.Minute - time.Second)
+	if s := w.step(); !observed.Settling(s.Why) {
+		t.Errorf("59 s after the answer: %+v", s)
+	}
+	w.clock.Step(time.Second)
+	if s := w.step(); !s.Done {
+		t.Errorf("a minute after it: %+v", s)
 	}
 }
 

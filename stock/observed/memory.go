@@ -259,7 +259,7 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 		k.steady = ""
 	} else {
 		if k.steady != v.Encoding {
-			k.steady, k.since = v.Encoding, r.Began
+			k.steady, k.since = v.Encoding, r.Asked // until it answered, a replica may have begun to write another one
 		}
 		if until := k.since.Add(settle); r.Began.Before(until) {
 			k.Why = fmt.Sprintf("%s%s: until %s UTC requests that were under way may still write another version", settling, v.Encoding, until.UTC().Format(time.TimeOnly))

@@ -110,7 +110,8 @@ type Definition struct {
 
 // Round is one time of asking all replicas.
 type Round struct {
-	Began time.Time
+	// Began is before anybody was asked, Asked after all had answered or were given up.
+	Began, Asked time.Time
 	// Before and After are the replicas whose Leases had not run out, read before and after
 	// the asking.
 	Before, After []Replica

@@ -48,7 +48,7 @@ func versions(kind string) []schema.GroupVersion {
 
 // round is one in which all replicas are as they were, and these answer.
 func round(after time.Duration, answers map[string]Answer) Round {
-	r := Round{Began: start.Add(after), Answers: map[Process]Answer{}, Versions: versions}
+	r := Round{Began: start.Add(after), Asked: start.Add(after), Answers: map[Process]Answer{}, Versions: versions}
 	for name, a := range answers {
 		x := replica(name, "1")
 		r.Before, r.After = append(r.Before, x), append(r.After, x)
@@ -224,6 +224,22 @@ func TestAgreementSettles(t *testing.T) {
 	}
 	if got := remembered(t, m, widgets, at(4*settle+time.Second, v2, "example.com/v2")); got.Common != "example.com/v2" || got.History.Epoch != 3 {
 		t.Errorf("at last: %+v", got)
+	}
+}
+
+// Requests may have begun until all have answered, so that slow answers take nothing of the time to settle.
+func TestSettlesSinceTheAnswers(t *testing.T) {
+	m := NewMemory(Config{Settle: settle})
+	slow := defined(round(0, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")
+	slow.Asked = slow.Began.Add(10 * time.Second)
+	m.Observe(slow)
+	for _, tc := range []struct {
+		after time.Duration
+		want  agree.Encoding
+	}{{settle, ""}, {settle + 9*time.Second, ""}, {settle + 10*time.Second, "example.com/v2"}} {
+		if got := remembered(t, m, widgets, defined(round(tc.after, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")); got.Common != tc.want {
+			t.Errorf("after %v: %+v", tc.after, got)
+		}
 	}
 }
 
