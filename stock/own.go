@@ -12,6 +12,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -39,11 +40,12 @@ type Own struct {
 	failures map[string]int
 }
 
-// proof tells for which definition and epoch a resource was proven, and when.
+// proof tells for which definition and epoch a resource was proven, and when. It outlives changes of the definition
+// that leave the stored version alone, as of a schema: all others begin a new epoch, also if they are taken back.
 type proof struct {
-	crd   claim.CRD
-	epoch int64
-	at    time.Time
+	crd types.UID
+	of  evolve.Ref
+	at  time.Time
 }
 
 // Standing is how far a resource is.
@@ -117,13 +119,13 @@ func (o *Own) step(ctx context.Context, name string) (Standing, error) {
 	if standing.Why != "" || err != nil {
 		return standing, err
 	}
-	of := claim.CRD{UID: string(crd.UID), Generation: crd.Generation}
-	if p, ok := o.proven[gr]; !ok || p.crd != of || p.epoch != seen.History.Epoch {
+	of := evolve.Ref{UID: seen.UID, Epoch: seen.History.Epoch}
+	if p, ok := o.proven[gr]; !ok || p.crd != crd.UID || p.of != of {
 		delete(o.proven, gr)
 		if err := o.migrate(ctx, crd, encoding); err != nil {
 			return Standing{}, fmt.Errorf("migrate %s to %s: %w", gr, encoding, err)
 		}
-		o.proven[gr] = proof{crd: of, epoch: seen.History.Epoch, at: o.config.Clock.Now()}
+		o.proven[gr] = proof{crd: crd.UID, of: of, at: o.config.Clock.Now()}
 		return Standing{Why: "all objects are stored in " + string(encoding), Again: time.Nanosecond}, nil // everything is read again
 	}
 	return o.prune(ctx, crd, encoding)

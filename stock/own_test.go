@@ -101,6 +101,39 @@ func TestOwnFlipped(t *testing.T) {
 	}
 }
 
+// TestOwnChangesInMigration: a change of the definition while its objects are migrated has them migrated once
+// more only if another version may have been stored meanwhile, or it is another definition.
+func TestOwnChangesInMigration(t *testing.T) {
+	for name, tc := range map[string]struct {
+		then *apiextensionsv1.CustomResourceDefinition
+		why  string // begins so; "": done
+	}{
+		"nothing":                       {widgetDefinition("a", 2, "v1", "v2", "v1"), ""},
+		"its schema":                    {widgetDefinition("a", 3, "v1", "v2", "v1"), ""},
+		"its version, there and back":   {widgetDefinition("a", 4, "v1", "v2", "v1"), "all kube-apiservers store example.com/v1: until"},
+		"its version, to one more, too": {widgetDefinition("a", 5, "v1", "v1", "v2", "v3"), "all kube-apiservers store example.com/v1: until"},
+		"its version, and it stays so":  {widgetDefinition("a", 3, "v2", "v2", "v1"), "all store example.com/v1 still"},
+		"it was deleted and made anew":  {widgetDefinition("b", 1, "v1", "v2", "v1"), "all objects are stored in example.com/v1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newOwnWorld(t)
+			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+			w.step()
+			w.clock.Step(time.Minute)
+			if s := w.Step(t.Context(), tc.then.Name); !strings.HasPrefix(s.Why, "all objects are stored in") {
+				t.Fatalf("%+v", s)
+			}
+			if tc.then.UID != "a" {
+				must(t, w.objects.Delete(t.Context(), widgetDefinition("a", 2, "v1")))
+			}
+			w.is(tc.then)
+			if s := w.Step(t.Context(), tc.then.Name); s.Done != (tc.why == "") || !strings.HasPrefix(s.Why, tc.why) {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
 // TestOwnSlowAnswer: a version settles since the kube-apiserver has answered, not since it was asked: until then
 // a request may have begun that writes another one.
 func TestOwnSlowAnswer(t *testing.T) {
