@@ -80,6 +80,12 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		own.Watch(ctx, o.CRDs)
+		return nil
+	})); err != nil {
+		return err
+	}
 	told := &telling{last: map[string]Standing{}, to: o.Changed}
 	step := reconcile.Func(func(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 		standing := own.Step(ctx, r.Name)

@@ -24,6 +24,8 @@ type definitions struct {
 	source cache.Controller
 
 	mu sync.Mutex
+	// watched says that they are watched, so that what is read may be older than what is known.
+	watched bool
 	// newest are they, without their schemas.
 	newest map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition
 	// said are the versions that they said to store since they were last asked for, and told those
@@ -41,12 +43,22 @@ func newDefinitions() *definitions {
 	}
 }
 
-// watchDefinitions keeps no schemas, which are most of a definition. changed is told every
-// resource whose definition changes, and noted every state of a definition, after the one before.
+// watchDefinitions watches all definitions. changed is told every resource whose definition changes, and
+// noted every state of a definition, after the one before.
 func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition)) *definitions {
 	d := newDefinitions()
-	_, d.source = cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}),
+	d.source = d.watching(c, changed, noted)
+	return d
+}
+
+// watching returns what watches the definitions that the options choose. It keeps no schemas, which are most
+// of a definition.
+func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition), options ...client.ListOption) cache.Controller {
+	d.mu.Lock()
+	d.watched = true
+	d.mu.Unlock()
+	_, source := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}, options...),
 		ObjectType:    &apiextensionsv1.CustomResourceDefinition{},
 		Transform:     migrationv1alpha1.WithoutSchemas,
 		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerDetailedFuncs{
@@ -73,7 +85,7 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 			},
 		}),
 	})
-	return d
+	return source
 }
 
 // take takes in a definition that was read. The watch may tell of it much later: a prune that
@@ -81,7 +93,10 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
 	crd = crd.DeepCopy()
 	_, _ = migrationv1alpha1.WithoutSchemas(crd)
-	d.note(crd, false, d.source == nil)
+	d.mu.Lock()
+	watched := d.watched
+	d.mu.Unlock()
+	d.note(crd, false, !watched)
 }
 
 // note takes in a definition, unless a newer one is known, or always, and remembers which versions

@@ -11,6 +11,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -85,6 +86,19 @@ func NewOwn(config Config) (*Own, error) {
 		return nil, err
 	}
 	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]int{}}, nil
+}
+
+// Watch notes every state of the definitions of these names until ctx ends. Where two changes of a spec are
+// made between two reads and none is watched, Step takes them for a stored version that was changed and
+// changed back, and has it settle anew: with a definition that changes often it is never done.
+func (o *Own) Watch(ctx context.Context, names []string) {
+	var wg sync.WaitGroup
+	for _, name := range names {
+		source := o.observer.definitions.watching(o.objects, func(schema.GroupResource) {}, func(_, _ *apiextensionsv1.CustomResourceDefinition) {},
+			client.MatchingFields{metav1.ObjectNameField: name})
+		wg.Go(func() { source.RunWithContext(ctx) })
+	}
+	wg.Wait()
 }
 
 // Step does what can be done now for the definition of this name, which may take as long as a

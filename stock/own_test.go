@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
@@ -51,7 +52,8 @@ func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock)) *ownW
 	})
 	must(t, err)
 	own.observer.asking.kube = fake.NewClientset(lease("a", address, 0))
-	own.objects = fakeclient.NewClientBuilder().WithScheme(own.objects.Scheme()).WithStatusSubresource(&apiextensionsv1.CustomResourceDefinition{}).Build()
+	own.objects = fakeclient.NewClientBuilder().WithScheme(own.objects.Scheme()).WithStatusSubresource(&apiextensionsv1.CustomResourceDefinition{}).
+		WithIndex(&apiextensionsv1.CustomResourceDefinition{}, metav1.ObjectNameField, func(o client.Object) []string { return []string{o.GetName()} }).Build()
 	return &ownWorld{Own: own, t: t, clock: c}
 }
 
@@ -98,6 +100,37 @@ func TestOwnFlipped(t *testing.T) {
 			t.Errorf("definition %d: storedVersions are %v", i, crd.Status.StoredVersions)
 		}
 		w.clock.Step(10 * time.Minute)
+	}
+}
+
+// TestOwnWatches: a definition whose schema changes more often than the operator looks settles, and is done: each
+// of its states is seen, so that none is taken for a flip.
+func TestOwnWatches(t *testing.T) {
+	w := newOwnWorld(t)
+	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+	go w.Watch(t.Context(), []string{"widgets.example.com"})
+	generation := int64(2)
+	changes := func(versions ...string) { // the last ones that it says to store, in this order
+		for _, v := range versions {
+			generation++
+			w.is(widgetDefinition("a", generation, v, "v2", "v1"))
+		}
+		must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+			return w.observer.definitions.of(widgets).Generation == generation, nil
+		}))
+	}
+	w.step()
+	for range 3 {
+		w.clock.Step(20 * time.Second)
+		changes("v1", "v1", "v1")
+		if s := w.step(); s.Done != (generation == 11) {
+			t.Errorf("generation %d: %+v", generation, s)
+		}
+	}
+	w.clock.Step(10 * time.Minute)
+	changes("v1", "v2", "v1")
+	if s := w.step(); !observed.Settling(s.Why) {
+		t.Errorf("after a flip: %+v", s)
 	}
 }
 
