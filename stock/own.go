@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -39,6 +40,10 @@ type Own struct {
 	proven map[schema.GroupResource]proof
 	// failures are how many steps in a row have failed, by definition.
 	failures map[string]int
+
+	unfinishedMu sync.Mutex // a step holds mu for as long as a migration takes
+	// unfinished are the resources that are to be asked about also meanwhile.
+	unfinished map[schema.GroupResource]bool
 }
 
 // proof tells for which definition and epoch a resource was proven, and when. It outlives changes of the definition
@@ -78,19 +83,20 @@ func NewOwn(config Config) (*Own, error) {
 		asking: (&controllers{config: config, kube: kube}).newAsking(), clock: config.Clock, logger: config.Logger,
 		definitions: newDefinitions(),
 		broadcast:   watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
-		memory: observed.NewMemory(observed.Config{Settle: config.Settle}),
+		memory: config.memory(nil),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
 	}
 	m, err := newMigrator(config.Rest, o, config)
 	if err != nil {
 		return nil, err
 	}
-	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]int{}}, nil
+	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]int{}, unfinished: map[schema.GroupResource]bool{}}, nil
 }
 
-// Watch notes every state of the definitions of these names until ctx ends. Where two changes of a spec are
-// made between two reads and none is watched, Step takes them for a stored version that was changed and
-// changed back, and has it settle anew: with a definition that changes often it is never done.
+// Watch notes every state of the definitions of these names until ctx ends, and goes on asking about those that
+// are not done while Step migrates or pauses. Where two changes of a spec are made between two reads and none is
+// watched, Step takes them for a stored version that was changed and changed back, and has it settle anew: with a
+// definition that changes often it is never done. So it does after a time in which nobody asked.
 func (o *Own) Watch(ctx context.Context, names []string) {
 	var wg sync.WaitGroup
 	for _, name := range names {
@@ -98,7 +104,39 @@ func (o *Own) Watch(ctx context.Context, names []string) {
 			client.MatchingFields{metav1.ObjectNameField: name})
 		wg.Go(func() { source.RunWithContext(ctx) })
 	}
+	ticker := o.config.Clock.NewTicker(o.config.Poll)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C():
+			o.ask(ctx)
+		}
+	}
 	wg.Wait()
+}
+
+// ask asks about all that is not done. What fails is for the next step to tell.
+func (o *Own) ask(ctx context.Context) {
+	o.unfinishedMu.Lock()
+	all := slices.Collect(maps.Keys(o.unfinished))
+	o.unfinishedMu.Unlock()
+	for _, gr := range all {
+		if err := o.observer.round(ctx, gr); err != nil && ctx.Err() == nil {
+			o.config.Logger.V(1).Info("kube-apiservers were not asked", "resource", gr.String(), "reason", err.Error())
+		}
+	}
+}
+
+// asksAbout says whether ask is to ask about a resource.
+func (o *Own) asksAbout(gr schema.GroupResource, unfinished bool) {
+	o.unfinishedMu.Lock()
+	defer o.unfinishedMu.Unlock()
+	if unfinished {
+		o.unfinished[gr] = true
+	} else {
+		delete(o.unfinished, gr)
+	}
 }
 
 // Step does what can be done now for the definition of this name, which may take as long as a
@@ -108,6 +146,9 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	standing, err := o.step(ctx, name)
+	if standing.Done {
+		o.asksAbout(schema.ParseGroupResource(name), false) // a definition's name says what it is of
+	}
 	if err == nil {
 		delete(o.failures, name)
 		return standing
@@ -127,8 +168,10 @@ func (o *Own) step(ctx context.Context, name string) (Standing, error) {
 		return Standing{Done: true}, nil
 	}
 	if why, err := o.elsewhere(ctx, gr); why != "" || err != nil {
+		o.asksAbout(gr, false)
 		return Standing{Why: why, Again: o.config.Poll}, err
 	}
+	o.asksAbout(gr, true)
 	seen, standing, err := o.look(ctx, gr, encoding)
 	if standing.Why != "" || err != nil {
 		return standing, err

@@ -13,11 +13,13 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -82,6 +84,15 @@ func (w *ownWorld) step() Standing {
 	}
 }
 
+// pass has time pass in which the kube-apiserver is asked, as Watch does.
+func (w *ownWorld) pass(d time.Duration) {
+	w.t.Helper()
+	for ; d > 0; d -= w.config.Poll {
+		w.clock.Step(min(d, w.config.Poll))
+		w.ask(w.t.Context())
+	}
+}
+
 // TestOwnFlipped: an operator asks nothing while a definition is done. One that was flipped there and
 // back meanwhile, while others were migrated, settles anew before its objects are migrated.
 func TestOwnFlipped(t *testing.T) {
@@ -91,7 +102,7 @@ func TestOwnFlipped(t *testing.T) {
 		if s := w.step(); !observed.Settling(s.Why) {
 			t.Fatalf("definition %d: %+v", i, s)
 		}
-		w.clock.Step(time.Minute)
+		w.pass(time.Minute)
 		if s := w.step(); !s.Done {
 			t.Fatalf("definition %d, when it has settled: %+v", i, s)
 		}
@@ -134,6 +145,32 @@ func TestOwnWatches(t *testing.T) {
 	}
 }
 
+// TestOwnGap: what was about to settle when kube-apiservers could not be asked any more settles anew; while a step
+// is long, or pauses, they are asked.
+func TestOwnGap(t *testing.T) {
+	for name, down := range map[string]bool{"nobody is asked": true, "all are asked": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newOwnWorld(t)
+			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+			w.step()
+			var failing atomic.Bool
+			w.observer.asking.kube.(*fake.Clientset).PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return failing.Load(), nil, errors.New("etcd has no leader")
+			})
+			failing.Store(down)
+			w.pass(time.Minute)
+			failing.Store(false)
+			if s := w.step(); s.Done == down || observed.Settling(s.Why) != down {
+				t.Errorf("%+v", s)
+			}
+			w.pass(time.Minute)
+			if s := w.step(); !s.Done || len(w.unfinished) > 0 {
+				t.Errorf("at last: %+v, asking about %v", s, w.unfinished)
+			}
+		})
+	}
+}
+
 // TestOwnChangesInMigration: a change of the definition while its objects are migrated has them migrated once
 // more only if another version may have been stored meanwhile, or it is another definition.
 func TestOwnChangesInMigration(t *testing.T) {
@@ -152,7 +189,7 @@ func TestOwnChangesInMigration(t *testing.T) {
 			w := newOwnWorld(t)
 			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 			w.step()
-			w.clock.Step(time.Minute)
+			w.pass(time.Minute)
 			if s := w.Step(t.Context(), tc.then.Name); !strings.HasPrefix(s.Why, "all objects are stored in") {
 				t.Fatalf("%+v", s)
 			}
@@ -179,7 +216,7 @@ func TestOwnSlowAnswer(t *testing.T) {
 	})
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 	w.step()
-	w.clock.Step(time.Minute - time.Second)
+	w.pass(time.Minute - time.Second)
 	if s := w.step(); !observed.Settling(s.Why) {
 		t.Errorf("59 s after the answer: %+v", s)
 	}
@@ -195,7 +232,7 @@ func TestOwnFails(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 	w.step()
-	w.clock.Step(time.Minute)
+	w.pass(time.Minute)
 	working, refused := w.objects, errors.New("storedVersions are guarded")
 	w.objects = interceptor.NewClient(working, interceptor.Funcs{
 		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {

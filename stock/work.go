@@ -180,7 +180,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	o := &observer{
 		asking: c.newAsking(), services: services, clock: c.config.Clock, logger: c.config.Logger.WithName("observer"),
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
-		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, States: states}),
+		memory: c.config.memory(states),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
 	}
 	w.observer = o

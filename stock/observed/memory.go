@@ -40,6 +40,10 @@ type Config struct {
 	// Settle is for how long all have to store one version before that counts: requests that
 	// are under way may still write another one. It is longer than requests may take.
 	Settle time.Duration
+	// Gap is the time between two rounds from which on nobody is said to have looked meanwhile: an agreement of
+	// before has to settle anew, and everything to be migrated and proven once more as after a silence. It is
+	// longer than rounds are apart; 0: there is no such time.
+	Gap time.Duration
 	// States are the StorageStates from before. One whose heartbeat is older than
 	// evolve.DiscoveryPeriod says nothing of the time since: its resource begins anew
 	// (KEP-2343).
@@ -59,6 +63,8 @@ type resource struct {
 	// steady is the encoding that all have written since; empty while there is none.
 	steady agree.Encoding
 	since  time.Time
+	// asked is when all had answered in the last round; zero before the first.
+	asked time.Time
 	// agreed is the epoch at which there was a Common last, 0 if there was none.
 	agreed int64
 	// inherited says that agreed is from before the start, and nobody was asked since: all who had a
@@ -115,7 +121,7 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 			changed = append(changed, gr)
 			continue
 		}
-		if known.observe(r, gr, verdict, unseen, m.config.Settle) {
+		if known.observe(r, gr, verdict, unseen, m.config) {
 			changed = append(changed, gr)
 		}
 	}
@@ -243,8 +249,10 @@ func (k *resource) goOn(state evolve.State, definition Definition) {
 }
 
 // observe takes in what a round says of the resource, and says whether that is anything new.
-func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen []Process, settle time.Duration) bool {
+func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen []Process, config Config) bool {
 	before := k.Resource
+	missed := config.Gap > 0 && !k.asked.IsZero() && r.Began.Sub(k.asked) > config.Gap
+	k.asked = r.Asked
 	definition, custom := r.Defined[gr]
 	k.custom = k.custom || custom
 	if custom {
@@ -252,7 +260,7 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	}
 	k.reports(r, v)
 	k.Common, k.Why = "", v.Why
-	if slices.ContainsFunc(definition.Said, func(e agree.Encoding) bool { return e != v.Encoding }) {
+	if missed || slices.ContainsFunc(definition.Said, func(e agree.Encoding) bool { return e != v.Encoding }) {
 		k.steady = "" // requests that began meanwhile may still write it
 	}
 	if v.Encoding == "" {
@@ -261,14 +269,14 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 		if k.steady != v.Encoding {
 			k.steady, k.since = v.Encoding, r.Asked // until it answered, a replica may have begun to write another one
 		}
-		if until := k.since.Add(settle); r.Began.Before(until) {
+		if until := k.since.Add(config.Settle); r.Began.Before(until) {
 			k.Why = fmt.Sprintf("%s%s: until %s UTC requests that were under way may still write another version", settling, v.Encoding, until.UTC().Format(time.TimeOnly))
 		} else {
 			k.Common = v.Encoding
 		}
 	}
 	written := slices.Clone(k.Reports)
-	for _, e := range slices.Concat(definition.Said, k.late(r, definition)) { // one after the other, so that each is remembered
+	for _, e := range slices.Concat(definition.Said, k.late(r, definition, missed)) { // one after the other, so that each is remembered
 		k.History = k.History.Next(append(slices.Clone(written), agree.Report{Server: definitionReporter, Encoding: e}))
 	}
 	if custom && definition.Stores != "" {
@@ -290,11 +298,11 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 
 // late are the versions that may be written from now on by a replica that does not answer although
 // it did, and all had agreed, also before the start: if it is paused, the requests that it had begun go on when it does,
-// however long ago they began. These are the versions that nobody may take out of the definition
+// however long ago they began. After a time in which nobody asked, any of them may have been paused in it. These are the versions that nobody may take out of the definition
 // yet: as long as storedVersions has more than one, they begin new epochs, so that everything is
 // migrated, and proven, once more when all agree again. A version that was pruned is not looked
 // for any more: before that, every replica had answered for as long as --prune-after says.
-func (k *resource) late(r Round, definition Definition) []agree.Encoding {
+func (k *resource) late(r Round, definition Definition, missed bool) []agree.Encoding {
 	silent := slices.ContainsFunc(r.After, func(replica Replica) bool {
 		_, answered := k.last[replica.Process]
 		if k.inherited {
@@ -303,7 +311,7 @@ func (k *resource) late(r Round, definition Definition) []agree.Encoding {
 		_, why := r.answer(replica)
 		return answered && why != ""
 	})
-	if !silent || k.agreed == 0 || k.agreed != k.History.Epoch {
+	if !silent && !missed || k.agreed == 0 || k.agreed != k.History.Epoch {
 		return nil
 	}
 	return definition.Stored

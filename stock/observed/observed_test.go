@@ -311,6 +311,42 @@ func TestSilenceWhileSettling(t *testing.T) {
 	}
 }
 
+// After a time in which nobody asked, what had settled, or was about to, settles anew; and if all had agreed
+// before, one of them may have been paused in the middle of writing an old version, and have gone on.
+func TestNobodyAsked(t *testing.T) {
+	const v1, v2 = "example.com/v1", "example.com/v2"
+	for _, tc := range []struct {
+		name   string
+		stored []agree.Encoding
+		before time.Duration // between the first round and the last one before the gap
+		gap    time.Duration
+		agreed agree.Encoding // after the gap
+		since  []agree.Encoding
+	}{
+		{"rounds as they should be", []agree.Encoding{v1, v2}, settle, settle, v2, nil},
+		{"a gap while it settles", []agree.Encoding{v1, v2}, settle / 2, settle + time.Second, "", nil},
+		{"a gap after it has settled", []agree.Encoding{v1, v2}, settle, settle + time.Second, "", []agree.Encoding{v1, v2}},
+		{"a gap after the pruning", []agree.Encoding{v2}, settle, settle + time.Second, "", nil},
+	} {
+		m := NewMemory(Config{Settle: settle, Gap: settle})
+		at := func(after time.Duration) Round {
+			r := defined(round(after, map[string]Answer{"a": shows(widgets, v2)}), v2)
+			d := r.Defined[widgets]
+			d.Stored = tc.stored
+			r.Defined[widgets] = d
+			return r
+		}
+		was := remembered(t, m, widgets, at(0), at(tc.before))
+		got := remembered(t, m, widgets, at(tc.before+tc.gap))
+		if since := got.History.Since(was.History.Epoch); got.Common != tc.agreed || got.Common == "" && !Settling(got.Why) || !slices.Equal(since, tc.since) {
+			t.Errorf("%s: since then there are %v: %+v", tc.name, since, got)
+		}
+		if got = remembered(t, m, widgets, at(tc.before+tc.gap+settle)); got.Common != v2 {
+			t.Errorf("%s, when it has settled again: %+v", tc.name, got)
+		}
+	}
+}
+
 // A definition that was changed and changed back between two rounds is remembered, and has all settle
 // anew: a request that began meanwhile may still write the other version.
 func TestFlippedBetweenRounds(t *testing.T) {
