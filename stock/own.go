@@ -36,10 +36,9 @@ type Own struct {
 	observer *observer
 	migrator *migrator
 
-	mu     sync.Mutex
-	proven map[schema.GroupResource]proof
-	// failures are how many steps in a row have failed, by definition.
-	failures map[string]int
+	mu       sync.Mutex
+	proven   map[schema.GroupResource]proof
+	failures map[string]failure // by definition
 
 	unfinishedMu sync.Mutex // a step holds mu for as long as a migration takes
 	// unfinished are the resources that are to be asked about also meanwhile.
@@ -52,6 +51,33 @@ type proof struct {
 	crd types.UID
 	of  evolve.Ref
 	at  time.Time
+}
+
+// failure tells of the last step of a definition, if it failed.
+type failure struct {
+	inRow int
+	why   string
+	// of is what was tried: as long as that is the same, it is not tried again until then.
+	of    trial
+	until time.Time
+}
+
+// trial is all of a definition that a step goes by. The zero value: it was not read.
+type trial struct {
+	uid          types.UID
+	generation   int64
+	stored       string
+	held         bool
+	prune        string
+	pruneIsGiven bool
+}
+
+func trialOf(crd *apiextensionsv1.CustomResourceDefinition) trial {
+	prune, given := crd.Annotations[observed.PruneAnnotation]
+	return trial{
+		uid: crd.UID, generation: crd.Generation, stored: strings.Join(crd.Status.StoredVersions, ","),
+		held: migrationv1alpha1.Held(crd.Annotations), prune: prune, pruneIsGiven: given,
+	}
 }
 
 // Standing is how far a resource is.
@@ -90,7 +116,7 @@ func NewOwn(config Config) (*Own, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]int{}, unfinished: map[schema.GroupResource]bool{}}, nil
+	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]failure{}, unfinished: map[schema.GroupResource]bool{}}, nil
 }
 
 // Watch notes every state of the definitions of these names until ctx ends, and goes on asking about those that
@@ -141,27 +167,39 @@ func (o *Own) asksAbout(gr schema.GroupResource, unfinished bool) {
 
 // Step does what can be done now for the definition of this name, which may take as long as a
 // migration. After an error it is to be called again after a while, as controllers make another
-// migration: it may be that of one object, for which all have been migrated.
+// migration: it may be that of one object, for which all have been migrated. Before that it does
+// nothing, unless what it goes by has changed.
 func (o *Own) Step(ctx context.Context, name string) Standing {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	standing, err := o.step(ctx, name)
+	failed := o.failures[name]
+	crd, err := o.read(ctx, name)
+	var of trial
+	if crd != nil {
+		of = trialOf(crd)
+		if left := failed.until.Sub(o.config.Clock.Now()); left > 0 && failed.of == of {
+			return Standing{Why: failed.why, Again: left}
+		}
+	}
+	standing := Standing{Done: true} // if there is none
+	if crd != nil {
+		standing, err = o.step(ctx, crd)
+	}
+	if err != nil {
+		failed = failure{inRow: failed.inRow + 1, why: err.Error(), of: of}
+		pause := evolve.Backoff(failed.inRow)
+		failed.until = o.config.Clock.Now().Add(pause)
+		o.failures[name] = failed
+		return Standing{Why: failed.why, Again: pause}
+	}
+	delete(o.failures, name)
 	if standing.Done {
 		o.asksAbout(schema.ParseGroupResource(name), false) // a definition's name says what it is of
 	}
-	if err == nil {
-		delete(o.failures, name)
-		return standing
-	}
-	o.failures[name]++
-	return Standing{Why: err.Error(), Again: evolve.Backoff(o.failures[name])}
+	return standing
 }
 
-func (o *Own) step(ctx context.Context, name string) (Standing, error) {
-	crd, err := o.read(ctx, name)
-	if crd == nil || err != nil {
-		return Standing{Done: err == nil}, err
-	}
+func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (Standing, error) {
 	gr, encoding := resourceOf(crd), stores(crd)
 	if slices.Equal(crd.Status.StoredVersions, []string{versionOf(encoding)}) {
 		delete(o.proven, gr)

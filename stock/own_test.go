@@ -227,24 +227,43 @@ func TestOwnSlowAnswer(t *testing.T) {
 }
 
 // TestOwnFails: a step that fails, as a migration does in which an object cannot be written, is to be made
-// again after growing pauses, and says why; one that works begins anew.
+// again after growing pauses, and says why. Only a change of what it goes by ends the pause.
 func TestOwnFails(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 	w.step()
 	w.pass(time.Minute)
 	working, refused := w.objects, errors.New("storedVersions are guarded")
-	w.objects = interceptor.NewClient(working, interceptor.Funcs{
+	refusing := interceptor.NewClient(working, interceptor.Funcs{
 		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
 			return refused
 		},
 	})
-	for _, want := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second} {
-		if s := w.step(); s.Again != want || s.Done || !strings.Contains(s.Why, refused.Error()) {
-			t.Errorf("%+v, want it to be tried again after %v", s, want)
+	fails := func(when string, again time.Duration, inRow int) {
+		t.Helper()
+		if s := w.step(); s.Again != again || s.Done || !strings.Contains(s.Why, refused.Error()) || w.failures["widgets.example.com"].inRow != inRow {
+			t.Errorf("%s: %+v, after failures %+v; want it to be tried again after %v, when %d have failed", when, s, w.failures, again, inRow)
 		}
 	}
+	annotated := func(annotation, value string) {
+		crd := widgetDefinition("a", 2, "v1", "v2", "v1")
+		crd.Annotations = map[string]string{annotation: value}
+		w.is(crd)
+	}
+	w.objects = refusing
+	for i, want := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second} {
+		fails("it is time", want, i+1)
+		w.pass(want - 10*time.Second)
+		fails("it is not time yet", 10*time.Second, i+1)
+		w.objects = working
+		annotated("example.com/seen", want.String())
+		w.objects = refusing
+		fails("an annotation tells nothing", 10*time.Second, i+1)
+		w.pass(10 * time.Second)
+	}
+	fails("it is time", 80*time.Second, 4)
 	w.objects = working
+	annotated(observed.PruneAnnotation, "now")
 	if s := w.step(); !s.Done || len(w.failures) > 0 {
 		t.Errorf("at last: %+v, after failures %v", s, w.failures)
 	}
