@@ -311,10 +311,10 @@ func (k *resource) late(r Round, definition Definition, missed bool) []agree.Enc
 		_, why := r.answer(replica)
 		return answered && why != ""
 	})
-	if !silent && !missed || k.agreed == 0 || k.agreed != k.History.Epoch {
-		return nil
+	if missed || silent && k.agreed != 0 && k.agreed == k.History.Epoch {
+		return definition.Stored
 	}
-	return definition.Stored
+	return nil
 }
 
 // reports brings the report of each process's last known encoding up to date, and the reports of

@@ -324,7 +324,7 @@ func TestNobodyAsked(t *testing.T) {
 		since  []agree.Encoding
 	}{
 		{"rounds as they should be", []agree.Encoding{v1, v2}, settle, settle, v2, nil},
-		{"a gap while it settles", []agree.Encoding{v1, v2}, settle / 2, settle + time.Second, "", nil},
+		{"a gap while it settles", []agree.Encoding{v1, v2}, settle / 2, settle + time.Second, "", []agree.Encoding{v1, v2}},
 		{"a gap after it has settled", []agree.Encoding{v1, v2}, settle, settle + time.Second, "", []agree.Encoding{v1, v2}},
 		{"a gap after the pruning", []agree.Encoding{v2}, settle, settle + time.Second, "", nil},
 	} {
