@@ -43,17 +43,36 @@ func (j *Join) keepOwn(ctx context.Context) {
 	if j.ensureOwn(ctx) != nil || j.awaitOwnCRDs(ctx) != nil {
 		return // ctx has ended
 	}
-	var looked time.Time
+	var looked, viewed time.Time
+	var saidOfView string
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if now := time.Now(); now.Sub(looked) >= rolesRest && j.clients.forbidden.Swap(false) {
+		now := time.Now()
+		if now.Sub(looked) >= rolesRest && j.clients.forbidden.Swap(false) {
 			looked = now
 			j.restoreRoles(ctx)
+		}
+		if j.config.RBAC && now.Sub(viewed) >= rolesRest {
+			viewed = now
+			j.keepView(ctx, &saidOfView)
 		}
 		if j.lacksOwnCRD() {
 			klog.FromContext(ctx).Info("A definition of Concord's own was deleted and is made again: all that is stored will be proven anew")
 			_ = j.ensureOwn(ctx) // ends with ctx
 		}
 	}, ownCRDsCheck)
+}
+
+// keepView makes the role that people read by, if it is not there. Nothing of the server waits for it, and nobody is
+// refused anything by which it would be missed. said is the last error, which is not told again.
+func (j *Join) keepView(ctx context.Context, said *string) {
+	text := ""
+	if err := roles.EnsureView(j.clients.kube); err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != *said {
+		klog.FromContext(ctx).Info("The role that lets people use kubectl concord cannot be made, and is tried again each minute", "err", text)
+	}
+	*said = text
 }
 
 // restoreRoles makes the roles of the controllers again if one may not do what it does.

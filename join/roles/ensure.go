@@ -18,23 +18,28 @@ import (
 // Ensure makes roles and bindings, and adds what is missing in those that exist. As with
 // Kubernetes' own, additions by somebody or by a server of another build stay, and a role
 // or binding that is annotated with rbac.authorization.kubernetes.io/autoupdate: "false" stays as
-// it is.
+// it is. View is not among them: no controller needs it.
 func Ensure(kube kubernetes.Interface) error {
 	var errs []error
-	view := reconciliation.ReconcileRoleOptions{
-		Role:    reconciliation.ClusterRoleRuleOwner{ClusterRole: View.DeepCopy()},
-		Client:  reconciliation.ClusterRoleModifier{Client: kube.RbacV1().ClusterRoles()},
-		Confirm: true,
-	}
-	if _, err := view.Run(); err != nil {
-		errs = append(errs, fmt.Errorf("ClusterRole %s: %w", View.Name, err))
-	}
 	for _, r := range All {
 		if err := r.ensure(kube); err != nil {
 			errs = append(errs, fmt.Errorf("permissions of %s: %w", r.User(), err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// EnsureView makes View in the same way.
+func EnsureView(kube kubernetes.Interface) error {
+	view := reconciliation.ReconcileRoleOptions{
+		Role:    reconciliation.ClusterRoleRuleOwner{ClusterRole: View.DeepCopy()},
+		Client:  reconciliation.ClusterRoleModifier{Client: kube.RbacV1().ClusterRoles()},
+		Confirm: true,
+	}
+	if _, err := view.Run(); err != nil {
+		return fmt.Errorf("ClusterRole %s: %w", View.Name, err)
+	}
+	return nil
 }
 
 func (r Role) ensure(kube kubernetes.Interface) error {
