@@ -266,8 +266,9 @@ func (r *resource) blocks(encodings []string) string {
 
 // next is the step that comes next by itself.
 func (r *resource) next(a *Answer) string {
+	inTheWay := func(p Problem) bool { return p.Kind != NotReady } // what the others do goes on
 	switch {
-	case len(a.Problems) > 0:
+	case slices.ContainsFunc(a.Problems, inTheWay):
 		return ""
 	case r.settling() != "":
 		return r.settling()
