@@ -56,7 +56,7 @@ migrations of storagemigration.k8s.io (which somebody has to make).
 
 The ClusterRole ` + "`concord-view`" + ` is taken in by Kubernetes' roles view, edit and admin. Whoever has one of these for the whole
 cluster can use ` + "`kubectl concord status`, `why`, `history`" + ` and the dashboard. A count of raw values is for cluster admins only.
-Concord's own servers make a ClusterRole with the same rules at each start, under the name ` + "`concord:view`" + `, so that neither is in
+Concord's own servers make a ClusterRole with the same rules when they start, and again where it is missed, under the name ` + "`concord:view`" + `, so that neither is in
 the way of the other: Helm installs no object that somebody else has made.
 
 ` + readers}, nil
