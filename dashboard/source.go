@@ -192,6 +192,7 @@ func (s *source) observe() status.Observed {
 		StorageVersions: items[apiserverinternalv1alpha1.StorageVersion](s.versions), Migrations: items[migrationv1alpha1.StorageVersionMigration](s.migrations),
 		CRDs: items[apiextensionsv1.CustomResourceDefinition](s.crds), Versions: items[versionv1alpha1.ClusterVersion](s.releases), Events: items[corev1.Event](s.events),
 	}
+	o.StorageVersionsUnserved = apierrors.IsNotFound(s.versions.watched.trouble())
 	for _, k := range s.kinds() {
 		if err := k.watched.trouble(); apierrors.IsForbidden(err) {
 			o.Unread = append(o.Unread, fmt.Sprintf("%s may not be listed and watched, so what follows lacks what they tell: %v", k.name, err))

@@ -21,8 +21,8 @@ type index struct {
 	Observed
 	servers []Server
 	of      map[schema.GroupResource]*resource
-	// stockAnswered says that a kube-apiserver without Concord answered, of a cluster that has others:
-	// it serves no StorageVersions, so that nothing is known of what servers report.
+	// stockAnswered says that a kube-apiserver which serves no StorageVersions answered, of a cluster that has
+	// others, so that nothing is known of what servers report.
 	stockAnswered bool
 }
 
@@ -47,7 +47,7 @@ type resource struct {
 
 func indexed(o Observed) *index {
 	x := &index{Observed: o, servers: serversOf(o), of: map[schema.GroupResource]*resource{}}
-	x.stockAnswered = len(o.StorageVersions) == 0 && len(o.States) > 0 && len(storageversion.Reporting(o.Leases)) > 0
+	x.stockAnswered = o.StorageVersionsUnserved && len(o.States) > 0 && len(storageversion.Reporting(o.Leases)) > 0
 	for i := range o.StorageVersions {
 		if gr, err := storageversion.GroupResource(o.StorageVersions[i].Name); err == nil {
 			x.get(gr).version = &o.StorageVersions[i]

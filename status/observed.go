@@ -20,11 +20,13 @@ import (
 // Observed has the objects that were read of a cluster, each list once.
 type Observed struct {
 	// Now is the API server's time: Leases are judged by it, and not by the reader's clock.
-	Now             time.Time                                   `json:"now"`
-	Leases          []coordinationv1.Lease                      `json:"leases,omitempty"`
-	StorageVersions []apiserverinternalv1alpha1.StorageVersion  `json:"storageVersions,omitempty"`
-	States          []migrationv1alpha1.StorageState            `json:"states,omitempty"`
-	Migrations      []migrationv1alpha1.StorageVersionMigration `json:"migrations,omitempty"`
+	Now             time.Time                                  `json:"now"`
+	Leases          []coordinationv1.Lease                     `json:"leases,omitempty"`
+	StorageVersions []apiserverinternalv1alpha1.StorageVersion `json:"storageVersions,omitempty"`
+	// StorageVersionsUnserved says that the server which answered serves no StorageVersions, whatever servers report.
+	StorageVersionsUnserved bool                                        `json:"storageVersionsUnserved,omitempty"`
+	States                  []migrationv1alpha1.StorageState            `json:"states,omitempty"`
+	Migrations              []migrationv1alpha1.StorageVersionMigration `json:"migrations,omitempty"`
 	// CRDs may be without schemas, which are most of their bytes.
 	CRDs      []apiextensionsv1.CustomResourceDefinition `json:"crds,omitempty"`
 	Originals Originals                                  `json:"originals,omitzero"`

@@ -19,7 +19,7 @@ const (
 	Idle Kind = "Idle"
 	// NotReady: the server that answers is not ready.
 	NotReady Kind = "NotReady"
-	// StockAnswered: a kube-apiserver without Concord answers, which does not know what servers report.
+	// StockAnswered: a kube-apiserver answers which serves no StorageVersions, and so does not know what servers report.
 	StockAnswered Kind = "StockAnswered"
 	// StockServer: a kube-apiserver without Concord serves among Concord's, or did lately.
 	StockServer Kind = "StockServer"

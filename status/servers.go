@@ -85,8 +85,8 @@ func noneRenews(servers []Server) bool {
 		!slices.ContainsFunc(servers, func(s Server) bool { return !stale(s) })
 }
 
-// askedStock is the problem that a kube-apiserver without Concord has answered; the Kind is empty if it
-// has not, or if nobody can tell.
+// askedStock is the problem that a kube-apiserver has answered which serves no StorageVersions, of a cluster that has
+// others; the Kind is empty if none has, or if nobody can tell.
 func (x *index) askedStock() Problem {
 	if !x.stockAnswered || len(x.Unread) > 0 {
 		return Problem{}
@@ -99,7 +99,7 @@ func (x *index) askedStock() Problem {
 	}
 	p := Problem{
 		Kind: StockAnswered,
-		Text: "a kube-apiserver without Concord has answered: it does not serve StorageVersions, so that what servers report is not known here",
+		Text: "the kube-apiserver that answered serves no StorageVersions (it is one without Concord, or its gate StorageVersionAPI is off), so that what servers report is not known here",
 		Do:   "ask one of Concord's, by --server",
 	}
 	if len(others) > 0 {

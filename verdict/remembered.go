@@ -20,9 +20,11 @@ type Cluster struct {
 	Versions    []apiserverinternalv1alpha1.StorageVersion
 	Migrations  []migrationv1alpha1.StorageVersionMigration
 	Definitions map[schema.GroupResource]*Definition
-	// Leases are the identity Leases. They tell of servers of Concord also where the one that was asked,
-	// a kube-apiserver without Concord, has no StorageVersions.
+	// Leases are the identity Leases. They tell of servers of Concord also where the one that was asked
+	// serves no StorageVersions.
 	Leases []coordinationv1.Lease
+	// Unserved says that the server which was asked serves no StorageVersions.
+	Unserved bool
 }
 
 // Stored has the encodings in which each resource may be stored as far as the cluster remembers,
@@ -31,7 +33,7 @@ type Cluster struct {
 func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 	sets, evidence := c.sets(), Evidence(c.Migrations)
 	why := noReports
-	if len(storageversion.Reporting(c.Leases)) > 0 {
+	if c.Unserved && len(storageversion.Reporting(c.Leases)) > 0 {
 		why = noConcord
 	}
 	var all []compat.Stored
@@ -85,8 +87,8 @@ func (s Sets) inCluster(gr schema.GroupResource, why string) compat.Stored {
 const (
 	// noReports is why nothing is sure of a cluster of stock servers.
 	noReports = "no server of this cluster reports what it stores, as Concord's do"
-	// noConcord is why nothing is sure where a stock server was asked of a cluster that has others.
-	noConcord = "the kube-apiserver that answered is one without Concord, which does not tell what servers report"
+	// noConcord is why nothing is sure where a server without StorageVersions was asked of a cluster that has others.
+	noConcord = "the kube-apiserver that answered serves no StorageVersions (it is one without Concord, or its gate StorageVersionAPI is off), so that it does not tell what servers report"
 )
 
 // Defined adds what the resource's definition says of it; nil is one that cannot be read.

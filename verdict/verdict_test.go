@@ -217,7 +217,7 @@ func TestMixedControlPlane(t *testing.T) {
 	stock := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "apiserver-b"}}
 	state := migrationv1alpha1.StorageState{}
 	state.Name = widgets.String()
-	asked := verdict.Cluster{States: []migrationv1alpha1.StorageState{state}, Leases: []coordinationv1.Lease{concord, stock}}.Stored([]schema.GroupResource{widgets})
+	asked := verdict.Cluster{States: []migrationv1alpha1.StorageState{state}, Leases: []coordinationv1.Lease{concord, stock}, Unserved: true}.Stored([]schema.GroupResource{widgets})
 	counted := &compat.StoredCensus{Objects: map[string]int64{"v1": 1}}
 	secrets := compat.Stored{Resource: schema.GroupResource{Resource: "secrets"}, Reported: []string{"v1", "Unknown"}, Census: counted}
 	sealed := compat.Stored{Resource: secrets.Resource, Unknown: true, Census: &compat.StoredCensus{Encrypted: 1}}
@@ -249,7 +249,7 @@ func TestMixedControlPlane(t *testing.T) {
 			}
 		}
 	}
-	if reason := asked[0].Why; !strings.Contains(reason, "that answered is one without Concord") {
+	if reason := asked[0].Why; !strings.Contains(reason, "that answered serves no StorageVersions") {
 		t.Errorf("it says that %s", reason)
 	}
 }

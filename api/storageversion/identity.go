@@ -119,8 +119,8 @@ func ControlPlane(identities []coordinationv1.Lease) []coordinationv1.Lease {
 }
 
 // Reporting returns those of the identity Leases that stand for a server of the control plane each that
-// reports what it stores: where there is one, a kube-apiserver that serves no StorageVersions is one
-// without Concord beside it.
+// reports what it stores: where there is one, a kube-apiserver that serves no StorageVersions is another
+// beside it.
 func Reporting(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(ControlPlane(slices.Clone(identities)), func(l coordinationv1.Lease) bool { return SilenceOf(&l) != "" })
 }

@@ -112,7 +112,7 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	read("StorageVersions", func(ctx context.Context) error {
 		var list apiserverinternalv1alpha1.StorageVersionList
 		err := c.objects.List(ctx, &list)
-		o.StorageVersions = list.Items
+		o.StorageVersions, o.StorageVersionsUnserved = list.Items, apierrors.IsNotFound(err)
 		return err
 	})
 	read("StorageVersionMigrations", func(ctx context.Context) error {

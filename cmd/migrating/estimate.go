@@ -95,8 +95,8 @@ func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResourc
 	return CensusOf(ctx, served, gr, how)
 }
 
-// ErrNoCensus is the error of kube-apiservers without Concord.
-var ErrNoCensus = errors.New("the kube-apiserver that answered is one without Concord, and takes no census: ask one of Concord by --server, if kubectl concord status names any, or count etcd by kubectl concord census --etcd-servers")
+// ErrNoCensus is the error of kube-apiservers without Concord, or with the gate StorageVersionAPI off.
+var ErrNoCensus = errors.New("the kube-apiserver that answered takes no census (it is one without Concord, or its gate StorageVersionAPI is off): ask one of Concord by --server, if kubectl concord status names any, or count etcd by kubectl concord census --etcd-servers")
 
 // CensusOf asks a server for a census of a resource.
 func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schema.GroupResource, how Reading) (*census.Resource, error) {

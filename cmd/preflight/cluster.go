@@ -77,7 +77,9 @@ func readCluster(ctx context.Context, cluster client.Client, known []schema.Grou
 		return nil, fmt.Errorf("list StorageStates: %w", err)
 	}
 	var versions apiserverinternalv1alpha1.StorageVersionList
-	if err := cluster.List(ctx, &versions); err != nil && !apierrors.IsNotFound(err) {
+	err := cluster.List(ctx, &versions)
+	unserved := apierrors.IsNotFound(err)
+	if err != nil && !unserved {
 		return nil, fmt.Errorf("list StorageVersions: %w", err)
 	}
 	var migrations migrationv1alpha1.StorageVersionMigrationList
@@ -89,7 +91,7 @@ func readCluster(ctx context.Context, cluster client.Client, known []schema.Grou
 		return nil, fmt.Errorf("list CustomResourceDefinitions: %w", err)
 	}
 	var leases coordinationv1.LeaseList
-	err := cluster.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	err = cluster.List(ctx, &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
 	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) { // they only help to tell why nobody could tell
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
@@ -98,7 +100,7 @@ func readCluster(ctx context.Context, cluster client.Client, known []schema.Grou
 		d := DefinitionOf(&crds.Items[i])
 		world.Definitions[d.Resource] = &d
 	}
-	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions, Leases: leases.Items}.Stored(known)
+	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions, Leases: leases.Items, Unserved: unserved}.Stored(known)
 	return world, nil
 }
 

@@ -95,7 +95,7 @@ func atRest(p *plugin, w *beside.Widgets) {
 	p.run(2, "preflight", "--crd", onlyIn(w, "v2")).has("widgets.example.com: unsafe").has("it drops example.com/v1, in which objects may be stored")
 
 	// Stock kube-apiservers count nothing.
-	const noCensus = "census of widgets.example.com: the kube-apiserver that answered is one without Concord, and takes no census"
+	const noCensus = "census of widgets.example.com: the kube-apiserver that answered takes no census (it is one without Concord"
 	p.refused("census", w.Name()).has(noCensus)
 	p.refused("migrate", w.Name(), "--dry-run").has(noCensus)
 	p.refused("pause", w.Name()).has("kubectl concord migrate widgets.example.com asks for one")
