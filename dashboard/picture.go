@@ -102,7 +102,7 @@ func releases(o status.Observed, servers []status.Server, lifecycles []compat.Li
 		}
 		oldest, newest = slices.MinFunc(told, compare), slices.MaxFunc(told, compare)
 	}
-	cluster := verdict.Cluster{States: o.States, Versions: o.StorageVersions, Unserved: o.StorageVersionsUnserved, Migrations: o.Migrations, Leases: o.Leases, Definitions: map[schema.GroupResource]*verdict.Definition{}}
+	cluster := verdict.Cluster{States: o.States, Versions: o.StorageVersions, Now: o.Now, Unserved: o.StorageVersionsUnserved, Migrations: o.Migrations, Leases: o.Leases, Definitions: map[schema.GroupResource]*verdict.Definition{}}
 	for i := range o.CRDs {
 		d := definitionOf(&o.CRDs[i])
 		cluster.Definitions[d.Resource] = &d

@@ -114,11 +114,11 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 }
 
 // waitsFor are the servers that keep the resource from agreement and that have a problem of
-// their own: they do not report, or are dead while the servers disagree.
+// their own: they do not report, or are dead while the servers disagree or no server of Concord is left.
 func (x *index) waitsFor(r *resource) []Server {
 	var all []Server
 	if x.stockAnswered && r.counts() { // by their Leases, since there are no reports
-		return slices.DeleteFunc(slices.Clone(x.servers), func(s Server) bool { return s.silence == "" })
+		return slices.DeleteFunc(slices.Clone(x.servers), func(s Server) bool { return s.silence == "" && !(s.State == Dead && s.last) })
 	}
 	disagree := len(x.sides(r)) > 1
 	for _, report := range r.reports {

@@ -34,6 +34,8 @@ type Server struct {
 	renewed time.Duration
 	// lasts is how long its Lease does.
 	lasts time.Duration
+	// last says that no server of Concord lives which would delete its Lease.
+	last bool
 }
 
 // The states of a server.
@@ -67,6 +69,11 @@ func serversOf(o Observed) []Server {
 			servers[i].State = Unrenewed
 		}
 	}
+	if !slices.ContainsFunc(servers, Server.answers) {
+		for i := range servers {
+			servers[i].last = true
+		}
+	}
 	order := []string{Dead, Unrenewed, Stock, Silent, Starting, Serving}
 	slices.SortFunc(servers, func(a, b Server) int {
 		if d := slices.Index(order, a.State) - slices.Index(order, b.State); d != 0 {
@@ -85,6 +92,9 @@ func noneRenews(servers []Server) bool {
 		!slices.ContainsFunc(servers, func(s Server) bool { return !stale(s) })
 }
 
+// answers says whether the server seems to live and tells what servers report, to those who ask it.
+func (s Server) answers() bool { return s.silence == "" && !s.Aggregated && s.State != Dead }
+
 // askedStock is the problem that a kube-apiserver has answered which serves no StorageVersions, of a cluster that has
 // others; the Kind is empty if none has, or if nobody can tell.
 func (x *index) askedStock() Problem {
@@ -93,17 +103,17 @@ func (x *index) askedStock() Problem {
 	}
 	var others []string
 	for _, s := range x.servers {
-		if s.silence == "" && !s.Aggregated && s.State != Dead {
+		if s.answers() {
 			others = append(others, s.ID)
 		}
 	}
 	p := Problem{
 		Kind: StockAnswered,
 		Text: "the kube-apiserver that answered serves no StorageVersions (it is one without Concord, or its gate StorageVersionAPI is off), so that what servers report is not known here",
-		Do:   "ask one of Concord's, by --server",
+		Do:   "none of Concord's servers seems to live that could be asked: start one or, if none is to run here again, delete the Leases that they have left",
 	}
 	if len(others) > 0 {
-		p.Do += ": " + some(others)
+		p.Do = "ask one of Concord's, by --server: " + some(others)
 	}
 	return p
 }
@@ -206,6 +216,10 @@ func (s Server) problem(waits []string) Problem {
 		p.Kind = DeadServer
 		p.Text = fmt.Sprintf("%s, a kube-apiserver without Concord, has not renewed its Lease for %s: it seems to be dead, and its Lease lives for an hour", s.ID, duration.HumanDuration(s.renewed))
 		p.Do, p.Run = "make sure that its process has ended, then", deleted
+	case s.State == Dead && s.last:
+		p.Kind = DeadServer
+		p.Text = fmt.Sprintf("%s (%s) has not renewed its Lease for %s: it is dead, paused or cut off, and no server of Concord seems to live that would delete its Lease", s.ID, s.versions(), duration.HumanDuration(s.renewed))
+		p.Do, p.Run = "start it again or, if it is gone for good", deleted
 	case s.State == Dead:
 		p.Kind = DeadServer
 		p.Text = fmt.Sprintf("%s (%s) has not renewed its Lease for %s: it is dead, paused or cut off, and what it reported still counts", s.ID, s.versions(), duration.HumanDuration(s.renewed))

@@ -3,6 +3,7 @@ package verdict
 import (
 	"maps"
 	"slices"
+	"time"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -23,6 +24,8 @@ type Cluster struct {
 	// Leases are the identity Leases. They tell of servers of Concord also where the one that was asked
 	// serves no StorageVersions.
 	Leases []coordinationv1.Lease
+	// Now is the time of the server that was asked: Leases are judged by it.
+	Now time.Time
 	// Unserved says that the server which was asked serves no StorageVersions.
 	Unserved bool
 }
@@ -33,7 +36,7 @@ type Cluster struct {
 func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 	sets, evidence := c.sets(), Evidence(c.Migrations)
 	why := noReports
-	if c.Unserved && len(storageversion.Reporting(c.Leases)) > 0 {
+	if c.Unserved && c.reporterLives() {
 		why = noConcord
 	}
 	var all []compat.Stored
@@ -43,6 +46,14 @@ func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 		all = append(all, Defined(s, c.Definitions))
 	}
 	return all
+}
+
+// reporterLives says whether a server lives that reports: by its Lease, which it renews.
+func (c Cluster) reporterLives() bool {
+	return slices.ContainsFunc(storageversion.Reporting(c.Leases), func(l coordinationv1.Lease) bool {
+		renewed, lasts := l.Spec.RenewTime, l.Spec.LeaseDurationSeconds
+		return renewed == nil || lasts == nil || c.Now.Before(renewed.Add(time.Duration(*lasts)*time.Second))
+	})
 }
 
 // Resources are all of which something is known, sorted by group and resource.
@@ -87,7 +98,7 @@ func (s Sets) inCluster(gr schema.GroupResource, why string) compat.Stored {
 const (
 	// noReports is why nothing is sure of a cluster of stock servers.
 	noReports = "no server of this cluster reports what it stores, as Concord's do"
-	// noConcord is why nothing is sure where a server without StorageVersions was asked of a cluster that has others.
+	// noConcord is why nothing is sure where a server without StorageVersions was asked of a cluster in which others live.
 	noConcord = "the kube-apiserver that answered serves no StorageVersions (it is one without Concord, or its gate StorageVersionAPI is off), so that it does not tell what servers report"
 )
 

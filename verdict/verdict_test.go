@@ -10,11 +10,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -248,6 +250,20 @@ func TestMixedControlPlane(t *testing.T) {
 				t.Errorf("%s: it advises %q: %s", name, text, r.Do)
 			}
 		}
+	}
+	// One of Concord's that is dead is no more to ask: then the cluster is as one of stock servers.
+	now := time.Now()
+	for age, want := range map[time.Duration]string{10 * time.Second: "serves no StorageVersions", time.Minute: "no server of this cluster reports"} {
+		renewed := concord.DeepCopy()
+		renewed.Spec.RenewTime, renewed.Spec.LeaseDurationSeconds = &metav1.MicroTime{Time: now.Add(-age)}, ptr.To[int32](15)
+		c := verdict.Cluster{States: []migrationv1alpha1.StorageState{state}, Leases: []coordinationv1.Lease{*renewed, stock}, Unserved: true, Now: now}
+		if got := c.Stored(nil)[0].Why; !strings.Contains(got, want) {
+			t.Errorf("of a Lease of 15 s that was renewed %s ago: %s", age, got)
+		}
+	}
+	served := verdict.Cluster{States: []migrationv1alpha1.StorageState{state}, Leases: []coordinationv1.Lease{concord}}
+	if got := served.Stored(nil)[0].Why; strings.Contains(got, "serves no StorageVersions") {
+		t.Errorf("of a server that serves an empty list: %s", got)
 	}
 	if reason := asked[0].Why; !strings.Contains(reason, "that answered serves no StorageVersions") {
 		t.Errorf("it says that %s", reason)

@@ -29,11 +29,13 @@ import (
 // inCluster reads what a live cluster remembers, and has its servers count where that is asked
 // for.
 func inCluster(ctx context.Context, config *rest.Config, known []schema.GroupResource) (*World, error) {
-	cluster, err := connect.NewClient(connect.WithTimeout(config))
+	clock, asking := &connect.Clock{}, connect.WithTimeout(config)
+	clock.SetBy(asking)
+	cluster, err := connect.NewClient(asking)
 	if err != nil {
 		return nil, err
 	}
-	world, err := readCluster(ctx, cluster, known)
+	world, err := readCluster(ctx, cluster, clock, known)
 	if err != nil {
 		return nil, fmt.Errorf("the cluster at %s: %w", config.Host, err)
 	}
@@ -71,7 +73,7 @@ func listIn(ctx context.Context, objects dynamic.Interface, gvr schema.GroupVers
 	}
 }
 
-func readCluster(ctx context.Context, cluster client.Client, known []schema.GroupResource) (*World, error) {
+func readCluster(ctx context.Context, cluster client.Client, clock *connect.Clock, known []schema.GroupResource) (*World, error) {
 	var states migrationv1alpha1.StorageStateList
 	if err := cluster.List(ctx, &states); err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("list StorageStates: %w", err)
@@ -100,7 +102,7 @@ func readCluster(ctx context.Context, cluster client.Client, known []schema.Grou
 		d := DefinitionOf(&crds.Items[i])
 		world.Definitions[d.Resource] = &d
 	}
-	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions, Leases: leases.Items, Unserved: unserved}.Stored(known)
+	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions, Leases: leases.Items, Now: clock.Now(), Unserved: unserved}.Stored(known)
 	return world, nil
 }
 
