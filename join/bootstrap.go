@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
@@ -44,12 +45,12 @@ func (j *Join) keepOwn(ctx context.Context) {
 		return // ctx has ended
 	}
 	var looked, viewed time.Time
-	var saidOfView string
+	var saidOfView, saidOfRoles string
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		now := time.Now()
 		if now.Sub(looked) >= rolesRest && j.clients.forbidden.Swap(false) {
 			looked = now
-			j.restoreRoles(ctx)
+			j.restoreRoles(ctx, &saidOfRoles)
 		}
 		if j.config.RBAC && now.Sub(viewed) >= rolesRest {
 			viewed = now
@@ -75,16 +76,26 @@ func (j *Join) keepView(ctx context.Context, said *string) {
 	*said = text
 }
 
-// restoreRoles makes the roles of the controllers again if one may not do what it does.
-func (j *Join) restoreRoles(ctx context.Context) {
+// restoreRoles makes the roles of the controllers again if one may not do what it does. said is what it told last where
+// that did not help, which is not told again.
+func (j *Join) restoreRoles(ctx context.Context, said *string) {
 	for _, role := range roles.All {
 		if ctx.Err() != nil || role.Granted(ctx, j.clients.kube) {
 			continue
 		}
-		err := roles.Ensure(j.clients.kube)
-		klog.FromContext(ctx).Info("The roles of Concord's own controllers, or their bindings, were deleted or changed: what is missing is made again", "user", role.User(), "err", err)
+		changed, err := roles.Ensure(j.clients.kube)
+		if changed {
+			*said = ""
+			klog.FromContext(ctx).Info("Roles of Concord's own controllers, or their bindings, were deleted or changed: what was missing is made again", "user", role.User(), "err", err)
+			return
+		}
+		if text := fmt.Sprintf("%s: %v", role.User(), err); text != *said {
+			*said = text
+			klog.FromContext(ctx).Info("A controller of Concord's own is not seen to have its permissions, and no role of it could be made again: one is annotated with rbac.authorization.kubernetes.io/autoupdate: \"false\", another authorizer refuses it, or the authorizer does not answer", "user", role.User(), "err", err)
+		}
 		return
 	}
+	*said = ""
 }
 
 // ensureOwn tries until it succeeds or ctx ends, since at first the server's own and other
@@ -94,7 +105,8 @@ func (j *Join) ensureOwn(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
 		last = owncrds.Install(ctx, j.clients.objects, j.ownCRDs())
 		if j.config.RBAC {
-			last = errors.Join(last, roles.Ensure(j.clients.kube))
+			_, err := roles.Ensure(j.clients.kube)
+			last = errors.Join(last, err)
 		}
 		if last != nil {
 			klog.FromContext(ctx).V(2).Info("Concord's own objects cannot be made yet", "err", last)

@@ -48,3 +48,23 @@ func TestViewRefused(t *testing.T) {
 		t.Errorf("when it is let: %v, %q", err, said)
 	}
 }
+
+// TestRolesMadeAgain: that roles are made again is told where they are, and not of a controller that is refused for
+// another reason, which is told once.
+func TestRolesMadeAgain(t *testing.T) {
+	kube := fake.NewClientset() // its SubjectAccessReviews refuse everything
+	j := &Join{config: Config{RBAC: true}, clients: &clients{kube: kube}}
+	var said string
+	if j.restoreRoles(t.Context(), &said); said != "" {
+		t.Errorf("after roles were made it says %q", said)
+	}
+	if j.restoreRoles(t.Context(), &said); !strings.Contains(said, roles.All[0].User()) {
+		t.Errorf("where nothing is missing it says %q", said)
+	}
+	if err := kube.RbacV1().ClusterRoles().Delete(t.Context(), "concord:"+roles.Trigger.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if j.restoreRoles(t.Context(), &said); said != "" {
+		t.Errorf("after one was deleted it says %q", said)
+	}
+}

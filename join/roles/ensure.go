@@ -19,14 +19,16 @@ import (
 // Kubernetes' own, additions by somebody or by a server of another build stay, and a role
 // or binding that is annotated with rbac.authorization.kubernetes.io/autoupdate: "false" stays as
 // it is. View is not among them: no controller needs it.
-func Ensure(kube kubernetes.Interface) error {
+// changed says that something was missing and was made or added.
+func Ensure(kube kubernetes.Interface) (changed bool, err error) {
 	var errs []error
 	for _, r := range All {
-		if err := r.ensure(kube); err != nil {
+		some, err := r.ensure(kube)
+		if changed = changed || some; err != nil {
 			errs = append(errs, fmt.Errorf("permissions of %s: %w", r.User(), err))
 		}
 	}
-	return errors.Join(errs...)
+	return changed, errors.Join(errs...)
 }
 
 // EnsureView makes View in the same way.
@@ -42,14 +44,16 @@ func EnsureView(kube kubernetes.Interface) error {
 	return nil
 }
 
-func (r Role) ensure(kube kubernetes.Interface) error {
+func (r Role) ensure(kube kubernetes.Interface) (changed bool, err error) {
 	var errs []error
 	meta := metav1.ObjectMeta{Name: r.objectName(), Annotations: map[string]string{rbacv1.AutoUpdateAnnotationKey: "true"}}
 	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "concord-" + r.Name}}
 	ensure := func(role reconciliation.ReconcileRoleOptions, binding reconciliation.ReconcileRoleBindingOptions) {
 		role.Confirm, binding.Confirm = true, true
-		_, roleErr := role.Run()
-		_, bindingErr := binding.Run()
+		made, roleErr := role.Run()
+		bound, bindingErr := binding.Run()
+		changed = changed || roleErr == nil && !made.Protected && made.Operation != reconciliation.ReconcileNone ||
+			bindingErr == nil && !bound.Protected && bound.Operation != reconciliation.ReconcileNone
 		errs = append(errs, roleErr, bindingErr)
 	}
 	rbac, namespaces := kube.RbacV1(), kube.CoreV1().Namespaces()
@@ -77,7 +81,7 @@ func (r Role) ensure(kube kubernetes.Interface) error {
 			Client: reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces},
 		})
 	}
-	return errors.Join(errs...)
+	return changed, errors.Join(errs...)
 }
 
 // Granted says whether the server's authorizer lets the controller do all that it does:
