@@ -91,6 +91,10 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 		_, err := fmt.Fprintln(out, "\nNothing was changed: give --yes to do it.")
 		return err
 	}
+	// What has failed by now is from before, also what failed while objects were counted.
+	if o, err = c.observe(ctx); err != nil {
+		return err
+	}
 	if err := c.store(ctx, way); err != nil {
 		return err
 	}
