@@ -385,7 +385,7 @@ func decideGone(o Observation) []Action {
 }
 
 // unseen is why a migration waits while discovery does not tell all of the resource's group.
-const unseen = "discovery does not tell whether any server serves %q: kubectl get apiservices says which aggregated API server does not answer"
+const unseen = "discovery does not tell whether any server serves %q; if an aggregated API server does not answer, kubectl get apiservices says which"
 
 // decideUnreported handles users' migrations of a resource that nobody reports. One that
 // did not begin gets time: servers may be about to report.

@@ -175,6 +175,8 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 		a.Summary = r.blocks(nil) + ": it is not known in which versions objects are stored"
 	case !counted && len(others) > 0:
 		a.Summary = fmt.Sprintf("%s: objects may still be stored in %s", r.blocks(others), strings.Join(others, " and "))
+	case len(r.stale()) > 0 && counted && total == 0:
+		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though nothing is stored", r.blocks(r.stale()), strings.Join(r.stale(), " and "))
 	case len(r.stale()) > 0 && counted:
 		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though all of %s are in %s", r.blocks(r.stale()), strings.Join(r.stale(), " and "), objects(total), name)
 	case len(r.stale()) > 0:
@@ -274,9 +276,9 @@ func (r *resource) next(a *Answer) string {
 		return r.settling()
 	case len(a.Moving) > 0:
 		return "a migration is under way"
-	case a.Target == "" && r.unserved && a.Blocked:
+	case r.unserved && a.Blocked:
 		return "it is migrated, where that is needed, when a server serves it again"
-	case a.Target == "" && r.unserved:
+	case r.unserved:
 		return ""
 	case a.Target == "" && r.unreported():
 		return "servers report it when they serve it; kubectl get apiservices says which aggregated API server does not answer"

@@ -259,13 +259,13 @@ func orBlocked(err error) error {
 }
 
 // stuck says whether any of the problems that hold up a way back needs somebody to do something. How the server that
-// answers is, and whether anybody sees reports or looks after StorageStates, is not about the resource: objects may go back meanwhile.
+// answers is, and whether it sees reports, is not about the resource: objects may go back meanwhile.
 func stuck(a status.Answer, since time.Duration) bool {
 	return slices.ContainsFunc(a.Problems, func(p status.Problem) bool {
 		switch p.Kind {
 		case status.BadObjects, status.WebhookDown, status.MigrationFailed, status.Paused, status.StockServer, status.SilentServer:
 			return true
-		case status.NotReady, status.Idle, status.StockAnswered:
+		case status.NotReady, status.StockAnswered:
 			return false
 		}
 		return since > settleTime

@@ -15,7 +15,7 @@ func TestStuck(t *testing.T) {
 	}{
 		{nil, false, false},
 		{[]status.Kind{status.NotReady}, false, false},
-		{[]status.Kind{status.Idle}, false, false},
+		{[]status.Kind{status.Idle}, false, true},
 		{[]status.Kind{status.StockAnswered}, false, false},
 		{[]status.Kind{status.NotReady, status.StockAnswered, status.Disagreement}, false, true},
 		{[]status.Kind{status.Disagreement}, false, true},
