@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +48,7 @@ func golden(t *testing.T, file string) {
 		t.Fatal(err)
 	}
 	style := status.Style{Width: 80}
+	named(t, o, style)
 	for i, f := range archive.Files {
 		var got string
 		switch {
@@ -79,6 +82,26 @@ func golden(t *testing.T, file string) {
 		if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// named says of definitions that a status does not need only the metadata: it is the same.
+func named(t *testing.T, whole status.Observed, style status.Style) {
+	t.Helper()
+	o := whole
+	o.CRDs = nil
+	for i := range whole.CRDs {
+		o.CRDs = append(o.CRDs, status.Named(whole.CRDs[i].ObjectMeta))
+	}
+	needs := o.Needs()
+	for i := range o.CRDs {
+		if slices.Contains(needs, o.CRDs[i].Name) {
+			o.CRDs[i] = whole.CRDs[i]
+		}
+	}
+	got, want := status.Of(o), status.Of(whole)
+	if got.Text(style) != want.Text(style) || !reflect.DeepEqual(got.Rows, want.Rows) {
+		t.Errorf("where of definitions other than %q only the metadata was read, the status is\n%s\nnot\n%s", needs, got.Text(style), want.Text(style))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -78,6 +79,39 @@ func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Obse
 // observe reads the objects that a status is made of. A kind that is not served has no objects;
 // one that may not be read is told as unread.
 func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
+	return c.observeWith(ctx, c.definitions)
+}
+
+// glance observes, and reads only the metadata of definitions of which a status says no more, but for those that
+// are named: schemas are long, and a server converts and encodes each of them.
+func (c *cluster) glance(ctx context.Context, names ...string) (status.Observed, error) {
+	o, err := c.observeWith(ctx, c.metadata)
+	if err != nil {
+		return o, err
+	}
+	whole := sets.New(o.Needs()...).Insert(names...)
+	if len(whole) > fewDefinitions {
+		if o.CRDs, err = c.definitions(ctx); err != nil {
+			err = c.unlisted("CustomResourceDefinitions", err)
+		}
+		return o, err
+	}
+	o.CRDs = slices.DeleteFunc(o.CRDs, func(crd apiextensionsv1.CustomResourceDefinition) bool { return whole.Has(crd.Name) })
+	for name := range whole { // listed, for those who may list and not get
+		crds, err := c.definitions(ctx, client.MatchingFields{metav1.ObjectNameField: name})
+		if err != nil {
+			return o, c.unlisted("CustomResourceDefinitions", err)
+		}
+		o.CRDs = append(o.CRDs, crds...)
+	}
+	return o, nil
+}
+
+// fewDefinitions are as many as are read one by one, rather than all.
+const fewDefinitions = 10
+
+// observeWith reads definitions as it is told.
+func (c *cluster) observeWith(ctx context.Context, definitions func(context.Context, ...client.ListOption) ([]apiextensionsv1.CustomResourceDefinition, error)) (status.Observed, error) {
 	var o status.Observed
 	var mu sync.Mutex
 	unread := map[string]error{}
@@ -94,7 +128,7 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 				unread[kind] = err
 				return nil
 			}
-			return fmt.Errorf("the cluster at %s: list %s: %w", c.config.Host, kind, err)
+			return c.unlisted(kind, err)
 		})
 	}
 	read("identity Leases", func(ctx context.Context) error {
@@ -126,7 +160,7 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 		return err
 	})
 	read("CustomResourceDefinitions", func(ctx context.Context) (err error) {
-		o.CRDs, err = c.definitions(ctx)
+		o.CRDs, err = definitions(ctx)
 		return err
 	})
 	err := group.Wait()
@@ -139,6 +173,10 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 		err = fmt.Errorf("%w; its /readyz fails: %s", err, strings.Join(o.FailedChecks, ", "))
 	}
 	return o, err
+}
+
+func (c *cluster) unlisted(kind string, err error) error {
+	return fmt.Errorf("the cluster at %s: list %s: %w", c.config.Host, kind, err)
 }
 
 // refusals tells once what may not be listed, by kind, and what a reader needs.
@@ -197,10 +235,21 @@ func (c *cluster) readJSON(ctx context.Context, path string, into any) error {
 	return json.Unmarshal(raw, into)
 }
 
+// metadata lists the metadata of the CustomResourceDefinitions.
+func (c *cluster) metadata(ctx context.Context, options ...client.ListOption) (all []apiextensionsv1.CustomResourceDefinition, err error) {
+	var list metav1.PartialObjectMetadataList
+	list.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
+	err = c.objects.List(ctx, &list, options...)
+	for i := range list.Items {
+		all = append(all, status.Named(list.Items[i].ObjectMeta))
+	}
+	return all, err
+}
+
 // definitions lists the CustomResourceDefinitions, and keeps nothing of their schemas.
-func (c *cluster) definitions(ctx context.Context) ([]apiextensionsv1.CustomResourceDefinition, error) {
+func (c *cluster) definitions(ctx context.Context, options ...client.ListOption) ([]apiextensionsv1.CustomResourceDefinition, error) {
 	var list apiextensionsv1.CustomResourceDefinitionList
-	if err := c.objects.List(ctx, &list); err != nil {
+	if err := c.objects.List(ctx, &list, options...); err != nil {
 		return nil, err
 	}
 	for i := range list.Items {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -10,7 +12,9 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/status"
 )
 
 // TestFailedChecks: the /readyz of the server that answers says which of its checks fail, also where the
@@ -73,4 +77,73 @@ func observer(t *testing.T, url string) *cluster {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// TestGlance: of definitions of which a status says nothing more only the metadata is read, a few others one by
+// one, and all where there are many.
+func TestGlance(t *testing.T) {
+	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	held, all := 0, 12
+	var asked []string
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != path {
+			http.NotFound(w, r)
+			return
+		}
+		only := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+		list := map[string]any{"kind": "CustomResourceDefinitionList", "apiVersion": "apiextensions.k8s.io/v1"}
+		whole := !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList")
+		if whole {
+			asked = append(asked, only)
+		} else {
+			list["kind"], list["apiVersion"] = "PartialObjectMetadataList", "meta.k8s.io/v1"
+		}
+		items := []any{}
+		for i := range all {
+			plural := fmt.Sprintf("things%d", i)
+			metadata := map[string]any{"name": plural + ".example.com"}
+			if i < held {
+				metadata["annotations"] = map[string]string{migrationv1alpha1.HoldAnnotation: "true"}
+			}
+			item := map[string]any{"metadata": metadata}
+			if whole {
+				item["spec"] = map[string]any{"group": "example.com", "names": map[string]any{"plural": plural}, "versions": []any{map[string]any{"name": "v2", "storage": true}}}
+				item["status"] = map[string]any{"storedVersions": []string{"v1", "v2"}}
+			}
+			if only == "" || only == metadata["name"] {
+				items = append(items, item)
+			}
+		}
+		list["items"] = items
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list) // the client is gone
+	}))
+	defer api.Close()
+	c := observer(t, api.URL)
+	for _, test := range []struct {
+		held  int
+		names []string
+		want  []string
+	}{
+		{0, nil, nil},
+		{0, []string{"things7.example.com"}, []string{"things7.example.com"}},
+		{2, nil, []string{"things0.example.com", "things1.example.com"}},
+		{2, []string{"things1.example.com", "gone.example.com"}, []string{"gone.example.com", "things0.example.com", "things1.example.com"}},
+		{11, nil, []string{""}},
+	} {
+		asked, held = nil, test.held
+		o, err := c.glance(t.Context(), test.names...)
+		if slices.Sort(asked); err != nil || !slices.Equal(asked, test.want) || len(o.CRDs) != all {
+			t.Errorf("where %d are held, with %q: %q were read whole, want %q, and there are %d, %v", held, test.names, asked, test.want, len(o.CRDs), err)
+		}
+		told := 0
+		for _, p := range status.Of(o).Problems {
+			if p.Kind == status.Held {
+				told++
+			}
+		}
+		if told != held {
+			t.Errorf("of %d that are held a status tells %d", held, told)
+		}
+	}
 }

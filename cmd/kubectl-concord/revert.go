@@ -92,7 +92,7 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 		return err
 	}
 	// What has failed by now is from before, also what failed while objects were counted.
-	if o, err = c.observe(ctx); err != nil {
+	if o, err = c.glance(ctx); err != nil {
 		return err
 	}
 	if err := c.store(ctx, way); err != nil {
@@ -220,7 +220,7 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, bef
 	began, last := time.Now(), ""
 	style, _ := terminal(out)
 	for {
-		o, err := c.observe(ctx)
+		o, err := c.glance(ctx, way.crd)
 		if err != nil && ctx.Err() == nil {
 			return fmt.Errorf("%w; the definition is changed, and the servers go on", err)
 		}

@@ -49,7 +49,7 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 
 // screen is the status as it is to be printed, and the error that not all of it could be read.
 func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (screen string, unread, err error) {
-	o, err := c.observe(ctx)
+	o, err := c.glance(ctx)
 	if err != nil {
 		return "", nil, err
 	}
