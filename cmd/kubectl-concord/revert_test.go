@@ -1,6 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,5 +43,62 @@ func TestStuck(t *testing.T) {
 		if soon, atLast := stuck(a, time.Second), stuck(a, settleTime+time.Second); soon != test.soon || atLast != test.atLast {
 			t.Errorf("%v: stuck %t at first and %t later, want %t and %t", test.kinds, soon, atLast, test.soon, test.atLast)
 		}
+	}
+}
+
+// TestRevertAfterFailure: a way back does not end for a migration that fails after the first look, while objects are
+// counted: it failed before the definition was changed.
+func TestRevertAfterFailure(t *testing.T) {
+	var mu sync.Mutex
+	var counted, changed bool
+	looks := 0 // since the definition was changed
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		storage, persisted, hashes, stored := "v2", `"example.com/v1", "example.com/v2"`, `"h", "h"`, `"v1", "v2"`
+		if changed {
+			storage = "v1"
+		}
+		if looks > 1 {
+			persisted, hashes, stored = `"example.com/v1"`, `"h"`, `"v1"`
+		}
+		metadata := `"metadata": {"name": "widgets.example.com", "uid": "u"}`
+		crd := fmt.Sprintf(`{"kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1", %s,
+			"spec": {"group": "example.com", "names": {"plural": "widgets", "kind": "Widget"}, "versions": [{"name": "v1", "served": true, "storage": %t}, {"name": "v2", "served": true, "storage": %t}]},
+			"status": {"storedVersions": [%s]}}`, metadata, storage == "v1", storage == "v2", stored)
+		w.Header().Set("Content-Type", "application/json")
+		answer := ""
+		switch path := r.URL.Path; {
+		case path == "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" && strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList"):
+			answer = `{"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "items": [{` + metadata + `}]}`
+		case path == "/apis/apiextensions.k8s.io/v1/customresourcedefinitions":
+			answer = `{"items": [` + crd + `]}`
+		case path == "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com":
+			changed = changed || r.Method == http.MethodPut
+			answer = crd
+		case path == "/apis/migration.k8s.io/v1alpha1/storagestates":
+			if changed {
+				looks++
+			}
+			answer = fmt.Sprintf(`{"items": [{%s, "spec": {"resource": {"group": "example.com", "resource": "widgets"}},
+				"status": {"currentEncoding": "example.com/%s", "currentStorageVersionHash": "h", "persistedEncodings": [%s], "persistedStorageVersionHashes": [%s], "storageVersionUID": "u", "epoch": 1}}]}`,
+				metadata, storage, persisted, hashes)
+		case path == "/apis/migration.k8s.io/v1alpha1/storageversionmigrations":
+			condition := ""
+			if counted {
+				condition = `{"type": "Failed", "status": "True", "reason": "VersionNotServed", "message": "v3 is not served"}`
+			}
+			answer = `{"items": [{"metadata": {"name": "asked", "uid": "m"}, "spec": {"resource": {"group": "example.com", "version": "v3", "resource": "widgets"}}, "status": {"conditions": [` + condition + `]}}]}`
+		default:
+			counted = counted || strings.Contains(path, "census")
+			http.NotFound(w, r)
+		}
+		_, _ = w.Write([]byte(answer)) // the client is gone
+	}))
+	defer api.Close()
+	var out strings.Builder
+	err := pluginOf(t, api.URL).revert(t.Context(), &out, "widgets.example.com", revertOptions{to: "v1", yes: true})
+	if err != nil || !counted || !strings.HasSuffix(out.String(), "widgets.example.com: every object is in v1\n") {
+		t.Errorf("%v; counted %t; it printed\n%s", err, counted, out.String())
 	}
 }

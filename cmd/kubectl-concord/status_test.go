@@ -57,12 +57,6 @@ func TestDraw(t *testing.T) {
 func TestReaderGone(t *testing.T) {
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("{clusters: [{name: a, cluster: {server: %q}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}", api.URL)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	flags := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
 	reader, out, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -70,12 +64,24 @@ func TestReaderGone(t *testing.T) {
 	defer func() { _ = out.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- (&plugin{flags: flags}).status(ctx, out, "text", true) }()
+	p, ended := pluginOf(t, api.URL), make(chan error, 1)
+	go func() { ended <- p.status(ctx, out, "text", true) }()
 	line, err := bufio.NewReader(reader).ReadString('\n')
 	if err := errors.Join(err, reader.Close(), <-ended, ctx.Err()); err != nil {
 		t.Errorf("after it printed %q: %v", line, err)
 	}
+}
+
+// pluginOf is a plugin whose kubeconfig names the cluster at a URL.
+func pluginOf(t *testing.T, url string) *plugin {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("{clusters: [{name: a, cluster: {server: %q}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}", url)
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	flags := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
+	return &plugin{flags: flags}
 }
 
 var errClosed = errors.New("closed")
