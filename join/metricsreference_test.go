@@ -48,6 +48,10 @@ At ` + "`/metrics`" + ` of every server, beside kube-apiserver's own, for users 
 the first two parts and the last two at its ` + "`--port`" + `. ALPHA means what it means in Kubernetes: name, labels and meaning may change with a
 release. A metric with labels is absent until there is something to show. Alerts and a dashboard made of them are in
 [deploy/monitoring](../deploy/monitoring).
+
+The label ` + "`resource`" + ` is the name with its group (` + "`configmaps`, `widgets.example.com`" + `), but for two kinds of metrics: those
+that begin with ` + "`storage_migrator_`" + ` have the form of kube-storage-version-migrator (` + "`/v1, Resource=configmaps`" + `), and those with a
+label ` + "`group`" + ` have the name alone.
 `
 
 // described is the form in which prometheus writes a metric's description.

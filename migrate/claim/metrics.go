@@ -12,7 +12,8 @@ import (
 )
 
 // Metrics count what this server does of migrations. The first three have the names, labels
-// and label values of kube-storage-version-migrator's, as KEP-4192 writes them.
+// and label values of kube-storage-version-migrator's, as KEP-4192 writes them; in the others a
+// resource is named as in Concord's other metrics.
 type Metrics struct {
 	migrated, migrations *metrics.CounterVec
 	remaining            *metrics.GaugeVec
@@ -54,15 +55,16 @@ func (x *Metrics) observe(w *work, p Progress) {
 	if x == nil {
 		return
 	}
-	resource := w.label()
+	resource := w.gr.String()
 	for _, c := range []struct {
 		to      *metrics.CounterVec
+		label   string
 		counted *int64
 		now     int64
 	}{
-		{x.migrated, &w.counted.Done, p.Done}, {x.conflicts, &w.counted.Conflicts, p.Conflicts},
+		{x.migrated, w.label(), &w.counted.Done, p.Done}, {x.conflicts, resource, &w.counted.Conflicts, p.Conflicts},
 	} {
-		c.to.WithLabelValues(resource).Add(float64(max(0, c.now-*c.counted)))
+		c.to.WithLabelValues(c.label).Add(float64(max(0, c.now-*c.counted)))
 		*c.counted = max(*c.counted, c.now)
 	}
 	for _, reason := range migrationv1alpha1.FailureReasons {
@@ -70,7 +72,7 @@ func (x *Metrics) observe(w *work, p Progress) {
 		x.failed.WithLabelValues(resource, string(reason)).Add(float64(max(0, failed-counted)))
 		w.counted.FailedByReason[reason] = max(failed, counted)
 	}
-	x.remaining.WithLabelValues(resource).Set(float64(max(0, p.Total-p.Done)))
+	x.remaining.WithLabelValues(w.label()).Set(float64(max(0, p.Total-p.Done)))
 	x.rate.WithLabelValues(resource).Set(float64(w.counts(p).ObjectsPerSecond))
 }
 
@@ -90,7 +92,7 @@ func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status str
 func (x *Metrics) rest(w *work) {
 	if x != nil {
 		x.remaining.DeleteLabelValues(w.label())
-		x.rate.DeleteLabelValues(w.label())
+		x.rate.DeleteLabelValues(w.gr.String())
 	}
 }
 

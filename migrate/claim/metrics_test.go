@@ -49,7 +49,8 @@ func metered(t *testing.T, w *world) func() map[string]float64 {
 func TestMetrics(t *testing.T) {
 	w := newWorld(t)
 	values := metered(t, w)
-	const cronJobs = " resource=batch.example.com/v1, Resource=cronjobs"
+	// The first is the form of kube-storage-version-migrator, the second that of all other metrics.
+	const versioned, cronJobs = " resource=batch.example.com/v1, Resource=cronjobs", " resource=cronjobs.batch.example.com"
 	want := func(want map[string]float64) {
 		t.Helper()
 		for _, reason := range migrationv1alpha1.FailureReasons {
@@ -65,11 +66,11 @@ func TestMetrics(t *testing.T) {
 		p.Conflicts, p.FailedByReason = 2, map[migrationv1alpha1.MigrationFailureReason]int64{migrationv1alpha1.FailureTooLarge: 1}
 		progress(p)
 		want(map[string]float64{
-			"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:  4,
-			"storage_migrator_core_migrator_remaining_objects_total" + cronJobs: 6,
-			"concord_migration_failed_objects_total reason=TooLarge" + cronJobs: 1,
-			"concord_migration_conflicts_total" + cronJobs:                      2,
-			"concord_migration_objects_per_second" + cronJobs:                   0,
+			"storage_migrator_core_migrator_migrated_objects_total" + versioned:  4,
+			"storage_migrator_core_migrator_remaining_objects_total" + versioned: 6,
+			"concord_migration_failed_objects_total reason=TooLarge" + cronJobs:  1,
+			"concord_migration_conflicts_total" + cronJobs:                       2,
+			"concord_migration_objects_per_second" + cronJobs:                    0,
 		})
 		return Result{Progress: p}, errors.New("etcd is away")
 	}
@@ -90,11 +91,11 @@ func TestMetrics(t *testing.T) {
 	}
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
 	want(map[string]float64{
-		"storage_migrator_core_migrator_migrated_objects_total" + cronJobs:              8,
-		"storage_migrator_core_migrator_migrations_total" + cronJobs + " status=Failed": 1,
-		"concord_migration_failed_objects_total reason=TooLarge" + cronJobs:             1,
-		"concord_migration_failed_objects_total reason=Rejected" + cronJobs:             1,
-		"concord_migration_conflicts_total" + cronJobs:                                  3,
+		"storage_migrator_core_migrator_migrated_objects_total" + versioned:              8,
+		"storage_migrator_core_migrator_migrations_total" + versioned + " status=Failed": 1,
+		"concord_migration_failed_objects_total reason=TooLarge" + cronJobs:              1,
+		"concord_migration_failed_objects_total reason=Rejected" + cronJobs:              1,
+		"concord_migration_conflicts_total" + cronJobs:                                   3,
 	})
 }
 

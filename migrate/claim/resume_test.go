@@ -98,7 +98,7 @@ func TestResumesBehindTheCount(t *testing.T) {
 		if p := w.read().Status.Progress; p.Done != done || p.ObjectsPerSecond != rate {
 			t.Errorf("progress %+v, want %d done at %d/s", p, done, rate)
 		}
-		if got := values()["concord_migration_objects_per_second resource=batch.example.com/v1, Resource=cronjobs"]; got != float64(rate) {
+		if got := values()["concord_migration_objects_per_second resource=cronjobs.batch.example.com"]; got != float64(rate) {
 			t.Errorf("the metric's rate is %v, want %d", got, rate)
 		}
 	}

@@ -173,7 +173,7 @@ func TestProgressWhileTheRewriterWaits(t *testing.T) {
 	if most := int(waited * time.Second / w.c.cfg.ProgressPeriod); len(writes) > most {
 		t.Errorf("%d writes in %d s, want at most %d", len(writes), waited, most)
 	}
-	rate := values()["concord_migration_objects_per_second resource=batch.example.com/v1, Resource=cronjobs"]
+	rate := values()["concord_migration_objects_per_second resource=cronjobs.batch.example.com"]
 	if rate <= 0 || rate > perSecond/(waited-4) {
 		t.Errorf("the metric's rate is %v after a wait of %d s", rate, waited)
 	}
