@@ -183,7 +183,7 @@ func censusTable(counted []census.Resource, elsewhere []string) string {
 		fmt.Fprintf(&text, "nothing is stored of %d resources\n", empty)
 	}
 	for _, name := range elsewhere {
-		fmt.Fprintf(&text, "%s is stored elsewhere, by another API server\n", name)
+		fmt.Fprintf(&text, "%s %s\n", name, storedElsewhere)
 	}
 	return text.String()
 }

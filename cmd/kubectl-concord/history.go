@@ -94,7 +94,7 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 	for i, p := range past {
 		out += lines[i+1] + "\n"
 		if p.To != "" {
-			out += indented(plain(p.From) + "to " + string(agree.Encoding(p.To).Plain()))
+			out += indented(fromTo(p))
 		}
 		if p.User != "" {
 			out += indented("user " + p.User)
@@ -110,14 +110,25 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 	return out
 }
 
-// plain names encodings without the keys that they are encrypted with.
-func plain(encodings []string) string {
-	if len(encodings) == 0 {
-		return ""
+// fromTo names the encodings that a migration was from and to, with the keys that they are encrypted with only where
+// a version stays the same.
+func fromTo(p migrationv1alpha1.Past) string {
+	to, keys := agree.Encoding(p.To), false
+	for _, e := range p.From {
+		keys = keys || agree.Encoding(e).Plain() == to.Plain()
 	}
-	var all []string
-	for _, e := range encodings {
-		all = append(all, string(agree.Encoding(e).Plain()))
+	name := func(e string) string {
+		if keys {
+			return e
+		}
+		return string(agree.Encoding(e).Plain())
 	}
-	return "from " + strings.Join(all, ", ") + " "
+	var from []string
+	for _, e := range p.From {
+		from = append(from, name(e))
+	}
+	if len(from) == 0 {
+		return "to " + name(p.To)
+	}
+	return "from " + strings.Join(from, ", ") + " to " + name(p.To)
 }

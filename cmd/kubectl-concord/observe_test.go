@@ -9,9 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/api/census"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/status"
@@ -63,6 +65,21 @@ func TestUnserved(t *testing.T) {
 		if o, err := c.observe(t.Context()); err != nil || o.StorageVersionsUnserved == serves {
 			t.Errorf("where StorageVersions are served, %t: %v, %v", serves, o.StorageVersionsUnserved, err)
 		}
+	}
+}
+
+// TestElsewhere: of a resource that another API server stores it is said why it is not counted.
+func TestElsewhere(t *testing.T) {
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		refusal := census.NotStored(widgets).(apierrors.APIStatus).Status()
+		refusal.Kind, refusal.APIVersion = "Status", "v1"
+		_ = json.NewEncoder(w).Encode(refusal) // the client is gone
+	}))
+	defer api.Close()
+	if counted := observer(t, api.URL).count(t.Context(), widgets); counted.Objects != nil || counted.Err != "it is stored elsewhere, by another API server" {
+		t.Errorf("counted %+v", counted)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/status"
@@ -35,8 +36,8 @@ func newRevertCommand(p *plugin) *cobra.Command {
 what it will do; with --yes it does it, and waits until every object is in that version and
 status.storedVersions says so.
 
-The version before is the one that servers wrote last before the present one; --to names
-another one. It must still be among the definition's versions. What the newer version has and
+The version before is the one that servers wrote last before the present one, as far as that
+is remembered; --to names another one. It must still be among the definition's versions. What the newer version has and
 the older one cannot express is lost in conversion, as your webhook, or pruning, does it:
 nobody can tell that beforehand.
 
@@ -108,30 +109,35 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 		return plan{}, fmt.Errorf("%s has no CustomResourceDefinition: the versions in which built-in resources are stored follow the servers' --emulation-version and --min-compatibility-version", gr)
 	}
 	way := plan{crd: crd.Name, resource: gr, from: status.StorageOf(crd), to: to}
-	var versions []string
+	var versions, others []string
 	for _, v := range crd.Spec.Versions {
 		versions = append(versions, v.Name)
+		if v.Name != way.from {
+			others = append(others, v.Name)
+		}
 	}
 	if way.to == "" {
-		way.to = before(o, crd, versions)
+		way.to = before(o, crd)
 	}
 	switch {
+	case way.to == "" && len(others) == 0:
+		return plan{}, fmt.Errorf("%s has no version but %s", gr, way.from)
 	case way.to == "":
-		return plan{}, fmt.Errorf("it is not known in which version %s was stored before %s: name one of %s by --to", gr, way.from, strings.Join(versions, ", "))
+		return plan{}, fmt.Errorf("it is not known in which version %s was stored before %s: name one of %s by --to", gr, way.from, strings.Join(others, ", "))
 	case way.to == way.from:
 		return plan{}, fmt.Errorf("%s is stored in %s already", gr, way.to)
 	case !slices.Contains(versions, way.to):
-		return plan{}, fmt.Errorf("%s has no version %s any more, only %s: add it to the definition's spec.versions first", gr, way.to, strings.Join(versions, ", "))
+		return plan{}, fmt.Errorf("%s has no version %s, only %s: add it to the definition's spec.versions first", gr, way.to, strings.Join(versions, ", "))
 	case migrationv1alpha1.Held(crd.Annotations):
 		return plan{}, fmt.Errorf("the cut-over of %s is on hold, and so would this one be: kubectl concord release %s", gr, gr)
 	}
 	return way, nil
 }
 
-// before is the version that servers wrote last before the present one; the only other one
-// where nobody remembers; else empty.
-func before(o status.Observed, crd *apiextensionsv1.CustomResourceDefinition, versions []string) string {
-	gr := status.ResourceOf(crd)
+// before is the version that servers wrote last before the present one. Where no StorageVersion remembers one it is
+// the only other one in status.storedVersions, or that the last migration to the present one was from; else empty.
+func before(o status.Observed, crd *apiextensionsv1.CustomResourceDefinition) string {
+	gr, now := status.ResourceOf(crd), status.StorageOf(crd)
 	last, version := int64(-1), ""
 	for i := range o.StorageVersions {
 		sv := &o.StorageVersions[i]
@@ -140,17 +146,45 @@ func before(o status.Observed, crd *apiextensionsv1.CustomResourceDefinition, ve
 			continue
 		}
 		for e, epoch := range history.Last {
-			gv, err := schema.ParseGroupVersion(string(e.Plain()))
-			if err == nil && gv.Group == gr.Group && gv.Version != status.StorageOf(crd) && epoch > last {
-				last, version = epoch, gv.Version
+			if v := versionOf(string(e), gr.Group); v != "" && v != now && epoch > last {
+				last, version = epoch, v
 			}
 		}
 	}
-	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == status.StorageOf(crd) })
-	if version == "" && len(others) == 1 {
-		return others[0]
+	if version != "" {
+		return version
 	}
-	return version
+	if v, only := onlyOther(crd.Status.StoredVersions, now); only {
+		return v
+	}
+	for _, p := range pastOf(o, gr) {
+		var from []string
+		for _, e := range p.From {
+			from = append(from, versionOf(e, gr.Group))
+		}
+		if v, only := onlyOther(from, now); only && versionOf(p.To, gr.Group) == now {
+			return v
+		}
+	}
+	return ""
+}
+
+// versionOf is the version of an encoding in the group; empty if it is in none, as Unknown.
+func versionOf(encoding, group string) string {
+	gv, err := schema.ParseGroupVersion(string(agree.Encoding(encoding).Plain()))
+	if err != nil || gv.Group != group {
+		return ""
+	}
+	return gv.Version
+}
+
+// onlyOther is the only one of the versions that is not this one.
+func onlyOther(versions []string, this string) (string, bool) {
+	others := sets.New(versions...).Delete(this).UnsortedList()
+	if len(others) != 1 || others[0] == "" {
+		return "", false
+	}
+	return others[0], true
 }
 
 // countedIn is how many objects a way back migrates.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,6 +107,14 @@ ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
   to example.com/v2
   ObjectsFailed: default/torn
 `)
+	wantText(t, historyTable(widgets, []migrationv1alpha1.Past{
+		{Result: "Succeeded", From: []string{"example.com/v1", "example.com/v2+aescbc:v1:k1:1"}, To: "example.com/v2+aescbc:v1:k2:2", Began: at, Ended: at},
+	}), `
+ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
+2026-11-24 10:00:00  Succeeded  0        0       <1s   -
+  from example.com/v1, example.com/v2+aescbc:v1:k1:1 to
+  example.com/v2+aescbc:v1:k2:2
+`)
 	long := migrationv1alpha1.Past{Result: "Failed", Reason: "ObjectsFailed", From: []string{"admissionregistration.k8s.io/v1alpha1", "admissionregistration.k8s.io/v1beta1"}, To: "admissionregistration.k8s.io/v1", Began: at, Ended: at}
 	for i := range 10 {
 		long.Failures = append(long.Failures, fmt.Sprintf("default/an-object-with-a-rather-long-name-%d", i))
@@ -149,6 +158,20 @@ func TestPlanOf(t *testing.T) {
 		}
 		return o
 	}
+	// stock has what is known where no server reports.
+	stock := func(stored []string, past ...migrationv1alpha1.Past) status.Observed {
+		o := observed(nil, false, "v1", "v2", "v3")
+		o.CRDs[0].Status.StoredVersions = stored
+		raw, err := json.Marshal(past)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.States = []migrationv1alpha1.StorageState{{ObjectMeta: metav1.ObjectMeta{Name: migrationv1alpha1.StateName(widgets), Annotations: map[string]string{migrationv1alpha1.HistoryAnnotation: string(raw)}}}}
+		return o
+	}
+	fromTo := func(to string, from ...string) migrationv1alpha1.Past {
+		return migrationv1alpha1.Past{From: from, To: to}
+	}
 	history := map[agree.Encoding]int64{"example.com/v1": 3, "example.com/v2": 5, "example.com/v3": 9}
 	for name, test := range map[string]struct {
 		o        status.Observed
@@ -157,9 +180,15 @@ func TestPlanOf(t *testing.T) {
 	}{
 		"the one before":     {o: observed(history, false, "v1", "v2", "v3"), want: "v2"},
 		"one that is named":  {o: observed(history, false, "v1", "v2", "v3"), to: "v1", want: "v1"},
-		"the only other one": {o: observed(nil, false, "v1", "v3"), want: "v1"},
-		"nobody remembers":   {o: observed(nil, false, "v1", "v2", "v3"), err: "name one of v1, v2, v3 by --to"},
-		"it is gone":         {o: observed(history, false, "v1", "v3"), err: "has no version v2 any more, only v1, v3"},
+		"never another one":  {o: observed(map[agree.Encoding]int64{"example.com/v3": 9}, false, "v1", "v3"), err: "name one of v1 by --to"},
+		"only one version":   {o: observed(nil, false, "v3"), err: "has no version but v3"},
+		"nobody remembers":   {o: observed(nil, false, "v1", "v2", "v3"), err: "name one of v1, v2 by --to"},
+		"not migrated yet":   {o: stock([]string{"v2", "v3"}, fromTo("example.com/v2", "example.com/v1")), want: "v2"},
+		"migrated":           {o: stock([]string{"v3"}, fromTo("example.com/v3"), fromTo("example.com/v3", "example.com/v2"), fromTo("example.com/v2", "example.com/v1")), want: "v2"},
+		"migrated from two":  {o: stock([]string{"v3"}, fromTo("example.com/v3", "example.com/v1", "example.com/v2")), err: "name one of v1, v2 by --to"},
+		"migrated elsewhere": {o: stock([]string{"v3"}, fromTo("example.com/v2", "example.com/v1"), fromTo("example.com/v3", "Unknown")), err: "name one of v1, v2 by --to"},
+		"it is gone":         {o: observed(history, false, "v1", "v3"), err: "has no version v2, only v1, v3"},
+		"it never was":       {o: observed(history, false, "v1", "v3"), to: "v9", err: "has no version v9, only v1, v3"},
 		"it is stored so":    {o: observed(history, false, "v1", "v3"), to: "v3", err: "is stored in v3 already"},
 		"on hold":            {o: observed(history, true, "v2", "v3"), err: "kubectl concord release"},
 		"no custom resource": {o: status.Observed{}, err: "has no CustomResourceDefinition"},

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/status"
 )
@@ -80,16 +81,22 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 	return err
 }
 
+// storedElsewhere is why a server does not count a resource of an aggregated API server.
+const storedElsewhere = "is stored elsewhere, by another API server"
+
 // count has a server count a resource's objects.
 func (c *cluster) count(ctx context.Context, gr schema.GroupResource) status.Counted {
 	patient := *c.config
 	patient.Timeout = 0 // a census takes as long as there are objects
-	census, err := migrating.TakeCensus(ctx, &patient, gr, migrating.Envelopes)
+	taken, err := migrating.TakeCensus(ctx, &patient, gr, migrating.Envelopes)
+	if census.IsNotStored(err, gr) {
+		return status.Counted{Err: "it " + storedElsewhere}
+	}
 	if err != nil {
 		return status.Counted{Err: err.Error()}
 	}
 	counted := status.Counted{Objects: map[string]int64{}}
-	for _, row := range census.Rows {
+	for _, row := range taken.Rows {
 		counted.Objects[row.Encoding] += row.Objects
 	}
 	return counted

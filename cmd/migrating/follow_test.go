@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -113,9 +114,9 @@ func TestLookWaits(t *testing.T) {
 	}
 }
 
-func newFake(funcs interceptor.Funcs) (client.Client, error) {
+func newFake(funcs interceptor.Funcs) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
-	if err := migrationv1alpha1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(migrationv1alpha1.AddToScheme(scheme), apiserverinternalv1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	return fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(funcs).Build(), nil

@@ -163,21 +163,9 @@ func userOf(ctx context.Context, cluster client.Client) string {
 }
 
 // create asks for one migration. Ended ones that this command asked for before, of the same
-// resource, go: nobody else would ever delete them.
+// resource, go then: nobody else would ever delete them. Of a user who may not delete them they stay.
 func (o *migrateOptions) create(ctx context.Context, cluster client.WithWatch, gr schema.GroupResource, user string) (*asked, error) {
 	mine := client.MatchingLabels{migrationv1alpha1.AskedByLabel: askedByCommand}
-	var before migrationv1alpha1.StorageVersionMigrationList
-	if err := cluster.List(ctx, &before, mine); err != nil {
-		return nil, err
-	}
-	for i := range before.Items {
-		old := &before.Items[i]
-		if migrationv1alpha1.Resource(old) == gr && migrationv1alpha1.Final(old) {
-			if err := cluster.Delete(ctx, old, client.Preconditions{UID: &old.UID}); client.IgnoreNotFound(err) != nil {
-				return nil, err
-			}
-		}
-	}
 	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
 		Resource: migrationv1alpha1.GroupVersionResource{Group: gr.Group, Resource: gr.Resource},
 	}}
@@ -192,8 +180,18 @@ func (o *migrateOptions) create(ctx context.Context, cluster client.WithWatch, g
 	if o.rateSet {
 		m.Spec.MaxObjectsPerSecond = &o.maxPerSecond
 	}
+	var before migrationv1alpha1.StorageVersionMigrationList
+	if err := cluster.List(ctx, &before, mine); err != nil {
+		return nil, err
+	}
 	if err := cluster.Create(ctx, m); err != nil {
 		return nil, err
+	}
+	for i := range before.Items {
+		old := &before.Items[i]
+		if migrationv1alpha1.Resource(old) == gr && migrationv1alpha1.Final(old) {
+			_ = cluster.Delete(ctx, old, client.Preconditions{UID: &old.UID}) // the next one deletes it
+		}
 	}
 	return &asked{resource: gr, migration: m}, nil
 }

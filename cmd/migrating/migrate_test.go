@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/concord-dev/concord/api/census"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 func TestResolve(t *testing.T) {
@@ -195,5 +197,72 @@ func TestNobodyLooks(t *testing.T) {
 		if _, err := (&migrateOptions{}).resources(t.Context(), nil, cluster, []string{"deployments"}); err == nil || err.Error() != NobodyLooks {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestReportedOnly: a resource that servers report may be named before it has a StorageState. Whoever may not list
+// reports names those that have one.
+func TestReportedOnly(t *testing.T) {
+	refuse := false
+	cluster, err := newFake(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+		if _, is := list.(*apiserverinternalv1alpha1.StorageVersionList); is && refuse {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "storageversions"}, "", errors.New("no"))
+		}
+		return c.List(ctx, list, options...)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: "configmaps"}}
+	state.Spec.Resource = migrationv1alpha1.GroupResource{Resource: "configmaps"}
+	flunders := schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}
+	version := &apiserverinternalv1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(flunders)}}
+	version.Status.StorageVersions = []apiserverinternalv1alpha1.ServerStorageVersion{{APIServerID: "a", EncodingVersion: "wardle.example.com/v1alpha1"}}
+	vacant := &apiserverinternalv1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: "wardle.example.com.fischers"}}
+	for _, object := range []client.Object{state, version, vacant} {
+		if err := cluster.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := &migrateOptions{all: true}
+	if got, err := (&migrateOptions{}).resources(t.Context(), nil, cluster, []string{"flunders"}); err != nil || len(got) != 1 || got[0] != flunders {
+		t.Errorf("flunders are %v, %v", got, err)
+	}
+	if got, err := all.resources(t.Context(), nil, cluster, nil); err != nil || list(got) != "configmaps, flunders.wardle.example.com" {
+		t.Errorf("all are %v, %v", got, err)
+	}
+	refuse = true
+	if got, err := all.resources(t.Context(), nil, cluster, nil); err != nil || list(got) != "configmaps" {
+		t.Errorf("without reports all are %v, %v", got, err)
+	}
+}
+
+// TestMayNotTidy: whoever may create migrations and not delete them may ask again.
+func TestMayNotTidy(t *testing.T) {
+	refuse := true
+	cluster, err := newFake(interceptor.Funcs{Delete: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
+		if refuse {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "storageversionmigrations"}, o.GetName(), errors.New("no"))
+		}
+		return c.Delete(ctx, o, options...)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gr := schema.GroupResource{Resource: "configmaps"}
+	for _, left := range []int{1, 2, 1} {
+		a, err := (&migrateOptions{}).create(t.Context(), cluster, gr, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all migrationv1alpha1.StorageVersionMigrationList
+		if err := cluster.List(t.Context(), &all); err != nil || len(all.Items) != left {
+			t.Errorf("%d migrations, %v; want %d", len(all.Items), err, left)
+		}
+		migrationv1alpha1.SetCondition(a.migration, migrationv1alpha1.MigrationSucceeded, "", "", metav1.Now())
+		if err := cluster.Update(t.Context(), a.migration); err != nil {
+			t.Fatal(err)
+		}
+		refuse = left == 1
 	}
 }

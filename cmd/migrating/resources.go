@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -17,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/status"
@@ -42,6 +45,11 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 	if len(stored) == 0 {
 		return nil, errors.New(NobodyLooks)
 	}
+	reported, err := reported(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	stored = append(stored, reported...)
 	slices.SortFunc(stored, compare)
 	stored = slices.Compact(stored)
 	if o.all {
@@ -61,6 +69,21 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 		}
 	}
 	return o.served(chosen, unserved)
+}
+
+// reported are the resources that servers report: one that was reported for the first time has no StorageState
+// for a moment. Where StorageVersions are not served, or may not be listed, there are none.
+func reported(ctx context.Context, cluster client.Client) (all []schema.GroupResource, err error) {
+	var versions apiserverinternalv1alpha1.StorageVersionList
+	if err := cluster.List(ctx, &versions); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("list StorageVersions: %w", err)
+	}
+	for i := range versions.Items {
+		if gr, err := storageversion.GroupResource(versions.Items[i].Name); err == nil && len(versions.Items[i].Status.StorageVersions) > 0 {
+			all = append(all, gr)
+		}
+	}
+	return all, nil
 }
 
 // served are the resources that can be migrated: of one that no server serves an error tells, but
