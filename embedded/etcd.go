@@ -301,11 +301,12 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// joining says how to use the etcd of the process that has the data directory.
+// joining says how to use the etcd of the process that has the data directory, and the certificates
+// and keys of its cluster, which are in the data directory unless its --cert-dir says otherwise.
 func joining(dataDir string) string {
 	socket, err := SocketPath(dataDir)
 	if err != nil {
 		return "" // it is about to start or end
 	}
-	return ", or join its etcd with --etcd-servers unix://" + socket
+	return fmt.Sprintf(", or join its etcd with --etcd-servers unix://%s --cert-dir %s (its own --cert-dir, if it has one) --data-dir <another>", socket, filepath.Join(dataDir, "pki"))
 }

@@ -85,7 +85,7 @@ func TestFarSocket(t *testing.T) {
 	if _, err := dial(t, etcd.Endpoint).Put(t.Context(), "key", "value"); err != nil {
 		t.Error(err)
 	}
-	if _, err := StartEtcd(t.Context(), dataDir); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "unix://"+first) {
+	if _, err := StartEtcd(t.Context(), dataDir); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "unix://"+first+" --cert-dir "+filepath.Join(dataDir, "pki")) {
 		t.Errorf("a second etcd: %v", err)
 	}
 	link, err := os.Readlink(filepath.Join(dataDir, EtcdSocketName))

@@ -140,7 +140,7 @@ type StorageVersionMigrationSpec struct {
 	Paused bool `json:"paused,omitempty"`
 	// MaxAddedLatency is by how much the migration may lengthen the slower requests of clients
 	// of the server that does the work, compared with what they take without it: it slows down
-	// beyond that, to no less than 500 objects per second of up to 16 KiB, or 100 through the
+	// beyond that, to no less than 650 objects per second of up to 16 KiB, or 100 through the
 	// API, which maxObjectsPerSecond may lower. 0 means full speed. Default: the server's
 	// --migration-max-added-latency.
 	// +optional
