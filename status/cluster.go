@@ -24,6 +24,9 @@ type Cluster struct {
 	Problems []Problem `json:"problems"`
 	// Settling tells why servers do not agree yet, of resources where that passes by itself.
 	Settling []string `json:"settling,omitempty"`
+	// Unsettled are the resources that servers agree on, and that may be in several versions, while nothing keeps
+	// them from it and no migration is asked for: it begins in a moment, or is left to people.
+	Unsettled []string `json:"unsettled,omitempty"`
 	// Unserved are the resources that no server serves now, and that objects may be stored of.
 	Unserved []string `json:"unserved,omitempty"`
 	// NothingKnown are others that no server serves now: nothing but a StorageState tells of them, and no version in it.
@@ -78,7 +81,11 @@ func Of(o Observed) Cluster {
 			c.Moving = append(c.Moving, movingOf(r, m))
 		}
 		problems = append(problems, own...)
-		c.Rows = append(c.Rows, x.row(r, own))
+		row := x.row(r, own)
+		if row.State == Unsettled && r.common != "" {
+			c.Unsettled = append(c.Unsettled, r.String())
+		}
+		c.Rows = append(c.Rows, row)
 	}
 	slices.SortStableFunc(c.Rows, func(a, b Row) int { return cmp.Compare(a.State.Rank(), b.State.Rank()) })
 	for _, server := range x.servers {

@@ -85,11 +85,13 @@ func (x *index) disagreement(r *resource) Problem {
 // settleDisagreement says how servers come to agree.
 func (x *index) settleDisagreement(r *resource, sides []side) string {
 	var dead, gone []string
+	aggregated := false
 	versions, plain := map[string]bool{}, map[agree.Encoding]bool{}
 	for _, s := range sides {
 		plain[s.encoding.Plain()] = true
 		for _, server := range s.servers {
 			versions[server.versions()+" from "+server.ReadableFrom] = true
+			aggregated = aggregated || server.Aggregated
 			switch server.State {
 			case Dead:
 				dead = append(dead, server.ID)
@@ -105,6 +107,8 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 		return "wait: the Lease of " + some(gone) + " is gone, and what it reported goes within seconds"
 	case len(plain) == 1:
 		return "they encrypt with different keys: give all of them the same first key in --encryption-provider-config"
+	case aggregated:
+		return "finish the roll of these aggregated API servers, or compare their flags: they agree when all write one version"
 	case len(versions) > 1 && r.crd == nil:
 		return "finish the roll: they agree when all have one release, --emulation-version and --min-compatibility-version"
 	case r.crd != nil:

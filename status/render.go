@@ -64,6 +64,9 @@ func (c Cluster) Text(s Style) string {
 		}
 		text.WriteString(s.wrapped("", "  ", line))
 	}
+	if len(c.Unsettled) > 0 {
+		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("not known to be in one version: %s; kubectl concord why %s says what comes next", some(c.Unsettled), c.Unsettled[0])))
+	}
 	if n := len(c.Unserved); n > 0 {
 		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s: what is stored of %s stays as it is",
 			count(n, "resource"), is(n), some(c.Unserved), plural(n, "it", "them"))))
