@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/cmd/build"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/cmd/preflight"
@@ -54,7 +55,31 @@ Without a command it prints the status: ` + statusHelp
 		newPauseCommand(p), newResumeCommand(p), newCancelCommand(p), newThrottleCommand(p),
 		newHoldCommand(p), newReleaseCommand(p), newRevertCommand(p), newDashboardCommand(p),
 		preflight.NewCommand(preflight.Config{Program: program, Lifecycles: verdict.Lifecycles, Cluster: p.config}))
+	for _, cmd := range root.Commands() {
+		if strings.Contains(cmd.Use, "RESOURCE") {
+			cmd.ValidArgsFunction = p.completeResource
+		}
+	}
 	return root
+}
+
+// completeResource names the resources that have a StorageState, to a shell.
+func (p *plugin) completeResource(cmd *cobra.Command, _ []string, begun string) (names []string, _ cobra.ShellCompDirective) {
+	var states migrationv1alpha1.StorageStateList
+	c, err := p.cluster()
+	if err == nil {
+		err = c.objects.List(cmd.Context(), &states)
+	}
+	for _, gr := range stored(status.Observed{States: states.Items}) {
+		if strings.HasPrefix(gr.String(), begun) {
+			names = append(names, gr.String())
+		}
+	}
+	if err != nil {
+		cobra.CompErrorln(err.Error())
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // exactly refuses other arguments than these, by name.
@@ -111,6 +136,7 @@ type outputOptions struct{ output string }
 
 func (o *outputOptions) add(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "what to print: text or json")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 }
 
 func (o *outputOptions) validate() error {

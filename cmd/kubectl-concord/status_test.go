@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -53,6 +54,43 @@ func TestDraw(t *testing.T) {
 	}
 }
 
+// kubeconfigOf writes one that names the server.
+func kubeconfigOf(t *testing.T, server string) string {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("{clusters: [{name: a, cluster: {server: %q}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}", server)
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+// TestComplete: a shell is told the resources that a name may be, of the cluster that the flags before it name.
+func TestComplete(t *testing.T) {
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/apis/migration.k8s.io/v1alpha1/storagestates" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"kind":"StorageStateList","apiVersion":"migration.k8s.io/v1alpha1","metadata":{},"items":[
+			{"metadata":{"name":"widgets.example.com"},"spec":{"resource":{"group":"example.com","resource":"widgets"}}},
+			{"metadata":{"name":"secrets"},"spec":{"resource":{"resource":"secrets"}}}]}`))
+	}))
+	defer api.Close()
+	for want, args := range map[string][]string{
+		"secrets\nwidgets.example.com\n:4\n": {"why", ""}, "widgets.example.com\n:4\n": {"migrate", "secrets", "wid"}, "text\njson\n:4\n": {"status", "-o", ""},
+	} {
+		cmd, out := newCommand(), &strings.Builder{}
+		cmd.SetOut(out)
+		cmd.SetErr(io.Discard)
+		cmd.SetArgs(append([]string{"__complete", "--kubeconfig", kubeconfigOf(t, api.URL)}, args...))
+		if err := cmd.ExecuteContext(t.Context()); err != nil || out.String() != want {
+			t.Errorf("%v is completed to %q, %v", args, out.String(), err)
+		}
+	}
+}
+
 // TestReaderGone: a watch of a cluster that does not change ends when nobody reads it any more.
 func TestReaderGone(t *testing.T) {
 	api := httptest.NewServer(http.NotFoundHandler())
@@ -75,11 +113,7 @@ func TestReaderGone(t *testing.T) {
 // pluginOf is a plugin whose kubeconfig names the cluster at a URL.
 func pluginOf(t *testing.T, url string) *plugin {
 	t.Helper()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("{clusters: [{name: a, cluster: {server: %q}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}", url)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := kubeconfigOf(t, url)
 	flags := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
 	return &plugin{flags: flags}
 }
