@@ -4,6 +4,11 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -307,4 +312,24 @@ func TestClientsCome(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTold: the API, the reference of flags and the documentation tell the rates that are kept.
+func TestTold(t *testing.T) {
+	for _, file := range []string{"api/migration/v1alpha1/storageversionmigrations.yaml", "api/migration/v1alpha1/types.go", "docs/reference/concord.md", "docs/migrations.md"} {
+		text, err := os.ReadFile(filepath.Join("../..", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		words := strings.Join(strings.Fields(strings.ReplaceAll(string(text), "//", "")), " ")
+		told := regexp.MustCompile(`(\d+) objects (?:per|a) second of up to 16 KiB(?: each)?, or (\d+) through the API`).FindAllStringSubmatch(words, -1)
+		if len(told) == 0 {
+			t.Errorf("%s does not tell them", file)
+		}
+		for _, rates := range told {
+			if rates[1] != strconv.Itoa(Default) || rates[2] != strconv.Itoa(Patched) {
+				t.Errorf("%s tells %q, want %d and %d", file, rates[0], Default, Patched)
+			}
+		}
+	}
 }
