@@ -90,8 +90,9 @@ are written anew: CEL expressions with functions that it does not have, and
 names of Services. They are named, and do not change the answer.
 
 --chart reads the files in crds/, and those in templates/ that are, but for lines of
-directives, plain CustomResourceDefinitions. Others have to be rendered first:
-helm template DIR | ` + config.Program + ` preflight --crd -
+directives around a definition or in its metadata, plain CustomResourceDefinitions. Of a chart
+with others, or with packed subcharts, nothing is judged; it has to be rendered first:
+helm template --include-crds DIR | ` + config.Program + ` preflight --crd -
 
 The answer is safe, unsafe, or that nobody could tell, with the reason, the first objects and
 what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are for CI.`,

@@ -1,0 +1,143 @@
+package preflight
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/concord-dev/concord/verdict"
+)
+
+var (
+	// directive is a line of a template that holds nothing but directives.
+	directive = regexp.MustCompile(`(?m)^[ \t]*({{([^}\n]|}[^}\n])*}}[ \t]*)+\r?$`)
+	// insideSpec is a directive with something of a definition's spec on both sides: it may leave out or
+	// repeat versions. Those around a whole definition, or in its metadata, do not.
+	insideSpec = regexp.MustCompile(`(?ms)^[ \t]*["']?spec["']?[ \t]*:.*^` + regexp.QuoteMeta(was) + `.*^[ \t]*[^#\s]`)
+)
+
+// was is the comment that stands where a directive was.
+const was = "#{{"
+
+// definedBy finds the definitions of a Helm chart and its subcharts: those in crds/, which Helm
+// applies as they are, and those in templates/ that are plain but for lines of directives. Of
+// all others that Helm may apply, it says how to have them rendered.
+func (o *options) definedBy(dir string) (found []verdict.Definition, err error) {
+	if _, err := os.Stat(path.Join(dir, "Chart.yaml")); err != nil {
+		return nil, fmt.Errorf("--chart %s is no directory of a Helm chart: %w", dir, err)
+	}
+	chart := os.DirFS(dir)
+	err = fs.WalkDir(chart, ".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		more, err := definitionsOf(chart, file)
+		if err == nil {
+			found, err = once(append(found, more...))
+		}
+		if err != nil {
+			return fmt.Errorf("%s cannot be judged as it is (%w): helm template --include-crds %s | %s preflight --crd -", path.Join(dir, file), err, dir, o.Program)
+		}
+		return nil
+	})
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("--chart %s has no CustomResourceDefinition in crds/ or templates/", dir)
+	}
+	return found, err
+}
+
+// definitionsOf are those of a chart's file. The error tells why others are possible.
+func definitionsOf(chart fs.FS, file string) ([]verdict.Definition, error) {
+	switch info, err := fs.Stat(chart, file); {
+	case err != nil:
+		return nil, err
+	case info.IsDir():
+		return nil, errors.New("it is a link to a folder")
+	}
+	within := strings.Split(file, "/") // the chart, or the subchart
+	for len(within) > 1 && within[0] == "charts" {
+		if strings.ContainsAny(within[1][:1], "_.") {
+			return nil, nil // Helm does not look at it
+		}
+		if strings.HasSuffix(within[1], ".tgz") {
+			return nil, errors.New("it is packed")
+		}
+		within = within[2:]
+	}
+	if len(within) == 0 {
+		return nil, nil // no subchart, but a file beside them
+	}
+	text, err := fs.ReadFile(chart, file)
+	if err != nil {
+		return nil, err
+	}
+	extension, name := strings.ToLower(path.Ext(file)), path.Base(file)
+	switch {
+	case len(within) == 1 && (name == "Chart.yaml" || name == "requirements.yaml"):
+		return nil, complete(chart, path.Dir(file), text)
+	case within[0] == "crds" && slices.Contains([]string{".yaml", ".yml", ".json"}, extension):
+		return parse(text)
+	case within[0] == "templates":
+		return rendered(name, text)
+	}
+	return nil, nil
+}
+
+// complete says which of the charts that a chart needs is not there yet.
+func complete(chart fs.FS, dir string, text []byte) error {
+	var needs struct {
+		Dependencies []struct{ Name string }
+	}
+	if err := yaml.Unmarshal(text, &needs); err != nil {
+		return err
+	}
+	for _, needed := range needs.Dependencies {
+		folder := path.Join(dir, "charts", needed.Name)
+		if packed, _ := fs.Glob(chart, folder+"-*.tgz"); len(packed) > 0 { // told elsewhere
+			continue
+		}
+		if _, err := fs.Stat(chart, folder); err != nil {
+			return fmt.Errorf("it needs the chart %s, which helm dependency build brings", needed.Name)
+		}
+	}
+	return nil
+}
+
+// rendered are the definitions of a template that Helm renders as they are.
+func rendered(name string, text []byte) ([]verdict.Definition, error) {
+	partial := strings.HasPrefix(name, "_")
+	switch mentions := bytes.Contains(text, []byte("CustomResourceDefinition")); {
+	case strings.HasSuffix(name, "NOTES.txt"):
+		return nil, nil
+	case bytes.Contains(text, []byte(".Files")):
+		return nil, errors.New("it has other files rendered")
+	case !mentions:
+		return nil, nil
+	case partial:
+		return nil, errors.New("other templates may include it")
+	}
+	text = directive.ReplaceAll(text, []byte(was))
+	for _, doc := range regexp.MustCompile(`(?m)^---`).Split(string(text), -1) {
+		if insideSpec.MatchString(doc) {
+			return nil, errors.New("directives inside a spec")
+		}
+	}
+	found, err := parse(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range found {
+		if strings.Contains(strings.Join(m.Versions, " ")+m.Resource.String(), "{{") {
+			return nil, errors.New("it computes names or versions")
+		}
+	}
+	return found, nil
+}

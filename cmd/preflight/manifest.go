@@ -1,0 +1,156 @@
+package preflight
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	goyaml "go.yaml.in/yaml/v2"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	strictjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/concord-dev/concord/verdict"
+)
+
+// some parses definitions, of which there must be one.
+func some(source string, text []byte) ([]verdict.Definition, error) {
+	found, err := parse(text)
+	if err == nil {
+		found, err = once(found)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", source, err)
+	case len(found) == 0:
+		return nil, fmt.Errorf("%s has no CustomResourceDefinition of apiextensions.k8s.io/v1", source)
+	}
+	return found, nil
+}
+
+// parse finds the definitions in a stream of YAML or JSON documents, also in lists, as kubectl does.
+// What kubectl would read in part, or in two ways, is an error.
+func parse(text []byte) (found []verdict.Definition, err error) {
+	all, err := documents(text)
+	if err != nil {
+		return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // those of YAML have several lines
+	}
+	var add func(runtime.Object) error
+	add = func(o runtime.Object) error {
+		if list, ok := o.(runtime.Unstructured); ok && list.IsList() {
+			return list.EachListItem(add)
+		}
+		object, ok := o.(*unstructured.Unstructured)
+		if !ok || object.GetKind() != "CustomResourceDefinition" {
+			if kind := o.GetObjectKind().GroupVersionKind().Kind; strings.Contains(kind, "{{") {
+				return fmt.Errorf("a kind is computed: %s", kind)
+			}
+			return nil
+		}
+		d, err := definitionIn(object)
+		found = append(found, d)
+		return err
+	}
+	for _, doc := range all {
+		if bytes.Equal(doc, []byte("null")) {
+			continue // comments
+		}
+		object, _, err := unstructured.UnstructuredJSONScheme.Decode(doc, nil, nil)
+		if runtime.IsMissingKind(err) {
+			err = errors.New("a document has no kind")
+		}
+		if err == nil {
+			err = add(object)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// definitionIn is what a manifest says of versions.
+func definitionIn(object *unstructured.Unstructured) (verdict.Definition, error) {
+	if v := object.GetAPIVersion(); v != apiextensionsv1.SchemeGroupVersion.String() {
+		return verdict.Definition{}, fmt.Errorf("a CustomResourceDefinition is in %s, which no release serves any more", v)
+	}
+	var crd apiextensionsv1.CustomResourceDefinition
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &crd); err != nil {
+		return verdict.Definition{}, err
+	}
+	d := DefinitionOf(&crd)
+	for _, field := range []struct{ name, value string }{{"spec.group", d.Resource.Group}, {"spec.names.plural", d.Resource.Resource}, {"storage version", d.Storage}} {
+		if field.value == "" {
+			return d, fmt.Errorf("CustomResourceDefinition %q has no %s", crd.Name, field.name)
+		}
+	}
+	return d, nil
+}
+
+// documents are those of a stream, as JSON.
+func documents(text []byte) (all []json.RawMessage, err error) {
+	chunks := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for {
+		chunk, err := chunks.Read()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		stream, isJSON := jsonStream(chunk)
+		if !isJSON {
+			doc, err := strictYAML(chunk)
+			if err != nil {
+				return nil, err
+			}
+			stream = []json.RawMessage{doc}
+		}
+		for _, doc := range stream {
+			var value any
+			twice, err := strictjson.UnmarshalStrict(doc, &value, strictjson.DisallowDuplicateFields)
+			if err := errors.Join(append(twice, err)...); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, stream...)
+	}
+}
+
+// jsonStream are the documents of a text if it is nothing but JSON, of which many may follow one another.
+func jsonStream(text []byte) (all []json.RawMessage, isJSON bool) {
+	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
+		var doc json.RawMessage
+		if err := decoder.Decode(&doc); err != nil {
+			return all, errors.Is(err, io.EOF) && len(all) > 0
+		}
+		all = append(all, doc)
+	}
+}
+
+// strictYAML is the one document of a text, as JSON.
+func strictYAML(text []byte) (json.RawMessage, error) {
+	doc, err := yaml.YAMLToJSONStrict(text)
+	if _, loosely := yaml.YAMLToJSON(text); err != nil && loosely == nil {
+		err = fmt.Errorf("%w (between documents, or files, there has to be a line ---)", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var value any
+	decoder := goyaml.NewDecoder(bytes.NewReader(text))
+	for range 2 {
+		err = decoder.Decode(&value)
+	}
+	if !errors.Is(err, io.EOF) {
+		return nil, errors.New("a document follows another one without a line --- between them")
+	}
+	return doc, nil
+}
