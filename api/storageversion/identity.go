@@ -106,9 +106,9 @@ func Servers(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(identities, func(l coordinationv1.Lease) bool { return !IsServer(l.Name) })
 }
 
-// IsAggregated says whether an identity Lease is an aggregated API server's.
-func IsAggregated(lease *coordinationv1.Lease) bool {
-	_, marked := lease.Labels[AggregatedLabel]
+// IsAggregated says whether an identity Lease, or a StorageVersion, is an aggregated API server's.
+func IsAggregated(o metav1.Object) bool {
+	_, marked := o.GetLabels()[AggregatedLabel]
 	return marked
 }
 

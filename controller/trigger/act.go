@@ -98,9 +98,12 @@ func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action
 	return c.annotate(ctx, l.state, l.remembering(map[string]string{migrationv1alpha1.PruneRefusedAnnotation: refused}))
 }
 
-// remembering adds the migrations that have ended to the annotations of the StorageState, if it
-// does not tell them yet.
+// remembering adds to the annotations of the StorageState whether an aggregated server has the objects,
+// and the migrations that have ended, if it does not tell them yet.
 func (l *look) remembering(annotations map[string]string) map[string]string {
+	if l.StorageVersion != nil {
+		annotations[migrationv1alpha1.AggregatedAnnotation] = l.aggregated
+	}
 	var stored []agree.Encoding
 	if l.State != nil {
 		stored = l.State.Stored
@@ -245,7 +248,7 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if crd == nil || stores(crd) != a.Target.Encoding.Plain() {
 		return fmt.Errorf("the CustomResourceDefinition does not store %s: %w", a.Target.Encoding, errChanged)
 	}
-	sv, err := c.storageVersion(ctx, l.Resource)
+	sv, _, err := c.storageVersion(ctx, l.Resource)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,8 @@ type look struct {
 	state      *migrationv1alpha1.StorageState
 	migrations map[string]*migrationv1alpha1.StorageVersionMigration
 	crd        *apiextensionsv1.CustomResourceDefinition
+	// aggregated is the StorageState's AggregatedAnnotation, by the StorageVersion.
+	aggregated string
 }
 
 // migrations lists the migrations of a resource.
@@ -44,7 +46,7 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 		view := migrationv1alpha1.ViewState(state)
 		l.State = &view
 	}
-	if l.StorageVersion, err = c.storageVersion(ctx, gr); err != nil {
+	if l.StorageVersion, l.aggregated, err = c.storageVersion(ctx, gr); err != nil {
 		return nil, err
 	}
 	items, err := c.migrations(ctx, gr)
@@ -71,22 +73,25 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 	return l, nil
 }
 
-func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource) (*evolve.StorageVersion, error) {
+func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource) (view *evolve.StorageVersion, aggregated string, err error) {
 	sv, err := get(ctx, c.cfg.Client, storageversion.Name(gr), &apiserverinternalv1alpha1.StorageVersion{})
 	if sv == nil || err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	history, err := storageversion.History(sv)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	reports := storageversion.Reports(sv)
 	common, _ := storageversion.AgreementOn(sv, reports)
+	if storageversion.IsAggregated(sv) {
+		aggregated = "true"
+	}
 	return &evolve.StorageVersion{
 		UID: string(sv.UID), History: history, Reports: reports, Common: common,
 		Silent: storageversion.WaitsFor(sv), Custom: storageversion.MadeFor(sv) != "",
 		Definition: sv.Annotations[storageversion.DefinitionAnnotation],
-	}, nil
+	}, aggregated, nil
 }
 
 func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {

@@ -457,6 +457,37 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	}
 }
 
+// TestAggregatedState: a StorageState says that an aggregated server has the objects, also when its
+// StorageVersion is gone, and no more when another server has them.
+func TestAggregatedState(t *testing.T) {
+	w, c := newWorld(t, served)
+	label := func(labels map[string]string) {
+		sv, err := get(context.Background(), w.client, storageversion.Name(cronJobs), storageVersionObject())
+		w.must(err)
+		sv.Labels = labels
+		w.must(w.client.Update(context.Background(), sv))
+	}
+	want := func(want, when string) {
+		t.Helper()
+		w.settle(c)
+		if got := w.state().Annotations[migrationv1alpha1.AggregatedAnnotation]; got != want {
+			t.Errorf("%s the state says %q, want %q", when, got, want)
+		}
+	}
+	w.report(v1)
+	want("", "of a server of the control plane")
+	label(map[string]string{storageversion.AggregatedLabel: "5a1c"})
+	want("true", "of an aggregated server")
+	label(nil)
+	want("", "of a server of the control plane again")
+	label(map[string]string{storageversion.AggregatedLabel: "5a1c"})
+	want("true", "of an aggregated server again")
+	sv, err := get(context.Background(), w.client, storageversion.Name(cronJobs), storageVersionObject())
+	w.must(err)
+	w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
+	want("true", "of an aggregated server that is gone")
+}
+
 func TestDeletedCRDTakesItsState(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	crd := w.crd("v1", "v1")

@@ -14,6 +14,9 @@ const (
 	// Unknown, are the encodings, comma-separated, that the definition's storedVersions were
 	// seen to name since. A version that is taken out of them meanwhile is put back.
 	ListedEncodingsAnnotation = "concord.dev/listed-encodings"
+	// AggregatedAnnotation is "true" on the StorageState of a resource whose StorageVersion, which does not
+	// outlast it, is one of aggregated API servers: they keep the objects in another etcd.
+	AggregatedAnnotation = "concord.dev/aggregated"
 	// DefinitionAnnotation, on the StorageState of a custom resource beside servers that do not
 	// report, is the uid and the generation of the definition up to which the status counts what it
 	// said to store. It never tells of a newer one than the status.
