@@ -248,7 +248,7 @@ func (t *Target) Judge(s Stored) Finding {
 	case len(f.Stored) == 0 && s.uncertain() == "":
 		f.Verdict, f.Reason = Safe, "nothing is stored"
 		if s.Why != "" && s.Census == nil {
-			f.Reason = s.Why
+			f.Reason = s.Why + "; raw values were not read"
 		}
 		return f
 	}

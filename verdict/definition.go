@@ -40,8 +40,9 @@ func (d Definition) Stored() *compat.StoredCRD {
 type Change struct {
 	// Wanted is the definition that is to be; nil: it is to be deleted.
 	Wanted *Definition
-	// Present is the one that is; nil: there is none.
+	// Present is the one that is; nil: there is none or, with Unread, it cannot be read.
 	Present *Definition
+	Unread  bool
 	// Stored is what is stored of its resource.
 	Stored compat.Stored
 }
@@ -61,6 +62,9 @@ func OfDefinitions(changes []Change) Report {
 	for _, c := range changes {
 		f := c.apply()
 		untold.add(f, c.Stored)
+		if c.Present != nil {
+			r.count(f, c.Stored)
+		}
 		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
@@ -79,9 +83,15 @@ func OfDeletion(c Change) Report {
 // apply judges the definition that is to be.
 func (c Change) apply() compat.Finding {
 	f := compat.Finding{Resource: c.Wanted.Resource.String(), Stored: []string{}}
-	if c.Present == nil {
+	switch {
+	case c.Unread:
+		f.Reason = "its CustomResourceDefinition cannot be read"
+		return f
+	case c.Present == nil && !c.left():
 		f.Verdict, f.Reason = compat.Safe, "there is no such definition yet"
 		return f
+	case c.Present == nil:
+		c.Present = &Definition{Resource: c.Wanted.Resource, Storage: c.Wanted.Storage}
 	}
 	crd := &compat.StoredCRD{Versions: c.Wanted.encodings(c.Wanted.Versions), StoredVersions: c.Present.encodings(c.Present.StoredVersions)}
 	s := c.Stored
@@ -113,6 +123,12 @@ func (c Change) apply() compat.Finding {
 	return f
 }
 
+// left says whether a census found, or may have missed, objects: an earlier definition has left them.
+func (c Change) left() bool {
+	census := c.Stored.Census
+	return census != nil && (len(census.Objects) > 0 || census.Encrypted+census.Unreadable > 0 || census.Partial != "")
+}
+
 func howMany(n int64) string {
 	if n == 0 {
 		return ""
@@ -123,7 +139,7 @@ func howMany(n int64) string {
 // remove judges the deletion of the definition, which deletes every object.
 func (c Change) remove() compat.Finding {
 	f := compat.Finding{Resource: c.Stored.Resource.String(), Stored: append([]string{}, c.Stored.Encodings...)}
-	if c.Present == nil {
+	if c.Present == nil && !c.Unread {
 		f.Verdict, f.Reason = compat.Safe, "there is no such definition"
 		return f
 	}

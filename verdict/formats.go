@@ -78,6 +78,9 @@ func (r Report) junit(out io.Writer) error {
 		suite.Cases = append(suite.Cases, c)
 	}
 	suite.Output = strings.TrimPrefix(r.warned(), "\n")
+	if line := r.unread(); line != "" {
+		suite.Output = wrapped("", line) + suite.Output
+	}
 	if _, err := io.WriteString(out, xml.Header); err != nil {
 		return err
 	}
@@ -98,8 +101,17 @@ type (
 		Runs    []sarifRun `json:"runs"`
 	}
 	sarifRun struct {
-		Tool    sarifTool     `json:"tool"`
-		Results []sarifResult `json:"results"`
+		Tool        sarifTool         `json:"tool"`
+		Invocations []sarifInvocation `json:"invocations,omitempty"`
+		Results     []sarifResult     `json:"results"`
+	}
+	sarifInvocation struct {
+		Successful    bool                `json:"executionSuccessful"`
+		Notifications []sarifNotification `json:"toolExecutionNotifications"`
+	}
+	sarifNotification struct {
+		Level   string    `json:"level"`
+		Message sarifText `json:"message"`
 	}
 	sarifTool struct {
 		Driver sarifDriver `json:"driver"`
@@ -130,13 +142,17 @@ type (
 	}
 )
 
-// sarif has a result for each resource that is not safe, and a note for each warning.
+// sarif has a result for each resource that is not safe, and a note for each warning. How many resources
+// nobody has looked at is told of the run.
 func (r Report) sarif() sarifLog {
 	run := sarifRun{Results: []sarifResult{}, Tool: sarifTool{Driver: sarifDriver{Name: "concord preflight", Rules: []sarifRule{
 		{ID: "written-anew", Text: sarifText{"An object stays readable, and is not taken when it is written anew"}},
 		{ID: "unsafe", Text: sarifText{"Stored objects would become unreadable"}},
 		{ID: "could-not-tell", Text: sarifText{"Nobody can tell whether every stored object could be read"}},
 	}}}}
+	if line := r.unread(); line != "" {
+		run.Invocations = []sarifInvocation{{Successful: true, Notifications: []sarifNotification{{Level: "note", Message: sarifText{line}}}}}
+	}
 	for _, f := range r.Resources {
 		result := sarifResult{RuleID: "unsafe", Level: "error", Locations: []sarifLocation{{Logical: []sarifLogical{{Name: f.Resource, Kind: "resource"}}}}}
 		switch f.Verdict {

@@ -31,7 +31,7 @@ type Cluster struct {
 }
 
 // Stored has the encodings in which each resource may be stored as far as the cluster remembers,
-// without a census, sorted by group and resource. known are resources that are looked for though
+// without a census, sorted by group and resource. Those of aggregated API servers are not among them. known are resources that are looked for though
 // nothing may be remembered of them.
 func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 	sets, evidence := c.sets(), Evidence(c.Migrations)
@@ -40,7 +40,7 @@ func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 		why = noConcord
 	}
 	var all []compat.Stored
-	for _, gr := range Resources(known, sets.Resources(), slices.Collect(maps.Keys(c.Definitions))) {
+	for _, gr := range Resources(known, sets.Here(), slices.Collect(maps.Keys(c.Definitions))) {
 		s := sets.inCluster(gr, why)
 		s.Undecodable = evidence[gr]
 		all = append(all, Defined(s, c.Definitions))

@@ -22,6 +22,9 @@ type Report struct {
 	// Remembered is how many of them something is remembered of whose raw values were not all
 	// read: values that cannot be read may be among these.
 	Remembered int `json:"remembered,omitempty"`
+	// Unseen is how many others there are of which nothing is remembered, and at whose raw values nobody has
+	// looked.
+	Unseen int `json:"unseen,omitempty"`
 	// Warnings name objects that stay readable and do not follow the target's rules for objects that
 	// are written anew. They do not change the verdict.
 	Warnings []Warning `json:"warnings,omitempty"`
@@ -57,14 +60,35 @@ func OfServer(target *compat.Target, stored []compat.Stored) Report {
 	for _, s := range stored {
 		f := target.Judge(s)
 		untold.add(f, s)
-		if len(f.Stored) > 0 && (s.Census == nil || s.Census.Partial != "") {
-			r.Remembered++
-		}
+		r.count(f, s)
 		r.Resources = append(r.Resources, f)
 	}
 	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
 		untold.do("wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir",
 			"wait until migrations are done (kubectl concord status tells)"))
+}
+
+// count counts a resource whose raw values were not all read.
+func (r *Report) count(f compat.Finding, s compat.Stored) {
+	switch {
+	case s.Census != nil && s.Census.Partial == "":
+	case len(f.Stored) > 0:
+		r.Remembered++
+	default:
+		r.Unseen++
+	}
+}
+
+// unread tells of how many resources the raw values were not all read; "" if they were.
+func (r Report) unread() string {
+	var all []string
+	if r.Remembered > 0 {
+		all = append(all, fmt.Sprintf("Of %d of %d resources the raw values were not all read: their verdict goes by what is remembered.", r.Remembered, len(r.Resources)))
+	}
+	if r.Unseen > 0 {
+		all = append(all, fmt.Sprintf("Of %d of %d resources nothing is remembered, and nobody has looked at raw values.", r.Unseen, len(r.Resources)))
+	}
+	return strings.Join(all, " ")
 }
 
 // untold is why nobody could tell of some resources.
@@ -208,8 +232,8 @@ func (r Report) Text(all bool) string {
 	if safe > 0 && !all {
 		text.WriteString("\n" + safeOf(safe, len(r.Resources)) + "\n")
 	}
-	if r.Remembered > 0 {
-		text.WriteString("\n" + wrapped("", fmt.Sprintf("Of %d of %d resources the raw values were not all read: their verdict goes by what is remembered.", r.Remembered, len(r.Resources))))
+	if line := r.unread(); line != "" {
+		text.WriteString("\n" + wrapped("", line))
 	}
 	if r.Do != "" {
 		text.WriteString("\n" + wrapped("", "What to do: "+r.Do+"."))

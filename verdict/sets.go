@@ -35,6 +35,18 @@ func (s Sets) Resources() []schema.GroupResource {
 	return slices.Compact(all)
 }
 
+// Here returns those of Resources whose objects are in the cluster's own etcd, or may be: an aggregated API
+// server keeps its objects in another one, and reads them itself.
+func (s Sets) Here() []schema.GroupResource {
+	return slices.DeleteFunc(s.Resources(), func(gr schema.GroupResource) bool {
+		sv, state := s.Versions[gr], s.States[gr]
+		if sv != nil {
+			return storageversion.IsAggregated(sv)
+		}
+		return state != nil && state.Annotations[migrationv1alpha1.AggregatedAnnotation] == "true"
+	})
+}
+
 // CompareResources orders by group, then by resource.
 func CompareResources(a, b schema.GroupResource) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))

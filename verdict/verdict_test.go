@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -131,11 +132,13 @@ func TestDefinitions(t *testing.T) {
 		"drops what is not pruned":         {only2, unpruned, []string{"example.com/v2"}, false, census(0, 5), compat.Unsafe, "which status.storedVersions lists: the API server refuses it"},
 		"nobody knows":                     {only2, &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, nil, true, nil, compat.CouldNotTell, "raw values were not read"},
 
-		"delete, with objects":    {nil, both, nil, false, census(3, 5), compat.Unsafe, "8 objects are deleted with it"},
-		"delete, with one object": {nil, both, nil, false, census(1, 0), compat.Unsafe, "1 object is deleted"},
-		"delete, empty":           {nil, both, nil, false, census(0, 0), compat.Safe, "nothing is stored"},
-		"delete, not counted":     {nil, both, nil, false, nil, compat.CouldNotTell, "objects were not counted"},
-		"delete what is not":      {nil, nil, nil, false, nil, compat.Safe, "there is no such definition"},
+		"delete, with objects":               {nil, both, nil, false, census(3, 5), compat.Unsafe, "8 objects are deleted with it"},
+		"delete, with one object":            {nil, both, nil, false, census(1, 0), compat.Unsafe, "1 object is deleted"},
+		"delete, empty":                      {nil, both, nil, false, census(0, 0), compat.Safe, "nothing is stored"},
+		"delete, not counted":                {nil, both, nil, false, nil, compat.CouldNotTell, "objects were not counted"},
+		"delete what is not":                 {nil, nil, nil, false, nil, compat.Safe, "there is no such definition"},
+		"new, over objects that are left":    {only2, nil, nil, false, census(1, 0), compat.Unsafe, "it drops example.com/v1, in which objects are stored (1)"},
+		"new, over objects that it can read": {only2, nil, nil, false, census(0, 1), compat.Safe, "it keeps every version that is stored"},
 	} {
 		change := verdict.Change{Wanted: test.wanted, Present: test.present, Stored: compat.Stored{Resource: widgets, Encodings: test.stored, Unknown: test.unknown, Census: test.census}}
 		var r verdict.Report
@@ -150,6 +153,17 @@ func TestDefinitions(t *testing.T) {
 		if (r.Do == "") != (r.Verdict == compat.Safe) {
 			t.Errorf("%s: what to do is %q", name, r.Do)
 		}
+	}
+}
+
+// TestUnreadDefinition: a definition that cannot be read is none that is not there.
+func TestUnreadDefinition(t *testing.T) {
+	change := verdict.Change{Wanted: &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, Unread: true, Stored: compat.Stored{Resource: widgets}}
+	if r := verdict.OfDefinitions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell || r.Resources[0].Reason != "its CustomResourceDefinition cannot be read" || r.Do == "" {
+		t.Errorf("to be applied: %+v", r)
+	}
+	if r := verdict.OfDeletion(change); r.Verdict != compat.CouldNotTell {
+		t.Errorf("to be deleted: %+v", r)
 	}
 }
 
@@ -197,6 +211,59 @@ func TestAlike(t *testing.T) {
 	const want = "12 resources: could not tell\n  its stored set says Unknown, and raw values were not read\n  configmaps, endpoints, "
 	if !strings.Contains(text, want) || !strings.Contains(text, "resourcequotas and 2 more\n") || strings.Contains(text, "stored as") {
 		t.Errorf("it says\n%s", text)
+	}
+}
+
+// TestUnseen: of resources of which nothing is remembered, and that nobody could count, no format says no
+// more than that they are safe.
+func TestUnseen(t *testing.T) {
+	target := compat.ReleaseTarget(verdict.Lifecycles(), version.MajorMinor(1, 38))
+	r := verdict.OfServer(target, []compat.Stored{
+		{Resource: schema.GroupResource{Resource: "configmaps"}, Encodings: []string{"v1"}},
+		{Resource: schema.GroupResource{Resource: "secrets"}, Encodings: []string{"v1"}, Census: &compat.StoredCensus{}},
+		{Resource: schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}, Why: "no server of this cluster has reported that it stores it"},
+	})
+	if r.Verdict != compat.Safe || r.Remembered != 1 || r.Unseen != 1 {
+		t.Errorf("the report is %+v", r)
+	}
+	for format, want := range map[string]string{
+		"text":  "Of 1 of 3 resources nothing is remembered, and nobody has looked\nat raw values.",
+		"json":  `"unseen": 1`,
+		"junit": "Of 1 of 3 resources nothing is remembered",
+		"sarif": "Of 1 of 3 resources nothing is remembered, and nobody has looked at raw values.",
+	} {
+		var text strings.Builder
+		if err := r.Write(&text, format, false); err != nil || !strings.Contains(text.String(), want) {
+			t.Errorf("%s is, %v,\n%s\nwant %q", format, err, text.String(), want)
+		}
+	}
+	if f := r.Resources[2]; f.Resource != "secrets" || !strings.HasSuffix(r.Resources[1].Reason, "; raw values were not read") {
+		t.Errorf("the findings are %+v", r.Resources)
+	}
+}
+
+// TestAggregated: nobody asks which releases decode the objects of an aggregated API server, which has them
+// in another etcd, also when it is gone; what is defined here is judged, whoever reports.
+func TestAggregated(t *testing.T) {
+	state := migrationv1alpha1.StorageState{}
+	state.Name = widgets.String()
+	sv := apiserverinternalv1alpha1.StorageVersion{}
+	sv.Name, sv.Labels = storageversion.Name(widgets), map[string]string{storageversion.AggregatedLabel: "5a1c"}
+	left := *state.DeepCopy()
+	left.Annotations = map[string]string{migrationv1alpha1.AggregatedAnnotation: "true"}
+	target := compat.ReleaseTarget(verdict.Lifecycles(), version.MajorMinor(1, 38))
+	for name, test := range map[string]struct {
+		cluster verdict.Cluster
+		want    compat.Safety
+	}{
+		"reports":          {verdict.Cluster{States: []migrationv1alpha1.StorageState{state}, Versions: []apiserverinternalv1alpha1.StorageVersion{sv}}, compat.Safe},
+		"is gone":          {verdict.Cluster{States: []migrationv1alpha1.StorageState{left}}, compat.Safe},
+		"is no such":       {verdict.Cluster{States: []migrationv1alpha1.StorageState{state}}, compat.CouldNotTell},
+		"has a definition": {verdict.Cluster{States: []migrationv1alpha1.StorageState{left}, Definitions: map[schema.GroupResource]*verdict.Definition{widgets: nil}}, compat.CouldNotTell},
+	} {
+		if r := verdict.OfServer(target, test.cluster.Stored(nil)); r.Verdict != test.want {
+			t.Errorf("a server that %s: %+v", name, r)
+		}
 	}
 }
 

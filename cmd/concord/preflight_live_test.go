@@ -143,6 +143,12 @@ func TestPreflightInLiveCluster(t *testing.T) {
 			c.set(schema.GroupResource{Group: "metrics.k8s.io", Resource: "nodes"}, "metrics.k8s.io/v1")
 		},
 			preflightCase: preflightCase{to: "1.38", code: 1, reasons: map[string]string{"nodes.metrics.k8s.io": "unknown: it is not known which releases"}}},
+		"an aggregated API server's resource, of another etcd": {change: func(c *cluster) {
+			flunders := schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}
+			c.set(flunders, "wardle.example.com/v1alpha1")
+			c.versions[flunders].Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"}
+		},
+			preflightCase: preflightCase{to: "1.38", code: 0, reasons: map[string]string{"flunders.wardle.example.com": ""}}},
 		"nobody serves it any more, and none is stored": {change: func(c *cluster) {
 			bundles := schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
 			c.set(bundles, evolve.Unknown, "certificates.k8s.io/v1")

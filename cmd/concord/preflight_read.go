@@ -50,7 +50,7 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, bui
 	if err != nil {
 		return nil, fmt.Errorf("look for resources: %w", err)
 	}
-	for _, gr := range verdict.Resources(builtin, sets.Resources(), slices.Collect(maps.Keys(world.Definitions)), slices.Collect(maps.Keys(found))) {
+	for _, gr := range verdict.Resources(builtin, sets.Here(), slices.Collect(maps.Keys(world.Definitions)), slices.Collect(maps.Keys(found))) {
 		s := sets.Of(gr)
 		s.Census = &compat.StoredCensus{}
 		if place, ok := found[gr]; ok {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -364,6 +365,23 @@ func TestPreflightInEtcd(t *testing.T) {
 		}
 		if !slices.Equal(found, want) || !strings.HasSuffix(report.Covers, "nor deviceclasses.resource.k8s.io: 1 value is encrypted or does not decode") {
 			t.Errorf("warned of %q, covering %q: %v", found, report.Covers, err)
+		}
+	})
+	t.Run("a definition that cannot be read", func(t *testing.T) {
+		const key = "/sealed/apiextensions.k8s.io/customresourcedefinitions/widgets.example.com"
+		_, err := client.Put(t.Context(), key, "k8s:enc:aescbc:v1:key1:\x00")
+		requireNoError(t, err)
+		file := filepath.Join(t.TempDir(), "crd.json")
+		requireNoError(t, os.WriteFile(file, []byte(asJSON(t, newCluster(t).crds[2])), 0o600))
+		source := []string{"--etcd-servers", etcd.Endpoint, "--etcd-prefix", "/sealed"}
+		report, code, err := judged(t, append(source, "--crd", file)...)
+		if code != 1 || report.Resources[0].Reason != "its CustomResourceDefinition cannot be read" {
+			t.Errorf("to be applied: exit %d of %+v: %v", code, report, err)
+		}
+		_, err = client.Put(t.Context(), "/sealed/example.com/widgets/default/a", `{"apiVersion":"example.com/v1","kind":"Widget"}`)
+		requireNoError(t, err)
+		if report, code, err = judged(t, append(source, "--uninstall-crd", widgets.String())...); code != 2 || report.Resources[0].Reason != "1 object is deleted with it" {
+			t.Errorf("to be deleted: exit %d of %+v: %v", code, report, err)
 		}
 	})
 	t.Run("nothing is stored", func(t *testing.T) {
