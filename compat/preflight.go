@@ -47,6 +47,8 @@ type Stored struct {
 	// Census counts the raw values; nil: nobody did. Where every value was read and says what it
 	// is, it goes before what is remembered.
 	Census *StoredCensus
+	// Storeless says that the server which was asked for a census has no store of the resource.
+	Storeless bool
 	// CRD is nil unless the resource is a custom one.
 	CRD *StoredCRD
 }
@@ -248,7 +250,10 @@ func (t *Target) Judge(s Stored) Finding {
 	case len(f.Stored) == 0 && s.uncertain() == "":
 		f.Verdict, f.Reason = Safe, "nothing is stored"
 		if s.Why != "" && s.Census == nil {
-			f.Reason = s.Why + "; raw values were not read"
+			f.Reason = s.Why
+			if !s.Storeless {
+				f.Reason += "; raw values were not read"
+			}
 		}
 		return f
 	}

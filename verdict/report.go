@@ -23,7 +23,7 @@ type Report struct {
 	// read: values that cannot be read may be among these.
 	Remembered int `json:"remembered,omitempty"`
 	// Unseen is how many others there are of which nothing is remembered, and at whose raw values nobody has
-	// looked.
+	// looked, but those that the server which counted has no store of.
 	Unseen int `json:"unseen,omitempty"`
 	// Warnings name objects that stay readable and do not follow the target's rules for objects that
 	// are written anew. They do not change the verdict.
@@ -74,7 +74,7 @@ func (r *Report) count(f compat.Finding, s compat.Stored) {
 	case s.Census != nil && s.Census.Partial == "":
 	case len(f.Stored) > 0:
 		r.Remembered++
-	default:
+	case !s.Storeless:
 		r.Unseen++
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/compat"
 )
 
@@ -27,11 +28,12 @@ func (o *options) counted(ctx context.Context, world *World) error {
 			told = now
 			fmt.Fprintf(o.complaints, "counting %s, %d of %d resources\n", s.Resource, i+1, len(world.Stored))
 		}
-		census, err := world.Count(ctx, s.Resource)
+		var err error
+		s.Census, err = world.Count(ctx, s.Resource)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.Census = census
+		s.Storeless = census.IsNotStored(err, s.Resource)
 		refusals.add(s.Resource, err)
 	}
 	if text := refusals.String(); text != "" {
@@ -42,13 +44,13 @@ func (o *options) counted(ctx context.Context, world *World) error {
 
 // countOne is counted for one resource.
 func (o *options) countOne(ctx context.Context, world *World, gr schema.GroupResource) *compat.StoredCensus {
-	census, err := world.Count(ctx, gr)
+	counted, err := world.Count(ctx, gr)
 	var refusals refusals
 	refusals.add(gr, err)
 	if text := refusals.String(); text != "" {
 		fmt.Fprintln(o.complaints, text)
 	}
-	return census
+	return counted
 }
 
 // refusals are resources that were not counted.
@@ -59,7 +61,7 @@ type refusals struct {
 }
 
 func (r *refusals) add(gr schema.GroupResource, err error) {
-	if err == nil {
+	if err == nil || census.IsNotStored(err, gr) {
 		return
 	}
 	if r.resources++; r.resources == 1 {

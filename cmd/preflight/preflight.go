@@ -40,8 +40,8 @@ type World struct {
 	// Definitions are the CustomResourceDefinitions by resource; nil is one that cannot be read.
 	Definitions map[schema.GroupResource]*verdict.Definition
 	// Count takes the census of a resource that has none; nil where all were taken. It returns
-	// nil where there is nothing to count: none of the servers asked stores the resource. The error
-	// is why there is no census of one that is stored.
+	// nil where no server counts. The error is why there is no census: census.IsNotStored tells the one
+	// of a server that has no store of the resource, so that it has nothing to count.
 	Count func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error)
 	// List calls visit with every object of a built-in resource, in the version that is asked for.
 	// The error tells why not with all; there are none of a resource that is not stored.
