@@ -39,16 +39,17 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/join/internal/clientload"
 	"github.com/concord-dev/concord/join/internal/convert"
-	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/join/internal/inprocess"
 	"github.com/concord-dev/concord/join/internal/local"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/member/hosting"
 )
 
 // Config says how a server takes part. Fields without "default" have to be set.
@@ -264,7 +265,8 @@ func (j *Join) newHosting() error {
 		return fmt.Errorf("the host cluster: %w", err)
 	}
 	j.hosting, err = hosting.New(hosting.Config{
-		Objects: clients.objects, Kube: clients.kube, Versions: j.config.versions(), RenewInterval: j.config.IdentityLeaseRenewInterval,
+		Objects: clients.objects, Serves: hosting.Discovery(clients.kube.Discovery().RESTClient()), Versions: j.config.versions(),
+		RenewInterval: j.config.IdentityLeaseRenewInterval, Logger: klog.Background(),
 	})
 	j.local = local.New()
 	j.config.Loopback = j.local.Config()

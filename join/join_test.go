@@ -15,8 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/join/internal/registry"
+	"github.com/concord-dev/concord/member/hosting"
 )
 
 func TestValidate(t *testing.T) {

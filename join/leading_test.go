@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/join/internal/hosting"
+	"github.com/concord-dev/concord/member/hosting"
 	"github.com/concord-dev/concord/migrate/claim"
 )
 

@@ -21,9 +21,9 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
-	"github.com/concord-dev/concord/join/internal/hosting"
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/member/hosting"
 )
 
 // refusing answers no request: code that asks for no writes needs no server.

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -42,28 +41,28 @@ func (h *Host) Lead(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, hostTimeout)
 		defer cancel()
-		if err := h.sweep(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(1).Info("Reports to the host cluster will be collected again", "reason", err.Error())
+		if err := h.Sweep(ctx); err != nil && ctx.Err() == nil {
+			h.Logger.V(1).Info("Reports to the host cluster will be collected again", "reason", err.Error())
 		}
 	}, sweepInterval)
 }
 
-// sweep buries in the host every server that has neither a Lease nor a report here any more. The
+// Sweep buries in the host every server that has neither a Lease nor a report here any more. The
 // host's Leases are read first: each was made by a server that was registered here before that. A
 // server whose registration ended meanwhile may have made one since.
-func (h *Host) sweep(ctx context.Context) error {
+func (h *Host) Sweep(ctx context.Context) error {
 	lived, err := registrations(ctx, h.own)
 	if err != nil {
 		return err
 	}
-	if time.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(lived) {
+	if h.Clock.Since(h.swept.at) < sweepResync && h.swept.lived.Equal(lived) {
 		return nil
 	}
-	switch served, err := h.serves(ctx); {
+	switch served, err := h.Serves(ctx); {
 	case err != nil:
 		return err
 	case !served:
-		h.swept = sweptHost{at: time.Now(), lived: lived}
+		h.swept = sweptHost{at: h.Clock.Now(), lived: lived}
 		return nil
 	}
 	store, err := h.storeUID(ctx)
@@ -90,11 +89,11 @@ func (h *Host) sweep(ctx context.Context) error {
 	}
 	for _, id := range gone {
 		if err = errors.Join(err, bury(ctx, id)); err == nil {
-			klog.FromContext(ctx).Info("Took the reports of a server that is gone back from the host cluster", "server", id)
+			h.Logger.Info("Took the reports of a server that is gone back from the host cluster", "server", id)
 		}
 	}
 	if err == nil && living.Equal(lived) {
-		h.swept = sweptHost{at: time.Now(), lived: living}
+		h.swept = sweptHost{at: h.Clock.Now(), lived: living}
 	}
 	return err
 }

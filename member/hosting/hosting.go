@@ -5,20 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -45,13 +44,22 @@ const (
 
 // Config says how a server takes part in its host.
 type Config struct {
-	// Objects and Kube are clients of the host.
+	// Objects is a client of the host, and Serves asks whether that serves StorageVersions.
 	Objects client.WithWatch
-	Kube    kubernetes.Interface
+	Serves  func(context.Context) (bool, error)
 	// Versions are the server's, RenewInterval is how often its Lease in the host is renewed, but for
 	// hostTimeout at least.
 	Versions      member.Versions
 	RenewInterval time.Duration
+	// Drive runs a member of the host until ctx ends. By default it is a goroutine with the member's loops.
+	Drive func(ctx context.Context, m *member.Member)
+	// Clock is the real one by default, Random seeded from the operating system, and Workers that of package member,
+	// and of collect.
+	Clock   clock.WithTicker
+	Random  *rand.Rand
+	Workers int
+	// Logger is silent by default.
+	Logger logr.Logger
 }
 
 // Host is an aggregated API server's part in the cluster that it belongs to, its host. Its
@@ -86,9 +94,9 @@ type Host struct {
 
 	// former are this registration's members that ended while the host served nothing to report to. Their
 	// Leases say that a server writes that has to report, which the host waits for until they are
-	// taken away. They belong to step, and to Depart after it.
+	// taken away. They belong to Step, and to Depart after it.
 	former []*member.Member
-	// said, what the log says of the host, belongs to step, swept to Lead.
+	// said, what the log says of the host, belongs to Step, swept to Sweep.
 	said  string
 	swept sweptHost
 }
@@ -117,8 +125,16 @@ var (
 func New(config Config) (*Host, error) {
 	h := &Host{Config: config, Look: hostLook}
 	h.stopped, h.stop = context.WithCancel(context.Background())
+	if h.Clock == nil {
+		h.Clock = clock.RealClock{}
+	}
+	if h.Drive == nil {
+		h.Drive = func(ctx context.Context, m *member.Member) {
+			h.members.Go(func() { workers.Loop(ctx, "host-member", m.Run) })
+		}
+	}
 	var err error
-	h.collect, err = collect.New(collect.Config{Client: h.Objects, Logger: klog.Background().WithName("host")})
+	h.collect, err = collect.New(collect.Config{Client: h.Objects, Workers: h.Workers, Clock: h.Clock, Logger: h.Logger.WithName("host")})
 	return h, err
 }
 
@@ -216,14 +232,20 @@ func (h *Host) Ready() error {
 // Start has the host follow the own registration until ctx ends.
 func (h *Host) Start(ctx context.Context) {
 	h.running.Go(func() {
-		workers.Loop(ctx, "host", func(ctx context.Context) { wait.UntilWithContext(ctx, h.step, hostPoll) })
+		workers.Loop(ctx, "host", func(ctx context.Context) {
+			wait.UntilWithContext(ctx, func(ctx context.Context) {
+				ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+				defer cancel()
+				h.Step(ctx)
+			}, hostPoll)
+		})
 	})
 }
 
-// step makes the reports to the host once the own ones stand, for each registration anew. As
+// Step makes the reports to the host once the own ones stand, for each registration anew. As
 // long as something is not reported the host is looked at: it may not serve StorageVersions, or
 // not any more.
-func (h *Host) step(ctx context.Context) {
+func (h *Host) Step(ctx context.Context) {
 	t := h.current()
 	if id := h.local.ID(); id != t.id {
 		if t.member != nil {
@@ -232,34 +254,34 @@ func (h *Host) step(ctx context.Context) {
 		t, h.former = tenure{id: id, err: errHostUnknown}, nil
 		h.set(t)
 	}
-	if len(h.former) > 0 && t.member != nil && t.member.Announced() && !time.Now().Before(t.again) {
+	if len(h.former) > 0 && t.member != nil && t.member.Announced() && !h.Clock.Now().Before(t.again) {
 		if err := h.buryFormer(ctx, h.collect.Bury); err != nil {
-			t.again = time.Now().Add(hostRetry)
+			t.again = h.Clock.Now().Add(hostRetry)
 			h.set(t)
-			klog.Background().V(1).Info("An earlier identity Lease in the host cluster will be taken back again", "reason", err.Error())
+			h.Logger.V(1).Info("An earlier identity Lease in the host cluster will be taken back again", "reason", err.Error())
 		}
 	}
-	if t.id == "" || time.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
+	if t.id == "" || h.Clock.Now().Before(t.again) || h.local.Ready() != nil || t.member != nil && t.member.Ready() == nil {
 		return
 	}
 	found := h.look(ctx)
 	h.say(found)
 	switch t = t.after(found); {
 	case found.err != nil:
-		t.again = time.Now().Add(hostRetry)
+		t.again = h.Clock.Now().Add(hostRetry)
 	case found.alone != "":
 		if t.member != nil { // its reports are lost, and there is nobody any more to report to
 			t.end()
 			h.former = append(h.former, t.member)
 			t.member = nil
 		}
-		t.again = time.Now().Add(h.Look)
+		t.again = h.Clock.Now().Add(h.Look)
 	case t.member != nil: // it is reporting
-		t.again = time.Now().Add(h.Look)
+		t.again = h.Clock.Now().Add(h.Look)
 	default:
 		var err error
 		if t, err = h.begin(ctx, t); err != nil {
-			t.again, t.err = time.Now().Add(hostRetry), err
+			t.again, t.err = h.Clock.Now().Add(hostRetry), err
 		}
 	}
 	h.set(t)
@@ -301,9 +323,9 @@ func (h *Host) say(found finding) {
 	if said != h.said {
 		switch {
 		case found.err != nil:
-			klog.Background().Info("It is not known whether this server has to report to the host cluster", "reason", said, "lookedAgainEvery", hostRetry)
+			h.Logger.Info("It is not known whether this server has to report to the host cluster", "reason", said, "lookedAgainEvery", hostRetry)
 		case found.alone != "":
-			klog.Background().Info("The host cluster "+said+": this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
+			h.Logger.Info("The host cluster "+said+": this server reports nothing to it. Its own replicas agree among themselves, and nobody migrates what they have stored", "lookedAgainEvery", h.Look)
 		}
 	}
 	h.said = said
@@ -316,9 +338,7 @@ const (
 
 // look asks whether there is somebody in the host to report to.
 func (h *Host) look(ctx context.Context) finding {
-	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
-	defer cancel()
-	served, err := h.serves(ctx)
+	served, err := h.Serves(ctx)
 	switch {
 	case err != nil:
 		return finding{err: err}
@@ -333,20 +353,6 @@ func (h *Host) look(ctx context.Context) finding {
 		return finding{served: true, alone: servesOthers}
 	}
 	return finding{served: true}
-}
-
-// serves asks discovery, which everybody may read: whether this server may read the objects themselves
-// matters only where there are any.
-func (h *Host) serves(ctx context.Context) (bool, error) {
-	served := &metav1.APIResourceList{}
-	err := h.Kube.Discovery().RESTClient().Get().AbsPath(genericapiserver.APIGroupPrefix, v1alpha1.SchemeGroupVersion.Group, v1alpha1.SchemeGroupVersion.Version).Do(ctx).Into(served)
-	switch {
-	case apierrors.IsNotFound(err):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("whether it serves StorageVersions: %w", err)
-	}
-	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == storageversion.Resource.Resource }), nil
 }
 
 // ours asks whose the StorageVersions that the host serves are. That is told by one that is not stored (a dry
@@ -382,7 +388,10 @@ func (h *Host) begin(ctx context.Context, t tenure) (tenure, error) {
 		RenewInterval: max(h.RenewInterval, hostTimeout),
 		SameID:        true,
 		WaitLimit:     -1,
-		Logger:        klog.Background().WithName("host").V(1),
+		Clock:         h.Clock,
+		Random:        h.Random,
+		Workers:       h.Workers,
+		Logger:        h.Logger.WithName("host").V(1),
 	})
 	if err != nil {
 		return t, err
@@ -391,8 +400,8 @@ func (h *Host) begin(ctx context.Context, t tenure) (tenure, error) {
 		return t, err
 	}
 	running, end := context.WithCancel(h.stopped)
-	h.members.Go(func() { workers.Loop(running, "host-member", m.Run) })
-	klog.Background().Info("Reporting to the host cluster", "server", t.id)
+	h.Drive(running, m)
+	h.Logger.Info("Reporting to the host cluster", "server", t.id)
 	t.member, t.end = m, end
 	return t, nil
 }
@@ -419,8 +428,6 @@ func resources(reports []member.Resource) []schema.GroupResource {
 // buryFormer takes the Leases of this registration's former members back. It is called when the Lease of the
 // present one says that all is reported: then nothing that this server may write is left to the former ones.
 func (h *Host) buryFormer(ctx context.Context, bury func(context.Context, agree.ServerID) error) error {
-	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
-	defer cancel()
 	for len(h.former) > 0 {
 		// One that was never registered has no Lease that says anything.
 		if id := h.former[0].ID(); id != "" {
@@ -450,7 +457,7 @@ func (h *Host) Depart(ctx context.Context) {
 		err, bury = t.member.Depart(ctx), h.collect.Bury
 	}
 	if err = errors.Join(err, h.buryFormer(ctx, bury)); err != nil {
-		klog.Background().Info("Leaving without taking the reports to the host cluster back: another replica does so, or the next one that starts", "err", err)
+		h.Logger.Info("Leaving without taking the reports to the host cluster back: another replica does so, or the next one that starts", "err", err)
 	}
 }
 
