@@ -96,7 +96,8 @@ func (w *World) purge() bool {
 }
 
 // admin is a deed of an administrator: "delete state things", "delete migration things",
-// "delete lease s1", "delete stock lease s1" (of a stock server that runs or ran there),
+// "delete lease s1", "delete stock lease s1" (of a stock server that runs or ran there), "delete host lease s1" (of
+// a replica that has ended),
 // "delete version things", "migrate things", "pause things" and
 // "continue things" (their migrations), "heal things" (deletes objects that no codec can
 // decode), "forge widgets" (its StorageState then says consistently that only the encoding that is
@@ -114,6 +115,10 @@ func (w *World) admin(what string) bool {
 	case deed == "delete lease":
 		if slot := script.SlotNamed(last); slot >= 0 && w.slots[slot] != nil {
 			done = w.remove(registry.KeyOf(registry.Leases, string(w.slots[slot].id())))
+		}
+	case deed == "delete host lease":
+		if slot := script.SlotNamed(last); slot >= 0 && w.slots[slot] != nil && w.slots[slot].replica != nil {
+			done = w.slots[slot].deleteHostLease()
 		}
 	case deed == "delete stock lease":
 		if slot := script.SlotNamed(last); slot >= 0 {

@@ -27,6 +27,8 @@ type chooser struct {
 	// it was asked since the last event.
 	live  [len(object.All)][2]bool
 	asked bool
+	// host chooses the events of the host, nil if there is none.
+	host *chooser
 	// found are the events to choose from.
 	found []offer
 	sum   int // of their weights
@@ -54,6 +56,9 @@ type temper struct {
 	objects  int
 	admin    int
 	writes   int
+	host     int // per cent of the events that are the host's
+	roll     int // how many events it is to the next roll of the replicas
+	whole    int // per cent of the calls after which the task runs to its end undisturbed
 	silent   int // per cent of the servers that are started with their gate off
 	stock    int // and of the others, of those without Concord
 	// releases are those that servers are started with.
@@ -95,6 +100,35 @@ func newChooser(w *World, r, stock *rand.Rand) *chooser {
 	return c
 }
 
+// newHostedChooser makes a chooser of a world with a host.
+func newHostedChooser(w *World, r *rand.Rand) *chooser {
+	c := newChooser(w, r, r)
+	c.temper.silent, c.temper.stock, c.temper.faults[script.Key] = 0, 0, 0
+	// A replica takes many more steps than another server until it writes, so there are fewer faults.
+	bound := r.IntN(3)
+	for v := range c.temper.faults {
+		if v := script.Verb(v); v != script.Start && v != script.Pass {
+			c.temper.faults[v] = min(c.temper.faults[v], bound)
+		}
+	}
+	c.temper.faults[script.Round] = r.IntN(150)
+	oldest := 1 + r.IntN(len(object.Releases)-2) // the next one stores another version
+	c.temper.releases = object.Releases[oldest:min(oldest+2+r.IntN(2), len(object.Releases))]
+	c.temper.roll, c.temper.host = 30+r.IntN(100), 15+r.IntN(35)
+	c.host = newChooser(w.host, r, r)
+	for v := range c.host.temper.faults {
+		if v := script.Verb(v); v != script.Start && r.IntN(2) == 0 || v == script.Pass || v == script.Key {
+			c.host.temper.faults[v] = 0
+		} else if v != script.Start {
+			c.host.temper.faults[v] = min(c.host.temper.faults[v], bound)
+		}
+	}
+	c.host.temper.put = 100
+	whole := r.IntN(90)
+	c.temper.whole, c.host.temper.whole = whole, whole
+	return c
+}
+
 // rewrite is the temper of a seed whose rewrites have several transactions under way: there is
 // more to rewrite, and more often, and transactions lose their answers.
 func (t *temper) rewrite(r *rand.Rand) {
@@ -126,6 +160,11 @@ func (c *chooser) add(weight int, e script.Event) {
 
 // next returns an event that is likely to be possible.
 func (c *chooser) next() script.Event {
+	if c.host != nil && c.IntN(100) < c.temper.host {
+		e := c.host.next()
+		e.Host = true
+		return e
+	}
 	if t := c.last; t != nil && !t.ended && t.req != nil && !t.p.paused && c.IntN(100) < c.temper.patience {
 		return c.goOn(t)
 	}
@@ -136,6 +175,9 @@ func (c *chooser) next() script.Event {
 		if p == nil || p.gone {
 			r := c.temper.releases[c.IntN(len(c.temper.releases))]
 			what := r.Name
+			if c.host != nil && c.IntN(5) > 0 {
+				what = c.rollsTo().Name
+			}
 			if c.temper.silent > 0 && c.IntN(100) < c.temper.silent {
 				what += gateOff
 			} else if c.temper.stock > 0 && c.IntN(100) < c.temper.stock {
@@ -144,6 +186,9 @@ func (c *chooser) next() script.Event {
 			c.add(c.temper.faults[script.Start], script.Event{Do: script.Start, Slot: slot, What: what})
 			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
 				c.add(1, script.Event{Do: script.Admin, What: deleteLease[slot]})
+				if p.replica != nil {
+					c.add(1, script.Event{Do: script.Admin, What: "delete host lease " + script.SlotName(slot)})
+				}
 			}
 			c.offerDismissal(slot)
 			continue
@@ -183,6 +228,10 @@ func (c *chooser) goOn(t *task) script.Event {
 	if t.req == nil {
 		return e
 	}
+	if c.temper.whole > 0 && c.IntN(100) < c.temper.whole {
+		e.Do = script.Finish
+		return e
+	}
 	lose, late := c.temper.lose, c.temper.late
 	if t.role >= script.Putting1 {
 		lose, late = lose+c.temper.losePut, late+c.temper.losePut
@@ -213,6 +262,9 @@ func (c *chooser) write() string {
 		n -= 2
 	}
 	r := object.All[c.IntN(len(object.All))]
+	if c.host != nil { // through the API one that cannot be written ends every attempt
+		n, r = min(n, len(verbs)-2), object.Things
+	}
 	if c.rewriting != nil && c.IntN(4) > 0 {
 		r = c.rewriting
 	}
@@ -224,7 +276,7 @@ func (c *chooser) offerTasks(p *Process) {
 	for r := range script.Roles {
 		if t := p.tasks[r]; t != nil {
 			switch {
-			case t.req != nil && (!p.paused && !p.cut && c.w.etcd != etcdDown) || t.req == nil && t.due() && !p.paused:
+			case t.req != nil && !p.paused && t.req.reaches() || t.req == nil && t.due() && !p.paused:
 				weight := 60
 				if r.Rewrites() && c.temper.put > 0 {
 					weight = c.temper.put
@@ -233,7 +285,7 @@ func (c *chooser) offerTasks(p *Process) {
 			case t.req != nil && !p.paused:
 				c.add(10, script.Event{Do: script.Fail, Slot: slot, Role: r})
 				c.add(10, script.Event{Do: script.Lose, Slot: slot, Role: r})
-			case t.req != nil && !t.req.applied && !p.cut:
+			case t.req != nil && !t.req.applied && !t.req.cut():
 				c.add(2, script.Event{Do: script.Apply, Slot: slot, Role: r})
 			}
 			continue
@@ -242,15 +294,17 @@ func (c *chooser) offerTasks(p *Process) {
 			continue
 		}
 		switch r {
-		case script.Leasing:
+		case script.Leasing, script.HostLeasing:
 			c.add(40, script.Event{Do: script.Run, Slot: slot, Role: r})
-		case script.Reporting:
+		case script.Reporting, script.HostReporting:
 			c.add(60, script.Event{Do: script.Run, Slot: slot, Role: r})
-		case script.Collecting:
+		case script.Collecting, script.Hosting, script.Sweeping:
 			c.add(10, script.Event{Do: script.Run, Slot: slot, Role: r})
 		case script.Triggering:
 			for _, res := range object.All {
-				c.add(12, script.Event{Do: script.Run, Slot: slot, Role: r, What: res.Name})
+				if !res.Custom || p.w.guest == nil {
+					c.add(12, script.Event{Do: script.Run, Slot: slot, Role: r, What: res.Name})
+				}
 			}
 		case script.Migrating:
 			c.ask()
@@ -269,11 +323,11 @@ func (c *chooser) offerTasks(p *Process) {
 			c.add(weight, script.Event{Do: script.Run, Slot: slot, Role: r})
 		}
 	}
-	if p.paused || p.cut {
+	if p.paused {
 		return
 	}
 	for s := range script.Streams {
-		if p.cursors[s] < len(c.w.api.Changes[streamKind[s]]) {
+		if from := p.source(s); from != nil && !p.cutFrom(from) && p.cursors[s] < len(from.api.Changes[streamKind[s]]) {
 			c.add(c.temper.lag, script.Event{Do: script.See, Slot: slot, See: s})
 		}
 	}
@@ -308,6 +362,11 @@ func (c *chooser) offerFaults(p *Process) {
 	} else {
 		c.add(f[script.Cut], script.Event{Do: script.Cut, Slot: slot})
 	}
+	streams := script.SeeHostLeases
+	if p.replica != nil {
+		streams = script.Streams
+		c.offerHostFaults(p)
+	}
 	if f[script.Jump] > 0 && p.Jumped < 3 {
 		jumps := []time.Duration{3 * time.Second, 20 * time.Second, time.Hour, -20 * time.Second, -time.Hour}
 		c.add(f[script.Jump], script.Event{Do: script.Jump, Slot: slot, For: jumps[c.IntN(len(jumps))]})
@@ -323,13 +382,34 @@ func (c *chooser) offerFaults(p *Process) {
 		c.add(f[script.Lead], script.Event{Do: script.Lead, Slot: slot})
 	}
 	if f[script.Relist] > 0 {
-		c.add(f[script.Relist], script.Event{Do: script.Relist, Slot: slot, See: script.Stream(c.IntN(int(script.Streams)))})
+		c.add(f[script.Relist], script.Event{Do: script.Relist, Slot: slot, See: script.Stream(c.IntN(int(streams)))})
 	}
 	if c.temper.admin > 0 && !p.Stock {
 		c.add(1, script.Event{Do: script.Admin, What: deleteLease[slot]})
 	}
 	if f[script.Key] > 0 {
 		c.add(f[script.Key], script.Event{Do: script.Key, Slot: slot, What: []string{"a", "b", "-"}[c.IntN(3)]})
+	}
+}
+
+// rollsTo is the release that replicas are brought to now: another one from time to time.
+func (c *chooser) rollsTo() object.Release {
+	return c.temper.releases[c.w.steps/c.temper.roll%len(c.temper.releases)]
+}
+
+// offerHostFaults offers that a replica is replaced by one of another release, and does not reach the host any more, or
+// does again.
+func (c *chooser) offerHostFaults(p *Process) {
+	if p.Release != c.rollsTo() {
+		c.add(3, script.Event{Do: script.Kill, Slot: p.Slot})
+		if !p.leaving {
+			c.add(12, script.Event{Do: script.Stop, Slot: p.Slot})
+		}
+	}
+	if p.replica.cut {
+		c.add(4, script.Event{Do: script.Heal, Slot: p.Slot, What: cutFromHost})
+	} else {
+		c.add(1+c.temper.faults[script.Cut], script.Event{Do: script.Cut, Slot: p.Slot, What: cutFromHost})
 	}
 }
 
@@ -391,6 +471,10 @@ func (c *chooser) offerWorld() {
 	case f[script.Etcd] > 0:
 		c.add(f[script.Etcd], script.Event{Do: script.Etcd, What: []string{"down", "full", "slow"}[c.IntN(3)]})
 	}
+	if w.host != nil || w.guest != nil {
+		c.offerHosted()
+		return
+	}
 	switch crd := w.api.LookDefinition(); {
 	case crd == nil:
 		c.add(8, script.Event{Do: script.Define, What: []string{"v1", "v2"}[c.IntN(2)]})
@@ -411,6 +495,19 @@ func (c *chooser) offerWorld() {
 	if c.temper.admin > 0 && w.failedMigration() {
 		c.add(4, script.Event{Do: script.Admin, What: heal[c.IntN(len(object.All))]})
 	}
+}
+
+// offerHosted offers what administrators do where an aggregated API is all there is.
+func (c *chooser) offerHosted() {
+	c.add(c.temper.faults[script.Round], script.Event{Do: script.Round})
+	if c.temper.admin == 0 {
+		return
+	}
+	deed := deeds[c.IntN(len(deeds))][slices.Index(object.All[:], object.Things)]
+	if c.host != nil || c.IntN(3) == 0 {
+		deed = "delete version things"
+	}
+	c.add(c.temper.admin, script.Event{Do: script.Admin, What: deed})
 }
 
 // Actions of an administrator, in words that are put together once.

@@ -3,13 +3,16 @@ package sim
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
@@ -22,12 +25,18 @@ var everything = &client.ListOptions{}
 type apiClient struct {
 	client.WithWatch // nil, for methods that are not used
 	p                *Process
+	to               *World // nil: the process's own
+}
+
+func (c apiClient) call(ctx context.Context, r *request) error {
+	r.to = c.to
+	return c.p.call(ctx, r)
 }
 
 // Get implements client.Reader.
 func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	k := registry.KindOf(obj)
-	return c.p.call(ctx, &request{verb: "get", kind: k, name: key.Name, obj: obj, apply: applyGet})
+	return c.call(ctx, &request{verb: "get", kind: k, name: key.Name, obj: obj, apply: applyGet})
 }
 
 // List implements client.Reader.
@@ -40,7 +49,7 @@ func (c apiClient) List(ctx context.Context, list client.ObjectList, opts ...cli
 	for _, o := range opts {
 		o.ApplyToList(r.options)
 	}
-	return c.p.call(ctx, r)
+	return c.call(ctx, r)
 }
 
 func applyGet(w *World, r *request) error { return w.api.Get(r.kind, r.name, r.obj.(client.Object)) }
@@ -60,12 +69,18 @@ func applyCreate(w *World, r *request) error {
 	return w.api.Create(r.obj.(client.Object), r.sender.clock.Now())
 }
 
+// applyTry is a create that is not stored, of a StorageVersion.
+func applyTry(_ *World, r *request) error {
+	storageversion.PrepareCreate(r.obj.(*v1alpha1.StorageVersion))
+	return nil
+}
+
 func applyUpdate(w *World, r *request) error { return w.api.Update(r.obj.(client.Object), false) }
 
 func applyUpdateStatus(w *World, r *request) error { return w.api.Update(r.obj.(client.Object), true) }
 
 // Create implements client.Writer.
-func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
+func (c apiClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
 	if _, event := obj.(*corev1.Event); event {
 		return nil // a courtesy that nothing depends on
 	}
@@ -74,13 +89,17 @@ func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.Cr
 	if sent == nil {
 		return fmt.Errorf("the simulated API does not store %T", obj)
 	}
-	return c.p.send(ctx, &request{verb: "create", kind: k, name: obj.GetName(), obj: sent, apply: applyCreate}, obj)
+	r := &request{verb: "create", kind: k, name: obj.GetName(), obj: sent, apply: applyCreate}
+	if slices.Contains(opts, client.CreateOption(client.DryRunAll)) {
+		r.apply = applyTry
+	}
+	return c.send(ctx, r, obj)
 }
 
 // Update implements client.Writer.
 func (c apiClient) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
 	k := registry.KindOf(obj)
-	return c.p.send(ctx, &request{verb: "update", kind: k, name: obj.GetName(), obj: registry.CopyOf(obj), apply: applyUpdate}, obj)
+	return c.send(ctx, &request{verb: "update", kind: k, name: obj.GetName(), obj: registry.CopyOf(obj), apply: applyUpdate}, obj)
 }
 
 // Delete implements client.Writer.
@@ -91,7 +110,7 @@ func (c apiClient) Delete(ctx context.Context, obj client.Object, opts ...client
 		o.ApplyToDelete(options)
 	}
 	name, preconditions := obj.GetName(), options.Preconditions.DeepCopy()
-	return c.p.call(ctx, &request{verb: "delete", kind: k, name: name, apply: func(w *World, _ *request) error {
+	return c.call(ctx, &request{verb: "delete", kind: k, name: name, apply: func(w *World, _ *request) error {
 		return w.api.Delete(k, name, preconditions)
 	}})
 }
@@ -107,13 +126,13 @@ type statusWriter struct {
 // Update implements client.SubResourceWriter.
 func (s statusWriter) Update(ctx context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
 	k := registry.KindOf(obj)
-	return s.c.p.send(ctx, &request{verb: "update status", kind: k, name: obj.GetName(), obj: registry.CopyOf(obj), apply: applyUpdateStatus}, obj)
+	return s.c.send(ctx, &request{verb: "update status", kind: k, name: obj.GetName(), obj: registry.CopyOf(obj), apply: applyUpdateStatus}, obj)
 }
 
 // send is call for requests that answer with the object as it was stored, which the one
 // sent is from then on.
-func (p *Process) send(ctx context.Context, r *request, obj client.Object) error {
-	if err := p.call(ctx, r); err != nil {
+func (c apiClient) send(ctx context.Context, r *request, obj client.Object) error {
+	if err := c.call(ctx, r); err != nil {
 		return err
 	}
 	registry.CopyInto(r.obj.(client.Object), obj)

@@ -35,7 +35,7 @@ import (
 
 const renewInterval = 5 * time.Second
 
-var streamKind = [script.Streams]registry.Kind{registry.Leases, registry.StorageVersions, registry.Definitions, registry.Definitions, registry.Migrations, registry.StorageVersions}
+var streamKind = [script.Streams]registry.Kind{registry.Leases, registry.StorageVersions, registry.Definitions, registry.Definitions, registry.Migrations, registry.StorageVersions, registry.Leases, registry.StorageVersions}
 
 // Process is one run of an API server, from its start to its end.
 type Process struct {
@@ -50,6 +50,7 @@ type Process struct {
 	collect *collect.Collector
 	trigger *trigger.Controller
 	migrate *claim.Controller
+	replica *replica // nil in a cluster of its own
 
 	gone    bool // it has ended, one way or the other
 	paused  bool
@@ -76,11 +77,15 @@ type Process struct {
 
 // start makes a process.
 func (w *World) start(slot int, r object.Release, silent, stock bool) {
-	p := &Process{w: w, Server: invariant.Server{Slot: slot, Run: w.runs[slot], Release: r, Silent: silent, Stock: stock}, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
+	p := &Process{w: w, Server: invariant.Server{Slot: slot, Run: w.runs[slot], Release: r, Silent: silent, Stock: stock, Host: w.guest != nil}, known: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	w.runs[slot]++
 	p.clock.p = p
 	p.clock.set(epoch.Add(w.now), 1)
-	p.random = rand.New(rand.NewPCG(uint64(slot), uint64(p.Run)))
+	stream := uint64(slot)
+	if w.guest != nil {
+		stream += script.MaxSlots // no ID of a replica's
+	}
+	p.random = rand.New(rand.NewPCG(stream, uint64(p.Run)))
 	for i := range p.cursors {
 		p.cursors[i] = -1
 	}
@@ -110,13 +115,20 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 	if !silent {
 		w.must(p.member.SetBuiltins(p.builtins()))
 	}
+	if w.host != nil {
+		w.must(p.newReplica())
+	}
 	triggers := trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1}
 	if w.config.Census > 0 {
 		triggers.Census = p.census
 	}
 	p.trigger, err = trigger.New(triggers)
 	w.must(err)
-	p.migrate, err = claim.New(claim.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond})
+	claims := claim.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond}
+	if w.guest != nil {
+		claims.API, claims.Elsewhere = through{p}, elsewhere
+	}
+	p.migrate, err = claim.New(claims)
 	w.must(err)
 	w.slots[slot] = p
 }
@@ -124,6 +136,9 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 // builtins are the resources that the server reports from its start: things, and in some worlds
 // so many more that it works with lists.
 func (p *Process) builtins() []member.Resource {
+	if p.w.guest != nil {
+		return nil
+	}
 	stores := object.Things.Encoding(p.Release.Stores)
 	decodes := []string{string(object.Things.Encoding("v1")), string(object.Things.Encoding("v2")), string(object.Things.Encoding("v3"))}
 	rs := []member.Resource{{GroupResource: object.Things.GroupResource, Encoding: stores, Decodable: decodes, Served: decodes}}
@@ -143,7 +158,7 @@ func (p *Process) load(seal agree.Seal) {
 // census counts the stored objects of a resource, for trigger.Config.Census.
 func (p *Process) census(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
 	i := slices.IndexFunc(object.All[:], func(r *object.Resource) bool { return r.GroupResource == gr })
-	if i < 0 {
+	if i < 0 || p.w.guest != nil {
 		return nil, trigger.ErrNotStored
 	}
 	stored, err := p.kv().Get(ctx, object.All[i].Prefix, clientv3.WithPrefix())
@@ -268,9 +283,13 @@ func (p *Process) startable(r script.Role) bool {
 	case script.Collecting:
 		return !p.leaving && now >= p.collectAt
 	case script.Triggering:
-		return !p.leaving && p.leads
+		return !p.leaving && p.leads && p.replica == nil
+	case script.Migrating:
+		return !p.leaving && p.replica == nil
+	case script.Hosting, script.Sweeping, script.HostLeasing, script.HostReporting, script.Patching:
+		return p.replica != nil && p.hosts(r)
 	default:
-		return !p.leaving
+		return !p.leaving && p.w.guest == nil
 	}
 }
 
@@ -284,7 +303,7 @@ func (p *Process) body(r script.Role, what string) func() error {
 		case p.Stock:
 			return func() error { return p.heartbeat(ctx) }
 		case p.leaving:
-			return func() error { return p.member.Depart(departing{ctx, p}) }
+			return func() error { return p.depart(ctx) }
 		case p.member.ID() == "":
 			return func() error { return p.member.Register(ctx) }
 		}
@@ -325,6 +344,8 @@ func (p *Process) body(r script.Role, what string) func() error {
 			return nil
 		}
 		return func() error { _, err := p.migrate.Step(ctx, name); return err }
+	case script.Hosting, script.Sweeping, script.HostLeasing, script.HostReporting:
+		return p.hostBody(ctx, r)
 	default:
 		return p.write(what)
 	}
@@ -354,6 +375,8 @@ func (p *Process) finished(t *task) {
 		p.collectAt = now + invariant.CollectInterval
 	case script.Reporting:
 		p.idle = t.calls == 0
+	case script.Hosting, script.Sweeping, script.HostLeasing, script.HostReporting, script.Patching:
+		p.replica.finished(t, now)
 	default:
 		p.idle = false
 	}
@@ -373,12 +396,13 @@ func outcome(err error) string {
 // reports under way or its own, the task waits for the former.
 type departing struct {
 	context.Context
-	p *Process
+	p       *Process
+	reports script.Role
 }
 
 // Done implements context.Context.
 func (d departing) Done() <-chan struct{} {
-	d.p.await(func() bool { return d.p.tasks[script.Reporting] == nil })
+	d.p.await(func() bool { return d.p.tasks[d.reports] == nil })
 	return nil
 }
 
@@ -414,12 +438,21 @@ func (p *Process) told(s script.Stream, e registry.Change) {
 		p.migrate.ObserveMigration(obj.(*migrationv1alpha1.StorageVersionMigration), deleted)
 	case script.SeeRewrites:
 		p.migrate.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
+	case script.SeeHostLeases:
+		p.replica.idle = false
+		p.replica.member.ObserveLease(obj.(*coordinationv1.Lease), deleted)
+	case script.SeeHostVersions:
+		p.replica.idle = false
+		p.replica.member.ObserveStorageVersion(obj.(*v1alpha1.StorageVersion), deleted)
 	}
 }
 
 // watches says whether the process has a watch: one whose gate is off has only those of
 // its Lease and of its handler, a stock server that of its handler.
 func (p *Process) watches(s script.Stream) bool {
+	if s >= script.SeeHostLeases {
+		return p.replica.reporting()
+	}
 	return s == script.SeeHandler || !p.Stock && (!p.Silent || s == script.SeeLeases)
 }
 
@@ -454,16 +487,20 @@ func (p *Process) relisted(s script.Stream) {
 		return
 	}
 	p.idle = p.idle && s > script.SeeDefinitions
-	w, revision := p.w, p.w.store.Revision()
+	w, who := p.source(s), p.member
+	if s >= script.SeeHostLeases {
+		who, p.replica.idle = p.replica.member, false
+	}
+	revision := w.store.Revision()
 	switch s {
-	case script.SeeLeases:
+	case script.SeeLeases, script.SeeHostLeases:
 		var list coordinationv1.LeaseList
 		w.api.List(registry.Leases, &list, everything)
-		p.member.ObserveLeases(list.Items, revision)
-	case script.SeeVersions:
+		who.ObserveLeases(list.Items, revision)
+	case script.SeeVersions, script.SeeHostVersions:
 		var list v1alpha1.StorageVersionList
 		w.api.List(registry.StorageVersions, &list, everything)
-		p.member.ObserveStorageVersions(list.Items, revision)
+		who.ObserveStorageVersions(list.Items, revision)
 	case script.SeeDefinitions:
 		crd := w.api.LookDefinition()
 		if last := p.known[object.Widgets.Full]; crd == nil && last != nil {

@@ -93,6 +93,28 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 	})
 }
 
+// Aggregated is Seed for a world whose servers are the replicas of an aggregated API server.
+func Aggregated(seed uint64, events int, trace io.Writer) Outcome {
+	r := random(seed, 4)
+	config := script.DefaultConfig()
+	config.Slots, config.Host = 2+r.IntN(2), 1+r.IntN(2)
+	config.Lag = r.IntN(2)
+	return Run(config, trace, func(w *World, do func(script.Event)) {
+		c := newHostedChooser(w, r)
+		for _, e := range openingHosted(config, c.temper.releases[0], r.IntN(4)) {
+			do(e)
+		}
+		n := events
+		if n == 0 {
+			n = MinEvents + r.IntN(MaxEvents-MinEvents)
+		}
+		for w.steps < n && w.checker.Violation == nil {
+			do(c.next())
+		}
+		do(script.Event{Do: script.Settle})
+	})
+}
+
 // Replay runs a script. Events that are not possible when their turn comes are passed over.
 func Replay(config script.Config, events []script.Event, trace io.Writer) Outcome {
 	return Run(config, trace, func(_ *World, do func(script.Event)) {
@@ -179,6 +201,22 @@ func opening(config script.Config, kind int) []script.Event {
 		events = append(events, script.Event{Do: script.Run, Role: script.Writing1, What: what}, script.Event{Do: script.Finish, Role: script.Writing1})
 	}
 	return events
+}
+
+// openingHosted is how a world begins that has a host: with nothing, or with replicas of one release at rest and an object.
+func openingHosted(config script.Config, release object.Release, kind int) []script.Event {
+	if kind == 0 {
+		return nil
+	}
+	var events []script.Event
+	for slot := range config.Host {
+		events = append(events, script.Event{Host: true, Do: script.Start, Slot: slot, What: object.Releases[len(object.Releases)-1].Name})
+	}
+	for slot := range config.Slots {
+		events = append(events, script.Event{Do: script.Start, Slot: slot, What: release.Name})
+	}
+	return append(events, script.Event{Host: true, Do: script.Lead}, script.Event{Do: script.Lead}, script.Event{Do: script.Settle},
+		script.Event{Do: script.Run, Role: script.Writing1, What: "create things/a"}, script.Event{Do: script.Finish, Role: script.Writing1})
 }
 
 // rewriting is how a world begins whose rewrites have several transactions under way: there are

@@ -21,19 +21,36 @@ const restBound = 30 * time.Minute
 // to rest, I7 is violated. Late requests arrive when everything is at rest, unless they are to
 // stay late.
 func (w *World) Settle(stayLate bool) {
-	w.calm()
-	w.dismiss()
+	worlds := []*World{w}
+	if w.host != nil {
+		worlds = append(worlds, w.host)
+	}
+	for _, each := range worlds {
+		each.reconnect()
+	}
+	late := false
+	for _, each := range worlds {
+		each.calm()
+		late = late || len(each.late) > 0
+	}
+	for _, each := range worlds {
+		each.dismiss()
+	}
 	w.comeToRest()
-	if stayLate || len(w.late) == 0 {
+	if stayLate || !late {
 		return
 	}
-	for len(w.late) > 0 && w.checker.Violation == nil {
-		r := w.late[0]
-		w.late = w.late[1:]
-		w.apply(r)
-		w.checker.Check()
+	for _, each := range worlds {
+		for len(each.late) > 0 && w.checker.Violation == nil {
+			r := each.late[0]
+			each.late = each.late[1:]
+			r.to.apply(r)
+			w.check()
+		}
 	}
-	w.dismiss()
+	for _, each := range worlds {
+		each.dismiss()
+	}
 	w.comeToRest() // a late request may bring objects, too, if its sender's gate was off
 }
 
@@ -44,7 +61,12 @@ func (w *World) comeToRest() {
 		w.until(w.checker.Spared)
 		w.heal()
 	}
-	w.until(func() invariant.Reason { return w.checker.Rest(w.release().Stores) })
+	w.until(func() invariant.Reason {
+		if w.host != nil {
+			return w.hostedRest()
+		}
+		return w.checker.Rest(w.release().Stores)
+	})
 }
 
 // heal has an administrator delete the objects that cannot be migrated.
@@ -88,9 +110,22 @@ func (w *World) until(rest func() invariant.Reason) {
 // settleRounds are enough to bury all dead servers.
 const settleRounds = 7
 
-// calm ends all faults. All servers come to encrypt with the key of the first.
-func (w *World) calm() {
+// reconnect has etcd answer, and everybody reach it.
+func (w *World) reconnect() {
 	w.etcd = etcdOK
+	for _, p := range w.slots {
+		if p == nil {
+			continue
+		}
+		p.paused, p.cut = false, false
+		if p.replica != nil {
+			p.replica.cut = false
+		}
+	}
+}
+
+// calm ends all other faults. All servers come to encrypt with the key of the first.
+func (w *World) calm() {
 	target := w.release()
 	key := w.seals[0]
 	if p := w.leader(); p != nil {
@@ -104,7 +139,6 @@ func (w *World) calm() {
 		if p == nil {
 			continue
 		}
-		p.paused, p.cut = false, false
 		// One of the processes that believe that they lead goes on to.
 		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.Release == target && !p.Silent && !p.Stock
 		leading = leading || p.leads
@@ -114,7 +148,7 @@ func (w *World) calm() {
 		for _, t := range p.tasks {
 			if t != nil && !t.ended {
 				w.finish(t)
-				w.checker.Check()
+				w.check()
 			}
 		}
 		switch {
@@ -136,7 +170,7 @@ func (w *World) calm() {
 		w.leader().leads = true
 	}
 	for w.purge() {
-		w.checker.Check()
+		w.check()
 	}
 	for _, r := range object.All {
 		w.pauseMigrations(r, false)
@@ -170,12 +204,15 @@ func (w *World) release() object.Release {
 // quiet is one round in which every server does all that is due, one after the other and
 // undisturbed.
 func (w *World) quiet() {
+	if w.host != nil {
+		w.host.quiet()
+	}
 	for _, p := range w.slots {
 		if p == nil || p.gone {
 			continue
 		}
 		w.deliver(p)
-		for _, r := range []script.Role{script.Leasing, script.Reporting, script.Collecting} {
+		for _, r := range []script.Role{script.Leasing, script.Reporting, script.Collecting, script.Hosting, script.HostLeasing, script.HostReporting, script.Sweeping} {
 			w.whole(p, r, "")
 		}
 		if p.leads {
@@ -215,6 +252,6 @@ func (w *World) deliver(p *Process) {
 func (w *World) whole(p *Process, r script.Role, what string) {
 	if w.checker.Violation == nil && p.begin(r, what) && p.tasks[r] != nil {
 		w.finish(p.tasks[r])
-		w.checker.Check()
+		w.check()
 	}
 }

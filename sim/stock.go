@@ -48,7 +48,9 @@ func (w *World) dismiss() {
 	if len(found) == 0 {
 		return
 	}
-	w.until(w.checker.Silence)
+	if w.guest == nil { // a host's stores nothing
+		w.until(w.checker.Silence)
+	}
 	for _, lease := range found {
 		w.remove(string(lease.Key))
 	}

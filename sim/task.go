@@ -36,6 +36,8 @@ type request struct {
 	options *client.ListOptions
 
 	sender *Process
+	to     *World // whose API or etcd it is a call to
+	asks   bool   // whether the host serves StorageVersions
 	invariant.Write
 	applied bool
 	refused bool  // a compare of the transaction did not hold
@@ -45,8 +47,16 @@ type request struct {
 // reads says whether the request changes nothing: one that is late does not matter.
 func (r *request) reads() bool { return r.verb == "get" || r.verb == "list" || r.verb == "range" }
 
+// cut says whether the request cannot get there.
+func (r *request) cut() bool { return r.sender.cutFrom(r.to) }
+
+// reaches says whether the request gets there, and is answered.
+func (r *request) reaches() bool { return !r.cut() && r.to.etcd != etcdDown }
+
 // rewritesObject says whether the request is a migration's transaction of an object.
-func (r *request) rewritesObject() bool { return r.verb == "txn" && r.Role.Rewrites() }
+func (r *request) rewritesObject() bool {
+	return r.verb == "txn" && (r.Role.Rewrites() || r.Role == script.Patching)
+}
 
 // String prints the request without its arguments.
 func (r *request) String() string {
@@ -95,10 +105,10 @@ type task struct {
 	p    *Process
 	role script.Role
 	what string
-	// id is the process's registration for which a migrator works, and began the store's
-	// revision when the task began.
-	id    agree.ServerID
-	began int64
+	// id is the process's registration for which a migrator works, and began and beganHost are the revisions
+	// of the store and the host's when the task began.
+	id               agree.ServerID
+	began, beganHost int64
 
 	on *coroutine.Coroutine
 
@@ -118,6 +128,9 @@ type task struct {
 // spawn makes a task. It does not run yet.
 func (p *Process) spawn(r script.Role, what string, body func() error) *task {
 	t := &task{p: p, role: r, what: what, began: p.w.store.Revision()}
+	if p.w.host != nil {
+		t.beganHost = p.w.host.store.Revision()
+	}
 	t.on = p.w.coroutines.Start(func() { t.failed = body() })
 	p.tasks[r] = t
 	return t
@@ -146,7 +159,13 @@ func (p *Process) call(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if r.to == nil {
+		r.to = p.w
+	}
 	r.sender, r.Write = p, invariant.Write{By: &p.Server, Role: t.role, ID: p.id(), Ended: p.ended, Began: t.began}
+	if r.to == p.w.host {
+		r.Began = t.beganHost
+	}
 	if t.role.Rewrites() {
 		// A migrator asks for its server's identity once, when it has read the migration.
 		if t.role == script.Migrating && t.calls <= 1 {

@@ -52,6 +52,10 @@ type World struct {
 	seals [script.MaxSlots]agree.Seal
 	runs  [script.MaxSlots]int
 	late  []*request // whose senders do not wait any more
+	// host is the cluster to which the servers of this world report, as replicas of an aggregated API server, and guest
+	// is the world of which this one is the host; see replica.
+	host, guest *World
+	asked       int // how often the replicas were asked for something by the host
 
 	current    *task
 	coroutines coroutine.Pool
@@ -68,11 +72,14 @@ type World struct {
 func NewWorld(config script.Config, trace io.Writer) *World {
 	w := &World{config: config, store: etcd.New(), trace: trace}
 	w.api = registry.New(w.store, func() bool { return w.etcd == etcdFull })
-	w.checker = invariant.New(w.store, w.api, func(v invariant.Violation) {
+	w.checker = invariant.New(w.store, w.store, w.api, func(v invariant.Violation) {
 		if w.trace != nil {
 			w.tracef("VIOLATION of %s", v)
 		}
 	})
+	if config.Host > 0 {
+		w.host = newHost(w)
+	}
 	return w
 }
 
@@ -95,12 +102,27 @@ func (w *World) Do(e script.Event) bool {
 		return false
 	}
 	w.steps++
-	w.checker.Check()
+	w.check()
 	return true
+}
+
+// check looks at what is stored.
+func (w *World) check() {
+	switch {
+	case w.host != nil:
+		w.host.checker.Check()
+	case w.guest != nil:
+		w.guest.check()
+	default:
+		w.checker.Check()
+	}
 }
 
 func (w *World) do(e script.Event) bool {
 	switch {
+	case e.Host:
+		e.Host = false
+		return w.host != nil && e.Do != script.Pass && e.Do != script.Settle && w.host.do(e)
 	case e.Do.OnTask():
 		return w.doTask(e)
 	case e.Do == script.Start:
@@ -124,6 +146,9 @@ func (w *World) do(e script.Event) bool {
 		return w.tick(e.For)
 	case script.Pass:
 		return w.pass(e.For)
+	case script.Round:
+		w.quiet()
+		return w.tick(time.Second)
 	case script.Define:
 		return w.define(e.What)
 	case script.Undefine:
@@ -145,11 +170,22 @@ func (w *World) tick(d time.Duration) bool {
 	if d <= 0 {
 		return false
 	}
+	if w.guest != nil {
+		return w.guest.tick(d)
+	}
+	w.pasts(d)
+	if w.host != nil {
+		w.host.pasts(d)
+	}
+	return true
+}
+
+// pasts lets time go by in this world alone.
+func (w *World) pasts(d time.Duration) {
 	w.now += d
 	if w.etcd.writable() {
 		w.checker.Available += d
 	}
-	return true
 }
 
 // pass lets time go by in which every server that can renews its Lease and observes the
@@ -160,15 +196,24 @@ func (w *World) pass(d time.Duration) bool {
 	}
 	for end := w.now + d; w.now < end && w.checker.Violation == nil; {
 		w.tick(min(invariant.CollectInterval, end-w.now))
-		for _, p := range w.slots {
-			if p == nil || p.gone || p.leaving || p.cut || w.etcd == etcdDown {
-				continue
-			}
-			w.whole(p, script.Leasing, "")
-			w.whole(p, script.Collecting, "")
+		w.renewals()
+		if w.host != nil {
+			w.host.renewals()
 		}
 	}
 	return true
+}
+
+// renewals has every server that can renew and observe Leases.
+func (w *World) renewals() {
+	for _, p := range w.slots {
+		if p == nil || p.gone || p.leaving || p.cut || w.etcd == etcdDown {
+			continue
+		}
+		w.whole(p, script.Leasing, "")
+		w.whole(p, script.Collecting, "")
+		w.whole(p, script.HostLeasing, "")
+	}
 }
 
 // gateOff, after a release, starts a server whose gate StorageVersionAPI is off, and
@@ -198,7 +243,7 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 	switch e.Do {
 	case script.Stop:
 		// The controllers end at once, whatever they were doing.
-		for _, r := range []script.Role{script.Collecting, script.Triggering, script.Migrating} {
+		for _, r := range []script.Role{script.Collecting, script.Triggering, script.Migrating, script.Hosting, script.Sweeping} {
 			p.abandon(p.tasks[r])
 		}
 		return flip(&p.leaving, true)
@@ -209,10 +254,15 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		return flip(&p.paused, true)
 	case script.Resume:
 		return flip(&p.paused, false)
-	case script.Cut:
-		return flip(&p.cut, true)
-	case script.Heal:
-		return flip(&p.cut, false)
+	case script.Cut, script.Heal:
+		cut := &p.cut
+		if e.What == cutFromHost {
+			if p.replica == nil {
+				return false
+			}
+			cut = &p.replica.cut
+		}
+		return flip(cut, e.Do == script.Cut)
 	case script.Jump:
 		if e.For > 0 {
 			p.Jumped++
@@ -230,6 +280,7 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		return !p.Silent && !p.Stock && flip(&p.leads, true)
 	case script.Unlead:
 		p.abandon(p.tasks[script.Triggering])
+		p.abandon(p.tasks[script.Sweeping])
 		return flip(&p.leads, false)
 	case script.See:
 		return w.see(p, e.See)
@@ -242,13 +293,16 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		p.idle = false
 		return true
 	default: // Relist
-		if p.paused {
+		if p.paused || p.source(e.See) == nil {
 			return false
 		}
 		w.relist(p, e.See)
 		return true
 	}
 }
+
+// cutFromHost, after cut and heal, is about the host alone.
+const cutFromHost = "host"
 
 func (w *World) doTask(e script.Event) bool {
 	if e.Do == script.Late {
@@ -273,8 +327,7 @@ func (w *World) doTask(e script.Event) bool {
 		w.resume(t)
 		return true
 	}
-	reached := !p.cut && w.etcd != etcdDown
-	if !t.req.applied && (e.Do == script.Do || e.Do == script.Apply) && !reached || p.paused && e.Do != script.Apply {
+	if !t.req.applied && (e.Do == script.Do || e.Do == script.Apply) && !t.req.reaches() || p.paused && e.Do != script.Apply {
 		return false
 	}
 	switch e.Do {
@@ -282,7 +335,7 @@ func (w *World) doTask(e script.Event) bool {
 		if t.req.applied {
 			return false
 		}
-		w.apply(t.req)
+		t.req.to.apply(t.req)
 		return true
 	case script.Lose:
 		if !t.req.applied && !t.req.reads() {
@@ -297,13 +350,13 @@ func (w *World) doTask(e script.Event) bool {
 		t.err = errNoAnswer
 		w.unanswered(t.req)
 	case script.Absent:
-		if t.req.applied || t.req.key != "" {
+		if t.req.applied || t.req.key != "" || t.req.asks && !w.host.mixed() {
 			return false
 		}
 		t.err = unserved(t.req)
 	default: // Do
 		if !t.req.applied {
-			w.apply(t.req)
+			t.req.to.apply(t.req)
 		}
 	}
 	w.resume(t)
@@ -324,7 +377,7 @@ func (w *World) unanswered(r *request) {
 // finish runs a task to its end.
 func (w *World) finish(t *task) bool {
 	p := t.p
-	if p.paused || p.cut || w.etcd == etcdDown {
+	if p.paused || p.cut || w.etcd == etcdDown || p.replica != nil && (p.replica.cut || w.host.etcd == etcdDown) {
 		return false
 	}
 	for calls := 0; !t.ended && calls < 1000 && w.checker.Violation == nil; calls++ {
@@ -338,8 +391,8 @@ func (w *World) finish(t *task) bool {
 			w.tick(t.until - w.now)
 		}
 		if t.req != nil && !t.req.applied {
-			w.apply(t.req)
-			w.checker.Check()
+			t.req.to.apply(t.req)
+			w.check()
 		}
 		w.resume(t)
 	}
@@ -358,18 +411,15 @@ func (w *World) finishPuts(t *task) (some bool) {
 			some = some || put.ended
 		}
 	}
-	return some
+	return w.finishPatches() || some
 }
 
 // doLate has the oldest late request of a server's task arrive.
 func (w *World) doLate(e script.Event) bool {
-	if w.etcd == etcdDown {
-		return false
-	}
 	for i, r := range w.late {
-		if r.sender.Slot == e.Slot && r.Role == e.Role && (r.sender.gone || !r.sender.cut) {
+		if r.sender.Slot == e.Slot && r.Role == e.Role && r.to.etcd != etcdDown && (r.sender.gone || !r.cut()) {
 			w.late = slices.Delete(w.late, i, i+1)
-			w.apply(r)
+			r.to.apply(r)
 			return true
 		}
 	}
@@ -409,19 +459,23 @@ func (w *World) observe(r *request) {
 		e := log[w.logged]
 		w.api.Note(e)
 		w.checker.Judge(by, e)
+		if w.host != nil && by != nil {
+			w.host.checker.JudgeHosted(by, e)
+		}
 	}
 }
 
 // see delivers the next event of a watch.
 func (w *World) see(p *Process, s script.Stream) bool {
-	if p.paused || p.cut {
+	from := p.source(s)
+	if p.paused || from == nil || p.cutFrom(from) {
 		return false
 	}
 	if p.cursors[s] < 0 {
 		w.relist(p, s)
 		return true
 	}
-	events := w.api.Changes[streamKind[s]]
+	events := from.api.Changes[streamKind[s]]
 	if p.cursors[s] >= len(events) {
 		return false
 	}
@@ -433,7 +487,7 @@ func (w *World) see(p *Process, s script.Stream) bool {
 
 func (w *World) relist(p *Process, s script.Stream) {
 	p.relisted(s)
-	p.cursors[s] = len(w.api.Changes[streamKind[s]])
+	p.cursors[s] = len(p.source(s).api.Changes[streamKind[s]])
 }
 
 // migration returns the name of a migration that is not final: "things" means the first

@@ -46,10 +46,8 @@ func (p *Process) write(what string) func() error {
 	}
 	ctx := context.Background()
 	put := func() error {
-		if !p.Stock {
-			if err := p.member.Admit(member.Request{IsResource: true, Resource: r.GroupResource, Verb: verb}); err != nil {
-				return err
-			}
+		if err := p.admit(r, verb); err != nil {
+			return err
 		}
 		store, err := p.newest(r)
 		if err != nil {
@@ -83,6 +81,17 @@ func (p *Process) write(what string) func() error {
 	}
 }
 
+// admit is the gate.
+func (p *Process) admit(r *object.Resource, verb string) error {
+	if p.Stock {
+		return nil
+	}
+	if err := p.member.Admit(member.Request{IsResource: true, Resource: r.GroupResource, Verb: verb}); err != nil || p.replica == nil {
+		return err
+	}
+	return p.replica.host.Admit(context.Background(), r.GroupResource)
+}
+
 const (
 	maxForwards = 3
 	forwardWait = 20 * time.Millisecond
@@ -106,8 +115,12 @@ func (p *Process) newest(r *object.Resource) (object.Store, error) {
 		unfenced := kubernetes.Client{Client: &clientv3.Client{KV: p.kv()}}
 		return object.Store{KV: p.kv(), Codec: c, Client: unfenced}, nil
 	}
+	var permits fence.Permits = p.member
+	if p.replica != nil {
+		permits = p.replica.host
+	}
 	return object.Store{KV: p.kv(), Codec: c, Client: fence.NewClient(nil, fence.ClientConfig{
-		KV: p.kv(), Permits: p.member, Resource: r.GroupResource, Encoding: e, Prefix: registry.StorageVersions.Prefix(), Decoder: p.w.api.Decoder(),
+		KV: p.kv(), Permits: permits, Resource: r.GroupResource, Encoding: e, Prefix: registry.StorageVersions.Prefix(), Decoder: p.w.api.Decoder(),
 	})}, nil
 }
 

@@ -35,6 +35,7 @@ type options struct {
 	parallel    int
 	script      string
 	trace       bool
+	aggregated  bool
 	exhaustive  bool
 	only        string
 	preemptions int
@@ -55,6 +56,7 @@ func main() {
 	flag.StringVar(&o.script, "script", "", "replay the script in this file (- is standard input) instead of seeds")
 	flag.BoolVar(&o.trace, "trace", false, "print what happens; with one seed or a script")
 	flag.BoolVar(&o.quiet, "quiet", false, "print no progress")
+	flag.BoolVar(&o.aggregated, "aggregated", false, "the seeds are worlds of an aggregated API server and its host")
 	flag.BoolVar(&o.exhaustive, "exhaustive", false, "try the small worlds' schedules systematically instead of seeds")
 	flag.StringVar(&o.only, "world", "", "with --exhaustive or --mutants: only this small world")
 	flag.IntVar(&o.preemptions, "preemptions", 2, "with --exhaustive: the bound of preemptions in a schedule")
@@ -194,7 +196,7 @@ func (o options) search(out io.Writer) int {
 				if o.trace {
 					trace = out
 				}
-				run := sim.Seed(seed, o.events, trace)
+				run := o.seed(seed, trace)
 				done.Add(1)
 				events.Add(uint64(run.Steps))
 				simulated.Add(int64(run.Simulated))
@@ -234,6 +236,14 @@ func (o options) search(out io.Writer) int {
 	return 0
 }
 
+// seed runs the world of a seed.
+func (o options) seed(seed uint64, trace io.Writer) sim.Outcome {
+	if o.aggregated {
+		return sim.Aggregated(seed, o.events, trace)
+	}
+	return sim.Seed(seed, o.events, trace)
+}
+
 type failure struct {
 	seed uint64
 	run  sim.Outcome
@@ -245,11 +255,14 @@ const shrinkBudget = 5000
 func (o options) print(out io.Writer, f *failure) {
 	v := f.run.Violation
 	fmt.Fprintf(out, "VIOLATION %s: seed %d: %s\n", v.Invariant, f.seed, v.What)
-	length := ""
-	if o.events > 0 {
-		length = fmt.Sprintf(" --events %d", o.events)
+	more := ""
+	if o.aggregated {
+		more = " --aggregated"
 	}
-	fmt.Fprintf(out, "replay: go run ./cmd/concord-sim --seeds 1 --from %d%s --trace\n", f.seed, length)
+	if o.events > 0 {
+		more += fmt.Sprintf(" --events %d", o.events)
+	}
+	fmt.Fprintf(out, "replay: go run ./cmd/concord-sim --seeds 1 --from %d%s --trace\n", f.seed, more)
 	if !o.shrink {
 		return
 	}

@@ -33,10 +33,13 @@ func (v Violation) String() string { return v.Invariant + ": " + v.What }
 type Checker struct {
 	store *etcd.Store
 	api   *registry.Storage
+	// objects is where users' objects are: another store than that of the API objects in the host of an aggregated API.
+	objects *etcd.Store
 	// Violation is the first one, nil if there is none, and violated is told of it.
 	Violation *Violation
 	violated  func(Violation)
-	checked   int // how much of the store's log was there when Check was last called
+	// checked is how much of the logs of store and objects was there when Check was last called.
+	checked, checkedObjects int
 
 	// Available is for how long etcd has answered everything: the world adds to it.
 	Available time.Duration
@@ -88,9 +91,9 @@ type renewal struct {
 }
 
 // New returns a checker of a world in which nothing has happened.
-func New(store *etcd.Store, api *registry.Storage, violated func(Violation)) *Checker {
+func New(store, objects *etcd.Store, api *registry.Storage, violated func(Violation)) *Checker {
 	return &Checker{
-		store: store, api: api, violated: violated,
+		store: store, objects: objects, api: api, violated: violated,
 		renewed:    map[agree.ServerID]renewal{},
 		Owner:      map[agree.ServerID]*Server{},
 		madeFor:    map[string]types.UID{},
@@ -147,8 +150,8 @@ func (c *Checker) Check() {
 	log := c.store.Log()
 	matters := slices.ContainsFunc(log[c.checked:], func(e etcd.Event) bool {
 		return !strings.HasPrefix(e.Key, registry.Leases.Prefix()) && !strings.HasPrefix(e.Key, registry.Migrations.Prefix())
-	})
-	c.checked = len(log)
+	}) || c.objects != c.store && len(c.objects.Log()) > c.checkedObjects
+	c.checked, c.checkedObjects = len(log), len(c.objects.Log())
 	if !matters {
 		return
 	}

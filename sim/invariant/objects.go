@@ -65,6 +65,27 @@ func (c *Checker) judgeObject(r *Write, res *object.Resource, e etcd.Event) {
 	}
 }
 
+// JudgeHosted checks a put of an object by a replica of an aggregated API server against what its host says.
+func (c *Checker) JudgeHosted(r *Write, e etcd.Event) {
+	i := slices.IndexFunc(object.All[:], func(res *object.Resource) bool { return strings.HasPrefix(e.Key, res.Prefix) })
+	if i < 0 || e.KV == nil {
+		return
+	}
+	sv := c.api.LookStorageVersion(object.All[i])
+	if sv == nil || len(c.read(sv).reports) == 0 {
+		return // nobody agrees
+	}
+	encoding, says := c.encodingOf(e.KV), c.read(sv)
+	// I3 While commonEncodingVersion = v, every put that commits is in v.
+	if says.agreed && says.common != encoding {
+		c.Violate("I3", "%s wrote %s in %s; in the host: %s", r.By, e.Key, encoding, Describe(sv))
+	}
+	// I2 A put commits only while some report is for its encoding, or for one that nobody knows.
+	if !slices.ContainsFunc(says.reports, func(report agree.Report) bool { return report.Encoding == encoding || report.Encoding == agree.Unknown }) {
+		c.Violate("I2", "%s wrote %s in %s, which nobody reports; in the host: %s", r.By, e.Key, encoding, Describe(sv))
+	}
+}
+
 // Answered checks the answer to a client's write:
 // I9 An acknowledged write was written, and a write that was committed is not answered as one
 // that found another object, or none.

@@ -34,7 +34,7 @@ func (c *Checker) Spared() (why Reason) {
 		if !says.agreed {
 			return because("servers do not agree on %s", r.Name)
 		}
-		c.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
+		c.objects.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
 			if encoding := c.encodingOf(kv); encoding != says.common && !object.Unmarshal(kv.Value).Broken && !c.excepted(kv) {
 				why = because("%s is stored in %s, and can be migrated; %s", kv.Key, encoding, Describe(sv))
 			}

@@ -19,14 +19,19 @@ type Server struct {
 	Silent  bool // its gate StorageVersionAPI is off (DESIGN 3.8)
 	Stock   bool // it is a kube-apiserver without Concord
 	Jumped  int  // how often its clock was set forward
+	Host    bool // it is one of the cluster to which others report
 }
 
 // String prints "s1", with the run if it is not the first.
 func (s *Server) String() string {
-	if s.Run == 0 {
-		return script.SlotName(s.Slot)
+	name := script.SlotName(s.Slot)
+	if s.Host {
+		name = "host " + name
 	}
-	return fmt.Sprintf("%s#%d", script.SlotName(s.Slot), s.Run)
+	if s.Run == 0 {
+		return name
+	}
+	return fmt.Sprintf("%s#%d", name, s.Run)
 }
 
 // Write is what the invariants know of a server's request.

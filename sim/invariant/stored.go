@@ -30,7 +30,7 @@ func (c *Checker) checkStored(r *object.Resource) {
 	believed := !r.Custom || !c.forged
 	census := c.census(r, state, sv, believed)
 	named := true // whether the stored set has every encoding
-	c.store.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
+	c.objects.Scan(r.Prefix, func(kv *mvccpb.KeyValue) {
 		encoding := c.encodingOf(kv)
 		if c.excepted(kv) {
 			return

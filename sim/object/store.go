@@ -1,6 +1,7 @@
 package object
 
 import (
+	"bytes"
 	"context"
 	"errors"
 
@@ -39,7 +40,8 @@ func (s Store) Create(ctx context.Context, key string, o *Object) error {
 }
 
 // Update is GuaranteedUpdate: it starts from the value that is read, or from the one that a cache
-// holds, and again from the value that was found instead.
+// holds, and again from the value that was found instead. Without o it is an empty patch, which writes only what
+// is not stored as this store would write it.
 func (s Store) Update(ctx context.Context, key string, o *Object, cached func(key string) *mvccpb.KeyValue) error {
 	var kv *mvccpb.KeyValue
 	if cached != nil {
@@ -62,9 +64,16 @@ func (s Store) Update(ctx context.Context, key string, o *Object, cached func(ke
 			return err
 		}
 		next := *decoded.(*Object)
-		next.Data, next.APIVersion = o.Data, string(s.Codec.Encoding)
-		if s.Codec.Knows {
-			next.Future = o.Future
+		next.APIVersion = string(s.Codec.Encoding)
+		switch {
+		case o == nil && bytes.Equal(next.marshal(), kv.Value):
+			return nil
+		case o == nil:
+		default:
+			next.Data = o.Data
+			if s.Codec.Knows {
+				next.Future = o.Future
+			}
 		}
 		r, err := s.Client.OptimisticPut(ctx, key, next.marshal(), kv.ModRevision, kubernetes.PutOptions{GetOnFailure: true})
 		if err != nil || r.Succeeded {

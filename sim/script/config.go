@@ -22,6 +22,9 @@ type Config struct {
 	// storedVersions shrink. If it is 0 they believe what migrations say, as where nobody reads
 	// etcd: so both lines of defence are tried, each without the other.
 	Census int
+	// Host is how many servers the cluster has to which this world's servers report: then they are replicas of an
+	// aggregated API server. 0: they are a cluster's own.
+	Host int
 	// Lag says, if it is 1, that triggers list migrations as their watch has shown them.
 	Lag int
 }
@@ -31,7 +34,7 @@ func DefaultConfig() Config { return Config{Slots: 3, Page: 2, Txn: 1, Under: 1}
 
 // String prints the configuration as a script's first line has it.
 func (c Config) String() string {
-	return fmt.Sprintf("slots=%d page=%d txn=%d under=%d more=%d lag=%d census=%d", c.Slots, c.Page, c.Txn, c.Under, c.More, c.Lag, c.Census)
+	return fmt.Sprintf("slots=%d page=%d txn=%d under=%d more=%d lag=%d census=%d host=%d", c.Slots, c.Page, c.Txn, c.Under, c.More, c.Lag, c.Census, c.Host)
 }
 
 // ParseConfig reads what String prints; a field that is missing has its default.
@@ -40,13 +43,13 @@ func ParseConfig(text string) (Config, error) {
 	for _, word := range strings.Fields(text) {
 		name, value, _ := strings.Cut(word, "=")
 		n, err := strconv.Atoi(value)
-		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "under": &c.Under, "more": &c.More, "lag": &c.Lag, "census": &c.Census}[name]
+		field, ok := map[string]*int{"slots": &c.Slots, "page": &c.Page, "txn": &c.Txn, "under": &c.Under, "more": &c.More, "lag": &c.Lag, "census": &c.Census, "host": &c.Host}[name]
 		if err != nil || !ok {
-			return c, fmt.Errorf("configuration %q: want slots, page, txn, under, more, lag or census, =, and a number", word)
+			return c, fmt.Errorf("configuration %q: want slots, page, txn, under, more, lag, census or host, =, and a number", word)
 		}
 		*field = n
 	}
-	if c.Slots < 1 || c.Slots > MaxSlots || c.Page < 1 || c.Txn < 1 || c.Under < 1 || c.Under > MaxUnder || c.More < 0 {
+	if c.Slots < 1 || c.Slots > MaxSlots || c.Host < 0 || c.Host > MaxSlots || c.Page < 1 || c.Txn < 1 || c.Under < 1 || c.Under > MaxUnder || c.More < 0 {
 		return c, fmt.Errorf("configuration %q: want 1 to %d slots, pages and pieces of at least 1, and 1 to %d transactions under way", text, MaxSlots, MaxUnder)
 	}
 	return c, nil

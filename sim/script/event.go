@@ -20,7 +20,7 @@ const (
 	Kill                 // kill s1
 	Pause                // pause s1: nothing of it runs; requests that it has sent may arrive
 	Resume               // resume s1
-	Cut                  // cut s1: nothing that it sends reaches etcd
+	Cut                  // cut s1: nothing that it sends reaches etcd; cut s1 host: nothing the host
 	Heal                 // heal s1
 	Jump                 // jump s1 10s: its clock is set forward, or back
 	Drift                // drift s1 1.02: its clock runs faster, or slower
@@ -45,17 +45,19 @@ const (
 	Admin                // admin delete state things: an administrator's deed
 	Settle               // settle: faults end, and everything comes to rest
 	Key                  // key s1 b: it loads a configuration by which it encrypts with key b; - is none
+	Round                // round: every server that can does all that is due, one after the other and undisturbed, and a second passes
 	Verbs                // how many there are
 )
 
 var verbName = [Verbs]string{
 	"start", "stop", "kill", "pause", "resume", "cut", "heal", "jump", "drift", "lead", "unlead", "etcd",
 	"run", "do", "apply", "lose", "fail", "absent", "finish", "late", "see", "relist", "tick", "pass",
-	"define", "undefine", "purge", "admin", "settle", "key",
+	"define", "undefine", "purge", "admin", "settle", "key", "round",
 }
 
-// Event is one step of a world.
+// Event is one step of a world. One that begins with "host" is one of its host.
 type Event struct {
+	Host bool
 	Do   Verb
 	Role Role
 	See  Stream
@@ -74,9 +76,15 @@ func (v Verb) OnSlot() bool { return v <= Unlead || v.onStream() || v == Key }
 
 func (v Verb) timed() bool { return v == Jump || v == Tick || v == Pass }
 
+// hostWord begins an event of the host.
+const hostWord = "host"
+
 // String prints the event as scripts have it. ParseEvent reads it.
 func (e Event) String() string {
 	words := []string{verbName[e.Do]}
+	if e.Host {
+		words = []string{hostWord, verbName[e.Do]}
+	}
 	switch {
 	case e.Do.OnTask():
 		words = append(words, SlotName(e.Slot)+"/"+e.Role.String())
@@ -104,11 +112,15 @@ func ParseEvent(line string) (Event, error) {
 	if len(words) == 0 {
 		return bad("it is empty")
 	}
+	host := words[0] == hostWord && len(words) > 1
+	if host {
+		words = words[1:]
+	}
 	i := slices.Index(verbName[:], words[0])
 	if i < 0 {
 		return bad("the verb is none of %s", strings.Join(verbName[:], ", "))
 	}
-	e := Event{Do: Verb(i)}
+	e := Event{Host: host, Do: Verb(i)}
 	rest := words[1:]
 	word := func() string {
 		if len(rest) == 0 {

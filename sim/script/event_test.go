@@ -10,7 +10,7 @@ func TestScripts(t *testing.T) {
 		"start s1 r0", "start s1 r2 off", "start s1 r1 stock", "stop s2", "kill s1", "pause s1", "resume s1", "cut s1", "heal s1", "jump s1 -10s", "drift s1 1.02",
 		"lead s1", "unlead s1", "etcd full", "etcd slow", "run s1/write1 create things/a", "do s1/report", "apply s3/migrate", "lose s1/lease",
 		"fail s1/collect", "absent s1/trigger", "finish s1/write2", "late s1/lease", "see s1 handler", "relist s1 versions",
-		"tick 1.5s", "define v2", "undefine", "purge", "admin delete state things", "admin pause things", "settle",
+		"tick 1.5s", "define v2", "undefine", "host start s1 r1", "host do s1/collect", "cut s1 host", "run s1/hostlease", "see s1 hostversions", "purge", "admin delete state things", "admin pause things", "settle", "round",
 	} {
 		e, err := ParseEvent(line)
 		if err != nil {
