@@ -218,11 +218,11 @@ func (r *running) depart() error {
 	}
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
-	err := r.j.reporting.member.Depart(departing)
-	if err == nil && r.j.hosting != nil {
-		// Not before: the host may forget a server only when it cannot write any more.
-		r.j.hosting.Depart(departing)
+	depart := r.j.reporting.member.Depart
+	if r.j.hosting != nil {
+		depart = r.j.hosting.Depart
 	}
+	err := depart(departing)
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
 		// Requests that wait for etcd would hold up the stop.

@@ -274,8 +274,8 @@ func (p *Process) startable(r script.Role) bool {
 	now := p.w.now
 	switch r {
 	case script.Leasing:
-		if p.leaving {
-			return p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
+		if p.leaving { // a replica does not wait for those that write through the host, as none does for ever
+			return p.replica != nil || p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
 		}
 		return now >= p.renewAt || !p.Stock && p.member.ID() == "" && now >= p.retryAt
 	case script.Reporting:
@@ -396,13 +396,12 @@ func outcome(err error) string {
 // reports under way or its own, the task waits for the former.
 type departing struct {
 	context.Context
-	p       *Process
-	reports script.Role
+	p *Process
 }
 
 // Done implements context.Context.
 func (d departing) Done() <-chan struct{} {
-	d.p.await(func() bool { return d.p.tasks[d.reports] == nil })
+	d.p.await(func() bool { return d.p.tasks[script.Reporting] == nil && d.p.tasks[script.HostReporting] == nil })
 	return nil
 }
 

@@ -144,15 +144,14 @@ func (r *replica) finished(t *task, now time.Duration) {
 	}
 }
 
-// depart takes the reports back: the own ones first.
+// depart takes the reports back. The member in the host begins nothing any more: its renewals would be waited for.
 func (p *Process) depart(ctx context.Context) error {
-	if err := p.member.Depart(departing{ctx, p, script.Reporting}); err != nil || p.replica == nil {
-		return err
+	if p.replica == nil {
+		return p.member.Depart(departing{ctx, p})
 	}
 	p.replica.ends = true
 	p.await(func() bool { return p.tasks[script.HostLeasing] == nil })
-	p.replica.host.Depart(departing{ctx, p, script.HostReporting})
-	return nil
+	return p.replica.host.Depart(departing{ctx, p})
 }
 
 // deleteHostLease has an administrator delete the Lease in the host of a replica that has ended, none of whose writes is

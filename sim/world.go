@@ -374,10 +374,10 @@ func (w *World) unanswered(r *request) {
 	}
 }
 
-// finish runs a task to its end.
+// finish runs a task to its end, or as far as its calls get there.
 func (w *World) finish(t *task) bool {
 	p := t.p
-	if p.paused || p.cut || w.etcd == etcdDown || p.replica != nil && (p.replica.cut || w.host.etcd == etcdDown) {
+	if p.paused || p.cut || w.etcd == etcdDown || t.req != nil && !t.req.reaches() {
 		return false
 	}
 	for calls := 0; !t.ended && calls < 1000 && w.checker.Violation == nil; calls++ {
@@ -391,6 +391,9 @@ func (w *World) finish(t *task) bool {
 			w.tick(t.until - w.now)
 		}
 		if t.req != nil && !t.req.applied {
+			if !t.req.reaches() {
+				return true // a replica does not reach its host
+			}
 			t.req.to.apply(t.req)
 			w.check()
 		}

@@ -447,9 +447,18 @@ func (h *Host) deleteLease(ctx context.Context, id agree.ServerID) error {
 	return client.IgnoreNotFound(h.Objects.Delete(ctx, lease))
 }
 
-// Depart takes the reports to the host back. It is called when the own ones are gone, and what Start began
-// is ending.
-func (h *Host) Depart(ctx context.Context) {
+// Depart takes the own reports back, and then those to the host: that may forget a server only when it cannot write
+// any more. It is called when what Start began is ending. The error is about the own ones.
+func (h *Host) Depart(ctx context.Context) error {
+	if err := h.local.Depart(ctx); err != nil {
+		return err
+	}
+	h.forget(ctx)
+	return nil
+}
+
+// forget takes the reports to the host back.
+func (h *Host) forget(ctx context.Context) {
 	h.running.Wait()
 	var err error
 	bury := h.deleteLease
