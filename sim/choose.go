@@ -100,35 +100,6 @@ func newChooser(w *World, r, stock *rand.Rand) *chooser {
 	return c
 }
 
-// newHostedChooser makes a chooser of a world with a host.
-func newHostedChooser(w *World, r *rand.Rand) *chooser {
-	c := newChooser(w, r, r)
-	c.temper.silent, c.temper.stock, c.temper.faults[script.Key] = 0, 0, 0
-	// A replica takes many more steps than another server until it writes, so there are fewer faults.
-	bound := r.IntN(3)
-	for v := range c.temper.faults {
-		if v := script.Verb(v); v != script.Start && v != script.Pass {
-			c.temper.faults[v] = min(c.temper.faults[v], bound)
-		}
-	}
-	c.temper.faults[script.Round] = r.IntN(150)
-	oldest := 1 + r.IntN(len(object.Releases)-2) // the next one stores another version
-	c.temper.releases = object.Releases[oldest:min(oldest+2+r.IntN(2), len(object.Releases))]
-	c.temper.roll, c.temper.host = 30+r.IntN(100), 15+r.IntN(35)
-	c.host = newChooser(w.host, r, r)
-	for v := range c.host.temper.faults {
-		if v := script.Verb(v); v != script.Start && r.IntN(2) == 0 || v == script.Pass || v == script.Key {
-			c.host.temper.faults[v] = 0
-		} else if v != script.Start {
-			c.host.temper.faults[v] = min(c.host.temper.faults[v], bound)
-		}
-	}
-	c.host.temper.put = 100
-	whole := r.IntN(90)
-	c.temper.whole, c.host.temper.whole = whole, whole
-	return c
-}
-
 // rewrite is the temper of a seed whose rewrites have several transactions under way: there is
 // more to rewrite, and more often, and transactions lose their answers.
 func (t *temper) rewrite(r *rand.Rand) {
@@ -392,27 +363,6 @@ func (c *chooser) offerFaults(p *Process) {
 	}
 }
 
-// rollsTo is the release that replicas are brought to now: another one from time to time.
-func (c *chooser) rollsTo() object.Release {
-	return c.temper.releases[c.w.steps/c.temper.roll%len(c.temper.releases)]
-}
-
-// offerHostFaults offers that a replica is replaced by one of another release, and does not reach the host any more, or
-// does again.
-func (c *chooser) offerHostFaults(p *Process) {
-	if p.Release != c.rollsTo() {
-		c.add(3, script.Event{Do: script.Kill, Slot: p.Slot})
-		if !p.leaving {
-			c.add(12, script.Event{Do: script.Stop, Slot: p.Slot})
-		}
-	}
-	if p.replica.cut {
-		c.add(4, script.Event{Do: script.Heal, Slot: p.Slot, What: cutFromHost})
-	} else {
-		c.add(1+c.temper.faults[script.Cut], script.Event{Do: script.Cut, Slot: p.Slot, What: cutFromHost})
-	}
-}
-
 // offerDismissal offers the deletion of a stock server's Lease: of one that is gone, which
 // somebody has to do, and of one that lives.
 func (c *chooser) offerDismissal(slot int) {
@@ -495,19 +445,6 @@ func (c *chooser) offerWorld() {
 	if c.temper.admin > 0 && w.failedMigration() {
 		c.add(4, script.Event{Do: script.Admin, What: heal[c.IntN(len(object.All))]})
 	}
-}
-
-// offerHosted offers what administrators do where an aggregated API is all there is.
-func (c *chooser) offerHosted() {
-	c.add(c.temper.faults[script.Round], script.Event{Do: script.Round})
-	if c.temper.admin == 0 {
-		return
-	}
-	deed := deeds[c.IntN(len(deeds))][slices.Index(object.All[:], object.Things)]
-	if c.host != nil || c.IntN(3) == 0 {
-		deed = "delete version things"
-	}
-	c.add(c.temper.admin, script.Event{Do: script.Admin, What: deed})
 }
 
 // Actions of an administrator, in words that are put together once.

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/concord-dev/concord/member"
 	"github.com/concord-dev/concord/member/hosting"
 	"github.com/concord-dev/concord/sim/invariant"
@@ -60,12 +58,9 @@ func (p *Process) newReplica() (err error) {
 	return err
 }
 
-// asks is the question whether the host serves StorageVersions. It does, if the answer is a server's that reports.
+// asks is the question whether the host serves StorageVersions, which it does.
 func (p *Process) asks(ctx context.Context) (bool, error) {
 	err := p.call(ctx, &request{to: p.w.host, asks: true, verb: "get", kind: registry.Kinds, name: "discovery", apply: func(*World, *request) error { return nil }})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
 	return err == nil, err
 }
 
@@ -165,28 +160,12 @@ func (p *Process) deleteHostLease() bool {
 	return done
 }
 
-// source is the world that a watch of the process is of, nil if there is no such watch.
-func (p *Process) source(s script.Stream) *World {
-	switch {
-	case s < script.SeeHostLeases:
-		return p.w
-	case p.replica.reporting():
-		return p.w.host
-	}
-	return nil
-}
-
 // cutFrom says whether the process does not reach a world.
 func (p *Process) cutFrom(w *World) bool {
 	if w == p.w {
 		return p.cut
 	}
 	return p.replica.cut
-}
-
-// mixed says whether a server of the host runs that does not report: it serves no StorageVersions.
-func (w *World) mixed() bool {
-	return slices.ContainsFunc(w.slots[:], func(p *Process) bool { return p != nil && !p.gone && (p.Silent || p.Stock) })
 }
 
 // hostedRest is Rest of a world with a host: there is agreement there, only on what replicas report that run, and every

@@ -11,10 +11,14 @@ import (
 
 // TestSameSeedSameTrace runs seeds twice: the trace of a seed has to be that of its replay.
 func TestSameSeedSameTrace(t *testing.T) {
-	for seed := range uint64(20) {
+	for i := range uint64(30) {
+		seed, world := i, Seed
+		if i >= 20 {
+			world = Aggregated
+		}
 		var first, second, replayed bytes.Buffer
-		run := Seed(seed, 0, &first)
-		Seed(seed, 0, &second)
+		run := world(seed, 0, &first)
+		world(seed, 0, &second)
 		if !bytes.Equal(first.Bytes(), second.Bytes()) {
 			t.Fatalf("seed %d has two traces; they differ at %s", seed, difference(first.String(), second.String()))
 		}
@@ -61,6 +65,21 @@ func TestSeeds(t *testing.T) {
 		if run.Steps < MinEvents {
 			t.Errorf("seed %d: only %d events happened", seed, run.Steps)
 		}
+	}
+}
+
+// TestAggregated does so for worlds of an aggregated API: in some of them objects are migrated.
+func TestAggregated(t *testing.T) {
+	var rewrites Rewrites
+	for seed := range uint64(100) {
+		run := Aggregated(seed, 0, nil)
+		if run.Violation != nil {
+			t.Fatalf("seed %d: %s", seed, run)
+		}
+		rewrites = rewrites.Plus(run.Rewrites)
+	}
+	if rewrites.Written < 20 {
+		t.Errorf("%s", rewrites)
 	}
 }
 

@@ -37,7 +37,7 @@ type request struct {
 
 	sender *Process
 	to     *World // whose API or etcd it is a call to
-	asks   bool   // whether the host serves StorageVersions
+	asks   bool   // whether the host serves StorageVersions: nothing is promised to one that believes it does not
 	invariant.Write
 	applied bool
 	refused bool  // a compare of the transaction did not hold

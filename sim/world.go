@@ -350,7 +350,7 @@ func (w *World) doTask(e script.Event) bool {
 		t.err = errNoAnswer
 		w.unanswered(t.req)
 	case script.Absent:
-		if t.req.applied || t.req.key != "" || t.req.asks && !w.host.mixed() {
+		if t.req.applied || t.req.key != "" || t.req.asks {
 			return false
 		}
 		t.err = unserved(t.req)
@@ -466,31 +466,6 @@ func (w *World) observe(r *request) {
 			w.host.checker.JudgeHosted(by, e)
 		}
 	}
-}
-
-// see delivers the next event of a watch.
-func (w *World) see(p *Process, s script.Stream) bool {
-	from := p.source(s)
-	if p.paused || from == nil || p.cutFrom(from) {
-		return false
-	}
-	if p.cursors[s] < 0 {
-		w.relist(p, s)
-		return true
-	}
-	events := from.api.Changes[streamKind[s]]
-	if p.cursors[s] >= len(events) {
-		return false
-	}
-	e := events[p.cursors[s]]
-	p.cursors[s]++
-	p.told(s, e)
-	return true
-}
-
-func (w *World) relist(p *Process, s script.Stream) {
-	p.relisted(s)
-	p.cursors[s] = len(p.source(s).api.Changes[streamKind[s]])
 }
 
 // migration returns the name of a migration that is not final: "things" means the first
