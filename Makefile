@@ -21,6 +21,7 @@ race: ## Run the tests under the race detector
 sim: ## Attack the protocol in simulated worlds, for a minute
 	go run ./cmd/concord-sim --exhaustive --preemptions 1 --parallel 2
 	go run ./cmd/concord-sim --seeds 0 --duration 1m --parallel 2
+	go run ./cmd/concord-sim --aggregated --seeds 0 --duration 20s --parallel 2
 
 mutants: ## Drop every safety rule, one at a time, and see the simulator miss it
 	go run ./cmd/concord-sim --mutants --parallel 2
