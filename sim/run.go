@@ -182,6 +182,9 @@ func (w *World) Close() {
 			p.end()
 		}
 	}
+	if w.host != nil {
+		w.host.Close()
+	}
 	w.coroutines.Close()
 }
 
