@@ -269,7 +269,7 @@ func (p *Process) startable(r script.Role) bool {
 	now := p.w.now
 	switch r {
 	case script.Leasing:
-		if p.leaving { // a replica does not wait for those that write through the host, as none does for ever
+		if p.leaving { // a server waits for its writes, but not for ever; a replica does not
 			return p.replica != nil || p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
 		}
 		return now >= p.renewAt || !p.Stock && p.member.ID() == "" && now >= p.retryAt
