@@ -157,13 +157,16 @@ func Run(config script.Config, trace io.Writer, body func(w *World, do func(scri
 // Violation is the first violation, nil if there is none.
 func (w *World) Violation() *invariant.Violation { return w.checker.Violation }
 
-// Task says whether a server has a task of a role, and whether that can go on.
-func (w *World) Task(slot int, r script.Role) (running, due bool) {
-	p := w.slots[slot]
-	if p == nil || p.gone || p.tasks[r] == nil {
+// Task says whether the server of an event has a task of its role, and whether that can go on.
+func (w *World) Task(e script.Event) (running, due bool) {
+	if e.Host {
+		w = w.host
+	}
+	p := w.slots[e.Slot]
+	if p == nil || p.gone || p.tasks[e.Role] == nil {
 		return false, false
 	}
-	return true, p.tasks[r].req != nil || p.tasks[r].due()
+	return true, p.tasks[e.Role].req != nil || p.tasks[e.Role].due()
 }
 
 // ReportsIn returns how long it is until a server repeats a report that has failed, if it does.

@@ -114,8 +114,8 @@ const maxAgain = 3
 // next returns the thread's next event; false if it has ended or waits.
 func (t *thread) next(w *sim.World) (script.Event, bool) {
 	if t.task != nil {
-		if running, due := w.Task(t.task.Slot, t.task.Role); running {
-			return script.Event{Do: script.Do, Slot: t.task.Slot, Role: t.task.Role}, due
+		if running, due := w.Task(*t.task); running {
+			return script.Event{Host: t.task.Host, Do: script.Do, Slot: t.task.Slot, Role: t.task.Role}, due
 		}
 		if wait := w.ReportsIn(t.task.Slot); t.task.Role == script.Reporting && wait > 0 && t.again < maxAgain {
 			t.again++
