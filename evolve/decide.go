@@ -215,6 +215,9 @@ func decideMigrations(o Observation, target Target) []Action {
 		}
 		starts = tries.again(o, target)
 	}
+	if len(starts) > 0 && o.Settling > 0 {
+		return append(append(stale, tellSettling(o, starts)...), Wait{For: o.Settling, Why: settling})
+	}
 	if wait := startingWait(o); len(starts) > 0 && wait > 0 {
 		return append(stale, Wait{For: wait, Why: "servers are still starting", Starting: true})
 	}

@@ -240,6 +240,8 @@ type Observation struct {
 	// Starting is a hint: migrations that would begin now wait for these servers, for at
 	// most one Lease duration.
 	Starting []Starting
+	// Settling is how much longer no migration begins, where Silenced names a silence that is over.
+	Settling time.Duration
 	Policy   Policy
 }
 

@@ -19,7 +19,6 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/workers"
 )
@@ -53,8 +52,9 @@ type run struct {
 
 func newRun(c *Controller) *run {
 	return &run{
-		// The copy lists migrations from its own watch.
-		Controller: &Controller{cfg: c.cfg, counted: map[schema.GroupResource]evolve.Census{}},
+		// The copy lists migrations from its own watch, and remembers nothing of a time before
+		// it led.
+		Controller: newController(c.cfg),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),

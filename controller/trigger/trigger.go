@@ -87,6 +87,12 @@ type Config struct {
 	Instance string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
+	// Settle is for how long after a server that does not report has gone no migration begins: it
+	// may still complete writes (evolve.Silenced). Default: none.
+	Settle time.Duration
+	// Elapsed returns the time since some moment, for Settle, whatever is done to the clock.
+	// Default: by Clock, whose real one has a monotonic reading.
+	Elapsed func() time.Duration
 	// Workers is how many resources Run looks at at a time. Default: 4.
 	Workers int
 	// Policy says what the trigger may do by itself, by an observation and the definition that
@@ -106,6 +112,8 @@ func (c Config) Validate() error {
 		return errors.New("the trigger needs a client")
 	case c.Kinds == nil:
 		return errors.New("the trigger needs to know kinds")
+	case c.Settle < 0:
+		return fmt.Errorf("the trigger cannot wait for %v after a server that does not report", c.Settle)
 	case c.Workers < 0:
 		return fmt.Errorf("the trigger cannot work with %d workers", c.Workers)
 	}
@@ -122,6 +130,8 @@ type Controller struct {
 	mu sync.Mutex
 	// counted has the result of the last count of each resource.
 	counted map[schema.GroupResource]evolve.Census
+	// silences has for each resource since when the silence that is over has been seen to be.
+	silences map[schema.GroupResource]silence
 	// current is the run that is under way.
 	current *run
 }
@@ -138,7 +148,15 @@ func New(cfg Config) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}}, nil
+	if cfg.Elapsed == nil {
+		begun := cfg.Clock.Now()
+		cfg.Elapsed = func() time.Duration { return cfg.Clock.Since(begun) }
+	}
+	return newController(cfg), nil
+}
+
+func newController(cfg Config) *Controller {
+	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}, silences: map[schema.GroupResource]silence{}}
 }
 
 // Result is the outcome of one look.
