@@ -213,14 +213,19 @@ func (r *running) depart() error {
 	if !await(ctx, controlled) {
 		klog.Background().Info("Controllers have not ended yet; what they write from now on is refused", "after", drainTimeout)
 	}
-	if !await(ctx, r.j.reporting.drain.Begin()) {
-		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
-	}
+	stuck := !await(ctx, r.j.reporting.drain.Begin())
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
 	depart := r.j.reporting.member.Depart
 	if r.j.hosting != nil {
 		depart = r.j.hosting.Depart
+	}
+	if stuck && r.j.config.Silent {
+		klog.Background().Info("Writes are still under way, and no fence would stop them: leaving without deleting the identity Lease, and without etcd; the other servers drop the Lease when it has run out", "after", drainTimeout)
+		r.j.reporting.member.Leave()
+		depart = func(context.Context) error { return r.j.etcd.Close() }
+	} else if stuck {
+		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
 	}
 	err := depart(departing)
 	if outage := context.Cause(ctx); outage != nil && err != nil {

@@ -30,7 +30,10 @@ var (
 type registration struct {
 	id    agree.ServerID
 	lease *coordinationv1.Lease // as last read or written
-	err   error                 // why there is none
+	// renewed is when the last attempt began that renewed the Lease, by this process's own clock: what
+	// is written on the Lease has lost the monotonic reading, and a clock may be set back.
+	renewed time.Time
+	err     error // why there is none
 
 	erased bool // of a silent server: see erase
 
@@ -54,6 +57,7 @@ func (m *Member) Register(ctx context.Context) error {
 	if registered {
 		return nil
 	}
+	begun := m.cfg.Clock.Now()
 	lease := m.newLease()
 	err := m.createLease(ctx, lease)
 	m.mu.Lock()
@@ -62,7 +66,7 @@ func (m *Member) Register(ctx context.Context) error {
 		m.registration.err = err
 		return fmt.Errorf("register as %s: %w", lease.Name, err)
 	}
-	m.registration = registration{id: agree.ServerID(lease.Name), lease: lease}
+	m.registration = registration{id: agree.ServerID(lease.Name), lease: lease, renewed: begun}
 	m.closeAll(nil)
 	m.unsure = ""
 	for _, s := range m.resources {
@@ -172,9 +176,10 @@ func (m *Member) renew(ctx context.Context, current registration, encryption Enc
 	const attempts = 3 // somebody else edits the Lease once in a while, not all the time
 	var err error
 	for range attempts {
-		lease := renewed(current.lease, m.cfg.Clock.Now(), reported, encryption)
+		begun := m.cfg.Clock.Now()
+		lease := renewed(current.lease, begun, reported, encryption)
 		if err = m.cfg.Client.Update(ctx, lease); err == nil {
-			m.setLease(current.id, lease, marked(current.lease))
+			m.setLease(current.id, lease, begun, marked(current.lease))
 			return nil
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
@@ -231,11 +236,11 @@ func stillOurs(lease, ours *coordinationv1.Lease) bool {
 
 // setLease keeps the Lease as it was written. If it did not tell before that all is reported, nothing that was
 // confirmed because of that counts.
-func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease, told bool) {
+func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease, begun time.Time, told bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.registration.id == id {
-		m.registration.lease = lease
+		m.registration.lease, m.registration.renewed = lease, begun
 		m.registration.confirmed = m.registration.confirmed && told
 	}
 }
@@ -286,23 +291,30 @@ func (m *Member) ObserveLease(lease *coordinationv1.Lease, deleted bool) {
 	}
 }
 
+// Leave is the beginning of Depart, and all of it for a silent server whose writes do not come to
+// an end: its Lease has to stay, since nothing else tells the others of them.
+func (m *Member) Leave() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.departed {
+		return
+	}
+	m.departed = true
+	m.closeAll(errDeparted)
+	if m.inflight == 0 {
+		close(m.landed)
+	}
+	if m.stop != nil {
+		m.stop()
+	}
+}
+
 // Depart leaves the protocol: nothing is reported, renewed or registered from now on,
 // all permits are closed, and reports under way are waited for. Then the server is
 // buried, again and again until that succeeds or ctx ends (DESIGN 3.4). The server
 // drains its requests before.
 func (m *Member) Depart(ctx context.Context) error {
-	m.mu.Lock()
-	if !m.departed {
-		m.departed = true
-		m.closeAll(errDeparted)
-		if m.inflight == 0 {
-			close(m.landed)
-		}
-		if m.stop != nil {
-			m.stop()
-		}
-	}
-	m.mu.Unlock()
+	m.Leave()
 	select {
 	case <-m.landed:
 	case <-ctx.Done():

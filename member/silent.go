@@ -52,7 +52,7 @@ func (m *Member) silentReady() error {
 		return m.unreadyLease()
 	case !r.erased:
 		return errNotErased
-	case m.cfg.Clock.Since(r.lease.Spec.RenewTime.Time) >= m.cfg.LeaseDuration:
+	case m.cfg.Clock.Since(r.renewed) >= m.cfg.LeaseDuration:
 		return errNotRenewed
 	default:
 		return nil

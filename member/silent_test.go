@@ -12,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -293,4 +294,41 @@ func TestStockServer(t *testing.T) {
 	if w.m.ID() != "" {
 		t.Error("the server goes on with a Lease by which it counts as one that does not report")
 	}
+}
+
+// TestSilentTellsTimeByItself: what is compared with the Lease's duration has a monotonic reading,
+// which what is written on the Lease has lost: a clock that is set back while the process is stopped
+// would hide that the Lease has run out.
+func TestSilentTellsTimeByItself(t *testing.T) {
+	w := newWorld(t, nil, silent(func(context.Context) error { return nil }))
+	w.m.cfg.Clock = clock.RealClock{}
+	w.register()
+	monotonic := func(when string) {
+		t.Helper()
+		if at := w.m.registration.renewed; !strings.Contains(at.String(), " m=") {
+			t.Errorf("%s the time of the last renewal is %s: by the wall clock only", when, at)
+		}
+	}
+	monotonic("after the registration")
+	if err := w.m.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	monotonic("after a renewal")
+}
+
+// TestSilentLeaves: a silent server whose writes have not come to an end takes no more of them, and
+// its Lease stays.
+func TestSilentLeaves(t *testing.T) {
+	w := newWorld(t, nil, silent(func(context.Context) error { return nil }))
+	id := w.register()
+	if _, err := w.m.Step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.expectAdmits(true)
+	w.m.Leave()
+	w.expectAdmits(false)
+	if err := w.m.Renew(t.Context()); !errors.Is(err, errDeparted) {
+		t.Errorf("Renew: %v", err)
+	}
+	w.lease(id) // is there
 }
