@@ -120,7 +120,7 @@ func (r *roll) ours(name string) *beside.APIServer {
 	r.t.Helper()
 	concord := program(r.t, "concord")
 	return r.Start(func(flags ...string) *exec.Cmd {
-		return exec.Command(concord, append([]string{"kube-apiserver"}, flags...)...)
+		return exec.Command(concord, append([]string{"kube-apiserver", "--migration-settle=2s"}, flags...)...)
 	}, name)
 }
 

@@ -112,12 +112,18 @@ type Config struct {
 	// A migration can say otherwise for itself.
 	MigrationMaxAddedLatency     *time.Duration
 	MigrationMaxObjectsPerSecond int
+	// MigrationSettle is for how long after a server that does not report has gone no migration
+	// begins: longer than such a server completes requests, since it deletes its identity Lease
+	// before; default 75 s.
+	MigrationSettle time.Duration
 }
 
 const (
 	defaultIdentityLeaseDuration   = 15 * time.Second
 	defaultControllerLeaseDuration = 6 * time.Second
 	defaultKeyringInterval         = 10 * time.Second
+	// defaultMigrationSettle is kube-apiserver's default --request-timeout, and some more.
+	defaultMigrationSettle = 75 * time.Second
 )
 
 func (c Config) withDefaults() Config {
@@ -125,6 +131,7 @@ func (c Config) withDefaults() Config {
 	c.IdentityLeaseRenewInterval = c.renewInterval()
 	c.ControllerLeaseDuration = cmp.Or(c.ControllerLeaseDuration, defaultControllerLeaseDuration)
 	c.KeyringInterval = cmp.Or(c.KeyringInterval, defaultKeyringInterval)
+	c.MigrationSettle = cmp.Or(c.MigrationSettle, defaultMigrationSettle)
 	return c
 }
 
@@ -174,6 +181,8 @@ func (c Config) ValidateFlags() error {
 		return fmt.Errorf("--migration-max-added-latency %v must not be negative", *c.MigrationMaxAddedLatency)
 	case c.MigrationMaxObjectsPerSecond < 0:
 		return fmt.Errorf("--migration-max-objects-per-second %d must not be negative", c.MigrationMaxObjectsPerSecond)
+	case c.MigrationSettle <= 0:
+		return fmt.Errorf("--migration-settle %v must be above 0", c.MigrationSettle)
 	}
 	return nil
 }

@@ -94,6 +94,7 @@ func (j *Join) newTrigger() (*trigger.Controller, error) {
 		Kinds:    newKinds(j.config.Kinds, asked),
 		Census:   j.countLeft,
 		Instance: j.identity,
+		Settle:   j.config.MigrationSettle,
 		Ended:    j.migrating.counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
 	})

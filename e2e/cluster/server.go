@@ -24,10 +24,11 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// Durations that the tests' servers are started with, in place of 15 s and 5 s.
+// Durations that the tests' servers are started with, in place of 15 s, 5 s and 75 s.
 const (
 	LeaseDuration = 4 * time.Second
 	RenewInterval = time.Second
+	Settle        = 2 * time.Second
 )
 
 const readyTimeout = 90 * time.Second
@@ -82,6 +83,9 @@ func (s *Server) args() []string {
 		"--controller-lease-duration", LeaseDuration.String(),
 		"--allow-loopback-services", // everything is on this host
 	)
+	if !s.options.Earlier {
+		args = append(args, "--migration-settle", Settle.String())
+	}
 	if s.options.Emulation != "" {
 		args = append(args, "--emulation-version", s.options.Emulation)
 	}

@@ -71,7 +71,7 @@ func TestFlagDefaults(t *testing.T) {
 	for flag, want := range map[string]string{
 		"bind-address": "127.0.0.1", "secure-port": "6443", "data-dir": ".concord", "cert-dir": "", "etcd-prefix": "/registry",
 		"identity-lease-duration": "15s", "identity-lease-renew-interval": "0s", "controller-lease-duration": "6s", "controllers": "true",
-		"migration-max-added-latency": "relative", "migration-max-objects-per-second": "0", "encryption-provider-config-reload-interval": "10s",
+		"migration-max-added-latency": "relative", "migration-max-objects-per-second": "0", "migration-settle": "1m15s", "encryption-provider-config-reload-interval": "10s",
 		"allow-undecodable-storage": "false", "emulation-version": "[]", "emulated-version": "[]", "min-compatibility-version": "[]",
 		"authorization-mode": "[RBAC]", "service-account-issuer": "[https://kubernetes.default.svc]", "enable-priority-and-fairness": "true",
 		"oidc-issuer-url": "", "authentication-config": "", "authorization-config": "", "audit-policy-file": "", "client-ca-file": "",

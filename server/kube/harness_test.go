@@ -204,7 +204,11 @@ func (c *control) start(role, name string, flags ...string) *apiserver {
 		c.t.Fatal(err)
 	}
 	// Each makes a certificate of its own.
-	args := slices.Concat(controlplane.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, flags)
+	own := []string{}
+	if role == ours {
+		own = append(own, "--migration-settle=2s") // flags may say otherwise
+	}
+	args := slices.Concat(controlplane.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, own, flags)
 	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: controlplane.LoopbackURL(port)}
 }
 
