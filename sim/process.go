@@ -52,6 +52,9 @@ type Process struct {
 	cut     bool // it does not reach etcd
 	leads   bool // it believes so
 	leaving bool // it was asked to stop
+	// resigned says of a stock server that it has deleted its Lease, and takes writes until servesUntil.
+	resigned    bool
+	servesUntil time.Duration
 
 	tasks [script.Roles]*task
 	// cursors say how much of its kind's events a watch has delivered; negative: nothing,
@@ -113,7 +116,10 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 	if w.host != nil {
 		w.must(p.newReplica())
 	}
-	triggers := trigger.Config{Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1}
+	triggers := trigger.Config{
+		Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1,
+		Settle: invariant.StockLingers, Elapsed: func() time.Duration { return w.now },
+	}
 	if w.config.Census > 0 {
 		triggers.Census = p.census
 	}
@@ -269,8 +275,8 @@ func (p *Process) startable(r script.Role) bool {
 	now := p.w.now
 	switch r {
 	case script.Leasing:
-		if p.leaving { // a server waits for its writes, but not for ever; a replica does not
-			return p.replica != nil || p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
+		if p.leaving { // a server waits for its writes, but not for ever; a replica and a stock server do not
+			return p.Stock || p.replica != nil || p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil
 		}
 		return now >= p.renewAt || !p.Stock && p.member.ID() == "" && now >= p.retryAt
 	case script.Reporting:
@@ -284,7 +290,7 @@ func (p *Process) startable(r script.Role) bool {
 	case script.Hosting, script.Sweeping, script.HostLeasing, script.HostReporting, script.Patching:
 		return p.replica != nil && p.hosts(r)
 	default:
-		return !p.leaving && p.w.guest == nil
+		return (!p.leaving || p.resigned && now < p.servesUntil) && p.w.guest == nil
 	}
 }
 
@@ -294,7 +300,7 @@ func (p *Process) body(r script.Role, what string) func() error {
 	case script.Leasing:
 		switch {
 		case p.Stock && p.leaving:
-			return func() error { return nil } // its Lease stays
+			return func() error { return p.resign(ctx) }
 		case p.Stock:
 			return func() error { return p.heartbeat(ctx) }
 		case p.leaving:
@@ -352,7 +358,7 @@ func (p *Process) finished(t *task) {
 	switch t.role {
 	case script.Leasing:
 		if p.leaving {
-			if t.failed == nil {
+			if t.failed == nil && (!p.Stock || p.resigned) {
 				p.end()
 			}
 			return

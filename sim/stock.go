@@ -12,11 +12,13 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/sim/invariant"
+	"github.com/concord-dev/concord/sim/script"
 )
 
-// A stock server is a kube-apiserver without Concord. It has an identity Lease, which it
-// leaves behind whatever way it ends, serves before that exists, and writes without a report,
-// gate or fence.
+// A stock server is a kube-apiserver without Concord. It has an identity Lease, serves before that
+// exists, and writes without a report, gate or fence. One that is killed leaves the Lease behind.
+// One that is told to stop deletes it at once, serves on (--shutdown-delay-duration), and completes
+// what was begun; release 1.37 does so.
 
 const stockInterval = 10 * time.Second
 
@@ -39,6 +41,19 @@ func (p *Process) heartbeat(ctx context.Context) error {
 	}
 	lease.Spec.RenewTime = &now
 	return c.Update(ctx, lease)
+}
+
+// resign deletes the Lease of a server that was told to stop, and returns when it has ended all
+// writes.
+func (p *Process) resign(ctx context.Context) error {
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = storageversion.IdentityNamespace, string(invariant.StockID(p.Slot))
+	if err := (apiClient{p: p}).Delete(ctx, lease); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	p.resigned, p.servesUntil = true, p.w.now+invariant.StockLingers
+	p.await(func() bool { return p.tasks[script.Writing1] == nil && p.tasks[script.Writing2] == nil })
+	return nil
 }
 
 // dismiss has an administrator delete the Leases of stock servers, which have all ended,

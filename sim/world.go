@@ -183,6 +183,7 @@ func (w *World) tick(d time.Duration) bool {
 // pasts lets time go by in this world alone.
 func (w *World) pasts(d time.Duration) {
 	w.now += d
+	w.checker.Now = w.now
 	if w.etcd.writable() {
 		w.checker.Available += d
 	}

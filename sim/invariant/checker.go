@@ -41,6 +41,8 @@ type Checker struct {
 	// checked is how much of the logs of store and objects was there when Check was last called.
 	checked, checkedObjects int
 
+	// Now is the time: the world sets it.
+	Now time.Duration
 	// Available is for how long etcd has answered everything: the world adds to it.
 	Available time.Duration
 	// Outages is how often it has stopped to: the world counts them.
@@ -61,6 +63,8 @@ type Checker struct {
 	// unnoticed are the keys that a stock server wrote while nobody reported Unknown for it,
 	// and which one: nothing is promised of them until somebody does.
 	unnoticed map[string]agree.ServerID
+	// lingering are the stock servers that have deleted their Leases themselves.
+	lingering map[*Server]lingering
 	// unreported are the keys that a server wrote which reports nothing, as its gate is off or it
 	// is a stock one: no census foresees what it writes.
 	unreported map[string]bool
@@ -100,6 +104,7 @@ func New(store, objects *etcd.Store, api *registry.Storage, violated func(Violat
 		erasures:   map[agree.ServerID]bool{},
 		stray:      map[string]bool{},
 		unnoticed:  map[string]agree.ServerID{},
+		lingering:  map[*Server]lingering{},
 		unreported: map[string]bool{},
 		committed:  map[string]bool{},
 		ended:      map[types.UID]bool{},

@@ -28,6 +28,9 @@ func (c *Checker) judgeLease(r *Write, e etcd.Event) {
 	// collected: so neither is its Lease, which would have its reports dropped. Time in which
 	// etcd took no renewals does not count.
 	id := agree.ServerID(c.api.View(e.Prev).GetName())
+	if r != nil && r.By.Stock {
+		c.linger(r.By)
+	}
 	if r != nil && r.Role == script.Collecting && c.alive(id, r.By) {
 		c.Violate("I6", "%s deleted the Lease of %s, who is %s and renewed it %s before", r.By, id, c.Owner[id], c.Available-c.renewed[id].available)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/sim/object"
@@ -15,6 +16,10 @@ import (
 
 // StockDuration is for how long the Lease of a stock server lasts.
 const StockDuration = time.Hour
+
+// StockLingers is for how long after a stock server has deleted its Lease its writes still land, and
+// for how long triggers wait for them.
+const StockLingers = 10 * time.Second
 
 const stockPrefix = "apiserver-stock"
 
@@ -46,12 +51,33 @@ func (c *Checker) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 }
 
 // judgeStock takes a stock server's put. While Unknown is reported for it, its writes are
-// covered: stored sets have Unknown. Before, as when its Lease is new or was deleted although
-// it lives, nothing is promised of it until Unknown is reported.
+// covered: stored sets have Unknown. So are those of one that has deleted its Lease, for as long as it
+// lingers. Before, as when its Lease is new or was deleted although it lives, nothing is promised of
+// it until Unknown is reported.
 func (c *Checker) judgeStock(r *Write, res *object.Resource, key string) {
-	if id := StockID(r.By.Slot); !c.noticed(c.api.LookStorageVersion(res), id) {
-		c.unnoticed[key] = id
+	sv, id := c.api.LookStorageVersion(res), StockID(r.By.Slot)
+	if last, ok := c.lingering[r.By]; ok && sv != nil && c.Now < last.until && last.of[sv.UID] || c.noticed(sv, id) {
+		return
 	}
+	c.unnoticed[key] = id
+}
+
+// lingering is a stock server that has deleted its Lease: the StorageVersions that said then that it
+// does not report, by uid, and when it has ended its last write.
+type lingering struct {
+	of    map[types.UID]bool
+	until time.Duration
+}
+
+// linger notes that a stock server has deleted its Lease.
+func (c *Checker) linger(by *Server) {
+	of := map[types.UID]bool{}
+	for _, res := range object.All {
+		if sv := c.api.LookStorageVersion(res); c.noticed(sv, StockID(by.Slot)) {
+			of[sv.UID] = true
+		}
+	}
+	c.lingering[by] = lingering{of: of, until: c.Now + StockLingers}
 }
 
 // judgeSilence checks a write of a StorageVersion whose writer has read the Leases:
