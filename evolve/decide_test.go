@@ -170,6 +170,17 @@ var decisions = []struct {
 		[]string{"migration new waits: x does not report", "migration other waits: x does not report"},
 	},
 	{
+		"no migration begins while a server that has gone, and did not report, may still write",
+		Observation{StorageVersion: lately(4, 3, "batch/v1"), State: state(4, "batch/v1", "batch/v1", Unknown), Settling: time.Minute,
+			Migrations: []Migration{{Name: "user"}, {Name: "told", Waiting: settling}, {Name: "made", Made: true, Target: running.Target}}},
+		[]string{"delete migration made: it was made for batch/v1@sv/3", "migration user waits: " + settling, "wait 1m0s: " + settling},
+	},
+	{
+		"and one begins then",
+		Observation{StorageVersion: lately(4, 3, "batch/v1"), State: state(4, "batch/v1", "batch/v1", Unknown)},
+		[]string{"create migration cronjobs.batch-sv-4-1 to batch/v1@sv/4, attempt 1"},
+	},
+	{
 		"a StorageVersion that was only created says nothing",
 		Observation{StorageVersion: at(0)},
 		nil,
@@ -347,6 +358,38 @@ func TestServedVersion(t *testing.T) {
 	} {
 		if got := servedVersion(gr, test.encoding, []agree.Report{{Served: test.served}}); got != test.want {
 			t.Errorf("stored in %s, served in %v: %s, want %s", test.encoding, test.served, got, test.want)
+		}
+	}
+}
+
+// lately returns a StorageVersion that all agree on, and in which Unknown was reported until an
+// earlier epoch.
+func lately(epoch, until int64, e agree.Encoding) *StorageVersion {
+	sv := at(epoch, e)
+	sv.History.Last[Unknown] = until
+	return sv
+}
+
+// TestSilenced: a silence that is over has a name, which another one does not have.
+func TestSilenced(t *testing.T) {
+	unknown := state(4, "batch/v1", "batch/v1", Unknown)
+	forgotten := at(4, "batch/v1")
+	forgotten.History.Forgotten = 2
+	for _, test := range []struct {
+		why  string
+		o    Observation
+		want Ref
+	}{
+		{"it is over", Observation{State: unknown, StorageVersion: lately(4, 3, "batch/v1")}, Ref{"sv", 3}},
+		{"a later one is over", Observation{State: unknown, StorageVersion: lately(6, 5, "batch/v1")}, Ref{"sv", 5}},
+		{"nobody remembers", Observation{State: unknown, StorageVersion: forgotten}, Ref{"sv", 2}},
+		{"it lasts", Observation{State: unknown, StorageVersion: at(4, "batch/v1", Unknown)}, Ref{}},
+		{"there was none, as in a new cluster", Observation{State: unknown, StorageVersion: at(4, "batch/v1")}, Ref{}},
+		{"everything was migrated since", Observation{State: state(4, "batch/v1", "batch/v1"), StorageVersion: lately(4, 3, "batch/v1")}, Ref{}},
+		{"there is no state", Observation{StorageVersion: lately(4, 3, "batch/v1")}, Ref{}},
+	} {
+		if got, over := Silenced(test.o); got != test.want || over != (test.want != Ref{}) {
+			t.Errorf("%s: %v, %t; want %v", test.why, got, over, test.want)
 		}
 	}
 }

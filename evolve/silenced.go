@@ -9,24 +9,16 @@ import "slices"
 // before such requests must have ended; else the migration succeeds, and the objects that come
 // after it stay. The Ref stays the same as long as no other such server has come, and Reported
 // does not name Unknown.
-//
-// A stored set that has gained Unknown from another StorageVersion (it is not the first then) is
-// treated alike: the history of that one is lost.
 func Silenced(o Observation) (Ref, bool) {
 	if o.State == nil || o.StorageVersion == nil || !slices.Contains(o.State.Stored, Unknown) {
 		return Ref{}, false
 	}
 	sv := o.StorageVersion
 	at := max(sv.History.Last[Unknown], sv.History.Forgotten)
-	if at == 0 && o.State.Stored[0] == Unknown || sv.reportsUnknown() {
+	if at == 0 || slices.Contains(sv.History.Reported(), Unknown) {
 		return Ref{}, false
 	}
 	return Ref{UID: sv.UID, Epoch: at}, true
-}
-
-// reportsUnknown says whether a server that does not report takes part now.
-func (sv *StorageVersion) reportsUnknown() bool {
-	return slices.Contains(sv.History.Reported(), Unknown)
 }
 
 // settling is why no migration begins.
