@@ -27,7 +27,7 @@ func TestLastWriteOfStock(t *testing.T) {
 	s := c.ready(ours, "one", "--migration-settle=30s")
 	const n = 5
 	s.createWidgets(n)
-	s.migrated(time.Minute)
+	s.migrated(3 * time.Minute)
 	other := c.ready(stock, "other", "--shutdown-delay-duration=3s")
 	eventually(t, time.Minute, "the stock server serves the widgets", func(ctx context.Context) error {
 		_, err := other.widgets().List(ctx, metav1.ListOptions{})
