@@ -11,15 +11,21 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/concord-dev/concord/stored"
 )
 
 // answerTimeout bounds the wait for the first answer of an etcd.
 const answerTimeout = 10 * time.Second
+
+// reasonTimeout bounds the wait for the reason why there was none.
+const reasonTimeout = 2 * time.Second
 
 // Options name an etcd, and the prefix that is read in it.
 type Options struct {
@@ -69,12 +75,27 @@ func (o *Options) Connect(ctx context.Context, endpoints []string) (*clientv3.Cl
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(endpoints, ","), err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	asking, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	if _, err := client.Get(ctx, o.Under()+"/", clientv3.WithCountOnly()); err != nil {
+	if _, err := client.Get(asking, o.Under()+"/", clientv3.WithCountOnly()); err != nil {
 		return nil, errors.Join(
-			fmt.Errorf("etcd at %s does not answer (check the address, the certificates and that it has a leader): %w", strings.Join(endpoints, ","), err),
+			fmt.Errorf("etcd at %s does not answer (check the address, the certificates and that it has a leader): %w", strings.Join(endpoints, ","), why(ctx, client, err)),
 			client.Close())
 	}
 	return client, nil
+}
+
+// why returns the reason why there is no connection, of which a client that waited for one tells nothing but the wait:
+// a refused certificate, for example.
+func why(ctx context.Context, client *clientv3.Client, waited error) error {
+	if !errors.Is(waited, context.DeadlineExceeded) {
+		return waited
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reasonTimeout)
+	defer cancel()
+	_, err := etcdserverpb.NewKVClient(client.ActiveConnection()).Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
+	if status.Code(err) == codes.Unavailable {
+		return errors.New(status.Convert(err).Message())
+	}
+	return waited
 }
