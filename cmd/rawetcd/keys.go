@@ -19,7 +19,8 @@ const AboutKeys = `It counts the values in raw etcd by the key that each says it
 revision, and reads with which keys servers report to encrypt at that revision. A key is
 safe to remove from --encryption-provider-config when no value has it and no server
 encrypts with it: a server cannot write what it does not report. That holds as long as no
-server is started, or loads a configuration, with that key in the first place.
+server is started, or loads a configuration, with that key in the first place. A backup of etcd
+that was made before needs the key still: keep it for as long as such backups are kept.
 
 Keys are named <provider>:<version>:<name>; "identity" stands for values that are not
 encrypted. Of a KMS plugin each key that it uses, or used, is listed as
