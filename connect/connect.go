@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	goruntime "runtime"
-	"sync"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -25,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
@@ -80,15 +78,10 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 	return NewClientWith(config, schema.GroupVersion{})
 }
 
-// definitionsInProtobuf has clients read definitions in the form that is decoded faster: their
-// schemas are long.
-var definitionsInProtobuf = sync.OnceFunc(func() { utilruntime.Must(apiutil.AddToProtobufScheme(apiextensionsv1.AddToScheme)) })
-
 // NewClientWith returns such a client that also knows the migrations of
 // storagemigration.k8s.io, if one of its versions is given: their types are v1's in all of
 // them.
 func NewClientWith(config *rest.Config, migrations schema.GroupVersion) (client.WithWatch, error) {
-	definitionsInProtobuf()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		authenticationv1.AddToScheme, corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme,
@@ -123,6 +116,10 @@ func NewClientWith(config *rest.Config, migrations schema.GroupVersion) (client.
 			mapper.Add(kind, scope)
 		}
 	}
+	config = rest.CopyConfig(config)
+	// Named, since client-go prefers CBOR where its feature gates say so and nothing is named, which this
+	// client does not write. Answers come in protobuf for the kinds that have it.
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)

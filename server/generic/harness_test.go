@@ -36,6 +36,9 @@ const (
 // versions are a process's.
 const emulate = "CONCORD_TEST_EMULATE"
 
+// allFeatures is the environment variable that has them serve and do all that they can.
+const allFeatures = "CONCORD_TEST_ALL"
+
 // shared is a server that tests share which need no other.
 var shared *running
 
@@ -56,10 +59,19 @@ func TestMain(m *testing.M) {
 		defer func() { _ = os.RemoveAll(dir) }()
 		if shared, err = start(func(o *generic.Options) {
 			o.DataDir = dir
+			flags := map[string]string{}
 			if release := os.Getenv(emulate); release != "" {
-				fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+				flags["emulation-version"] = release
+			}
+			if os.Getenv(allFeatures) != "" {
+				flags["feature-gates"], flags["runtime-config"] = "AllAlpha=true,AllBeta=true,CBORServingAndStorage=false", "api/all=true"
+			}
+			fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+			if len(flags) > 0 {
 				o.AddVersionFlags(fs)
-				if err := fs.Set("emulation-version", release); err != nil {
+			}
+			for flag, value := range flags {
+				if err := fs.Set(flag, value); err != nil {
 					panic(err)
 				}
 			}

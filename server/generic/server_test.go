@@ -83,6 +83,16 @@ func TestEmulation(t *testing.T) {
 	}
 }
 
+// All features that can be on, in a process of their own: clients prefer CBOR then.
+func TestAllFeatures(t *testing.T) {
+	tests := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^(TestCustomResources|TestWatchCacheOutlivesStorageVersion)$", "-test.v")
+	tests.Env = append(os.Environ(), allFeatures+"=yes")
+	out, err := tests.CombinedOutput()
+	if passed := strings.Count(string(out), "--- PASS"); err != nil || passed != 2 {
+		t.Errorf("%d tests passed: %v\n%s", passed, err, out)
+	}
+}
+
 func TestPriorityAndFairness(t *testing.T) {
 	client := must[*http.Client](t)(rest.HTTPClientFor(shared.admin))
 	response := must[*http.Response](t)(client.Get(shared.admin.Host + "/api/v1/namespaces"))

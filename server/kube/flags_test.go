@@ -91,7 +91,7 @@ func testFlags(t *testing.T) {
 		}},
 		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
 		"peers":  {c.peerFlags(), nil},
-		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false,ClientsAllowCBOR=false,ClientsPreferCBOR=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
 			_, body, err := s.get(t.Context(), "/metrics")
 			if err != nil || !strings.Contains(body, `name="StorageVersionAPI",stage="ALPHA"} 0`) {
 				t.Errorf("upstream's StorageVersionAPI is not off, error %v", err)
