@@ -10,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/workers"
 )
@@ -26,7 +27,8 @@ const (
 // Invariant: etcd is away exactly if a question failed, or got no answer in time, and no
 // question that was asked later has been answered.
 type answers struct {
-	ask func(context.Context) error
+	// ask returns the revision of etcd.
+	ask func(context.Context) (int64, error)
 	// limit is how long a question may go without an answer.
 	limit time.Duration
 
@@ -34,15 +36,17 @@ type answers struct {
 	answered time.Time // when the last question that was answered was asked
 	away     error     // why etcd is away; nil while it answers
 	since    time.Time // since when
+	newest   int64     // the highest revision seen
+	back     error     // that a later one was lower; it stays
 }
 
 // newAnswers asks by linearizable reads, which need a quorum. They are not tried
 // again: the client would do so for long.
 func newAnswers(etcd *clientv3.Client, limit time.Duration) *answers {
 	kv := etcdserverpb.NewKVClient(etcd.ActiveConnection())
-	return &answers{limit: limit, ask: func(ctx context.Context) error {
-		_, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
-		return err
+	return &answers{limit: limit, ask: func(ctx context.Context) (int64, error) {
+		answer, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
+		return answer.GetHeader().GetRevision(), err
 	}}
 }
 
@@ -71,12 +75,43 @@ func (h *answers) run(ctx context.Context) {
 }
 
 func (h *answers) once(ctx context.Context) {
-	at := time.Now()
+	at, newest := time.Now(), h.revision()
 	asking, cancel := context.WithTimeout(ctx, h.limit)
 	defer cancel()
-	if err := h.ask(asking); ctx.Err() == nil {
-		h.note(at, err)
+	revision, err := h.ask(asking)
+	if ctx.Err() != nil {
+		return
 	}
+	h.note(at, err)
+	if err == nil {
+		h.compare(newest, revision)
+	}
+}
+
+// revision is the highest that was seen.
+func (h *answers) revision() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.newest
+}
+
+// compare takes in the revision of an answer to a question that was asked when the highest one seen was newest. The
+// reads are linearizable: whichever member answers, it has seen all that any had answered before it was asked.
+func (h *answers) compare(newest, revision int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.newest = max(h.newest, revision)
+	if revision < newest && h.back == nil {
+		h.back = fmt.Errorf("etcd went back from revision %d to %d: it was restored under running servers; restart all of them", newest, revision)
+		klog.Background().Error(h.back, "Writes of some resources are refused until then")
+	}
+}
+
+// wentBack says in one line that etcd was restored to an older revision since the process began; else nil.
+func (h *answers) wentBack() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.back
 }
 
 // note takes in the outcome of a question asked at a time.

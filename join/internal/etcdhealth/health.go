@@ -2,6 +2,7 @@
 package etcdhealth
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -80,7 +81,9 @@ func (h *Health) AddChecks(c *genericapiserver.Config, patience time.Duration) {
 		}
 		return h.answers.err()
 	}))
-	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-readiness", "etcd-readiness", func(*http.Request) error { return h.answers.err() }))
+	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-readiness", "etcd-readiness", func(*http.Request) error {
+		return cmp.Or(h.answers.err(), h.answers.wentBack())
+	}))
 }
 
 // Space is the readiness check etcd-space, which fails while etcd takes no puts.

@@ -114,3 +114,42 @@ func TestEtcdHealthOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestEtcdHealthBack: an etcd that is at a lower revision than before was restored; an answer that was overtaken by a
+// later one tells nothing.
+func TestEtcdHealthBack(t *testing.T) {
+	revision := int64(7)
+	var during func()
+	h := &answers{limit: time.Second, ask: func(context.Context) (int64, error) {
+		answer := revision
+		if during != nil {
+			during()
+		}
+		return answer, nil
+	}}
+	step := func(what string, at int64, back bool) {
+		t.Helper()
+		revision = at
+		h.once(t.Context())
+		if err := h.wentBack(); (err != nil) != back {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	step("the first answer", 7, false)
+	step("the same", 7, false)
+	step("a later one", 9, false)
+	during = func() {
+		during = nil
+		step("a later one meanwhile", 12, false)
+	}
+	step("an earlier one that comes late", 10, false)
+	step("none was made since", 12, false)
+	step("restored", 5, true)
+	if text := h.wentBack().Error(); !strings.Contains(text, "from revision 12 to 5") {
+		t.Errorf("it says %q", text)
+	}
+	step("written to since then", 100, true)
+	if h.err() != nil {
+		t.Errorf("it is away: %v", h.err())
+	}
+}
