@@ -8,6 +8,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -39,9 +40,41 @@ func ensure(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRe
 	if equality.Semantic.DeepDerivative(want.Spec, have.Spec) {
 		return nil
 	}
+	// One that holds more than this build knows is a newer build's: without its schema what newer servers
+	// write would be dropped.
+	if newer, ours := fields(&have), fields(want); newer.Len() > ours.Len() && newer.IsSuperset(ours) {
+		return nil
+	}
 	have.Spec = want.Spec
 	if err := c.Update(ctx, &have); err != nil && !apierrors.IsConflict(err) {
 		return err
 	}
 	return nil
+}
+
+// fields are the paths of all fields that the schemas of a definition name, of each version.
+func fields(crd *apiextensionsv1.CustomResourceDefinition) sets.Set[string] {
+	found := sets.New[string]()
+	var walk func(path string, schema *apiextensionsv1.JSONSchemaProps)
+	walk = func(path string, schema *apiextensionsv1.JSONSchemaProps) {
+		if schema == nil {
+			return
+		}
+		found.Insert(path)
+		for name, property := range schema.Properties {
+			walk(path+"."+name, &property)
+		}
+		if schema.Items != nil {
+			walk(path+"[]", schema.Items.Schema)
+		}
+		if schema.AdditionalProperties != nil {
+			walk(path+"{}", schema.AdditionalProperties.Schema)
+		}
+	}
+	for _, version := range crd.Spec.Versions {
+		if version.Schema != nil {
+			walk(version.Name, version.Schema.OpenAPIV3Schema)
+		}
+	}
+	return found
 }
