@@ -143,7 +143,7 @@ func (t *term) tokens(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(as(t.Client, user.KubeControllerManager))
+	client, err := kubernetes.NewForConfig(t.as(user.KubeControllerManager))
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,9 @@ type Config struct {
 	// Client reaches the server as somebody who may impersonate the controllers' service
 	// accounts, as a server's loopback client may.
 	Client *rest.Config
+	// NoRBAC says that the server does not authorize by RBAC, whose roles would let those
+	// service accounts do their work: all controllers act as Client's own user.
+	NoRBAC bool
 	// RootCA are the certificates, in PEM, that clients in the cluster trust for its servers
 	// (kube-root-ca.crt).
 	RootCA []byte

@@ -87,7 +87,7 @@ func runLoops(ctx context.Context, loops []loop) error {
 // newTerm makes the informers and the REST mapper that the controllers share. They have
 // kube-controller-manager's own identity, as there.
 func newTerm(config Config) (*term, error) {
-	all := as(config.Client, user.KubeControllerManager)
+	all := config.as(user.KubeControllerManager)
 	client, err := kubernetes.NewForConfig(all)
 	if err != nil {
 		return nil, err
@@ -139,18 +139,20 @@ func (t *term) run(l loop) { t.loops = append(t.loops, l) }
 
 // config returns a client configuration of one controller's service account.
 func (t *term) config(controller string) *rest.Config {
-	return as(t.Client, serviceaccount.MakeUsername(controllersNamespace, controller))
+	return t.as(serviceaccount.MakeUsername(controllersNamespace, controller))
 }
 
 func (t *term) client(controller string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(t.config(controller))
 }
 
-// as returns a client configuration of somebody else. How much it may ask for at once is
-// decided by priority and fairness, for that identity.
-func as(config *rest.Config, username string) *rest.Config {
-	config = rest.AddUserAgent(rest.CopyConfig(config), username)
-	config.Impersonate = rest.ImpersonationConfig{UserName: username}
+// as returns a client configuration of somebody else, where RBAC lets that one do its work. How much
+// it may ask for at once is decided by priority and fairness, for that identity.
+func (c *Config) as(username string) *rest.Config {
+	config := rest.AddUserAgent(rest.CopyConfig(c.Client), username)
+	if !c.NoRBAC {
+		config.Impersonate = rest.ImpersonationConfig{UserName: username}
+	}
 	config.QPS = -1
 	return config
 }

@@ -23,8 +23,11 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api/v1"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/server/generic"
 )
 
@@ -58,6 +61,21 @@ func TestWhoAndMayByFlags(t *testing.T) {
 		"--authorization-mode=Webhook,RBAC", "--authorization-webhook-config-file="+writeFile(t, "webhook.json", authorizer.kubeconfig(t)),
 		"--authorization-webhook-version=v1", "--authorization-webhook-cache-authorized-ttl=1s", "--authorization-webhook-cache-unauthorized-ttl=1s")
 	s.wantKnown(t, provider, authorizer)
+}
+
+// TestWithoutRBAC: where another authorizer is alone the controllers act all the same, Concord's own and Kubernetes'.
+func TestWithoutRBAC(t *testing.T) {
+	policy := writeFile(t, "policy.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"jane","namespace":"*","resource":"*","apiGroup":"*"}}`)
+	s := startWith(t, "--authorization-mode=ABAC", "--authorization-policy-file="+policy)
+	states := dynamic.NewForConfigOrDie(s.admin).Resource(migrationv1alpha1.SchemeGroupVersion.WithResource("storagestates"))
+	eventually(t, "the trigger writes a StorageState", func(ctx context.Context) error {
+		_, err := states.Get(ctx, migrationv1alpha1.StateName(schema.GroupResource{Resource: "configmaps"}), metav1.GetOptions{})
+		return err
+	})
+	eventually(t, "the default ServiceAccount is made", func(ctx context.Context) error {
+		_, err := s.kube.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
 }
 
 // wantKnown expects the server to know users by the tokens of the provider and of no other one, and

@@ -140,7 +140,11 @@ func (o *Options) serve(ctx context.Context, etcd *join.Etcd, ring *keyring.Ring
 	if err := o.publishFrontProxy(c, certs); err != nil {
 		return err
 	}
-	j, err := join.NewOn(etcd, o.join(c, ring))
+	config := o.join(c, ring)
+	if config.RBAC, err = planning.ByRBAC(o.ControlPlane.Authorization); err != nil {
+		return err
+	}
+	j, err := join.NewOn(etcd, config)
 	if err != nil {
 		return err
 	}
@@ -157,7 +161,7 @@ func (o *Options) serve(ctx context.Context, etcd *join.Etcd, ring *keyring.Ring
 	if err := j.Start(chain.GenericAPIServer); err != nil {
 		return err
 	}
-	if err := o.addHooks(chain, c, certs, serving); err != nil {
+	if err := o.addHooks(chain, c, certs, config.RBAC, serving); err != nil {
 		return err
 	}
 	return run(ctx, chain, c.controlPlane.Generic.LoopbackClientConfig, j)
@@ -175,17 +179,16 @@ func (o *Options) join(c *configs, ring *keyring.Ring) join.Config {
 	config.Keyring = ring
 	config.Binary, config.Emulation, config.MinCompatibility = o.plan.Binary, o.plan.Emulation, o.plan.MinCompatibility
 	config.Kinds = planning.Kinds(o.plan)
-	config.RBAC = true
 	return config
 }
 
 // addHooks starts the background work that runs with the server.
-func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs, certs *pki.Certificates, serving func(*Server)) error {
+func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs, certs *pki.Certificates, rbac bool, serving func(*Server)) error {
 	last := chain.GenericAPIServer
 	// Requests are waited for elsewhere.
 	last.ShutdownTimeout = closeTimeout
 	if !o.Join.NoControllers {
-		if err := o.addControllers(last, c, certs); err != nil {
+		if err := o.addControllers(last, c, certs, rbac); err != nil {
 			return err
 		}
 	}
@@ -210,13 +213,14 @@ func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs,
 
 // addControllers runs Kubernetes' controllers while this server is elected. They end before
 // the server stops to listen, so that it can give up the lock.
-func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *configs, certs *pki.Certificates) error {
+func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *configs, certs *pki.Certificates, rbac bool) error {
 	root, err := o.rootCA(certs)
 	if err != nil {
 		return err
 	}
 	config := controllers.Config{
 		Client:     join.AsComponent(c.controlPlane.Generic.LoopbackClientConfig, compat.ConcordControllers, o.plan.Emulation),
+		NoRBAC:     !rbac,
 		RootCA:     root,
 		CACertFile: certs.CAFile, CAKeyFile: filepath.Join(o.CertDir, pki.CAKeyName),
 		TokenKeyFile: o.ControlPlane.ServiceAccountSigningKeyFile,

@@ -177,7 +177,10 @@ func (s *server) serve(ctx context.Context, etcd *join.Etcd) error {
 	config.Keyring = s.ring
 	config.Binary, config.Emulation, config.MinCompatibility = s.plan.Binary, s.plan.Emulation, s.plan.MinCompatibility
 	config.Kinds = planning.Kinds(s.plan)
-	config.RBAC = true
+	var err error
+	if config.RBAC, err = planning.ByRBAC(s.options.Authorization); err != nil {
+		return err
+	}
 	j, err := join.NewOn(etcd, config)
 	if err != nil {
 		return err
