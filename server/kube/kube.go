@@ -53,6 +53,17 @@ func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options
 	if s.ring, err = keyring.New(providers, s.keyring()); err != nil {
 		return err
 	}
+	// First whether etcd answers at all: kube-apiserver's own code waits for it without a word, and does not tell why in vain.
+	// An egress selector for etcd is known only after that.
+	if options.EgressSelector.ConfigFile == "" {
+		etcd, err := join.Dial(ctx, options.Etcd.StorageConfig)
+		if err != nil {
+			return err
+		}
+		if err := etcd.Close(); err != nil {
+			return err
+		}
+	}
 	if err := s.configure(); err != nil {
 		return err
 	}

@@ -111,6 +111,15 @@ func TestKubeadm(t *testing.T) {
 	}
 	flags := slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
 	t.Log(strings.Join(flags, " "))
+	stranger := start(t, ours, "stranger", filepath.Join(c.dir, "stranger.log"), append(flags, "--etcd-cafile="+filepath.Join(cfg.CertificatesDir, kubeadmconstants.FrontProxyCACertName))...)
+	select {
+	case <-stranger.Done():
+		if said := stranger.Failure().Error(); !strings.Contains(said, "etcd's certificate is refused") || !strings.Contains(said, "--etcd-cafile") {
+			t.Errorf("with another CA for etcd it said %s", said)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it runs with another CA for etcd")
+	}
 	s := &apiserver{Process: start(t, ours, "one", filepath.Join(c.dir, "one.log"), flags...), t: t, name: "one", url: "https://" + address}
 	s.access = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
 	s.waitReady()
