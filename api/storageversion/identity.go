@@ -71,8 +71,7 @@ const (
 	// UpstreamIdentityPrefix begins the APIServerID that a Concord server gives to the code of
 	// kube-apiserver in its process, and so the name of the identity Lease that this code keeps
 	// beside the one of package member. Such a Lease is no server's but upstream's bookkeeping
-	// (peer proxy, its own garbage collector): it makes no participant, and is neither judged
-	// nor deleted by us. A kube-apiserver without Concord is called "apiserver-" and 26
+	// (peer proxy): it makes no participant. The collector deletes it after a crash. A kube-apiserver without Concord is called "apiserver-" and 26
 	// characters of base32, without another dash (k8s.io/apiserver, server.NewConfig), and our
 	// own Leases "apiserver-" and 16 of hexadecimal: none begins like this.
 	//

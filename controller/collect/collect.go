@@ -123,13 +123,14 @@ func (c *Collector) Step(ctx context.Context, leader bool) error {
 
 // observe lists the Leases and counts the time since the answer of the last observation,
 // of which two intervals at most were observed: a Lease may have been renewed while that
-// answer was on its way. Those of aggregated servers are not judged here. After a failure, or a gap in which renewals may have been
+// answer was on its way. Those of aggregated servers are not judged here; those that upstream's code keeps
+// beside ours are, since nobody else removes them after a crash. After a failure, or a gap in which renewals may have been
 // impossible, as after a pause of this process or a slow answer, every count starts anew.
 func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error) {
 	begun := c.cfg.Clock.Now()
 	previous := c.observed
 	c.observed = time.Time{}
-	leases, err := c.leases(ctx)
+	leases, err := c.identities(ctx)
 	if err != nil {
 		c.liveness.Forget()
 		return nil, err
@@ -150,7 +151,7 @@ func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error)
 	}
 	c.liveness.Observe(min(silent, 2*c.cfg.Interval), beats)
 	c.observed, c.answered = begun, c.cfg.Clock.Now()
-	return leases, nil
+	return storageversion.Servers(leases), nil
 }
 
 // longestGap is how far two observations may lie apart to be contiguous: a third of the
@@ -189,12 +190,18 @@ func duration(lease *coordinationv1.Lease) time.Duration {
 
 // leases lists the identity Leases that stand for servers.
 func (c *Collector) leases(ctx context.Context) ([]coordinationv1.Lease, error) {
+	identities, err := c.identities(ctx)
+	return storageversion.Servers(identities), err
+}
+
+// identities lists all identity Leases.
+func (c *Collector) identities(ctx context.Context) ([]coordinationv1.Lease, error) {
 	var list coordinationv1.LeaseList
 	if err := c.cfg.Client.List(ctx, &list, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
-	return storageversion.Servers(list.Items), nil
+	return list.Items, nil
 }
 
 // expire deletes the Leases that were not renewed, each only as it was observed. The

@@ -125,17 +125,22 @@ func TestStockServerIsNotWaitedFor(t *testing.T) {
 }
 
 // TestUpstreamsOwnLease: the Lease that upstream's code keeps in a Concord process, also
-// when that has crashed, is no participant, and neither judged nor deleted.
+// when that has crashed, is no participant. It is deleted when it was not renewed for as long as it says.
 func TestUpstreamsOwnLease(t *testing.T) {
 	w := newWorld(t, every10s)
 	w.renew("a", true)
 	name := storageversion.NewUpstreamIdentity()
-	w.renewStock(name, func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To[int32](20) })
 	w.setReports("core.secrets", "a")
-	w.observe(5*time.Minute, func() {})
+	w.observe(2*time.Hour, func() { w.renewStock(name) })
+	w.observe(3590*time.Second, func() {})
 	w.expectServers("core.secrets", "a=v1")
 	if !w.hasLease(agree.ServerID(name)) {
-		t.Error("it was deleted")
+		t.Error("it was deleted within its hour")
+	}
+	w.observe(30*time.Second, func() {})
+	w.expectServers("core.secrets", "a=v1")
+	if w.hasLease(agree.ServerID(name)) {
+		t.Error("it is there for longer than it says")
 	}
 }
 

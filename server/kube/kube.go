@@ -109,6 +109,11 @@ func (s *server) keyring() keyring.Config {
 	}
 }
 
+// leaseCollector is upstream's hook that deletes identity Leases by the server's own clock: also those of servers that
+// live and whose clock is behind it by more than the 15 s that their Leases last. Whether a server lives is judged by
+// the collector of the protocol alone.
+const leaseCollector = "start-kube-apiserver-identity-lease-garbage-collector"
+
 // configure makes the configurations of the servers of the chain, as kube-apiserver does, but
 // for encryption, which the keyring does, and the server's identity.
 func (s *server) configure() error {
@@ -124,6 +129,9 @@ func (s *server) configure() error {
 		return err
 	}
 	generic := s.config.KubeAPIs.ControlPlane.Generic
+	if !s.own.Join.Silent { // a server that reports nothing runs no collector
+		generic.DisabledPostStartHooks.Insert(leaseCollector)
+	}
 	version := gates.Reported(generic.EffectiveVersion, s.options.GenericServerRunOptions.ComponentGlobalsRegistry)
 	generic.EffectiveVersion, s.config.Aggregator.GenericConfig.EffectiveVersion, s.config.ApiExtensions.GenericConfig.EffectiveVersion = version, version, version
 	klog.InfoS("Starting", "version", version.Info().GitVersion)

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -92,6 +93,9 @@ func TestCrash(t *testing.T) {
 	one := c.ready(ours, "one", c.auditFlags()...)
 	two := c.ready(ours, "two", "--controllers=false")
 	one.agreed(time.Minute, 2)
+	if _, hooks, err := one.get(t.Context(), "/readyz?verbose"); err != nil || strings.Contains(hooks, "lease-garbage-collector") {
+		t.Errorf("upstream's code deletes identity Leases by this server's clock: %v, %s", err, hooks)
+	}
 	eventually(t, time.Minute, "four identity Leases", func(ctx context.Context) error {
 		servers, upstream, err := one.identities(ctx)
 		if err == nil && (len(servers) != 2 || len(upstream) != 2) {
