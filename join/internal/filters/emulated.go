@@ -34,7 +34,10 @@ func WithEmulation(next http.Handler, window compat.Window, metrics bool) http.H
 			warning.AddWarning(ctx, agent, text)
 		})
 		if older && (r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch) {
-			w = responsewriter.WrapForHTTP1Or2(&hinting{ResponseWriter: w, hint: func() { warning.AddWarning(ctx, "", hint) }})
+			h := &hinting{ResponseWriter: w, hint: func() { warning.AddWarning(ctx, "", hint) }}
+			next.ServeHTTP(responsewriter.WrapForHTTP1Or2(h), r.WithContext(warning.WithWarningRecorder(ctx, forward)))
+			h.end()
+			return
 		}
 		next.ServeHTTP(w, r.WithContext(warning.WithWarningRecorder(ctx, forward)))
 	})
@@ -64,7 +67,7 @@ func deprecatedAfter(text string, emulation *version.Version) bool {
 var undeclared = []byte("undeclared reference to")
 
 // hinting adds a warning to an answer that refuses an object because of a name that CEL does
-// not know. The header waits for the first bytes of the body.
+// not know. The header waits for the first bytes of the body, a flush or the end.
 type hinting struct {
 	http.ResponseWriter
 	hint func()
@@ -72,7 +75,10 @@ type hinting struct {
 	code int
 }
 
-var _ responsewriter.UserProvidedDecorator = (*hinting)(nil)
+var (
+	_ responsewriter.UserProvidedDecorator = (*hinting)(nil)
+	_ http.Flusher                         = (*hinting)(nil)
+)
 
 // Unwrap implements responsewriter.UserProvidedDecorator.
 func (h *hinting) Unwrap() http.ResponseWriter { return h.ResponseWriter }
@@ -92,8 +98,23 @@ func (h *hinting) Write(body []byte) (int, error) {
 		if bytes.Contains(body, undeclared) {
 			h.hint()
 		}
+		h.end()
+	}
+	return h.ResponseWriter.Write(body)
+}
+
+// Flush implements http.Flusher.
+func (h *hinting) Flush() {
+	h.end()
+	if inner, ok := h.ResponseWriter.(http.Flusher); ok {
+		inner.Flush()
+	}
+}
+
+// end writes the status that is still to be written.
+func (h *hinting) end() {
+	if h.code != 0 {
 		h.ResponseWriter.WriteHeader(h.code)
 		h.code = 0
 	}
-	return h.ResponseWriter.Write(body)
 }

@@ -78,3 +78,29 @@ func TestWithEmulation(t *testing.T) {
 		})
 	}
 }
+
+// TestWithEmulationEmpty: a refusal keeps its status also where nothing, or something later, is written.
+func TestWithEmulationEmpty(t *testing.T) {
+	window := compat.Window{Emulation: version.MustParse("1.37"), MinCompatibility: version.MustParse("1.36")}
+	for name, write := range map[string]func(http.ResponseWriter){
+		"nothing":         func(http.ResponseWriter) {},
+		"a flush":         func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+		"a flush, a body": func(w http.ResponseWriter) { w.(http.Flusher).Flush(); _, _ = w.Write([]byte("{}")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(WithEmulation(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(http.StatusUnprocessableEntity)
+				write(w)
+			}), window, false))
+			defer server.Close()
+			answer, err := http.Post(server.URL, "text/plain", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = answer.Body.Close() }()
+			if answer.StatusCode != http.StatusUnprocessableEntity {
+				t.Errorf("answered %s", answer.Status)
+			}
+		})
+	}
+}
