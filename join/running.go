@@ -61,7 +61,11 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if err := server.AddPostStartHook(hook, j.running.start); err != nil {
 		return err
 	}
-	if err := server.AddPreShutdownHook("concord-depart", j.running.depart); err != nil {
+	departed := j.running.depart
+	if delay := server.ShutdownDelayDuration; delay > 0 {
+		departed = afterDelay(delay, delegated(server), departed)
+	}
+	if err := server.AddPreShutdownHook("concord-depart", departed); err != nil {
 		return err
 	}
 	if j.hosting != nil {
@@ -69,6 +73,31 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	}
 	j.started.Store(true)
 	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.health.Space())
+}
+
+// delegated takes the pre-shutdown hooks of the servers that this one delegates to, and returns
+// what runs them: the library runs all hooks one after the other, in any order.
+func delegated(server *genericapiserver.GenericAPIServer) func() error {
+	delegate, ok := server.NextDelegate().(*genericapiserver.GenericAPIServer)
+	if !ok {
+		return func() error { return nil }
+	}
+	for name := range delegate.PreShutdownHooks() {
+		delete(server.PreShutdownHooks(), name)
+	}
+	return delegate.RunPreShutdownHooks
+}
+
+// afterDelay is a pre-shutdown hook that begins with others, which take the server's address away, and
+// departs when the shutdown delay is over. Until then load balancers may send requests here, and the server serves
+// on: the library waits for both the delay and the hooks.
+func afterDelay(delay time.Duration, others, depart func() error) func() error {
+	return func() error {
+		over := time.After(delay)
+		err := others()
+		<-over
+		return errors.Join(err, depart())
+	}
 }
 
 // closeAfter is Close when an aggregated server, which has nobody else to do so, has ended.
