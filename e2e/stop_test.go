@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"syscall"
 	"testing"
@@ -95,4 +96,22 @@ func TestElectionsGivenUp(t *testing.T) {
 	}
 	c.WaitSettled()
 	c.Check()
+}
+
+// A server that stops takes writes as long as --shutdown-delay-duration says: load balancers may send them here
+// until they have seen that it is not ready.
+func TestShutdownDelay(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{Args: "--shutdown-delay-duration=20s"}, "one")[0]
+	s.Signal(syscall.SIGTERM)
+	s.WaitUnready(10 * time.Second)
+	for i := range 3 {
+		if a := send(t.Context(), s.Config(), http.MethodPost, configMapsPath, named("v1", "ConfigMap", fmt.Sprint("late", i))); a.status != http.StatusCreated {
+			t.Errorf("a write is answered with %v", a)
+		}
+	}
+	if result, ended := s.Wait(time.Minute); !ended || result.Code != 0 {
+		t.Errorf("it ended: %t, with %+v", ended, result)
+	}
 }
