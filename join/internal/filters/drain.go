@@ -25,11 +25,11 @@ func NewDrain() *Drain { return &Drain{idle: make(chan struct{})} }
 
 var readVerbs = map[string]bool{"get": true, "list": true, "watch": true}
 
-// Wrap is the filter.
-func (d *Drain) Wrap(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
+// Wrap is the filter. What longRunning tells of, such as a POST to pods/exec, writes nothing and has no end.
+func (d *Drain) Wrap(next http.Handler, serializer runtime.NegotiatedSerializer, longRunning apirequest.LongRunningRequestCheck) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, ok := apirequest.RequestInfoFrom(r.Context())
-		if !ok || !info.IsResourceRequest || readVerbs[info.Verb] || FromLoopback(r) {
+		if !ok || !info.IsResourceRequest || readVerbs[info.Verb] || longRunning(r, info) || FromLoopback(r) {
 			next.ServeHTTP(w, r)
 			return
 		}

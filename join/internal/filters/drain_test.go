@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
 
 	"k8s.io/client-go/kubernetes/scheme"
 )
@@ -20,17 +22,28 @@ func request(verb, group, resource string, u user.Info) *http.Request {
 
 // TestDrain asserts the order of a graceful stop (DESIGN 3.4): writes under way land
 // before the server is idle, new ones are refused with a retriable 503, and the requests
-// that the server itself sends, and reads, still pass.
+// that the server itself sends, and reads, still pass. Nobody waits for an open exec.
 func TestDrain(t *testing.T) {
 	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	d := NewDrain()
+	longRunning := genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString("exec"))
+	opened, closed := make(chan struct{}), make(chan struct{})
+	defer close(closed)
+	exec := request("create", "", "pods", client)
+	info, _ := apirequest.RequestInfoFrom(exec.Context())
+	info.Subresource = "exec"
+	go d.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(opened)
+		<-closed
+	}), scheme.Codecs, longRunning).ServeHTTP(httptest.NewRecorder(), exec)
+	<-opened
 	entered, finish := make(chan struct{}), make(chan struct{})
 	blocking := d.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		close(entered)
 		<-finish
-	}), scheme.Codecs)
-	open := d.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }), scheme.Codecs)
+	}), scheme.Codecs, longRunning)
+	open := d.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }), scheme.Codecs, longRunning)
 
 	landed := make(chan struct{})
 	go func() {
