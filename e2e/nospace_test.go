@@ -97,6 +97,10 @@ func TestEtcdNoSpace(t *testing.T) {
 	servers := c.Start(atRate(50), "one", "two")
 	s, config := servers[0], servers[0].Config()
 	createWidgets(t, "v1", servers...)
+	account := named("v1", "ServiceAccount", "plain")
+	if a := send(t.Context(), config, http.MethodPost, "/api/v1/namespaces/default/serviceaccounts", account); a.status != http.StatusCreated {
+		t.Fatal(a)
+	}
 	const objects = 400
 	fill(t, s, widgetsV1, objects)
 	if a := send(t.Context(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "old")); a.status != http.StatusCreated {
@@ -122,6 +126,15 @@ func TestEtcdNoSpace(t *testing.T) {
 	}
 	if a := send(t.Context(), config, http.MethodDelete, configMapsPath+"/old", ""); a.status != http.StatusOK {
 		t.Errorf("a delete is answered with %v", a)
+	}
+	for path, body := range map[string]string{
+		configMapsPath + "?dryRun=All":                           named("v1", "ConfigMap", "new"),
+		"/api/v1/namespaces/default/serviceaccounts/plain/token": `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{}}`,
+		"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": `{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}`,
+	} {
+		if a := send(t.Context(), config, http.MethodPost, path, body); a.status != http.StatusCreated {
+			t.Errorf("%s, of which nothing is stored, is answered with %v", path, a)
+		}
 	}
 	noLineForEach(t, s, func() int { return refusedWrites(t, config) })
 	ids := len(servers[0].IDs()) + len(servers[1].IDs())

@@ -97,5 +97,15 @@ func describe(r *http.Request) (member.Request, bool) {
 	if stored, ok := cohabitants[resource]; ok {
 		resource = stored
 	}
-	return member.Request{Resource: resource, Verb: info.Verb, IsResource: info.IsResourceRequest, Loopback: filters.FromLoopback(r)}, true
+	return member.Request{
+		Resource: resource, Verb: info.Verb, IsResource: info.IsResourceRequest, Loopback: filters.FromLoopback(r),
+		StoresNothing: unstored[info.Resource+"/"+info.Subresource] && info.APIGroup == "" || r.URL.Query().Get("dryRun") != "",
+	}, true
+}
+
+// unstored are the subresources, all of the core group, of which nothing is stored.
+var unstored = map[string]bool{
+	"serviceaccounts/token": true,
+	"pods/exec":             true, "pods/attach": true, "pods/portforward": true,
+	"pods/proxy": true, "services/proxy": true, "nodes/proxy": true,
 }

@@ -80,7 +80,7 @@ type Config struct {
 	// Persisted says which built-in resources are stored; nil means all of them.
 	Persisted func(schema.GroupResource) bool
 	// Storage says why nothing can be written at present, nil if it can: the gate then
-	// refuses writes at once, but for deletes if the error wraps ErrDeletesOnly. Nil means that
+	// refuses writes at once, but for deletes and what stores nothing if the error wraps ErrDeletesOnly. Nil means that
 	// it always can. It must not call the Member.
 	Storage func() error
 	// CustomResourcesKnown says whether ObserveCRD was called for every CRD that existed

@@ -22,6 +22,8 @@ type Request struct {
 	Verb string
 	// Loopback says whether the server itself asks: user system:apiserver in system:masters.
 	Loopback bool
+	// StoresNothing says that nothing of it is stored: a dry run, a connection to a pod or a token.
+	StoresNothing bool
 }
 
 // Writes says whether the request may change something, which only requests for a resource do.
@@ -101,7 +103,7 @@ func (m *Member) Admit(r Request) error {
 		if err := m.silentReady(); err != nil {
 			return Unavailable(r.Resource, err)
 		}
-		return m.away(r.Resource, r.Verb)
+		return m.away(r)
 	}
 	if !m.builtinsSet {
 		return Unavailable(r.Resource, errNotReported)
@@ -110,7 +112,7 @@ func (m *Member) Admit(r Request) error {
 	if s == nil || s.builtin && m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource) {
 		return nil // aggregated APIs, reviews
 	}
-	if err := m.away(r.Resource, r.Verb); err != nil {
+	if err := m.away(r); err != nil {
 		return err
 	}
 	switch {
@@ -124,14 +126,14 @@ func (m *Member) Admit(r Request) error {
 }
 
 // ErrDeletesOnly, wrapped in the error that Config.Storage returns, says that the storage takes
-// deletes and nothing else: they are needed to make room.
+// deletes, which are needed to make room, and what stores nothing.
 var ErrDeletesOnly = errors.New("deletes are let through")
 
 // away is the answer to a write while the storage does not take it; nil while it does.
-func (m *Member) away(gr schema.GroupResource, verb string) error {
-	deletes := verb == "delete" || verb == "deletecollection"
-	if err := m.storageError(); err != nil && !(deletes && errors.Is(err, ErrDeletesOnly)) {
-		return unavailable(gr, fmt.Sprintf("nothing was written, try again: %v", err))
+func (m *Member) away(r Request) error {
+	passes := r.Verb == "delete" || r.Verb == "deletecollection" || r.StoresNothing
+	if err := m.storageError(); err != nil && !(passes && errors.Is(err, ErrDeletesOnly)) {
+		return unavailable(r.Resource, fmt.Sprintf("nothing was written, try again: %v", err))
 	}
 	return nil
 }

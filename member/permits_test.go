@@ -388,11 +388,10 @@ func TestGateWithoutStorage(t *testing.T) {
 	}
 }
 
-// TestGateOfDeletes: a storage that takes deletes only gets them, and nothing else that writes.
+// TestGateOfDeletes: a storage that takes deletes only gets them, what stores nothing, and nothing else that writes.
 func TestGateOfDeletes(t *testing.T) {
-	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) {
-		c.Storage = func() error { return fmt.Errorf("no space: %w", ErrDeletesOnly) }
-	})
+	full := fmt.Errorf("no space: %w", ErrDeletesOnly)
+	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Storage = func() error { return full } })
 	w.register()
 	w.m.ObserveCRD(w.setCRD("v1"))
 	w.settle()
@@ -401,7 +400,14 @@ func TestGateOfDeletes(t *testing.T) {
 			if err := w.m.Admit(Request{IsResource: true, Verb: verb, Resource: gr}); (err == nil) != passes {
 				t.Errorf("%s %s: %v", verb, gr, err)
 			}
+			if err := w.m.Admit(Request{IsResource: true, Verb: verb, Resource: gr, StoresNothing: true}); err != nil {
+				t.Errorf("%s %s, of which nothing is stored: %v", verb, gr, err)
+			}
 		}
+	}
+	full = errors.New("etcd does not answer")
+	if err := w.m.Admit(Request{IsResource: true, Verb: "create", Resource: secrets, StoresNothing: true}); err == nil {
+		t.Error("a storage that is away is asked for what stores nothing")
 	}
 }
 
