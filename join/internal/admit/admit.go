@@ -118,17 +118,16 @@ func touches(obj, old runtime.Object) bool {
 	if !ok {
 		before = &unstructured.Unstructured{Object: map[string]any{}}
 	}
-	return !equality.Semantic.DeepEqual(after.Object["status"], before.Object["status"]) || !maps.Equal(marks(after), marks(before))
+	return !equality.Semantic.DeepEqual(after.Object["status"], before.Object["status"]) ||
+		!maps.Equal(marks(after.GetAnnotations()), marks(before.GetAnnotations())) || !maps.Equal(marks(after.GetLabels()), marks(before.GetLabels()))
 }
 
-// marks are an object's annotations and labels of concord.dev.
-func marks(obj *unstructured.Unstructured) map[string]string {
+// marks are those of an object's annotations, or labels, that are concord.dev's.
+func marks(all map[string]string) map[string]string {
 	found := map[string]string{}
-	for _, all := range []map[string]string{obj.GetAnnotations(), obj.GetLabels()} {
-		for key, value := range all {
-			if strings.HasPrefix(key, "concord.dev/") {
-				found[key] = value
-			}
+	for key, value := range all {
+		if strings.HasPrefix(key, "concord.dev/") {
+			found[key] = value
 		}
 	}
 	return found

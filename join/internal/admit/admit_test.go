@@ -65,6 +65,10 @@ func TestAuthors(t *testing.T) {
 		{"the mirror makes one", migrations, acting(roles.Mirror), &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{}}}, nil, ""},
 		{"an administrator pauses it", migrations, admin, object(func(u *unstructured.Unstructured) { u.Object["spec"] = map[string]any{"paused": true} }), object(nil), ""},
 		{"an administrator gives it another target", migrations, admin, object(annotate("concord.dev/encoding")), object(nil), "set spec.paused or delete it"},
+		{"an administrator gives it another epoch, and a label with the old one", migrations, admin, object(func(u *unstructured.Unstructured) {
+			u.SetAnnotations(map[string]string{"concord.dev/epoch": "4"})
+			u.SetLabels(map[string]string{"concord.dev/epoch": "3"})
+		}), object(nil), "set spec.paused or delete it"},
 		{"an administrator says that the trigger made it", migrations, admin, object(func(u *unstructured.Unstructured) {
 			u.SetLabels(map[string]string{migrationv1alpha1.MadeByLabel: "trigger"})
 		}), object(nil), migrationv1alpha1.MadeByLabel},
