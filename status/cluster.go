@@ -111,6 +111,7 @@ func (x *index) problems(r *resource) []Problem {
 	if r.counts() {
 		add(x.disagreement(r))
 		add(x.unobserved(r))
+		add(x.unwritten(r))
 	}
 	unagreed := len(problems) > 0 || len(x.waitsFor(r)) > 0
 	failing := false
@@ -187,8 +188,8 @@ func (o Observed) idle() Problem {
 	}
 	return Problem{
 		Kind: Idle,
-		Text: fmt.Sprintf("nobody has looked after the StorageStates for %s, so that no migration begins: the controllers do not run", duration.HumanDuration(o.Now.Sub(last))),
-		Do:   "with servers of Concord see the logs of those that serve; in a stock cluster those of concord controllers, in the namespace that they are installed in",
+		Text: fmt.Sprintf("nobody has looked after the StorageStates for %s, so that no migration begins: the controllers do not run, or what they write is refused", duration.HumanDuration(o.Now.Sub(last))),
+		Do:   "with servers of Concord see the logs of those that serve, and which admission policies and webhooks are for storagestates.migration.k8s.io; in a stock cluster those of concord controllers, in the namespace that they are installed in",
 	}
 }
 

@@ -39,6 +39,8 @@ type resource struct {
 	// common is the encoding that all servers agree on, empty where they do not. In a stock cluster
 	// it is the one that was observed.
 	common agree.Encoding
+	// agreement is what servers that report agree on, at its epoch; the zero Target where they do not.
+	agreement evolve.Target
 	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
 	// unserved says that all servers report, and none this resource: as after a rollback.
@@ -108,7 +110,9 @@ func (r *resource) settle() {
 		r.stored = []agree.Encoding{evolve.Unknown}
 		return
 	}
-	r.stored = evolve.StoredSet(state, &evolve.StorageVersion{UID: string(r.version.UID), History: history, Reports: r.reports, Common: r.common})
+	sv := evolve.StorageVersion{UID: string(r.version.UID), History: history, Reports: r.reports, Common: r.common}
+	r.stored = evolve.StoredSet(state, &sv)
+	r.agreement, _ = sv.Agreement()
 }
 
 // gone says whether no server reports the resource any more.

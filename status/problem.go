@@ -17,6 +17,8 @@ const (
 	DeadServer Kind = "DeadServer"
 	// Idle: no controllers look after the StorageStates.
 	Idle Kind = "Idle"
+	// Unwritten: the controllers have not written what follows from an agreement.
+	Unwritten Kind = "Unwritten"
 	// NotReady: the server that answers is not ready.
 	NotReady Kind = "NotReady"
 	// StockAnswered: a kube-apiserver answers which serves no StorageVersions, and so does not know what servers report.
@@ -45,7 +47,7 @@ const (
 	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{NoneRenews, DeadServer, Idle, NotReady, StockAnswered, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
+var urgency = []Kind{NoneRenews, DeadServer, Idle, Unwritten, NotReady, StockAnswered, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem keeps a server or a resource from being well, and says what to do about it.
 type Problem struct {

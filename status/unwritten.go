@@ -1,0 +1,128 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
+)
+
+const (
+	// followedWithin is longer than the controllers take to write what follows from an agreement.
+	followedWithin = time.Minute
+	// begunWithin is that for a migration where nobody can name all encodings: a server that did not report may
+	// have stopped, whose last writes are waited for.
+	begunWithin = 10 * time.Minute
+)
+
+// unwritten is that servers agree, and the controllers have not written what follows from it: the
+// StorageState, or a migration. The Kind is empty if they have, or need not yet.
+func (x *index) unwritten(r *resource) Problem {
+	since := r.agreedSince()
+	if since.IsZero() || x.Now.Sub(since) < followedWithin || len(x.Unread) > 0 || !slices.ContainsFunc(x.servers, Server.controls) {
+		return Problem{}
+	}
+	one, all, refused := "its StorageState does not say so", "their StorageStates do not say so", migrationv1alpha1.StorageStates
+	if r.follows() {
+		one, all, refused = "no migration of it has begun", "no migrations of them have begun", migrationv1alpha1.StorageVersionMigrations
+		idle, of := r.unbegun()
+		if of.After(since) {
+			since = of
+		}
+		within := followedWithin
+		if r.unknown() {
+			within = begunWithin
+		}
+		starting := slices.ContainsFunc(x.servers, func(s Server) bool { return s.State == Starting })
+		if !idle || starting || x.migrates() || x.Now.Sub(since) < within {
+			return Problem{}
+		}
+	}
+	if x.unattended().Kind != "" {
+		return Problem{} // it is why
+	}
+	const why = "the controllers do not run, or what they write is refused"
+	return Problem{
+		Kind: Unwritten, Resources: []string{r.String()}, alike: one,
+		Text: fmt.Sprintf("%s: servers have agreed for %s, and %s: %s", r, duration.HumanDuration(x.Now.Sub(since)), one, why),
+		Do:   fmt.Sprintf("see the log of the server that holds the Lease of the controllers, and which admission policies and webhooks are for %s: they may refuse what the controllers write", refused),
+		Run:  "kubectl get lease -n " + storageversion.IdentityNamespace + " concord-controllers",
+		merged: func(resources []string) string {
+			return fmt.Sprintf("servers have agreed on %d resources, %s, and %s: %s", len(resources), some(resources), all, why)
+		},
+	}
+}
+
+// controls says whether the server can run the controllers.
+func (s Server) controls() bool { return s.State == Serving && s.silence == "" && !s.Aggregated }
+
+// migrates says whether a migration is under way, of any resource: others wait for it.
+func (x *index) migrates() bool {
+	return slices.ContainsFunc(x.Migrations, func(m migrationv1alpha1.StorageVersionMigration) bool {
+		return !migrationv1alpha1.Final(&m) && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != ""
+	})
+}
+
+// agreedSince is since when servers agree; zero where they do not, or that is not known.
+func (r *resource) agreedSince() (since time.Time) {
+	if r.agreement == (evolve.Target{}) {
+		return since
+	}
+	for _, c := range r.version.Status.Conditions {
+		if c.Type == apiserverinternalv1alpha1.AllEncodingVersionsEqual && c.Status == apiserverinternalv1alpha1.ConditionTrue {
+			since = c.LastTransitionTime.Time
+		}
+	}
+	return since
+}
+
+// follows says whether the StorageState tells what servers agree on.
+func (r *resource) follows() bool {
+	if r.state == nil {
+		return false
+	}
+	state := migrationv1alpha1.ViewState(r.state)
+	if state.Of.UID == r.agreement.UID && state.Of.Epoch > r.agreement.Epoch {
+		return true // the StorageVersion was read before
+	}
+	return state.Of == r.agreement.Ref && state.Current == r.agreement.Encoding
+}
+
+// unbegun says whether the resource has no migration that has begun or ended, nor one that waits for something,
+// though it needs one, and since when that may be.
+func (r *resource) unbegun() (idle bool, since time.Time) {
+	live := r.live()
+	if len(live) == 0 {
+		ended := slices.ContainsFunc(r.migrations, func(m *migrationv1alpha1.StorageVersionMigration) bool {
+			return migrationv1alpha1.TargetOf(m) == r.agreement
+		})
+		return !ended && !r.settled(), r.state.CreationTimestamp.Time
+	}
+	for _, m := range live {
+		if movingOf(r, m).State != Pending {
+			return false, since
+		}
+		if at := lastWritten(m); at.After(since) {
+			since = at
+		}
+	}
+	return true, since
+}
+
+// lastWritten is when somebody last wrote the object, such as to have a migration go on.
+func lastWritten(m *migrationv1alpha1.StorageVersionMigration) time.Time {
+	last := m.CreationTimestamp
+	for _, entry := range m.ManagedFields {
+		if entry.Time != nil && last.Before(entry.Time) {
+			last = metav1.NewTime(entry.Time.Time)
+		}
+	}
+	return last.Time
+}
