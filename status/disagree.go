@@ -106,6 +106,9 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 	case len(gone) > 0:
 		return "wait: the Lease of " + some(gone) + " is gone, and what it reported goes within seconds"
 	case len(plain) == 1:
+		if plugin := plugins(sides); plugin != "" {
+			return plugin
+		}
 		return "they encrypt with different keys: give all of them the same first key in --encryption-provider-config"
 	case aggregated:
 		return "finish the roll of these aggregated API servers, or compare their flags: they agree when all write one version"
@@ -115,6 +118,28 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 		return fmt.Sprintf("the definition stores %s: servers follow it within seconds; if this lasts, the log of %s says why", StorageOf(r.crd), sides[0].servers[0].ID)
 	}
 	return "compare the flags --runtime-config, --emulation-version and --min-compatibility-version of these servers"
+}
+
+// plugins says how servers come to agree that have one first provider, a KMS plugin, and differ in the key that it tells;
+// empty where they have not.
+func plugins(sides []side) string {
+	key := sides[0].encoding.Seal().Key()
+	if !strings.HasPrefix(key, "kms:v2:") || slices.ContainsFunc(sides, func(s side) bool { return s.encoding.Seal().Key() != key }) {
+		return ""
+	}
+	name := strings.TrimPrefix(key, "kms:v2:")
+	var told []string
+	for _, s := range sides {
+		var ids []string
+		for _, server := range s.servers {
+			ids = append(ids, server.ID)
+		}
+		if !s.encoding.Seal().Known() {
+			return fmt.Sprintf("%s has not reached its KMS plugin %s: see that the plugin runs beside it, and kubectl get --raw '/readyz/kms-providers', which it answers by --server", some(ids), name)
+		}
+		told = append(told, some(ids))
+	}
+	return fmt.Sprintf("their KMS plugins %s tell different keys: wait half a minute, in which each server asks its own again; if this lasts, see which plugin still tells the old key, that of %s", name, strings.Join(told, " or that of "))
 }
 
 // waitsFor are the servers that keep the resource from agreement and that have a problem of
