@@ -9,6 +9,7 @@ import (
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 )
@@ -103,17 +104,26 @@ func inLog(m *migrationv1alpha1.StorageVersionMigration) string {
 	return "see the log of " + cmp.Or(m.Annotations[migrationv1alpha1.ClaimedByAnnotation], "the server that migrates") + ", which names them"
 }
 
-// toEncoding is the encoding that a migration writes, for people.
-func toEncoding(m *migrationv1alpha1.StorageVersionMigration) string {
-	if encoding := migrationv1alpha1.TargetOf(m).Encoding; encoding != "" {
-		return string(encoding.Plain())
+// toEncoding is the encoding that a migration of the resource writes, for people: with its key where that is what changes.
+func toEncoding(r *resource, m *migrationv1alpha1.StorageVersionMigration) string {
+	encoding := migrationv1alpha1.TargetOf(m).Encoding
+	if encoding == "" {
+		return "another version"
 	}
-	return "another version"
+	rekeyed := slices.ContainsFunc(r.stored, func(e agree.Encoding) bool { return e != encoding && e.Plain() == encoding.Plain() })
+	switch seal := encoding.Seal(); {
+	case !rekeyed:
+		return string(encoding.Plain())
+	case seal == "":
+		return string(encoding) + " without encryption"
+	default:
+		return string(encoding.Plain()) + " encrypted with " + seal.Key()
+	}
 }
 
 func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason migrationv1alpha1.MigrationFailureReason, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
 	of := fmt.Sprintf("%s: %d of %d objects", r, n, total)
-	kept := fmt.Sprintf("%s cannot be migrated to %s", of, toEncoding(m))
+	kept := fmt.Sprintf("%s cannot be migrated to %s", of, toEncoding(r, m))
 	down := func(f migrationv1alpha1.MigrationFailure) bool { return unanswered.MatchString(f.Message) }
 	switch reason {
 	case migrationv1alpha1.FailureConversionWebhook:

@@ -71,7 +71,7 @@ func (v unreadValue) rank() int {
 }
 
 func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v unreadValue, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
-	kept := fmt.Sprintf("%s: %d of %d objects cannot be migrated to %s: ", r, n, total, toEncoding(m))
+	kept := fmt.Sprintf("%s: %d of %d objects cannot be migrated to %s: ", r, n, total, toEncoding(r, m))
 	lists := fmt.Sprintf(", and as long as they are there no list of %s can", r)
 	switch {
 	case v.version != "":
