@@ -16,7 +16,9 @@ import (
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/join"
+	storedsets "github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/ledger"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -71,21 +73,20 @@ type cluster struct {
 	dir        string
 	etcd       *embedded.Etcd
 	store      *clientv3.Client
-	world      *world
+	watch      *ledger.Watch[*world]
 	servers    []*serverProcess
 	kubeconfig string
 	crashed    chan error // receives the first server that ends although it should not
-	stopWatch  context.CancelFunc
-	watching   sync.WaitGroup
 }
 
 // newCluster makes the directory of a cluster that is not running. The caller must close it.
-func newCluster(cfg Config, w *world) (*cluster, error) {
+func newCluster(cfg Config) (*cluster, error) {
 	dir, err := os.MkdirTemp("", "concord-demo-")
 	if err != nil {
 		return nil, fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
 	}
-	c := &cluster{cfg: cfg, dir: dir, world: w, crashed: make(chan error, 1)}
+	w := newWorld()
+	c := &cluster{cfg: cfg, dir: dir, watch: ledger.NewWatch(w, w.apply), crashed: make(chan error, 1)}
 	for i := range serverCount {
 		name := fmt.Sprintf("server-%d", i+1)
 		at := controlplane.Server{Dir: filepath.Join(dir, name), CertDir: filepath.Join(dir, "pki")}
@@ -104,9 +105,7 @@ func (c *cluster) start(ctx context.Context) error {
 	if c.store, err = controlplane.Connect(c.etcd.Endpoint); err != nil {
 		return err
 	}
-	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	c.stopWatch = cancel
-	c.watching.Go(func() { c.world.watch(watch, c.store) })
+	c.watch.Start(c.store, storedsets.DefaultPrefix, 1)
 	for _, s := range c.servers {
 		s.Etcd = c.etcd.Endpoint
 		if s.Port, err = process.FreePort(); err != nil {
@@ -134,7 +133,7 @@ func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) 
 		"--identity-lease-duration", c.cfg.LeaseDuration.String(),
 		"--identity-lease-renew-interval", (c.cfg.LeaseDuration / leaseRenewals).String(),
 	)
-	c.world.expect(s.name)
+	c.watch.With(func(w *world) { w.expect(s.name) })
 	p, err := process.Start(s.name, exec.Command(c.cfg.Executable, args...), filepath.Join(c.dir, s.name+".log"))
 	if err != nil {
 		return err
@@ -143,8 +142,8 @@ func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) 
 	s.process, s.condition = p, starting
 	s.mu.Unlock()
 	go c.watchProcess(s, p)
-	return c.await(ctx, startLimit, s.name+" registers", func(v *view) string {
-		if _, ok := v.registered(s.name); !ok {
+	return c.await(ctx, startLimit, s.name+" registers", func(w *world) string {
+		if _, ok := w.registered(s.name); !ok {
 			return "it has no identity Lease; " + p.Tail()
 		}
 		return ""
@@ -187,7 +186,7 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 	if err := p.Await(limited, readyPause, s.control.Ready); err != nil {
 		return fmt.Errorf("%s is not ready: %w", s.name, err)
 	}
-	err := c.await(ctx, startLimit, s.name+" reports every resource", func(v *view) string { return v.unreported(s.name) })
+	err := c.await(ctx, startLimit, s.name+" reports every resource", func(w *world) string { return w.unreported(s.name) })
 	if errors.Is(err, errTooLate) {
 		return fmt.Errorf("%w; %s", err, p.Tail())
 	}
@@ -200,12 +199,12 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 
 // await waits until missing returns "". It fails when a server crashes or the time is up,
 // and then says what is missing.
-func (c *cluster) await(ctx context.Context, limit time.Duration, what string, missing func(*view) string) error {
+func (c *cluster) await(ctx context.Context, limit time.Duration, what string, missing func(*world) string) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
-		v, changed := c.world.look()
-		lack := missing(v)
+		var lack string
+		changed := c.watch.With(func(w *world) { lack = missing(w) })
 		if lack == "" {
 			return nil
 		}
@@ -213,6 +212,8 @@ func (c *cluster) await(ctx context.Context, limit time.Duration, what string, m
 		case <-changed:
 		case err := <-c.crashed:
 			return err
+		case <-c.watch.Done():
+			return c.watch.Err()
 		case err := <-c.etcd.Err():
 			return fmt.Errorf("the embedded etcd stopped: %w", err)
 		case <-timer.C:
@@ -253,10 +254,7 @@ func (c *cluster) close() error {
 			}
 		}
 	}
-	if c.stopWatch != nil {
-		c.stopWatch()
-		c.watching.Wait()
-	}
+	c.watch.Stop()
 	if c.store != nil {
 		errs = append(errs, c.store.Close())
 	}

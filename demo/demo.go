@@ -91,7 +91,7 @@ func Run(ctx context.Context, cfg Config) (report Report, err error) {
 		return Report{}, err
 	}
 	began := time.Now()
-	cluster, err := newCluster(cfg, newWorld())
+	cluster, err := newCluster(cfg)
 	if err != nil {
 		return Report{}, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 // snapshot is the content of the live view at one moment.
@@ -58,49 +59,56 @@ type othersLine struct {
 }
 
 func (r *run) snapshot() snapshot {
-	v, _ := r.world.look()
 	failures, longest := r.work.Counts()
 	r.mu.Lock()
 	s := snapshot{step: r.step.number, title: r.step.title}
 	r.mu.Unlock()
 	s.elapsed, s.loaded, s.objects = time.Since(r.began), r.loaded.Load(), int64(r.cfg.Objects)
 	s.acknowledged, s.errors, s.longest = r.work.Total(), failures, longest
-	var servers []agree.ServerID
-	for _, p := range r.cluster.servers {
-		condition, _ := p.get()
-		id, _ := v.registered(p.name)
-		servers = append(servers, id)
-		s.servers = append(s.servers, serverLine{name: p.name, condition: condition, release: v.participants[id].release, id: id})
-	}
-	for _, gr := range workload.Shown {
-		s.rows = append(s.rows, lineOf(v, gr, servers))
-	}
-	s.others = sumOthers(v, servers)
+	r.cluster.watch.With(func(w *world) { s.see(w, r.cluster.servers) })
 	return s
 }
 
-func lineOf(v *view, gr schema.GroupResource, servers []agree.ServerID) resourceLine {
-	r := v.resources[gr]
-	line := resourceLine{resource: gr.Resource, agreement: "no", stored: "-"}
+// see takes in what is in etcd.
+func (s *snapshot) see(w *world, processes []*serverProcess) {
+	var servers []agree.ServerID
+	for _, p := range processes {
+		condition, _ := p.get()
+		id, _ := w.registered(p.name)
+		line := serverLine{name: p.name, condition: condition, id: id}
+		if server := w.Servers[id]; server != nil {
+			line.release = server.Release
+		}
+		servers, s.servers = append(servers, id), append(s.servers, line)
+	}
+	for _, gr := range workload.Shown {
+		s.rows = append(s.rows, lineOf(w, gr, servers))
+	}
+	s.others = sumOthers(w, servers)
+}
+
+func lineOf(w *world, gr schema.GroupResource, servers []agree.ServerID) resourceLine {
+	r := w.Of(gr)
+	line := resourceLine{resource: gr.Resource, agreement: "no"}
 	for _, id := range servers {
-		report, ok := r.report(id)
-		if !ok {
+		report := r.Report(id)
+		if report == nil {
 			line.writes = append(line.writes, "-")
 			continue
 		}
 		line.writes = append(line.writes, encodingVersion(report.Encoding.Plain()))
 	}
-	if r.common != "" {
-		line.agreement = encodingVersion(r.common)
+	if r.Common() != "" {
+		line.agreement = encodingVersion(r.Common())
 	}
 	var versions []string
-	for _, encoding := range r.stored {
-		versions = append(versions, encodingVersion(encoding))
+	for _, encoding := range r.Stored() {
+		versions = append(versions, encodingVersion(agree.Encoding(encoding)))
 	}
 	line.stored = cmp.Or(strings.Join(versions, " "), "-")
-	line.inEtcd, line.done, line.total = countsOf(v.counts[gr], r.common)
-	if m, ok := v.latest(gr); ok {
-		line.running = m.phase == evolve.Running || m.phase == evolve.Pending
+	line.inEtcd, line.done, line.total = countsOf(r.Counts, r.Common())
+	if m := w.latest(gr); m != nil {
+		line.running = m.Phase == evolve.Running || m.Phase == evolve.Pending
 		line.migration = describe(m)
 	}
 	return line
@@ -108,43 +116,44 @@ func lineOf(v *view, gr schema.GroupResource, servers []agree.ServerID) resource
 
 // countsOf describes how many objects are stored in each version, and counts those in the
 // encoding that is agreed on, and all.
-func countsOf(counts map[agree.Encoding]int64, common agree.Encoding) (text string, done, total int64) {
+func countsOf(counts map[agree.Encoding]int, common agree.Encoding) (text string, done, total int64) {
 	var parts []string
 	for _, encoding := range slices.Sorted(maps.Keys(counts)) {
-		parts = append(parts, encodingVersion(encoding)+" "+number(counts[encoding]))
-		total += counts[encoding]
+		parts = append(parts, encodingVersion(encoding)+" "+number(int64(counts[encoding])))
+		total += int64(counts[encoding])
 	}
-	return cmp.Or(strings.Join(parts, " "), "-"), counts[common], total
+	return cmp.Or(strings.Join(parts, " "), "-"), int64(counts[common]), total
 }
 
-func describe(m migration) string {
-	switch m.phase {
+func describe(m *ledger.Migration) string {
+	switch m.Phase {
 	case evolve.Succeeded:
-		return fmt.Sprintf("done, %s objects", number(m.progress.Done))
+		return fmt.Sprintf("done, %s objects", number(m.Progress.Done))
 	case evolve.Failed:
-		return "failed: " + m.reason
+		return "failed: " + m.Reason
 	case evolve.Running:
 		return "running"
 	}
 	return "pending"
 }
 
-func sumOthers(v *view, servers []agree.ServerID) othersLine {
+func sumOthers(w *world, servers []agree.ServerID) othersLine {
 	o := othersLine{reported: make([]int, len(servers))}
-	for gr, r := range v.resources {
+	for _, gr := range w.sorted() {
+		r := w.Resources[gr]
 		if _, isShown := workload.Expected[gr]; isShown {
 			continue
 		}
 		o.total++
 		for i, id := range servers {
-			if _, ok := r.report(id); ok {
+			if r.Report(id) != nil {
 				o.reported[i]++
 			}
 		}
-		if r.common != "" {
+		if r.Common() != "" {
 			o.agreed++
 		}
-		if r.exact() {
+		if r.Exact() {
 			o.exact++
 		}
 	}

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 var updateGolden = flag.Bool("update", false, "write testdata anew")
@@ -39,41 +39,29 @@ func golden(t *testing.T, name, got string) {
 
 // rolling is a cluster in the middle of a roll: server-2 is starting.
 func rolling() snapshot {
-	v := settledView()
-	delete(v.ids, "server-2")
-	v.participants["id1"] = participant{release: "1.37"}
-	v.participants["id3"] = participant{release: "1.36"}
-	p := v.resources[workload.Policies]
-	p.reports = []agree.Report{
+	w := settledWorld()
+	delete(w.ids, "server-2")
+	w.Servers["id1"] = &ledger.Server{Release: "1.37"}
+	w.Servers["id3"] = &ledger.Server{Release: "1.36"}
+	p := w.Of(workload.Policies)
+	p.Version.Reports = []agree.Report{
 		{Server: "id1", Encoding: "admissionregistration.k8s.io/v1"},
 		{Server: "id3", Encoding: "admissionregistration.k8s.io/v1beta1"},
 	}
-	p.common, p.stored = "", []agree.Encoding{"admissionregistration.k8s.io/v1beta1", "admissionregistration.k8s.io/v1"}
-	v.resources[workload.Policies] = p
-	v.migrations = map[types.UID]migration{
-		"old": {resource: workload.Gadgets, phase: evolve.Succeeded, order: 0},
-		"new": {resource: workload.Gadgets, phase: evolve.Running, order: 1, progress: migrationv1alpha1.MigrationProgress{Done: 1300, Total: 5000}},
-		"b":   {resource: workload.Bindings, phase: evolve.Succeeded, order: 2, progress: migrationv1alpha1.MigrationProgress{Done: 2500}},
+	p.Version.Common, p.State.Status.PersistedEncodings = "", []string{"admissionregistration.k8s.io/v1beta1", "admissionregistration.k8s.io/v1"}
+	w.Migrations = map[types.UID]*ledger.Migration{
+		"old": {Resource: workload.Gadgets, Phase: evolve.Succeeded, Order: 0},
+		"new": {Resource: workload.Gadgets, Phase: evolve.Running, Order: 1, Progress: migrationv1alpha1.MigrationProgress{Done: 1300, Total: 5000}},
+		"b":   {Resource: workload.Bindings, Phase: evolve.Succeeded, Order: 2, Progress: migrationv1alpha1.MigrationProgress{Done: 2500}},
 	}
-	v.counts = map[schema.GroupResource]map[agree.Encoding]int64{
-		workload.Policies: {"admissionregistration.k8s.io/v1beta1": 2_500, "admissionregistration.k8s.io/v1": 24},
-		workload.Bindings: {"admissionregistration.k8s.io/v1": 2_500},
-		workload.Gadgets:  {"demo.concord.dev/v1": 3_700, "demo.concord.dev/v2": 1_300},
-	}
-	servers := []agree.ServerID{"id1", "", "id3"}
+	p.Counts = map[agree.Encoding]int{"admissionregistration.k8s.io/v1beta1": 2_500, "admissionregistration.k8s.io/v1": 24}
+	w.Of(workload.Bindings).Counts = map[agree.Encoding]int{"admissionregistration.k8s.io/v1": 2_500}
+	w.Of(workload.Gadgets).Counts = map[agree.Encoding]int{"demo.concord.dev/v1": 3_700, "demo.concord.dev/v2": 1_300}
 	s := snapshot{
 		elapsed: 83 * time.Second, step: 2, title: "roll the servers one by one to release 1.37",
-		servers: []serverLine{
-			{name: "server-1", condition: ready, release: "1.37", id: "id1"},
-			{name: "server-2", condition: starting},
-			{name: "server-3", condition: ready, release: "1.36", id: "id3"},
-		},
-		others: sumOthers(v, servers),
 		loaded: 10_000, objects: 10_000, acknowledged: 12_345, errors: 7, longest: 340 * time.Millisecond,
 	}
-	for _, gr := range workload.Shown {
-		s.rows = append(s.rows, lineOf(v, gr, servers))
-	}
+	s.see(w, []*serverProcess{{name: "server-1", condition: ready}, {name: "server-2", condition: starting}, {name: "server-3", condition: ready}})
 	return s
 }
 
@@ -89,11 +77,8 @@ func TestRender(t *testing.T) {
 }
 
 func TestRenderOfAnEmptyCluster(t *testing.T) {
-	v := &view{}
-	s := snapshot{objects: 10, servers: []serverLine{{name: "server-1", condition: starting}}, others: sumOthers(v, make([]agree.ServerID, 1))}
-	for _, gr := range []schema.GroupResource{workload.Gadgets} {
-		s.rows = append(s.rows, lineOf(v, gr, make([]agree.ServerID, 1)))
-	}
+	s := snapshot{objects: 10}
+	s.see(newWorld(), []*serverProcess{{name: "server-1", condition: starting}})
 	if text := strings.Join(render(s), "\n"); !strings.Contains(text, "0 of 10") || !strings.Contains(text, "starting") {
 		t.Errorf("view:\n%s", text)
 	}

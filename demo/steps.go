@@ -49,7 +49,6 @@ const lastStep = 5
 type run struct {
 	cfg     Config
 	cluster *cluster
-	world   *world
 	work    *workload.Record
 	loaded  atomic.Int64
 	began   time.Time
@@ -63,7 +62,7 @@ type run struct {
 
 func newRun(cfg Config, c *cluster, began time.Time) *run {
 	return &run{
-		cfg: cfg, cluster: c, world: c.world, work: workload.NewRecord(), began: began, stop: func() {},
+		cfg: cfg, cluster: c, work: workload.NewRecord(), began: began, stop: func() {},
 		facts: facts{Objects: cfg.Objects, AfterKill: -time.Second, AfterResume: -time.Second},
 	}
 }
@@ -86,7 +85,7 @@ func (r *run) steps(ctx context.Context) (facts, error) {
 	if err := r.cluster.start(ctx); err != nil {
 		return facts{}, err
 	}
-	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) }); err != nil {
+	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) }); err != nil {
 		return facts{}, err
 	}
 	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: "the first start of three servers", ReportsSeconds: seconds(time.Since(r.began)), AgreementSeconds: seconds(time.Since(r.began))})
@@ -142,7 +141,7 @@ func (r *run) names() []string {
 
 // settle waits until storage is settled with the encodings wanted.
 func (r *run) settle(ctx context.Context, wanted map[schema.GroupResource]agree.Encoding) error {
-	return r.cluster.await(ctx, settleLimit, "storage is settled", func(v *view) string { return v.unsettled(r.names(), wanted) })
+	return r.cluster.await(ctx, settleLimit, "storage is settled", func(w *world) string { return w.unsettled(r.names(), wanted) })
 }
 
 // load is step 1.
@@ -201,7 +200,7 @@ func (r *run) roll(ctx context.Context) error {
 		end()
 		a := Agreement{After: fmt.Sprintf("%s's restart as %s", s.name, newRelease), ReportsSeconds: seconds(time.Since(started)), AgreementSeconds: -1}
 		if i == len(r.cluster.servers)-1 {
-			if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) }); err != nil {
+			if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) }); err != nil {
 				return err
 			}
 			a.AgreementSeconds = seconds(time.Since(started))
@@ -226,11 +225,11 @@ func (r *run) flip(ctx context.Context) error {
 		return err
 	}
 	flipped := fmt.Sprintf("the change of %s", workload.CRDName)
-	err := r.cluster.await(ctx, settleLimit, "the servers agree on "+string(workload.Expected[workload.Gadgets]), func(v *view) string {
-		if v.resources[workload.Gadgets].common != workload.Expected[workload.Gadgets] {
-			return "they report " + agree.Join(agree.Encodings(v.resources[workload.Gadgets].reports))
+	err := r.cluster.await(ctx, settleLimit, "the servers agree on "+string(workload.Expected[workload.Gadgets]), func(w *world) string {
+		if gadgets := w.Of(workload.Gadgets); gadgets.Common() != workload.Expected[workload.Gadgets] {
+			return "they report " + agree.Join(agree.Encodings(gadgets.Reports()))
 		}
-		return v.disagreed(r.names())
+		return w.disagreed(r.names())
 	})
 	if err != nil {
 		return err
@@ -263,8 +262,7 @@ func (r *run) flipStorage(ctx context.Context) error {
 // kill is the first half of step 4.
 func (r *run) kill(ctx context.Context) error {
 	s := r.cluster.servers[1]
-	v, _ := r.world.look()
-	id := v.ids[s.name]
+	id := r.id(s.name)
 	end := r.begin(s.name, killed)
 	s.set(dead)
 	_, p := s.get()
@@ -280,29 +278,28 @@ func (r *run) kill(ctx context.Context) error {
 		return err
 	}
 	end()
-	return r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) })
+	return r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) })
 }
 
 // agreeWithout waits until a server is declared gone, none of its reports is left and the
 // other servers agree.
 func (r *run) agreeWithout(ctx context.Context, name string, id agree.ServerID) error {
 	others := slices.DeleteFunc(r.names(), func(n string) bool { return n == name })
-	return r.cluster.await(ctx, r.cfg.LeaseDuration+burialGrace, name+" is buried", func(v *view) string {
-		if v.participants[id].gone.revision == 0 {
+	return r.cluster.await(ctx, r.cfg.LeaseDuration+burialGrace, name+" is buried", func(w *world) string {
+		if w.Servers[id].Gone == 0 {
 			return "its identity Lease still exists"
 		}
-		if lack := v.reportedBy(id); lack != "" {
+		if lack := w.reportedBy(id); lack != "" {
 			return lack
 		}
-		return v.disagreed(others)
+		return w.disagreed(others)
 	})
 }
 
 // pause is the second half of step 4.
 func (r *run) pause(ctx context.Context) error {
 	s := r.cluster.servers[2]
-	v, _ := r.world.look()
-	id := v.ids[s.name]
+	id := r.id(s.name)
 	h := workload.StartHeld(ctx, s.patient, r.work)
 	defer func() { h.Stop(0) }()
 	_ = loop.Pause(ctx, holdTime)
@@ -315,9 +312,11 @@ func (r *run) pause(ctx context.Context) error {
 	if err := r.agreeWithout(ctx, s.name, id); err != nil {
 		return errors.Join(err, p.Signal(syscall.SIGCONT))
 	}
-	v, _ = r.world.look()
-	b := &burial{server: s.name, declared: v.participants[id].gone.revision}
-	r.world.expect(s.name)
+	b := &burial{server: s.name}
+	r.cluster.watch.With(func(w *world) {
+		b.declared = w.Servers[id].Gone
+		w.expect(s.name)
+	})
 	s.set(starting)
 	started := time.Now()
 	b.held = h.Resume()
@@ -326,7 +325,7 @@ func (r *run) pause(ctx context.Context) error {
 	}
 	r.facts.Burial = b
 	defer func() { b.rejoined = r.rejoined(s.name) }()
-	err := r.cluster.await(ctx, settleLimit, "the servers agree", func(v *view) string { return v.disagreed(r.names()) })
+	err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) })
 	if err != nil {
 		return err
 	}
@@ -339,15 +338,22 @@ func (r *run) pause(ctx context.Context) error {
 	return nil
 }
 
+// id is that of a server's last registration.
+func (r *run) id(name string) (id agree.ServerID) {
+	r.cluster.watch.With(func(w *world) { id = w.ids[name] })
+	return id
+}
+
 // rejoined returns where in etcd's history a server's present reports first appeared.
 func (r *run) rejoined(name string) map[schema.GroupResource]int64 {
-	v, _ := r.world.look()
 	revisions := map[schema.GroupResource]int64{}
-	for gr, at := range v.resources {
-		if joined, ok := at.joined[v.ids[name]]; ok {
-			revisions[gr] = joined.revision
+	r.cluster.watch.With(func(w *world) {
+		for gr, at := range w.Resources {
+			if joined, ok := at.Joined[w.ids[name]]; ok {
+				revisions[gr] = joined
+			}
 		}
-	}
+	})
 	return revisions
 }
 
@@ -365,18 +371,21 @@ func (r *run) prove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.world.catchUp(ctx, r.cluster.store); err != nil {
+	if err := r.cluster.watch.CatchUp(ctx); err != nil {
 		return err
 	}
+	// From here on nothing changes the world any more.
+	r.cluster.watch.Stop()
 	f := &r.facts
+	if r.cluster.watch.With(func(w *world) { f.World = w }); f.World.broken != nil {
+		return f.World.broken
+	}
 	if f.Census, err = migratestore.Count(ctx, migratestore.NewEtcd(r.cluster.store), root, nil); err != nil {
 		return err
 	}
-	f.View, _ = r.world.look()
 	f.Servers = r.names()
 	f.Acknowledged = r.work.Total()
 	f.Lost, f.Foreign = r.work.Check(found)
-	f.Journal, f.Bursts = r.world.history()
 	f.Failures, f.Stalls = r.work.Outcomes()
 	r.mu.Lock()
 	defer r.mu.Unlock()

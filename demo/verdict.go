@@ -12,6 +12,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/demo/workload"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 // facts are the observations of the demo, and all that the verdict is made from.
@@ -22,15 +23,15 @@ type facts struct {
 	Incomplete []string
 
 	Census migratestore.Census
-	// View is the state of etcd at the end; Hashes has the hash of each resource's storage
-	// version, as discovery shows it.
-	View   *view
+	// World is the state of etcd at the end, with its history; Hashes has the hash of each
+	// resource's storage version, as discovery shows it.
+	World  *world
 	Hashes map[schema.GroupResource]string
 	// Servers are those that must be running at the end.
 	Servers []string
 
 	Acknowledged int64
-	// Lost and Foreign are the findings of the ledger.
+	// Lost and Foreign are the findings of the journal of acknowledged writes.
 	Lost, Foreign []string
 	Failures      []workload.Failure
 	Faults        []fault
@@ -38,13 +39,11 @@ type facts struct {
 	Stalls map[string]time.Duration
 	Steps  []string
 
-	Journal []written
-	Burial  *burial
+	Burial *burial
 
 	// AfterKill and AfterResume are the times to agreement, negative if there was none.
 	AfterKill, AfterResume time.Duration
 	Agreements             []Agreement
-	Bursts                 []burst
 }
 
 // burial is what became of the paused server.
@@ -62,8 +61,8 @@ type burial struct {
 
 // judge makes the report: the figures, and whether everything is as it must be.
 func judge(f facts) Report {
-	objects, perSecond := rate(f.Bursts)
-	late := lateWrites(f.Journal, f.Burial)
+	objects, perSecond := rate(f.World.bursts)
+	late := lateWrites(f.World.journal, f.Burial)
 	errors, unexcused := judgeFailures(f.Failures, f.Faults)
 	missed := errors[absent]
 	delete(errors, absent)
@@ -93,12 +92,14 @@ func judge(f facts) Report {
 	for _, row := range f.Census.Rows {
 		r.Census = append(r.Census, Count{Resource: row.Resource, Encoding: row.Encoding, Objects: row.Objects})
 	}
-	for _, gr := range f.View.sorted() {
-		at := f.View.resources[gr]
-		r.Storage = append(r.Storage, Storage{Resource: gr.String(), Agreement: string(at.common), StoredSet: texts(at.stored), Hashes: texts(at.hashes)})
+	for _, gr := range f.World.sorted() {
+		at := f.World.Resources[gr]
+		r.Storage = append(r.Storage, Storage{Resource: gr.String(), Agreement: string(at.Common()), StoredSet: listed(at.Stored()), Hashes: listed(hashes(at))})
 	}
-	for name, crd := range f.View.crds {
-		r.StoredVersions[name] = texts(crd.stored)
+	for _, at := range f.World.Resources {
+		if at.CRD != nil {
+			r.StoredVersions[at.CRD.Name] = listed(at.CRD.Status.StoredVersions)
+		}
 	}
 	for _, step := range f.Steps {
 		if d, ok := f.Stalls[step]; ok {
@@ -163,7 +164,7 @@ func faultsOfCensus(f facts) []string {
 		gr := schema.ParseGroupResource(row.Resource)
 		want, ok := workload.Expected[gr]
 		if !ok {
-			want = f.View.resources[gr].common
+			want = f.World.Of(gr).Common()
 		}
 		switch {
 		case want == "":
@@ -188,13 +189,13 @@ func faultsOfCensus(f facts) []string {
 // storedVersions that are exact.
 func faultsOfStorage(f facts) []string {
 	var reasons []string
-	if lack := f.View.unsettled(f.Servers, workload.Expected); lack != "" {
+	if lack := f.World.unsettled(f.Servers, workload.Expected); lack != "" {
 		reasons = append(reasons, "storage is not settled: "+lack)
 	}
-	for _, gr := range f.View.sorted() {
-		r, hash := f.View.resources[gr], f.Hashes[gr]
-		if r.exact() && hash != "" && !slices.Equal(r.hashes, []string{hash}) {
-			reasons = append(reasons, fmt.Sprintf("%s: the stored set is [%s], discovery says %s", gr, strings.Join(r.hashes, " "), hash))
+	for _, gr := range f.World.sorted() {
+		r, hash := f.World.Resources[gr], f.Hashes[gr]
+		if r.Exact() && hash != "" && !slices.Equal(hashes(r), []string{hash}) {
+			reasons = append(reasons, fmt.Sprintf("%s: the stored set is [%s], discovery says %s", gr, strings.Join(hashes(r), " "), hash))
 		}
 	}
 	return reasons
@@ -241,14 +242,16 @@ func lateWrites(journal []written, b *burial) []written {
 	return late
 }
 
-// texts returns a list, never nil, of strings.
-func texts[T ~string](list []T) []string {
-	out := make([]string, 0, len(list))
-	for _, t := range list {
-		out = append(out, string(t))
+// hashes are the stored set as stock clients read it.
+func hashes(r *ledger.Resource) []string {
+	if r.State == nil {
+		return nil
 	}
-	return out
+	return r.State.Status.PersistedStorageVersionHashes
 }
+
+// listed is a list that is never nil.
+func listed(list []string) []string { return append([]string{}, list...) }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -10,32 +11,36 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 var configmaps = schema.GroupResource{Resource: "configmaps"}
 
-// settledView is a cluster of three servers whose storage is as it must be.
-func settledView() *view {
-	v := &view{
-		participants: map[agree.ServerID]participant{"id1": {}, "id2": {}, "id3": {}},
-		ids:          map[string]agree.ServerID{"server-1": "id1", "server-2": "id2", "server-3": "id3"},
-		resources:    map[schema.GroupResource]resource{},
-		crds:         map[string]storedCRD{workload.CRDName: {storage: "v2", stored: []string{"v2"}}},
+// settledWorld is a cluster of three servers whose storage is as it must be.
+func settledWorld() *world {
+	w := newWorld()
+	for i, id := range []agree.ServerID{"id1", "id2", "id3"} {
+		w.Servers[id], w.ids[fmt.Sprintf("server-%d", i+1)] = &ledger.Server{}, id
 	}
 	encodings := maps.Clone(workload.Expected)
 	encodings[configmaps] = "v1"
 	for gr, encoding := range encodings {
-		r := resource{common: encoding, ref: evolve.Ref{UID: "u", Epoch: 3}, stateRef: evolve.Ref{UID: "u", Epoch: 3},
-			hasState: true, stored: []agree.Encoding{encoding}, hashes: []string{"hash of " + string(encoding)}}
-		for _, id := range []agree.ServerID{"id1", "id2", "id3"} {
-			r.reports = append(r.reports, agree.Report{Server: id, Encoding: encoding})
+		r := w.Of(gr)
+		r.Version = &ledger.Version{Ref: evolve.Ref{UID: "u", Epoch: 3}, Common: encoding}
+		r.State = &migrationv1alpha1.StorageState{Status: migrationv1alpha1.StorageStateStatus{
+			StorageVersionUID: "u", Epoch: 3, PersistedEncodings: []string{string(encoding)}, PersistedStorageVersionHashes: []string{"hash of " + string(encoding)},
+		}}
+		for _, id := range w.ids {
+			r.Version.Reports = append(r.Version.Reports, agree.Report{Server: id, Encoding: encoding})
 		}
-		v.resources[gr] = r
 	}
-	return v
+	w.Of(workload.Gadgets).CRD = workload.Definition("v2")
+	w.Of(workload.Gadgets).CRD.Status.StoredVersions = []string{"v2"}
+	return w
 }
 
 // passing are facts without a fault.
@@ -49,7 +54,7 @@ func passing() facts {
 			{Resource: workload.Bindings.String(), Encoding: "admissionregistration.k8s.io/v1", Objects: 3},
 			{Resource: migratestore.ResourceOther, Encoding: migratestore.EncodingNone, Objects: 1},
 		}},
-		View:         settledView(),
+		World:        settledWorld(),
 		Hashes:       map[schema.GroupResource]string{configmaps: "hash of v1"},
 		Servers:      []string{"server-1", "server-2", "server-3"},
 		Acknowledged: 20,
@@ -58,20 +63,20 @@ func passing() facts {
 			{Server: "server-1", Outcome: workload.Unavailable, From: at(5), To: at(5)},
 			{Server: "server-1", Outcome: workload.Unconnected, From: at(3), To: at(3)},
 		},
-		Faults: []fault{{server: "server-1", kind: rolled, from: at(1), to: at(4)}, {server: "server-2", kind: killed, from: at(10), to: at(20)}},
-		Stalls: map[string]time.Duration{"roll": 200 * time.Millisecond, "pause": 5 * time.Second},
-		Steps:  []string{"load", "roll", "pause"},
-		Journal: []written{
-			{revision: 99, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
-			{revision: 150, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-1"}},
-			{revision: 201, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
-		},
+		Faults:    []fault{{server: "server-1", kind: rolled, from: at(1), to: at(4)}, {server: "server-2", kind: killed, from: at(10), to: at(20)}},
+		Stalls:    map[string]time.Duration{"roll": 200 * time.Millisecond, "pause": 5 * time.Second},
+		Steps:     []string{"load", "roll", "pause"},
 		Burial:    &burial{server: "server-3", declared: 100, rejoined: map[schema.GroupResource]int64{workload.Gadgets: 200, workload.Policies: 205}, held: 4},
 		AfterKill: 15 * time.Second, AfterResume: time.Second,
-		Bursts: []burst{
-			{resource: workload.Gadgets, objects: 300, first: at(0), last: at(2)},
-			{resource: workload.Policies, objects: 100, first: at(9), last: at(11)},
-		},
+	}
+	f.World.journal = []written{
+		{revision: 99, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
+		{revision: 150, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-1"}},
+		{revision: 201, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
+	}
+	f.World.bursts = []burst{
+		{resource: workload.Gadgets, objects: 300, first: at(0), last: at(2)},
+		{resource: workload.Policies, objects: 100, first: at(9), last: at(11)},
 	}
 	return f
 }
@@ -99,12 +104,8 @@ func TestJudgePasses(t *testing.T) {
 }
 
 func TestJudgeFails(t *testing.T) {
-	change := func(gr schema.GroupResource, edit func(*resource)) func(*facts) {
-		return func(f *facts) {
-			r := f.View.resources[gr]
-			edit(&r)
-			f.View.resources[gr] = r
-		}
+	change := func(gr schema.GroupResource, edit func(*ledger.Resource)) func(*facts) {
+		return func(f *facts) { edit(f.World.Of(gr)) }
 	}
 	for _, tt := range []struct {
 		name string
@@ -125,22 +126,22 @@ func TestJudgeFails(t *testing.T) {
 			f.Census.Rows = append(f.Census.Rows, migratestore.Row{Resource: "ghosts", Encoding: "v1", Objects: 2})
 		}, "ghosts: 2 objects are stored in v1, and no servers agree"},
 		{"objects are missing", func(f *facts) { f.Census.Rows[3].Objects = 2 }, "2 objects are stored, 3 were loaded"},
-		{"no agreement", change(configmaps, func(r *resource) { r.common = "" }), "configmaps: servers report"},
+		{"no agreement", change(configmaps, func(r *ledger.Resource) { r.Version.Common = "" }), "configmaps: servers report"},
 		{"agreement on the wrong encoding", func(f *facts) {
-			change(workload.Gadgets, func(r *resource) { r.common = "demo.concord.dev/v1" })(f)
+			change(workload.Gadgets, func(r *ledger.Resource) { r.Version.Common = "demo.concord.dev/v1" })(f)
 		}, "agreed on demo.concord.dev/v1, not on demo.concord.dev/v2"},
-		{"a stored set with more", change(configmaps, func(r *resource) { r.stored = []agree.Encoding{"v0", "v1"} }), "configmaps: stored set [v0,v1]"},
-		{"a stored set of another epoch", change(configmaps, func(r *resource) { r.ref.Epoch++ }), "configmaps: stored set [v1] for u/3, agreed on v1 at u/4"},
-		{"no stored set", change(configmaps, func(r *resource) { r.hasState = false }), "configmaps: it has no StorageState"},
+		{"a stored set with more", change(configmaps, func(r *ledger.Resource) { r.State.Status.PersistedEncodings = []string{"v0", "v1"} }), "configmaps: stored set [v0,v1]"},
+		{"a stored set of another epoch", change(configmaps, func(r *ledger.Resource) { r.Version.Epoch++ }), "configmaps: stored set [v1] for u/3, agreed on v1 at u/4"},
+		{"no stored set", change(configmaps, func(r *ledger.Resource) { r.State = nil }), "configmaps: it has no StorageState"},
 		{"a wrong hash", func(f *facts) { f.Hashes[configmaps] = "other" }, "the stored set is [hash of v1], discovery says other"},
-		{"a report of a dead server", change(configmaps, func(r *resource) {
-			r.reports = append(slices.Clone(r.reports), agree.Report{Server: "gone", Encoding: "v1"})
+		{"a report of a dead server", change(configmaps, func(r *ledger.Resource) {
+			r.Version.Reports = append(r.Version.Reports, agree.Report{Server: "gone", Encoding: "v1"})
 		}), "reported by gone"},
-		{"a report is missing", change(configmaps, func(r *resource) { r.reports = r.reports[:2] }), "configmaps: 2 of 3 reports"},
+		{"a report is missing", change(configmaps, func(r *ledger.Resource) { r.Version.Reports = r.Reports()[:2] }), "configmaps: 2 of 3 reports"},
 		{"storedVersions with more", func(f *facts) {
-			f.View.crds[workload.CRDName] = storedCRD{storage: "v2", stored: []string{"v1", "v2"}}
+			f.World.Of(workload.Gadgets).CRD.Status.StoredVersions = []string{"v1", "v2"}
 		}, "storedVersions [v1 v2], stored in v2"},
-		{"a late write", func(f *facts) { f.Journal[1].mark.Via = "server-3" }, "server-3 committed 1 writes after it was declared gone at revision 100: gadgets/writer-a at revision 150"},
+		{"a late write", func(f *facts) { f.World.journal[1].mark.Via = "server-3" }, "server-3 committed 1 writes after it was declared gone at revision 100: gadgets/writer-a at revision 150"},
 		{"a late write of a resource never reported again", func(f *facts) { delete(f.Burial.rejoined, workload.Gadgets) }, "server-3 committed 1 writes after"},
 		{"nothing was in flight", func(f *facts) { f.Burial.held = 0 }, "nothing is proven"},
 		{"never declared gone", func(f *facts) { f.Burial = nil }, "the paused server was not declared gone"},

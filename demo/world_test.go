@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,37 +20,47 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
+
+// Where what API servers share is stored.
+const (
+	versionsPrefix = root + "storageversions/"
+	leasesPrefix   = root + "leases/" + storageversion.IdentityNamespace + "/"
+	statesPrefix   = root + migrationv1alpha1.GroupName + "/storagestates/"
+	svmPrefix      = root + migrationv1alpha1.GroupName + "/storageversionmigrations/"
+)
+
+// prefixOf returns where a resource's objects are stored: custom resources have their
+// group in the key.
+func prefixOf(gr schema.GroupResource) string {
+	if gr == workload.Gadgets {
+		return root + gr.Group + "/" + gr.Resource + "/"
+	}
+	return root + gr.Resource + "/"
+}
 
 // history feeds a world with events, one revision each.
 type history struct {
 	t        *testing.T
 	world    *world
 	revision int64
-	versions map[string]int64
 }
 
-func newHistory(t *testing.T) *history {
-	return &history{t: t, world: newWorld(), versions: map[string]int64{}}
-}
+func newHistory(t *testing.T) *history { return &history{t: t, world: newWorld()} }
 
 func (h *history) put(key string, value []byte) {
+	h.t.Helper()
 	h.revision++
-	h.versions[key]++
-	kv := &mvccpb.KeyValue{Key: []byte(key), Value: value, ModRevision: h.revision, Version: h.versions[key]}
-	kv.CreateRevision = h.revision
-	if kv.Version > 1 {
-		kv.CreateRevision = 0
-	}
-	h.world.apply([]*clientv3.Event{{Type: clientv3.EventTypePut, Kv: kv}}, h.revision, false, at(int(h.revision)))
+	h.world.apply(ledger.Event{Revision: h.revision, Key: key, Value: value, At: at(int(h.revision))})
 	if h.world.broken != nil {
 		h.t.Fatal(h.world.broken)
 	}
 }
 
 func (h *history) remove(key string) {
-	h.revision++
-	h.world.apply([]*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: h.revision}}}, h.revision, false, at(int(h.revision)))
+	h.t.Helper()
+	h.put(key, nil)
 }
 
 func (h *history) protobuf(object runtime.Object, gv schema.GroupVersion) []byte {
@@ -96,40 +104,29 @@ func (h *history) reports(gr schema.GroupResource, epoch int64, encodings map[ag
 
 func (h *history) state(gr schema.GroupResource, epoch int64, stored ...string) {
 	h.put(statesPrefix+gr.String(), h.json(migrationv1alpha1.StorageState{
-		Spec:   migrationv1alpha1.StorageStateSpec{Resource: migrationv1alpha1.GroupResource{Group: gr.Group, Resource: gr.Resource}},
-		Status: migrationv1alpha1.StorageStateStatus{PersistedEncodings: stored, StorageVersionUID: "u", Epoch: epoch},
+		TypeMeta: metav1.TypeMeta{APIVersion: "migration.k8s.io/v1alpha1", Kind: "StorageState"},
+		Spec:     migrationv1alpha1.StorageStateSpec{Resource: migrationv1alpha1.GroupResource{Group: gr.Group, Resource: gr.Resource}},
+		Status:   migrationv1alpha1.StorageStateStatus{PersistedEncodings: stored, StorageVersionUID: "u", Epoch: epoch},
 	}))
-}
-
-func (h *history) view() *view {
-	v, _ := h.world.look()
-	return v
 }
 
 func TestWorldFollowsServers(t *testing.T) {
 	h := newHistory(t)
-	_, changed := h.world.look()
 	h.world.expect("server-1")
 	h.lease("id1", "1.36")
-	select {
-	case <-changed:
-	default:
-		t.Error("a registration wakes nobody")
-	}
 	h.world.expect("server-2")
 	h.lease("id2", "1.36")
 	h.put(leasesPrefix+"other", h.protobuf(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, coordinationv1.SchemeGroupVersion))
-	v := h.view()
-	if id, ok := v.registered("server-2"); !ok || id != "id2" || v.participants[id].release != "1.36" || len(v.participants) != 2 {
-		t.Errorf("server-2 is %q, %v, among %v", id, ok, v.participants)
+	if id, ok := h.world.registered("server-2"); !ok || id != "id2" || h.world.Servers[id].Release != "1.36" || len(h.world.Servers) != 2 {
+		t.Errorf("server-2 is %q, %v, among %v", id, ok, h.world.Servers)
 	}
 	h.remove(leasesPrefix + "id1")
-	if _, ok := h.view().registered("server-1"); ok || h.view().participants["id1"].gone.revision != h.revision {
+	if _, ok := h.world.registered("server-1"); ok || h.world.Servers["id1"].Gone != h.revision {
 		t.Error("server-1 is registered without a Lease")
 	}
 	// It registers anew although nobody expected it: its Lease was deleted.
 	h.lease("id3", "1.36")
-	if id, ok := h.view().registered("server-1"); !ok || id != "id3" {
+	if id, ok := h.world.registered("server-1"); !ok || id != "id3" {
 		t.Errorf("server-1 is %q, %v", id, ok)
 	}
 }
@@ -144,7 +141,7 @@ func TestWorldFollowsStorage(t *testing.T) {
 	want := map[schema.GroupResource]agree.Encoding{workload.Policies: "admissionregistration.k8s.io/v1"}
 	assert := func(lack string) {
 		t.Helper()
-		if got := h.view().unsettled(both, want); lack == "" && got != "" || !strings.Contains(got, lack) {
+		if got := h.world.unsettled(both, want); lack == "" && got != "" || !strings.Contains(got, lack) {
 			t.Errorf("unsettled = %q, want %q", got, lack)
 		}
 	}
@@ -160,19 +157,19 @@ func TestWorldFollowsStorage(t *testing.T) {
 	assert("for u/2")
 	h.state(workload.Policies, 3, "admissionregistration.k8s.io/v1")
 	assert("")
-	if lack := h.view().unreported("server-2"); lack != "" {
+	if lack := h.world.unreported("server-2"); lack != "" {
 		t.Errorf("unreported = %q", lack)
 	}
-	if got := h.view().resources[workload.Policies].joined["id-server-1"].revision; got != joined {
+	if got := h.world.Of(workload.Policies).Joined["id-server-1"]; got != joined {
 		t.Errorf("server-1 joined at %d, want %d", got, joined)
 	}
 	h.remove(leasesPrefix + "id-server-2")
 	assert("server-2 is not registered")
-	if got := h.view().reportedBy("id-server-2"); !strings.Contains(got, "still reported") {
+	if got := h.world.reportedBy("id-server-2"); !strings.Contains(got, "still reported") {
 		t.Errorf("reportedBy = %q", got)
 	}
 	h.remove(versionsPrefix + storageversion.Name(workload.Policies))
-	if got := h.view().reportedBy("id-server-2"); got != "" {
+	if got := h.world.reportedBy("id-server-2"); got != "" {
 		t.Errorf("reportedBy = %q without a StorageVersion", got)
 	}
 }
@@ -198,17 +195,17 @@ func TestWorldTellsWritesFromRewrites(t *testing.T) {
 		h.put(loaded, object(gr, "a", m)) // a rewrite
 		h.put(writer, object(gr, "a", workload.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}))
 	}
-	journal, bursts := h.world.history()
+	journal, bursts := h.world.journal, h.world.bursts
 	if len(journal) != 2*len(workload.Shown) || journal[1].mark != (workload.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}) || journal[1].revision != 5 {
 		t.Errorf("journal %+v", journal)
 	}
 	for _, gr := range workload.Shown {
-		if _, done, total := countsOf(h.view().counts[gr], agree.Encoding(gr.Group+"/v1")); done != 2 || total != 2 {
+		if _, done, total := countsOf(h.world.Of(gr).Counts, agree.Encoding(gr.Group+"/v1")); done != 2 || total != 2 {
 			t.Errorf("%s: %d of %d objects are in %s", gr, done, total, agree.Encoding(gr.Group+"/v1"))
 		}
 	}
 	h.remove(prefixOf(workload.Gadgets) + workload.LoadPrefix + "a")
-	if text, _, total := countsOf(h.view().counts[workload.Gadgets], ""); text != "v1 1" || total != 1 {
+	if text, _, total := countsOf(h.world.Of(workload.Gadgets).Counts, ""); text != "v1 1" || total != 1 {
 		t.Errorf("after a deletion %q are stored", text)
 	}
 	if len(bursts) != len(workload.Shown) {
@@ -224,20 +221,22 @@ func TestWorldTellsWritesFromRewrites(t *testing.T) {
 func TestWorldFollowsMigrations(t *testing.T) {
 	h := newHistory(t)
 	svm := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "m"}}
+	svm.APIVersion, svm.Kind = "migration.k8s.io/v1alpha1", "StorageVersionMigration"
 	svm.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: workload.Gadgets.Group, Version: "v1", Resource: workload.Gadgets.Resource}
 	h.put(svmPrefix+"m", h.json(svm))
 	svm.Status.Conditions = []migrationv1alpha1.MigrationCondition{{Type: migrationv1alpha1.MigrationRunning, Status: "True"}}
 	svm.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 4}
 	h.put(svmPrefix+"m", h.json(svm))
 	started := at(int(h.revision))
-	h.put(prefixOf(workload.Gadgets)+workload.LoadPrefix+"a", nil)
-	h.put(prefixOf(workload.Gadgets)+workload.LoadPrefix+"a", nil)
-	if _, bursts := h.world.history(); len(bursts) != 1 || !bursts[0].first.Equal(started) {
+	for range 2 {
+		h.put(prefixOf(workload.Gadgets)+workload.LoadPrefix+"a", h.json(map[string]string{"apiVersion": workload.CustomGroup + "/v1", "kind": "Gadget"}))
+	}
+	if bursts := h.world.bursts; len(bursts) != 1 || !bursts[0].first.Equal(started) {
 		t.Errorf("bursts %+v, want one since the migration runs", bursts)
 	}
-	m, ok := h.view().latest(workload.Gadgets)
-	if !ok || m.phase != evolve.Running || m.progress.Done != 4 {
-		t.Errorf("migration %+v, %v", m, ok)
+	m := h.world.latest(workload.Gadgets)
+	if m == nil || m.Phase != evolve.Running || m.Progress.Done != 4 {
+		t.Errorf("migration %+v", m)
 	}
 	svm.UID = types.UID("m2")
 	svm.Status.Conditions = []migrationv1alpha1.MigrationCondition{
@@ -245,22 +244,15 @@ func TestWorldFollowsMigrations(t *testing.T) {
 		{Type: migrationv1alpha1.MigrationFailed, Status: "True", Reason: "AgreementLost"},
 	}
 	h.put(svmPrefix+"m2", h.json(svm))
-	if m, _ = h.view().latest(workload.Gadgets); m.phase != evolve.Failed || m.reason != "AgreementLost" {
+	if m = h.world.latest(workload.Gadgets); m.Phase != evolve.Failed || m.Reason != "AgreementLost" {
 		t.Errorf("the newest migration is %+v", m)
 	}
 }
 
-func TestWorldKnowsWhatItHasSeen(t *testing.T) {
+func TestWorldKnowsWhatItHasNotSeen(t *testing.T) {
 	h := newHistory(t)
-	h.put(root+"configmaps/a/b", nil)
-	if h.world.revision >= h.revision {
-		t.Errorf("a fragment of revision %d proves revision %d", h.revision, h.world.revision)
-	}
-	h.world.apply(nil, h.revision, true, at(0))
-	if h.world.revision != h.revision {
-		t.Errorf("a progress notification of %d proves %d", h.revision, h.world.revision)
-	}
-	h.world.apply([]*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte(versionsPrefix + "core.a"), Value: []byte("?"), ModRevision: 9}}}, 9, false, at(0))
+	h.put(root+"configmaps/a/b", []byte("?")) // the census counts it
+	h.world.apply(ledger.Event{Key: versionsPrefix + "core.a", Value: []byte("?"), Revision: 9})
 	if h.world.broken == nil {
 		t.Error("an unreadable StorageVersion is not noticed")
 	}

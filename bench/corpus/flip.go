@@ -8,11 +8,9 @@ import (
 	"net/http"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	svmv1 "k8s.io/api/storagemigration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/testbed/process"
 )
@@ -44,42 +42,13 @@ type Flipped struct {
 func (s *Stored) FlipAndMigrate(ctx context.Context, storage string) (Flipped, error) {
 	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
 	defer cancel()
-	before, err := s.Servers.Cluster.Raw.Get(ctx, migrationsPrefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
-	if err != nil {
-		return Flipped{}, err
-	}
-	watch := s.Servers.Cluster.Raw.Watch(ctx, migrationsPrefix, clientv3.WithPrefix(), clientv3.WithRev(before.Header.Revision+1))
-	done := Flipped{Span: Span{objects: len(s.puts)}, Changed: time.Now()}
-	if err := Flip(ctx, s.Servers.Clients[0], s.Corpus.gr.Resource, storage); err != nil {
-		return Flipped{}, err
-	}
-	for response := range watch {
-		at := time.Now()
-		if err := response.Err(); err != nil {
-			return Flipped{}, err
-		}
-		for _, event := range response.Events {
-			if event.Type == clientv3.EventTypeDelete {
-				continue
-			}
-			var m migrationv1alpha1.StorageVersionMigration
-			if err := json.Unmarshal(event.Kv.Value, &m); err != nil {
-				return Flipped{}, err
-			}
-			if m.Spec.Resource.Resource != s.Corpus.gr.Resource {
-				continue
-			}
-			ended, err := done.follow(event, at)
-			if err != nil {
-				return Flipped{}, fmt.Errorf("migration %s: %w", m.Name, err)
-			}
-			if ended {
-				done.Span, err = s.seen(ctx, done.Span)
-				return done, err
-			}
-		}
-	}
-	return Flipped{}, errors.Join(errors.New("the migration after a flip has not ended"), ctx.Err())
+	var done Flipped
+	var err error
+	done.Span, err = s.follow(ctx, migrationsPrefix, func() error {
+		done.Changed = time.Now()
+		return Flip(ctx, s.Servers.Clients[0], s.Corpus.gr.Resource, storage)
+	})
+	return done, err
 }
 
 // stockMigrationsPath is where Kubernetes' own migrations are.

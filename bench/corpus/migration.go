@@ -12,6 +12,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 const (
@@ -58,58 +59,69 @@ func (s *Stored) migrate(ctx context.Context, name string, spec Fields) (Span, e
 	ctx, cancel := context.WithTimeout(ctx, migrationLimit+time.Duration(len(s.puts))*objectLimit)
 	defer cancel()
 	name = s.Corpus.gr.Resource + "-" + name
-	before, err := s.Servers.Cluster.Raw.Get(ctx, migrationsPrefix+name)
-	if err != nil {
-		return Span{}, err
-	}
-	// Followed in etcd, so that following asks nothing of the servers.
-	watch := s.Servers.Cluster.Raw.Watch(ctx, migrationsPrefix+name, clientv3.WithRev(before.Header.Revision+1))
 	spec["resource"] = Fields{"group": s.Corpus.gr.Group, "version": s.Corpus.version, "resource": s.Corpus.gr.Resource}
 	body := Marshal(Fields{
 		"apiVersion": "migration.k8s.io/v1alpha1", "kind": "StorageVersionMigration",
 		"metadata": Fields{"name": name}, "spec": spec,
 	})
-	if _, err := s.Servers.Clients[0].Do(ctx, http.MethodPost, migrationsPath, JSONType, body); err != nil {
-		return Span{}, err
-	}
-	done := Span{objects: len(s.puts)}
-	for response := range watch {
-		at := time.Now()
-		if err := response.Err(); err != nil {
-			return Span{}, err
-		}
-		for _, event := range response.Events {
-			ended, err := done.follow(event, at)
-			if err != nil {
-				return Span{}, fmt.Errorf("migration %s: %w", name, err)
-			}
-			if ended {
-				return s.seen(ctx, done)
-			}
-		}
-	}
-	return Span{}, fmt.Errorf("migration %s: %w", name, errors.Join(errors.New("it has not ended"), ctx.Err()))
+	return s.follow(ctx, migrationsPrefix+name, func() error {
+		_, err := s.Servers.Clients[0].Do(ctx, http.MethodPost, migrationsPath, JSONType, body)
+		return err
+	})
 }
 
-// follow takes in a change of the migration, and says whether it has succeeded.
-func (d *Span) follow(event *clientv3.Event, at time.Time) (ended bool, err error) {
-	if event.Type == clientv3.EventTypeDelete {
+// follow has a migration begin and waits for its end: the one of a key in etcd, or, where that is the
+// prefix of all, the next one of the resource. It is followed in etcd, so that following asks
+// nothing of the servers.
+func (s *Stored) follow(ctx context.Context, key string, begin func() error) (Span, error) {
+	raw := s.Servers.Cluster.Raw
+	before, err := raw.Get(ctx, key)
+	if err != nil {
+		return Span{}, err
+	}
+	done, ended := Span{objects: len(s.puts)}, false
+	w := ledger.NewWatch(&done, func(e ledger.Event) {
+		if !ended && err == nil && (e.Key == key || key == migrationsPrefix && e.Value != nil) {
+			ended, err = done.take(e, s.Corpus.gr.Resource)
+		}
+	})
+	w.Start(raw, key, before.Header.Revision+1)
+	defer w.Stop()
+	if err := begin(); err != nil {
+		return Span{}, err
+	}
+	select {
+	case <-w.When(func(*Span) bool { return ended || err != nil }):
+	case <-w.Done():
+		return Span{}, w.Err()
+	case <-ctx.Done():
+		return Span{}, fmt.Errorf("migration of %s: it has not ended: %w", s.Corpus.gr.Resource, ctx.Err())
+	}
+	if w.Stop(); err != nil {
+		return Span{}, fmt.Errorf("migration of %s: %w", s.Corpus.gr.Resource, err)
+	}
+	return s.seen(ctx, done)
+}
+
+// take takes in a change of a migration, if it is the resource's, and says whether it has succeeded.
+func (d *Span) take(e ledger.Event, resource string) (ended bool, err error) {
+	if e.Value == nil {
 		return false, errors.New("it was deleted")
 	}
 	var m migrationv1alpha1.StorageVersionMigration
-	if err := json.Unmarshal(event.Kv.Value, &m); err != nil {
+	if err := json.Unmarshal(e.Value, &m); err != nil || m.Spec.Resource.Resource != resource {
 		return false, err
 	}
 	if failed := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed); failed != nil {
 		return false, fmt.Errorf("it failed: %s: %s", failed.Reason, failed.Message)
 	}
 	if d.began.IsZero() && migrationv1alpha1.True(&m, migrationv1alpha1.MigrationRunning) != nil {
-		d.began = at
+		d.began = e.At
 	}
 	if migrationv1alpha1.True(&m, migrationv1alpha1.MigrationSucceeded) == nil {
 		return false, nil
 	}
-	if d.end = at; d.began.IsZero() {
+	if d.end = e.At; d.began.IsZero() {
 		return false, errors.New("it was never seen to run")
 	}
 	if p := m.Status.Progress; p == nil || p.Done != int64(d.objects) {

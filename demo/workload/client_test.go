@@ -202,9 +202,9 @@ func TestClientWrite(t *testing.T) {
 				if m.Counter != 2 || o.last != m {
 					t.Errorf("stored %+v, known %+v, want write 2", m, o.last)
 				}
-				lost, foreign := c.work.ledger.check(map[ObjectKey]Stored{o.key: {mark: m, filler: filler("writer-a")}})
-				if len(lost)+len(foreign) > 0 || c.work.ledger.total() != 2 {
-					t.Errorf("lost %q, foreign %q, %d acknowledged", lost, foreign, c.work.ledger.total())
+				lost, foreign := c.work.journal.check(map[ObjectKey]Stored{o.key: {mark: m, filler: filler("writer-a")}})
+				if len(lost)+len(foreign) > 0 || c.work.journal.total() != 2 {
+					t.Errorf("lost %q, foreign %q, %d acknowledged", lost, foreign, c.work.journal.total())
 				}
 			})
 		}
@@ -231,8 +231,8 @@ func TestClientGivesUp(t *testing.T) {
 func TestLoadFailsWithTheFirstWrongAnswer(t *testing.T) {
 	c, store := fakeCluster(t, "refuse drop", "lose")
 	var loaded atomic.Int64
-	if err := Load(t.Context(), 40, c.endpoints, c.work, &loaded); err != nil || c.work.ledger.total() != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
-		t.Errorf("error %v, %d acknowledged, %d stored, %d counted; want 40", err, c.work.ledger.total(), len(store.marks), loaded.Load())
+	if err := Load(t.Context(), 40, c.endpoints, c.work, &loaded); err != nil || c.work.journal.total() != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
+		t.Errorf("error %v, %d acknowledged, %d stored, %d counted; want 40", err, c.work.journal.total(), len(store.marks), loaded.Load())
 	}
 	c, _ = fakeCluster(t, "fail")
 	if err := Load(t.Context(), 4, c.endpoints, c.work, &loaded); !errors.Is(err, errGivenUp) {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 const (
@@ -86,20 +87,8 @@ func readMark(annotations map[string]string) (Mark, error) {
 
 // StoredMark reads the mark in a stored value without decoding the rest.
 func StoredMark(value []byte) (Mark, error) {
-	var object metav1.PartialObjectMetadata
-	raw, isProtobuf := strings.CutPrefix(string(value), "k8s\x00")
-	if !isProtobuf {
-		if err := json.Unmarshal(value, &object); err != nil {
-			return Mark{}, err
-		}
-		return readMark(object.Annotations)
-	}
-	var envelope runtime.Unknown
-	if err := envelope.Unmarshal([]byte(raw)); err != nil {
-		return Mark{}, err
-	}
-	// The metadata is field 1 of every object.
-	if err := object.Unmarshal(envelope.Raw); err != nil {
+	var object metav1.PartialObjectMetadata // the metadata is field 1 of every object
+	if err := ledger.Decode(value, &object); err != nil {
 		return Mark{}, err
 	}
 	return readMark(object.Annotations)

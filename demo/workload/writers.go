@@ -43,7 +43,7 @@ var errGivenUp = errors.New("not acknowledged")
 // Record is the record that the demo's clients share: of the acknowledged writes, of the failed
 // ones, and of how long writes took.
 type Record struct {
-	ledger *ledger
+	journal *journal
 
 	mu       sync.Mutex
 	failures []Failure
@@ -53,7 +53,7 @@ type Record struct {
 
 // NewRecord returns an empty record.
 func NewRecord() *Record {
-	return &Record{ledger: newLedger(), stalls: map[string]time.Duration{}}
+	return &Record{journal: newJournal(), stalls: map[string]time.Duration{}}
 }
 
 // Enter says that a step of the demo begins.
@@ -92,13 +92,13 @@ func (w *Record) Counts() (failures int, longest time.Duration) {
 }
 
 // Total returns how many writes were acknowledged.
-func (w *Record) Total() int64 { return w.ledger.total() }
+func (w *Record) Total() int64 { return w.journal.total() }
 
 // Check compares the stored objects with the answers that clients got. lost names objects that
 // lack an acknowledged write or whose content changed, foreign those that show a write
 // which nobody can have made: one that a server refused, or that no client sent.
 func (w *Record) Check(found map[ObjectKey]Stored) (lost, foreign []string) {
-	return w.ledger.check(found)
+	return w.journal.check(found)
 }
 
 // Outcomes returns the failed attempts, and the longest write begun in each step.
@@ -175,7 +175,7 @@ func (c *client) try(ctx context.Context, at *Endpoint, version string, o *objec
 	}
 	result := classify(err, o.last.Counter == 0)
 	c.watcher.answered(from, result)
-	c.work.ledger.record(o.key, filler(o.key.Name), next, result)
+	c.work.journal.record(o.key, filler(o.key.Name), next, result)
 	switch {
 	case result == Acknowledged:
 		o.last = next
@@ -199,7 +199,7 @@ func (c *client) resolve(ctx context.Context, at *Endpoint, version string, o *o
 	case m.Counter == o.last.Counter:
 		return false, nil
 	}
-	c.work.ledger.confirm(o.key, filler(o.key.Name), m)
+	c.work.journal.confirm(o.key, filler(o.key.Name), m)
 	o.last = m
 	return true, nil
 }

@@ -84,15 +84,6 @@ func Hash(fields map[string]any) string {
 	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
-// into converts to a typed object.
-func (c *content) into(obj any) error {
-	raw, err := json.Marshal(c.fields)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(raw, obj)
-}
-
 // diff names the first field in which two contents differ. An object that is being
 // deleted is changed by the server itself. Where a controller has written the status
 // since, which managedFields tell, status and managedFields are left out.

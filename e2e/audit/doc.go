@@ -15,5 +15,5 @@
 //     key removable, no object of its resource is encrypted with it.
 //   - I8: a custom resource's encoding is in its CRD's storedVersions.
 //
-// Ledger is pure: events in, violations out. Watch feeds it from etcd.
+// Ledger is pure: events in, violations out, over the account of package testbed/ledger.
 package audit

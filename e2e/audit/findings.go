@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
@@ -22,9 +21,6 @@ func (l *Ledger) Violations() []string {
 	}
 	return found
 }
-
-// Revision is the last revision applied.
-func (l *Ledger) Revision() int64 { return l.revision }
 
 // Rewrites counts the puts of marked objects that no client made.
 func (l *Ledger) Rewrites() int { return l.rewrites }
@@ -61,24 +57,6 @@ func (l *Ledger) Strangers(ids map[string][]agree.ServerID) []string {
 	return found
 }
 
-// Encodings returns how many objects of the resource are stored in each encoding.
-func (l *Ledger) Encodings(gr schema.GroupResource) map[agree.Encoding]int {
-	return maps.Clone(l.of(gr).counts)
-}
-
-// StoredSince returns the encodings that objects of the resource are in, or were at the
-// revision or after it.
-func (l *Ledger) StoredSince(gr schema.GroupResource, revision int64) sets.Set[agree.Encoding] {
-	r := l.of(gr)
-	found := sets.KeySet(r.counts)
-	for encoding, last := range r.last {
-		if last >= revision {
-			found.Insert(encoding)
-		}
-	}
-	return found
-}
-
 // Hashes returns the hash of the content of every stored object of the resource, by
 // "namespace/name".
 func (l *Ledger) Hashes(gr schema.GroupResource) map[string]string {
@@ -91,35 +69,12 @@ func (l *Ledger) Hashes(gr schema.GroupResource) map[string]string {
 	return found
 }
 
-// Reports returns the resource's reports as they stand.
-func (l *Ledger) Reports(gr schema.GroupResource) []agree.Report {
-	if v := l.of(gr).version; v != nil {
-		return slices.Clone(v.reports)
-	}
-	return nil
-}
-
-// Reported returns every server that is in any report.
-func (l *Ledger) Reported() sets.Set[agree.ServerID] {
-	found := sets.New[agree.ServerID]()
-	for _, r := range l.resources {
-		if r.version != nil {
-			for _, report := range r.version.reports {
-				found.Insert(report.Server)
-			}
-		}
-	}
-	return found
-}
-
 // Standing describes what the ledger knows of one resource.
 type Standing struct {
-	Resource schema.GroupResource
-	UID      types.UID
-	Epoch    int64
+	Epoch int64
 	// Common is the agreement, empty without one.
 	Common agree.Encoding
-	// Stored is the stored set; StoredCurrent says that it is computed for UID and Epoch.
+	// Stored is the stored set; StoredCurrent says that it is computed for Epoch.
 	Stored        []string
 	StoredCurrent bool
 	// StoredVersions are the CRD's, nil for built-in resources.
@@ -128,17 +83,10 @@ type Standing struct {
 
 // Standing returns the Standing of the resource.
 func (l *Ledger) Standing(gr schema.GroupResource) Standing {
-	r := l.of(gr)
-	s := Standing{Resource: gr}
-	if r.version != nil {
-		s.UID, s.Epoch, s.Common = r.version.uid, r.version.epoch, r.version.common
-	}
-	if r.state != nil {
-		s.Stored = slices.Clone(r.state.Status.PersistedEncodings)
-		s.StoredCurrent = r.stands()
-	}
-	if r.crd != nil {
-		s.StoredVersions = slices.Clone(r.crd.Status.StoredVersions)
+	r := l.Of(gr)
+	s := Standing{Epoch: r.Ref().Epoch, Common: r.Common(), Stored: slices.Clone(r.Stored()), StoredCurrent: r.Stands()}
+	if r.CRD != nil {
+		s.StoredVersions = slices.Clone(r.CRD.Status.StoredVersions)
 	}
 	return s
 }
@@ -149,8 +97,8 @@ func (l *Ledger) Standing(gr schema.GroupResource) Standing {
 // server has them: a release before 1.37 leaves those of a later one as they are.
 func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
 	var found []string
-	for gr, r := range l.resources {
-		if slices.Contains(but, gr) || r.version == nil && (len(r.counts) == 0 || gr == trustBundles) {
+	for gr, r := range l.Resources {
+		if slices.Contains(but, gr) || r.Version == nil && (len(r.Counts) == 0 || gr == trustBundles) {
 			continue
 		}
 		if why := l.Standing(gr).unsettled(); why != "" {

@@ -21,6 +21,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 const (
@@ -53,7 +54,7 @@ func newStore(t *testing.T) *store {
 
 func (s *store) put(key string, value []byte) {
 	s.at++
-	s.ledger.Apply(audit.Event{Revision: s.at, Key: key, Value: value})
+	s.ledger.Apply(ledger.Event{Revision: s.at, Key: key, Value: value})
 }
 
 func (s *store) putJSON(key string, object any) {
@@ -66,7 +67,7 @@ func (s *store) putJSON(key string, object any) {
 
 func (s *store) remove(key string) {
 	s.at++
-	s.ledger.Apply(audit.Event{Revision: s.at, Key: key})
+	s.ledger.Apply(ledger.Event{Revision: s.at, Key: key})
 }
 
 // report writes the resource's StorageVersion: pairs of server and encoding.
@@ -197,7 +198,7 @@ func TestStrangers(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	s := newStore(t)
 	lease := "/registry/leases/kube-system/apiserver-2"
-	s.put(lease, []byte(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"apiserver-2","annotations":{"`+storageversion.APIAnnotation+`":"`+storageversion.APIOff+`"}}}`))
+	s.put(lease, []byte(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"apiserver-2","labels":{"`+storageversion.IdentityLabel+`":"`+storageversion.IdentityLabelValue+`"},"annotations":{"`+storageversion.APIAnnotation+`":"`+storageversion.APIOff+`"}}}`))
 	s.widget(widgetKey, "v1", "two/1", "x")
 	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", string(agree.Unknown))
 	s.widget(widgetKey, "v2", "two/2", "x")

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 // Registry is the prefix of all that kube-apiservers write.
@@ -41,6 +42,10 @@ type Change struct {
 // that it belongs to one object.
 func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 	t.Helper()
+	stopped, err := ledger.Record(t.Context(), raw, Registry)
+	if err != nil {
+		t.Fatal(err)
+	}
 	now, err := raw.Get(t.Context(), Registry, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		t.Fatal(err)
@@ -49,35 +54,21 @@ func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 	for _, kv := range now.Kvs {
 		h.first[string(kv.Key)] = kv.ModRevision
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	following := raw.Watch(ctx, Registry, clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
-	const end = Registry + "-end"
-	var done sync.WaitGroup
-	t.Cleanup(func() { cancel(); done.Wait() })
-	done.Go(func() {
-		last := int64(0)
-		for answer := range following {
-			for _, e := range answer.Events {
-				if string(e.Kv.Key) == end {
-					return
-				}
-				if e.Kv.ModRevision <= last {
-					t.Errorf("%s was written at revision %d, after one at %d", e.Kv.Key, e.Kv.ModRevision, last)
-				}
-				last = e.Kv.ModRevision
-				h.changes = append(h.changes, Change{string(e.Kv.Key), last, e.Type == clientv3.EventTypeDelete})
-			}
-		}
-		if ctx.Err() == nil {
-			t.Error("the watch of raw etcd has ended")
-		}
-	})
 	return func() History {
 		t.Helper()
-		if _, err := raw.Put(t.Context(), end, ""); err != nil {
+		events, err := stopped(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
-		done.Wait()
+		last := int64(0)
+		for _, e := range events {
+			if e.Revision <= last {
+				t.Errorf("%s was written at revision %d, after one at %d", e.Key, e.Revision, last)
+			}
+			if last = e.Revision; last > now.Header.Revision {
+				h.changes = append(h.changes, Change{e.Key, last, e.Value == nil})
+			}
+		}
 		return h
 	}
 }

@@ -77,7 +77,7 @@ const embedding = "one"
 func (c *Cluster) dataDir(server string) string { return filepath.Join(c.Dir, server) }
 
 func (c *Cluster) watch() {
-	c.Audit = audit.Start(c.Raw, audit.NewLedger(stored.DefaultPrefix, storageversion.Unfenced().UnsortedList()...))
+	c.Audit = audit.Start(c.Raw, stored.DefaultPrefix, storageversion.Unfenced().UnsortedList()...)
 	c.T.Cleanup(c.Audit.Stop)
 }
 
@@ -98,7 +98,7 @@ func (c *Cluster) Encodings(gr schema.GroupResource) (found map[agree.Encoding]i
 // Reports returns the reports of the resource that etcd holds.
 func (c *Cluster) Reports(gr schema.GroupResource) (found []agree.Report) {
 	c.T.Helper()
-	c.Ledger(func(l *audit.Ledger) { found = l.Reports(gr) })
+	c.Ledger(func(l *audit.Ledger) { found = slices.Clone(l.Of(gr).Reports()) })
 	return found
 }
 
@@ -112,7 +112,7 @@ func (c *Cluster) Standing(gr schema.GroupResource) (found audit.Standing) {
 // Revision returns etcd's revision.
 func (c *Cluster) Revision() (revision int64) {
 	c.T.Helper()
-	c.Ledger(func(l *audit.Ledger) { revision = l.Revision() })
+	c.Ledger(func(l *audit.Ledger) { revision = l.Revision })
 	return revision
 }
 

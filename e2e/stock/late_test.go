@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/testbed/ledger"
 )
 
 // under is a request that a kube-apiserver has begun, and whose end has not been sent yet.
@@ -150,35 +150,21 @@ func TestPausedInWrite(t *testing.T) {
 func putsIn(w *beside.Widgets, version string) func() int {
 	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Etcd.Raw
 	t.Helper()
-	now, err := etcd.Get(t.Context(), "none")
+	stop, err := ledger.Record(t.Context(), etcd, w.Keys())
 	if err != nil {
 		t.Fatal(err)
 	}
-	end := strings.TrimSuffix(w.Keys(), "/") + "-end"
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	watch := etcd.Watch(ctx, strings.TrimSuffix(w.Keys(), "/"), clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
-	counted := make(chan int)
-	go func() {
-		n := 0
-		for batch := range watch {
-			for _, e := range batch.Events {
-				if string(e.Kv.Key) == end {
-					counted <- n
-					return
-				}
-				if strings.HasPrefix(string(e.Kv.Value), `{"apiVersion":"`+version+`"`) { // managedFields name versions, too
-					n++
-				}
-			}
-		}
-		close(counted)
-	}()
-	return func() int {
+	return func() (n int) {
 		t.Helper()
-		if _, err := etcd.Put(t.Context(), end, ""); err != nil {
+		events, err := stop(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
-		return <-counted
+		for _, e := range events {
+			if strings.HasPrefix(string(e.Value), `{"apiVersion":"`+version+`"`) { // managedFields name versions, too
+				n++
+			}
+		}
+		return n
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +23,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/ledger"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -303,32 +303,20 @@ func testPaused(t *testing.T) {
 // follow counts the encodings of all puts of a resource from now until the function that it returns is called.
 func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	c.t.Helper()
-	now, err := c.raw.Get(c.t.Context(), "health")
+	stop, err := ledger.Record(c.t.Context(), c.raw, registry+resource+"/")
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	prefix := registry + resource
-	ctx, cancel := context.WithCancel(context.Background())
-	c.t.Cleanup(cancel)
-	watch := c.raw.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))
-	found, done := map[agree.Encoding]int{}, make(chan struct{})
-	go func() {
-		defer close(done)
-		for batch := range watch {
-			for _, e := range batch.Events {
-				if string(e.Kv.Key) == prefix+"-end" {
-					return
-				}
-				encoding, _, _ := migratestore.Envelope(e.Kv.Value)
-				found[encoding]++
-			}
-		}
-	}()
 	return func() map[agree.Encoding]int {
-		if _, err := c.raw.Put(c.t.Context(), prefix+"-end", ""); err != nil {
+		events, err := stop(c.t.Context())
+		if err != nil {
 			c.t.Fatal(err)
 		}
-		<-done
+		found := map[agree.Encoding]int{}
+		for _, e := range events {
+			encoding, _, _ := migratestore.Envelope(e.Value)
+			found[encoding]++
+		}
 		return found
 	}
 }

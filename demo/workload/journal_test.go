@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestLedger(t *testing.T) {
+func TestJournal(t *testing.T) {
 	key := ObjectKey{Resource: Gadgets, Name: "writer-a"}
 	m := func(counter int64, attempt string) Mark {
 		return Mark{Counter: counter, Attempt: attempt, Via: "server-1"}
@@ -31,7 +31,7 @@ func TestLedger(t *testing.T) {
 		{"an object of nobody", map[ObjectKey]Stored{key: {mark: m(2, "x2"), filler: "f"}, {Resource: Gadgets, Name: "z"}: {}}, "", "gadgets/z"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLedger()
+			l := newJournal()
 			for _, e := range history {
 				l.record(key, "f", e.mark, e.outcome)
 			}
@@ -52,15 +52,15 @@ func assertOne(t *testing.T, what string, got []string, want string) {
 	}
 }
 
-func TestLedgerForgivesADoubtfulCreation(t *testing.T) {
-	l := newLedger()
+func TestJournalForgivesADoubtfulCreation(t *testing.T) {
+	l := newJournal()
 	l.record(ObjectKey{Name: "a"}, "f", Mark{Counter: 1, Attempt: "x"}, Broken)
 	if lost, foreign := l.check(nil); len(lost)+len(foreign) > 0 {
 		t.Errorf("lost %q, foreign %q: nobody was told that it was written", lost, foreign)
 	}
 }
 
-func TestLedgerConfirm(t *testing.T) {
+func TestJournalConfirm(t *testing.T) {
 	key := ObjectKey{Resource: Gadgets, Name: "a"}
 	for _, tt := range []struct {
 		name    string
@@ -71,7 +71,7 @@ func TestLedgerConfirm(t *testing.T) {
 		{"a refused write was carried out", Unavailable, "refused"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLedger()
+			l := newJournal()
 			m := Mark{Counter: 1, Attempt: "x", Via: "server-1"}
 			l.record(key, "f", m, tt.outcome)
 			l.confirm(key, "f", m)

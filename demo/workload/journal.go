@@ -15,9 +15,9 @@ type Mark struct {
 	Via     string
 }
 
-// ledger remembers which writes of each object were acknowledged and which may have
+// journal remembers which writes of each object were acknowledged and which may have
 // been written although nobody said so.
-type ledger struct {
+type journal struct {
 	mu           sync.Mutex
 	accounts     map[ObjectKey]*account
 	acknowledged int64
@@ -35,12 +35,12 @@ type account struct {
 	filler string
 }
 
-func newLedger() *ledger {
-	return &ledger{accounts: map[ObjectKey]*account{}, refused: map[string]bool{}}
+func newJournal() *journal {
+	return &journal{accounts: map[ObjectKey]*account{}, refused: map[string]bool{}}
 }
 
 // record notes what became of an attempt.
-func (l *ledger) record(key ObjectKey, filler string, m Mark, o Outcome) {
+func (l *journal) record(key ObjectKey, filler string, m Mark, o Outcome) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if o.unwritten() {
@@ -70,7 +70,7 @@ func (l *ledger) record(key ObjectKey, filler string, m Mark, o Outcome) {
 }
 
 // confirm notes that a client, in doubt whether its write happened, has read this mark.
-func (l *ledger) confirm(key ObjectKey, filler string, m Mark) {
+func (l *journal) confirm(key ObjectKey, filler string, m Mark) {
 	l.mu.Lock()
 	a := l.accounts[key]
 	possible := false
@@ -85,7 +85,7 @@ func (l *ledger) confirm(key ObjectKey, filler string, m Mark) {
 }
 
 // total returns how many writes were acknowledged.
-func (l *ledger) total() int64 {
+func (l *journal) total() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.acknowledged
@@ -98,7 +98,7 @@ type Stored struct {
 }
 
 // check is that of Record.
-func (l *ledger) check(found map[ObjectKey]Stored) (lost, foreign []string) {
+func (l *journal) check(found map[ObjectKey]Stored) (lost, foreign []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	foreign = slices.Clone(l.foreign)
@@ -127,7 +127,7 @@ func (l *ledger) check(found map[ObjectKey]Stored) (lost, foreign []string) {
 	return lost, foreign
 }
 
-func (l *ledger) describe(key ObjectKey, m Mark) string {
+func (l *journal) describe(key ObjectKey, m Mark) string {
 	if l.refused[m.Attempt] {
 		return fmt.Sprintf("%s: shows write %d, attempt %s, which %s refused", key, m.Counter, m.Attempt, m.Via)
 	}
