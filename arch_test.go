@@ -65,7 +65,7 @@ var arrows = []arrow{
 	{folder: "testbed/process", external: []string{}, why: "runs programs; it knows none of them"},
 	{folder: "testbed/loop", own: []string{}, external: []string{}, why: "when requests are made and how long they take; it knows none of them"},
 	{folder: "testbed/ledger", own: []string{"agree", "evolve", "api", "migrate/store"}, forbidden: append(append(genericly, kube...), "testing"), why: "what an etcd holds, seen from outside: it knows neither servers nor what has to hold"},
-	{folder: "testbed/controlplane", own: []string{"agree", "embedded", "pki"}, forbidden: append(genericly, kube...), why: "how servers are started and reached from outside: it links an etcd, and no server"},
+	{folder: "testbed/cluster", own: []string{"agree", "embedded", "pki", "testbed/process"}, forbidden: append(append(genericly, kube...), "testing"), why: "starts an etcd and servers, and reaches them from outside: it links an etcd, and no server"},
 	{folder: "server/planning", own: []string{"compat"}, why: "plans from Kubernetes' own types and configs; it knows no server of ours"},
 	{folder: "gates", own: []string{"compat"}, forbidden: append(append(genericly, "go.etcd.io"), kube...), why: "compat for the libraries' feature gates and definitions: what servers are kept to, and commands explain, without a server"},
 	{folder: "join/internal/admit", own: []string{"api", "join/roles"}, why: "admission: it decides by who writes what"},

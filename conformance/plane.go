@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/concord-dev/concord/pki"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -154,7 +154,7 @@ func (c *controlPlane) startEtcd() (string, error) {
 		return "", err
 	}
 	client, peer := urls[0], urls[1]
-	return client, c.run("etcd", self, controlplane.EtcdFlags(c.path("etcd"), client, peer)...)
+	return client, c.run("etcd", self, cluster.EtcdFlags(c.path("etcd"), client, peer)...)
 }
 
 // startKube starts the stock kube-apiserver, or ours with the same flags.

@@ -4,22 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/concord-dev/concord/demo/workload"
-	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/join"
 	storedsets "github.com/concord-dev/concord/stored"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/ledger"
-	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -44,14 +37,13 @@ const (
 
 // serverProcess is one API server of the demo. It keeps its name and port through restarts.
 type serverProcess struct {
-	controlplane.Server
-	name     string
+	*testbed.Server
+	release  string             // that it emulates in its next run
 	endpoint *workload.Endpoint // for writers
 	control  *workload.Endpoint // for the demo itself
 	patient  *workload.Endpoint // for clients that wait for a paused server
 
 	mu        sync.Mutex
-	process   *process.Process
 	condition condition
 }
 
@@ -61,18 +53,16 @@ func (s *serverProcess) set(c condition) {
 	s.condition = c
 }
 
-func (s *serverProcess) get() (condition, *process.Process) {
+func (s *serverProcess) get() condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.condition, s.process
+	return s.condition
 }
 
-// cluster is an embedded etcd and the servers on it, in one temporary directory.
+// cluster is an embedded etcd, which is watched, and the servers on it.
 type cluster struct {
+	*testbed.Cluster
 	cfg        Config
-	dir        string
-	etcd       *embedded.Etcd
-	store      *clientv3.Client
 	watch      *ledger.Watch[*world]
 	servers    []*serverProcess
 	kubeconfig string
@@ -81,16 +71,25 @@ type cluster struct {
 
 // newCluster makes the directory of a cluster that is not running. The caller must close it.
 func newCluster(cfg Config) (*cluster, error) {
-	dir, err := os.MkdirTemp("", "concord-demo-")
+	at, err := testbed.New("concord-demo")
 	if err != nil {
-		return nil, fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
+		return nil, err
 	}
 	w := newWorld()
-	c := &cluster{cfg: cfg, dir: dir, watch: ledger.NewWatch(w, w.apply), crashed: make(chan error, 1)}
+	c := &cluster{Cluster: at, cfg: cfg, watch: ledger.NewWatch(w, w.apply), crashed: make(chan error, 1)}
 	for i := range serverCount {
-		name := fmt.Sprintf("server-%d", i+1)
-		at := controlplane.Server{Dir: filepath.Join(dir, name), CertDir: filepath.Join(dir, "pki")}
-		c.servers = append(c.servers, &serverProcess{Server: at, name: name, condition: starting})
+		s := &serverProcess{condition: starting, release: oldRelease}
+		s.Server, err = at.Add(fmt.Sprintf("server-%d", i+1), func(at *testbed.Server) (*exec.Cmd, error) {
+			return exec.Command(cfg.Executable, at.Args(
+				"--emulation-version", s.release,
+				"--identity-lease-duration", cfg.LeaseDuration.String(),
+				"--identity-lease-renew-interval", (cfg.LeaseDuration/leaseRenewals).String(),
+			)...), nil
+		})
+		if err != nil {
+			return nil, errors.Join(err, c.close())
+		}
+		c.servers = append(c.servers, s)
 	}
 	return c, nil
 }
@@ -98,20 +97,13 @@ func newCluster(cfg Config) (*cluster, error) {
 // start starts the etcd, watches it, and starts the servers one after the other, so that
 // each registration can be told from the others, until all are ready.
 func (c *cluster) start(ctx context.Context) error {
-	var err error
-	if c.etcd, err = embedded.StartEtcd(ctx, filepath.Join(c.dir, "etcd")); err != nil {
+	if err := c.EmbedEtcd(ctx); err != nil {
 		return err
 	}
-	if c.store, err = controlplane.Connect(c.etcd.Endpoint); err != nil {
-		return err
-	}
-	c.watch.Start(c.store, storedsets.DefaultPrefix, 1)
+	c.watch.Start(c.Raw, storedsets.DefaultPrefix, 1)
 	for _, s := range c.servers {
-		s.Etcd = c.etcd.Endpoint
-		if s.Port, err = process.FreePort(); err != nil {
-			return err
-		}
-		if err := c.launch(ctx, s, oldRelease); err != nil {
+		s.Etcd = c.Endpoint
+		if err := c.launch(ctx, s); err != nil {
 			return err
 		}
 		if err := c.connect(s); err != nil {
@@ -127,38 +119,28 @@ func (c *cluster) start(ctx context.Context) error {
 }
 
 // launch starts a server's process and waits for its registration.
-func (c *cluster) launch(ctx context.Context, s *serverProcess, release string) error {
-	args := s.Args(
-		"--emulation-version", release,
-		"--identity-lease-duration", c.cfg.LeaseDuration.String(),
-		"--identity-lease-renew-interval", (c.cfg.LeaseDuration / leaseRenewals).String(),
-	)
-	c.watch.With(func(w *world) { w.expect(s.name) })
-	p, err := process.Start(s.name, exec.Command(c.cfg.Executable, args...), filepath.Join(c.dir, s.name+".log"))
-	if err != nil {
+func (c *cluster) launch(ctx context.Context, s *serverProcess) error {
+	c.watch.With(func(w *world) { w.expect(s.Name) })
+	if err := s.Start(); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	s.process, s.condition = p, starting
-	s.mu.Unlock()
-	go c.watchProcess(s, p)
-	return c.await(ctx, startLimit, s.name+" registers", func(w *world) string {
-		if _, ok := w.registered(s.name); !ok {
+	s.set(starting)
+	p := s.Run()
+	go func() { // notices a server that ends although nobody asked it to
+		<-p.Done()
+		if err := p.Crashed(); err != nil {
+			select {
+			case c.crashed <- err:
+			default:
+			}
+		}
+	}()
+	return c.await(ctx, startLimit, s.Name+" registers", func(w *world) string {
+		if _, ok := w.registered(s.Name); !ok {
 			return "it has no identity Lease; " + p.Tail()
 		}
 		return ""
 	})
-}
-
-// watchProcess notices a server that ends although nobody asked it to.
-func (c *cluster) watchProcess(s *serverProcess, p *process.Process) {
-	<-p.Done()
-	if condition, current := s.get(); current == p && (condition == starting || condition == ready) {
-		select {
-		case c.crashed <- p.Failure():
-		default:
-		}
-	}
 }
 
 // connect makes the clients of a server, with the certificates of the first one's kubeconfig.
@@ -170,7 +152,7 @@ func (c *cluster) connect(s *serverProcess) error {
 	c.kubeconfig = s.Kubeconfig()
 	config = join.AsCommand(config)
 	for into, patient := range map[**workload.Endpoint]bool{&s.endpoint: false, &s.control: false, &s.patient: true} {
-		if *into, err = workload.NewEndpoint(s.name, config, patient); err != nil {
+		if *into, err = workload.NewEndpoint(s.Name, config, patient); err != nil {
 			return err
 		}
 	}
@@ -180,15 +162,12 @@ func (c *cluster) connect(s *serverProcess) error {
 // awaitReady waits until the server says that it is ready and has reported every
 // resource that there is.
 func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
-	_, p := s.get()
-	limited, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
-	if err := p.Await(limited, readyPause, s.control.Ready); err != nil {
-		return fmt.Errorf("%s is not ready: %w", s.name, err)
+	if err := s.AwaitReady(ctx, startLimit); err != nil {
+		return err
 	}
-	err := c.await(ctx, startLimit, s.name+" reports every resource", func(w *world) string { return w.unreported(s.name) })
+	err := c.await(ctx, startLimit, s.Name+" reports every resource", func(w *world) string { return w.unreported(s.Name) })
 	if errors.Is(err, errTooLate) {
-		return fmt.Errorf("%w; %s", err, p.Tail())
+		return fmt.Errorf("%w; %s", err, s.Run().Tail())
 	}
 	if err != nil {
 		return err
@@ -214,7 +193,7 @@ func (c *cluster) await(ctx context.Context, limit time.Duration, what string, m
 			return err
 		case <-c.watch.Done():
 			return c.watch.Err()
-		case err := <-c.etcd.Err():
+		case err := <-c.Embedded.Err():
 			return fmt.Errorf("the embedded etcd stopped: %w", err)
 		case <-timer.C:
 			return fmt.Errorf("%w %s: %s: %s", errTooLate, limit, what, lack)
@@ -237,17 +216,7 @@ func (c *cluster) endpoints() []*workload.Endpoint {
 
 // close ends every process and removes every file of the cluster.
 func (c *cluster) close() error {
-	var errs []error
 	for _, s := range c.servers {
-		if _, p := s.get(); p != nil {
-			s.set(stopping)
-			errs = append(errs, p.Signal(syscall.SIGKILL))
-		}
-	}
-	for _, s := range c.servers {
-		if _, p := s.get(); p != nil {
-			errs = append(errs, p.Kill())
-		}
 		for _, e := range []*workload.Endpoint{s.endpoint, s.control, s.patient} {
 			if e != nil {
 				e.HTTP.CloseIdleConnections()
@@ -255,14 +224,5 @@ func (c *cluster) close() error {
 		}
 	}
 	c.watch.Stop()
-	if c.store != nil {
-		errs = append(errs, c.store.Close())
-	}
-	if c.etcd != nil {
-		errs = append(errs, c.etcd.Close(), controlplane.RemoveSocket(c.etcd.Endpoint, c.dir))
-	}
-	if err := os.RemoveAll(c.dir); err != nil {
-		errs = append(errs, fmt.Errorf("remove the demo's files: %w", err))
-	}
-	return errors.Join(errs...)
+	return c.Close()
 }

@@ -73,9 +73,8 @@ func (r *run) snapshot() snapshot {
 func (s *snapshot) see(w *world, processes []*serverProcess) {
 	var servers []agree.ServerID
 	for _, p := range processes {
-		condition, _ := p.get()
-		id, _ := w.registered(p.name)
-		line := serverLine{name: p.name, condition: condition, id: id}
+		id, _ := w.registered(p.Name)
+		line := serverLine{name: p.Name, condition: p.get(), id: id}
 		if server := w.Servers[id]; server != nil {
 			line.release = server.Release
 		}

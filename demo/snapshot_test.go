@@ -15,7 +15,9 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 var updateGolden = flag.Bool("update", false, "write testdata anew")
@@ -35,6 +37,10 @@ func golden(t *testing.T, name, got string) {
 	if got != string(want) {
 		t.Errorf("%s:\n%s\nwant:\n%s", path, got, want)
 	}
+}
+
+func named(name string, c condition) *serverProcess {
+	return &serverProcess{Server: &testbed.Server{Program: &process.Program{Name: name}}, condition: c}
 }
 
 // rolling is a cluster in the middle of a roll: server-2 is starting.
@@ -61,7 +67,7 @@ func rolling() snapshot {
 		elapsed: 83 * time.Second, step: 2, title: "roll the servers one by one to release 1.37",
 		loaded: 10_000, objects: 10_000, acknowledged: 12_345, errors: 7, longest: 340 * time.Millisecond,
 	}
-	s.see(w, []*serverProcess{{name: "server-1", condition: ready}, {name: "server-2", condition: starting}, {name: "server-3", condition: ready}})
+	s.see(w, []*serverProcess{named("server-1", ready), named("server-2", starting), named("server-3", ready)})
 	return s
 }
 
@@ -78,7 +84,7 @@ func TestRender(t *testing.T) {
 
 func TestRenderOfAnEmptyCluster(t *testing.T) {
 	s := snapshot{objects: 10}
-	s.see(newWorld(), []*serverProcess{{name: "server-1", condition: starting}})
+	s.see(newWorld(), []*serverProcess{named("server-1", starting)})
 	if text := strings.Join(render(s), "\n"); !strings.Contains(text, "0 of 10") || !strings.Contains(text, "starting") {
 		t.Errorf("view:\n%s", text)
 	}

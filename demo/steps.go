@@ -134,7 +134,7 @@ func (r *run) begin(server string, kind faultKind) (end func()) {
 func (r *run) names() []string {
 	var names []string
 	for _, s := range r.cluster.servers {
-		names = append(names, s.name)
+		names = append(names, s.Name)
 	}
 	return names
 }
@@ -187,10 +187,9 @@ func (r *run) served(ctx context.Context, at *workload.Endpoint) error {
 // roll is step 2.
 func (r *run) roll(ctx context.Context) error {
 	for i, s := range r.cluster.servers {
-		end := r.begin(s.name, rolled)
+		end := r.begin(s.Name, rolled)
 		s.set(stopping)
-		_, p := s.get()
-		if err := p.Terminate(ctx, stopLimit); err != nil {
+		if err := s.Run().Terminate(ctx, stopLimit); err != nil {
 			return err
 		}
 		started := time.Now()
@@ -198,7 +197,7 @@ func (r *run) roll(ctx context.Context) error {
 			return err
 		}
 		end()
-		a := Agreement{After: fmt.Sprintf("%s's restart as %s", s.name, newRelease), ReportsSeconds: seconds(time.Since(started)), AgreementSeconds: -1}
+		a := Agreement{After: fmt.Sprintf("%s's restart as %s", s.Name, newRelease), ReportsSeconds: seconds(time.Since(started)), AgreementSeconds: -1}
 		if i == len(r.cluster.servers)-1 {
 			if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) }); err != nil {
 				return err
@@ -212,7 +211,8 @@ func (r *run) roll(ctx context.Context) error {
 
 // restart starts a server that has ended, in the new release, and waits until it is ready.
 func (r *run) restart(ctx context.Context, s *serverProcess) error {
-	if err := r.cluster.launch(ctx, s, newRelease); err != nil {
+	s.release = newRelease
+	if err := r.cluster.launch(ctx, s); err != nil {
 		return err
 	}
 	return r.cluster.awaitReady(ctx, s)
@@ -262,15 +262,14 @@ func (r *run) flipStorage(ctx context.Context) error {
 // kill is the first half of step 4.
 func (r *run) kill(ctx context.Context) error {
 	s := r.cluster.servers[1]
-	id := r.id(s.name)
-	end := r.begin(s.name, killed)
+	id := r.id(s.Name)
+	end := r.begin(s.Name, killed)
 	s.set(dead)
-	_, p := s.get()
 	started := time.Now()
-	if err := p.Kill(); err != nil {
+	if err := s.Kill(); err != nil {
 		return err
 	}
-	if err := r.agreeWithout(ctx, s.name, id); err != nil {
+	if err := r.agreeWithout(ctx, s.Name, id); err != nil {
 		return err
 	}
 	r.facts.AfterKill = time.Since(started)
@@ -299,23 +298,23 @@ func (r *run) agreeWithout(ctx context.Context, name string, id agree.ServerID) 
 // pause is the second half of step 4.
 func (r *run) pause(ctx context.Context) error {
 	s := r.cluster.servers[2]
-	id := r.id(s.name)
+	id := r.id(s.Name)
 	h := workload.StartHeld(ctx, s.patient, r.work)
 	defer func() { h.Stop(0) }()
 	_ = loop.Pause(ctx, holdTime)
-	end := r.begin(s.name, paused)
+	end := r.begin(s.Name, paused)
 	s.set(stopped)
-	_, p := s.get()
+	p := s.Run()
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	if err := r.agreeWithout(ctx, s.name, id); err != nil {
+	if err := r.agreeWithout(ctx, s.Name, id); err != nil {
 		return errors.Join(err, p.Signal(syscall.SIGCONT))
 	}
-	b := &burial{server: s.name}
+	b := &burial{server: s.Name}
 	r.cluster.watch.With(func(w *world) {
 		b.declared = w.Servers[id].Gone
-		w.expect(s.name)
+		w.expect(s.Name)
 	})
 	s.set(starting)
 	started := time.Now()
@@ -324,7 +323,7 @@ func (r *run) pause(ctx context.Context) error {
 		return err
 	}
 	r.facts.Burial = b
-	defer func() { b.rejoined = r.rejoined(s.name) }()
+	defer func() { b.rejoined = r.rejoined(s.Name) }()
 	err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) })
 	if err != nil {
 		return err
@@ -380,7 +379,7 @@ func (r *run) prove(ctx context.Context) error {
 	if r.cluster.watch.With(func(w *world) { f.World = w }); f.World.broken != nil {
 		return f.World.broken
 	}
-	if f.Census, err = migratestore.Count(ctx, migratestore.NewEtcd(r.cluster.store), root, nil); err != nil {
+	if f.Census, err = migratestore.Count(ctx, migratestore.NewEtcd(r.cluster.Raw), root, nil); err != nil {
 		return err
 	}
 	f.Servers = r.names()
@@ -400,7 +399,7 @@ func (r *run) readBack(ctx context.Context) (map[workload.ObjectKey]workload.Sto
 	defer cancel()
 	var living []*workload.Endpoint
 	for _, s := range r.cluster.servers {
-		if condition, _ := s.get(); condition == ready {
+		if s.get() == ready {
 			living = append(living, s.control)
 		}
 	}

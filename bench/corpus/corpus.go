@@ -188,7 +188,7 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 		}
 		for i, used := range after {
 			if used -= before[i]; used.Seconds() > calmShare*calmSpan.Seconds() {
-				return fmt.Errorf("%s computed for %s of %s", s.Cluster.Servers[i].Name(), used, calmSpan)
+				return fmt.Errorf("%s computed for %s of %s", s.Cluster.Servers[i].Name, used, calmSpan)
 			}
 		}
 		return nil
@@ -199,7 +199,7 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 func (s *Servers) cpu() ([]time.Duration, error) {
 	var all []time.Duration
 	for _, server := range s.Cluster.Servers {
-		used, err := server.CPU()
+		used, err := server.Run().CPU()
 		if err != nil {
 			return nil, err
 		}

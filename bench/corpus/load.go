@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/loop"
 )
 
@@ -50,7 +50,7 @@ func (l *Load) one(ctx context.Context, i int, write bool) error {
 	}
 	for {
 		_, err := l.Client.Do(ctx, method, l.Path(i), contentType, body)
-		var status *controlplane.StatusError
+		var status *cluster.StatusError
 		switch {
 		case err == nil:
 			return nil

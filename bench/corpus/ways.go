@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/loop"
 )
 
@@ -219,7 +219,7 @@ func (s *Stored) awaitSeen(ctx context.Context, object string, revision int64) e
 		// The server waits itself, and answers 504 after some seconds.
 		err := Eventually(ctx, "a watch cache is up to date", func(ctx context.Context) error {
 			_, err := client.Do(ctx, http.MethodGet, path, "", nil)
-			var status *controlplane.StatusError
+			var status *cluster.StatusError
 			if errors.As(err, &status) && status.Code != http.StatusGatewayTimeout {
 				return fmt.Errorf("%s: %w", path, err)
 			}

@@ -59,7 +59,7 @@ func (b *bench) besideClients(ctx context.Context) error {
 }
 
 func (b *bench) besideOurs(ctx context.Context) (err error) {
-	cluster, err := b.stage.Cluster(ctx, "beside-clients", 1)
+	cluster, err := stage.New(ctx, "beside-clients", 1)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (b *bench) besideOurs(ctx context.Context) (err error) {
 }
 
 func (b *bench) besideStock(ctx context.Context) (err error) {
-	cluster, err := b.stage.Cluster(ctx, "stock", 1)
+	cluster, err := stage.New(ctx, "stock", 1)
 	if err != nil {
 		return err
 	}

@@ -118,12 +118,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	s, err := stage.New()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	b := &bench{options: o, stage: s, progress: stderr}
+	b := &bench{options: o, progress: stderr}
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error

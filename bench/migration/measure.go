@@ -15,7 +15,6 @@ import (
 // bench collects the measurements.
 type bench struct {
 	options  options
-	stage    *stage.Stage
 	progress io.Writer
 
 	custom, builtin corpus.Ways
@@ -37,11 +36,12 @@ func (b *bench) logf(format string, args ...any) {
 // in the first one only, since it takes milliseconds for each.
 const maxRepeatedly = 20_000
 
-func (b *bench) measure(ctx context.Context) error {
-	cluster, err := b.stage.Cluster(ctx, "migration", b.options.servers)
+func (b *bench) measure(ctx context.Context) (err error) {
+	cluster, err := stage.New(ctx, "migration", b.options.servers)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, cluster.Close()) }()
 	servers, err := corpus.Open(ctx, cluster, b.options.serverArgs...)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (b *bench) measure(ctx context.Context) error {
 		}
 	}
 	b.logf("timing client writes")
-	return errors.Join(b.foreground(ctx, custom), cluster.Close())
+	return b.foreground(ctx, custom)
 }
 
 // fill stores objects and migrates them once, which makes the servers build what they

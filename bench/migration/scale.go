@@ -81,7 +81,7 @@ func (b *bench) scale(ctx context.Context) (err error) {
 // prepareScaled stores n objects. The cluster is to be closed also if there is an error.
 func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	b.logf("storing %d objects, which no server keeps in memory", n)
-	cluster, err := b.stage.Cluster(ctx, fmt.Sprint("scale-", n), 1)
+	cluster, err := stage.New(ctx, fmt.Sprint("scale-", n), 1)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (s *scaled) end(ctx context.Context) error {
 	if err := s.stored.Check(ctx, s.stored.Objects()); err != nil {
 		return err
 	}
-	peak, err := s.cluster.Servers[0].PeakResident()
+	peak, err := s.cluster.Servers[0].Run().PeakResident()
 	s.extra = peak - s.before
 	return err
 }
@@ -153,13 +153,13 @@ func (s *scaled) rest(ctx context.Context) error {
 		}
 		return nil
 	})
-	return errors.Join(err, server.ResetPeak())
+	return errors.Join(err, server.Run().ResetPeak())
 }
 
 // resting is the memory that a server holds and needs: the memory that its collector has free
 // may have gone back to the system or not.
 func resting(ctx context.Context, server *stage.Server, client *stage.Client) (int64, error) {
-	held, err := server.Resident()
+	held, err := server.Run().Resident()
 	if err != nil {
 		return 0, err
 	}

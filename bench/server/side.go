@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -37,7 +37,7 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := controlplane.WriteFiles(s.dir, controlplane.Admin, "flood,flood,2", "normal,normal,3"); err != nil {
+	if err := cluster.WriteFiles(s.dir, cluster.Admin, "flood,flood,2", "normal,normal,3"); err != nil {
 		return nil, err
 	}
 	var err error
@@ -49,7 +49,7 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 		return nil, err
 	}
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", s.etcdPort), fmt.Sprintf("http://127.0.0.1:%d", peers)
-	if s.etcd, err = s.run(etcd, controlplane.EtcdFlags(s.path("etcd"), client, peer)...); err != nil {
+	if s.etcd, err = s.run(etcd, cluster.EtcdFlags(s.path("etcd"), client, peer)...); err != nil {
 		return nil, err
 	}
 	return s, await(ctx, s.etcd, func(ctx context.Context) error { return s.ask(ctx, client+"/health") })
@@ -74,8 +74,8 @@ func (s *side) start(ctx context.Context, flags ...string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	s.base = controlplane.LoopbackURL(port)
-	flags = append(flags, controlplane.Flags(s.dir, port, "--etcd-servers=http://127.0.0.1:"+strconv.Itoa(s.etcdPort))...)
+	s.base = cluster.LoopbackURL(port)
+	flags = append(flags, cluster.Flags(s.dir, port, "--etcd-servers=http://127.0.0.1:"+strconv.Itoa(s.etcdPort))...)
 	begin := time.Now()
 	if s.server, err = s.run(s.role, flags...); err != nil {
 		return 0, err

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/server/generic"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 )
 
 const serverArgument = "server"
@@ -19,7 +19,7 @@ const serverArgument = "server"
 // Child runs the program as a server, an etcd or a migrator if it was started as one, and then
 // does not return. Every program that uses this package calls it first, be it by Main.
 func Child() {
-	controlplane.ServeEtcd()
+	cluster.ServeEtcd()
 	if len(os.Args) < 2 {
 		return
 	}

@@ -4,19 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
-	"strings"
+	"os/exec"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/client-go/rest"
 
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
-	etcdStartLimit = 30 * time.Second
-	etcdPoll       = 20 * time.Millisecond
+	startLimit  = 5 * time.Minute
+	dialTimeout = 10 * time.Second
 	// etcdGarbage lets an etcd's heap grow by 300 % of its live objects between two collections of
 	// garbage, unless GOGC says it. With Go's own 100 an etcd of a million keys spends a tenth of two
 	// processors on marking its index, no matter which client writes to it: the cost that grows with
@@ -26,88 +28,70 @@ const (
 
 // Cluster is an etcd and the servers on it.
 type Cluster struct {
+	*cluster.Cluster
 	// Servers are in the order in which they were made.
 	Servers []*Server
-	// Raw is a client of the etcd.
-	Raw *clientv3.Client
-
-	stage    *Stage
-	name     string
-	endpoint string
-	etcd     *process.Process
 }
 
-// Cluster starts an etcd, of a name that no other cluster of the stage has, and makes
-// servers for it that are not started yet.
-func (s *Stage) Cluster(ctx context.Context, name string, servers int) (*Cluster, error) {
-	c := &Cluster{stage: s, name: name}
-	s.mu.Lock()
-	s.clusters[c] = true
-	s.mu.Unlock()
-	if err := c.startEtcd(ctx); err != nil {
-		return nil, errors.Join(err, c.Close())
+// Server is one API server. It keeps its name and port when it is started again.
+type Server struct {
+	*cluster.Server
+	cluster *Cluster
+	args    []string
+	// stock says that it is Kubernetes' own, which may have migrators beside it.
+	stock  bool
+	beside []*process.Process
+}
+
+// New starts an etcd and makes servers for it that are not started yet. It has to be closed.
+func New(ctx context.Context, name string, servers int) (*Cluster, error) {
+	at, err := cluster.New("concord-bench-" + name)
+	if err != nil {
+		return nil, err
 	}
-	for i := range servers {
-		port, err := process.FreePort()
-		if err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
-		name := fmt.Sprintf("%s-%d", name, i+1)
-		c.Servers = append(c.Servers, &Server{cluster: c, name: name, Server: controlplane.Server{
-			Port: port, Dir: c.path(name), CertDir: c.path("pki"), Etcd: c.endpoint,
-		}})
+	c := &Cluster{Cluster: at}
+	var environment []string
+	if os.Getenv("GOGC") == "" {
+		environment = []string{etcdGarbage}
+	}
+	err = c.StartEtcd(ctx, environment...)
+	for i := 0; i < servers && err == nil; i++ {
+		s := &Server{cluster: c}
+		s.Server, err = c.Add(fmt.Sprintf("%s-%d", name, i+1), func(*cluster.Server) (*exec.Cmd, error) { return s.command() })
+		c.Servers = append(c.Servers, s)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-func (c *Cluster) path(names ...string) string {
-	return c.stage.path(append([]string{c.name}, names...)...)
+func (s *Server) command() (*exec.Cmd, error) {
+	if s.stock {
+		return s.stockCommand()
+	}
+	return self(s.Args(s.args...)...)
 }
 
-func (c *Cluster) startEtcd(ctx context.Context) error {
-	dir := c.path("etcd")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("directory of the etcd: %w", err)
-	}
-	var err error
-	if c.endpoint, err = controlplane.Endpoint(dir); err != nil {
-		return err
-	}
-	cmd, err := controlplane.EtcdCommand(dir)
+// self is this program.
+func self(args ...string) (*exec.Cmd, error) {
+	program, err := os.Executable()
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("own program: %w", err)
 	}
-	if os.Getenv("GOGC") == "" {
-		cmd.Env = append(cmd.Env, etcdGarbage)
-	}
-	if c.etcd, err = process.Start("the etcd of "+c.name, cmd, c.path("etcd.log")); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, etcdStartLimit)
-	defer cancel()
-	// A client that finds no socket complains.
-	err = c.etcd.Await(ctx, etcdPoll, func(context.Context) error {
-		_, err := os.Stat(strings.TrimPrefix(c.endpoint, "unix://"))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if c.Raw, err = controlplane.Connect(c.endpoint); err != nil {
-		return err
-	}
-	return c.etcd.Await(ctx, etcdPoll, func(ctx context.Context) error { return controlplane.Answers(ctx, c.Raw) })
+	return exec.Command(program, args...), nil
 }
 
 // Start starts all servers at once and waits until they are ready.
 func (c *Cluster) Start(ctx context.Context, args ...string) error {
 	for _, s := range c.Servers {
-		if err := s.Start(args...); err != nil {
+		s.args = args
+		if err := s.Start(); err != nil {
 			return err
 		}
 	}
 	for _, s := range c.Servers {
-		if err := s.awaitReady(ctx); err != nil {
+		if err := s.AwaitReady(ctx, startLimit); err != nil {
 			return err
 		}
 	}
@@ -131,16 +115,33 @@ func (c *Cluster) Compact(ctx context.Context) error {
 func (c *Cluster) Close() error {
 	var errs []error
 	for _, s := range c.Servers {
-		errs = append(errs, s.kill())
+		for _, p := range s.beside {
+			errs = append(errs, p.Kill())
+		}
 	}
-	if c.Raw != nil {
-		errs = append(errs, c.Raw.Close())
+	return errors.Join(append(errs, c.Cluster.Close())...)
+}
+
+// Config is the administrator's access to the server, without limits, over connections
+// that no other client shares.
+func (s *Server) Config() (*rest.Config, error) {
+	config, err := s.Access()
+	if err != nil {
+		return nil, err
 	}
-	if c.etcd != nil {
-		errs = append(errs, c.etcd.Kill(), controlplane.RemoveSocket(c.endpoint, c.stage.dir))
+	config.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	return config, nil
+}
+
+// Client returns a client of the administrator's, with connections of its own.
+func (s *Server) Client() (*Client, error) {
+	config, err := s.Config()
+	if err != nil {
+		return nil, err
 	}
-	c.stage.mu.Lock()
-	delete(c.stage.clusters, c)
-	c.stage.mu.Unlock()
-	return errors.Join(append(errs, os.RemoveAll(c.path()))...)
+	client, err := cluster.NewClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{client}, nil
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/common/model"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 )
 
 // Client sends requests to one server as its administrator. It retries nothing.
-type Client struct{ *controlplane.Client }
+type Client struct{ *cluster.Client }
 
 // metrics returns the server's own metrics.
 func (c *Client) metrics(ctx context.Context) (map[string]*dto.MetricFamily, error) {

@@ -13,7 +13,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/concord-dev/concord/server/stock"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -27,26 +27,25 @@ const (
 // started.
 func (c *Cluster) Stock() {
 	for _, s := range c.Servers {
-		s.stock = true
+		s.stock, s.Token = true, cluster.AdminToken
 	}
 }
 
-// stockArgs writes the files that kube-apiserver wants and returns its flags.
-func (s *Server) stockArgs() ([]string, error) {
-	dir := s.Dir
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// stockCommand writes the files that kube-apiserver wants.
+func (s *Server) stockCommand() (*exec.Cmd, error) {
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := controlplane.WriteFiles(dir, controlplane.Admin); err != nil {
+	if err := cluster.WriteFiles(s.Dir, cluster.Admin); err != nil {
 		return nil, err
 	}
-	return append([]string{stockArgument}, controlplane.Flags(dir, s.Port, "--etcd-servers="+s.Etcd)...), nil
+	return self(append([]string{stockArgument}, cluster.Flags(s.Dir, s.Port, "--etcd-servers="+s.Etcd)...)...)
 }
 
 // StartMigrator starts kube-controller-manager's migrator of stored objects beside the server. It
 // logs every object that it migrates.
 func (s *Server) StartMigrator() (*process.Process, error) {
-	name := s.name + "-migrator"
+	name := s.Name + "-migrator"
 	kubeconfig, err := s.kubeconfig(name)
 	if err != nil {
 		return nil, err
@@ -55,15 +54,19 @@ func (s *Server) StartMigrator() (*process.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.startBeside(name, exec.Command(s.cluster.stage.program, migratorArgument,
-		"--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.cluster.path(name),
-		"--leader-elect=false", "--vmodule=storageversionmigrator=6", stock.MigratorFlag))
+	cmd, err := self(migratorArgument,
+		"--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.cluster.Path(name),
+		"--leader-elect=false", "--vmodule=storageversionmigrator=6", stock.MigratorFlag)
+	if err != nil {
+		return nil, err
+	}
+	return s.startBeside(name, cmd)
 }
 
 // StartControllers starts the program concord-controllers beside the server, with the memory limit
 // of the manifests in deploy.
 func (s *Server) StartControllers(program string, args ...string) (*process.Process, error) {
-	name := s.name + "-controllers"
+	name := s.Name + "-controllers"
 	kubeconfig, err := s.kubeconfig(name)
 	if err != nil {
 		return nil, err
@@ -77,7 +80,7 @@ func (s *Server) StartControllers(program string, args ...string) (*process.Proc
 }
 
 func (s *Server) startBeside(name string, cmd *exec.Cmd) (*process.Process, error) {
-	p, err := process.Start(name, cmd, s.cluster.path(name+".log"))
+	p, err := process.Start(name, cmd, s.cluster.Path(name+".log"))
 	if err != nil {
 		return nil, err
 	}
@@ -91,11 +94,11 @@ func (s *Server) kubeconfig(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	file := s.cluster.path(name + ".kubeconfig")
+	file := s.cluster.Path(name + ".kubeconfig")
 	if err := clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{s.name: {Server: config.Host, InsecureSkipTLSVerify: config.Insecure}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{s.name: {Token: config.BearerToken}},
-		Contexts:  map[string]*clientcmdapi.Context{s.name: {Cluster: s.name, AuthInfo: s.name}}, CurrentContext: s.name,
+		Clusters:  map[string]*clientcmdapi.Cluster{s.Name: {Server: config.Host, InsecureSkipTLSVerify: config.Insecure}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{s.Name: {Token: config.BearerToken}},
+		Contexts:  map[string]*clientcmdapi.Context{s.Name: {Cluster: s.Name, AuthInfo: s.Name}}, CurrentContext: s.Name,
 	}, file); err != nil {
 		return "", fmt.Errorf("kubeconfig: %w", err)
 	}

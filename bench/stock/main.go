@@ -71,11 +71,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	s, err := stage.New()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
 	b := &bench{options: o, progress: stderr}
 	if o.controllers == "" {
 		program, remove, err := build(ctx)
@@ -85,7 +80,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		defer remove()
 		b.options.controllers = program
 	}
-	if err := b.measure(ctx, s); err != nil {
+	if err := b.measure(ctx); err != nil {
 		return err
 	}
 	table := b.table()

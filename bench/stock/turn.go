@@ -72,8 +72,8 @@ func (b *bench) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(b.progress, format+"\n", args...)
 }
 
-func (b *bench) measure(ctx context.Context, s *stage.Stage) (err error) {
-	if b.cluster, err = s.Cluster(ctx, "stock", 1); err != nil {
+func (b *bench) measure(ctx context.Context) (err error) {
+	if b.cluster, err = stage.New(ctx, "stock", 1); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.cluster.Close()) }()
@@ -260,7 +260,7 @@ func follow(ctx context.Context, server *stage.Server) func() (usage, error) {
 	ended := make(chan error, 1)
 	go func() {
 		for {
-			now, err := server.CPU()
+			now, err := server.Run().CPU()
 			if err != nil {
 				ended <- err
 				return

@@ -221,16 +221,6 @@ func (l listed) stored() Stored {
 	return s
 }
 
-// readyTimeout is how long a server may take to say whether it is.
-const readyTimeout = 2 * time.Second
-
-// Ready asks the server whether it is ready.
-func (e *Endpoint) Ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	return e.groups.RESTClient().Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
-}
-
 // Hashes returns the storage version's hash of each resource, as discovery shows it.
 func (e *Endpoint) Hashes() (map[schema.GroupResource]string, error) {
 	legacy := *e.groups

@@ -24,14 +24,14 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/stock"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 // Patience is for changes that take seconds on a machine that nobody else uses.
 const Patience = 3 * time.Minute
 
 // AdminToken is of somebody who may do everything.
-const AdminToken = controlplane.AdminToken
+const AdminToken = testbed.AdminToken
 
 // Programs are the programs that a cluster is made of, beside its etcd.
 type Programs struct {
@@ -68,7 +68,7 @@ func New(t testing.TB, p Programs) *Cluster {
 	t.Helper()
 	c := &Cluster{T: t, Dir: t.TempDir(), programs: p}
 	c.Etcd = cluster.StartEtcd(t, filepath.Join(c.Dir, "etcd"), c.Dir)
-	if err := controlplane.WriteFiles(c.Dir, controlplane.Admin); err != nil {
+	if err := testbed.WriteFiles(c.Dir, testbed.Admin); err != nil {
 		t.Fatal(err)
 	}
 	certificate, private, err := certutil.GenerateSelfSignedCertKey("kubernetes.default.svc", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
@@ -131,7 +131,7 @@ func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ..
 
 func (s *APIServer) flags() []string {
 	file := func(name string) string { return filepath.Join(s.Cluster.Dir, name) }
-	return controlplane.Flags(s.Cluster.Dir, s.Port, "--etcd-servers="+s.Cluster.Etcd.Endpoint,
+	return testbed.Flags(s.Cluster.Dir, s.Port, "--etcd-servers="+s.Cluster.Etcd.Endpoint,
 		"--tls-cert-file="+file("tls.crt"), "--tls-private-key-file="+file("tls.key"))
 }
 

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -19,6 +17,7 @@ import (
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/stored"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 // SettleTimeout is how long a cluster may take to settle once nothing disturbs it.
@@ -26,14 +25,9 @@ const SettleTimeout = 90 * time.Second
 
 // Cluster is one etcd with its servers, watched by an audit from the first revision on.
 type Cluster struct {
-	T testing.TB
-	// Dir holds everything; CertDir the certificates that all servers share.
-	Dir, CertDir string
-	// Endpoint is the etcd's, or those of its members, separated by commas; Raw is a client
-	// of it.
-	Endpoint string
-	Raw      *clientv3.Client
-	Audit    *audit.Watch
+	*testbed.Cluster
+	T     testing.TB
+	Audit *audit.Watch
 	// Etcd is the etcd's process, nil where a server embeds it, and Members are those of a
 	// replicated one.
 	Etcd    *Etcd
@@ -43,40 +37,44 @@ type Cluster struct {
 	servers  []*Server
 }
 
+func newCluster(t testing.TB) *Cluster { return &Cluster{Cluster: testbed.In(t.TempDir()), T: t} }
+
 // New starts an etcd and its audit. The audit's verdict is given by Check.
 func New(t testing.TB) *Cluster {
 	t.Helper()
-	dir := t.TempDir()
-	etcd := StartEtcd(t, filepath.Join(dir, "etcd-data"), dir)
-	c := &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki"), Endpoint: etcd.Endpoint, Raw: etcd.Raw, Etcd: etcd}
-	c.watch()
+	c := newCluster(t)
+	c.Etcd = StartEtcd(t, c.Path("etcd-data"), c.Dir)
+	c.connect(c.Etcd.Endpoint)
 	return c
 }
 
 // NewEmbedded returns a cluster whose etcd will be that of the server "one".
 func NewEmbedded(t testing.TB) *Cluster {
 	t.Helper()
-	dir := t.TempDir()
-	c := &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki"), embedded: true}
-	c.Endpoint = Endpoint(t, c.dataDir(embedding))
-	c.Raw = Connect(t, c.Endpoint)
-	c.watch()
+	c := newCluster(t)
+	c.embedded = true
+	c.connect(Endpoint(t, c.Path(embedding)))
 	return c
 }
 
 // NewExternal returns a cluster on somebody else's etcd. It has no audit.
 func NewExternal(t testing.TB, endpoint string) *Cluster {
 	t.Helper()
-	dir := t.TempDir()
-	return &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki"), Endpoint: endpoint}
+	c := newCluster(t)
+	c.Endpoint = endpoint
+	return c
 }
 
 // embedding names the server that has the etcd in a cluster of NewEmbedded.
 const embedding = "one"
 
-func (c *Cluster) dataDir(server string) string { return filepath.Join(c.Dir, server) }
-
-func (c *Cluster) watch() {
+// connect connects to the etcd, and begins the audit.
+func (c *Cluster) connect(endpoints ...string) {
+	c.T.Helper()
+	if err := c.Connect(endpoints...); err != nil {
+		c.T.Fatal(err)
+	}
+	closeLater(c.T, c.Raw)
 	c.Audit = audit.Start(c.Raw, stored.DefaultPrefix, storageversion.Unfenced().UnsortedList()...)
 	c.T.Cleanup(c.Audit.Stop)
 }

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,7 +15,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 const (
@@ -26,32 +26,31 @@ const (
 // Etcd is an etcd on a unix socket, in a process of its own.
 type Etcd struct {
 	*Process
-	Endpoint string
-	// Raw reads and writes it directly.
-	Raw *clientv3.Client
+	*testbed.Etcd
 }
 
 // StartEtcd starts an etcd on dataDir and waits until it answers.
 func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 	t.Helper()
-	p := NewProcess(t, "etcd", logDir, func() *exec.Cmd {
-		cmd, err := controlplane.EtcdCommand(dataDir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cmd
-	})
-	e := &Etcd{Process: p, Endpoint: Endpoint(t, dataDir)}
-	p.Start()
-	e.Raw = Connect(t, e.Endpoint)
+	at, err := testbed.NewEtcd("etcd", dataDir, filepath.Join(logDir, "etcd.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEtcd(t, at)
+	e.Start()
 	e.WaitReady()
 	return e
+}
+
+func newEtcd(t testing.TB, at *testbed.Etcd) *Etcd {
+	closeLater(t, at.Raw)
+	return &Etcd{Process: adopt(t, at.Program), Etcd: at}
 }
 
 // Endpoint is where the etcd embedded in a server on dataDir listens.
 func Endpoint(t testing.TB, dataDir string) string {
 	t.Helper()
-	endpoint, err := controlplane.Endpoint(dataDir)
+	endpoint, err := testbed.Endpoint(dataDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,27 +61,28 @@ func Endpoint(t testing.TB, dataDir string) string {
 // It is closed with the test.
 func Connect(t testing.TB, endpoints ...string) *clientv3.Client {
 	t.Helper()
-	client, err := controlplane.Connect(endpoints...)
+	client, err := testbed.Connect(endpoints...)
 	if err != nil {
 		t.Fatal(err)
 	}
+	closeLater(t, client)
+	return client
+}
+
+func closeLater(t testing.TB, client *clientv3.Client) {
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil && !errors.Is(err, context.Canceled) {
 			t.Logf("close the etcd client: %v", err)
 		}
 	})
-	return client
 }
 
 // WaitReady waits until the etcd answers.
 func (e *Etcd) WaitReady() {
 	e.t.Helper()
-	Eventually(e.t, etcdStartTimeout, "etcd answers", func(ctx context.Context) error {
-		if e.Ended() {
-			e.t.Fatalf("etcd ended: %s", e.tail())
-		}
-		return controlplane.Answers(ctx, e.Raw)
-	})
+	if err := e.Await(context.Background()); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // Streams counts the ranges that the etcd is sending as streams now, by its own metrics.

@@ -11,11 +11,12 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	"go.etcd.io/etcd/server/v3/etcdmain"
 	"google.golang.org/grpc/grpclog"
 	"k8s.io/client-go/rest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 // Main is the TestMain of packages that use this one. The test binary doubles as the
@@ -28,12 +29,9 @@ func Main(m *testing.M) {
 // Serve makes this process the etcd that a test has started it as, and ends it; if it was
 // started as none it returns.
 func Serve() {
-	controlplane.ServeEtcd()
-	if description := os.Getenv(memberVariable); description != "" {
-		if err := runMember(description); err != nil {
-			fmt.Fprintln(os.Stderr, "etcd:", err)
-			os.Exit(1)
-		}
+	testbed.ServeEtcd()
+	if os.Getenv(memberVariable) != "" {
+		etcdmain.Main(os.Args)
 		os.Exit(0)
 	}
 }

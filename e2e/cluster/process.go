@@ -1,15 +1,13 @@
 package cluster
 
 import (
-	"errors"
+	"context"
 	"flag"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -31,30 +29,35 @@ type Process struct {
 	Name string
 
 	t       testing.TB
-	command func() *exec.Cmd
-	log     string
-	now     atomic.Pointer[life]
-}
-
-// life is one run of the program.
-type life struct {
-	*process.Process
-	// errors are what it wrote to stderr, once it has ended.
+	program *process.Program
+	// errors are what its last life has written to stderr, to be read when it has ended.
 	errors *strings.Builder
-	// wanted says that the test has ended it, or waits for its end.
-	wanted bool
 }
 
 // NewProcess returns a process that is not started. It is killed when the test ends; it is
 // an error if it ended by itself before. The end of its output is shown if the test has
 // failed. All methods are for the goroutine of the test.
 func NewProcess(t testing.TB, name, dir string, command func() *exec.Cmd) *Process {
-	p := &Process{Name: name, t: t, command: command, log: filepath.Join(dir, name+".log")}
+	return adopt(t, &process.Program{Name: name, Log: filepath.Join(dir, name+".log"), Command: func() (*exec.Cmd, error) { return command(), nil }})
+}
+
+// adopt has the test run a program.
+func adopt(t testing.TB, program *process.Program) *Process {
+	p := &Process{Name: program.Name, t: t, program: program}
+	command := program.Command
+	program.Command = func() (*exec.Cmd, error) {
+		cmd, err := command()
+		if err == nil {
+			p.errors = &strings.Builder{}
+			cmd.Stderr = p.errors
+		}
+		return cmd, err
+	}
 	t.Cleanup(func() {
 		p.examine()
 		p.Kill()
 		if t.Failed() {
-			t.Logf("the last %d lines of %s:\n%s", tailLines, name, p.tail())
+			t.Logf("the last %d lines of %s:\n%s", tailLines, p.Name, p.tail())
 			p.keep()
 		}
 	})
@@ -64,8 +67,8 @@ func NewProcess(t testing.TB, name, dir string, command func() *exec.Cmd) *Proce
 // examine fails the test if the program has ended by itself, or has said that it met a
 // defect of its own.
 func (p *Process) examine() {
-	if l := p.now.Load(); l != nil && l.Ended() && !l.wanted {
-		p.t.Errorf("%s has ended by itself: %v", p.Name, l.Failure())
+	if p.Run() != nil && p.Run().Crashed() != nil {
+		p.t.Errorf("%s has ended by itself: %v", p.Name, p.Run().Crashed())
 	}
 	for _, line := range strings.Split(p.Output(), "\n") {
 		if defect.MatchString(line) {
@@ -80,25 +83,15 @@ var defect = regexp.MustCompile(`Observed a panic|^panic: |http: panic serving|D
 // Start runs the program.
 func (p *Process) Start() {
 	p.t.Helper()
-	if l := p.now.Load(); l != nil && !l.Ended() {
-		p.t.Fatalf("%s runs already", p.Name)
-	}
-	l, cmd := &life{errors: &strings.Builder{}}, p.command()
-	cmd.Stderr = l.errors
-	var err error
-	if l.Process, err = process.Start(p.Name, cmd, p.log); err != nil {
+	if err := p.program.Start(); err != nil {
 		p.t.Fatal(err)
 	}
-	p.now.Store(l)
 }
-
-// Run is the program's run that goes on, or was the last.
-func (p *Process) Run() *process.Process { return p.now.Load().Process }
 
 // Signal sends a signal to the running program.
 func (p *Process) Signal(signal syscall.Signal) {
 	p.t.Helper()
-	if p.now.Load() == nil || p.Ended() {
+	if p.Run() == nil || p.Ended() {
 		p.t.Fatalf("%s does not run: %s", p.Name, p.tail())
 	}
 	if err := p.Run().Signal(signal); err != nil {
@@ -112,12 +105,7 @@ func (p *Process) Resume() { p.t.Helper(); p.Signal(syscall.SIGCONT) }
 
 // Kill ends the program at once, if it runs.
 func (p *Process) Kill() {
-	l := p.now.Load()
-	if l == nil || l.Ended() {
-		return
-	}
-	l.wanted = true
-	if err := l.Process.Kill(); err != nil {
+	if err := p.program.Kill(); err != nil {
 		p.t.Error(err)
 	}
 }
@@ -126,13 +114,8 @@ func (p *Process) Kill() {
 // error.
 func (p *Process) Terminate() {
 	p.t.Helper()
-	p.Signal(syscall.SIGTERM)
-	result, ok := p.Wait(stopTimeout)
-	switch {
-	case !ok:
-		p.t.Fatalf("%s still runs %v after SIGTERM", p.Name, stopTimeout)
-	case result.Code != 0:
-		p.t.Errorf("%s ended with code %d after SIGTERM", p.Name, result.Code)
+	if err := p.Run().Terminate(context.Background(), stopTimeout); err != nil {
+		p.t.Fatal(err)
 	}
 }
 
@@ -145,32 +128,26 @@ type Result struct {
 // Wait waits for the program's end. It is not ok if that has not come after the timeout. The result
 // has no Stdout.
 func (p *Process) Wait(timeout time.Duration) (Result, bool) {
-	l := p.now.Load()
-	l.wanted = true
+	run := p.Run()
+	run.Expect()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-l.Done():
-		return Result{Code: l.ExitCode(), Stderr: l.errors.String()}, true
+	case <-run.Done():
+		return Result{Code: run.ExitCode(), Stderr: p.errors.String()}, true
 	case <-timer.C:
 		return Result{}, false
 	}
 }
 
+// Run is the program's run that goes on, or was the last.
+func (p *Process) Run() *process.Process { return p.program.Run() }
+
 // Ended says that the program has been started and does not run any more.
-func (p *Process) Ended() bool {
-	l := p.now.Load()
-	return l != nil && l.Ended()
-}
+func (p *Process) Ended() bool { return p.program.Ended() }
 
 // Output returns the output of the program so far, in all its lives.
-func (p *Process) Output() string {
-	raw, err := os.ReadFile(p.log)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Sprintf("(%v)", err)
-	}
-	return string(raw)
-}
+func (p *Process) Output() string { return p.program.Output() }
 
 // keep copies the output to the directory of -logs.
 func (p *Process) keep() {

@@ -2,82 +2,66 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
-	"go.etcd.io/etcd/server/v3/embed"
-
-	"github.com/concord-dev/concord/embedded"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
-// memberVariable makes the test binary run the etcd member that it describes.
+// memberVariable makes the test binary the program etcd.
 const memberVariable = "CONCORD_E2E_ETCD_MEMBER"
-
-// member is one of several etcds that replicate each other.
-type member struct {
-	Name, Dir    string
-	Client, Peer string // URLs
-	Initial      string // all members, as etcd's --initial-cluster
-}
 
 // NewReplicated starts an etcd of several members, each a process of its own, and its audit.
 func NewReplicated(t testing.TB, members int) *Cluster {
 	t.Helper()
-	dir := t.TempDir()
-	c := &Cluster{T: t, Dir: dir, CertDir: filepath.Join(dir, "pki")}
+	c := newCluster(t)
 	var initial, endpoints []string
 	described := make([]member, members)
 	for i := range described {
-		m := &described[i]
-		m.Name = fmt.Sprintf("etcd%d", i)
-		m.Dir = filepath.Join(dir, m.Name)
-		if err := os.MkdirAll(m.Dir, 0o700); err != nil {
+		m := member{name: fmt.Sprintf("etcd%d", i), peer: "http://" + FreeAddress(t)}
+		m.dir = c.Path(m.name)
+		if err := os.MkdirAll(m.dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		m.Client, m.Peer = Endpoint(t, m.Dir), fmt.Sprintf("http://127.0.0.1:%d", FreePort(t))
-		initial, endpoints = append(initial, m.Name+"="+m.Peer), append(endpoints, m.Client)
+		m.client = Endpoint(t, m.dir)
+		initial, endpoints, described[i] = append(initial, m.name+"="+m.peer), append(endpoints, m.client), m
 	}
 	for _, m := range described {
-		m.Initial = strings.Join(initial, ",")
-		c.Members = append(c.Members, startMember(t, m, dir))
+		c.Members = append(c.Members, m.start(t, c.Dir, strings.Join(initial, ",")))
 	}
 	for _, e := range c.Members {
 		e.WaitReady()
 	}
-	c.Endpoint, c.Raw = strings.Join(endpoints, ","), Connect(t, endpoints...)
-	c.watch()
+	c.connect(endpoints...)
 	return c
 }
 
-func startMember(t testing.TB, m member, logDir string) *Etcd {
+// member is one of several etcds that replicate each other. Its client and peer are URLs.
+type member struct{ name, dir, client, peer string }
+
+func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 	t.Helper()
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	description, err := json.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := NewProcess(t, m.Name, logDir, func() *exec.Cmd {
-		cmd := exec.Command(program)
-		cmd.Env = append(os.Environ(), memberVariable+"="+string(description))
+	p := NewProcess(t, m.name, logDir, func() *exec.Cmd {
+		// A killed one has left its socket behind.
+		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(program, append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)...)
+		cmd.Env = append(os.Environ(), memberVariable+"=1")
 		return cmd
 	})
-	e := &Etcd{Process: p, Endpoint: m.Client}
 	p.Start()
-	e.Raw = Connect(t, e.Endpoint)
-	return e
+	return &Etcd{Process: p, Etcd: &testbed.Etcd{Program: p.program, Endpoint: m.client, Raw: Connect(t, m.client)}}
 }
 
 // Leader waits until the replicated etcd has a leader other than these and returns its
@@ -117,47 +101,4 @@ func (c *Cluster) MoveLeader() {
 		_, err = leader.Raw.MoveLeader(ctx, status.Header.MemberId)
 		return err
 	})
-}
-
-func runMember(description string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	var m member
-	if err := json.Unmarshal([]byte(description), &m); err != nil {
-		return err
-	}
-	cfg := embed.NewConfig()
-	cfg.Name, cfg.Dir, cfg.InitialCluster = m.Name, filepath.Join(m.Dir, "etcd"), m.Initial
-	for _, u := range []struct {
-		text string
-		into []*[]url.URL
-	}{
-		{m.Client, []*[]url.URL{&cfg.ListenClientUrls, &cfg.AdvertiseClientUrls}},
-		{m.Peer, []*[]url.URL{&cfg.ListenPeerUrls, &cfg.AdvertisePeerUrls}},
-	} {
-		parsed, err := url.Parse(u.text)
-		if err != nil {
-			return err
-		}
-		for _, list := range u.into {
-			*list = []url.URL{*parsed}
-		}
-	}
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(embedded.EtcdLogger())
-	// A killed one has left its socket behind.
-	if err := os.Remove(strings.TrimPrefix(m.Client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		return err
-	}
-	defer etcd.Close()
-	fmt.Println("serving on", m.Client)
-	select {
-	case <-ctx.Done():
-		return nil
-	case err := <-etcd.Err():
-		return err
-	}
 }

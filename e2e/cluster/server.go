@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -14,13 +13,12 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/pki"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -57,7 +55,7 @@ func (o Options) program(t testing.TB) string {
 // started again.
 type Server struct {
 	*Process
-	controlplane.Server
+	*testbed.Server
 	options Options
 	program string
 	cluster *Cluster
@@ -66,12 +64,15 @@ type Server struct {
 // NewServer returns a server of the cluster that is not started. Names are unique.
 func (c *Cluster) NewServer(name string, o Options) *Server {
 	c.T.Helper()
-	s := &Server{options: o, cluster: c, Server: controlplane.Server{Port: FreePort(c.T), Dir: c.dataDir(name), CertDir: c.CertDir}}
-	if !c.embedded || name != embedding {
-		s.Etcd = c.Endpoint
+	s := &Server{options: o, cluster: c, program: o.program(c.T)}
+	at, err := c.Add(name, func(*testbed.Server) (*exec.Cmd, error) { return exec.Command(s.program, s.args()...), nil })
+	if err != nil {
+		c.T.Fatal(err)
 	}
-	s.program = o.program(c.T)
-	s.Process = NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return exec.Command(s.program, s.args()...) })
+	if c.embedded && name == embedding {
+		at.Etcd = ""
+	}
+	s.Server, s.Process = at, adopt(c.T, at.Program)
 	c.servers = append(c.servers, s)
 	return s
 }
@@ -150,33 +151,18 @@ func must[C any](s *Server, make func(*rest.Config) (C, error)) C {
 
 // Get asks the server for a path as the administrator.
 func (s *Server) Get(ctx context.Context, path string) (status int, body string, err error) {
-	return controlplane.Get(ctx, s.Config(), path, nil)
-}
-
-// Ready returns nil if the server says that it is.
-func (s *Server) Ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	status, body, err := s.Get(ctx, "/readyz?verbose")
-	if err == nil && status != http.StatusOK {
-		err = fmt.Errorf("%d: %s", status, body)
-	}
-	return err
+	return testbed.Get(ctx, s.Config(), path, nil)
 }
 
 // WaitReady waits until the server is ready and returns how long that took. A server
 // that ends meanwhile fails the test.
 func (s *Server) WaitReady() time.Duration {
 	s.t.Helper()
-	return Eventually(s.t, readyTimeout, s.Name+" becomes ready", func(ctx context.Context) error {
-		if s.Ended() {
-			s.t.Fatalf("%s ended: %s", s.Name, s.tail())
-		}
-		if _, err := clientcmd.LoadFromFile(s.cluster.KubeconfigFile()); err != nil {
-			return err
-		}
-		return s.Ready(ctx)
-	})
+	began := time.Now()
+	if err := s.AwaitReady(context.Background(), readyTimeout); err != nil {
+		s.t.Fatal(err)
+	}
+	return time.Since(began)
 }
 
 // WaitUnready waits until the server says that it is not ready, or does not answer.
@@ -189,10 +175,6 @@ func (s *Server) WaitUnready(timeout time.Duration) time.Duration {
 		return nil
 	})
 }
-
-// IDs returns the identities that the server has registered under, in all its lives, the
-// newest last.
-func (s *Server) IDs() []agree.ServerID { return controlplane.IDs(s.Output()) }
 
 // ID returns the server's newest identity.
 func (s *Server) ID() (agree.ServerID, bool) {

@@ -29,7 +29,7 @@ import (
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -137,7 +137,7 @@ type control struct {
 
 // The tokens of --token-auth-file and the users that they stand for.
 const (
-	adminToken    = controlplane.AdminToken
+	adminToken    = testbed.AdminToken
 	strangerToken = "stranger" // authenticated, in no group but system:authenticated
 )
 
@@ -146,7 +146,7 @@ func newControl(t testing.TB) *control {
 	t.Helper()
 	c := &control{t: t, dir: t.TempDir()}
 	endpoint, peer := "http://"+cluster.FreeAddress(t), "http://"+cluster.FreeAddress(t)
-	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), append(controlplane.EtcdFlags(filepath.Join(c.dir, "etcd"), endpoint, peer), "--unsafe-no-fsync")...)
+	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), append(testbed.EtcdFlags(filepath.Join(c.dir, "etcd"), endpoint, peer), "--unsafe-no-fsync")...)
 	c.etcd = []string{"--etcd-servers=" + endpoint}
 	c.connect(nil, endpoint)
 	c.prepare()
@@ -170,7 +170,7 @@ func (c *control) connect(config *tls.Config, endpoints ...string) {
 // prepare writes the files that all servers of a control plane share.
 func (c *control) prepare() {
 	c.t.Helper()
-	if err := controlplane.WriteFiles(c.dir, controlplane.Admin, strangerToken+",stranger,2"); err != nil {
+	if err := testbed.WriteFiles(c.dir, testbed.Admin, strangerToken+",stranger,2"); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -208,8 +208,8 @@ func (c *control) start(role, name string, flags ...string) *apiserver {
 	if role == ours {
 		own = append(own, "--migration-settle=2s") // flags may say otherwise
 	}
-	args := slices.Concat(controlplane.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, own, flags)
-	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: controlplane.LoopbackURL(port)}
+	args := slices.Concat(testbed.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, own, flags)
+	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: testbed.LoopbackURL(port)}
 }
 
 // ready starts a server and waits until it is ready.
@@ -263,7 +263,7 @@ func (s *apiserver) signal(signal syscall.Signal) {
 
 // as is access to the server with a token, "" for an anonymous one.
 func (s *apiserver) as(token string) *rest.Config {
-	config := controlplane.WithToken(s.url, token)
+	config := testbed.WithToken(s.url, token)
 	config.Timeout = 30 * time.Second
 	return config
 }
@@ -307,7 +307,7 @@ func (s *apiserver) objects() client.WithWatch {
 
 // get asks for a path as the administrator.
 func (s *apiserver) get(ctx context.Context, path string) (status int, body string, err error) {
-	return controlplane.Get(ctx, s.admin(), path, nil)
+	return testbed.Get(ctx, s.admin(), path, nil)
 }
 
 // eventually waits until check returns nil. After the timeout the test fails with what, and

@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
@@ -158,7 +158,7 @@ func discoveryIsWhole(t *testing.T, s *apiserver) {
 	t.Helper()
 	eventually(t, time.Minute, "discovery is whole", func(ctx context.Context) error {
 		for _, path := range []string{"/api", "/apis"} {
-			status, body, err := controlplane.Get(ctx, s.as(adminToken), path, http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}})
+			status, body, err := testbed.Get(ctx, s.as(adminToken), path, http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}})
 			if err != nil || status != http.StatusOK {
 				return fmt.Errorf("%s: %d %s: %w", path, status, body, err)
 			}

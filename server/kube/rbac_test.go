@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/e2e/access"
-	"github.com/concord-dev/concord/testbed/controlplane"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 // TestPermissions compares everybody's permissions on the objects that the protocol lives on with
@@ -28,7 +28,7 @@ func requestsAreRefused(t *testing.T, s *apiserver) {
 			"/apis/internal.apiserver.k8s.io/v1alpha1/storageversions", "/apis/migration.k8s.io/v1alpha1/storagestates",
 			"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "/concord/census/configmaps", "/metrics",
 		} {
-			status, body, err := controlplane.Get(t.Context(), s.as(token), path, nil)
+			status, body, err := testbed.Get(t.Context(), s.as(token), path, nil)
 			if err != nil || status != want {
 				t.Errorf("token %q, %s: %d, want %d, error %v: %.200s", token, path, status, want, err, body)
 			}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -23,6 +24,7 @@ type Process struct {
 	from    int64 // where this run's output begins in the log
 	started time.Time
 	done    chan struct{} // closed when it has ended
+	wanted  atomic.Bool   // somebody has ended it, or waits for its end
 	err     error         // why, once done is closed
 }
 
@@ -93,6 +95,17 @@ func (p *Process) Failed() error {
 	return p.Failure()
 }
 
+// Expect says that its end will be no failure. Terminate and Kill do so themselves.
+func (p *Process) Expect() { p.wanted.Store(true) }
+
+// Crashed says why it has ended, if nobody wanted it to.
+func (p *Process) Crashed() error {
+	if p.wanted.Load() {
+		return nil
+	}
+	return p.Failed()
+}
+
 // ExitCode is how it has ended, -1 if a signal ended it or it runs.
 func (p *Process) ExitCode() int {
 	if !p.Ended() {
@@ -111,6 +124,7 @@ func (p *Process) Signal(s syscall.Signal) error {
 
 // Terminate asks the process to end and waits until it has, which must be without an error.
 func (p *Process) Terminate(ctx context.Context, limit time.Duration) error {
+	p.Expect()
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -131,6 +145,7 @@ func (p *Process) Terminate(ctx context.Context, limit time.Duration) error {
 
 // Kill ends the process at once, also when it is paused, and waits until it has ended.
 func (p *Process) Kill() error {
+	p.Expect()
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package controlplane
+package cluster
 
 import (
 	"context"
@@ -30,7 +30,7 @@ const (
 	answerTimeout    = 2 * time.Second
 )
 
-// ServeEtcd makes this process the etcd that EtcdCommand has started it as, and ends it; if it was
+// ServeEtcd makes this process the etcd that it was started as, and ends it; if it was
 // started as none it returns.
 func ServeEtcd() {
 	dir := os.Getenv(etcdVariable)
@@ -59,15 +59,14 @@ func runEtcd(dir string) error {
 	}
 }
 
-// EtcdCommand is this program as an etcd on a directory, if it calls ServeEtcd when it starts. The etcd
-// listens at Endpoint.
-func EtcdCommand(dir string) (*exec.Cmd, error) {
+// etcdCommand is this program as an etcd on a directory. The etcd listens at Endpoint.
+func etcdCommand(dir string, environment []string) (*exec.Cmd, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("own program: %w", err)
 	}
 	cmd := exec.Command(program)
-	cmd.Env = append(os.Environ(), etcdVariable+"="+dir)
+	cmd.Env = append(append(os.Environ(), etcdVariable+"="+dir), environment...)
 	return cmd, nil
 }
 
@@ -77,11 +76,11 @@ func Endpoint(dir string) (string, error) {
 	return "unix://" + socket, err
 }
 
-// RemoveSocket removes the socket of an etcd that has ended, which is elsewhere if the path of its
+// removeSocket removes the socket of an etcd that has ended, which is elsewhere if the path of its
 // directory is too long for one. What is in dir is left to whoever removes that.
-func RemoveSocket(endpoint, dir string) error {
+func removeSocket(endpoint, dir string) error {
 	socket := strings.TrimPrefix(endpoint, "unix://")
-	if strings.HasPrefix(socket, dir) {
+	if endpoint == "" || strings.HasPrefix(socket, dir) {
 		return nil
 	}
 	return os.RemoveAll(filepath.Dir(socket))

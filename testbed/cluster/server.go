@@ -1,29 +1,34 @@
-// Package controlplane says how etcds and API servers are started as processes on this host, and how
-// they are reached. It starts none itself: tests, benchmarks and the demo differ in what an end
-// of such a process means.
-package controlplane
+package cluster
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/pki"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
-// Server is where a concord server listens and has its files, in all its runs.
+// Server is a concord server, or a kube-apiserver, of a cluster. It keeps its name, port and
+// directory in all its runs.
 type Server struct {
+	*process.Program
 	Port int
 	// Dir is its data directory. CertDir has the certificates that all servers of a cluster
 	// share; the first one makes them.
 	Dir, CertDir string
 	// Etcd are the endpoints of its etcd, with commas between, "" if it embeds one.
 	Etcd string
+	// Token is the administrator's, "" for the one of the kubeconfig.
+	Token string
 }
 
 // Args are the arguments of concord for it, and more.
@@ -46,6 +51,9 @@ func (s *Server) Kubeconfig() string { return filepath.Join(s.CertDir, pki.Admin
 
 // Access is the administrator's access to this server, without limits.
 func (s *Server) Access() (*rest.Config, error) {
+	if s.Token != "" {
+		return WithToken(s.URL(), s.Token), nil
+	}
 	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("administrator's kubeconfig: %w", err)
@@ -54,12 +62,43 @@ func (s *Server) Access() (*rest.Config, error) {
 	return config, nil
 }
 
+const (
+	// answerLimit is how long a server may take to say whether it is ready.
+	answerLimit = 5 * time.Second
+	readyPoll   = 50 * time.Millisecond
+)
+
+// Ready returns nil if the server says that it is.
+func (s *Server) Ready(ctx context.Context) error {
+	access, err := s.Access()
+	if err != nil {
+		return err // the first server of a cluster makes the kubeconfig
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	status, body, err := Get(ctx, access, "/readyz?verbose", nil)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%d: %s", status, body)
+	}
+	return err
+}
+
+// AwaitReady waits until the server is ready. One that ends meanwhile never is.
+func (s *Server) AwaitReady(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := s.Run().Await(ctx, readyPoll, s.Ready); err != nil {
+		return fmt.Errorf("%s is not ready: %w", s.Name, err)
+	}
+	return nil
+}
+
 var registered = regexp.MustCompile(`"Registered".* server="(apiserver-[0-9a-f]+)"`)
 
-// IDs are the identities that a server has registered under, by its log, the newest last.
-func IDs(log string) []agree.ServerID {
+// IDs are the identities that the server has registered under, in all its runs, the newest last.
+func (s *Server) IDs() []agree.ServerID {
 	var ids []agree.ServerID
-	for _, match := range registered.FindAllStringSubmatch(log, -1) {
+	for _, match := range registered.FindAllStringSubmatch(s.Output(), -1) {
 		ids = append(ids, agree.ServerID(match[1]))
 	}
 	return ids

@@ -1,0 +1,146 @@
+// Package cluster runs an etcd and API servers on this host, each a process of its own, or the etcd
+// in this one or in a server. What an end of such a process means its users say.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/concord-dev/concord/embedded"
+	"github.com/concord-dev/concord/testbed/process"
+)
+
+// Cluster is an etcd and the servers on it.
+type Cluster struct {
+	// Dir holds everything, CertDir the certificates that all servers share.
+	Dir, CertDir string
+	// Endpoint is the etcd's, or those of its members with commas between; Raw is a client of it.
+	Endpoint string
+	Raw      *clientv3.Client
+	// Embedded is the etcd if it is in this process.
+	Embedded *embedded.Etcd
+	// Members are the etcd's processes otherwise, none where a server embeds it, or it is
+	// somebody else's.
+	Members []*Etcd
+	// Servers are in the order in which they were added.
+	Servers []*Server
+}
+
+// Etcd is an etcd in a process of its own.
+type Etcd struct {
+	*process.Program
+	Endpoint string
+	// Raw reads and writes it directly.
+	Raw *clientv3.Client
+}
+
+// New returns a cluster of which nothing runs, in a temporary directory. It has to be closed.
+func New(name string) (*Cluster, error) {
+	dir, err := os.MkdirTemp("", name+"-")
+	if err != nil {
+		return nil, fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
+	}
+	return In(dir), nil
+}
+
+// In returns a cluster of which nothing runs.
+func In(dir string) *Cluster { return &Cluster{Dir: dir, CertDir: filepath.Join(dir, "pki")} }
+
+// Path is that of a file of the cluster's.
+func (c *Cluster) Path(name string) string { return filepath.Join(c.Dir, name) }
+
+// Connect says where the etcd is, which need not run yet.
+func (c *Cluster) Connect(endpoints ...string) (err error) {
+	c.Endpoint = strings.Join(endpoints, ",")
+	c.Raw, err = Connect(endpoints...)
+	return err
+}
+
+// EmbedEtcd runs the etcd in this process.
+func (c *Cluster) EmbedEtcd(ctx context.Context) (err error) {
+	if c.Embedded, err = embedded.StartEtcd(ctx, c.Path("etcd")); err != nil {
+		return err
+	}
+	return c.Connect(c.Embedded.Endpoint)
+}
+
+// etcdLimit is how long an etcd may take to start.
+const etcdLimit = time.Minute
+
+// StartEtcd runs the etcd as a process of its own, of this program, which has to call ServeEtcd.
+func (c *Cluster) StartEtcd(ctx context.Context, environment ...string) error {
+	e, err := NewEtcd("etcd", c.Path("etcd"), c.Path("etcd.log"), environment...)
+	if err != nil {
+		return err
+	}
+	if err := e.Start(); err != nil {
+		return err
+	}
+	c.Members, c.Endpoint, c.Raw = []*Etcd{e}, e.Endpoint, e.Raw
+	return e.Await(ctx)
+}
+
+// NewEtcd returns an etcd on a directory, as StartEtcd starts it.
+func NewEtcd(name, dir, log string, environment ...string) (*Etcd, error) {
+	e := &Etcd{Program: &process.Program{Name: name, Log: log, Command: func() (*exec.Cmd, error) { return etcdCommand(dir, environment) }}}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	if e.Endpoint, err = Endpoint(dir); err != nil {
+		return nil, err
+	}
+	e.Raw, err = Connect(e.Endpoint)
+	return e, err
+}
+
+// Await waits until the etcd answers.
+func (e *Etcd) Await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, etcdLimit)
+	defer cancel()
+	return e.Run().Await(ctx, readyPoll, func(ctx context.Context) error {
+		// A client that finds no socket complains.
+		if _, err := os.Stat(strings.TrimPrefix(e.Endpoint, "unix://")); err != nil {
+			return err
+		}
+		return Answers(ctx, e.Raw)
+	})
+}
+
+// Add returns a server that is not started. Names are unique. command is asked for each of its runs.
+func (c *Cluster) Add(name string, command func(*Server) (*exec.Cmd, error)) (*Server, error) {
+	port, err := process.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{Port: port, Dir: c.Path(name), CertDir: c.CertDir, Etcd: c.Endpoint}
+	s.Program = &process.Program{Name: name, Log: c.Path(name + ".log"), Command: func() (*exec.Cmd, error) { return command(s) }}
+	c.Servers = append(c.Servers, s)
+	return s, nil
+}
+
+// Close kills what runs and removes every file.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, s := range c.Servers {
+		errs = append(errs, s.Kill())
+	}
+	if c.Raw != nil {
+		errs = append(errs, c.Raw.Close())
+	}
+	for _, e := range c.Members {
+		errs = append(errs, e.Kill())
+	}
+	if c.Embedded != nil {
+		errs = append(errs, c.Embedded.Close())
+	}
+	return errors.Join(append(errs, removeSocket(c.Endpoint, c.Dir), os.RemoveAll(c.Dir))...)
+}
