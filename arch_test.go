@@ -63,7 +63,7 @@ var arrows = []arrow{
 	{folder: "migrator", own: []string{"stock"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), why: "a library for operators, which link nothing of a server"},
 	{folder: "testbed/linear", own: []string{}, external: []string{"github.com/anishathalye/porcupine"}, why: "judges answers; it knows neither clients nor servers"},
 	{folder: "testbed/process", external: []string{}, why: "runs programs; it knows none of them"},
-	{folder: "testbed/loop", own: []string{}, external: []string{}, why: "when requests are made and how long they take; it knows none of them"},
+	{folder: "testbed/load", own: []string{"api"}, forbidden: append(append(genericly, kube...), "go.etcd.io", "testing"), why: "clients: when they make requests, and what came of them; it knows no server"},
 	{folder: "testbed/ledger", own: []string{"agree", "evolve", "api", "migrate/store"}, forbidden: append(append(genericly, kube...), "testing"), why: "what an etcd holds, seen from outside: it knows neither servers nor what has to hold"},
 	{folder: "testbed/cluster", own: []string{"agree", "embedded", "pki", "testbed/process"}, forbidden: append(append(genericly, kube...), "testing"), why: "starts an etcd and servers, and reaches them from outside: it links an etcd, and no server"},
 	{folder: "server/planning", own: []string{"compat"}, why: "plans from Kubernetes' own types and configs; it knows no server of ours"},

@@ -3,7 +3,7 @@ package demo
 import (
 	"time"
 
-	"github.com/concord-dev/concord/demo/workload"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // faultKind is the kind of a fault that the demo causes.
@@ -34,18 +34,18 @@ const absent = "no connection to the server being restarted"
 
 // excuse returns why a failed attempt is as it must be, or "" if it must not have
 // happened: a retriable 503, a broken connection to a killed or paused server, or absent.
-func excuse(f workload.Failure, faults []fault) string {
-	if f.Outcome == workload.Unavailable {
-		return string(workload.Unavailable)
+func excuse(f load.Failure, faults []fault) string {
+	if f.Outcome == load.Unavailable {
+		return string(load.Unavailable)
 	}
 	for _, fault := range faults {
-		if fault.server != f.Server || !fault.overlaps(f.From, f.To) {
+		if fault.server != f.Server || !fault.overlaps(f.Started, f.At) {
 			continue
 		}
 		switch {
-		case f.Outcome == workload.Unconnected && fault.kind == rolled:
+		case f.Outcome == load.Unconnected && fault.kind == rolled:
 			return absent
-		case (f.Outcome == workload.Unconnected || f.Outcome == workload.Broken) && fault.kind != rolled:
+		case (f.Outcome == load.Unconnected || f.Outcome == load.Broken) && fault.kind != rolled:
 			return "broken connection to the " + string(fault.kind) + " server"
 		}
 	}

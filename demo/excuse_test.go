@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/concord-dev/concord/demo/workload"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 func at(seconds int) time.Time {
@@ -20,25 +20,25 @@ func TestExcuse(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		server   string
-		outcome  workload.Outcome
+		outcome  load.Outcome
 		from, to int
 		excused  bool
 	}{
-		{"a", workload.Unavailable, 1, 2, true}, // retriable wherever it comes from
-		{"a", workload.Broken, 12, 13, true},
-		{"a", workload.Broken, 5, 10, true}, // under way when the server died
-		{"a", workload.Broken, 1, 9, false},
-		{"a", workload.Broken, 21, 22, false},
-		{"b", workload.Broken, 12, 13, false}, // another server was killed
-		{"b", workload.Unconnected, 35, 36, true},
-		{"b", workload.Broken, 35, 36, false}, // a graceful stop breaks no connection
-		{"b", workload.Unconnected, 41, 42, false},
-		{"c", workload.Broken, 90, 95, true},
-		{"c", workload.Unexpected, 90, 95, false},
-		{"a", workload.Conflict, 12, 13, false},
+		{"a", load.Unavailable, 1, 2, true}, // retriable wherever it comes from
+		{"a", load.Broken, 12, 13, true},
+		{"a", load.Broken, 5, 10, true}, // under way when the server died
+		{"a", load.Broken, 1, 9, false},
+		{"a", load.Broken, 21, 22, false},
+		{"b", load.Broken, 12, 13, false}, // another server was killed
+		{"b", load.Unconnected, 35, 36, true},
+		{"b", load.Broken, 35, 36, false}, // a graceful stop breaks no connection
+		{"b", load.Unconnected, 41, 42, false},
+		{"c", load.Broken, 90, 95, true},
+		{"c", load.Unexpected, 90, 95, false},
+		{"a", load.Conflict, 12, 13, false},
 	} {
 		t.Run(fmt.Sprintf("%s %s %d", tt.server, tt.outcome, tt.from), func(t *testing.T) {
-			got := excuse(workload.Failure{Server: tt.server, Outcome: tt.outcome, From: at(tt.from), To: at(tt.to)}, faults)
+			got := excuse(load.Failure{Server: tt.server, Outcome: tt.outcome, Started: at(tt.from), At: at(tt.to)}, faults)
 			if (got != "") != tt.excused {
 				t.Errorf("excuse = %q, want excused %v", got, tt.excused)
 			}

@@ -59,12 +59,12 @@ type othersLine struct {
 }
 
 func (r *run) snapshot() snapshot {
-	failures, longest := r.work.Counts()
+	acknowledged, failures, longest := r.work.Counts()
 	r.mu.Lock()
 	s := snapshot{step: r.step.number, title: r.step.title}
 	r.mu.Unlock()
 	s.elapsed, s.loaded, s.objects = time.Since(r.began), r.loaded.Load(), int64(r.cfg.Objects)
-	s.acknowledged, s.errors, s.longest = r.work.Total(), failures, longest
+	s.acknowledged, s.errors, s.longest = acknowledged, failures, longest
 	r.cluster.watch.With(func(w *world) { s.see(w, r.cluster.servers) })
 	return s
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -144,7 +145,7 @@ func TestScreenPrintsLinesWithoutATerminal(t *testing.T) {
 func TestPrint(t *testing.T) {
 	f := passing()
 	f.Agreements = []Agreement{{After: "server-1's restart", ReportsSeconds: 1.234, AgreementSeconds: -1}, {After: "server-3's restart", ReportsSeconds: 1, AgreementSeconds: 2}}
-	f.Burial.answers = map[workload.Outcome]int64{workload.Unavailable: 3, workload.Acknowledged: 1}
+	f.Burial.answers = map[load.Outcome]int64{load.Unavailable: 3, load.Acknowledged: 1}
 	var text strings.Builder
 	if err := judge(f).Print(&text); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/demo/workload"
 	migratestore "github.com/concord-dev/concord/migrate/store"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -49,7 +49,7 @@ const lastStep = 5
 type run struct {
 	cfg     Config
 	cluster *cluster
-	work    *workload.Record
+	work    *load.Journal
 	loaded  atomic.Int64
 	began   time.Time
 	stop    func() // the writers
@@ -62,7 +62,7 @@ type run struct {
 
 func newRun(cfg Config, c *cluster, began time.Time) *run {
 	return &run{
-		cfg: cfg, cluster: c, work: workload.NewRecord(), began: began, stop: func() {},
+		cfg: cfg, cluster: c, work: load.NewJournal(), began: began, stop: func() {},
 		facts: facts{Objects: cfg.Objects, AfterKill: -time.Second, AfterResume: -time.Second},
 	}
 }
@@ -254,7 +254,7 @@ func (r *run) flipStorage(ctx context.Context) error {
 		if last = err; !apierrors.IsConflict(err) && !apierrors.IsServiceUnavailable(err) {
 			break
 		}
-		_ = loop.Pause(ctx, readyPause)
+		_ = load.Pause(ctx, readyPause)
 	}
 	return fmt.Errorf("change the storage version of %s: %w", workload.CRDName, last)
 }
@@ -301,7 +301,7 @@ func (r *run) pause(ctx context.Context) error {
 	id := r.id(s.Name)
 	h := workload.StartHeld(ctx, s.patient, r.work)
 	defer func() { h.Stop(0) }()
-	_ = loop.Pause(ctx, holdTime)
+	_ = load.Pause(ctx, holdTime)
 	end := r.begin(s.Name, paused)
 	s.set(stopped)
 	p := s.Run()
@@ -383,9 +383,9 @@ func (r *run) prove(ctx context.Context) error {
 		return err
 	}
 	f.Servers = r.names()
-	f.Acknowledged = r.work.Total()
+	f.Acknowledged, _, _ = r.work.Counts()
 	f.Lost, f.Foreign = r.work.Check(found)
-	f.Failures, f.Stalls = r.work.Outcomes()
+	f.Failures, f.Stalls = r.work.Failures()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f.Faults = r.faults
@@ -394,7 +394,7 @@ func (r *run) prove(ctx context.Context) error {
 
 // readBack lists the demo's objects through the API, each resource from another server
 // where there are several, and asks discovery for the storage versions' hashes.
-func (r *run) readBack(ctx context.Context) (map[workload.ObjectKey]workload.Stored, error) {
+func (r *run) readBack(ctx context.Context) (map[load.Key]load.Stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
 	var living []*workload.Endpoint
@@ -406,7 +406,7 @@ func (r *run) readBack(ctx context.Context) (map[workload.ObjectKey]workload.Sto
 	if len(living) == 0 {
 		return nil, errors.New("no server is left to read from")
 	}
-	found := map[workload.ObjectKey]workload.Stored{}
+	found := map[load.Key]load.Stored{}
 	for i, gr := range workload.Shown {
 		if err := living[i%len(living)].List(ctx, gr, workload.CustomVersions[0], found); err != nil {
 			return nil, err

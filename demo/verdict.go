@@ -13,6 +13,7 @@ import (
 	"github.com/concord-dev/concord/demo/workload"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // facts are the observations of the demo, and all that the verdict is made from.
@@ -33,7 +34,7 @@ type facts struct {
 	Acknowledged int64
 	// Lost and Foreign are the findings of the journal of acknowledged writes.
 	Lost, Foreign []string
-	Failures      []workload.Failure
+	Failures      []load.Failure
 	Faults        []fault
 	// Stalls are the longest writes of each step, in the order of Steps.
 	Stalls map[string]time.Duration
@@ -56,7 +57,7 @@ type burial struct {
 	// held is how many requests were in flight in it when it was resumed.
 	held int64
 	// answers is how many of those got each answer.
-	answers map[workload.Outcome]int64
+	answers map[load.Outcome]int64
 }
 
 // judge makes the report: the figures, and whether everything is as it must be.
@@ -135,13 +136,13 @@ func faultsOfWrites(f facts, unexcused []string) []string {
 }
 
 // judgeFailures counts failed attempts by their excuse and returns those without one.
-func judgeFailures(failures []workload.Failure, faults []fault) (counts map[string]int64, unexcused []string) {
+func judgeFailures(failures []load.Failure, faults []fault) (counts map[string]int64, unexcused []string) {
 	counts = map[string]int64{}
 	for _, f := range failures {
 		kind := excuse(f, faults)
 		if kind == "" {
 			kind = "unexpected: " + string(f.Outcome)
-			unexcused = append(unexcused, f.Text)
+			unexcused = append(unexcused, f.Err.Error())
 		}
 		counts[kind]++
 	}

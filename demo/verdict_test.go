@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 var configmaps = schema.GroupResource{Resource: "configmaps"}
@@ -58,10 +60,10 @@ func passing() facts {
 		Hashes:       map[schema.GroupResource]string{configmaps: "hash of v1"},
 		Servers:      []string{"server-1", "server-2", "server-3"},
 		Acknowledged: 20,
-		Failures: []workload.Failure{
-			{Server: "server-2", Outcome: workload.Broken, From: at(11), To: at(12), Text: "server-2: connection reset"},
-			{Server: "server-1", Outcome: workload.Unavailable, From: at(5), To: at(5)},
-			{Server: "server-1", Outcome: workload.Unconnected, From: at(3), To: at(3)},
+		Failures: []load.Failure{
+			{Server: "server-2", Outcome: load.Broken, Started: at(11), At: at(12), Err: errors.New("server-2: connection reset")},
+			{Server: "server-1", Outcome: load.Unavailable, Started: at(5), At: at(5)},
+			{Server: "server-1", Outcome: load.Unconnected, Started: at(3), At: at(3)},
 		},
 		Faults:    []fault{{server: "server-1", kind: rolled, from: at(1), to: at(4)}, {server: "server-2", kind: killed, from: at(10), to: at(20)}},
 		Stalls:    map[string]time.Duration{"roll": 200 * time.Millisecond, "pause": 5 * time.Second},
@@ -70,9 +72,9 @@ func passing() facts {
 		AfterKill: 15 * time.Second, AfterResume: time.Second,
 	}
 	f.World.journal = []written{
-		{revision: 99, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
-		{revision: 150, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-1"}},
-		{revision: 201, key: workload.ObjectKey{Resource: workload.Gadgets, Name: "writer-a"}, mark: workload.Mark{Via: "server-3"}},
+		{revision: 99, key: load.Key{Resource: workload.Gadgets, Name: "writer-a"}, mark: load.Mark{Via: "server-3"}},
+		{revision: 150, key: load.Key{Resource: workload.Gadgets, Name: "writer-a"}, mark: load.Mark{Via: "server-1"}},
+		{revision: 201, key: load.Key{Resource: workload.Gadgets, Name: "writer-a"}, mark: load.Mark{Via: "server-3"}},
 	}
 	f.World.bursts = []burst{
 		{resource: workload.Gadgets, objects: 300, first: at(0), last: at(2)},

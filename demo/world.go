@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -17,6 +16,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	storedsets "github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // burst is a series of rewrites of one resource's objects.
@@ -30,8 +30,8 @@ type burst struct {
 // content are none.
 type written struct {
 	revision int64
-	key      workload.ObjectKey
-	mark     workload.Mark
+	key      load.Key
+	mark     load.Mark
 }
 
 // root is the prefix of all that API servers store.
@@ -45,13 +45,13 @@ type world struct {
 
 	ids       map[string]agree.ServerID // of each server's last registration
 	expecting []string                  // servers that will register, in this order
-	attempts  map[workload.ObjectKey]string
+	attempts  map[load.Key]string
 	journal   []written
 	bursts    []burst
 }
 
 func newWorld() *world {
-	return &world{Ledger: ledger.New(root), ids: map[string]agree.ServerID{}, attempts: map[workload.ObjectKey]string{}}
+	return &world{Ledger: ledger.New(root), ids: map[string]agree.ServerID{}, attempts: map[load.Key]string{}}
 }
 
 // expect says that the next registration is this server's.
@@ -85,7 +85,7 @@ func (w *world) object(c *ledger.Change) error {
 	if c.Is == nil || !slices.Contains(workload.Shown, c.Is.Resource) {
 		return nil
 	}
-	key := workload.ObjectKey{Resource: c.Is.Resource, Name: path.Base(c.Key)}
+	key := load.Key{Resource: c.Is.Resource, Name: path.Base(c.Key)}
 	if !strings.HasPrefix(key.Name, workload.WriterPrefix) {
 		if c.Was != nil {
 			w.rewritten(key.Resource, c.At)
@@ -225,15 +225,10 @@ func (w *world) unsettled(servers []string, wanted map[schema.GroupResource]agre
 		return lack
 	}
 	lack := w.where(func(gr schema.GroupResource, r *ledger.Resource) string {
-		switch want, ok := wanted[gr]; {
-		case ok && r.Common() != want:
+		if want, ok := wanted[gr]; ok && r.Common() != want {
 			return fmt.Sprintf("agreed on %s, not on %s", r.Common(), want)
-		case r.State == nil:
-			return "it has no StorageState"
-		case !r.Exact():
-			return fmt.Sprintf("stored set [%s] for %s, agreed on %s at %s", strings.Join(r.Stored(), ","), r.StateRef(), r.Common(), r.Ref())
 		}
-		return ""
+		return r.Unsettled()
 	})
 	if lack != "" {
 		return lack
@@ -242,13 +237,6 @@ func (w *world) unsettled(servers []string, wanted map[schema.GroupResource]agre
 	for _, gr := range slices.SortedFunc(maps.Keys(wanted), compareResources) {
 		if !slices.Contains(all, gr) {
 			return gr.String() + ": it has no StorageVersion"
-		}
-	}
-	for _, gr := range w.those(func(r *ledger.Resource) bool { return r.CRD != nil }) {
-		crd := w.Resources[gr].CRD
-		storage, _ := apihelpers.GetCRDStorageVersion(crd)
-		if stored := crd.Status.StoredVersions; !slices.Equal(stored, []string{storage}) {
-			return fmt.Sprintf("CustomResourceDefinition %s: storedVersions [%s], stored in %s", crd.Name, strings.Join(stored, " "), storage)
 		}
 	}
 	return ""
@@ -267,13 +255,9 @@ func (w *world) where(lacks func(schema.GroupResource, *ledger.Resource) string)
 
 // sorted are the resources that have, or had, a StorageVersion or a StorageState.
 func (w *world) sorted() []schema.GroupResource {
-	return w.those(func(r *ledger.Resource) bool { return r.Version != nil || r.State != nil || len(r.Joined) > 0 })
-}
-
-func (w *world) those(are func(*ledger.Resource) bool) []schema.GroupResource {
 	var found []schema.GroupResource
 	for gr, r := range w.Resources {
-		if are(r) {
+		if r.Version != nil || r.State != nil || len(r.Joined) > 0 {
 			found = append(found, gr)
 		}
 	}

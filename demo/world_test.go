@@ -21,6 +21,7 @@ import (
 	"github.com/concord-dev/concord/demo/workload"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Where what API servers share is stored.
@@ -176,8 +177,8 @@ func TestWorldFollowsStorage(t *testing.T) {
 
 func TestWorldTellsWritesFromRewrites(t *testing.T) {
 	h := newHistory(t)
-	object := func(gr schema.GroupResource, name string, m workload.Mark) []byte {
-		body, err := workload.NewBody(workload.ObjectKey{Resource: gr, Name: name}, "v1", m)
+	object := func(gr schema.GroupResource, name string, m load.Mark) []byte {
+		body, err := workload.NewBody(load.Key{Resource: gr, Name: name}, "v1", m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,17 +187,17 @@ func TestWorldTellsWritesFromRewrites(t *testing.T) {
 		}
 		return h.protobuf(body.(runtime.Object), schema.GroupVersion{Group: workload.Policies.Group, Version: "v1"})
 	}
-	m := workload.Mark{Counter: 1, Attempt: "w1-1", Via: "server-1"}
+	m := load.Mark{Counter: 1, Attempt: "w1-1", Via: "server-1"}
 	for _, gr := range workload.Shown {
 		writer, loaded := prefixOf(gr)+workload.WriterPrefix+"a", prefixOf(gr)+workload.LoadPrefix+"a"
 		h.put(writer, object(gr, "a", m))
 		h.put(loaded, object(gr, "a", m))
 		h.put(writer, object(gr, "a", m)) // a rewrite
 		h.put(loaded, object(gr, "a", m)) // a rewrite
-		h.put(writer, object(gr, "a", workload.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}))
+		h.put(writer, object(gr, "a", load.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}))
 	}
 	journal, bursts := h.world.journal, h.world.bursts
-	if len(journal) != 2*len(workload.Shown) || journal[1].mark != (workload.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}) || journal[1].revision != 5 {
+	if len(journal) != 2*len(workload.Shown) || journal[1].mark != (load.Mark{Counter: 2, Attempt: "w1-2", Via: "server-2"}) || journal[1].revision != 5 {
 		t.Errorf("journal %+v", journal)
 	}
 	for _, gr := range workload.Shown {

@@ -26,8 +26,8 @@ import (
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // The Service by which the aggregated API server is found.

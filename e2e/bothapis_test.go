@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 //go:embed testdata/upstream-migrations.yaml
@@ -202,7 +202,7 @@ func waitPredecessor(t *testing.T, s *cluster.Server, name string, wanted migrat
 func waitCommon(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding) {
 	t.Helper()
 	cluster.Eventually(t, time.Minute, "all servers agree on "+string(encoding), func(context.Context) error {
-		if common := c.Standing(gr).Common; common != encoding {
+		if common := c.Standing(gr).Common(); common != encoding {
 			return fmt.Errorf("they agree on %q", common)
 		}
 		return nil

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 var seed = flag.Uint64("seed", 0, "the seed of the random faults; 0 takes another one each time")

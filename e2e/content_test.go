@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // betas makes servers offer the beta versions that all releases from 1.34 to 1.37 have and
@@ -73,7 +73,7 @@ func createSamples(t *testing.T, s *cluster.Server) map[schema.GroupResource]int
 		if annotations == nil {
 			annotations = map[string]string{}
 		}
-		annotations[audit.WriteAnnotation] = s.Name + "/sample-" + u.GetKind()
+		annotations[load.WriteAnnotation] = s.Name + "/sample-" + u.GetKind()
 		u.SetAnnotations(annotations)
 		resource := resourceOf(u)
 		if _, err := s.Dynamic().Resource(resource).Namespace(u.GetNamespace()).Create(t.Context(), u, metav1.CreateOptions{}); err != nil {
@@ -106,7 +106,7 @@ func read(t *testing.T, s *cluster.Server) contents {
 			t.Fatalf("list %s through %s: %v", resource, s.Name, err)
 		}
 		for _, u := range list.Items {
-			if u.GetAnnotations()[audit.WriteAnnotation] == "" || strings.HasPrefix(u.GetName(), loadPrefix+"-") {
+			if u.GetAnnotations()[load.WriteAnnotation] == "" || strings.HasPrefix(u.GetName(), loadPrefix+"-") {
 				continue // the servers' own, or changing
 			}
 			u.SetResourceVersion("")

@@ -14,7 +14,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // A custom resource that is converted by a webhook behind a Service, which is slow, is migrated with its help.
@@ -50,8 +50,8 @@ func testConversionWebhook(t *testing.T) {
 	if found := c.Encodings(convertibles); found[widgetEncoding("v1")] != len(poisoned) || found[widgetEncoding("v2")] < objects-len(poisoned) {
 		t.Errorf("convertibles are stored as %v, want %d in v1", found, len(poisoned))
 	}
-	if standing := c.Standing(convertibles); !slices.Contains(standing.StoredVersions, "v1") || !slices.Contains(standing.Stored, string(widgetEncoding("v1"))) {
-		t.Errorf("storedVersions are %v and the stored set is %v, though objects are in v1", standing.StoredVersions, standing.Stored)
+	if standing := c.Standing(convertibles); !slices.Contains(standing.StoredVersions(), "v1") || !slices.Contains(standing.Stored(), string(widgetEncoding("v1"))) {
+		t.Errorf("storedVersions are %v and the stored set is %v, though objects are in v1", standing.StoredVersions(), standing.Stored())
 	}
 	hook.poison()
 	hook.slow(0)

@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Convertibles have two versions that a webhook converts: v1 has spec.text, where v2 has

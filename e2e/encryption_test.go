@@ -26,9 +26,9 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/keyring/use"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 var secrets = schema.GroupResource{Resource: "secrets"}

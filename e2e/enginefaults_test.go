@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // engineObjects is how many objects a migration that something happens to has. The rate
@@ -258,7 +258,7 @@ func (m *migrating) twoLead() (acted bool) {
 		if term, _, over = strings.Cut(first.Output()[before:], `"Failed to renew lease" lock="kube-system/concord-controllers"`); over {
 			return nil
 		}
-		if m.c.Standing(widgets).Common == widgetEncoding(to) {
+		if m.c.Standing(widgets).Common() == widgetEncoding(to) {
 			to = otherVersion(to)
 			storeWidgetsIn(m.t, others[changes%2], to)
 			changes++
@@ -399,8 +399,8 @@ func testOldServerJoins(t *testing.T) {
 		})
 		rewritten := m.rewrites()
 		m.underWay("v1")
-		if standing := c.Standing(policies); standing.Common != "" {
-			t.Errorf("with an old server they agree on %s", standing.Common)
+		if standing := c.Standing(policies); standing.Common() != "" {
+			t.Errorf("with an old server they agree on %s", standing.Common())
 		}
 		joiner.WaitReady()
 		// Long enough for hundreds of rewrites, were they not given up.

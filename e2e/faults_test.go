@@ -11,7 +11,7 @@ import (
 
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // restored is how long agreement is waited for after SIGKILL. With Leases of 4 s it takes some
@@ -94,7 +94,7 @@ func testZombie(t *testing.T) {
 		storeWidgetsIn(t, others[0], to)
 		// Not until all is migrated: after a minute the server itself would give the writes up.
 		cluster.Eventually(t, cluster.SettleTimeout, "the others agree on "+to, func(context.Context) error {
-			if common := c.Standing(widgets).Common; common != widgetEncoding(to) {
+			if common := c.Standing(widgets).Common(); common != widgetEncoding(to) {
 				return fmt.Errorf("the agreement is %q", common)
 			}
 			return nil

@@ -19,9 +19,9 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // fullSpeedObjects is how many objects a migration at full speed has. A rewrite reads the first
@@ -80,7 +80,7 @@ func (m *migrating) store(n int) {
 					"apiVersion": m.resource.GroupVersion().String(), "kind": m.resource.Kind,
 					"metadata": map[string]any{
 						"name": name, "namespace": m.resource.Namespace, "uid": uuid.NewUUID(), "generation": 1, "creationTimestamp": "2026-01-02T03:04:05Z",
-						"annotations": map[string]any{audit.WriteAnnotation: m.servers[0].Name + "/" + name},
+						"annotations": map[string]any{load.WriteAnnotation: m.servers[0].Name + "/" + name},
 					},
 					"spec": map[string]any{"text": "stored", "padding": strings.Repeat("x", 100)},
 				})
@@ -242,7 +242,7 @@ func migratorKilledMidStream(m *migrating) {
 func (m *migrating) endedByAnother(to string, but *cluster.Server) {
 	m.t.Helper()
 	id, _ := but.ID()
-	epoch := m.c.Standing(m.resource.GroupResource()).Epoch
+	epoch := m.c.Standing(m.resource.GroupResource()).Ref().Epoch
 	i := slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return s != but })
 	cluster.Eventually(m.t, cluster.SettleTimeout, "the migration is another server's, and has succeeded", func(ctx context.Context) error {
 		var list migrationv1alpha1.StorageVersionMigrationList

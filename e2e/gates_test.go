@@ -20,9 +20,9 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const apiOff = "--feature-gates=StorageVersionAPI=false"
@@ -319,8 +319,8 @@ func expectNoAgreement(t *testing.T, c *cluster.Cluster, reporting int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if standing := c.Standing(gr); standing.Common != "" {
-			t.Errorf("%s: servers agree on %s: %v", gr, standing.Common, c.Reports(gr))
+		if standing := c.Standing(gr); standing.Common() != "" {
+			t.Errorf("%s: servers agree on %s: %v", gr, standing.Common(), c.Reports(gr))
 		}
 		if reports := c.Reports(gr); len(agree.Silent(reports)) != 1 || len(agree.Made(reports)) == 0 || len(agree.Made(reports)) > reporting {
 			t.Errorf("%s: reports are %v", gr, reports)

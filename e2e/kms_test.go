@@ -19,8 +19,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/e2e/vault"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // kmsKey is a key of the tests that is in the vault: of the KMS plugin "p", with this ID.
@@ -204,8 +204,8 @@ func (k *kmsEncrypted) restartWithoutPlugins(old string) {
 		}
 		return nil
 	})
-	if standing := k.c.Standing(secrets); standing.Common != "" {
-		k.t.Errorf("they agree on %s", standing.Common)
+	if standing := k.c.Standing(secrets); standing.Common() != "" {
+		k.t.Errorf("they agree on %s", standing.Common())
 	}
 	k.wantNeeded(string(kmsSeal(old)))
 	for _, name := range []string{"auditor", "one", "two"} {

@@ -15,7 +15,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // migrating is a cluster that migrates a resource while clients update, delete and create
@@ -170,11 +170,11 @@ func (m *migrating) ended(to string) {
 	encoding := m.encoding(to)
 	wantEncoding(m.t, m.c, gr, encoding, len(result.Want))
 	standing := m.c.Standing(gr)
-	if standing.Common != encoding || !slices.Equal(standing.Stored, []string{string(encoding)}) {
-		m.t.Errorf("the agreement is %s and the stored set %v, want %s alone", standing.Common, standing.Stored, encoding)
+	if standing.Common() != encoding || !slices.Equal(standing.Stored(), []string{string(encoding)}) {
+		m.t.Errorf("the agreement is %s and the stored set %v, want %s alone", standing.Common(), standing.Stored(), encoding)
 	}
-	if standing.StoredVersions != nil && !slices.Equal(standing.StoredVersions, []string{to}) {
-		m.t.Errorf("storedVersions are %v, want %s alone", standing.StoredVersions, to)
+	if standing.StoredVersions() != nil && !slices.Equal(standing.StoredVersions(), []string{to}) {
+		m.t.Errorf("storedVersions are %v, want %s alone", standing.StoredVersions(), to)
 	}
 	var stored map[string]string
 	m.c.Ledger(func(l *audit.Ledger) { stored = l.Hashes(gr) })
@@ -211,7 +211,7 @@ func (m *migrating) read(s *cluster.Server) map[string]string {
 	found := map[string]string{}
 	for i := range list.Items {
 		u := &list.Items[i]
-		found[u.GetNamespace()+"/"+u.GetName()] = audit.Hash(u.Object)
+		found[u.GetNamespace()+"/"+u.GetName()] = load.Hash(u.Object)
 	}
 	return found
 }

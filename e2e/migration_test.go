@@ -18,7 +18,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // A CRD's storage version is changed again and again under load. Nobody sees an error,
@@ -37,8 +37,8 @@ func testStorageVersionFlips(t *testing.T) {
 		storeWidgetsIn(t, servers[i], to)
 		t.Logf("settled %v after the change to %s", c.WaitSettled().Round(time.Millisecond), to)
 		wantEncoding(t, c, widgets, widgetEncoding(to), stored)
-		if standing := c.Standing(widgets); !slices.Equal(standing.StoredVersions, []string{to}) {
-			t.Errorf("storedVersions are %v, want %s alone", standing.StoredVersions, to)
+		if standing := c.Standing(widgets); !slices.Equal(standing.StoredVersions(), []string{to}) {
+			t.Errorf("storedVersions are %v, want %s alone", standing.StoredVersions(), to)
 		}
 	}
 	wantNoFailures(t, c, writes)

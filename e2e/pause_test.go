@@ -14,8 +14,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	storedsets "github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // A migration that is held to a rate is paused and rests, in which nothing is written. Another

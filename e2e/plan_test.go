@@ -73,8 +73,8 @@ func wantPlanned(t *testing.T, c *cluster.Cluster, p plan, atLeast map[schema.Gr
 			if n := found[encoding]; n < atLeast[gr] {
 				t.Errorf("%d objects of %s are stored in %s, want at least %d", n, gr, encoding, atLeast[gr])
 			}
-			if standing.Common != encoding || !standing.StoredCurrent || !slices.Equal(standing.Stored, []string{string(encoding)}) {
-				t.Errorf("%s: the agreement is %q and the stored set %v (current: %t), planned is %s", gr, standing.Common, standing.Stored, standing.StoredCurrent, encoding)
+			if standing.Common() != encoding || !standing.Stands() || !slices.Equal(standing.Stored(), []string{string(encoding)}) {
+				t.Errorf("%s: the agreement is %q and the stored set %v (current: %t), planned is %s", gr, standing.Common(), standing.Stored(), standing.Stands(), encoding)
 			}
 		}
 	})

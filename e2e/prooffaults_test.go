@@ -15,7 +15,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -64,8 +64,8 @@ func testKilledBeforeProof(t *testing.T) {
 			if inTime {
 				between[gr]++
 			}
-			if standing := e.c.Standing(gr); inTime && slices.Equal(standing.Stored, []string{string(round.to)}) {
-				t.Errorf("the stored set is %v while the migration is not at its end", standing.Stored)
+			if standing := e.c.Standing(gr); inTime && slices.Equal(standing.Stored(), []string{string(round.to)}) {
+				t.Errorf("the stored set is %v while the migration is not at its end", standing.Stored())
 			}
 			claimer.Kill()
 			settled := e.c.WaitSettled()

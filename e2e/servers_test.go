@@ -6,7 +6,7 @@ import (
 
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // graceful is how long an orderly stop may take to be noticed by everybody.

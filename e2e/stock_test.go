@@ -43,8 +43,8 @@ func TestStockServersLease(t *testing.T) {
 	create(storageversion.NewUpstreamIdentity())
 	create(stock)
 	cluster.Eventually(t, time.Minute, "nobody agrees", func(context.Context) error {
-		if standing := c.Standing(configMaps); standing.Common != "" {
-			return fmt.Errorf("servers agree on %s: %v", standing.Common, c.Reports(configMaps))
+		if standing := c.Standing(configMaps); standing.Common() != "" {
+			return fmt.Errorf("servers agree on %s: %v", standing.Common(), c.Reports(configMaps))
 		}
 		return nil
 	})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 var (
@@ -214,8 +214,8 @@ func testEmulationRollback(t *testing.T) {
 
 	wantSafe(t, s.c, "--emulation-version", "1.36")
 	s.roll(back, s.servers[0])
-	if standing := s.c.Standing(policies); standing.Common != "" {
-		t.Errorf("one server of three is back at 1.36, and yet they agree on %s", standing.Common)
+	if standing := s.c.Standing(policies); standing.Common() != "" {
+		t.Errorf("one server of three is back at 1.36, and yet they agree on %s", standing.Common())
 	}
 	if found := s.c.Encodings(policies); found[policyV1] < s.made[policies] {
 		t.Errorf("one server of three is back at 1.36, and policies are stored as %v", found)

@@ -22,8 +22,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
 	storedsets "github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // rawKey is where an object of a resource is stored.
@@ -34,7 +34,7 @@ func rawKey(gr schema.GroupResource, namespace, name string) string {
 // invalidPolicy is one that a release without validation could have stored: it is complete,
 // and its expression does not compile.
 const invalidPolicy = `{"apiVersion":"admissionregistration.k8s.io/v1beta1","kind":"MutatingAdmissionPolicy",
-"metadata":{"name":%[1]q,"uid":%[1]q,"creationTimestamp":"2026-01-01T00:00:00Z","annotations":{"` + audit.WriteAnnotation + `":"one/raw-%[1]s"}},
+"metadata":{"name":%[1]q,"uid":%[1]q,"creationTimestamp":"2026-01-01T00:00:00Z","annotations":{"` + load.WriteAnnotation + `":"one/raw-%[1]s"}},
 "spec":{"reinvocationPolicy":"Never","failurePolicy":"Fail","variables":[{"name":"x","expression":"this is ( not an expression"}],
 "matchConstraints":{"matchPolicy":"Equivalent","namespaceSelector":{},"objectSelector":{},
 "resourceRules":[{"apiGroups":["a.b.c"],"apiVersions":["*"],"operations":["CREATE"],"resources":["nothing"],"scope":"*"}]}}}`
@@ -200,11 +200,11 @@ func testBrokenObjects(t *testing.T) {
 	wantEncoding(t, c, widgets, widgetEncoding("v2"), engineObjects)
 	wantEncoding(t, c, bundles, "certificates.k8s.io/v1", stored)
 	for gr, encoding := range map[schema.GroupResource]string{widgets: string(widgetEncoding("v2")), bundles: "certificates.k8s.io/v1"} {
-		if standing := c.Standing(gr); slices.Equal(standing.Stored, []string{encoding}) {
-			t.Errorf("the stored set of %s is %v though objects could not be migrated", gr, standing.Stored)
+		if standing := c.Standing(gr); slices.Equal(standing.Stored(), []string{encoding}) {
+			t.Errorf("the stored set of %s is %v though objects could not be migrated", gr, standing.Stored())
 		}
 	}
-	if versions := c.Standing(widgets).StoredVersions; !slices.Contains(versions, "v1") {
+	if versions := c.Standing(widgets).StoredVersions(); !slices.Contains(versions, "v1") {
 		t.Errorf("storedVersions are %v though objects could not be migrated", versions)
 	}
 	for _, key := range keys {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const stored = 500
@@ -23,8 +23,8 @@ func roll(t *testing.T, c *cluster.Cluster, servers []*cluster.Server, to string
 		if i == len(servers)-1 {
 			break
 		}
-		if standing := c.Standing(policies); standing.Common != "" {
-			t.Errorf("%d of %d servers emulate %s, and yet they agree on %s", i+1, len(servers), to, standing.Common)
+		if standing := c.Standing(policies); standing.Common() != "" {
+			t.Errorf("%d of %d servers emulate %s, and yet they agree on %s", i+1, len(servers), to, standing.Common())
 		}
 		if found := c.Encodings(policies); found[from] == 0 {
 			t.Errorf("%d of %d servers emulate %s, and nothing is left in %s: %v", i+1, len(servers), to, from, found)

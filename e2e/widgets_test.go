@@ -14,7 +14,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // The custom resource of the tests: two versions that differ in nothing but their names.

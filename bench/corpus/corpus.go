@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Rewritten is the plural name of the custom resource whose objects are rewritten.
@@ -179,7 +179,7 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := loop.Pause(ctx, calmSpan); err != nil {
+		if err := load.Pause(ctx, calmSpan); err != nil {
 			return err
 		}
 		after, err := s.cpu()

@@ -9,13 +9,13 @@ import (
 
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/testbed/cluster"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
 	// openRate is how many requests of an open loop are due in a second: half of them writes.
 	openRate = 200
-	// closedClients write and read in turns without a pause in a closed loop.
+	// closedClients write and read in turns without a pause in a closed load.
 	closedClients = 32
 	// tryAgain is after how long a client asks again that was told to, as client-go does.
 	tryAgain = time.Second
@@ -28,17 +28,17 @@ type Load struct {
 	Path   func(i int) string
 	Open   bool
 	// Requests are there after Run.
-	loop.Requests
+	load.Requests
 }
 
 // Run makes requests until ctx ends and returns when all are answered.
 func (l *Load) Run(ctx context.Context) {
 	all := context.WithoutCancel(ctx)
 	if l.Open {
-		l.Requests = loop.Open(ctx, openRate, 0, func(n int) error { return l.one(all, n, n%2 == 0) })
+		l.Requests = load.Open(ctx, openRate, 0, func(n int) error { return l.one(all, n, n%2 == 0) })
 		return
 	}
-	l.Requests = loop.Closed(ctx, closedClients, 0, func(client, n int) error { return l.one(all, n*closedClients+client, n%2 == 0) })
+	l.Requests = load.Closed(ctx, closedClients, 0, func(client, n int) error { return l.one(all, n*closedClients+client, n%2 == 0) })
 }
 
 // one makes a request until it is answered.
@@ -55,7 +55,7 @@ func (l *Load) one(ctx context.Context, i int, write bool) error {
 		case err == nil:
 			return nil
 		case errors.As(err, &status) && (status.Code == http.StatusServiceUnavailable || status.Code == http.StatusTooManyRequests):
-			_ = loop.Pause(ctx, tryAgain)
+			_ = load.Pause(ctx, tryAgain)
 		default:
 			return fmt.Errorf("a client's request: %w", err)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/testbed/cluster"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Ways are the ways of migrating one resource, with what each took.
@@ -29,7 +29,7 @@ const perRound = 3
 
 // Round measures every way but the one through the API, the single writes once.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
-	if err := loop.Pause(ctx, forgotten); err != nil {
+	if err := load.Pause(ctx, forgotten); err != nil {
 		return err
 	}
 	for j := range perRound {

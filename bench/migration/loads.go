@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -33,7 +33,7 @@ func (b beside) p99Ratio() float64 {
 	return figures.Quantile(b.busy, 0.99) / figures.Quantile(b.idle, 0.99)
 }
 
-// loadName is the name of an open or a closed loop.
+// loadName is the name of an open or a closed load.
 func loadName(open bool) string {
 	if open {
 		return "open loop"
@@ -145,7 +145,7 @@ func (b *bench) loaded(ctx context.Context, m migrator, round int, open bool, st
 	ended := make(chan struct{})
 	go func() { defer close(ended); l.Run(loading) }()
 	began := time.Now().Add(settle)
-	if err := loop.Pause(ctx, settle+idleFor); err != nil {
+	if err := load.Pause(ctx, settle+idleFor); err != nil {
 		return err
 	}
 	flipped, err := m.migrate(ctx, round, storage)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // bench collects the measurements.
@@ -118,7 +118,7 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 			return err
 		}
 		stop := w.start(ctx)
-		settled := loop.Pause(ctx, settle)
+		settled := load.Pause(ctx, settle)
 		span, err := stored.Migrate(ctx, fmt.Sprint("foreground-", i))
 		busy, stopErr := stop()
 		if err = errors.Join(settled, err, stopErr); err != nil {
@@ -131,9 +131,9 @@ func (b *bench) foreground(ctx context.Context, stored *corpus.Stored) error {
 			return err
 		}
 		stop = w.start(ctx)
-		settled = loop.Pause(ctx, settle)
+		settled = load.Pause(ctx, settle)
 		began := time.Now()
-		err = loop.Pause(ctx, span.Written().Sub(span.Began()))
+		err = load.Pause(ctx, span.Written().Sub(span.Began()))
 		idle, stopErr := stop()
 		if err = errors.Join(settled, err, stopErr); err != nil {
 			return err

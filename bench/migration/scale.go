@@ -11,7 +11,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // scaled has the time and memory that migrations of a number of custom resources take, by a
@@ -149,7 +149,7 @@ func (s *scaled) rest(ctx context.Context) error {
 			return err
 		}
 		if change := s.before - before; change > settledWithin || change < -settledWithin {
-			return errors.Join(fmt.Errorf("it changed by %d KiB", change>>10), loop.Pause(ctx, settling))
+			return errors.Join(fmt.Errorf("it changed by %d KiB", change>>10), load.Pause(ctx, settling))
 		}
 		return nil
 	})

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -39,13 +39,13 @@ func writerName(i int) string { return fmt.Sprint("writer-", i) }
 
 // start lets the writers write until the function that it returns is called, which
 // returns their writes.
-func (w *writers) start(ctx context.Context) (stop func() (loop.Requests, error)) {
+func (w *writers) start(ctx context.Context) (stop func() (load.Requests, error)) {
 	running, cancel := context.WithCancel(ctx)
-	ended := make(chan loop.Requests, 1)
+	ended := make(chan load.Requests, 1)
 	go func() {
-		ended <- loop.Closed(running, writerCount, writerPause, func(i, _ int) error { return w.write(ctx, i) })
+		ended <- load.Closed(running, writerCount, writerPause, func(i, _ int) error { return w.write(ctx, i) })
 	}()
-	return func() (loop.Requests, error) {
+	return func() (load.Requests, error) {
 		cancel()
 		all := <-ended
 		return all, all.Err()

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/bench/figures"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // key names the samples of one figure of one side, one sample a round.
@@ -75,7 +75,7 @@ func (b *bench) measure(ctx context.Context) error {
 		}
 	}
 	// For 2 s after it is established a CRD's first requests wait, in kube-apiserver too.
-	if err := loop.Pause(ctx, b.settle); err != nil {
+	if err := load.Pause(ctx, b.settle); err != nil {
 		return err
 	}
 	for _, part := range parts {
@@ -133,11 +133,11 @@ func (b *bench) restart(ctx context.Context) error {
 			}
 			b.add(s, ready, took.Seconds())
 			// The work that a start leaves behind is done before the other one is timed.
-			if err := loop.Pause(ctx, b.settle); err != nil {
+			if err := load.Pause(ctx, b.settle); err != nil {
 				return err
 			}
 		}
-		if err := loop.Pause(ctx, b.idle); err != nil {
+		if err := load.Pause(ctx, b.idle); err != nil {
 			return err
 		}
 		if err := b.memories(idle); err != nil {
@@ -172,7 +172,7 @@ func (b *bench) writeAll(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := loop.Pause(ctx, b.settle/6); err != nil {
+		if err := load.Pause(ctx, b.settle/6); err != nil {
 			return err
 		}
 		for _, k := range kinds {
@@ -261,7 +261,7 @@ func (b *bench) saturate(ctx context.Context, s *side, round int) error {
 	until, cancel := context.WithTimeout(ctx, b.flood)
 	defer cancel()
 	begin := time.Now()
-	all := loop.Closed(until, clients, 0, func(client, n int) error {
+	all := load.Closed(until, clients, 0, func(client, n int) error {
 		name := fmt.Sprintf("flood-%d-%d-%d", round, client, n)
 		_, err := s.do(ctx, "POST", kinds[0].path, kinds[0].body(name, "", 1))
 		return err
@@ -320,7 +320,7 @@ func (b *bench) holdings(ctx context.Context) error {
 	}
 	for round := range b.rounds {
 		fmt.Fprintf(b.progress, "holdings, round %d of %d\n", round+1, b.rounds)
-		if err := loop.Pause(ctx, b.idle); err != nil {
+		if err := load.Pause(ctx, b.idle); err != nil {
 			return err
 		}
 		if err := b.memories(full); err != nil {

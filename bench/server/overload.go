@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -38,7 +38,7 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 	if err := b.flooded(ctx, s, pressed, refused); err != nil {
 		return err
 	}
-	if err := errors.Join(s.stop(ctx), s.begin(ctx, seats...), loop.Pause(ctx, b.settle)); err != nil {
+	if err := errors.Join(s.stop(ctx), s.begin(ctx, seats...), load.Pause(ctx, b.settle)); err != nil {
 		return err
 	}
 	if err := b.flooded(ctx, s, pressedSeats, refusedSeats); err != nil {
@@ -78,7 +78,7 @@ func (b *bench) normalClient(ctx context.Context, s *side, figure string) error 
 	const rate = 10
 	begin, first := time.Now(), b.created
 	b.created += b.writes
-	all := loop.Open(ctx, rate, b.writes, func(n int) error {
+	all := load.Open(ctx, rate, b.writes, func(n int) error {
 		name := fmt.Sprintf("o%d", first+n+1)
 		// A connection that the server closes is no answer; a client asks again.
 		return await(ctx, s.server, func(ctx context.Context) error {
@@ -144,14 +144,14 @@ func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 					served.Add(1)
 				case http.StatusTooManyRequests:
 					refused.Add(1)
-					_ = loop.Pause(ctx, retryAfter)
+					_ = load.Pause(ctx, retryAfter)
 				default: // the server closes a connection now and then; never ask in a busy loop
-					_ = loop.Pause(ctx, time.Second)
+					_ = load.Pause(ctx, time.Second)
 				}
 			}
 		}()
 	}
-	for loop.Pause(ctx, time.Second) == nil {
+	for load.Pause(ctx, time.Second) == nil {
 		fmt.Fprintf(stdout, "served %d refused %d\n", served.Load(), refused.Load())
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
 	"github.com/concord-dev/concord/bench/stage"
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -182,14 +182,14 @@ func (b *bench) turn(ctx context.Context, w *way, loaded bool) (err error) {
 // timed is the part of a turn that counts.
 func (b *bench) timed(ctx context.Context, w *way, loaded bool) (t turn, err error) {
 	client := b.servers.Clients[0]
-	load, idleBegan := &corpus.Load{Client: client, Path: w.stored.Path, Open: true}, time.Now()
+	clients, idleBegan := &corpus.Load{Client: client, Path: w.stored.Path, Open: true}, time.Now()
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan struct{})
 	if loaded {
-		go func() { defer close(ended); load.Run(loading) }()
+		go func() { defer close(ended); clients.Run(loading) }()
 		idleBegan = idleBegan.Add(settle)
-		if err := loop.Pause(ctx, settle+idleFor); err != nil {
+		if err := load.Pause(ctx, settle+idleFor); err != nil {
 			return t, err
 		}
 	} else {
@@ -207,7 +207,7 @@ func (b *bench) timed(ctx context.Context, w *way, loaded bool) (t turn, err err
 	stop()
 	<-ended
 	cpu, usedErr := stopFollowing()
-	if err := errors.Join(err, usedErr, load.Err()); err != nil {
+	if err := errors.Join(err, usedErr, clients.Err()); err != nil {
 		return t, err
 	}
 	after, err := client.Served(ctx, resource)
@@ -219,7 +219,7 @@ func (b *bench) timed(ctx context.Context, w *way, loaded bool) (t turn, err err
 		t.requests, t.bytes, t.cpu = (after.Requests-before.Requests)/n, (after.Bytes-before.Bytes)/n, cpu.in(t.span)/n
 		return t, nil
 	}
-	t.idle, t.busy = load.Took(idle.began, idle.ended), load.Took(t.began, t.ended)
+	t.idle, t.busy = clients.Took(idle.began, idle.ended), clients.Took(t.began, t.ended)
 	return t, nil
 }
 
@@ -266,7 +266,7 @@ func follow(ctx context.Context, server *stage.Server) func() (usage, error) {
 				return
 			}
 			all = append(all, used{time.Now(), now})
-			if loop.Pause(ctx, looks) != nil {
+			if load.Pause(ctx, looks) != nil {
 				ended <- nil
 				return
 			}

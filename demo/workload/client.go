@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Endpoint is one server as its clients reach it. Nothing is retried here and nothing is
@@ -98,7 +100,7 @@ func (e *Endpoint) rest(gr schema.GroupResource, version string) rest.Interface 
 	return e.builtins
 }
 
-func (e *Endpoint) create(ctx context.Context, key ObjectKey, version string, m Mark) error {
+func (e *Endpoint) create(ctx context.Context, key load.Key, version string, m load.Mark) error {
 	body, err := NewBody(key, version, m)
 	if err != nil {
 		return err
@@ -111,20 +113,13 @@ func (e *Endpoint) create(ctx context.Context, key ObjectKey, version string, m 
 	return send(ctx, request.Body(body))
 }
 
-func (e *Endpoint) update(ctx context.Context, key ObjectKey, version string, from, to Mark) error {
+func (e *Endpoint) update(ctx context.Context, key load.Key, version string, from, to load.Mark) error {
 	body, err := patch(from, to)
 	if err != nil {
 		return err
 	}
 	return send(ctx, e.rest(key.Resource, version).Patch(types.JSONPatchType).Resource(key.Resource.Resource).Name(key.Name).MaxRetries(0).Body(body))
 }
-
-// delayedError is the error of an answer whose header has Retry-After. The client library
-// tells of it only if the body says so, too.
-type delayedError struct{ error }
-
-// Unwrap returns the client library's error.
-func (e delayedError) Unwrap() error { return e.error }
 
 type retryAfterKey struct{}
 
@@ -133,7 +128,7 @@ func send(ctx context.Context, request *rest.Request) error {
 	var retryAfter string
 	err := request.Do(context.WithValue(ctx, retryAfterKey{}, &retryAfter)).Error()
 	if err != nil && retryAfter != "" {
-		return delayedError{err}
+		return load.Delayed{Err: err}
 	}
 	return err
 }
@@ -154,15 +149,15 @@ func (r retryAfterReader) RoundTrip(request *http.Request) (*http.Response, erro
 }
 
 // read returns the mark that an object shows, as the API tells it.
-func (e *Endpoint) read(ctx context.Context, key ObjectKey, version string) (Mark, error) {
+func (e *Endpoint) read(ctx context.Context, key load.Key, version string) (load.Mark, error) {
 	raw, err := e.rest(key.Resource, version).Get().Resource(key.Resource.Resource).Name(key.Name).
 		SetHeader("Accept", runtime.ContentTypeJSON).MaxRetries(0).Do(ctx).Raw()
 	if err != nil {
-		return Mark{}, err
+		return load.Mark{}, err
 	}
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(raw, &object); err != nil {
-		return Mark{}, fmt.Errorf("read %s from %s: %w", key, e.Server, err)
+		return load.Mark{}, fmt.Errorf("read %s from %s: %w", key, e.Server, err)
 	}
 	return readMark(object.Annotations)
 }
@@ -171,7 +166,7 @@ func (e *Endpoint) read(ctx context.Context, key ObjectKey, version string) (Mar
 const listPage = 500
 
 // List reads back all objects of one of the demo's resources.
-func (e *Endpoint) List(ctx context.Context, gr schema.GroupResource, version string, found map[ObjectKey]Stored) error {
+func (e *Endpoint) List(ctx context.Context, gr schema.GroupResource, version string, found map[load.Key]load.Stored) error {
 	for token := ""; ; {
 		raw, err := e.rest(gr, version).Get().Resource(gr.Resource).
 			SpecificallyVersionedParams(&metav1.ListOptions{Limit: listPage, Continue: token}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).
@@ -187,7 +182,7 @@ func (e *Endpoint) List(ctx context.Context, gr schema.GroupResource, version st
 			return fmt.Errorf("list %s from %s: %w", gr.Resource, e.Server, err)
 		}
 		for _, item := range page.Items {
-			found[ObjectKey{Resource: gr, Name: item.Metadata.Name}] = item.stored()
+			found[load.Key{Resource: gr, Name: item.Metadata.Name}] = item.stored()
 		}
 		if token = page.Metadata.Continue; token == "" {
 			return nil
@@ -207,15 +202,15 @@ type listed struct {
 }
 
 // stored returns the object's mark, zero if it has none, and its filler.
-func (l listed) stored() Stored {
+func (l listed) stored() load.Stored {
 	m, err := readMark(l.Metadata.Annotations)
 	if err != nil {
-		m = Mark{}
+		m = load.Mark{}
 	}
-	s := Stored{mark: m, filler: l.Spec.Payload + l.Metadata.Annotations[fillerAnnotation]}
+	s := load.Stored{Mark: m, Filler: l.Spec.Payload + l.Metadata.Annotations[fillerAnnotation]}
 	for _, v := range l.Spec.Variables {
 		if n := len(v.Expression); n >= 2 {
-			s.filler += v.Expression[1 : n-1]
+			s.Filler += v.Expression[1 : n-1]
 		}
 	}
 	return s

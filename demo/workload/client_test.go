@@ -21,12 +21,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // fakeStore is the store that several fake servers share: the last mark of each object.
 type fakeStore struct {
 	mu    sync.Mutex
-	marks map[string]Mark
+	marks map[string]load.Mark
 }
 
 // fakeServer answers as an API server does, after the faults in its script: each write
@@ -92,7 +94,7 @@ func (s *fakeServer) answer(w http.ResponseWriter, r *http.Request) {
 			reply(w, http.StatusNotFound, &apierrors.NewNotFound(gr, name).ErrStatus)
 			return
 		}
-		reply(w, http.StatusOK, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: m.annotations()}})
+		reply(w, http.StatusOK, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations(m)}})
 	case http.MethodPost:
 		object, m, err := created(r, body)
 		if err != nil {
@@ -122,9 +124,9 @@ func (s *fakeServer) answer(w http.ResponseWriter, r *http.Request) {
 }
 
 // created reads the name and the mark of the object to create.
-func created(r *http.Request, body []byte) (string, Mark, error) {
+func created(r *http.Request, body []byte) (string, load.Mark, error) {
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf && !bytes.HasPrefix(body, []byte("k8s\x00")) {
-		return "", Mark{}, errors.New("not protobuf")
+		return "", load.Mark{}, errors.New("not protobuf")
 	}
 	if m, err := StoredMark(body); err != nil || m.Counter != 1 {
 		return "", m, fmt.Errorf("mark %v: %w", m, err)
@@ -132,14 +134,14 @@ func created(r *http.Request, body []byte) (string, Mark, error) {
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if err != nil {
-			return "", Mark{}, err
+			return "", load.Mark{}, err
 		}
 		m, err := StoredMark(body)
 		return object.(metav1.Object).GetName(), m, err
 	}
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(body, &object); err != nil {
-		return "", Mark{}, err
+		return "", load.Mark{}, err
 	}
 	m, err := readMark(object.Annotations)
 	return object.Name, m, err
@@ -147,8 +149,8 @@ func created(r *http.Request, body []byte) (string, Mark, error) {
 
 // fakeCluster starts one server for each script.
 func fakeCluster(t *testing.T, scripts ...string) (*client, *fakeStore) {
-	store := &fakeStore{marks: map[string]Mark{}}
-	c := &client{name: "w", timeout: 10 * time.Second, work: NewRecord()}
+	store := &fakeStore{marks: map[string]load.Mark{}}
+	c := &client{name: "w", timeout: 10 * time.Second, work: load.NewJournal()}
 	for i, script := range scripts {
 		host := httptest.NewServer(&fakeServer{store: store, script: strings.Fields(script)})
 		if script == "gone" {
@@ -185,14 +187,15 @@ func TestClientWrite(t *testing.T) {
 		for _, gr := range Shown {
 			t.Run(tt.name+"/"+gr.Resource, func(t *testing.T) {
 				c, store := fakeCluster(t, tt.scripts...)
-				o := &object{key: ObjectKey{Resource: gr, Name: "writer-a"}}
+				o := &object{key: load.Key{Resource: gr, Name: "writer-a"}}
 				for range 2 {
 					if err := c.write(t.Context(), o); err != nil {
 						t.Fatal(err)
 					}
 				}
 				var failed []string
-				for _, f := range c.work.failures {
+				failures, _ := c.work.Failures()
+				for _, f := range failures {
 					failed = append(failed, string(f.Outcome))
 				}
 				if got := strings.Join(failed, ", "); got != tt.failed {
@@ -202,9 +205,9 @@ func TestClientWrite(t *testing.T) {
 				if m.Counter != 2 || o.last != m {
 					t.Errorf("stored %+v, known %+v, want write 2", m, o.last)
 				}
-				lost, foreign := c.work.journal.check(map[ObjectKey]Stored{o.key: {mark: m, filler: filler("writer-a")}})
-				if len(lost)+len(foreign) > 0 || c.work.journal.total() != 2 {
-					t.Errorf("lost %q, foreign %q, %d acknowledged", lost, foreign, c.work.journal.total())
+				lost, foreign := c.work.Check(map[load.Key]load.Stored{o.key: {Mark: m, Filler: filler("writer-a")}})
+				if n, _, _ := c.work.Counts(); len(lost)+len(foreign) > 0 || n != 2 {
+					t.Errorf("lost %q, foreign %q, %d acknowledged", lost, foreign, n)
 				}
 			})
 		}
@@ -214,16 +217,16 @@ func TestClientWrite(t *testing.T) {
 func TestClientGivesUp(t *testing.T) {
 	c, _ := fakeCluster(t, "refuse")
 	c.stubborn = never
-	if err := c.write(t.Context(), &object{key: ObjectKey{Gadgets, "a"}}); !errors.Is(err, errGivenUp) {
+	if err := c.write(t.Context(), &object{key: load.Key{Resource: Gadgets, Name: "a"}}); !errors.Is(err, errGivenUp) {
 		t.Errorf("error %v, want %v", err, errGivenUp)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c, _ = fakeCluster(t, "drop drop drop")
-	if err := c.write(ctx, &object{key: ObjectKey{Gadgets, "a"}}); !errors.Is(err, context.Canceled) {
+	if err := c.write(ctx, &object{key: load.Key{Resource: Gadgets, Name: "a"}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
-	if n := len(c.work.failures); n != 0 {
+	if _, n, _ := c.work.Counts(); n != 0 {
 		t.Errorf("%d failures are blamed on servers when the demo ends", n)
 	}
 }
@@ -231,8 +234,9 @@ func TestClientGivesUp(t *testing.T) {
 func TestLoadFailsWithTheFirstWrongAnswer(t *testing.T) {
 	c, store := fakeCluster(t, "refuse drop", "lose")
 	var loaded atomic.Int64
-	if err := Load(t.Context(), 40, c.endpoints, c.work, &loaded); err != nil || c.work.journal.total() != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
-		t.Errorf("error %v, %d acknowledged, %d stored, %d counted; want 40", err, c.work.journal.total(), len(store.marks), loaded.Load())
+	err := Load(t.Context(), 40, c.endpoints, c.work, &loaded)
+	if n, _, _ := c.work.Counts(); err != nil || n != 40 || len(store.marks) != 40 || loaded.Load() != 40 {
+		t.Errorf("error %v, %d acknowledged, %d stored, %d counted; want 40", err, n, len(store.marks), loaded.Load())
 	}
 	c, _ = fakeCluster(t, "fail")
 	if err := Load(t.Context(), 4, c.endpoints, c.work, &loaded); !errors.Is(err, errGivenUp) {
@@ -241,21 +245,21 @@ func TestLoadFailsWithTheFirstWrongAnswer(t *testing.T) {
 }
 
 func TestHeldCountsWhatWasInFlight(t *testing.T) {
-	h := &Held{answers: map[Outcome]int64{}}
+	h := &Held{answers: map[load.Outcome]int64{}}
 	h.sent()
 	h.sent()
-	h.answered(time.Now(), Acknowledged) // before the server is resumed
+	h.answered(time.Now(), load.Acknowledged) // before the server is resumed
 	early := time.Now()
 	if n := h.Resume(); n != 1 {
 		t.Errorf("%d in flight, want 1", n)
 	}
 	h.sent()
-	h.answered(early, Unavailable)
-	h.answered(time.Now().Add(time.Second), Acknowledged)
-	if len(h.answers) != 1 || h.answers[Unavailable] != 1 {
+	h.answered(early, load.Unavailable)
+	h.answered(time.Now().Add(time.Second), load.Acknowledged)
+	if len(h.answers) != 1 || h.answers[load.Unavailable] != 1 {
 		t.Errorf("answers %v", h.answers)
 	}
 	var none *Held
 	none.sent()
-	none.answered(early, Broken)
+	none.answered(early, load.Broken)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -52,14 +53,6 @@ var (
 	CustomVersions = []string{"v1", "v2"}
 )
 
-// ObjectKey names one object.
-type ObjectKey struct {
-	Resource schema.GroupResource
-	Name     string
-}
-
-func (k ObjectKey) String() string { return k.Resource.Resource + "/" + k.Name }
-
 // filler returns the text, always the same for a name, that makes an object its size.
 func filler(name string) string {
 	sum := sha256.Sum256([]byte(name))
@@ -68,7 +61,7 @@ func filler(name string) string {
 }
 
 // annotations returns the annotations that a write leaves in an object.
-func (m Mark) annotations() map[string]string {
+func annotations(m load.Mark) map[string]string {
 	return map[string]string{
 		counterAnnotation: strconv.FormatInt(m.Counter, 10),
 		attemptAnnotation: m.Attempt,
@@ -77,26 +70,26 @@ func (m Mark) annotations() map[string]string {
 }
 
 // readMark reads the mark that the last write left in an object's annotations.
-func readMark(annotations map[string]string) (Mark, error) {
+func readMark(annotations map[string]string) (load.Mark, error) {
 	counter, err := strconv.ParseInt(annotations[counterAnnotation], 10, 64)
 	if err != nil {
-		return Mark{}, fmt.Errorf("annotation %s: %w", counterAnnotation, err)
+		return load.Mark{}, fmt.Errorf("annotation %s: %w", counterAnnotation, err)
 	}
-	return Mark{Counter: counter, Attempt: annotations[attemptAnnotation], Via: annotations[viaAnnotation]}, nil
+	return load.Mark{Counter: counter, Attempt: annotations[attemptAnnotation], Via: annotations[viaAnnotation]}, nil
 }
 
 // StoredMark reads the mark in a stored value without decoding the rest.
-func StoredMark(value []byte) (Mark, error) {
+func StoredMark(value []byte) (load.Mark, error) {
 	var object metav1.PartialObjectMetadata // the metadata is field 1 of every object
 	if err := ledger.Decode(value, &object); err != nil {
-		return Mark{}, err
+		return load.Mark{}, err
 	}
 	return readMark(object.Annotations)
 }
 
 // NewBody returns the object to create: a typed object, or JSON for a custom resource in
 // the version.
-func NewBody(key ObjectKey, version string, m Mark) (any, error) {
+func NewBody(key load.Key, version string, m load.Mark) (any, error) {
 	switch key.Resource {
 	case Policies:
 		return newPolicy(key.Name, m), nil
@@ -106,14 +99,14 @@ func NewBody(key ObjectKey, version string, m Mark) (any, error) {
 	return json.Marshal(map[string]any{
 		"apiVersion": CustomGroup + "/" + version,
 		"kind":       customKind,
-		"metadata":   map[string]any{"name": key.Name, "annotations": m.annotations()},
+		"metadata":   map[string]any{"name": key.Name, "annotations": annotations(m)},
 		"spec":       map[string]any{"colour": "blue", "payload": filler(key.Name), "size": 3},
 	})
 }
 
-func newPolicy(name string, m Mark) runtime.Object {
+func newPolicy(name string, m load.Mark) runtime.Object {
 	return &admissionv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: m.annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations(m)},
 		Spec: admissionv1.MutatingAdmissionPolicySpec{
 			MatchConstraints: matchGadgets(),
 			Variables:        []admissionv1.Variable{{Name: "filler", Expression: "'" + filler(name) + "'"}},
@@ -129,11 +122,11 @@ func newPolicy(name string, m Mark) runtime.Object {
 	}
 }
 
-func newBinding(name string, m Mark) runtime.Object {
-	annotations := m.annotations()
-	annotations[fillerAnnotation] = filler(name)
+func newBinding(name string, m load.Mark) runtime.Object {
+	all := annotations(m)
+	all[fillerAnnotation] = filler(name)
 	return &admissionv1.MutatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: all},
 		Spec:       admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "policy-of-" + name, MatchResources: matchGadgets()},
 	}
 }
@@ -152,7 +145,7 @@ func matchGadgets() *admissionv1.MatchResources {
 // patch returns the JSON patch from one mark to the next. It does nothing to an object
 // that shows another write than the one before, so that a request which is carried out
 // late cannot undo a newer one.
-func patch(from, to Mark) ([]byte, error) {
+func patch(from, to load.Mark) ([]byte, error) {
 	type operation struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
@@ -162,7 +155,7 @@ func patch(from, to Mark) ([]byte, error) {
 		return "/metadata/annotations/" + strings.ReplaceAll(annotation, "/", "~1")
 	}
 	operations := []operation{{Op: "test", Path: path(counterAnnotation), Value: strconv.FormatInt(from.Counter, 10)}}
-	values := to.annotations()
+	values := annotations(to)
 	for _, annotation := range []string{counterAnnotation, attemptAnnotation, viaAnnotation} {
 		operations = append(operations, operation{Op: "replace", Path: path(annotation), Value: values[annotation]})
 	}

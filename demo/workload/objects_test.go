@@ -8,14 +8,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 func TestObjectsAreAboutOneKiB(t *testing.T) {
 	protobufs := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
-	m := Mark{Counter: 7, Attempt: "w1-9", Via: "server-2"}
+	m := load.Mark{Counter: 7, Attempt: "w1-9", Via: "server-2"}
 	for _, gr := range Shown {
 		t.Run(gr.Resource, func(t *testing.T) {
-			body, err := NewBody(ObjectKey{gr, "load-000001"}, "v2", m)
+			body, err := NewBody(load.Key{Resource: gr, Name: "load-000001"}, "v2", m)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,7 +42,7 @@ func TestObjectsAreAboutOneKiB(t *testing.T) {
 			if err := json.Unmarshal(asJSON, &read); err != nil {
 				t.Fatal(err)
 			}
-			if got := read.stored(); got.mark != m || got.filler != filler("load-000001") {
+			if got := read.stored(); got.Mark != m || got.Filler != filler("load-000001") {
 				t.Errorf("read back: %+v", got)
 			}
 		})
@@ -60,7 +62,7 @@ func TestHalfOfWhatIsLoadedAreCustomResources(t *testing.T) {
 func TestWritersWriteAllResources(t *testing.T) {
 	var own []*object
 	seen := map[schema.GroupResource]int{}
-	names := map[ObjectKey]bool{}
+	names := map[load.Key]bool{}
 	for n := range 24 {
 		o := next(&own, n, "w0")
 		seen[o.key.Resource]++

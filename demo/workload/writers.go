@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/concord-dev/concord/testbed/loop"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -40,74 +38,6 @@ const (
 // errGivenUp ends a logical write whose client does not try again.
 var errGivenUp = errors.New("not acknowledged")
 
-// Record is the record that the demo's clients share: of the acknowledged writes, of the failed
-// ones, and of how long writes took.
-type Record struct {
-	journal *journal
-
-	mu       sync.Mutex
-	failures []Failure
-	stalls   map[string]time.Duration // the longest write begun in each step
-	step     string
-}
-
-// NewRecord returns an empty record.
-func NewRecord() *Record {
-	return &Record{journal: newJournal(), stalls: map[string]time.Duration{}}
-}
-
-// Enter says that a step of the demo begins.
-func (w *Record) Enter(step string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.step = step
-}
-
-func (w *Record) currentStep() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.step
-}
-
-func (w *Record) failed(f Failure) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.failures = append(w.failures, f)
-}
-
-func (w *Record) took(step string, d time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stalls[step] = max(w.stalls[step], d)
-}
-
-// Counts returns the number of failed attempts and the longest write.
-func (w *Record) Counts() (failures int, longest time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, d := range w.stalls {
-		longest = max(longest, d)
-	}
-	return len(w.failures), longest
-}
-
-// Total returns how many writes were acknowledged.
-func (w *Record) Total() int64 { return w.journal.total() }
-
-// Check compares the stored objects with the answers that clients got. lost names objects that
-// lack an acknowledged write or whose content changed, foreign those that show a write
-// which nobody can have made: one that a server refused, or that no client sent.
-func (w *Record) Check(found map[ObjectKey]Stored) (lost, foreign []string) {
-	return w.journal.check(found)
-}
-
-// Outcomes returns the failed attempts, and the longest write begun in each step.
-func (w *Record) Outcomes() ([]Failure, map[string]time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.failures), maps.Clone(w.stalls)
-}
-
 // client is one user of the cluster. It goes from server to server with each attempt.
 type client struct {
 	name      string
@@ -115,8 +45,8 @@ type client struct {
 	turn      int
 	timeout   time.Duration
 	// stubborn says whether a write is tried again after a failure; nil means always.
-	stubborn func(Outcome) bool
-	work     *Record
+	stubborn func(load.Outcome) bool
+	work     *load.Journal
 	attempts int64
 	watcher  *Held // counts the requests in flight; may be nil
 }
@@ -124,8 +54,8 @@ type client struct {
 // object is something that a client owns: nobody else writes it, so its last mark is
 // known unless a write is in doubt.
 type object struct {
-	key  ObjectKey
-	last Mark
+	key  load.Key
+	last load.Mark
 }
 
 // write makes the object's next logical write and returns when it is acknowledged. It
@@ -143,12 +73,12 @@ func (c *client) write(ctx context.Context, o *object) error {
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case c.stubborn != nil && !c.stubborn(classify(err, creation)):
+		case c.stubborn != nil && !c.stubborn(load.Classify(err, creation)):
 			return fmt.Errorf("%s: %w by %s: %w", o.key, errGivenUp, at.Server, err)
 		}
 		doubtful = doubt
 		if failures%len(c.endpoints) == 0 {
-			_ = loop.Pause(ctx, retryPause)
+			_ = load.Pause(ctx, retryPause)
 		}
 	}
 }
@@ -165,7 +95,7 @@ func (c *client) try(ctx context.Context, at *Endpoint, version string, o *objec
 		}
 	}
 	c.attempts++
-	next := Mark{Counter: o.last.Counter + 1, Attempt: fmt.Sprintf("%s-%d", c.name, c.attempts), Via: at.Server}
+	next := load.Mark{Counter: o.last.Counter + 1, Attempt: fmt.Sprintf("%s-%d", c.name, c.attempts), Via: at.Server}
 	from := time.Now()
 	c.watcher.sent()
 	if o.last.Counter == 0 {
@@ -173,19 +103,19 @@ func (c *client) try(ctx context.Context, at *Endpoint, version string, o *objec
 	} else {
 		err = at.update(timed, o.key, version, o.last, next)
 	}
-	result := classify(err, o.last.Counter == 0)
+	result := load.Classify(err, o.last.Counter == 0)
 	c.watcher.answered(from, result)
-	c.work.journal.record(o.key, filler(o.key.Name), next, result)
+	c.work.Note(o.key, filler(o.key.Name), next, result)
 	switch {
-	case result == Acknowledged:
+	case result == load.Acknowledged:
 		o.last = next
 		return true, false, nil
-	case ctx.Err() != nil, result == Conflict && doubtful:
+	case ctx.Err() != nil, result == load.Conflict && doubtful:
 		// The demo ends, or the earlier attempt was carried out after all.
 		return false, true, err
 	}
-	c.work.failed(Failure{Server: at.Server, Outcome: result, From: from, To: time.Now(), Text: fmt.Sprintf("%s, %s, %s: %v", c.work.currentStep(), at.Server, o.key, err)})
-	return false, doubtful || !result.unwritten() || result == Conflict, err
+	c.work.Fail(load.Failure{Write: next.Attempt, Server: at.Server, Outcome: result, Started: from, At: time.Now(), Err: fmt.Errorf("%s, %s, %s: %w", c.work.Step(), at.Server, o.key, err)})
+	return false, doubtful || !result.Unwritten() || result == load.Conflict, err
 }
 
 // resolve finds out whether a write in doubt has landed.
@@ -199,7 +129,7 @@ func (c *client) resolve(ctx context.Context, at *Endpoint, version string, o *o
 	case m.Counter == o.last.Counter:
 		return false, nil
 	}
-	c.work.journal.confirm(o.key, filler(o.key.Name), m)
+	c.work.Confirm(o.key, filler(o.key.Name), m)
 	o.last = m
 	return true, nil
 }
@@ -214,11 +144,11 @@ func isObjectMissing(err error) bool {
 func (c *client) keepWriting(ctx context.Context) {
 	var own []*object
 	for n := 0; ctx.Err() == nil; n++ {
-		_ = loop.Pause(ctx, wait.Jitter(writePause/2, 1))
+		_ = load.Pause(ctx, wait.Jitter(writePause/2, 1))
 		o := next(&own, n, c.name)
-		step, from := c.work.currentStep(), time.Now()
+		step, from := c.work.Step(), time.Now()
 		if err := c.write(ctx, o); err == nil {
-			c.work.took(step, time.Since(from))
+			c.work.Took(step, time.Since(from))
 		}
 	}
 }
@@ -226,7 +156,7 @@ func (c *client) keepWriting(ctx context.Context) {
 // next returns the object of a writer's n-th write: a new one, or in turn one it has.
 func next(own *[]*object, n int, writer string) *object {
 	if n%writesPerCreate == 0 {
-		o := &object{key: ObjectKey{Resource: Shown[n/writesPerCreate%len(Shown)], Name: fmt.Sprintf("%s%s-%d", WriterPrefix, writer, n/writesPerCreate)}}
+		o := &object{key: load.Key{Resource: Shown[n/writesPerCreate%len(Shown)], Name: fmt.Sprintf("%s%s-%d", WriterPrefix, writer, n/writesPerCreate)}}
 		*own = append(*own, o)
 		return o
 	}
@@ -234,7 +164,7 @@ func next(own *[]*object, n int, writer string) *object {
 }
 
 // StartWriters runs clients that write all the time, until stop is called.
-func StartWriters(ctx context.Context, count int, endpoints []*Endpoint, work *Record) (stop func()) {
+func StartWriters(ctx context.Context, count int, endpoints []*Endpoint, work *load.Journal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	for i := range count {
@@ -265,17 +195,17 @@ func LoadedResource(i int) schema.GroupResource {
 
 // Load creates the objects, spread over all servers. It fails with the first answer that
 // is neither a success nor a reason to try again.
-func Load(ctx context.Context, count int, endpoints []*Endpoint, work *Record, loaded *atomic.Int64) error {
+func Load(ctx context.Context, count int, endpoints []*Endpoint, work *load.Journal, loaded *atomic.Int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var index atomic.Int64
 	var group sync.WaitGroup
 	for i := range loaders {
 		c := &client{name: fmt.Sprintf("l%d", i), endpoints: endpoints, turn: i, timeout: writeTimeout, work: work,
-			stubborn: func(o Outcome) bool { return o != Unexpected }}
+			stubborn: func(o load.Outcome) bool { return o != load.Unexpected }}
 		group.Go(func() {
 			for n := int(index.Add(1) - 1); n < count && ctx.Err() == nil; n = int(index.Add(1) - 1) {
-				o := &object{key: ObjectKey{Resource: LoadedResource(n), Name: fmt.Sprintf("%s%06d", LoadPrefix, n)}}
+				o := &object{key: load.Key{Resource: LoadedResource(n), Name: fmt.Sprintf("%s%06d", LoadPrefix, n)}}
 				if err := c.write(ctx, o); err != nil {
 					cancel(fmt.Errorf("load: %w", err))
 					return
@@ -298,7 +228,7 @@ type Held struct {
 	mu       sync.Mutex
 	inflight int64
 	resumed  time.Time
-	answers  map[Outcome]int64 // of the requests that were in flight then
+	answers  map[load.Outcome]int64 // of the requests that were in flight then
 }
 
 func (h *Held) sent() {
@@ -310,7 +240,7 @@ func (h *Held) sent() {
 	h.inflight++
 }
 
-func (h *Held) answered(from time.Time, o Outcome) {
+func (h *Held) answered(from time.Time, o load.Outcome) {
 	if h == nil {
 		return
 	}
@@ -330,11 +260,11 @@ func (h *Held) Resume() int64 {
 	return h.inflight
 }
 
-func never(Outcome) bool { return false }
+func never(load.Outcome) bool { return false }
 
 // StartHeld starts clients of one server, until Stop is called.
-func StartHeld(ctx context.Context, at *Endpoint, work *Record) *Held {
-	h := &Held{answers: map[Outcome]int64{}}
+func StartHeld(ctx context.Context, at *Endpoint, work *load.Journal) *Held {
+	h := &Held{answers: map[load.Outcome]int64{}}
 	ctx, h.cancel = context.WithCancel(ctx)
 	for i := range holders {
 		c := &client{name: fmt.Sprintf("h%d", i), endpoints: []*Endpoint{at}, timeout: holdTimeout, stubborn: never, work: work, watcher: h}
@@ -350,14 +280,14 @@ func (h *Held) keepWriting(ctx context.Context, c *client) {
 			// The outcome of this write is not known. Go on with a new object.
 			own = nil
 			n += writesPerCreate - 1 - n%writesPerCreate
-			_ = loop.Pause(ctx, retryPause)
+			_ = load.Pause(ctx, retryPause)
 		}
 	}
 }
 
 // Stop waits until the requests in flight are answered, at most for the time given, and
 // returns the answers to the held ones.
-func (h *Held) Stop(limit time.Duration) map[Outcome]int64 {
+func (h *Held) Stop(limit time.Duration) map[load.Outcome]int64 {
 	h.stopping.Store(true)
 	timer := time.AfterFunc(limit, h.cancel)
 	defer timer.Stop()

@@ -1,10 +1,8 @@
 package audit
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 
@@ -17,6 +15,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // content is a stored object without its encoding.
@@ -57,31 +57,12 @@ func readContent(value []byte) (*content, error) {
 		fields:   fields,
 		name:     u.GetNamespace() + "/" + u.GetName(),
 		uid:      u.GetUID(),
-		write:    u.GetAnnotations()[WriteAnnotation],
+		write:    u.GetAnnotations()[load.WriteAnnotation],
 		deleting: u.GetDeletionTimestamp() != nil,
 	}
 	delete(fields, "apiVersion")
 	delete(fields, "kind")
 	return c, nil
-}
-
-// Hash is that of an object's content: of all fields but apiVersion and kind, in which
-// encodings differ, and the resourceVersion, which is not stored. It is the same of an
-// object as the API returns it and as it is stored.
-func Hash(fields map[string]any) string {
-	fields = maps.Clone(fields)
-	delete(fields, "apiVersion")
-	delete(fields, "kind")
-	if metadata, ok := fields["metadata"].(map[string]any); ok {
-		metadata = maps.Clone(metadata)
-		delete(metadata, "resourceVersion")
-		fields["metadata"] = metadata
-	}
-	raw, err := json.Marshal(fields) // in the order of the keys
-	if err != nil {
-		return err.Error()
-	}
-	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
 // diff names the first field in which two contents differ. An object that is being

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Violations returns what is wrong so far, in the order of revisions.
@@ -63,32 +63,10 @@ func (l *Ledger) Hashes(gr schema.GroupResource) map[string]string {
 	found := map[string]string{}
 	for _, o := range l.objects {
 		if o.resource == gr {
-			found[o.content.name] = Hash(o.content.fields)
+			found[o.content.name] = load.Hash(o.content.fields)
 		}
 	}
 	return found
-}
-
-// Standing describes what the ledger knows of one resource.
-type Standing struct {
-	Epoch int64
-	// Common is the agreement, empty without one.
-	Common agree.Encoding
-	// Stored is the stored set; StoredCurrent says that it is computed for Epoch.
-	Stored        []string
-	StoredCurrent bool
-	// StoredVersions are the CRD's, nil for built-in resources.
-	StoredVersions []string
-}
-
-// Standing returns the Standing of the resource.
-func (l *Ledger) Standing(gr schema.GroupResource) Standing {
-	r := l.Of(gr)
-	s := Standing{Epoch: r.Ref().Epoch, Common: r.Common(), Stored: slices.Clone(r.Stored()), StoredCurrent: r.Stands()}
-	if r.CRD != nil {
-		s.StoredVersions = slices.Clone(r.CRD.Status.StoredVersions)
-	}
-	return s
 }
 
 // Unsettled says what is missing to I7: every resource that has a StorageVersion or an
@@ -101,7 +79,7 @@ func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
 		if slices.Contains(but, gr) || r.Version == nil && (len(r.Counts) == 0 || gr == trustBundles) {
 			continue
 		}
-		if why := l.Standing(gr).unsettled(); why != "" {
+		if why := r.Unsettled(); why != "" {
 			found = append(found, gr.String()+": "+why)
 		}
 	}
@@ -110,21 +88,3 @@ func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
 }
 
 var trustBundles = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
-
-func (s Standing) unsettled() string {
-	switch {
-	case s.Common == "":
-		return "no agreement"
-	case !s.StoredCurrent:
-		return fmt.Sprintf("the stored set %v is computed for another epoch than %d", s.Stored, s.Epoch)
-	case !slices.Equal(s.Stored, []string{string(s.Common)}):
-		return fmt.Sprintf("the stored set is %v, the agreement %s", s.Stored, s.Common)
-	}
-	if s.StoredVersions == nil {
-		return ""
-	}
-	if _, version, _ := strings.Cut(string(s.Common.Plain()), "/"); !slices.Equal(s.StoredVersions, []string{version}) {
-		return fmt.Sprintf("storedVersions are %v, the agreement %s", s.StoredVersions, s.Common)
-	}
-	return ""
-}

@@ -16,17 +16,12 @@ import (
 	"github.com/concord-dev/concord/testbed/ledger"
 )
 
-// WriteAnnotation is how a test's client marks its writes: "<server>/<serial>", where
-// the server is the one that the request is sent to. Each write has a new value, so that
-// a put with the value of the one before it is a rewrite and not a client's.
-const WriteAnnotation = "e2e.concord.dev/write"
-
 // maxViolations bounds how many violations are kept; all are counted.
 const maxViolations = 50
 
 // Write is a marked write of a client, as it reached etcd for the first time.
 type Write struct {
-	// ID is the value of WriteAnnotation.
+	// ID is the value of load.WriteAnnotation.
 	ID       string
 	Key      string
 	Resource schema.GroupResource

@@ -22,6 +22,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -115,7 +116,7 @@ func (s *store) crd(storedVersions ...string) {
 func (s *store) widget(key, version, write, text string) {
 	s.putJSON(key, map[string]any{
 		"apiVersion": group + "/" + version, "kind": "Widget",
-		"metadata": map[string]any{"name": "a", "uid": "1", "annotations": map[string]any{audit.WriteAnnotation: write}},
+		"metadata": map[string]any{"name": "a", "uid": "1", "annotations": map[string]any{load.WriteAnnotation: write}},
 		"spec":     map[string]any{"text": text},
 	})
 }
@@ -276,10 +277,10 @@ func TestHash(t *testing.T) {
 			"metadata": map[string]any{"name": "a", "resourceVersion": resourceVersion}, "spec": map[string]any{"text": text}}
 	}
 	one := object(group+"/v1", "1", "x")
-	if a, b := audit.Hash(one), audit.Hash(object(group+"/v2", "2", "x")); a != b {
+	if a, b := load.Hash(one), load.Hash(object(group+"/v2", "2", "x")); a != b {
 		t.Errorf("an object and its rewrite have the hashes %s and %s", a, b)
 	}
-	if a, b := audit.Hash(one), audit.Hash(object(group+"/v1", "1", "y")); a == b {
+	if a, b := load.Hash(one), load.Hash(object(group+"/v1", "1", "y")); a == b {
 		t.Error("objects with other contents have the same hash")
 	}
 	if one["kind"] == nil || one["metadata"].(map[string]any)["resourceVersion"] != "1" {
@@ -301,7 +302,7 @@ func TestRewriteThatConverts(t *testing.T) {
 	converted := func(text string) map[string]any {
 		return map[string]any{
 			"apiVersion": group + "/v2", "kind": "Widget",
-			"metadata": map[string]any{"name": "a", "uid": "1", "annotations": map[string]any{audit.WriteAnnotation: "one/1"}},
+			"metadata": map[string]any{"name": "a", "uid": "1", "annotations": map[string]any{load.WriteAnnotation: "one/1"}},
 			"spec":     map[string]any{"message": text},
 		}
 	}
@@ -316,7 +317,7 @@ func TestRewriteThatConverts(t *testing.T) {
 func TestRewriteOfProtobuf(t *testing.T) {
 	s := newStore(t)
 	s.report(policies, "u", 1, "apiserver-1", "admissionregistration.k8s.io/v1beta1", "apiserver-2", "admissionregistration.k8s.io/v1")
-	meta := metav1.ObjectMeta{Name: "p", UID: "1", Annotations: map[string]string{audit.WriteAnnotation: "one/1"}}
+	meta := metav1.ObjectMeta{Name: "p", UID: "1", Annotations: map[string]string{load.WriteAnnotation: "one/1"}}
 	old := &admissionv1beta1.MutatingAdmissionPolicy{ObjectMeta: meta}
 	old.APIVersion, old.Kind = "admissionregistration.k8s.io/v1beta1", "MutatingAdmissionPolicy"
 	old.Spec.ReinvocationPolicy = "Never"
@@ -429,14 +430,14 @@ func TestUnsettled(t *testing.T) {
 			t.Errorf("unsettled: %q, want %q", found, want)
 		}
 	}
-	step("no agreement")
+	step("servers report")
 	s.report(widgets, "u", 2, "apiserver-1", group+"/v2")
 	s.state(widgets, "u", 1, group+"/v2")
-	step("another epoch")
+	step("for u/1, agreed on " + group + "/v2 at u/2")
 	s.state(widgets, "u", 2, group+"/v1", group+"/v2")
-	step("the stored set is")
+	step("stored set [" + group + "/v1," + group + "/v2] for u/2, agreed on " + group + "/v2 at u/2")
 	s.state(widgets, "u", 2, group+"/v2")
-	step("storedVersions are")
+	step("storedVersions [v1 v2], stored in v2")
 	s.crd("v2")
 	step("")
 	s.remove("/registry/storageversions/" + storageversion.Name(widgets))

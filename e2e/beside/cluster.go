@@ -15,14 +15,10 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/stock"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
@@ -106,6 +102,7 @@ func (c *Cluster) Values(ctx context.Context, prefix string, revision int64) ([]
 // APIServer is a running kube-apiserver.
 type APIServer struct {
 	*cluster.Process
+	cluster.Clients
 	Cluster *Cluster
 	Port    int
 	// Address is host:port.
@@ -124,6 +121,7 @@ func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ..
 	s := &APIServer{Cluster: c, Port: cluster.FreePort(c.T)}
 	s.Address = fmt.Sprintf("127.0.0.1:%d", s.Port)
 	s.Process = cluster.NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return onHost(name, program(append(s.flags(), flags...)...)) })
+	s.Clients = cluster.NewClients(c.T, func() (*rest.Config, error) { return s.Access(AdminToken).Config(), nil })
 	s.Process.Start()
 	s.WaitReady()
 	return s
@@ -163,36 +161,6 @@ func (s *APIServer) WaitReady() {
 // Access is that of somebody with a token.
 func (s *APIServer) Access(token string) Access {
 	return Access{URL: "https://" + s.Address, CAFile: s.Cluster.ca, Token: token, Dir: s.Cluster.Dir}
-}
-
-// Config is the administrator's, without limits.
-func (s *APIServer) Config() *rest.Config { return s.Access(AdminToken).Config() }
-
-func made[C any](s *APIServer, make func(*rest.Config) (C, error)) C {
-	s.Cluster.T.Helper()
-	c, err := make(s.Config())
-	if err != nil {
-		s.Cluster.T.Fatal(err)
-	}
-	return c
-}
-
-// Kube returns a typed client.
-func (s *APIServer) Kube() *kubernetes.Clientset {
-	s.Cluster.T.Helper()
-	return made(s, kubernetes.NewForConfig)
-}
-
-// Dynamic returns a client for any resource.
-func (s *APIServer) Dynamic() *dynamic.DynamicClient {
-	s.Cluster.T.Helper()
-	return made(s, dynamic.NewForConfig)
-}
-
-// Objects returns a client that knows Concord's kinds and definitions.
-func (s *APIServer) Objects() client.WithWatch {
-	s.Cluster.T.Helper()
-	return made(s, join.NewClient)
 }
 
 // Controllers starts controllers that use this server as the administrator.

@@ -15,9 +15,10 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
-	"github.com/concord-dev/concord/e2e/load"
 	"github.com/concord-dev/concord/stored"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/ledger"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // SettleTimeout is how long a cluster may take to settle once nothing disturbs it.
@@ -101,7 +102,7 @@ func (c *Cluster) Reports(gr schema.GroupResource) (found []agree.Report) {
 }
 
 // Standing returns what etcd holds about the resource.
-func (c *Cluster) Standing(gr schema.GroupResource) (found audit.Standing) {
+func (c *Cluster) Standing(gr schema.GroupResource) (found *ledger.Resource) {
 	c.T.Helper()
 	c.Ledger(func(l *audit.Ledger) { found = l.Standing(gr) })
 	return found

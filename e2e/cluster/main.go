@@ -30,8 +30,8 @@ func Main(m *testing.M) {
 // started as none it returns.
 func Serve() {
 	testbed.ServeEtcd()
-	if os.Getenv(memberVariable) != "" {
-		etcdmain.Main(os.Args)
+	if flags := os.Getenv(memberVariable); flags != "" {
+		etcdmain.Main(append(os.Args[:1], strings.Fields(flags)...))
 		os.Exit(0)
 	}
 }

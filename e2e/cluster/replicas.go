@@ -14,7 +14,7 @@ import (
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
-// memberVariable makes the test binary the program etcd.
+// memberVariable makes the test binary the program etcd, with these flags.
 const memberVariable = "CONCORD_E2E_ETCD_MEMBER"
 
 // NewReplicated starts an etcd of several members, each a process of its own, and its audit.
@@ -56,8 +56,9 @@ func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(program, append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)...)
-		cmd.Env = append(os.Environ(), memberVariable+"=1")
+		flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)
+		cmd := exec.Command(program)
+		cmd.Env = append(os.Environ(), memberVariable+"="+strings.Join(flags, " "))
 		return cmd
 	})
 	p.Start()

@@ -10,13 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/pki"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
@@ -56,6 +50,7 @@ func (o Options) program(t testing.TB) string {
 type Server struct {
 	*Process
 	*testbed.Server
+	Clients
 	options Options
 	program string
 	cluster *Cluster
@@ -72,7 +67,7 @@ func (c *Cluster) NewServer(name string, o Options) *Server {
 	if c.embedded && name == embedding {
 		at.Etcd = ""
 	}
-	s.Server, s.Process = at, adopt(c.T, at.Program)
+	s.Server, s.Process, s.Clients = at, adopt(c.T, at.Program), NewClients(c.T, at.Access)
 	c.servers = append(c.servers, s)
 	return s
 }
@@ -117,36 +112,6 @@ func (s *Server) StartAs(o Options) {
 // KubeconfigFile is the administrator's kubeconfig, which may name another server.
 func (c *Cluster) KubeconfigFile() string {
 	return filepath.Join(c.CertDir, pki.AdminKubeconfigName)
-}
-
-// Config is the administrator's access to this server, without limits.
-func (s *Server) Config() *rest.Config {
-	s.t.Helper()
-	config, err := s.Access()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return config
-}
-
-// Kube returns a typed client of this server.
-func (s *Server) Kube() kubernetes.Interface { s.t.Helper(); return must(s, kubernetes.NewForConfig) }
-
-// Dynamic returns a client of this server for any resource.
-func (s *Server) Dynamic() dynamic.Interface { s.t.Helper(); return must(s, newDynamic) }
-
-// Objects returns a client of this server for the protocol's own kinds.
-func (s *Server) Objects() client.WithWatch { s.t.Helper(); return must(s, join.NewClient) }
-
-func newDynamic(config *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(config) }
-
-func must[C any](s *Server, make func(*rest.Config) (C, error)) C {
-	s.t.Helper()
-	c, err := make(s.Config())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return c
 }
 
 // Get asks the server for a path as the administrator.

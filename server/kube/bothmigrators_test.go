@@ -46,19 +46,19 @@ func (s *apiserver) upstream(name string) {
 	s.t.Helper()
 	m := &storagemigrationv1.StorageVersionMigration{Spec: storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource(widgets)}}
 	m.Name = name
-	if _, err := s.kube().StoragemigrationV1().StorageVersionMigrations().Create(s.t.Context(), m, metav1.CreateOptions{}); err != nil {
+	if _, err := s.Kube().StoragemigrationV1().StorageVersionMigrations().Create(s.t.Context(), m, metav1.CreateOptions{}); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
 // told returns the conditions of the migration and of its definition.
 func (s *apiserver) told(ctx context.Context, name string) (conditions []metav1.Condition, definition *apiextensionsv1.CustomResourceDefinitionCondition, err error) {
-	m, err := s.kube().StoragemigrationV1().StorageVersionMigrations().Get(ctx, name, metav1.GetOptions{})
+	m, err := s.Kube().StoragemigrationV1().StorageVersionMigrations().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, nil, err
 	}
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+	if err := s.Objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
 		return nil, nil, err
 	}
 	return m.Status.Conditions, apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating), nil
@@ -88,7 +88,7 @@ func (s *apiserver) done(timeout time.Duration, name string) (reason string) {
 
 func (s *apiserver) copyDone(ctx context.Context, name string) error {
 	var all migrationv1alpha1.StorageVersionMigrationList
-	if err := s.objects().List(ctx, &all); err != nil {
+	if err := s.Objects().List(ctx, &all); err != nil {
 		return err
 	}
 	for i := range all.Items {

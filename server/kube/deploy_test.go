@@ -61,9 +61,9 @@ func (s *apiserver) apply(ctx context.Context, mapper meta.RESTMapper, object *u
 	if err != nil {
 		return nil, err
 	}
-	var client dynamic.ResourceInterface = s.dynamic().Resource(mapping.Resource)
+	var client dynamic.ResourceInterface = s.Dynamic().Resource(mapping.Resource)
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		client = s.dynamic().Resource(mapping.Resource).Namespace(object.GetNamespace())
+		client = s.Dynamic().Resource(mapping.Resource).Namespace(object.GetNamespace())
 	}
 	data, err := object.MarshalJSON()
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *apiserver) apply(ctx context.Context, mapper meta.RESTMapper, object *u
 
 func (s *apiserver) mapper() meta.RESTMapper {
 	s.t.Helper()
-	return restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.kube().Discovery()))
+	return restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.Kube().Discovery()))
 }
 
 // install applies all objects of a file.

@@ -43,7 +43,7 @@ const compacted = "compact_rev_key"
 // storageVersions lists the StorageVersions by resource.
 func (s *apiserver) storageVersions(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, error) {
 	var list v1alpha1.StorageVersionList
-	if err := s.objects().List(ctx, &list); err != nil {
+	if err := s.Objects().List(ctx, &list); err != nil {
 		return nil, err
 	}
 	found := map[schema.GroupResource]*v1alpha1.StorageVersion{}
@@ -84,7 +84,7 @@ func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupR
 // storageStates reads the statuses of all StorageStates.
 func (s *apiserver) storageStates(ctx context.Context) (map[schema.GroupResource]migrationv1alpha1.StorageStateStatus, error) {
 	var states migrationv1alpha1.StorageStateList
-	if err := s.objects().List(ctx, &states); err != nil {
+	if err := s.Objects().List(ctx, &states); err != nil {
 		return nil, err
 	}
 	stored := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
@@ -168,7 +168,7 @@ func TestFenced(t *testing.T) {
 // discoveryNamesEncodings compares the reports with the storage version hashes that the server
 // itself publishes for all that it persists.
 func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
-	groups, err := s.kube().Discovery().ServerGroups()
+	groups, err := s.Kube().Discovery().ServerGroups()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.G
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := s.kube().Discovery().ServerResourcesForGroupVersion(version) // not aggregated: with the hashes
+		list, err := s.Kube().Discovery().ServerResourcesForGroupVersion(version) // not aggregated: with the hashes
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,11 +210,11 @@ func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.G
 func createEverything(t *testing.T, c *control, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 	ctx := t.Context()
 	const namespace = "etcdstoragepathtestnamespace" // of that test
-	if _, err := s.kube().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := s.Kube().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	// The default version of a server stands before others, whose objects have other names.
-	_, lists, err := s.kube().Discovery().ServerGroupsAndResources()
+	_, lists, err := s.Kube().Discovery().ServerGroupsAndResources()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func createEverything(t *testing.T, c *control, s *apiserver, agreements map[sch
 				t.Fatal(err)
 			}
 			object.SetGroupVersionKind(gv.WithKind(r.Kind))
-			client := s.dynamic().Resource(gvr)
+			client := s.Dynamic().Resource(gvr)
 			if r.Namespaced {
 				_, err = client.Namespace(namespace).Create(ctx, object, metav1.CreateOptions{})
 			} else {

@@ -64,7 +64,7 @@ func testFlags(t *testing.T) {
 		"compatibility": {[]string{"--emulated-version=1.36", "--min-compatibility-version=1.36"}, storesPolicies("v1")},
 		"newest": {nil, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 			storesPolicies("v1")(t, s, agreements)
-			version, err := s.kube().Discovery().ServerVersion()
+			version, err := s.Kube().Discovery().ServerVersion()
 			if err != nil || !regexp.MustCompile(`^v1\.37\.\d+\+concord$`).MatchString(version.GitVersion) {
 				t.Errorf("clients are told version %v, error %v", version, err)
 			}
@@ -143,7 +143,7 @@ func testEncryption(t *testing.T) {
 	}
 	for i := range 100 {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s-%d", i)}}
-		if _, err := one.kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		if _, err := one.Kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -143,7 +143,7 @@ func (g guarded) stored(encodings ...string) {
 	g.t.Helper()
 	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: guardedCRD}}
 	state.Spec.Resource = migrationv1alpha1.GroupResource{Group: "example.com", Resource: "gadgets"}
-	objects := g.objects()
+	objects := g.Objects()
 	eventually(g.t, time.Minute, fmt.Sprintf("the StorageState says %v", encodings), func(ctx context.Context) error {
 		if err := objects.Create(ctx, state.DeepCopy()); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
@@ -260,7 +260,7 @@ func (g guarded) withoutDefinition(c *control, without string) {
 // movesOnlyAtRest tries to move the storage version of a definition that is being migrated, and
 // of another one.
 func (g guarded) movesOnlyAtRest(other string) {
-	objects, ctx := g.objects(), g.t.Context()
+	objects, ctx := g.Objects(), g.t.Context()
 	migration := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "gadgets-1"}}
 	migration.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: "example.com", Version: "v2", Resource: "gadgets"}
 	if err := objects.Create(ctx, migration); err != nil {

@@ -18,15 +18,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"go.uber.org/zap"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/component-base/cli"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
@@ -188,6 +184,7 @@ func (c *control) write(name, content string) string {
 // apiserver is a running kube-apiserver, ours or a stock one.
 type apiserver struct {
 	*process.Process
+	cluster.Clients
 	t    testing.TB
 	name string
 	url  string
@@ -209,7 +206,13 @@ func (c *control) start(role, name string, flags ...string) *apiserver {
 		own = append(own, "--migration-settle=2s") // flags may say otherwise
 	}
 	args := slices.Concat(testbed.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, own, flags)
-	return &apiserver{Process: start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), t: c.t, name: name, url: testbed.LoopbackURL(port)}
+	return newAPIServer(c.t, start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), name, testbed.LoopbackURL(port))
+}
+
+func newAPIServer(t testing.TB, p *process.Process, name, url string) *apiserver {
+	s := &apiserver{Process: p, t: t, name: name, url: url}
+	s.Clients = cluster.NewClients(t, func() (*rest.Config, error) { return s.admin(), nil })
+	return s
 }
 
 // ready starts a server and waits until it is ready.
@@ -285,24 +288,6 @@ func (s *apiserver) admin() *rest.Config {
 	config := rest.CopyConfig(s.access)
 	config.QPS, config.Timeout = -1, 30*time.Second
 	return config
-}
-
-// kube, dynamic and objects are an administrator's clients; objects knows Concord's kinds.
-func (s *apiserver) kube() kubernetes.Interface {
-	s.t.Helper()
-	return must(s.t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, s.admin())
-}
-
-func (s *apiserver) dynamic() dynamic.Interface {
-	s.t.Helper()
-	return must(s.t, func(c *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(c) }, s.admin())
-}
-
-func (s *apiserver) objects() client.WithWatch {
-	s.t.Helper()
-	config := s.admin()
-	config.Timeout = 0 // watches
-	return must(s.t, join.NewClient, config)
 }
 
 // get asks for a path as the administrator.

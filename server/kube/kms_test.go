@@ -42,7 +42,7 @@ func testKMS(t *testing.T) {
 	}
 	for i := range kmsSecrets {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s-%d", i)}}
-		if _, err := one.kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		if _, err := one.Kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,7 +70,7 @@ func testKMS(t *testing.T) {
 	remote.Destroy("old")
 	three, _ := start("three", "new") // knows nothing but what it is told by the plugin
 	three.waitReady()
-	list, err := three.kube().CoreV1().Secrets(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+	list, err := three.Kube().CoreV1().Secrets(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != kmsSecrets+1 {
 		t.Errorf("without the old key %d Secrets can be read, error %v", len(list.Items), err)
 	}
@@ -80,7 +80,7 @@ func testKMS(t *testing.T) {
 // written for that one stays.
 func (c *control) encryptsWith(s *apiserver, key string) {
 	c.t.Helper()
-	secrets := s.kube().CoreV1().Secrets(metav1.NamespaceDefault)
+	secrets := s.Kube().CoreV1().Secrets(metav1.NamespaceDefault)
 	eventually(c.t, 3*time.Minute, s.name+" encrypts with the key "+key, func(ctx context.Context) error {
 		s.asksItsPlugin(ctx)
 		made, err := secrets.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "turned-"}}, metav1.CreateOptions{})

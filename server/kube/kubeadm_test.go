@@ -120,7 +120,7 @@ func TestKubeadm(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("it runs with another CA for etcd")
 	}
-	s := &apiserver{Process: start(t, ours, "one", filepath.Join(c.dir, "one.log"), flags...), t: t, name: "one", url: "https://" + address}
+	s := newAPIServer(t, start(t, ours, "one", filepath.Join(c.dir, "one.log"), flags...), "one", "https://"+address)
 	s.access = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
 	s.waitReady()
 	s.agreed(time.Minute, 1)
@@ -137,7 +137,7 @@ func bootstrapTokensWork(t *testing.T, s *apiserver) {
 		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"}, Type: corev1.SecretTypeBootstrapToken,
 		StringData: map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true"},
 	}
-	if _, err := s.kube().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), token, metav1.CreateOptions{}); err != nil {
+	if _, err := s.Kube().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), token, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	joining := rest.AnonymousClientConfig(s.access)

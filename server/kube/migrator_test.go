@@ -43,7 +43,7 @@ func widgetCRD(stores string) *apiextensionsv1.CustomResourceDefinition {
 // createWidgets creates the definition, which stores v1, and objects.
 func (s *apiserver) createWidgets(n int) {
 	s.t.Helper()
-	if err := s.objects().Create(s.t.Context(), widgetCRD("v1")); err != nil {
+	if err := s.Objects().Create(s.t.Context(), widgetCRD("v1")); err != nil {
 		s.t.Fatal(err)
 	}
 	for i := range n {
@@ -56,7 +56,7 @@ func (s *apiserver) createWidgets(n int) {
 
 func (s *apiserver) widgets() dynamic.ResourceInterface {
 	s.t.Helper()
-	return s.dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
+	return s.Dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
 }
 
 func widget(name string) *unstructured.Unstructured {
@@ -72,14 +72,14 @@ func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomRe
 	s.t.Helper()
 	eventually(s.t, time.Minute, "the definition is changed", func(ctx context.Context) error {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
 			return err
 		}
 		change(crd)
 		if status {
-			return s.objects().Status().Update(ctx, crd)
+			return s.Objects().Status().Update(ctx, crd)
 		}
-		return s.objects().Update(ctx, crd)
+		return s.Objects().Update(ctx, crd)
 	})
 }
 
@@ -98,7 +98,7 @@ func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
 	s.t.Helper()
 	eventually(s.t, timeout, fmt.Sprintf("storedVersions become %v", want), func(ctx context.Context) error {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
 			return err
 		}
 		if !slices.Equal(crd.Status.StoredVersions, want) {
@@ -138,7 +138,7 @@ func TestPrunedTooEarly(t *testing.T) {
 	s.storedVersions(time.Minute, "v1", "v2")
 	eventually(t, time.Minute, "the stored set knows both versions", func(ctx context.Context) error {
 		state := &migrationv1alpha1.StorageState{}
-		if err := s.objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
 			return err
 		}
 		if !slices.Contains(state.Status.PersistedEncodings, "example.com/v1") || !slices.Contains(state.Status.PersistedEncodings, "example.com/v2") {
@@ -168,15 +168,15 @@ func (s *apiserver) forget() {
 	s.t.Helper()
 	old := &migrationv1alpha1.StorageState{}
 	key := client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}
-	if err := s.objects().Get(s.t.Context(), key, old); err != nil {
+	if err := s.Objects().Get(s.t.Context(), key, old); err != nil {
 		s.t.Fatal(err)
 	}
-	if err := s.objects().Delete(s.t.Context(), old); err != nil {
+	if err := s.Objects().Delete(s.t.Context(), old); err != nil {
 		s.t.Fatal(err)
 	}
 	eventually(s.t, time.Minute, "the stored set is Unknown", func(ctx context.Context) error {
 		state := &migrationv1alpha1.StorageState{}
-		if err := s.objects().Get(ctx, key, state); err != nil {
+		if err := s.Objects().Get(ctx, key, state); err != nil {
 			return err
 		}
 		if state.UID == old.UID || !slices.Equal(state.Status.PersistedEncodings, []string{migrationv1alpha1.Unknown}) {

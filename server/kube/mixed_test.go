@@ -78,16 +78,16 @@ func besideStock(t *testing.T, writes agree.Encoding, flags ...string) {
 	other := c.ready(stock, "other", flags...)
 	s := c.ready(ours, "one")
 	lease := s.disagreed(time.Minute)
-	if _, err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), lease, metav1.GetOptions{}); err != nil {
+	if _, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), lease, metav1.GetOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, time.Minute, "our definitions are served by the stock server", func(ctx context.Context) error {
-		return other.objects().List(ctx, &migrationv1alpha1.StorageStateList{})
+		return other.Objects().List(ctx, &migrationv1alpha1.StorageStateList{})
 	})
 	discoveryIsWhole(t, other)
 	watchesSeeWhatIsWritten(t, s, other)
 	const policy = registry + "mutatingadmissionpolicies/written-by-stock"
-	if _, err := other.kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(t.Context(), mutatingPolicy("written-by-stock"), metav1.CreateOptions{}); err != nil {
+	if _, err := other.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(t.Context(), mutatingPolicy("written-by-stock"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := c.value(t.Context(), policy); err != nil || found != writes {
@@ -103,7 +103,7 @@ func besideStock(t *testing.T, writes agree.Encoding, flags ...string) {
 	if made := migrations(); len(made) > 0 {
 		t.Errorf("migrations were written while nothing was agreed: %v", made)
 	}
-	if err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
+	if err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	want := s.agreed(time.Minute, 1)[mutatingPolicies]
@@ -177,7 +177,7 @@ func discoveryIsWhole(t *testing.T, s *apiserver) {
 				}
 			}
 		}
-		services, err := s.dynamic().Resource(apiServices).List(ctx, metav1.ListOptions{})
+		services, err := s.Dynamic().Resource(apiServices).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func watchesSeeWhatIsWritten(t *testing.T, writer, watched *apiserver) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	config := watched.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	config := watched.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	list, err := config.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func watchesSeeWhatIsWritten(t *testing.T, writer, watched *apiserver) {
 	}
 	defer w.Stop()
 	for i := range 20 {
-		wrote, err := writer.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{
+		wrote, err := writer.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("seen-%d", i)}, Data: map[string]string{"n": fmt.Sprint(i)},
 		}, metav1.CreateOptions{})
 		if err != nil {

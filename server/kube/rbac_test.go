@@ -17,7 +17,7 @@ func TestPermissions(t *testing.T) {
 	c := newControl(t)
 	s := c.ready(ours, "one")
 	s.migrated(time.Minute) // the controllers' roles are there
-	access.Check(t, s.kube(), filepath.Join("testdata", "permissions.txt"))
+	access.Check(t, s.Kube(), filepath.Join("testdata", "permissions.txt"))
 	t.Run("Requests", func(t *testing.T) { requestsAreRefused(t, s) })
 }
 

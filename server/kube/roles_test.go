@@ -100,7 +100,7 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 // rolesAgain deletes the roles and bindings of all controllers, as a clean-up may that takes their names for
 // those of something that is gone: the server makes them again, and migrates.
 func rolesAgain(t *testing.T, s *apiserver) {
-	rbac, ctx := s.kube().RbacV1(), t.Context()
+	rbac, ctx := s.Kube().RbacV1(), t.Context()
 	for _, r := range roles.All {
 		name := "concord:" + r.Name
 		err := errors.Join(client.IgnoreNotFound(rbac.ClusterRoles().Delete(ctx, name, metav1.DeleteOptions{})),
@@ -117,7 +117,7 @@ func rolesAgain(t *testing.T, s *apiserver) {
 	s.storedVersions(2*time.Minute, "v1")
 	eventually(t, 2*time.Minute, "all controllers may do their work", func(ctx context.Context) error {
 		for _, r := range roles.All {
-			if !r.Granted(ctx, s.kube()) {
+			if !r.Granted(ctx, s.Kube()) {
 				return fmt.Errorf("%s may not", r.User())
 			}
 		}
@@ -172,14 +172,14 @@ func (s *apiserver) rules() map[string][]rule {
 			}
 		}
 	}
-	anywhere, err := s.kube().RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
+	anywhere, err := s.Kube().RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	for i := range anywhere.Items {
 		add(anywhere.Items[i].Name, "", anywhere.Items[i].Rules)
 	}
-	local, err := s.kube().RbacV1().Roles(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	local, err := s.Kube().RbacV1().Roles(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -199,11 +199,11 @@ func (s *apiserver) migrateThroughAPI(name string) {
 		Resource: migrationv1alpha1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, Engine: migrationv1alpha1.EngineAPI,
 	}}
 	m.Name = name
-	if err := s.objects().Create(s.t.Context(), m); err != nil {
+	if err := s.Objects().Create(s.t.Context(), m); err != nil {
 		s.t.Fatal(err)
 	}
 	eventually(s.t, time.Minute, name+" succeeds", func(ctx context.Context) error {
-		if err := s.objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 			return err
 		}
 		if migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) == nil {

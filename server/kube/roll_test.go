@@ -155,7 +155,7 @@ func (s *apiserver) readable(n int) {
 	if err != nil || len(list.Items) != n {
 		s.t.Errorf("%s lists %d widgets, error %v", s.name, len(list.Items), err)
 	}
-	if _, err := s.kube().CoreV1().Namespaces().List(s.t.Context(), metav1.ListOptions{}); err != nil {
+	if _, err := s.Kube().CoreV1().Namespaces().List(s.t.Context(), metav1.ListOptions{}); err != nil {
 		s.t.Errorf("%s: %v", s.name, err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 // identities are the identity Leases in the cluster: those of servers, and those that upstream's
 // code keeps in processes of ours.
 func (s *apiserver) identities(ctx context.Context) (servers, upstream []coordinationv1.Lease, err error) {
-	list, err := s.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
+	list, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -43,7 +43,7 @@ func testBrokenWebhook(t *testing.T) {
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
 		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}},
 	}
-	if _, err := first.kube().AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
+	if _, err := first.Kube().AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "broken"},
 		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
 			Name: "broken.example.com", Rules: []admissionregistrationv1.RuleWithOperations{every},
@@ -55,7 +55,7 @@ func testBrokenWebhook(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	config := first.kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	config := first.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	eventually(t, time.Minute, "the webhook refuses", func(ctx context.Context) error {
 		_, err := config.Create(ctx, configMap("refused"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
@@ -68,7 +68,7 @@ func testBrokenWebhook(t *testing.T) {
 	first.end() // its successor has to be elected and to renew
 	before := time.Now()
 	eventually(t, time.Minute, "the second server renews its Leases", func(ctx context.Context) error {
-		lease, err := second.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, "concord-controllers", metav1.GetOptions{})
+		lease, err := second.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, "concord-controllers", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

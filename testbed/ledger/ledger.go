@@ -203,6 +203,13 @@ func (l *Ledger) Silent() []agree.ServerID {
 	return found
 }
 
+// Standing returns what is known of the resource now.
+func (l *Ledger) Standing(gr schema.GroupResource) *Resource {
+	now := *l.Of(gr)
+	now.Joined, now.Counts, now.last = maps.Clone(now.Joined), maps.Clone(now.Counts), maps.Clone(now.last)
+	return &now
+}
+
 // Encodings returns how many objects of the resource are stored in each encoding.
 func (l *Ledger) Encodings(gr schema.GroupResource) map[agree.Encoding]int {
 	return maps.Clone(l.Of(gr).Counts)
@@ -256,6 +263,14 @@ func (r *Resource) Stored() []string {
 	return r.State.Status.PersistedEncodings
 }
 
+// StoredVersions are the CRD's, nil for built-in resources.
+func (r *Resource) StoredVersions() []string {
+	if r.CRD == nil {
+		return nil
+	}
+	return r.CRD.Status.StoredVersions
+}
+
 // Report is a server's, nil if it has none.
 func (r *Resource) Report(of agree.ServerID) *agree.Report {
 	for i, report := range r.Reports() {
@@ -290,4 +305,21 @@ func (r *Resource) Stands() bool {
 // Exact says whether the stored set is known to be the encoding that all agree on.
 func (r *Resource) Exact() bool {
 	return r.Stands() && r.Common() != "" && slices.Equal(r.Stored(), []string{string(r.Common())})
+}
+
+// Unsettled says what is missing to an agreement, a stored set of it alone, and a CRD that stores nothing
+// else; "" if nothing is.
+func (r *Resource) Unsettled() string {
+	_, version, _ := strings.Cut(string(r.Common().Plain()), "/")
+	switch {
+	case r.Common() == "":
+		return "servers report " + agree.Join(agree.Encodings(r.Reports()))
+	case r.State == nil:
+		return "it has no StorageState"
+	case !r.Exact():
+		return fmt.Sprintf("stored set [%s] for %s, agreed on %s at %s", strings.Join(r.Stored(), ","), r.StateRef(), r.Common(), r.Ref())
+	case r.CRD != nil && !slices.Equal(r.StoredVersions(), []string{version}):
+		return fmt.Sprintf("storedVersions [%s], stored in %s", strings.Join(r.StoredVersions(), " "), version)
+	}
+	return ""
 }

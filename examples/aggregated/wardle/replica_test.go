@@ -14,7 +14,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 var slow = flag.Bool("slow", false, "also run the tests with real hosts, etcds and replicas, which take minutes")

@@ -12,7 +12,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // settle is how long replicas and host may take to agree and to migrate.
@@ -130,8 +130,8 @@ func (s *deployment) waitMigrated(version string) {
 	s.t.Helper()
 	took := cluster.Eventually(s.t, settle, "the host has migrated the flunders to "+version, func(context.Context) error {
 		standing := s.host.cluster.Standing(flunders)
-		if !standing.StoredCurrent || standing.Common != encoding(version) || !slices.Equal(standing.Stored, []string{string(encoding(version))}) {
-			return fmt.Errorf("it says %+v", standing)
+		if !standing.Stands() || standing.Common() != encoding(version) || !slices.Equal(standing.Stored(), []string{string(encoding(version))}) {
+			return fmt.Errorf("the agreement is %s, the stored set %v of %s", standing.Common(), standing.Stored(), standing.StateRef())
 		}
 		return nil
 	})

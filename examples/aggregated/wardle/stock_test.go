@@ -9,7 +9,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const saidAlone = "The host cluster serves no StorageVersions"

@@ -14,11 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/e2e/audit"
-	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // ChurnConfig says what to change.
@@ -63,7 +60,7 @@ type Churn struct {
 
 // ChurnResult is the result of a churn.
 type ChurnResult struct {
-	// Want has the hash (audit.Hash) of every object that has to exist, by "namespace/name",
+	// Want has the hash (Hash) of every object that has to exist, by "namespace/name",
 	// also of those that were never changed.
 	Want map[string]string
 	// Updates, Deletes and Creates count the writes that have taken place.
@@ -80,7 +77,7 @@ type ChurnResult struct {
 // change them.
 func StartChurn(ctx context.Context, c ChurnConfig) (*Churn, error) {
 	churn := &Churn{config: c.withDefaults(), result: ChurnResult{Want: map[string]string{}}}
-	list, err := churn.client(c.Endpoints[0]).List(ctx, metav1.ListOptions{})
+	list, err := c.Resource.through(c.Endpoints[0]).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", c.Resource.Resource, err)
 	}
@@ -90,7 +87,7 @@ func StartChurn(ctx context.Context, c ChurnConfig) (*Churn, error) {
 	}
 	for i := range list.Items {
 		object := &list.Items[i]
-		churn.result.Want[nameOf(object)] = audit.Hash(object.Object)
+		churn.result.Want[nameOf(object)] = Hash(object.Object)
 		if i%churn.config.Every > 0 {
 			continue
 		}
@@ -102,7 +99,7 @@ func StartChurn(ctx context.Context, c ChurnConfig) (*Churn, error) {
 	for _, w := range workers {
 		if len(w.objects) > 0 {
 			churn.done.Go(func() {
-				loop.Closed(running, 1, churn.config.Pause, func(int, int) error { w.change(w.next()); return nil })
+				Closed(running, 1, churn.config.Pause, func(int, int) error { w.change(w.next()); return nil })
 			})
 		}
 	}
@@ -148,14 +145,6 @@ func (r ChurnResult) Differ(found map[string]string) []string {
 }
 
 func nameOf(u *unstructured.Unstructured) string { return u.GetNamespace() + "/" + u.GetName() }
-
-func (c *Churn) client(e Endpoint) dynamic.ResourceInterface {
-	client := e.Client.Resource(c.config.Resource.GroupVersionResource)
-	if c.config.Resource.Namespace != "" {
-		return client.Namespace(c.config.Resource.Namespace)
-	}
-	return client
-}
 
 func (c *Churn) note(change func(*ChurnResult)) {
 	c.mu.Lock()
@@ -233,7 +222,7 @@ func (w *churner) change(o *churned) {
 			return
 		}
 		w.churn.note(func(r *ChurnResult) { r.Again++ })
-		_ = loop.Pause(context.Background(), w.churn.config.Pause)
+		_ = Pause(context.Background(), w.churn.config.Pause)
 	}
 }
 
@@ -262,7 +251,7 @@ func (c *Churn) ended(o *churned, v verb, err error) {
 		if o.now == nil {
 			delete(r.Want, key)
 		} else {
-			r.Want[key] = audit.Hash(o.now.Object)
+			r.Want[key] = Hash(o.now.Object)
 		}
 	})
 }
@@ -271,7 +260,7 @@ func (c *Churn) ended(o *churned, v verb, err error) {
 func (w *churner) write(e Endpoint, o *churned, v verb, tried []string) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.churn.config.Timeout)
 	defer cancel()
-	client := w.churn.client(e)
+	client := w.churn.config.Resource.through(e)
 	now := o.now
 	if v == remove {
 		uid, resourceVersion := now.GetUID(), now.GetResourceVersion()
@@ -304,7 +293,7 @@ var errWrong = errors.New("it is neither as before the write nor as after it")
 func (w *churner) outcome(o *churned, v verb, tried []string, failed error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), w.churn.config.Timeout)
 	defer cancel()
-	now, err := w.churn.client(w.endpoint()).Get(ctx, o.name, metav1.GetOptions{})
+	now, err := w.churn.config.Resource.through(w.endpoint()).Get(ctx, o.name, metav1.GetOptions{})
 	if storageversion.IsGone(err) {
 		now, err = nil, nil
 	}
@@ -312,12 +301,12 @@ func (w *churner) outcome(o *churned, v verb, tried []string, failed error) erro
 	case err != nil:
 		return errors.Join(failed, err)
 	case v == remove && now == nil,
-		v != remove && now != nil && slices.Contains(tried, now.GetAnnotations()[audit.WriteAnnotation]):
+		v != remove && now != nil && slices.Contains(tried, now.GetAnnotations()[WriteAnnotation]):
 		o.now = now
 		return nil
 	case now == nil && o.now == nil:
 		return failed
-	case now != nil && o.now != nil && audit.Hash(now.Object) == audit.Hash(o.now.Object):
+	case now != nil && o.now != nil && Hash(now.Object) == Hash(o.now.Object):
 		o.now = now // it may have been rewritten
 		return failed
 	}

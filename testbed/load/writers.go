@@ -14,9 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-
-	"github.com/concord-dev/concord/e2e/audit"
-	"github.com/concord-dev/concord/testbed/loop"
 )
 
 // Endpoint is one server to write through.
@@ -77,7 +74,7 @@ func Start(c Config) *Load {
 				}
 				own := make([]*unstructured.Unstructured, l.config.Objects)
 				l.done.Go(func() {
-					loop.Closed(ctx, 1, l.config.Pause, func(_, n int) error { w.turn(own, n+1); return nil })
+					Closed(ctx, 1, l.config.Pause, func(_, n int) error { w.turn(own, n+1); return nil })
 				})
 			}
 		}
@@ -129,13 +126,7 @@ type worker struct {
 	name     string
 }
 
-func (w *worker) client() dynamic.ResourceInterface {
-	c := w.endpoint.Client.Resource(w.resource.GroupVersionResource)
-	if w.resource.Namespace != "" {
-		return c.Namespace(w.resource.Namespace)
-	}
-	return c
-}
+func (w *worker) client() dynamic.ResourceInterface { return w.resource.through(w.endpoint) }
 
 // turn makes a write, to one of the worker's own objects after the other or the one of all workers.
 func (w *worker) turn(own []*unstructured.Unstructured, turn int) {
@@ -235,15 +226,8 @@ func (w *worker) read(name string) (now *unstructured.Unstructured, err error) {
 	defer cancel()
 	for {
 		now, err = w.client().Get(ctx, name, metav1.GetOptions{})
-		if err == nil || apierrors.IsNotFound(err) {
+		if err == nil || apierrors.IsNotFound(err) || Pause(ctx, readAgain) != nil {
 			return now, err
-		}
-		timer := time.NewTimer(readAgain)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, err
 		}
 	}
 }
@@ -256,7 +240,7 @@ func untrue(err error, now *unstructured.Unstructured, readErr error, id, resour
 		return "the object is still at " + resourceVersion
 	case apierrors.IsConflict(err) && absent, apierrors.IsAlreadyExists(err) && absent:
 		return "there is no such object"
-	case apierrors.IsAlreadyExists(err) && exists && now.GetAnnotations()[audit.WriteAnnotation] == id:
+	case apierrors.IsAlreadyExists(err) && exists && now.GetAnnotations()[WriteAnnotation] == id:
 		return "this very write made the object, at " + now.GetResourceVersion()
 	case apierrors.IsNotFound(err) && exists:
 		return "the object exists, at " + now.GetResourceVersion()

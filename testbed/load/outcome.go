@@ -1,4 +1,4 @@
-package workload
+package load
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
@@ -31,12 +30,12 @@ const (
 	Unexpected Outcome = "unexpected answer"
 )
 
-// unwritten says that the attempt has not written and never will.
-func (o Outcome) unwritten() bool { return o == Unavailable || o == Unconnected || o == Conflict }
+// Unwritten says that the attempt has not written and never will.
+func (o Outcome) Unwritten() bool { return o == Unavailable || o == Unconnected || o == Conflict }
 
-// classify tells what the error of a creation, or else of a JSON patch, means. A conflict
+// Classify tells what the error of a creation, or else of a JSON patch, means. A conflict
 // is an object that exists already, has changed, or fails the patch's test (422).
-func classify(err error, creation bool) Outcome {
+func Classify(err error, creation bool) Outcome {
 	var status apierrors.APIStatus
 	switch {
 	case err == nil:
@@ -53,7 +52,7 @@ func classify(err error, creation bool) Outcome {
 
 func classifyStatus(err error, creation bool) Outcome {
 	_, delayed := apierrors.SuggestsClientDelay(err)
-	var header delayedError
+	var header Delayed
 	switch {
 	case apierrors.IsServiceUnavailable(err) && (delayed || errors.As(err, &header)):
 		return Unavailable
@@ -94,10 +93,11 @@ func isBroken(err error) bool {
 	return slices.ContainsFunc(brokenTexts, func(text string) bool { return strings.Contains(err.Error(), text) })
 }
 
-// Failure is one attempt to write that was not acknowledged.
-type Failure struct {
-	Server   string
-	Outcome  Outcome
-	From, To time.Time
-	Text     string
-}
+// Delayed is the error of an answer whose header has Retry-After. The client library tells of it only
+// if the body says so, too.
+type Delayed struct{ Err error }
+
+func (e Delayed) Error() string { return e.Err.Error() }
+
+// Unwrap returns the client library's error.
+func (e Delayed) Unwrap() error { return e.Err }

@@ -6,8 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/concord-dev/concord/e2e/audit"
+	"k8s.io/client-go/dynamic"
 )
 
 // A Resource is something to write.
@@ -22,6 +21,14 @@ type Resource struct {
 	Update func(text string) map[string]any
 }
 
+// through is a client of the resource by one server.
+func (r Resource) through(e Endpoint) dynamic.ResourceInterface {
+	if r.Namespace == "" {
+		return e.Client.Resource(r.GroupVersionResource)
+	}
+	return e.Client.Resource(r.GroupVersionResource).Namespace(r.Namespace)
+}
+
 func (r Resource) object(name, write, text string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{}}
 	r.Fill(u.Object, text)
@@ -29,7 +36,7 @@ func (r Resource) object(name, write, text string) *unstructured.Unstructured {
 	u.SetKind(r.Kind)
 	u.SetName(name)
 	u.SetNamespace(r.Namespace)
-	u.SetAnnotations(map[string]string{audit.WriteAnnotation: write})
+	u.SetAnnotations(map[string]string{WriteAnnotation: write})
 	return u
 }
 
@@ -39,7 +46,7 @@ func (r Resource) patch(write, text string) map[string]any {
 	if !ok {
 		metadata = map[string]any{}
 	}
-	metadata["annotations"] = map[string]any{audit.WriteAnnotation: write}
+	metadata["annotations"] = map[string]any{WriteAnnotation: write}
 	patch["metadata"] = metadata
 	return patch
 }

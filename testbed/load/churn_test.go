@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/concord-dev/concord/e2e/load"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 func TestDiffer(t *testing.T) {

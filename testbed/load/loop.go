@@ -1,6 +1,7 @@
-// Package loop makes the requests of clients, in an open or a closed loop, and times them. What a
-// request is, its caller says.
-package loop
+// Package load makes the requests of clients, in an open or a closed loop, times them, tells what an
+// answer means, and keeps account of what was acknowledged. Load and Churn write objects of any
+// resource through several servers.
+package load
 
 import (
 	"context"

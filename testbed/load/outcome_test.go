@@ -1,4 +1,4 @@
-package workload
+package load
 
 import (
 	"context"
@@ -52,8 +52,8 @@ func TestClassify(t *testing.T) {
 		{"unknown", sent(errors.New("tls: bad certificate")), false, Unexpected},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := classify(tt.err, tt.creation); got != tt.want {
-				t.Errorf("classify(%v) = %q, want %q", tt.err, got, tt.want)
+			if got := Classify(tt.err, tt.creation); got != tt.want {
+				t.Errorf("Classify(%v) = %q, want %q", tt.err, got, tt.want)
 			}
 		})
 	}

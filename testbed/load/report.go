@@ -1,18 +1,12 @@
 package load
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
 // Ack is a write that a server said had succeeded.
@@ -24,9 +18,10 @@ type Ack struct {
 	Started, At     time.Time
 }
 
-// Failure is a write that ended in an error.
+// Failure is an attempt to write that ended in an error.
 type Failure struct {
 	Write, Server string
+	Outcome       Outcome
 	Err           error
 	// Untrue is not empty for an error about the object (a conflict, not found, exists
 	// already) that the object, read afterwards, does not bear out. It says in which point.
@@ -50,16 +45,9 @@ func (f Failure) Retriable() bool {
 
 // Broken says that no answer came: the connection broke, was refused or fell silent.
 func (f Failure) Broken() bool {
-	var network net.Error
-	var address *url.Error
-	switch {
-	case errors.Is(f.Err, context.DeadlineExceeded), errors.Is(f.Err, io.EOF), errors.Is(f.Err, io.ErrUnexpectedEOF),
-		utilnet.IsConnectionRefused(f.Err), utilnet.IsConnectionReset(f.Err), utilnet.IsHTTP2ConnectionLost(f.Err),
-		errors.As(f.Err, &network), errors.As(f.Err, &address):
-		return true
-	}
+	outcome := Classify(f.Err, false)
 	// The HTTP/2 client's errors have no types of their own.
-	return strings.Contains(f.Err.Error(), "http2: ") || strings.Contains(f.Err.Error(), "stream error")
+	return outcome == Unconnected || outcome == Broken || strings.Contains(f.Err.Error(), "http2: ")
 }
 
 // Unknown says that the server cannot tell whether the write took place: its etcd did not
@@ -81,15 +69,16 @@ type Report struct {
 
 // Across counts the writes to the server that were under way at the time.
 func (r Report) Across(server string, at time.Time) (n int) {
-	for _, a := range r.Acks {
-		if a.Server == server && a.Started.Before(at) && a.At.After(at) {
+	count := func(of string, started, ended time.Time) {
+		if of == server && started.Before(at) && ended.After(at) {
 			n++
 		}
 	}
+	for _, a := range r.Acks {
+		count(a.Server, a.Started, a.At)
+	}
 	for _, f := range r.Failures {
-		if f.Server == server && f.Started.Before(at) && f.At.After(at) {
-			n++
-		}
+		count(f.Server, f.Started, f.At)
 	}
 	return n
 }

@@ -15,12 +15,11 @@ const fillers = 16
 func Fill(ctx context.Context, endpoint Endpoint, resource Resource, prefix string, n int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(fillers)
-	w := &worker{endpoint: endpoint, resource: resource}
 	for i := range n {
 		group.Go(func() error {
 			name := fmt.Sprintf("%s-%d", prefix, i)
 			object := resource.object(name, fmt.Sprintf("%s/fill-%s-%s", endpoint.Name, resource.Resource, name), "filled")
-			_, err := w.client().Create(ctx, object, metav1.CreateOptions{})
+			_, err := resource.through(endpoint).Create(ctx, object, metav1.CreateOptions{})
 			return err
 		})
 	}

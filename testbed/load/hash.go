@@ -1,0 +1,32 @@
+package load
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+)
+
+// WriteAnnotation is how a test's client marks its writes: "<server>/<serial>", where
+// the server is the one that the request is sent to. Each write has a new value, so that
+// a put with the value of the one before it is a rewrite and not a client's.
+const WriteAnnotation = "e2e.concord.dev/write"
+
+// Hash is that of an object's content: of all fields but apiVersion and kind, in which
+// encodings differ, and the resourceVersion, which is not stored. It is the same of an
+// object as the API returns it and as it is stored.
+func Hash(fields map[string]any) string {
+	fields = maps.Clone(fields)
+	delete(fields, "apiVersion")
+	delete(fields, "kind")
+	if metadata, ok := fields["metadata"].(map[string]any); ok {
+		metadata = maps.Clone(metadata)
+		delete(metadata, "resourceVersion")
+		fields["metadata"] = metadata
+	}
+	raw, err := json.Marshal(fields) // in the order of the keys
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(raw))
+}
