@@ -2,15 +2,12 @@ package stage
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"strconv"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/concord-dev/concord/server/stock"
 	"github.com/concord-dev/concord/testbed/cluster"
@@ -95,14 +92,7 @@ func (s *Server) kubeconfig(name string) (string, error) {
 		return "", err
 	}
 	file := s.cluster.Path(name + ".kubeconfig")
-	if err := clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{s.Name: {Server: config.Host, InsecureSkipTLSVerify: config.Insecure}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{s.Name: {Token: config.BearerToken}},
-		Contexts:  map[string]*clientcmdapi.Context{s.Name: {Cluster: s.Name, AuthInfo: s.Name}}, CurrentContext: s.Name,
-	}, file); err != nil {
-		return "", fmt.Errorf("kubeconfig: %w", err)
-	}
-	return file, nil
+	return file, cluster.WriteKubeconfig(file, config)
 }
 
 func runStock(ctx context.Context, args []string) error {

@@ -4,7 +4,6 @@ package beside
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -179,27 +178,10 @@ func (s *APIServer) ControllersAs(name, token string, config stock.Config) *clus
 	return p
 }
 
-// kubeconfig is Access as a file that programs read.
-func (a Access) kubeconfig() string {
-	text, err := json.Marshal(map[string]any{
-		"apiVersion": "v1", "kind": "Config", "current-context": "test",
-		"contexts": []any{map[string]any{"name": "test", "context": map[string]any{"cluster": "test", "user": "test"}}},
-		"clusters": []any{map[string]any{"name": "test", "cluster": map[string]any{"server": a.URL, "certificate-authority": a.CAFile}}},
-		"users":    []any{map[string]any{"name": "test", "user": map[string]any{"token": a.Token}}},
-	})
-	if err != nil {
-		panic(err) // it is made of strings
-	}
-	return string(text)
-}
-
 // Kubeconfig writes a kubeconfig and returns its path.
 func (a Access) Kubeconfig(name string) (string, error) {
 	path := filepath.Join(a.Dir, name+".kubeconfig")
-	if err := os.WriteFile(path, []byte(a.kubeconfig()), 0o600); err != nil {
-		return "", fmt.Errorf("kubeconfig: %w", err)
-	}
-	return path, nil
+	return path, testbed.WriteKubeconfig(path, a.Config())
 }
 
 // Eventually waits until check returns nil. After the timeout the test fails with what, and

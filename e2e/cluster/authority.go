@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,17 +11,16 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
+	"strings"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
+
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 // Authority is a CA that signs certificates for tests.
@@ -113,27 +113,15 @@ func (a *Authority) Files(name string) Pair {
 // StartTLSEtcd starts an etcd that wants certificates of its CA.
 func StartTLSEtcd(t testing.TB, tls Pair) (endpoint string) {
 	t.Helper()
-	client := url.URL{Scheme: "https", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(FreePort(t)))}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = tls.CA, tls.Cert, tls.Key
-	cfg.ClientTLSInfo.ClientCertAuth = true
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(etcd.Close)
-	select {
-	case <-etcd.Server.ReadyNotify():
-	case err := <-etcd.Err():
-		t.Fatal(err)
-	case <-time.After(etcdStartTimeout):
-		t.Fatal("etcd does not become ready")
-	}
-	return client.String()
+	client, dir := "https://"+FreeAddress(t), t.TempDir()
+	etcdProgram(t, "etcd-tls", dir, append(testbed.EtcdFlags(filepath.Join(dir, "etcd"), client, "http://"+FreeAddress(t)),
+		"--client-cert-auth", "--trusted-ca-file="+tls.CA, "--cert-file="+tls.Cert, "--key-file="+tls.Key)).Start()
+	Eventually(t, etcdStartTimeout, "etcd listens", func(ctx context.Context) error {
+		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(client, "https://"))
+		if err != nil {
+			return err
+		}
+		return connection.Close()
+	})
+	return client
 }

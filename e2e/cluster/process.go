@@ -91,12 +91,18 @@ func (p *Process) Start() {
 // Signal sends a signal to the running program.
 func (p *Process) Signal(signal syscall.Signal) {
 	p.t.Helper()
+	if err := p.running().Signal(signal); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// running is the run that goes on.
+func (p *Process) running() *process.Process {
+	p.t.Helper()
 	if p.Run() == nil || p.Ended() {
 		p.t.Fatalf("%s does not run: %s", p.Name, p.tail())
 	}
-	if err := p.Run().Signal(signal); err != nil {
-		p.t.Fatal(err)
-	}
+	return p.Run()
 }
 
 // Pause stops the program in mid-course, Resume lets it go on.
@@ -114,7 +120,7 @@ func (p *Process) Kill() {
 // error.
 func (p *Process) Terminate() {
 	p.t.Helper()
-	if err := p.Run().Terminate(context.Background(), stopTimeout); err != nil {
+	if err := p.running().Terminate(context.Background(), stopTimeout); err != nil {
 		p.t.Fatal(err)
 	}
 }

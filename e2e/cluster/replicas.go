@@ -47,22 +47,31 @@ type member struct{ name, dir, client, peer string }
 
 func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 	t.Helper()
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := NewProcess(t, m.name, logDir, func() *exec.Cmd {
+	p := etcdProgram(t, m.name, logDir, append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial))
+	at := &testbed.Etcd{Program: p.program, Endpoint: m.client, Raw: Connect(t, m.client)}
+	command := at.Command
+	at.Command = func() (*exec.Cmd, error) {
 		// A killed one has left its socket behind.
 		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		return command()
+	}
+	p.Start()
+	return &Etcd{Process: p, Etcd: at}
+}
+
+// etcdProgram is the program etcd with flags.
+func etcdProgram(t testing.TB, name, logDir string, flags []string) *Process {
+	return NewProcess(t, name, logDir, func() *exec.Cmd {
+		program, err := os.Executable()
+		if err != nil {
 			t.Fatal(err)
 		}
-		flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)
 		cmd := exec.Command(program)
 		cmd.Env = append(os.Environ(), memberVariable+"="+strings.Join(flags, " "))
 		return cmd
 	})
-	p.Start()
-	return &Etcd{Process: p, Etcd: &testbed.Etcd{Program: p.program, Endpoint: m.client, Raw: Connect(t, m.client)}}
 }
 
 // Leader waits until the replicated etcd has a leader other than these and returns its

@@ -2,12 +2,15 @@ package cluster
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/keyutil"
 )
 
@@ -46,4 +49,17 @@ func Flags(dir string, port int, more ...string) []string {
 // itself, without limits.
 func WithToken(url, token string) *rest.Config {
 	return &rest.Config{Host: url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1}
+}
+
+// WriteKubeconfig makes a file of access to a server with a token.
+func WriteKubeconfig(file string, access *rest.Config) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["it"] = &clientcmdapi.Cluster{Server: access.Host, InsecureSkipTLSVerify: access.Insecure, CertificateAuthority: access.CAFile}
+	config.AuthInfos["it"] = &clientcmdapi.AuthInfo{Token: access.BearerToken}
+	config.Contexts["it"] = &clientcmdapi.Context{Cluster: "it", AuthInfo: "it"}
+	config.CurrentContext = "it"
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	return nil
 }

@@ -95,8 +95,14 @@ func (p *Process) Failed() error {
 	return p.Failure()
 }
 
-// Expect says that its end will be no failure. Terminate and Kill do so themselves.
+// Expect says that its end is no failure. Terminate and Kill do so themselves, if it still runs.
 func (p *Process) Expect() { p.wanted.Store(true) }
+
+func (p *Process) expectFromNow() {
+	if !p.Ended() {
+		p.Expect()
+	}
+}
 
 // Crashed says why it has ended, if nobody wanted it to.
 func (p *Process) Crashed() error {
@@ -124,7 +130,7 @@ func (p *Process) Signal(s syscall.Signal) error {
 
 // Terminate asks the process to end and waits until it has, which must be without an error.
 func (p *Process) Terminate(ctx context.Context, limit time.Duration) error {
-	p.Expect()
+	p.expectFromNow()
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -145,7 +151,7 @@ func (p *Process) Terminate(ctx context.Context, limit time.Duration) error {
 
 // Kill ends the process at once, also when it is paused, and waits until it has ended.
 func (p *Process) Kill() error {
-	p.Expect()
+	p.expectFromNow()
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		return err
 	}

@@ -149,3 +149,54 @@ func TestOutputOfOneRun(t *testing.T) {
 		}
 	}
 }
+
+// TestCrashed: an end that nobody wanted is a crash, also if somebody kills the process afterwards.
+func TestCrashed(t *testing.T) {
+	failing := startChild(t, "failing")
+	<-failing.Done()
+	if err := failing.Kill(); err != nil || failing.Crashed() == nil {
+		t.Errorf("it has ended by itself: %v, %v", err, failing.Crashed())
+	}
+	if failing.Expect(); failing.Crashed() != nil {
+		t.Errorf("its end was expected: %v", failing.Crashed())
+	}
+	polite := startChild(t, "polite")
+	if polite.Crashed() != nil {
+		t.Errorf("it runs: %v", polite.Crashed())
+	}
+	if err := polite.Kill(); err != nil || polite.Crashed() != nil {
+		t.Errorf("it was killed: %v, %v", err, polite.Crashed())
+	}
+}
+
+// TestProgram: a program runs again, not twice at a time, and keeps all its output.
+func TestProgram(t *testing.T) {
+	t.Setenv(childVariable, "failing")
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Program{Name: "child", Log: filepath.Join(t.TempDir(), "log"), Command: func() (*exec.Cmd, error) { return exec.Command(executable), nil }}
+	if p.Ended() || p.Run() != nil || p.Kill() != nil || p.Output() != "" {
+		t.Error("it was never started")
+	}
+	for range 2 {
+		if err := p.Start(); err != nil {
+			t.Fatal(err)
+		}
+		<-p.Run().Done()
+	}
+	if n := strings.Count(p.Output(), "line 99\n"); n != 2 || !p.Ended() {
+		t.Errorf("the output is of %d runs, ended: %t", n, p.Ended())
+	}
+	t.Setenv(childVariable, "deaf")
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err == nil {
+		t.Error("it runs twice")
+	}
+	if err := p.Kill(); err != nil || p.Run().Crashed() != nil {
+		t.Errorf("it was killed: %v, %v", err, p.Run().Crashed())
+	}
+}

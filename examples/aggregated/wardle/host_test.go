@@ -29,8 +29,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -38,6 +36,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 const (
@@ -157,12 +156,7 @@ func encode(t *testing.T, cert *x509.Certificate) []byte {
 func (h *host) kubeconfig() string {
 	h.t.Helper()
 	path := filepath.Join(h.dir, "wardle.kubeconfig")
-	config := clientcmdapi.NewConfig()
-	config.Clusters["host"] = &clientcmdapi.Cluster{Server: h.config.Host, InsecureSkipTLSVerify: true}
-	config.AuthInfos["wardle"] = &clientcmdapi.AuthInfo{Token: wardleToken}
-	config.Contexts["host"] = &clientcmdapi.Context{Cluster: "host", AuthInfo: "wardle"}
-	config.CurrentContext = "host"
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
+	if err := testbed.WriteKubeconfig(path, testbed.WithToken(h.config.Host, wardleToken)); err != nil {
 		h.t.Fatal(err)
 	}
 	return path
