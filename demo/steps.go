@@ -285,7 +285,7 @@ func (r *run) kill(ctx context.Context) error {
 func (r *run) agreeWithout(ctx context.Context, name string, id agree.ServerID) error {
 	others := slices.DeleteFunc(r.names(), func(n string) bool { return n == name })
 	return r.cluster.await(ctx, r.cfg.LeaseDuration+burialGrace, name+" is buried", func(w *world) string {
-		if w.Servers[id].Gone == 0 {
+		if s := w.Servers[id]; s == nil || s.Gone == 0 {
 			return "its identity Lease still exists"
 		}
 		if lack := w.reportedBy(id); lack != "" {
