@@ -43,11 +43,11 @@ func TestLastWriteOfStock(t *testing.T) {
 	m := &migrationv1alpha1.StorageVersionMigration{}
 	m.Name = "mine"
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Version: "v1", Resource: widgets.Resource}
-	if err := s.objects().Create(t.Context(), m); err != nil {
+	if err := s.Objects().Create(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, time.Minute, "a migration says that it waits", func(ctx context.Context) error {
-		if err := s.objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 			return err
 		}
 		if told := migrationv1alpha1.Waiting(m); !strings.Contains(told, "--migration-settle") {
