@@ -261,6 +261,9 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if migrationv1alpha1.Held(crd.Annotations) {
 		return fmt.Errorf("the cut-over is on hold: %w", errChanged)
 	}
+	if why := c.keeps(l, crd); why != "" {
+		return fmt.Errorf("storedVersions are kept: %s: %w", why, errChanged)
+	}
 	if err := c.allReport(ctx); err != nil {
 		return err
 	}
@@ -275,6 +278,20 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	}
 	c.cfg.Logger.Info("Pruned storedVersions", "resource", l.Resource.String(), "from", from, "to", crd.Status.StoredVersions)
 	return nil
+}
+
+// keeps asks the policy once more, by the definition as it is now, and says why it is not to be pruned.
+func (c *Controller) keeps(l *look, crd *apiextensionsv1.CustomResourceDefinition) string {
+	if c.cfg.Policy == nil {
+		return ""
+	}
+	o := l.Observation
+	o.Now = c.cfg.Clock.Now()
+	p := c.cfg.Policy(o, crd)
+	if p.KeepStored == "" && p.PruneIn > 0 {
+		return fmt.Sprintf("for %v", p.PruneIn)
+	}
+	return p.KeepStored
 }
 
 // allReport fails if a server has come that does not report. The StorageVersions tell that a

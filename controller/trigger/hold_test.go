@@ -2,6 +2,7 @@ package trigger
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -109,5 +110,48 @@ func TestFailureIsRemembered(t *testing.T) {
 	past := migrationv1alpha1.History(w.state().Annotations)
 	if len(past) != 1 || past[0].UID != first.UID || past[0].Result != string(migrationv1alpha1.MigrationFailed) {
 		t.Errorf("remembered: %+v", past)
+	}
+}
+
+// An annotation that is set between the look and the pruning is obeyed.
+func TestPolicyAskedAgain(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	c.cfg.Policy = func(_ evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) (p evolve.Policy) {
+		p.KeepStored = crd.Annotations["keep"]
+		return p
+	}
+	w.crd("v2", "v1", "v2")
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	reads := 0
+	w.before = func(call string) error {
+		switch call {
+		case "get StorageState": // a look begins
+			reads = 0
+		case "get CustomResourceDefinition":
+			if reads++; reads == 2 {
+				w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) {
+					crd.Annotations = map[string]string{"keep": "for now"}
+				})
+			}
+		}
+		return nil
+	}
+	var err error
+	for i := 0; i < 10 && err == nil; i++ {
+		_, err = c.Step(context.Background(), cronJobs)
+	}
+	if !errors.Is(err, errChanged) || !strings.Contains(err.Error(), "for now") {
+		t.Errorf("the look that was to prune ends with %v", err)
+	}
+	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v1", "v2"}) {
+		t.Errorf("storedVersions are %v", got)
+	}
+	w.before = nil
+	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations = nil })
+	w.settle(c)
+	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("allowed again, storedVersions are %v", got)
 	}
 }
