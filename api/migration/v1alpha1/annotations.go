@@ -56,11 +56,13 @@ const AskedByLabel = "migrate.concord.dev/asked-by"
 // server told the program that set it. It is for people: the proof is in the audit log.
 const AskedByUserAnnotation = "migrate.concord.dev/asked-by-user"
 
-// HoldAnnotation, on a CustomResourceDefinition, postpones its cut-over while its value is
-// "true", in any letter case: objects are migrated, and status.storedVersions is not pruned.
+// HoldAnnotation, on a CustomResourceDefinition, postpones its cut-over: objects are migrated, and
+// status.storedVersions is not pruned. Every value does but "false", in any letter case: who sets it
+// wants a hold.
 const HoldAnnotation = "concord.dev/hold"
 
 // Held says whether the annotations of a CustomResourceDefinition postpone its cut-over.
 func Held(annotations map[string]string) bool {
-	return strings.EqualFold(annotations[HoldAnnotation], "true")
+	value, told := annotations[HoldAnnotation]
+	return told && !strings.EqualFold(value, "false")
 }

@@ -173,3 +173,15 @@ func TestNewEvents(t *testing.T) {
 		t.Errorf("events %+v", events)
 	}
 }
+
+// Who annotates a definition to be held wants it held, whatever the value; only "false" says otherwise.
+func TestHeld(t *testing.T) {
+	for value, want := range map[string]bool{"true": true, "True": true, " true": true, "yes": true, "1": true, "": true, "false": false, "False": false} {
+		if got := Held(map[string]string{HoldAnnotation: value}); got != want {
+			t.Errorf("%q: held is %v", value, got)
+		}
+	}
+	if Held(nil) || Held(map[string]string{"concord.dev/prune": "now"}) {
+		t.Error("it is held without the annotation")
+	}
+}
