@@ -4,15 +4,20 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/controller/throughapi"
+	"github.com/concord-dev/concord/evolve"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/migrate/pace"
@@ -22,25 +27,36 @@ import (
 // migrator does migrations: every object is written anew, and then it is proven that none is
 // stored in another way.
 type migrator struct {
-	engine       *migrateapi.Engine
+	api          *migrateapi.Client
 	prover       *prover
 	observer     *observer
 	maxPerSecond int64
 	maxAdded     *time.Duration
 	maxParallel  int
 	logger       logr.Logger
+
+	mu sync.Mutex
+	// proven has the last proof of each resource that held.
+	proven map[schema.GroupResource]provenAt
+}
+
+// provenAt tells since when whatever is written later may be stored in another way than it should be.
+type provenAt struct {
+	encoding        agree.Encoding
+	resourceVersion string
 }
 
 var _ claim.Rewriter = (*migrator)(nil)
 
-// newMigrator patches through the status, where a definition has one: less stands in the way.
+// newMigrator patches through the status, where a definition has one: less stands in the way. It knows the
+// observer's definitions once it works.
 func newMigrator(config *rest.Config, o *observer, c Config) (*migrator, error) {
 	api, err := migrateapi.NewClient(config)
 	if err != nil {
 		return nil, err
 	}
 	return &migrator{
-		engine: migrateapi.New(api.Through(o.definitions.statusOf)), prover: newProver(api, o, c), observer: o,
+		api: api.Through(func(gvr schema.GroupVersionResource) string { return o.definitions.statusOf(gvr) }), proven: map[schema.GroupResource]provenAt{}, prover: newProver(api, o, c), observer: o,
 		maxPerSecond: c.MaxObjectsPerSecond, maxAdded: c.MaxAddedLatency, maxParallel: c.MaxParallel, logger: c.Logger.WithName("migrate"),
 	}, nil
 }
@@ -74,15 +90,22 @@ func (m *migrator) options(job claim.Job) migrateapi.Options {
 	return o
 }
 
+// bounded are the options of a job within its bound of patches per second. They hold until stop is called.
+func (m *migrator) bounded(job claim.Job) (o migrateapi.Options, stop func()) {
+	o = m.options(job)
+	o.Pacer, stop = pace.New(pace.Bounds{MaxPerSecond: int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))}, nil, clock.RealClock{})
+	return o, stop
+}
+
 // Rewrite implements claim.Rewriter.
 func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))}, nil, clock.RealClock{})
+	options, stop := m.bounded(job)
 	defer stop()
-	options := m.options(job)
-	options.Pacer = pacer
+	m.setProven(job.GroupResource, provenAt{})
 	began := time.Now()
+	own := newOwnWrites(m.since(ctx, job))
 	var last claim.Progress
-	result, err := throughapi.Run(ctx, m.engine, job, options, func(p claim.Progress) {
+	result, err := throughapi.Run(ctx, migrateapi.New(m.api.Telling(own.add)), job, options, func(p claim.Progress) {
 		last = p
 		progress(p)
 	})
@@ -91,22 +114,88 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	}
 	progress(proving(result.Progress, last))
 	m.logger.Info("Written", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "objects", result.Total, "took", time.Since(began).String())
-	before, began := processes(m.observer.replicas()), time.Now()
-	proof, err := m.prover.prove(ctx, job, migrateapi.Turns(options))
+	before, began := m.observer.replicas(), time.Now()
+	proof, listed, err := m.prover.prove(ctx, job, exam{replicas: before, turn: migrateapi.Turns(options), later: own.later})
 	if err != nil {
 		return result, fmt.Errorf("prove what is stored: %w", err)
 	}
 	if err := m.observer.round(ctx, job.GroupResource); err != nil {
 		return result, err
 	}
-	if after := processes(m.observer.replicas()); !slices.Equal(before, after) {
+	if !slices.Equal(processes(before), processes(m.observer.replicas())) {
 		return result, fmt.Errorf("%w: kube-apiservers came, went or were restarted during the proof", claim.ErrUnproven)
 	}
 	m.logger.Info("Proof", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "holds", proof.Holds(), "verdict", proof.String(), "replicas", len(before), "took", time.Since(began).String())
 	if !proof.Holds() {
 		return result, fmt.Errorf("%w: %s", claim.ErrUnproven, proof)
 	}
+	m.setProven(job.GroupResource, provenAt{job.Encoding, listed})
 	return result, nil
+}
+
+// since is the resourceVersion from before a rewrite; "" if it is not known, as that of one which goes on
+// where another process was.
+func (m *migrator) since(ctx context.Context, job claim.Job) string {
+	if job.Resume != "" {
+		return ""
+	}
+	since, err := again(ctx, func() (string, error) {
+		_, now, err := m.prover.listable(ctx, job)
+		return now, err
+	})
+	if err != nil {
+		return "" // the rewrite says it
+	}
+	return since
+}
+
+// lastLook examines, directly before storedVersions are pruned, what was written after the proof; after a
+// restart of this process everything. A kube-apiserver gives a create up whose etcd does not answer, and etcd
+// may do it much later: it is stored in the version of then. An error keeps storedVersions, and if there
+// was such an object everything is migrated and proven anew.
+func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
+	m.mu.Lock()
+	proven := m.proven[job.GroupResource]
+	m.mu.Unlock()
+	if proven.encoding != job.Encoding {
+		proven = provenAt{encoding: job.Encoding}
+	}
+	options, stop := m.bounded(job)
+	defer stop()
+	proof, listed, err := m.prover.prove(ctx, job, exam{
+		replicas: m.observer.replicas(), turn: migrateapi.Turns(options), last: true, later: newOwnWrites(proven.resourceVersion).later,
+	})
+	if err != nil {
+		return fmt.Errorf("look at what was written since the proof: %w", err)
+	}
+	if !proof.Holds() {
+		m.observer.found(job.GroupResource)
+		return fmt.Errorf("written since the proof: %s", proof)
+	}
+	m.setProven(job.GroupResource, provenAt{job.Encoding, listed})
+	return nil
+}
+
+// lastLookAt is a trigger's LastLook.
+func (m *migrator) lastLookAt(ctx context.Context, gr schema.GroupResource, target evolve.Target) error {
+	crd := m.observer.definitions.of(gr)
+	if crd == nil {
+		return fmt.Errorf("the definition of %s is gone", gr)
+	}
+	return m.lastLook(ctx, jobOf(crd, target.Encoding))
+}
+
+// jobOf is a job for a definition's objects, in the version that is stored first.
+func jobOf(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) claim.Job {
+	versions, _ := served(crd)
+	slices.SortStableFunc(versions, func(a, b string) int { return strings.Compare(rank(a, encoding), rank(b, encoding)) })
+	return claim.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}
+}
+
+func (m *migrator) setProven(gr schema.GroupResource, at provenAt) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.proven[gr] = at
 }
 
 // proving is the progress of a rewrite that is complete. Another process begins it where the last one

@@ -294,6 +294,15 @@ func (o *observer) tell(gr schema.GroupResource) {
 	_ = o.broadcast.Action(action, sv.DeepCopy())
 }
 
+// found notes that an object was found which is stored in another way than all agree on.
+func (o *observer) found(gr schema.GroupResource) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if crd := o.definitions.of(gr); crd != nil && o.memory.Found(gr, storedVersions(crd)) {
+		o.tell(gr)
+	}
+}
+
 // custom says whether a StorageVersion is a custom resource's, whose definition may be gone.
 func custom(sv *apiserverinternalv1alpha1.StorageVersion) bool {
 	return sv != nil && storageversion.MadeFor(sv) != ""

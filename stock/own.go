@@ -214,7 +214,7 @@ func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefin
 	if standing.Why != "" || err != nil {
 		return standing, err
 	}
-	of := evolve.Ref{UID: seen.UID, Epoch: seen.History.Epoch}
+	of := refOf(seen)
 	if p, ok := o.proven[gr]; !ok || p.crd != crd.UID || p.of != of {
 		delete(o.proven, gr)
 		if err := o.migrate(ctx, crd, encoding); err != nil {
@@ -224,6 +224,10 @@ func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefin
 		return Standing{Why: "all objects are stored in " + string(encoding), Again: time.Nanosecond}, nil // everything is read again
 	}
 	return o.prune(ctx, crd, encoding)
+}
+
+func refOf(seen observed.Resource) evolve.Ref {
+	return evolve.Ref{UID: seen.UID, Epoch: seen.History.Epoch}
 }
 
 // read reads a definition, and notes what it says to store; nil if there is none.
@@ -283,11 +287,7 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 
 // migrate has all objects written anew, and proves it.
 func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) error {
-	versions, _ := served(crd)
-	slices.SortStableFunc(versions, func(a, b string) int { // the stored one first
-		return strings.Compare(rank(a, encoding), rank(b, encoding))
-	})
-	result, err := o.migrator.Rewrite(ctx, claim.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}, func(claim.Progress) {})
+	result, err := o.migrator.Rewrite(ctx, jobOf(crd, encoding), func(claim.Progress) {})
 	if err != nil || result.Failed == 0 {
 		return err
 	}
@@ -311,16 +311,28 @@ func versionOf(e agree.Encoding) string {
 	return version
 }
 
-// prune sets storedVersions, if it is time. The definition was read before the replicas were
-// asked, and is written only if it has not changed since.
+// prune sets storedVersions, if it is time, and nothing was written in another version since the proof. The
+// definition was read before the replicas were asked, and is written only if it has not changed since.
 func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) (Standing, error) {
-	now := evolve.Observation{Resource: resourceOf(crd), Now: o.config.Clock.Now(), CRD: &evolve.CRD{Name: crd.Name}}
-	policy := observed.Policy(now, crd.Annotations, o.config.Settings, o.proven[resourceOf(crd)].at, true)
+	gr := resourceOf(crd)
+	proven := o.proven[gr]
+	now := evolve.Observation{Resource: gr, Now: o.config.Clock.Now(), CRD: &evolve.CRD{Name: crd.Name}}
+	policy := observed.Policy(now, crd.Annotations, o.config.Settings, proven.at, true)
 	if policy.KeepStored != "" {
 		return Standing{Why: policy.KeepStored, Again: o.config.Poll}, nil
 	}
 	if policy.PruneIn > 0 {
 		return Standing{Why: "storedVersions are kept for a while after the proof", Again: min(policy.PruneIn, o.config.Poll)}, nil
+	}
+	if err := o.migrator.lastLook(ctx, jobOf(crd, encoding)); err != nil {
+		return Standing{}, err
+	}
+	seen, standing, err := o.look(ctx, gr, encoding)
+	if standing.Why != "" || err != nil {
+		return standing, err
+	}
+	if proven.of != refOf(seen) {
+		return Standing{Why: "another version may be stored again", Again: time.Nanosecond}, nil
 	}
 	crd.Status.StoredVersions = []string{versionOf(encoding)}
 	if err := o.objects.Status().Update(ctx, crd); err != nil {

@@ -55,104 +55,121 @@ func newProver(api migrateapi.API, o *observer, c Config) *prover {
 	return &prover{api: api, observer: o, all: c.VerifyAll, clients: map[string]metadata.Interface{}}
 }
 
+// exam says what a prover does.
+type exam struct {
+	replicas []observed.Replica
+	// turn is when a patch may be sent.
+	turn turn
+	// later chooses, by resourceVersion, objects that one replica patches in any case: what wrote them
+	// came late, and may have stored any version. Nil: none.
+	later func(resourceVersion string) bool
+	// last says that nothing else is patched than these, and the first of them by every replica: the
+	// others are as they were in the proof.
+	last bool
+}
+
 // turn waits until a patch may be sent. Its sender tells done how it ended.
 type turn func(context.Context) (done func(error), err error)
 
 // prove has every replica patch the objects of a resource, or a sample of them, each when it is its
-// turn.
-func (p *prover) prove(ctx context.Context, job claim.Job, t turn) (observed.Proof, error) {
-	replicas := p.observer.replicas()
-	if len(replicas) == 0 {
-		return observed.Proof{}, errors.New("no kube-apiserver answers")
+// turn. It returns the resourceVersion of its list, too.
+func (p *prover) prove(ctx context.Context, job claim.Job, how exam) (observed.Proof, string, error) {
+	if len(how.replicas) == 0 {
+		return observed.Proof{}, "", errors.New("no kube-apiserver answers")
 	}
-	return p.through(ctx, replicas, job, t)
-}
-
-func (p *prover) through(ctx context.Context, replicas []observed.Replica, job claim.Job, t turn) (observed.Proof, error) {
-	pass := &provingPass{prover: p, replicas: replicas, turn: t}
-	listed, err := p.listing(ctx, job, pass)
-	if err != nil {
-		return observed.Proof{}, err
+	if how.later == nil {
+		how.later = func(string) bool { return false }
 	}
+	pass := &provingPass{prover: p, exam: how}
+	var err error
+	if pass.resource, _, err = p.listable(ctx, job); err != nil {
+		return observed.Proof{}, "", err
+	}
+	pass.status = p.observer.definitions.statusOf(pass.resource)
 	group, ctx := errgroup.WithContext(ctx)
-	objects := make(chan metav1.PartialObjectMetadata)
+	objects := make(chan examinee)
 	group.Go(func() error {
 		defer close(objects)
-		return workers.Do(ctx, "prove-list", func() error { return listed(ctx, objects) })
+		return workers.Do(ctx, "prove-list", func() error { return pass.list(ctx, objects) })
 	})
 	for range proveParallel {
 		group.Go(func() error { return workers.Do(ctx, "prove", func() error { return pass.examineAll(ctx, objects) }) })
 	}
 	if err := group.Wait(); err != nil {
-		return observed.Proof{}, err
+		return observed.Proof{}, "", err
 	}
-	return pass.proof, nil
+	return pass.proof, pass.listed, nil
 }
 
 // provingPass is one proof.
 type provingPass struct {
 	*prover
+	exam
 	resource schema.GroupVersionResource
 	status   string
-	replicas []observed.Replica
-	turn     turn
+	// listed is the resourceVersion of the list.
+	listed string
 
 	mu    sync.Mutex
 	proof observed.Proof
 }
 
-// listing finds the version in which the objects can be listed, and returns the function that lists them.
-func (p *prover) listing(ctx context.Context, job claim.Job, pass *provingPass) (func(context.Context, chan<- metav1.PartialObjectMetadata) error, error) {
-	var last error
+// examinee is an object with the replicas that are to patch it.
+type examinee struct {
+	metav1.PartialObjectMetadata
+	by []observed.Replica
+}
+
+// listable finds the version in which the objects can be listed, and the resourceVersion that they have now.
+func (p *prover) listable(ctx context.Context, job claim.Job) (schema.GroupVersionResource, string, error) {
+	err := errors.New("no version is served")
 	for _, v := range job.Versions {
-		pass.resource = job.GroupResource.WithVersion(v)
-		pass.status = p.observer.definitions.statusOf(pass.resource)
-		if _, last = p.api.List(ctx, pass.resource, 1, ""); last == nil {
-			break
+		var list *metav1.PartialObjectMetadataList
+		if list, err = p.api.List(ctx, job.GroupResource.WithVersion(v), 1, ""); err == nil {
+			return job.GroupResource.WithVersion(v), list.ResourceVersion, nil
 		}
 	}
-	if last != nil {
-		return nil, last
-	}
-	if p.all {
-		return pass.every, nil
-	}
-	return pass.some, nil
+	return schema.GroupVersionResource{}, "", err
 }
 
-// every sends all objects; some of them twice, if the list has to begin again.
-func (x *provingPass) every(ctx context.Context, to chan<- metav1.PartialObjectMetadata) error {
-	return x.pages(ctx, func() {}, func(m metav1.PartialObjectMetadata) error { return send(ctx, to, m) })
-}
-
-func send(ctx context.Context, to chan<- metav1.PartialObjectMetadata, m metav1.PartialObjectMetadata) error {
-	select {
-	case to <- m:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// some sends a sample, in which every object is as likely as any other.
-func (x *provingPass) some(ctx context.Context, to chan<- metav1.PartialObjectMetadata) error {
+// list sends the objects that are to be patched: all, or those that were written later, and a sample in
+// which every object is as likely as any other. It sends some twice, if it has to begin again.
+func (x *provingPass) list(ctx context.Context, to chan<- examinee) error {
 	var sample []metav1.PartialObjectMetadata
-	seen := 0
+	seen, sent := 0, 0
 	anew := func() { sample, seen = nil, 0 }
+	send := func(m metav1.PartialObjectMetadata, by []observed.Replica) error {
+		select {
+		case to <- examinee{m, by}:
+			sent++
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	err := x.pages(ctx, anew, func(m metav1.PartialObjectMetadata) error {
-		seen++
-		if len(sample) < sampleSize {
+		later := x.later(m.ResourceVersion)
+		switch {
+		case x.all && !x.last, x.last && later && sent < sampleSize:
+			return send(m, x.replicas)
+		case later:
+			one := sent % len(x.replicas)
+			if err := send(m, x.replicas[one:one+1]); err != nil {
+				return err
+			}
+		}
+		if seen++; len(sample) < sampleSize {
 			sample = append(sample, m)
 		} else if i := rand.IntN(seen); i < sampleSize { //nolint:gosec // no secret
 			sample[i] = m
 		}
 		return nil
 	})
-	if err != nil {
+	if err != nil || x.last {
 		return err
 	}
 	for _, m := range sample {
-		if err := send(ctx, to, m); err != nil {
+		if err := send(m, x.replicas); err != nil {
 			return err
 		}
 	}
@@ -162,7 +179,11 @@ func (x *provingPass) some(ctx context.Context, to chan<- metav1.PartialObjectMe
 // pages lists all objects, as little of each as the proof needs.
 func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.PartialObjectMetadata) error) error {
 	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
-		return x.api.List(ctx, x.resource, pageSize, from)
+		page, err := x.api.List(ctx, x.resource, pageSize, from)
+		if err == nil && from == "" {
+			x.listed = page.ResourceVersion
+		}
+		return page, err
 	}
 	return pages(ctx, list, anew, func(page []metav1.PartialObjectMetadata) error {
 		for _, m := range page {
@@ -174,9 +195,9 @@ func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.P
 	})
 }
 
-func (x *provingPass) examineAll(ctx context.Context, objects <-chan metav1.PartialObjectMetadata) error {
-	for m := range objects {
-		e, err := x.examine(ctx, m)
+func (x *provingPass) examineAll(ctx context.Context, objects <-chan examinee) error {
+	for o := range objects {
+		e, err := x.examine(ctx, o)
 		if err != nil {
 			return fmt.Errorf("examine %s: %w", e, err)
 		}
@@ -187,11 +208,12 @@ func (x *provingPass) examineAll(ctx context.Context, objects <-chan metav1.Part
 	return nil
 }
 
-// examine has every replica patch one object; after one that moved it all do so twice more, to
+// examine has an object patched; after a patch that moved it every replica does so twice more, to
 // find out why.
-func (x *provingPass) examine(ctx context.Context, m metav1.PartialObjectMetadata) (observed.Examined, error) {
+func (x *provingPass) examine(ctx context.Context, o examinee) (observed.Examined, error) {
+	m := o.PartialObjectMetadata
 	e := observed.Examined{NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}}
-	for _, r := range x.replicas {
+	for _, r := range o.by {
 		outcome, detail, err := x.probe(ctx, r, &m)
 		if err != nil {
 			return e, err

@@ -82,6 +82,21 @@ func (s *widgetServers) prover(all bool) *prover {
 	}, Config{VerifyAll: all})
 }
 
+// prove has all of them prove, and returns the proof.
+func (s *widgetServers) prove(all bool, how exam) (observed.Proof, error) {
+	if how.replicas = s.replicas; how.turn == nil {
+		how.turn = atOnce
+	}
+	proof, _, err := s.prover(all).prove(s.t.Context(), widgetJob, how)
+	return proof, err
+}
+
+// create stores one more object in this version.
+func (s *widgetServers) create(version string) {
+	s.revision++
+	s.objects = append(s.objects, &widget{revision: s.revision, stored: version})
+}
+
 var widgetJob = claim.Job{GroupResource: widgets, Encoding: "example.com/v2", Versions: []string{"v2"}}
 
 func widgetName(i int) string { return fmt.Sprintf("w%05d", i) }

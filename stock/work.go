@@ -185,10 +185,15 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	}
 	w.observer = o
 	w.policy = newPolicy(c.config.Settings)
+	m, err := newMigrator(c.config.Rest, o, c.config)
+	if err != nil {
+		return nil, err
+	}
 	view := viewOf(c.objects, o, c.config.Instance)
 	ended := func(m *migrationv1alpha1.StorageVersionMigration, status string) { migrationMetrics().Ended(m, status) }
 	w.trigger, err = trigger.New(trigger.Config{
-		Client: view, Kinds: o, Instance: c.config.Instance, Clock: c.config.Clock, Policy: w.policy.of, Ended: ended, Logger: c.config.Logger.WithName("trigger"),
+		Client: view, Kinds: o, Instance: c.config.Instance, Clock: c.config.Clock, Policy: w.policy.of, LastLook: m.lastLookAt, Ended: ended,
+		Logger: c.config.Logger.WithName("trigger"),
 	})
 	if err != nil {
 		return nil, err
@@ -202,10 +207,6 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 		return nil, err
 	}
 	if w.tally, err = tally.New(tally.Config{Client: w.trigger.Reader(c.objects), Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")}); err != nil {
-		return nil, err
-	}
-	m, err := newMigrator(c.config.Rest, o, c.config)
-	if err != nil {
 		return nil, err
 	}
 	w.migrate, err = claim.New(claim.Config{

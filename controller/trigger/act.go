@@ -273,6 +273,9 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 			crd.Status.StoredVersions = []string{v.Name}
 		}
 	}
+	if l.rehearses {
+		return c.cfg.Client.Status().Update(ctx, crd, client.DryRunAll)
+	}
 	if err := c.cfg.Client.Status().Update(ctx, crd); err != nil {
 		return err
 	}

@@ -27,6 +27,8 @@ type look struct {
 	crd        *apiextensionsv1.CustomResourceDefinition
 	// aggregated is the StorageState's AggregatedAnnotation, by the StorageVersion.
 	aggregated string
+	// rehearses has a prune tried only: a last look, which may take long, is in vain where it is refused.
+	rehearses bool
 }
 
 // migrations lists the migrations of a resource.

@@ -31,6 +31,8 @@ const (
 	stepTimeout = 30 * time.Second
 	// tellPeriod is how often an error is logged that goes on.
 	tellPeriod = time.Minute
+	// lastLookPause is the time between two last looks of a resource.
+	lastLookPause = 10 * time.Second
 	// byResource indexes migrations.
 	byResource = "resource"
 )
@@ -46,6 +48,12 @@ type run struct {
 	starting map[schema.GroupResource]bool
 	// told is when errors were logged, by their text without the resource's name.
 	told map[string]time.Time
+	// looking are the resources whose last look is under way, looked the targets of those that ended well,
+	// until the next look.
+	looking map[schema.GroupResource]bool
+	looked  map[schema.GroupResource]evolve.Target
+	// lookers are the goroutines of last looks.
+	lookers sync.WaitGroup
 	// seen is nil until everything has been read once. The Controller's mu guards it.
 	seen *seen
 }
@@ -59,6 +67,7 @@ func newRun(c *Controller) *run {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
 		starting: map[schema.GroupResource]bool{}, told: map[string]time.Time{},
+		looking: map[schema.GroupResource]bool{}, looked: map[schema.GroupResource]evolve.Target{},
 	}
 }
 
@@ -89,6 +98,7 @@ func (c *Controller) Run(ctx context.Context) {
 		}
 	}
 	wg.Wait()
+	r.lookers.Wait()
 }
 
 func (c *Controller) setCurrent(r *run) {
@@ -150,6 +160,9 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 		return
 	}
 	r.queue.Forget(gr)
+	if result.LastLook != nil {
+		r.lookLast(ctx, gr, *result.LastLook)
+	}
 	switch {
 	case result.Again:
 		r.queue.Add(gr)
@@ -172,11 +185,43 @@ func (r *run) news(gr schema.GroupResource, err error) bool {
 	return true
 }
 
-// timely is Step within stepTimeout; a count that it asks for takes its own time.
+// timely is Step within stepTimeout; a count, or a last look, that it asks for takes its own time.
 func (r *run) timely(ctx context.Context, gr schema.GroupResource) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	return r.Step(ctx, gr)
+	r.mu.Lock()
+	looked := r.looked[gr]
+	delete(r.looked, gr)
+	r.mu.Unlock()
+	return r.step(ctx, gr, looked)
+}
+
+// lookLast begins a last look, unless one is under way, and has the resource looked at again after it.
+// That may take as long as a migration, in which heartbeats go on.
+func (r *run) lookLast(ctx context.Context, gr schema.GroupResource, target evolve.Target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.looking[gr] {
+		return
+	}
+	r.looking[gr] = true
+	r.lookers.Go(func() {
+		err := workers.Do(ctx, "last-look", func() error { return r.cfg.LastLook(ctx, gr, target) })
+		r.mu.Lock()
+		delete(r.looking, gr)
+		if err == nil {
+			r.looked[gr] = target
+		}
+		r.mu.Unlock()
+		if err == nil {
+			r.queue.Add(gr)
+			return
+		}
+		if ctx.Err() == nil {
+			r.cfg.Logger.Info("storedVersions are not pruned", "resource", gr.String(), "reason", err.Error())
+		}
+		r.queue.AddAfter(gr, lastLookPause)
+	})
 }
 
 func (r *run) setStarting(gr schema.GroupResource, starting bool) {

@@ -98,6 +98,9 @@ type Config struct {
 	// Policy says what the trigger may do by itself, by an observation and the definition that
 	// it was made with, if there is one. Nil: everything.
 	Policy func(o evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) evolve.Policy
+	// LastLook, if not nil, looks once more, directly before storedVersions are pruned, at what may be stored
+	// in another encoding than the target's. It takes its own time; an error keeps storedVersions.
+	LastLook func(ctx context.Context, gr schema.GroupResource, target evolve.Target) error
 	// Ended is told every migration that the trigger has ended, with the status Failed or,
 	// for one that was deleted before its end, Aborted. Nil: nobody is.
 	Ended func(m *migrationv1alpha1.StorageVersionMigration, status string)
@@ -166,6 +169,9 @@ type Result struct {
 	// Count, if not nil, is the target for which the stored values have to be counted, by
 	// Controller.Count, before more can be decided; nothing was done.
 	Count *evolve.Target
+	// LastLook, if not nil, is the target for which there has to be a last look before storedVersions are
+	// pruned; the rest was done.
+	LastLook *evolve.Target
 	// Again says that the look changed what the next one will decide.
 	Again bool
 	// After is when to look again even if nothing changes; 0 is never.
@@ -179,6 +185,11 @@ type Result struct {
 // what was done stands. An action that fails does not hold up those that are independent of it:
 // one that can never succeed would do so for ever.
 func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result, error) {
+	return c.step(ctx, gr, evolve.Target{})
+}
+
+// step is Step, directly after a last look for a target, if there was one.
+func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked evolve.Target) (Result, error) {
 	var result Result
 	l, err := c.look(ctx, gr)
 	if err != nil {
@@ -206,14 +217,20 @@ func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result,
 		if failed != nil && evolve.Dependent(action) {
 			continue
 		}
+		p, prunes := action.(evolve.Prune)
+		l.rehearses = prunes && c.cfg.LastLook != nil && looked != p.Target
 		if err := c.act(ctx, l, action); err != nil {
 			failed = cmp.Or(failed, fmt.Errorf("%s: %s: %w", gr, action, err))
-			if _, prunes := action.(evolve.Prune); prunes && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+			if prunes && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
 				refused = err.Error()
 			}
 			if changed(err) && !apierrors.IsAlreadyExists(err) {
 				break // the others were decided on the same look
 			}
+			continue
+		}
+		if l.rehearses {
+			result.LastLook = &p.Target
 			continue
 		}
 		result.add(action)

@@ -19,6 +19,8 @@ type Client struct {
 	rest *rest.RESTClient
 	// through names the subresource that patches go to, empty for the resource itself.
 	through func(schema.GroupVersionResource) string
+	// wrote, if not nil, is told the resourceVersion that each object has after its patch.
+	wrote func(resourceVersion string)
 }
 
 var _ API = (*Client)(nil)
@@ -39,7 +41,13 @@ func NewClient(config *rest.Config) (*Client, error) {
 // in the way of a patch of the status than of one of the object: no validation of the rest,
 // and fewer webhooks.
 func (c *Client) Through(of func(schema.GroupVersionResource) string) *Client {
-	return &Client{rest: c.rest, through: of}
+	return &Client{rest: c.rest, through: of, wrote: c.wrote}
+}
+
+// Telling returns a Client that tells the resourceVersion which each object has after its patch, by
+// several goroutines at once.
+func (c *Client) Telling(wrote func(resourceVersion string)) *Client {
+	return &Client{rest: c.rest, through: c.through, wrote: wrote}
 }
 
 // fieldManager is the owner of the fields that the patches change: there are none.
@@ -64,9 +72,15 @@ func (c *Client) Get(ctx context.Context, resource schema.GroupVersionResource, 
 // Patch implements API. There is nothing in a patch to be validated strictly, which costs
 // the server a second decoding.
 func (c *Client) Patch(ctx context.Context, resource schema.GroupVersionResource, object types.NamespacedName, patch []byte) error {
-	return c.request("PATCH", resource, object, "PartialObjectMetadata").Suffix(c.through(resource)).
+	answer := c.request("PATCH", resource, object, "PartialObjectMetadata").Suffix(c.through(resource)).
 		SetHeader("Content-Type", string(types.MergePatchType)).
-		Param("fieldManager", fieldManager).Param("fieldValidation", metav1.FieldValidationIgnore).Body(patch).Do(ctx).Error()
+		Param("fieldManager", fieldManager).Param("fieldValidation", metav1.FieldValidationIgnore).Body(patch).Do(ctx)
+	now := &metav1.PartialObjectMetadata{}
+	if err := answer.Error(); err != nil || c.wrote == nil || answer.Into(now) != nil {
+		return err
+	}
+	c.wrote(now.ResourceVersion)
+	return nil
 }
 
 // request begins one for an object, or for all if it has no name, whose answer is only its

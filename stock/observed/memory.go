@@ -128,6 +128,23 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 	return changed
 }
 
+// Found has everything of a resource migrated and proven once more: an object was found that is stored in
+// another way than all agree on, in any of these versions.
+func (m *Memory) Found(gr schema.GroupResource, stored []agree.Encoding) (known bool) {
+	k := m.resources[gr]
+	if k == nil {
+		return false
+	}
+	for _, e := range stored {
+		k.History = k.History.Next(append(slices.Clone(k.Reports), agree.Report{Server: definitionReporter, Encoding: e}))
+	}
+	k.History = k.History.Next(k.Reports)
+	if k.Common != "" {
+		k.agreed = k.History.Epoch
+	}
+	return true
+}
+
 // concerned are the resources that a round tells of, in their order.
 func (m *Memory) concerned(r Round) []schema.GroupResource {
 	if r.Only != (schema.GroupResource{}) {

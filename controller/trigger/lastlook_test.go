@@ -1,0 +1,66 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// Before storedVersions are pruned there is a last look. One that fails keeps them, and there is none where
+// the pruning would be refused.
+func TestLastLook(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	looks := 0
+	answer := errors.New("an object is stored in v1")
+	c.cfg.LastLook = func(_ context.Context, gr schema.GroupResource, target evolve.Target) error {
+		if looks++; gr != cronJobs || target.Encoding != v2 {
+			t.Errorf("the last look is at %s for %s", gr, target)
+		}
+		return answer
+	}
+	w.crd("v2", "v1", "v2")
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	one := func() {
+		r.one(t.Context(), cronJobs)
+		r.lookers.Wait()
+	}
+	is := func(when string, want int, stored ...string) {
+		t.Helper()
+		if got := w.changeCRD(nil).Status.StoredVersions; looks != want || !slices.Equal(got, stored) {
+			t.Errorf("%s: storedVersions are %v, after %d last looks; want %v, %d", when, got, looks, stored, want)
+		}
+	}
+	w.before = func(call string) error {
+		if strings.HasPrefix(call, "status CustomResource") {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded"))
+		}
+		return nil
+	}
+	for range 3 {
+		one()
+	}
+	is("refused", 0, "v1", "v2")
+	if w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
+		t.Error("it is not told that it is refused")
+	}
+	w.before = nil
+	one()
+	is("the last look has failed", 1, "v1", "v2")
+	answer = nil
+	one()
+	is("the last look has ended well", 2, "v1", "v2")
+	one()
+	is("after that", 2, "v2")
+}

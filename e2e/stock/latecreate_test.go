@@ -1,0 +1,155 @@
+package stock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/beside/itself"
+	"github.com/concord-dev/concord/stock/observed"
+)
+
+// A kube-apiserver gives up a create that etcd does not answer, as in a partition. etcd does it much later: after
+// all have agreed on another version, everything was migrated and proven, and directly before the pruning.
+func TestLateCreate(t *testing.T) {
+	const objects, late = 50, 50
+	c := beside.New(t, itself.Programs)
+	a := c.APIServer("a")
+	etcd := newHolding(t, strings.TrimPrefix(c.Etcd.Endpoint, "unix://"), beside.ObjectName(late))
+	b := c.Start(func(flags ...string) *exec.Cmd {
+		for i, flag := range flags {
+			if strings.HasPrefix(flag, "--etcd-servers=") {
+				flags[i] = "--etcd-servers=http://" + etcd.Addr().String()
+			}
+		}
+		return itself.Programs.APIServer(flags...)
+	}, "b")
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, nil)
+	prune := func(when string) {
+		t.Helper()
+		if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+			metav1.SetMetaDataAnnotation(&crd.ObjectMeta, observed.PruneAnnotation, when)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prune("never")
+	a.Controllers("controllers", itself.Quick())
+	w.AwaitStored(beside.V1, beside.V1)
+	object := w.Object(late)
+	object.SetAPIVersion(beside.V1)
+	path := fmt.Sprintf("/apis/%s/v1/namespaces/%s/%s", beside.Group, beside.Namespace, w.Plural)
+	body, err := object.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = b.Kube().Discovery().RESTClient().Post().AbsPath(path).Param("timeout", "2s").SetHeader("Content-Type", "application/json").Body(body).Do(t.Context()).Error()
+	if !apierrors.IsTimeout(err) {
+		t.Fatalf("the create was not held: %v", err)
+	}
+	t.Logf("the create is given up: %v", err)
+	w.Store("v2")
+	w.AwaitStored(beside.V2, beside.V2)
+	etcd.release()
+	beside.Eventually(t, beside.Patience, "the create is done", func(ctx context.Context) error {
+		counts, err := w.Stored(ctx, 0)
+		if counts[beside.V1] != 1 {
+			err = errors.Join(err, fmt.Errorf("stored are %v", counts))
+		}
+		return err
+	})
+	prune("now")
+	w.AwaitPruned(objects + 1)
+	if err := w.TakeOut(); err != nil {
+		t.Errorf("v1 cannot be taken out: %v", err)
+	}
+}
+
+// holding is a proxy of a socket that holds back what a connection brings from the first request on that has this
+// text, until it is released, and what comes after that request for ever.
+type holding struct {
+	net.Listener
+	to   string // its path
+	text []byte
+
+	met      atomic.Bool
+	released chan struct{}
+	running  sync.WaitGroup
+}
+
+func newHolding(t *testing.T, to, text string) *holding {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &holding{Listener: listener, to: to, text: []byte(text), released: make(chan struct{})}
+	h.running.Go(h.serve)
+	t.Cleanup(func() { _ = listener.Close() })
+	return h
+}
+
+func (h *holding) release() { close(h.released) }
+
+func (h *holding) serve() {
+	for {
+		from, err := h.Accept()
+		if err != nil {
+			return
+		}
+		to, err := net.Dial("unix", h.to)
+		if err != nil {
+			_ = from.Close()
+			continue
+		}
+		go func() {
+			_ = pump(from, to, nil)
+			_ = from.Close()
+		}()
+		go func() {
+			if pump(to, from, h.held) != nil {
+				return // the request was released: etcd has it alone
+			}
+			_ = to.Close()
+		}()
+	}
+}
+
+var errReleased = errors.New("released")
+
+// held holds the first bytes back that have the text.
+func (h *holding) held(chunk []byte) error {
+	if !bytes.Contains(chunk, h.text) || h.met.Swap(true) {
+		return nil
+	}
+	<-h.released
+	return errReleased
+}
+
+// pump copies until an end, or an error of seen, after which it copies no more than what it has seen.
+func pump(to, from net.Conn, seen func([]byte) error) error {
+	chunk := make([]byte, 1<<16)
+	for {
+		n, err := from.Read(chunk)
+		var end error
+		if seen != nil {
+			end = seen(chunk[:n])
+		}
+		if _, written := to.Write(chunk[:n]); end != nil || written != nil || err != nil {
+			return end
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package stock
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/metadata"
+
+	migrateapi "github.com/concord-dev/concord/migrate/api"
+	"github.com/concord-dev/concord/migrate/claim"
+)
+
+// newLateWorld has n objects, which are stored in v2, and a definition that stores v1.
+func newLateWorld(t *testing.T, n int) (*ownWorld, *widgetServers) {
+	t.Helper()
+	w, s := newOwnWorld(t), startWidgets(t, n, "v1")
+	for _, o := range s.objects {
+		o.stored = "v2"
+	}
+	api, err := migrateapi.NewClient(s.config())
+	must(t, err)
+	w.migrator.api, w.migrator.prover.api = api, api
+	objects, err := metadata.NewForConfig(s.config())
+	must(t, err)
+	w.migrator.prover.clients[strings.TrimPrefix(w.config.Rest.Host, "https://")] = objects
+	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+	w.step()
+	w.pass(time.Minute)
+	return w, s
+}
+
+// A create that was given up, and that etcd does much later, is stored in the version of then. If it comes
+// between the proof and the pruning, nothing is pruned before everything is migrated and proven anew.
+func TestLateCreate(t *testing.T) {
+	w, s := newLateWorld(t, 3)
+	w.config.Settings.PruneAfter = time.Minute
+	if got := w.step(); got.Done || !strings.Contains(got.Why, "kept for a while") {
+		t.Fatalf("proven: %+v", got)
+	}
+	s.create("v2")
+	w.pass(time.Minute)
+	if got := w.step(); got.Done || !strings.Contains(got.Why, "default/w00003") {
+		t.Errorf("when it is time to prune: %+v", got)
+	}
+	s.create("v2") // the last look had none of it
+	w.pass(10 * time.Second)
+	if got := w.step(); got.Done || !strings.Contains(got.Why, "kept for a while") {
+		t.Errorf("proven anew: %+v", got)
+	}
+	w.pass(time.Minute)
+	patches := s.patches
+	if got := w.step(); !got.Done || s.patches != patches {
+		t.Errorf("at last: %+v, with %d patches", got, s.patches-patches)
+	}
+	if slices.ContainsFunc(s.objects, func(o *widget) bool { return o.stored != "v1" }) {
+		t.Error("an object is stored in v2")
+	}
+}
+
+// Such a create may also come while objects are written anew, of which the list knows nothing. The writes of
+// the migration are not patched once more for that, unless another process began it.
+func TestLateCreateWhileMigrating(t *testing.T) {
+	const objects = sampleSize + 50
+	for _, tc := range []struct {
+		name, resume string
+		late         bool
+		patches      int
+	}{
+		{"none", "", false, objects + sampleSize},
+		{"one", "", true, 0},
+		{"one, and another process began", `{"Continue":"100"}`, true, 0},
+		{"none, and another process began", `{"Continue":"100"}`, false, objects - 100 + 100 + sampleSize},
+	} {
+		w, s := newLateWorld(t, objects)
+		if tc.resume != "" {
+			for _, o := range s.objects[:100] {
+				o.stored = "v1"
+			}
+		}
+		last := objects
+		if tc.resume != "" {
+			last -= 100
+		}
+		s.patched = func(int) error {
+			if tc.late && s.patches == last {
+				s.create("v2")
+			}
+			return nil
+		}
+		job := jobOf(widgetDefinition("a", 2, "v1", "v2", "v1"), "example.com/v1")
+		job.Resume = tc.resume
+		must(t, w.observer.round(t.Context(), widgets))
+		_, err := w.migrator.Rewrite(t.Context(), job, func(claim.Progress) {})
+		if tc.late != errors.Is(err, claim.ErrUnproven) || !tc.late && (err != nil || s.patches != tc.patches) {
+			t.Errorf("%s: %d patches, %v", tc.name, s.patches, err)
+		}
+	}
+}
+
+// The StorageVersion tells of what was found as of a version that all have stored since.
+func TestFound(t *testing.T) {
+	o := newTestObserver(t, widgetDefinition("a", 2, "v2", "v1", "v2"))
+	o.observing(widgets, "Widget", "example.com/v2", 0)
+	o.definitions.heard(o.definitions.defined(widgets))
+	before, _ := o.memory.Of(widgets)
+	told, err := o.watch()
+	must(t, err)
+	defer told.Stop()
+	<-told.ResultChan()
+	o.found(widgets)
+	<-told.ResultChan()
+	now, _ := o.memory.Of(widgets)
+	if now.Common != before.Common || now.Common == "" || now.UID != before.UID || now.History.Last["example.com/v1"] <= before.History.Epoch || now.History.Epoch <= before.History.Epoch {
+		t.Errorf("known was %+v, and is %+v", before, now)
+	}
+	o.observing(widgets, "Widget", "example.com/v2", time.Second)
+	if again, _ := o.memory.Of(widgets); again.History.Epoch != now.History.Epoch {
+		t.Errorf("then it is %+v", again)
+	}
+}
