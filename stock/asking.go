@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -44,7 +45,8 @@ type asking struct {
 	timeout  time.Duration
 	clock    clock.Clock
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	places observed.Places
 	// clients are by address.
 	clients map[string]*discovery.DiscoveryClient
 }
@@ -85,11 +87,19 @@ func (a *asking) find(ctx context.Context) (found, error) {
 		f.replicas = together(f.replicas)
 		return f, nil
 	}
-	if unplaced {
-		err = a.place(ctx, f.replicas)
+	a.mu.Lock()
+	f.replicas = a.places.Take(f.replicas, a.clock.Now())
+	a.mu.Unlock()
+	endpoints, err := a.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	if apierrors.IsForbidden(err) && !unplaced { // an operator may lack the right: then endpoints are not counted
+		endpoints, err = &discoveryv1.EndpointSliceList{}, nil
 	}
+	if err != nil {
+		return found{}, fmt.Errorf("list the EndpointSlices of default/kubernetes: %w", err)
+	}
+	assign(f.replicas, addresses(endpoints.Items))
 	f.replicas = observed.Apart(f.replicas)
-	return f, err
+	return f, nil
 }
 
 // anyReplica stands for the replica that answers behind one address of all.
@@ -116,17 +126,6 @@ func replicaOf(lease *coordinationv1.Lease) observed.Replica {
 	return r
 }
 
-// place gives endpoints to replicas whose Lease names no address, in order, if there are as
-// many of both.
-func (a *asking) place(ctx context.Context, replicas []observed.Replica) error {
-	slices, err := a.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
-	if err != nil {
-		return fmt.Errorf("list the EndpointSlices of default/kubernetes: %w", err)
-	}
-	assign(replicas, addresses(slices.Items))
-	return nil
-}
-
 func addresses(items []discoveryv1.EndpointSlice) []string {
 	var all []string
 	for _, slice := range items {
@@ -142,23 +141,23 @@ func addresses(items []discoveryv1.EndpointSlice) []string {
 	return slices.Compact(all)
 }
 
+// assign gives endpoints to replicas whose Lease names no address, in order, if there are as
+// many of both.
 func assign(replicas []observed.Replica, addresses []string) {
 	free := slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
 		return slices.ContainsFunc(replicas, func(r observed.Replica) bool { return r.Address == address })
 	})
-	unplaced := 0
-	for _, r := range replicas {
-		if r.Address == "" {
-			unplaced++
+	var unplaced []*observed.Replica
+	for i := range replicas {
+		if r := &replicas[i]; r.Address == "" && r.Nowhere == "" {
+			unplaced = append(unplaced, r)
 		}
 	}
-	if unplaced != len(free) {
+	if len(unplaced) != len(free) {
 		return
 	}
-	for i := range replicas {
-		if replicas[i].Address == "" {
-			replicas[i].Address, free = free[0], free[1:]
-		}
+	for i, r := range unplaced {
+		r.Address = free[i]
 	}
 }
 
@@ -206,6 +205,10 @@ func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, rem
 	defer cancel()
 	answer, err := a.discover(ctx, r.Address, group, remote)
 	if err != nil {
+		nobody := slices.ContainsFunc([]error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH}, func(e error) bool { return errors.Is(err, e) })
+		a.mu.Lock()
+		a.places.Missed(r.Process, nobody, a.clock.Now())
+		a.mu.Unlock()
 		// Without the parts that differ from one time to the next.
 		return observed.Answer{Failed: strings.TrimSpace("does not answer at "+r.Address) + ": " + brief(err)}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -16,10 +18,13 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -96,6 +101,52 @@ func TestFind(t *testing.T) {
 			t.Errorf("%s: it is not asked since it %q", tc.name, why)
 		}
 	}
+}
+
+// Endpoints are not counted for who may not read them.
+func TestFindForbidden(t *testing.T) {
+	for address, fails := range map[string]bool{"10.0.0.1:6443": false, "": true} {
+		kube := fake.NewClientset(lease("a", address, 0), endpoints("10.0.0.1", "10.0.0.2"))
+		kube.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", errors.New("no right"))
+		})
+		found, err := (&asking{kube: kube, clock: testclock.NewFakeClock(now)}).find(t.Context())
+		if (err != nil) != fails || !fails && len(found.replicas) != 1 {
+			t.Errorf("address %q: %+v, %v", address, found, err)
+		}
+	}
+}
+
+// A kube-apiserver that deletes its Lease when it begins to end is asked on, and counts, until nobody is there.
+func TestFindEnding(t *testing.T) {
+	answers := true
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"major":"1","minor":"37"}`))
+	}))
+	defer server.Close()
+	kube := fake.NewClientset(lease("a", strings.TrimPrefix(server.URL, "https://"), 0))
+	a := &asking{kube: kube, clock: testclock.NewFakeClock(now), config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, timeout: time.Minute}
+	is := func(when string, want int) {
+		t.Helper()
+		found, err := a.find(t.Context())
+		if err != nil || len(found.replicas) != want {
+			t.Fatalf("%s: %+v, %v", when, found.replicas, err)
+		}
+		for _, r := range found.replicas {
+			if got := a.ask(t.Context(), r, nil, nil); (got.Failed == "") != answers {
+				t.Errorf("%s: it answers %+v", when, got)
+			}
+		}
+	}
+	is("it has a Lease", 1)
+	must(t, kube.CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+	is("it ends", 1)
+	is("it ends still", 1)
+	server.Close()
+	answers = false
+	is("nobody is there", 1)
+	is("that is known", 0)
 }
 
 // Concord servers are told by their Leases; the Lease that upstream's code keeps in their

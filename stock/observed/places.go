@@ -1,0 +1,83 @@
+package observed
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Lingers is for how long a process is waited for that has no Lease any more and does not answer: nobody can tell
+// a host that is gone from one that is silent. For as long a process counts as several after its Lease told two
+// addresses.
+const Lingers = 10 * time.Minute
+
+// Places remembers where processes were reached. The zero value knows none.
+//
+// A kube-apiserver that ends deletes its Lease first, since 1.37, and serves on for a while. So one whose Lease
+// is gone stays among the replicas, at its last address, until nobody is there.
+//
+// kube-apiservers of one hostname share a Lease: its holder stays, and its address is that of the one that renewed
+// it last.
+type Places struct {
+	known map[Process]*place
+}
+
+type place struct {
+	Replica
+	// told are the addresses of its Lease, with the time when each was seen last.
+	told map[string]time.Time
+	// gone is since when it has no Lease; zero while it has one.
+	gone time.Time
+}
+
+// Take notes the replicas that have Leases now, and returns them with those that are to be asked all the same, by
+// name.
+func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
+	if p.known == nil {
+		p.known = map[Process]*place{}
+	}
+	all, taken := slices.Clone(replicas), map[string]bool{"": true}
+	here := map[Process]bool{}
+	for i, r := range all {
+		k := p.known[r.Process]
+		if k == nil {
+			k = &place{told: map[string]time.Time{}}
+			p.known[r.Process] = k
+		}
+		if r.Address != "" {
+			k.told[r.Address] = now
+		}
+		maps.DeleteFunc(k.told, func(_ string, at time.Time) bool { return now.Sub(at) >= Lingers })
+		k.Replica, k.gone = r, time.Time{}
+		here[r.Process], taken[r.Address] = true, true
+		if len(k.told) > 1 {
+			all[i].Address = ""
+			all[i].Nowhere = "has told several addresses, " + strings.Join(slices.Sorted(maps.Keys(k.told)), " and ") +
+				", and nobody knows how many share its Lease: give each host of a kube-apiserver a name of its own"
+		}
+	}
+	for process, k := range p.known {
+		switch {
+		case here[process]:
+		case taken[k.Address]: // another process has come in its place
+			delete(p.known, process)
+		default:
+			if k.gone.IsZero() {
+				k.gone = now
+			}
+			all = append(all, k.Replica)
+		}
+	}
+	slices.SortFunc(all, func(a, b Replica) int { return cmp.Or(cmp.Compare(a.Lease, b.Lease), cmp.Compare(a.Holder, b.Holder)) })
+	return all
+}
+
+// Missed notes that a replica did not answer. One without a Lease is forgotten when its host says that nobody is
+// there, and at last when it says nothing.
+func (p *Places) Missed(process Process, nobody bool, now time.Time) {
+	if k := p.known[process]; k != nil && !k.gone.IsZero() && (nobody || now.Sub(k.gone) >= Lingers) {
+		delete(p.known, process)
+	}
+}

@@ -1,0 +1,82 @@
+package observed
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/concord-dev/concord/agree"
+)
+
+// A process whose Lease is gone is asked on at its last address, as long as it answers, or nobody has come in its
+// place, or its host says that nobody is there, or nothing for Lingers.
+func TestPlacesEnding(t *testing.T) {
+	at := func(name, holder, address string) Replica {
+		return Replica{Process: Process{Lease: agree.ServerID(name), Holder: holder}, Address: address}
+	}
+	a, b := at("a", "1", "10.0.0.1:6443"), at("b", "1", "10.0.0.2:6443")
+	for name, tc := range map[string]struct {
+		after         time.Duration
+		missed, knows bool // that nobody is there
+		now           []Replica
+		want          string
+	}{
+		"it answers":                           {2 * Lingers, false, false, []Replica{a}, "a/1 b/1"},
+		"it is silent":                         {Lingers - time.Second, true, false, []Replica{a}, "a/1 b/1"},
+		"it is silent for long":                {Lingers, true, false, []Replica{a}, "a/1"},
+		"nobody is there":                      {time.Second, true, true, []Replica{a}, "a/1"},
+		"it was restarted":                     {time.Second, false, false, []Replica{a, at("b", "2", b.Address)}, "a/1 b/2"},
+		"another host has its address":         {time.Second, false, false, []Replica{a, at("c", "1", b.Address)}, "a/1 c/1"},
+		"another process has its Lease":        {time.Second, false, false, []Replica{a, at("b", "2", "10.0.0.3:6443")}, "a/1 b/1 b/2"},
+		"it has its Lease again":               {time.Second, false, false, []Replica{a, b}, "a/1 b/1"},
+		"silent, and it has its Lease, though": {2 * Lingers, true, true, []Replica{a, b}, "a/1 b/1"},
+	} {
+		var p Places
+		p.Take([]Replica{a, b}, start)
+		if len(tc.now) > 1 {
+			p.Take(tc.now, start)
+		} else if got := p.Take(tc.now, start); len(got) != 2 {
+			t.Fatalf("%s: asked are %v", name, got)
+		}
+		if tc.missed {
+			p.Missed(b.Process, tc.knows, start.Add(tc.after))
+		}
+		var got []string
+		for _, r := range p.Take(tc.now, start.Add(tc.after)) {
+			got = append(got, fmt.Sprintf("%s/%s", r.Lease, r.Holder))
+			if r.Address == "" {
+				t.Errorf("%s: %s has no address", name, r.Lease)
+			}
+		}
+		if strings.Join(got, " ") != tc.want {
+			t.Errorf("%s: asked are %v, want %s", name, got, tc.want)
+		}
+	}
+	var p Places
+	p.Take([]Replica{at("a", "1", "")}, start)
+	if got := p.Take(nil, start); len(got) != 0 {
+		t.Errorf("without an address: %v", got)
+	}
+}
+
+// Two kube-apiservers that share a Lease cannot be asked one by one, as long as both were seen.
+func TestPlacesShared(t *testing.T) {
+	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
+	other := r
+	other.Address = "10.0.0.2:6443"
+	var p Places
+	for i, tc := range []struct {
+		after time.Duration
+		now   Replica
+		apart bool
+	}{
+		{0, r, true}, {10 * time.Second, r, true}, {20 * time.Second, other, false}, {30 * time.Second, r, false},
+		{Lingers, r, false}, {Lingers + 20*time.Second, r, true},
+	} {
+		got := p.Take([]Replica{tc.now}, start.Add(tc.after))
+		if len(got) != 1 || (got[0].Address != "") != tc.apart || strings.Contains(got[0].Nowhere, "10.0.0.1:6443 and 10.0.0.2:6443") == tc.apart {
+			t.Errorf("%d: %+v", i, got)
+		}
+	}
+}
