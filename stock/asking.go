@@ -99,6 +99,9 @@ func (a *asking) find(ctx context.Context) (found, error) {
 	}
 	assign(f.replicas, addresses(endpoints.Items))
 	f.replicas = observed.Apart(f.replicas)
+	if len(f.concord) == 0 {
+		f.replicas = observed.Counted(f.replicas, ready(endpoints.Items))
+	}
 	return f, nil
 }
 
@@ -124,6 +127,26 @@ func replicaOf(lease *coordinationv1.Lease) observed.Replica {
 		r.Renewed = lease.Spec.RenewTime.Time
 	}
 	return r
+}
+
+// ready counts the hosts that are ready of the address family that has most: a kube-apiserver may have an
+// address of each.
+func ready(items []discoveryv1.EndpointSlice) (most int) {
+	hosts := map[discoveryv1.AddressType]map[string]bool{}
+	for _, slice := range items {
+		for _, endpoint := range slice.Endpoints {
+			for _, address := range endpoint.Addresses {
+				if hosts[slice.AddressType] == nil {
+					hosts[slice.AddressType] = map[string]bool{}
+				}
+				if ptr.Deref(endpoint.Conditions.Ready, true) {
+					hosts[slice.AddressType][address] = true
+				}
+			}
+		}
+		most = max(most, len(hosts[slice.AddressType]))
+	}
+	return most
 }
 
 func addresses(items []discoveryv1.EndpointSlice) []string {

@@ -59,6 +59,12 @@ func endpoints(addresses ...string) *discoveryv1.EndpointSlice {
 	return slice
 }
 
+// unready has the last endpoint not be ready.
+func unready(slice *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	slice.Endpoints[len(slice.Endpoints)-1].Conditions.Ready = ptr.To(false)
+	return slice
+}
+
 func TestFind(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -72,7 +78,9 @@ func TestFind(t *testing.T) {
 		{"endpoints tell", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "", 0)}, endpoints("10.0.0.2", "10.0.0.1"), nil, []string{"a=10.0.0.1:6443", "b=10.0.0.2:6443"}},
 		{"endpoints tell what one Lease does not", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "10.0.0.1:6443", 0)}, endpoints("10.0.0.2", "10.0.0.1"), nil, []string{"a=10.0.0.2:6443", "b=10.0.0.1:6443"}},
 		{"there are fewer endpoints", []*coordinationv1.Lease{lease("a", "", 0), lease("b", "", 0)}, endpoints("10.0.0.1"), nil, []string{"a=", "b="}},
-		{"there are more", []*coordinationv1.Lease{lease("a", "", 0)}, endpoints("10.0.0.1", "10.0.0.2"), nil, []string{"a="}},
+		{"there are more", []*coordinationv1.Lease{lease("a", "", 0)}, endpoints("10.0.0.1", "10.0.0.2"), nil, []string{"a=", string(observed.Unleased) + "="}},
+		{"one has no Lease", []*coordinationv1.Lease{lease("a", "10.0.0.1:6443", 0)}, endpoints("10.0.0.1", "10.0.0.2"), nil, []string{"a=10.0.0.1:6443", string(observed.Unleased) + "="}},
+		{"one of two is not ready", []*coordinationv1.Lease{lease("a", "10.0.0.1:6443", 0)}, unready(endpoints("10.0.0.1", "10.0.0.2")), nil, []string{"a=10.0.0.1:6443"}},
 		{"all tell the same", []*coordinationv1.Lease{lease("a", "10.0.0.9:6443", 0), lease("b", "10.0.0.9:6443", time.Minute)}, endpoints(), nil, []string{"a=", "b="}},
 		{"flags tell", []*coordinationv1.Lease{lease("a", "10.0.0.1:6443", 0), lease("b", "", 0)}, endpoints(), map[string]string{"a": "127.0.0.1:1", "": "127.0.0.1:2"}, []string{"a=127.0.0.1:1", "b=127.0.0.1:2"}},
 	} {
@@ -87,7 +95,7 @@ func TestFind(t *testing.T) {
 		var got []string
 		for _, r := range found.replicas {
 			got = append(got, fmt.Sprintf("%s=%s", r.Lease, r.Address))
-			if r.Holder != string(r.Lease)+"_1" {
+			if r.Lease != observed.Unleased && r.Holder != string(r.Lease)+"_1" {
 				t.Errorf("%s: the holder of %s is %q", tc.name, r.Lease, r.Holder)
 			}
 		}

@@ -179,6 +179,9 @@ func (m *Memory) unseen(r Round) []Process {
 	}
 	now := map[Process]bool{}
 	for _, replica := range append(slices.Clone(r.Before), r.After...) {
+		if replica.Lease == Unleased {
+			continue // its Lease or its endpoint may be late
+		}
 		answer, asked := r.Answers[replica.Process]
 		now[replica.Process] = m.processes[replica.Process] || asked && answer.Failed == ""
 	}
@@ -324,6 +327,7 @@ func (k *resource) late(r Round, definition Definition, missed bool) []agree.Enc
 		_, answered := k.last[replica.Process]
 		if k.inherited {
 			_, answered = r.Answers[replica.Process] // it was there before this round
+			answered = answered && replica.Lease != Unleased
 		}
 		_, why := r.answer(replica)
 		return answered && why != ""

@@ -2,10 +2,13 @@ package observed
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 // Lingers is for how long a process is waited for that has no Lease any more and does not answer: nobody can tell
@@ -80,4 +83,16 @@ func (p *Places) Missed(process Process, nobody bool, now time.Time) {
 	if k := p.known[process]; k != nil && !k.gone.IsZero() && (nobody || now.Sub(k.gone) >= Lingers) {
 		delete(p.known, process)
 	}
+}
+
+// Unleased stands for kube-apiservers that have no Lease.
+const Unleased agree.ServerID = "a kube-apiserver without a Lease"
+
+// Counted adds Unleased where there are more endpoints of kube-apiservers than replicas.
+func Counted(replicas []Replica, endpoints int) []Replica {
+	if endpoints <= len(replicas) {
+		return replicas
+	}
+	return append(slices.Clone(replicas), Replica{Process: Process{Lease: Unleased}, Nowhere: fmt.Sprintf("cannot be asked: the Service default/kubernetes has %d endpoints, and %d "+
+		"kube-apiservers have an identity Lease (feature gate APIServerIdentity); if there are no more, start with --best-effort (an operator: Options.BestEffort)", endpoints, len(replicas))})
 }

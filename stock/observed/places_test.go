@@ -2,6 +2,7 @@ package observed
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,5 +79,25 @@ func TestPlacesShared(t *testing.T) {
 		if len(got) != 1 || (got[0].Address != "") != tc.apart || strings.Contains(got[0].Nowhere, "10.0.0.1:6443 and 10.0.0.2:6443") == tc.apart {
 			t.Errorf("%d: %+v", i, got)
 		}
+	}
+}
+
+// While there are more endpoints than Leases nothing is agreed on. That passes without a trace.
+func TestCounted(t *testing.T) {
+	m := NewMemory(Config{})
+	answers := map[string]Answer{"a": shows(cronjobs, "batch/v1")}
+	var epochs []int64
+	for i, endpoints := range []int{1, 2, 0} {
+		r := round(time.Duration(i)*time.Second, answers)
+		r.Before, r.After = Counted(r.Before, endpoints), Counted(r.After, endpoints)
+		r.Answers[Process{Lease: Unleased}] = Answer{Failed: "cannot be asked"}
+		seen := remembered(t, m, cronjobs, r)
+		if (seen.Common == "") != (endpoints == 2) || strings.Contains(seen.Why, string(Unleased)) != (endpoints == 2) {
+			t.Errorf("%d endpoints: %+v", endpoints, seen)
+		}
+		epochs = append(epochs, seen.History.Epoch)
+	}
+	if slices.Max(epochs) != epochs[0] {
+		t.Errorf("the epochs are %v", epochs)
 	}
 }
