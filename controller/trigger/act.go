@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -267,14 +268,16 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if err := c.allReport(ctx); err != nil {
 		return err
 	}
+	if l.rehearses {
+		_, version, _ := strings.Cut(string(a.Target.Encoding.Plain()), "/")
+		crd.Status.StoredVersions = []string{version}
+		return c.cfg.Client.Status().Update(ctx, crd, client.DryRunAll)
+	}
 	from := crd.Status.StoredVersions
 	for _, v := range crd.Spec.Versions {
 		if v.Storage {
 			crd.Status.StoredVersions = []string{v.Name}
 		}
-	}
-	if l.rehearses {
-		return c.cfg.Client.Status().Update(ctx, crd, client.DryRunAll)
 	}
 	if err := c.cfg.Client.Status().Update(ctx, crd); err != nil {
 		return err

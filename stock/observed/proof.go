@@ -91,7 +91,7 @@ func (e Examined) Cause() Cause {
 // Proof is the verdict of a pass of empty patches through every replica. The zero Proof is that
 // of none. Its size does not grow with the number of objects.
 type Proof struct {
-	// Checked are the objects that every replica was asked about, Busy those that others wrote
+	// Checked are the objects that were examined, Busy those that others wrote
 	// all the time, and so in a version that was agreed on.
 	Checked, Busy int
 	// Failed are the objects that moved or were refused, Named the first of them by name.

@@ -28,7 +28,7 @@ const (
 
 // history is a random history of one custom resource: its definition is flipped, also between two rounds and while
 // the controllers are away, who are restarted, crash between two writes and cannot ask for a while, in which a
-// kube-apiserver may be paused in a write. Beside what the controllers know it keeps what is truly stored.
+// kube-apiserver may be paused in a write, and another one loses its Lease and serves on with a watch that has ended. Beside what the controllers know it keeps what is truly stored.
 type history struct {
 	rnd    *rand.Rand
 	tamper tamper
@@ -47,15 +47,28 @@ type history struct {
 	migrations []evolve.Migration
 	begun      map[string]time.Time // the migrations
 
+	places Places
+	second second
+
 	pruned, migrated int
 	wrong            string
 }
 
+// second is a second kube-apiserver.
+type second struct {
+	leased bool
+	// until is until when it serves after it has lost its Lease, and stores the version that it writes then.
+	until  time.Time
+	stores agree.Encoding
+}
+
+func (s second) ending(now time.Time) bool { return !s.leased && now.Before(s.until) }
+
 // tamper breaks one rule, to show that the checks can see.
 type tamper struct {
 	name string
-	// deaf has no round hear of flips, blind has gaps pass unseen.
-	deaf, blind bool
+	// deaf has no round hear of flips, blind has gaps pass unseen, and hasty takes a kube-apiserver without a Lease for gone.
+	deaf, blind, hasty bool
 }
 
 var randomVersions = []agree.Encoding{"example.com/v1", "example.com/v2", "example.com/v3"}
@@ -83,12 +96,47 @@ func (h *history) restart() {
 	if h.state != nil {
 		c.States = map[schema.GroupResource]evolve.State{widgets: *h.state}
 	}
-	h.memory, h.said = NewMemory(c), nil
+	h.memory, h.said, h.places = NewMemory(c), nil, Places{}
 }
 
 func (h *history) pass(d time.Duration) {
+	if s := h.second; s.ending(h.now) {
+		h.written[s.stores], h.objects[s.stores] = h.now.Add(min(d, s.until.Sub(h.now))), true
+	}
 	h.now = h.now.Add(d)
 	h.written[h.current] = h.now
+}
+
+// change has the second kube-apiserver lose its Lease, if the controllers have seen it, or start.
+func (h *history) change() {
+	switch s := &h.second; {
+	case s.leased && h.places.known[replica("b", "1").Process] != nil:
+		*s = second{until: h.now.Add(time.Duration(h.rnd.IntN(400)) * time.Second), stores: h.current}
+	case !s.ending(h.now):
+		s.leased = true
+	}
+}
+
+// asked are the kube-apiservers that answer, as long as they are known.
+func (h *history) asked() map[string]Answer {
+	a, b := replica("a", "1"), replica("b", "1")
+	b.Address = "127.0.0.1:2"
+	leased := []Replica{a}
+	if h.second.leased {
+		leased = append(leased, b)
+	}
+	answers := map[string]Answer{}
+	for _, r := range h.places.Take(leased, h.now) {
+		switch ending := h.second.ending(h.now); {
+		case r.Lease == "a" || h.second.leased:
+			answers[string(r.Lease)] = shows(widgets, string(h.current))
+		case !ending:
+			h.places.Missed(r.Process, true, h.now)
+		case !h.tamper.hasty:
+			answers[string(r.Lease)] = shows(widgets, string(h.second.stores))
+		}
+	}
+	return answers
 }
 
 // flip has the definition store another version, or the same one with another generation.
@@ -146,7 +194,7 @@ func (h *history) end() {
 }
 
 func (h *history) observe() *evolve.StorageVersion {
-	r := defined(round(h.now.Sub(start), map[string]Answer{"a": shows(widgets, string(h.current))}), string(h.current))
+	r := defined(round(h.now.Sub(start), h.asked()), string(h.current))
 	d := r.Defined[widgets]
 	d.Stored, d.Revision = slices.Clone(h.stored), RevisionOf("u", h.generation)
 	for _, v := range randomVersions {
@@ -214,6 +262,9 @@ func (h *history) step() {
 	case 0:
 		h.flips(1 + h.rnd.IntN(2))
 	case 1:
+		if h.second.ending(h.now) {
+			break // others do not know of it
+		}
 		away := time.Duration(h.rnd.IntN(140)) * time.Second
 		h.pass(away)
 		h.flips(h.rnd.IntN(4))
@@ -229,6 +280,8 @@ func (h *history) step() {
 		if h.memory.resources[widgets] != nil {
 			h.away()
 		}
+	case 7:
+		h.change()
 	}
 	if h.rnd.IntN(3) > 0 {
 		h.look()
@@ -266,7 +319,7 @@ func TestRandom(t *testing.T) {
 
 // TestRandomSees: the checks find what goes wrong without a rule.
 func TestRandomSees(t *testing.T) {
-	for _, tamper := range []tamper{{name: "no round hears of flips", deaf: true}, {name: "gaps pass unseen", blind: true}} {
+	for _, tamper := range []tamper{{name: "no round hears of flips", deaf: true}, {name: "gaps pass unseen", blind: true}, {name: "who has no Lease is gone", hasty: true}} {
 		found := false
 		for s := uint64(1); s <= 2000 && !found; s++ {
 			found = newHistory(s, tamper).run() != ""
