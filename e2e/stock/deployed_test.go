@@ -28,7 +28,6 @@ const deployed = "../../deploy/install/controllers-and-guards.yaml"
 
 // seldom are rules that a run like this one does not need: the cases that they are for do not happen.
 var seldom = []string{
-	"endpointslices",                  // the Lease tells the address
 	"storageversionmigrations/status", // nobody makes a migration of storagemigration.k8s.io
 	"storageversions",                 // stock kube-apiservers do not serve them, which discovery tells
 }
