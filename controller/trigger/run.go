@@ -19,6 +19,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/workers"
 )
