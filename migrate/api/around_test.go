@@ -89,7 +89,7 @@ func (s *testServer) wantAround(result Result, err error, names []types.Namespac
 	s.t.Helper()
 	n := int64(len(names))
 	if err != nil || result.Progress.Failed[DoesNotDecode] != n || result.Progress.Failed.Sum() != n ||
-		result.Total != int64(len(s.objects)) || result.Patched != result.Total-n {
+		result.Total != int64(len(s.objects)) || result.Patched+result.Overtaken != result.Total-n {
 		s.t.Errorf("%+v, %v", result.Progress, err)
 	}
 	for _, f := range result.Failed {
