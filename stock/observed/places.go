@@ -42,7 +42,7 @@ func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 		p.known = map[Process]*place{}
 	}
 	all, taken := slices.Clone(replicas), map[string]bool{"": true}
-	here := map[Process]bool{}
+	here, unplaced := map[Process]bool{}, map[agree.ServerID]bool{}
 	for i, r := range all {
 		k := p.known[r.Process]
 		if k == nil {
@@ -51,6 +51,8 @@ func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 		}
 		if r.Address != "" {
 			k.told[r.Address] = now
+		} else { // it may be anywhere, and most likely is where its Lease was before
+			unplaced[r.Lease] = true
 		}
 		maps.DeleteFunc(k.told, func(_ string, at time.Time) bool { return now.Sub(at) >= Lingers })
 		k.Replica, k.gone = r, time.Time{}
@@ -64,7 +66,7 @@ func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 	for process, k := range p.known {
 		switch {
 		case here[process]:
-		case taken[k.Address]: // another process has come in its place
+		case taken[k.Address], unplaced[process.Lease]: // another process has come in its place
 			delete(p.known, process)
 		default:
 			if k.gone.IsZero() {
