@@ -242,7 +242,15 @@ func (r *running) depart() error {
 	if !await(ctx, controlled) {
 		klog.Background().Info("Controllers have not ended yet; what they write from now on is refused", "after", drainTimeout)
 	}
-	stuck := !await(ctx, r.j.reporting.drain.Begin())
+	drained := r.j.reporting.drain.Begin()
+	stuck := !await(ctx, drained)
+	if r.j.config.Silent { // an outage may have ended the wait, and etcd be back before the Lease is deleted
+		select {
+		case <-drained:
+		default:
+			stuck = true
+		}
+	}
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
 	depart := r.j.reporting.member.Depart
