@@ -22,7 +22,8 @@ type Beat struct {
 // interrupts it: call Forget. Lists may be answered while puts fail (an etcd without space
 // takes none), so that time counts only while puts are seen to work: a third of the Lease's
 // Duration after each. After two thirds of the shortest Duration without a put the silence of
-// every Lease is counted from zero again.
+// every Lease is counted from zero again. The shortest is that of the Leases that were put within
+// their Duration: one put of a Lease that lasts for an hour tells nothing about the next minutes.
 //
 // A server that observes has a Lease itself. If it renews at least twice per Duration, its
 // own renewals are puts enough to expire all others. The zero value has seen nothing.
@@ -30,13 +31,15 @@ type Liveness struct {
 	seen []sighting // one for each server
 	// unproven is the observed time since a Lease was last seen to be new or renewed.
 	unproven time.Duration
-	// promised is the shortest Duration of the Leases that were put then.
+	// promised is the shortest Duration of the Leases that were alive then.
 	promised time.Duration
 }
 
 type sighting struct {
 	beat   Beat
 	silent time.Duration
+	// unput is silent, but never counted from zero again before the Lease is put.
+	unput time.Duration
 }
 
 // Observe records a complete and successful observation. elapsed is the observed time
@@ -44,26 +47,31 @@ type sighting struct {
 func (l *Liveness) Observe(elapsed time.Duration, leases []Beat) {
 	elapsed = max(elapsed, 0)
 	next := make([]sighting, 0, len(leases))
-	var put time.Duration // the shortest Duration of the Leases that were put
+	put := false
 	for _, beat := range leases {
 		i := slices.IndexFunc(l.seen, func(s sighting) bool { return s.beat.Server == beat.Server })
 		if i >= 0 && l.seen[i].beat.UID == beat.UID && l.seen[i].beat.Renewed == beat.Renewed {
-			next = append(next, sighting{beat: beat, silent: l.seen[i].silent + l.proven(elapsed, beat.Duration)})
+			proven := l.proven(elapsed, beat.Duration)
+			next = append(next, sighting{beat: beat, silent: l.seen[i].silent + proven, unput: l.seen[i].unput + proven})
 			continue
 		}
 		next = append(next, sighting{beat: beat})
-		if put == 0 || beat.Duration < put {
-			put = beat.Duration
-		}
+		put = true
 	}
 	l.seen = next
-	if put > 0 {
-		l.unproven, l.promised = 0, put
+	if put {
+		l.unproven, l.promised = 0, l.shortest()
 		return
 	}
 	if l.unproven += elapsed; l.unproven > 2*l.promised/3 {
 		l.silence()
 	}
+}
+
+// shortest returns the shortest Duration of the Leases that were put within it; there is one.
+func (l *Liveness) shortest() time.Duration {
+	alive := slices.DeleteFunc(slices.Clone(l.seen), func(s sighting) bool { return s.unput > s.beat.Duration })
+	return slices.MinFunc(alive, func(a, b sighting) int { return cmp.Compare(a.beat.Duration, b.beat.Duration) }).beat.Duration
 }
 
 // proven returns how much of the time since the last observation counts for a Lease of

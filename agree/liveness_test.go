@@ -159,3 +159,45 @@ func TestLivenessMixedDurations(t *testing.T) {
 		t.Errorf("expired %v, want the short one", got)
 	}
 }
+
+// TestLivenessLongLast: a Lease that promises much was the only one put before an outage, and is the
+// first after it.
+func TestLivenessLongLast(t *testing.T) {
+	renewed := map[ServerID]string{}
+	durations := map[ServerID]time.Duration{"long": time.Hour, "a": 15 * time.Second, "b": 15 * time.Second, "short": 4 * time.Second}
+	var l Liveness
+	second := func(put ...ServerID) {
+		for _, id := range put {
+			renewed[id] += "+"
+		}
+		var beats []Beat
+		for id, r := range renewed {
+			beats = append(beats, Beat{Server: id, UID: "uid", Renewed: r, Duration: durations[id]})
+		}
+		l.Observe(time.Second, beats)
+	}
+	second("long", "a", "b")
+	for outage := range 5 {
+		second("long")
+		for range 60 {
+			second()
+		}
+		if got := l.Expired(); len(got) != 0 {
+			t.Fatalf("outage %d: expired %v, which could not be renewed", outage, got)
+		}
+	}
+	// One that promises little and died does not keep all others from being judged.
+	second("a", "b", "short")
+	for passed := 0; len(l.Expired()) == 0; passed++ {
+		if passed > 120 {
+			t.Fatal("a dead server is never buried")
+		}
+		second("a", "b")
+		for range 4 {
+			second()
+		}
+	}
+	if got := l.Expired(); len(got) != 1 || got[0].Server != "short" {
+		t.Errorf("expired %v, want the short one", got)
+	}
+}
