@@ -67,7 +67,6 @@ func (a *asking) find(ctx context.Context) (found, error) {
 		return found{}, fmt.Errorf("list identity Leases: %w", err)
 	}
 	var f found
-	unplaced := false
 	for _, lease := range storageversion.Servers(leases.Items) {
 		if storageversion.SilenceOf(&lease) != agree.Stock {
 			f.concord = append(f.concord, lease.Name)
@@ -79,10 +78,10 @@ func (a *asking) find(ctx context.Context) (found, error) {
 		} else if address, ok := a.override[""]; ok && r.Address == "" {
 			r.Address = address
 		}
-		unplaced = unplaced || r.Address == ""
 		f.replicas = append(f.replicas, r)
 	}
 	f.replicas = observed.Alive(f.replicas, a.clock.Now())
+	unplaced := slices.ContainsFunc(f.replicas, func(r observed.Replica) bool { return r.Address == "" })
 	if a.together {
 		f.replicas = together(f.replicas)
 		return f, nil
@@ -222,20 +221,24 @@ func (a *asking) client(address string) (*discovery.DiscoveryClient, error) {
 // the group/versions that other programs serve.
 func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, remote map[schema.GroupVersion]bool) observed.Answer {
 	if r.Address == "" && !a.together {
+		a.missed(r, false)
 		return observed.Answer{Failed: cmp.Or(r.Nowhere, "has no address that is known")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	answer, err := a.discover(ctx, r.Address, group, remote)
 	if err != nil {
-		nobody := slices.ContainsFunc([]error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH}, func(e error) bool { return errors.Is(err, e) })
-		a.mu.Lock()
-		a.places.Missed(r.Process, nobody, a.clock.Now())
-		a.mu.Unlock()
+		a.missed(r, errors.Is(err, syscall.ECONNREFUSED)) // a host that is paused is unreachable, too
 		// Without the parts that differ from one time to the next.
 		return observed.Answer{Failed: strings.TrimSpace("does not answer at "+r.Address) + ": " + brief(err)}
 	}
 	return answer
+}
+
+func (a *asking) missed(r observed.Replica, nobody bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.places.Missed(r.Process, nobody, a.clock.Now())
 }
 
 // brief is an error's text without the parts that differ each time, such as ports of connections.

@@ -114,7 +114,7 @@ func TestFind(t *testing.T) {
 // Endpoints are not counted for who may not read them.
 func TestFindForbidden(t *testing.T) {
 	for address, fails := range map[string]bool{"10.0.0.1:6443": false, "": true} {
-		kube := fake.NewClientset(lease("a", address, 0), endpoints("10.0.0.1", "10.0.0.2"))
+		kube := fake.NewClientset(lease("a", address, 0), lease("gone", "", 2*time.Hour), endpoints("10.0.0.1", "10.0.0.2"))
 		kube.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", errors.New("no right"))
 		})
@@ -155,6 +155,53 @@ func TestFindEnding(t *testing.T) {
 	answers = false
 	is("nobody is there", 1)
 	is("that is known", 0)
+}
+
+// Those that end and cannot be asked one by one are forgotten, too.
+func TestFindEndingTogether(t *testing.T) {
+	kube, clock := fake.NewClientset(lease("a", "10.0.0.9:6443", 0), lease("b", "10.0.0.9:6443", 0)), testclock.NewFakeClock(now)
+	a := &asking{kube: kube, clock: clock}
+	is := func(want int) {
+		t.Helper()
+		found, err := a.find(t.Context())
+		if err != nil || len(found.replicas) != want {
+			t.Fatalf("%+v, %v, want %d", found.replicas, err, want)
+		}
+		for _, r := range found.replicas {
+			if got := a.ask(t.Context(), r, nil, nil); got.Failed == "" {
+				t.Errorf("it answers %+v", got)
+			}
+		}
+	}
+	is(2)
+	for _, name := range []string{"a", "b"} {
+		must(t, kube.CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+	}
+	is(2)
+	clock.Step(observed.Lingers)
+	is(2)
+	is(0)
+}
+
+// Only a host that refuses the connection says that nobody is there: one that is paused cannot be reached, either.
+func TestFindEndingUnreachable(t *testing.T) {
+	for fault, want := range map[error]int{syscall.ECONNREFUSED: 0, syscall.EHOSTUNREACH: 1, syscall.ENETUNREACH: 1} {
+		kube := fake.NewClientset(lease("a", "10.0.0.1:6443", 0))
+		dial := func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Err: fault}
+		}
+		a := &asking{kube: kube, clock: testclock.NewFakeClock(now), config: &rest.Config{Dial: dial}, timeout: time.Minute}
+		_, err := a.find(t.Context())
+		must(t, err)
+		must(t, kube.CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		ending, err := a.find(t.Context())
+		must(t, err)
+		a.ask(t.Context(), ending.replicas[0], nil, nil)
+		left, err := a.find(t.Context())
+		if err != nil || len(left.replicas) != want {
+			t.Errorf("%v: left are %+v, %v", fault, left.replicas, err)
+		}
+	}
 }
 
 // Concord servers are told by their Leases; the Lease that upstream's code keeps in their
