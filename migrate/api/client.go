@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strconv"
 
@@ -19,7 +20,7 @@ type Client struct {
 	rest *rest.RESTClient
 	// through names the subresource that patches go to, empty for the resource itself.
 	through func(schema.GroupVersionResource) string
-	// wrote, if not nil, is told the resourceVersion that each object has after its patch.
+	// wrote, if not nil, is told the resourceVersion of each object that a patch changed.
 	wrote func(resourceVersion string)
 }
 
@@ -44,8 +45,8 @@ func (c *Client) Through(of func(schema.GroupVersionResource) string) *Client {
 	return &Client{rest: c.rest, through: of, wrote: c.wrote}
 }
 
-// Telling returns a Client that tells the resourceVersion which each object has after its patch, by
-// several goroutines at once.
+// Telling returns a Client that tells the resourceVersion which each object has after a patch that changed
+// it, by several goroutines at once.
 func (c *Client) Telling(wrote func(resourceVersion string)) *Client {
 	return &Client{rest: c.rest, through: c.through, wrote: wrote}
 }
@@ -75,11 +76,13 @@ func (c *Client) Patch(ctx context.Context, resource schema.GroupVersionResource
 	answer := c.request("PATCH", resource, object, "PartialObjectMetadata").Suffix(c.through(resource)).
 		SetHeader("Content-Type", string(types.MergePatchType)).
 		Param("fieldManager", fieldManager).Param("fieldValidation", metav1.FieldValidationIgnore).Body(patch).Do(ctx)
-	now := &metav1.PartialObjectMetadata{}
-	if err := answer.Error(); err != nil || c.wrote == nil || answer.Into(now) != nil {
+	before, now := metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
+	if err := answer.Error(); err != nil || c.wrote == nil || answer.Into(now) != nil || json.Unmarshal(patch, &before) != nil {
 		return err
 	}
-	c.wrote(now.ResourceVersion)
+	if now.ResourceVersion != before.ResourceVersion { // else it is the resourceVersion of somebody else's write
+		c.wrote(now.ResourceVersion)
+	}
 	return nil
 }
 
