@@ -64,3 +64,33 @@ func TestLastLook(t *testing.T) {
 	one()
 	is("after that", 2, "v2")
 }
+
+// A webhook that refuses dry runs does not keep the last look, and the pruning, from being done.
+func TestLastLookWithoutDryRuns(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	refused := false
+	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
+		w.before = nil
+		return nil
+	}
+	w.crd("v2", "v1", "v2")
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.before = func(call string) error {
+		if strings.HasPrefix(call, "status CustomResource") {
+			refused = true
+			return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
+		}
+		return nil
+	}
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	for range 3 {
+		r.one(t.Context(), cronJobs)
+		r.lookers.Wait()
+	}
+	if got := w.changeCRD(nil).Status.StoredVersions; !refused || !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("storedVersions are %v; a dry run was refused: %v", got, refused)
+	}
+}
