@@ -54,29 +54,37 @@ func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 		} else { // it may be anywhere, and most likely is where its Lease was before
 			unplaced[r.Lease] = true
 		}
-		maps.DeleteFunc(k.told, func(_ string, at time.Time) bool { return now.Sub(at) >= Lingers })
 		k.Replica, k.gone = r, time.Time{}
 		here[r.Process], taken[r.Address] = true, true
-		if len(k.told) > 1 {
-			all[i].Address = ""
-			all[i].Nowhere = "has told several addresses, " + strings.Join(slices.Sorted(maps.Keys(k.told)), " and ") +
-				", and nobody knows how many share its Lease: give each host of a kube-apiserver a name of its own"
-		}
+		all[i] = k.replica(now)
 	}
 	for process, k := range p.known {
+		r := k.replica(now)
 		switch {
 		case here[process]:
-		case taken[k.Address], unplaced[process.Lease]: // another process has come in its place
+		case len(k.told) < 2 && (taken[k.Address] || unplaced[process.Lease]): // another process has come in its place
 			delete(p.known, process)
 		default:
 			if k.gone.IsZero() {
 				k.gone = now
 			}
-			all = append(all, k.Replica)
+			all = append(all, r)
 		}
 	}
 	slices.SortFunc(all, func(a, b Replica) int { return cmp.Or(cmp.Compare(a.Lease, b.Lease), cmp.Compare(a.Holder, b.Holder)) })
 	return all
+}
+
+// replica returns the replica as it is to be asked: nowhere if its Lease has told several addresses.
+func (k *place) replica(now time.Time) Replica {
+	maps.DeleteFunc(k.told, func(_ string, at time.Time) bool { return now.Sub(at) >= Lingers })
+	r := k.Replica
+	if len(k.told) > 1 {
+		r.Address = ""
+		r.Nowhere = "has told several addresses, " + strings.Join(slices.Sorted(maps.Keys(k.told)), " and ") +
+			", and nobody knows how many share its Lease: give each host of a kube-apiserver a name of its own"
+	}
+	return r
 }
 
 // Missed notes that a replica did not answer. One without a Lease is forgotten when its host says that nobody is

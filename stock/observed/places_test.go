@@ -84,6 +84,33 @@ func TestPlacesShared(t *testing.T) {
 	}
 }
 
+// If they end, or one of them does, nobody knows which, and neither can be asked any more.
+func TestPlacesSharedEnding(t *testing.T) {
+	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
+	other, next := r, r
+	other.Address, next.Holder = "10.0.0.2:6443", "2"
+	var p Places
+	p.Take([]Replica{r}, start)
+	p.Take([]Replica{other}, start.Add(time.Second))
+	for i, tc := range []struct {
+		after time.Duration
+		now   []Replica
+		want  int
+	}{
+		{2 * time.Second, nil, 1}, {3 * time.Second, []Replica{next}, 2}, {Lingers - time.Second, []Replica{next}, 2},
+	} {
+		got := p.Take(tc.now, start.Add(tc.after))
+		if len(got) != tc.want || got[0].Address != "" || got[0].Holder != "1" {
+			t.Errorf("%d: %+v", i, got)
+		}
+		p.Missed(r.Process, false, start.Add(tc.after))
+	}
+	p.Missed(r.Process, false, start.Add(Lingers+2*time.Second))
+	if got := p.Take([]Replica{next}, start.Add(Lingers+2*time.Second)); len(got) != 1 || got[0].Process != next.Process {
+		t.Errorf("after a while: %+v", got)
+	}
+}
+
 // While there are more endpoints than Leases nothing is agreed on. That passes without a trace.
 func TestCounted(t *testing.T) {
 	m := NewMemory(Config{})
