@@ -127,9 +127,11 @@ func TestOwnWatches(t *testing.T) {
 			w.is(widgetDefinition("a", generation, v, "v2", "v1"))
 		}
 		must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-			return w.observer.definitions.of(widgets).Generation == generation, nil
+			d := w.observer.definitions.of(widgets)
+			return d != nil && d.Generation == generation, nil
 		}))
 	}
+	changes() // it watches
 	w.step()
 	for range 3 {
 		w.clock.Step(20 * time.Second)
