@@ -120,6 +120,9 @@ func NewClientWith(config *rest.Config, migrations schema.GroupVersion) (client.
 	// Named, since client-go prefers CBOR where its feature gates say so and nothing is named, which this
 	// client does not write. Answers come in protobuf for the kinds that have it.
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	if !migrations.Empty() && migrations != storagemigrationv1.SchemeGroupVersion {
+		config.AcceptContentTypes = runtime.ContentTypeJSON // whose fields have names: in protobuf v1's types may have other numbers
+	}
 	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)

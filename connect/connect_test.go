@@ -7,8 +7,10 @@ import (
 	"testing"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientfeatures "k8s.io/client-go/features"
 	clientfeaturestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/rest"
@@ -43,6 +45,31 @@ func TestPreferCBOR(t *testing.T) {
 		object.SetNamespace("kube-system")
 		if err := objects.Create(t.Context(), object); err != nil || object.GetName() != "a" {
 			t.Errorf("%T %q: %v", object, object.GetName(), err)
+		}
+	}
+}
+
+// TestMigrationsOfVersions: answers come in protobuf only where its types are those of the migrations' version. In v1alpha1, which
+// kube-apiservers of 1.34 serve, fields of v1's types had other numbers.
+func TestMigrationsOfVersions(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1":       "application/vnd.kubernetes.protobuf,application/json",
+		"v1beta1":  "application/json",
+		"v1alpha1": "application/json",
+	} {
+		var accepts string
+		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			accepts = r.Header.Get("Accept")
+			w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+			_, _ = io.WriteString(w, `{"apiVersion":"storagemigration.k8s.io/`+version+`","kind":"StorageVersionMigration","metadata":{"name":"a"}}`)
+		}))
+		defer api.Close()
+		objects, err := NewClientWith(&rest.Config{Host: api.URL}, schema.GroupVersion{Group: storagemigrationv1.GroupName, Version: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := objects.Get(t.Context(), client.ObjectKey{Name: "a"}, &storagemigrationv1.StorageVersionMigration{}); err != nil || accepts != want {
+			t.Errorf("%s: accepts %q, want %q; %v", version, accepts, want, err)
 		}
 	}
 }
