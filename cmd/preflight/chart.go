@@ -19,13 +19,18 @@ import (
 var (
 	// directive is a line of a template that holds nothing but directives.
 	directive = regexp.MustCompile(`(?m)^[ \t]*({{([^}\n]|}[^}\n])*}}[ \t]*)+\r?$`)
-	// insideSpec is a directive with something of a definition's spec on both sides: it may leave out or
-	// repeat versions. Those around a whole definition, or in its metadata, do not.
-	insideSpec = regexp.MustCompile(`(?ms)^[ \t]*["']?spec["']?[ \t]*:.*^` + regexp.QuoteMeta(was) + `.*^[ \t]*[^#\s]`)
+	// insideSpec is a directive in a definition's spec, also in a comment or a string of it, or a line of directives
+	// with something of the spec on both sides: it may leave out or repeat versions. Those around a whole
+	// definition, or in its metadata, do not.
+	insideSpec = regexp.MustCompile(`(?ms)\bspec["']?[ \t]*:.*({{|^` + regexp.QuoteMeta(was) + `.*^[ \t]*[^#\s])`)
 )
 
-// was is the comment that stands where a directive was.
-const was = "#{{"
+const (
+	// was is the comment that stands where a line of directives was.
+	was = "#directives"
+	// kind is that of definitions.
+	kind = "CustomResourceDefinition"
+)
 
 // definedBy finds the definitions of a Helm chart and its subcharts: those in crds/, which Helm
 // applies as they are, and those in templates/ that are plain but for lines of directives. Of
@@ -56,12 +61,6 @@ func (o *options) definedBy(dir string) (found []verdict.Definition, err error) 
 
 // definitionsOf are those of a chart's file. The error tells why others are possible.
 func definitionsOf(chart fs.FS, file string) ([]verdict.Definition, error) {
-	switch info, err := fs.Stat(chart, file); {
-	case err != nil:
-		return nil, err
-	case info.IsDir():
-		return nil, errors.New("it is a link to a folder")
-	}
 	within := strings.Split(file, "/") // the chart, or the subchart
 	for len(within) > 1 && within[0] == "charts" {
 		if strings.ContainsAny(within[1][:1], "_.") {
@@ -72,16 +71,25 @@ func definitionsOf(chart fs.FS, file string) ([]verdict.Definition, error) {
 		}
 		within = within[2:]
 	}
-	if len(within) == 0 {
+	extension, name := strings.ToLower(path.Ext(file)), path.Base(file)
+	needs := len(within) == 1 && (name == "Chart.yaml" || name == "requirements.yaml")
+	if len(within) > 0 && !needs && !slices.Contains([]string{"crds", "templates", "charts"}, within[0]) {
+		return nil, nil
+	}
+	switch info, err := fs.Stat(chart, file); {
+	case err != nil:
+		return nil, err
+	case info.IsDir():
+		return nil, errors.New("it is a link to a folder")
+	case len(within) == 0:
 		return nil, nil // no subchart, but a file beside them
 	}
 	text, err := fs.ReadFile(chart, file)
 	if err != nil {
 		return nil, err
 	}
-	extension, name := strings.ToLower(path.Ext(file)), path.Base(file)
 	switch {
-	case len(within) == 1 && (name == "Chart.yaml" || name == "requirements.yaml"):
+	case needs:
 		return nil, complete(chart, path.Dir(file), text)
 	case within[0] == "crds" && slices.Contains([]string{".yaml", ".yml", ".json"}, extension):
 		return parse(text)
@@ -114,7 +122,7 @@ func complete(chart fs.FS, dir string, text []byte) error {
 // rendered are the definitions of a template that Helm renders as they are.
 func rendered(name string, text []byte) ([]verdict.Definition, error) {
 	partial := strings.HasPrefix(name, "_")
-	switch mentions := bytes.Contains(text, []byte("CustomResourceDefinition")); {
+	switch mentions := bytes.Contains(text, []byte(kind)); {
 	case strings.HasSuffix(name, "NOTES.txt"):
 		return nil, nil
 	case bytes.Contains(text, []byte(".Files")):
@@ -126,18 +134,9 @@ func rendered(name string, text []byte) ([]verdict.Definition, error) {
 	}
 	text = directive.ReplaceAll(text, []byte(was))
 	for _, doc := range regexp.MustCompile(`(?m)^---`).Split(string(text), -1) {
-		if insideSpec.MatchString(doc) {
+		if strings.Contains(doc, kind) && insideSpec.MatchString(doc) {
 			return nil, errors.New("directives inside a spec")
 		}
 	}
-	found, err := parse(text)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range found {
-		if strings.Contains(strings.Join(m.Versions, " ")+m.Resource.String(), "{{") {
-			return nil, errors.New("it computes names or versions")
-		}
-	}
-	return found, nil
+	return parse(text)
 }

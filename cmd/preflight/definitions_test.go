@@ -60,6 +60,11 @@ func TestParse(t *testing.T) {
 		"twice the same":       {text: manifest("v1") + "---\n" + manifest("v1"), want: "widgets v1"},
 		"a comment on a kind":  {text: strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", "kind: CustomResourceDefinition # mine", 1), want: "widgets v1"},
 
+		"a key twice in another document":   {text: "kind: Deployment\nmetadata: {name: a, name: b}\n---\n" + manifest("v1"), want: "widgets v1"},
+		"a field twice in another document": {text: `{"kind":"ConfigMap","kind":"ConfigMap"}` + "\n---\n" + manifest("v1"), want: "widgets v1"},
+		"a merge key in another document":   {text: "kind: ConfigMap\nbase: &base {a: 1}\ndata: {<<: *base, a: 2}\n---\n" + manifest("v1"), want: "widgets v1"},
+		"another document without a kind":   {text: "a: b\n---\n" + manifest("v1"), want: "widgets v1"},
+
 		"files without a line between them":   {text: manifest("v1", "v2") + manifest("v1"), err: "already set in map (between documents, or files, there has to be a line ---)"},
 		"JSON with a field twice":             {text: strings.Replace(other, `"kind"`, `"kind":"ConfigMap","kind"`, 1), err: `duplicate field "kind"`},
 		"JSON, and then YAML":                 {text: widgets + "\n" + gears("v1"), err: "a document follows another one"},
@@ -71,7 +76,10 @@ func TestParse(t *testing.T) {
 		"no group":                            {text: strings.Replace(manifest("v1"), "group: example.com", "", 1), err: `"widgets.example.com" has no spec.group`},
 		"no plural":                           {text: strings.Replace(manifest("v1"), "plural: widgets, ", "", 1), err: `"widgets.example.com" has no spec.names.plural`},
 		"no storage version":                  {text: strings.Replace(manifest("v1"), "storage: true", "storage: false", 1), err: `"widgets.example.com" has no storage version`},
-		"no kind":                             {text: "a: b\n", err: "a document has no kind"},
+		"no kind":                             {text: "a: CustomResourceDefinition\n", err: "document 1: it has no kind"},
+		"no YAML, further down":               {text: manifest("v1") + "---\n# nothing\n---\nkind: {", err: "document 3: yaml: line 1"},
+		"a key twice, further down":           {text: "kind: ConfigMap\nkind: ConfigMap\n---\n" + manifest("v1") + "kind: CustomResourceDefinition\n", err: "document 2: yaml: unmarshal errors: line"},
+		"JSON with a field twice, below":      {text: other + "\n" + strings.Replace(widgets, `"kind"`, `"kind":"ConfigMap","kind"`, 1), err: "document 2: duplicate field"},
 		"no YAML":                             {text: "kind: {", err: "yaml: line 1: did not find expected node content"},
 		"none":                                {text: "kind: ConfigMap\n", err: "stdin has no CustomResourceDefinition"},
 	} {
@@ -102,37 +110,41 @@ func TestChart(t *testing.T) {
 		found int
 		err   string
 	}{
-		"crds":                            {whole + "-- crds/a.yaml --\n" + manifest("v1"), 1, ""},
-		"crds in a folder":                {whole + "-- crds/x/a.yml --\n" + manifest("v1"), 1, ""},
-		"crds in JSON":                    {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- crds/g.json --\n" + asJSON(t, gears("v1")) + "\n", 2, ""},
-		"crds in capitals":                {whole + "-- crds/G.YAML --\n" + manifest("v1"), 1, ""},
-		"crds with a comment":             {whole + "-- crds/a.yaml --\n" + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", "kind: CustomResourceDefinition # mine", 1), 1, ""},
-		"crds in flow style":              {whole + "-- crds/a.yaml --\n" + flow + "\n", 1, ""},
-		"crds in a list":                  {whole + "-- crds/a.yaml --\n" + `{"apiVersion":"v1","kind":"List","items":[` + asJSON(t, manifest("v1")) + "," + asJSON(t, gears("v1")) + "]}\n", 2, ""},
-		"crds that Helm does not read":    {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- crds/README.md --\nkind: CustomResourceDefinition\n", 1, ""},
-		"of a subchart":                   {whole + "-- charts/sub/crds/a.yaml --\n" + manifest("v1"), 1, ""},
-		"of a subchart's subchart":        {whole + "-- charts/sub/charts/sub/templates/a.yaml --\n" + manifest("v1"), 1, ""},
-		"of a packed subchart":            {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- charts/sub-0.1.0.tgz --\n", 0, "it is packed"},
-		"of a subchart that is not there": {"-- Chart.yaml --\ndependencies:\n- name: sub\n-- crds/a.yaml --\n" + manifest("v1"), 0, "it needs the chart sub, which helm dependency build brings"},
-		"of a subchart that is there":     {"-- Chart.yaml --\ndependencies:\n- name: sub\n-- charts/sub/Chart.yaml --\n-- crds/a.yaml --\n" + manifest("v1"), 1, ""},
-		"of a folder beside subcharts":    {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- charts/_sub/crds/a.yaml --\n" + gears("v1"), 1, ""},
-		"templates with directives":       {whole + template + "{{- if .Values.crds.install }}\n" + manifest("v1") + "{{- end }}\n", 1, ""},
-		"templates with labels":           {whole + template + strings.Replace(manifest("v1"), "spec:", "  {{- include \"labels\" . | nindent 2 }}\nspec:", 1), 1, ""},
-		"templates of any name":           {whole + "-- templates/x.tpl --\n" + manifest("v1"), 1, ""},
-		"templates that compute":          {whole + template + strings.Replace(manifest("v1"), "name: v1", `name: "{{ .Values.version }}"`, 1), 0, "it computes names or versions"},
-		"templates that are none":         {whole + template + strings.Replace(manifest("v1"), "group: example.com", "group: {{ .Values.group }}.x", 1), 0, "yaml"},
-		"templates with a computed kind":  {whole + template + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: {{ "CustomResourceDefinition" }}`, 1), 0, "yaml"},
-		"templates with a quoted kind":    {whole + template + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: "{{ print "CustomResourceDefinition" }}"`, 1), 0, "yaml"},
-		"templates of a kind in values":   {whole + template + "# CustomResourceDefinition or not\n" + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: '{{ .Values.kind }}'`, 1), 0, "a kind is computed"},
-		"templates that drop a version":   {whole + template + dropped, 0, "directives inside a spec"},
-		"templates on one line":           {whole + template + "{{ if .Values.crds }}" + asJSON(t, manifest("v1")) + "{{ end }}\n", 0, "yaml"},
-		"templates that choose":           {whole + template + "{{ if .Values.old }}\n" + manifest("v1") + "{{ else }}\n---\n" + manifest("v1", "v2") + "{{ end }}\n", 0, "twice, with different versions"},
-		"templates with other files":      {whole + template + `{{ .Files.Get "crds.txt" }}` + "\n", 0, "it has other files rendered"},
-		"templates that are included":     {whole + template + `{{ include "crds" . }}` + "\n-- templates/_crds.tpl --\n{{ define \"crds\" }}\n" + manifest("v1") + "{{ end }}\n", 0, "other templates may include it"},
-		"templates that are not rendered": {whole + "-- templates/_x.yaml --\n" + manifest("v1"), 0, "other templates may include it"},
-		"templates that only name it":     {whole + "-- crds/a.yaml --\n" + manifest("v1") + template + "apiVersion: v1\nkind: ConfigMap\ndata: {about: a CustomResourceDefinition}\n-- templates/NOTES.txt --\nCustomResourceDefinition {{ .Values.x }}\n", 1, ""},
-		"none":                            {whole + template + "kind: ConfigMap\n", 0, "has no CustomResourceDefinition"},
-		"no chart":                        {"-- crds/a.yaml --\n" + manifest("v1"), 0, "is no directory of a Helm chart"},
+		"crds":                             {whole + "-- crds/a.yaml --\n" + manifest("v1"), 1, ""},
+		"crds in a folder":                 {whole + "-- crds/x/a.yml --\n" + manifest("v1"), 1, ""},
+		"crds in JSON":                     {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- crds/g.json --\n" + asJSON(t, gears("v1")) + "\n", 2, ""},
+		"crds in capitals":                 {whole + "-- crds/G.YAML --\n" + manifest("v1"), 1, ""},
+		"crds with a comment":              {whole + "-- crds/a.yaml --\n" + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", "kind: CustomResourceDefinition # mine", 1), 1, ""},
+		"crds in flow style":               {whole + "-- crds/a.yaml --\n" + flow + "\n", 1, ""},
+		"crds in a list":                   {whole + "-- crds/a.yaml --\n" + `{"apiVersion":"v1","kind":"List","items":[` + asJSON(t, manifest("v1")) + "," + asJSON(t, gears("v1")) + "]}\n", 2, ""},
+		"crds that Helm does not read":     {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- crds/README.md --\nkind: CustomResourceDefinition\n", 1, ""},
+		"of a subchart":                    {whole + "-- charts/sub/crds/a.yaml --\n" + manifest("v1"), 1, ""},
+		"of a subchart's subchart":         {whole + "-- charts/sub/charts/sub/templates/a.yaml --\n" + manifest("v1"), 1, ""},
+		"of a packed subchart":             {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- charts/sub-0.1.0.tgz --\n", 0, "it is packed"},
+		"of a subchart that is not there":  {"-- Chart.yaml --\ndependencies:\n- name: sub\n-- crds/a.yaml --\n" + manifest("v1"), 0, "it needs the chart sub, which helm dependency build brings"},
+		"of a subchart that is there":      {"-- Chart.yaml --\ndependencies:\n- name: sub\n-- charts/sub/Chart.yaml --\n-- crds/a.yaml --\n" + manifest("v1"), 1, ""},
+		"of a folder beside subcharts":     {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- charts/_sub/crds/a.yaml --\n" + gears("v1"), 1, ""},
+		"templates with directives":        {whole + template + "{{- if .Values.crds.install }}\n" + manifest("v1") + "{{- end }}\n", 1, ""},
+		"templates with labels":            {whole + template + strings.Replace(manifest("v1"), "spec:", "  {{- include \"labels\" . | nindent 2 }}\nspec:", 1), 1, ""},
+		"templates of any name":            {whole + "-- templates/x.tpl --\n" + manifest("v1"), 1, ""},
+		"templates that compute":           {whole + template + strings.Replace(manifest("v1"), "name: v1", `name: "{{ .Values.version }}"`, 1), 0, "directives inside a spec"},
+		"templates that are none":          {whole + template + strings.Replace(manifest("v1"), "group: example.com", "group: {{ .Values.group }}.x", 1), 0, "directives inside a spec"},
+		"templates with a computed kind":   {whole + template + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: {{ "CustomResourceDefinition" }}`, 1), 0, "yaml"},
+		"templates with a quoted kind":     {whole + template + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: "{{ print "CustomResourceDefinition" }}"`, 1), 0, "yaml"},
+		"templates of a kind in values":    {whole + template + "# CustomResourceDefinition or not\n" + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: '{{ .Values.kind }}'`, 1), 0, "a kind is computed"},
+		"templates that drop a version":    {whole + template + dropped, 0, "directives inside a spec"},
+		"templates that drop in comments":  {whole + template + strings.NewReplacer("{{- if .Values.old }}", "# {{- if .Values.old }}", "{{- end }}", "# {{- end }}").Replace(dropped), 0, "directives inside a spec"},
+		"templates that drop after a line": {whole + template + strings.NewReplacer("  versions:\n  {{- if .Values.old }}", "  versions: # {{- if .Values.old }}", "\n  {{- end }}", " # {{- end }}").Replace(dropped), 0, "directives inside a spec"},
+		"templates that drop in strings":   {whole + template + strings.NewReplacer("  {{- if .Values.old }}\n", "", "  {{- end }}\n", "", "scope: Namespaced", `scope: "Namespaced{{ if .Values.old }}"`).Replace(dropped) + "  x: '{{ end }}'\n", 0, "directives inside a spec"},
+		"templates beside others":          {whole + template + manifest("v1") + "---\nkind: Deployment\nspec:\n  {{- if .Values.x }}\n  image: '{{ .Values.image }}'\n  {{- end }}\n", 1, ""},
+		"templates on one line":            {whole + template + "{{ if .Values.crds }}" + asJSON(t, manifest("v1")) + "{{ end }}\n", 0, "directives inside a spec"},
+		"templates that choose":            {whole + template + "{{ if .Values.old }}\n" + manifest("v1") + "{{ else }}\n---\n" + manifest("v1", "v2") + "{{ end }}\n", 0, "twice, with different versions"},
+		"templates with other files":       {whole + template + `{{ .Files.Get "crds.txt" }}` + "\n", 0, "it has other files rendered"},
+		"templates that are included":      {whole + template + `{{ include "crds" . }}` + "\n-- templates/_crds.tpl --\n{{ define \"crds\" }}\n" + manifest("v1") + "{{ end }}\n", 0, "other templates may include it"},
+		"templates that are not rendered":  {whole + "-- templates/_x.yaml --\n" + manifest("v1"), 0, "other templates may include it"},
+		"templates that only name it":      {whole + "-- crds/a.yaml --\n" + manifest("v1") + template + "apiVersion: v1\nkind: ConfigMap\ndata: {about: a CustomResourceDefinition}\n-- templates/NOTES.txt --\nCustomResourceDefinition {{ .Values.x }}\n", 1, ""},
+		"none":                             {whole + template + "kind: ConfigMap\n", 0, "has no CustomResourceDefinition"},
+		"no chart":                         {"-- crds/a.yaml --\n" + manifest("v1"), 0, "is no directory of a Helm chart"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -161,6 +173,14 @@ func TestChart(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantChart(t, link, 1, "")
+		if err := errors.Join(os.Symlink(crds, filepath.Join(dir, "docs")), os.Symlink("nowhere", filepath.Join(dir, "LICENSE"))); err != nil {
+			t.Fatal(err)
+		}
+		wantChart(t, dir, 1, "")
+		if err := os.Symlink("nowhere", filepath.Join(dir, "templates")); err != nil {
+			t.Fatal(err)
+		}
+		wantChart(t, dir, 0, "no such file")
 	})
 }
 

@@ -36,7 +36,7 @@ func some(source string, text []byte) ([]verdict.Definition, error) {
 }
 
 // parse finds the definitions in a stream of YAML or JSON documents, also in lists, as kubectl does.
-// What kubectl would read in part, or in two ways, is an error.
+// What kubectl would read in part, or in two ways, is an error where it may be a definition.
 func parse(text []byte) (found []verdict.Definition, err error) {
 	all, err := documents(text)
 	if err != nil {
@@ -48,9 +48,9 @@ func parse(text []byte) (found []verdict.Definition, err error) {
 			return list.EachListItem(add)
 		}
 		object, ok := o.(*unstructured.Unstructured)
-		if !ok || object.GetKind() != "CustomResourceDefinition" {
-			if kind := o.GetObjectKind().GroupVersionKind().Kind; strings.Contains(kind, "{{") {
-				return fmt.Errorf("a kind is computed: %s", kind)
+		if !ok || object.GetKind() != kind {
+			if computed := o.GetObjectKind().GroupVersionKind().Kind; strings.Contains(computed, "{{") {
+				return fmt.Errorf("a kind is computed: %s", computed)
 			}
 			return nil
 		}
@@ -58,19 +58,21 @@ func parse(text []byte) (found []verdict.Definition, err error) {
 		found = append(found, d)
 		return err
 	}
-	for _, doc := range all {
-		if bytes.Equal(doc, []byte("null")) {
+	for i, doc := range all {
+		if bytes.Equal(doc.text, []byte("null")) {
 			continue // comments
 		}
-		object, _, err := unstructured.UnstructuredJSONScheme.Decode(doc, nil, nil)
-		if runtime.IsMissingKind(err) {
-			err = errors.New("a document has no kind")
-		}
-		if err == nil {
+		object, _, err := unstructured.UnstructuredJSONScheme.Decode(doc.text, nil, nil)
+		switch {
+		case err == nil:
 			err = add(object)
+		case runtime.IsMissingKind(err) && !doc.mentions:
+			continue
+		case runtime.IsMissingKind(err):
+			err = errors.New("it has no kind")
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("document %d: %w", i+1, err)
 		}
 	}
 	return found, nil
@@ -94,8 +96,21 @@ func definitionIn(object *unstructured.Unstructured) (verdict.Definition, error)
 	return d, nil
 }
 
-// documents are those of a stream, as JSON.
-func documents(text []byte) (all []json.RawMessage, err error) {
+// document is one of a stream, as JSON.
+type document struct {
+	text json.RawMessage
+	// mentions says that its text, or one beside it, mentions definitions. Of all others no more is asked than that they
+	// can be read.
+	mentions bool
+}
+
+// documents are those of a stream.
+func documents(text []byte) (all []document, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("document %d: %w", len(all)+1, err)
+		}
+	}()
 	chunks := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for {
 		chunk, err := chunks.Read()
@@ -103,24 +118,29 @@ func documents(text []byte) (all []json.RawMessage, err error) {
 			return all, nil
 		}
 		if err != nil {
-			return nil, err
+			return all, err
 		}
+		mentions := bytes.Contains(chunk, []byte(kind))
 		stream, isJSON := jsonStream(chunk)
 		if !isJSON {
-			doc, err := strictYAML(chunk)
+			read := yaml.YAMLToJSON
+			if mentions {
+				read = strictYAML
+			}
+			doc, err := read(chunk)
 			if err != nil {
-				return nil, err
+				return all, err
 			}
 			stream = []json.RawMessage{doc}
 		}
 		for _, doc := range stream {
 			var value any
 			twice, err := strictjson.UnmarshalStrict(doc, &value, strictjson.DisallowDuplicateFields)
-			if err := errors.Join(append(twice, err)...); err != nil {
-				return nil, err
+			if err := errors.Join(append(twice, err)...); err != nil && mentions {
+				return all, err
 			}
+			all = append(all, document{doc, mentions})
 		}
-		all = append(all, stream...)
 	}
 }
 
@@ -136,7 +156,7 @@ func jsonStream(text []byte) (all []json.RawMessage, isJSON bool) {
 }
 
 // strictYAML is the one document of a text, as JSON.
-func strictYAML(text []byte) (json.RawMessage, error) {
+func strictYAML(text []byte) ([]byte, error) {
 	doc, err := yaml.YAMLToJSONStrict(text)
 	if _, loosely := yaml.YAMLToJSON(text); err != nil && loosely == nil {
 		err = fmt.Errorf("%w (between documents, or files, there has to be a line ---)", err)
