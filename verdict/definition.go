@@ -123,10 +123,11 @@ func (c Change) apply() compat.Finding {
 	return f
 }
 
-// left says whether a census found, or may have missed, objects: an earlier definition has left them.
+// left says whether there are, or may be, objects that an earlier definition has left: by what the cluster remembers
+// or by a census. That nothing is known of the resource proves nothing: in a stock cluster it is so for all that are new.
 func (c Change) left() bool {
 	census := c.Stored.Census
-	return census != nil && (len(census.Objects) > 0 || census.Encrypted+census.Unreadable > 0 || census.Partial != "")
+	return len(c.Stored.Encodings) > 0 || census != nil && (len(census.Objects) > 0 || census.Encrypted+census.Unreadable > 0 || census.Partial != "")
 }
 
 func howMany(n int64) string {

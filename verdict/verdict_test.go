@@ -138,6 +138,9 @@ func TestDefinitions(t *testing.T) {
 		"delete, not counted":                {nil, both, nil, false, nil, compat.CouldNotTell, "objects were not counted"},
 		"delete what is not":                 {nil, nil, nil, false, nil, compat.Safe, "there is no such definition"},
 		"new, over objects that are left":    {only2, nil, nil, false, census(1, 0), compat.Unsafe, "it drops example.com/v1, in which objects are stored (1)"},
+		"new, over what was stored before":   {only2, nil, []string{"example.com/v1"}, true, nil, compat.Unsafe, "it drops example.com/v1, in which objects may be stored"},
+		"new, over what it can read":         {only2, nil, []string{"example.com/v2"}, true, nil, compat.CouldNotTell, "raw values were not read"},
+		"new, where nobody reports":          {only2, nil, nil, true, nil, compat.Safe, "there is no such definition yet"},
 		"new, over objects that it can read": {only2, nil, nil, false, census(0, 1), compat.Safe, "it keeps every version that is stored"},
 	} {
 		change := verdict.Change{Wanted: test.wanted, Present: test.present, Stored: compat.Stored{Resource: widgets, Encodings: test.stored, Unknown: test.unknown, Census: test.census}}
