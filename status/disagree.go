@@ -139,7 +139,7 @@ func plugins(sides []side) string {
 		}
 		told = append(told, some(ids))
 	}
-	return fmt.Sprintf("their KMS plugins %s tell different keys: wait half a minute, in which each server asks its own again; if this lasts, see which plugin still tells the old key, that of %s", name, strings.Join(told, " or that of "))
+	return fmt.Sprintf("their KMS plugins named %q name different keys: wait half a minute, in which each server asks its own again; if this lasts, see which plugin still names the old key, that of %s", name, strings.Join(told, " or that of "))
 }
 
 // waitsFor are the servers that keep the resource from agreement and that have a problem of

@@ -18,7 +18,7 @@ const (
 	// followedWithin is longer than the controllers take to write what follows from an agreement.
 	followedWithin = time.Minute
 	// begunWithin is that for a migration where nobody can name all encodings: a server that did not report may
-	// have stopped, whose last writes are waited for.
+	// have stopped, whose last writes are waited for: --migration-settle is not known here.
 	begunWithin = 10 * time.Minute
 )
 
@@ -29,6 +29,7 @@ func (x *index) unwritten(r *resource) Problem {
 	if since.IsZero() || x.Now.Sub(since) < followedWithin || len(x.Unread) > 0 || !slices.ContainsFunc(x.servers, Server.controls) {
 		return Problem{}
 	}
+	why := "the controllers do not run, or what they write is refused"
 	one, all, refused := "its StorageState does not say so", "their StorageStates do not say so", migrationv1alpha1.StorageStates
 	if r.follows() {
 		one, all, refused = "no migration of it has begun", "no migrations of them have begun", migrationv1alpha1.StorageVersionMigrations
@@ -38,7 +39,7 @@ func (x *index) unwritten(r *resource) Problem {
 		}
 		within := followedWithin
 		if r.unknown() {
-			within = begunWithin
+			within, why = begunWithin, "the controllers do not run, what they write is refused, or --migration-settle is longer than that"
 		}
 		starting := slices.ContainsFunc(x.servers, func(s Server) bool { return s.State == Starting })
 		if !idle || starting || x.migrates() || x.Now.Sub(since) < within {
@@ -48,9 +49,8 @@ func (x *index) unwritten(r *resource) Problem {
 	if x.unattended().Kind != "" {
 		return Problem{} // it is why
 	}
-	const why = "the controllers do not run, or what they write is refused"
 	return Problem{
-		Kind: Unwritten, Resources: []string{r.String()}, alike: one,
+		Kind: Unwritten, Resources: []string{r.String()}, alike: one + why,
 		Text: fmt.Sprintf("%s: servers have agreed for %s, and %s: %s", r, duration.HumanDuration(x.Now.Sub(since)), one, why),
 		Do:   fmt.Sprintf("see the log of the server that holds the Lease of the controllers, and which admission policies and webhooks are for %s: they may refuse what the controllers write", refused),
 		Run:  "kubectl get lease -n " + storageversion.IdentityNamespace + " concord-controllers",
