@@ -253,11 +253,11 @@ func (w *world) where(lacks func(schema.GroupResource, *ledger.Resource) string)
 	return some(found)
 }
 
-// sorted are the resources that have, or had, a StorageVersion or a StorageState.
+// sorted are the resources that have, or had, a StorageVersion or a StorageState, or have a CustomResourceDefinition.
 func (w *world) sorted() []schema.GroupResource {
 	var found []schema.GroupResource
 	for gr, r := range w.Resources {
-		if r.Version != nil || r.State != nil || len(r.Joined) > 0 {
+		if r.Version != nil || r.State != nil || r.CRD != nil || len(r.Joined) > 0 {
 			found = append(found, gr)
 		}
 	}

@@ -158,6 +158,11 @@ func TestWorldFollowsStorage(t *testing.T) {
 	assert("for u/2")
 	h.state(workload.Policies, 3, "admissionregistration.k8s.io/v1")
 	assert("")
+	definition := root + "apiextensions.k8s.io/customresourcedefinitions/" + workload.Gadgets.String()
+	h.put(definition, h.json(workload.Definition(workload.CustomVersions[0])))
+	assert(workload.Gadgets.String() + ": 0 of 2 reports")
+	h.remove(definition)
+	assert("")
 	if lack := h.world.unreported("server-2"); lack != "" {
 		t.Errorf("unreported = %q", lack)
 	}
