@@ -155,7 +155,7 @@ func (w *Watch[S]) Stop() {
 }
 
 // Record keeps what is put and deleted below prefix, which ends in a slash, from now on until it is
-// stopped with the function that it returns.
+// stopped with the function that it returns, or ctx is done.
 func Record(ctx context.Context, client *clientv3.Client, prefix string) (stop func(context.Context) ([]Event, error), err error) {
 	now, err := client.Get(ctx, prefix, clientv3.WithCountOnly())
 	if err != nil {
@@ -164,6 +164,7 @@ func Record(ctx context.Context, client *clientv3.Client, prefix string) (stop f
 	var events []Event
 	w := NewWatch(&events, func(e Event) { events = append(events, e) })
 	w.Start(client, strings.TrimSuffix(prefix, "/"), now.Header.Revision+1)
+	context.AfterFunc(ctx, w.cancel)
 	return func(ctx context.Context) ([]Event, error) {
 		err := w.CatchUp(ctx)
 		w.Stop()
