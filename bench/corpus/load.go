@@ -15,7 +15,7 @@ import (
 const (
 	// openRate is how many requests of an open loop are due in a second: half of them writes.
 	openRate = 200
-	// closedClients write and read in turns without a pause in a closed load.
+	// closedClients write and read in turns without a pause in a closed loop.
 	closedClients = 32
 	// tryAgain is after how long a client asks again that was told to, as client-go does.
 	tryAgain = time.Second

@@ -33,7 +33,7 @@ func (b beside) p99Ratio() float64 {
 	return figures.Quantile(b.busy, 0.99) / figures.Quantile(b.idle, 0.99)
 }
 
-// loadName is the name of an open or a closed load.
+// loadName is the name of an open or a closed loop.
 func loadName(open bool) string {
 	if open {
 		return "open loop"

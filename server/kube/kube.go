@@ -53,7 +53,7 @@ func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options
 	if s.ring, err = keyring.New(providers, s.keyring()); err != nil {
 		return err
 	}
-	// First whether etcd answers at all: kube-apiserver's own code waits for it without a word, and does not tell why in vain.
+	// First whether etcd answers at all: kube-apiserver's own code waits for it without a word, and does not say why it gives up.
 	// An egress selector for etcd is known only after that.
 	if options.EgressSelector.ConfigFile == "" {
 		etcd, err := join.Dial(ctx, options.Etcd.StorageConfig)
