@@ -159,7 +159,9 @@ func TestWorldFollowsStorage(t *testing.T) {
 	h.state(workload.Policies, 3, "admissionregistration.k8s.io/v1")
 	assert("")
 	definition := root + "apiextensions.k8s.io/customresourcedefinitions/" + workload.Gadgets.String()
-	h.put(definition, h.json(workload.Definition(workload.CustomVersions[0])))
+	crd := workload.Definition(workload.CustomVersions[0])
+	crd.APIVersion, crd.Kind = "apiextensions.k8s.io/v1", "CustomResourceDefinition"
+	h.put(definition, h.json(crd))
 	assert(workload.Gadgets.String() + ": 0 of 2 reports")
 	h.remove(definition)
 	assert("")
