@@ -26,8 +26,8 @@ func TestByRBAC(t *testing.T) {
 		"as kubeadm": {&kubeoptions.BuiltInAuthorizationOptions{Modes: []string{"Node", "RBAC"}}, true},
 		"ABAC":       {&kubeoptions.BuiltInAuthorizationOptions{Modes: []string{"ABAC"}}, false},
 		"all may":    {&kubeoptions.BuiltInAuthorizationOptions{Modes: []string{"AlwaysAllow"}}, false},
-		"a file":     {file(`{"type":"Node","name":"node"},{"type":"RBAC","name":"roles"}`), true},
-		"no RBAC":    {file(`{"type":"Node","name":"rbac"}`), false},
+		"a file":     {file(`{"type":"Node","name":"node"},{"type":"RBAC","name":"rbac"}`), true},
+		"no RBAC":    {file(`{"type":"Node","name":"node"}`), false},
 	} {
 		if got, err := planning.ByRBAC(test.options); err != nil || got != test.want {
 			t.Errorf("%s: %t, error %v", name, got, err)
