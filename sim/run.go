@@ -82,15 +82,19 @@ func Seed(seed uint64, events int, trace io.Writer) Outcome {
 		for _, e := range begin {
 			do(e)
 		}
-		n := events
-		if n == 0 {
-			n = MinEvents + r.IntN(MaxEvents-MinEvents)
-		}
-		for w.steps < n && w.checker.Violation == nil {
-			do(c.next())
-		}
-		do(script.Event{Do: script.Settle})
+		live(w, events, r, c.next, do)
 	})
+}
+
+// live does so many events, or a random number of them if that is 0, and has the world settle then.
+func live(w *World, events int, r *rand.Rand, next func() script.Event, do func(script.Event)) {
+	if events == 0 {
+		events = MinEvents + r.IntN(MaxEvents-MinEvents)
+	}
+	for w.steps < events && w.checker.Violation == nil {
+		do(next())
+	}
+	do(script.Event{Do: script.Settle})
 }
 
 // Aggregated is Seed for a world whose servers are the replicas of an aggregated API server.
@@ -104,14 +108,7 @@ func Aggregated(seed uint64, events int, trace io.Writer) Outcome {
 		for _, e := range openingHosted(config, c.temper.releases[0], r.IntN(4)) {
 			do(e)
 		}
-		n := events
-		if n == 0 {
-			n = MinEvents + r.IntN(MaxEvents-MinEvents)
-		}
-		for w.steps < n && w.checker.Violation == nil {
-			do(c.next())
-		}
-		do(script.Event{Do: script.Settle})
+		live(w, events, r, c.next, do)
 	})
 }
 
