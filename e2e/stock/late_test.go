@@ -97,15 +97,7 @@ func TestPausedInWrite(t *testing.T) {
 			w.SetFinalizers([]string{beside.Group + "/stays"})
 		}
 	})
-	prune := func(when string) {
-		t.Helper()
-		if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
-			metav1.SetMetaDataAnnotation(&crd.ObjectMeta, observed.PruneAnnotation, when)
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	prune("never")
+	prune(t, w, "never")
 	a.Controllers("controllers", itself.Quick())
 	w.AwaitStored(beside.V1, beside.V1)
 	u := deleting(w, b, late)
@@ -115,7 +107,7 @@ func TestPausedInWrite(t *testing.T) {
 		t.Fatalf("stored are %v, %v", counts, err)
 	}
 	b.Pause()
-	prune("now")
+	prune(t, w, "now")
 	beside.Eventually(t, beside.Patience, "v1 counts as stored, and nothing is agreed on", func(ctx context.Context) error {
 		state, err := w.State(ctx)
 		if err != nil {
@@ -166,5 +158,15 @@ func putsIn(w *beside.Widgets, version string) func() int {
 			}
 		}
 		return n
+	}
+}
+
+// prune says on the definition when its storedVersions are pruned.
+func prune(t *testing.T, w *beside.Widgets, when string) {
+	t.Helper()
+	if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		metav1.SetMetaDataAnnotation(&crd.ObjectMeta, observed.PruneAnnotation, when)
+	}); err != nil {
+		t.Fatal(err)
 	}
 }

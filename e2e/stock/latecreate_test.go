@@ -12,13 +12,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
-	"github.com/concord-dev/concord/stock/observed"
 )
 
 // A kube-apiserver gives up a create that etcd does not answer, as in a partition. etcd does it much later: after
@@ -38,15 +35,7 @@ func TestLateCreate(t *testing.T) {
 	}, "b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	prune := func(when string) {
-		t.Helper()
-		if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
-			metav1.SetMetaDataAnnotation(&crd.ObjectMeta, observed.PruneAnnotation, when)
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	prune("never")
+	prune(t, w, "never")
 	a.Controllers("controllers", itself.Quick())
 	w.AwaitStored(beside.V1, beside.V1)
 	object := w.Object(late)
@@ -71,7 +60,7 @@ func TestLateCreate(t *testing.T) {
 		}
 		return err
 	})
-	prune("now")
+	prune(t, w, "now")
 	w.AwaitPruned(objects + 1)
 	if err := w.TakeOut(); err != nil {
 		t.Errorf("v1 cannot be taken out: %v", err)
