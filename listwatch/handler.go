@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/workers"
 )
@@ -31,3 +32,39 @@ func (h handler) OnUpdate(old, obj any) { h.do(func() { h.next.OnUpdate(old, obj
 
 // OnDelete implements cache.ResourceEventHandler.
 func (h handler) OnDelete(obj any) { h.do(func() { h.next.OnDelete(obj) }) }
+
+// Informer watches the objects of the kind of list that the options choose, and indexes them. handle is told
+// of each that is new (was is nil then), changed or gone; see Handler.
+func Informer[T any, P interface {
+	*T
+	client.Object
+}](c client.WithWatch, worker string, list client.ObjectList, indexers cache.Indexers, handle func(was, is P, gone bool), options ...client.ListOption) (cache.Indexer, cache.Controller) {
+	if indexers == nil {
+		indexers = cache.Indexers{} // what client-go makes without them is no Indexer
+	}
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: Of(c, list, options...),
+		ObjectType:    P(new(T)),
+		Indexers:      indexers,
+		Handler: Handler(worker, cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { handle(nil, obj.(P), false) },
+			UpdateFunc: func(old, obj any) { handle(old.(P), obj.(P), false) },
+			DeleteFunc: func(obj any) {
+				if last, ok := Deleted[P](obj); ok {
+					handle(nil, last, true)
+				}
+			},
+		}),
+	})
+	return store.(cache.Indexer), controller
+}
+
+// Indexed returns the objects that an index of an Informer has for a value. They are not to be changed.
+func Indexed[P any](of cache.Indexer, index, value string) ([]P, error) {
+	objs, err := of.ByIndex(index, value)
+	found := make([]P, len(objs))
+	for i, obj := range objs {
+		found[i] = obj.(P)
+	}
+	return found, err
+}

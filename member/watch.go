@@ -3,7 +3,6 @@ package member
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -187,34 +186,18 @@ func (m *Member) keepReported(ctx context.Context) {
 }
 
 func (m *Member) watchStorageVersions(ctx context.Context) {
-	m.follow(ctx, "StorageVersions", &v1alpha1.StorageVersion{}, listwatch.Of(m.cfg.Client, &v1alpha1.StorageVersionList{}), &sink{
-		event: func(object any, deleted bool) { m.ObserveStorageVersion(object.(*v1alpha1.StorageVersion), deleted) },
-		replace: func(objects []any, revision int64) {
-			items := make([]v1alpha1.StorageVersion, len(objects))
-			for i, object := range objects {
-				items[i] = *object.(*v1alpha1.StorageVersion)
-			}
-			m.ObserveStorageVersions(items, revision)
-		},
-	})
+	m.follow(ctx, "StorageVersions", &v1alpha1.StorageVersion{}, listwatch.Of(m.cfg.Client, &v1alpha1.StorageVersionList{}),
+		listwatch.Sink[v1alpha1.StorageVersion]{Event: m.ObserveStorageVersion, Listed: m.ObserveStorageVersions})
 }
 
 func (m *Member) watchLeases(ctx context.Context) {
 	identities := listwatch.Of(m.cfg.Client, &coordinationv1.LeaseList{}, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabelsSelector{Selector: storageversion.Identities})
-	m.follow(ctx, "identity Leases", &coordinationv1.Lease{}, identities, &sink{
-		event: func(object any, deleted bool) { m.ObserveLease(object.(*coordinationv1.Lease), deleted) },
-		replace: func(objects []any, revision int64) {
-			items := make([]coordinationv1.Lease, len(objects))
-			for i, object := range objects {
-				items[i] = *object.(*coordinationv1.Lease)
-			}
-			m.ObserveLeases(items, revision)
-		},
-	})
+	m.follow(ctx, "identity Leases", &coordinationv1.Lease{}, identities,
+		listwatch.Sink[coordinationv1.Lease]{Event: m.ObserveLease, Listed: m.ObserveLeases})
 }
 
-func (m *Member) follow(ctx context.Context, name string, object runtime.Object, from cache.ListerWatcher, to *sink) {
+func (m *Member) follow(ctx context.Context, name string, object runtime.Object, from cache.ListerWatcher, to cache.ReflectorStore) {
 	cache.NewReflectorWithOptions(from, object, to, cache.ReflectorOptions{
 		Name:            "member",
 		TypeDescription: name,
@@ -223,33 +206,3 @@ func (m *Member) follow(ctx context.Context, name string, object runtime.Object,
 		Backoff:         &apiwait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 5 * time.Second},
 	}).RunWithContext(ctx)
 }
-
-// sink passes on the events and lists that a reflector sees.
-type sink struct {
-	event   func(object any, deleted bool)
-	replace func(objects []any, revision int64)
-}
-
-var _ cache.ReflectorStore = (*sink)(nil)
-
-// Add is part of cache.ReflectorStore.
-func (s *sink) Add(object any) error { s.event(object, false); return nil }
-
-// Update is part of cache.ReflectorStore.
-func (s *sink) Update(object any) error { s.event(object, false); return nil }
-
-// Delete is part of cache.ReflectorStore.
-func (s *sink) Delete(object any) error { s.event(object, true); return nil }
-
-// Replace is part of cache.ReflectorStore.
-func (s *sink) Replace(objects []any, resourceVersion string) error {
-	revision, err := strconv.ParseInt(resourceVersion, 10, 64)
-	if err != nil && resourceVersion != "" {
-		return fmt.Errorf("list at resourceVersion %q, which is no etcd revision", resourceVersion)
-	}
-	s.replace(objects, revision)
-	return nil
-}
-
-// Resync is part of cache.ReflectorStore.
-func (s *sink) Resync() error { return nil }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -277,7 +278,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	if !swept() || swept() {
 		t.Error("not swept once after a Lease went")
 	}
-	if err := (sink{w.c}).Update(nil); err != nil {
+	if err := w.c.sink().Update(&v1alpha1.StorageVersion{}); err != nil {
 		t.Fatal(err)
 	}
 	if !swept() || swept() {

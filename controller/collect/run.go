@@ -40,7 +40,7 @@ func (c *Collector) Run(ctx context.Context, leader func() bool) {
 
 // watch notices changes of StorageVersions, so that Step need not read them all.
 func (c *Collector) watch(ctx context.Context) {
-	cache.NewReflectorWithOptions(listwatch.Of(c.cfg.Client, &v1alpha1.StorageVersionList{}), &v1alpha1.StorageVersion{}, sink{c}, cache.ReflectorOptions{
+	cache.NewReflectorWithOptions(listwatch.Of(c.cfg.Client, &v1alpha1.StorageVersionList{}), &v1alpha1.StorageVersion{}, c.sink(), cache.ReflectorOptions{
 		Name:            "collect",
 		TypeDescription: "StorageVersions",
 		Logger:          &c.cfg.Logger,
@@ -49,25 +49,12 @@ func (c *Collector) watch(ctx context.Context) {
 }
 
 // sink notes that something changed.
-type sink struct{ c *Collector }
-
-var _ cache.ReflectorStore = sink{}
-
-// Add is part of cache.ReflectorStore.
-func (s sink) Add(any) error { s.c.touched.Store(true); return nil }
-
-// Update is part of cache.ReflectorStore.
-func (s sink) Update(any) error { s.c.touched.Store(true); return nil }
-
-// Delete is part of cache.ReflectorStore.
-func (s sink) Delete(any) error { s.c.touched.Store(true); return nil }
-
-// Replace is part of cache.ReflectorStore.
-func (s sink) Replace([]any, string) error {
-	s.c.touched.Store(true)
-	s.c.watched.Store(true)
-	return nil
+func (c *Collector) sink() listwatch.Sink[v1alpha1.StorageVersion] {
+	return listwatch.Sink[v1alpha1.StorageVersion]{
+		Event: func(*v1alpha1.StorageVersion, bool) { c.touched.Store(true) },
+		Listed: func([]v1alpha1.StorageVersion, int64) {
+			c.touched.Store(true)
+			c.watched.Store(true)
+		},
+	}
 }
-
-// Resync is part of cache.ReflectorStore.
-func (s sink) Resync() error { return nil }

@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/listwatch"
@@ -34,26 +33,36 @@ func (c *Controller) Run(ctx context.Context) {
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),
 		workqueue.TypedRateLimitingQueueConfig[string]{Clock: c.cfg.Clock})
-	_, originals := c.source(&storagemigrationv1.StorageVersionMigrationList{}, &storagemigrationv1.StorageVersionMigration{}, func(obj client.Object) {
-		queue.Add(obj.GetName())
-	})
-	store, copies := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, func(obj client.Object) {
-		if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && migrationv1alpha1.Original(m) != nil {
-			queue.Add(migrationv1alpha1.Original(m).Name)
-		}
-	})
+	context.AfterFunc(ctx, queue.ShutDown)
+	_, originals := listwatch.Informer(c.cfg.Client, "mirror-watch", &storagemigrationv1.StorageVersionMigrationList{}, nil,
+		func(_, is *storagemigrationv1.StorageVersionMigration, _ bool) { queue.Add(is.Name) })
+	indexers := cache.Indexers{byOwner: func(obj any) ([]string, error) {
+		return owner(obj.(*migrationv1alpha1.StorageVersionMigration)), nil
+	}}
+	store, copies := listwatch.Informer(c.cfg.Client, "mirror-watch", &migrationv1alpha1.StorageVersionMigrationList{}, indexers,
+		func(_, is *migrationv1alpha1.StorageVersionMigration, _ bool) {
+			for _, name := range owner(is) {
+				queue.Add(name)
+			}
+		})
 	var wg sync.WaitGroup
 	wg.Go(func() { originals.RunWithContext(ctx) })
 	wg.Go(func() { copies.RunWithContext(ctx) })
-	wg.Go(func() {
-		<-ctx.Done()
-		queue.ShutDown()
-	})
 	if cache.WaitForCacheSync(ctx.Done(), originals.HasSynced, copies.HasSynced) {
-		watching := &Controller{cfg: c.cfg, copies: indexed{store.(cache.Indexer)}.of}
+		watching := &Controller{cfg: c.cfg, copies: func(_ context.Context, name string) ([]*migrationv1alpha1.StorageVersionMigration, error) {
+			return listwatch.Indexed[*migrationv1alpha1.StorageVersionMigration](store, byOwner, name)
+		}}
 		wg.Go(func() { watching.work(ctx, queue) })
 	}
 	wg.Wait()
+}
+
+// owner is the name of a copy's original; there is none for other migrations.
+func owner(m *migrationv1alpha1.StorageVersionMigration) []string {
+	if ref := migrationv1alpha1.Original(m); ref != nil {
+		return []string{ref.Name}
+	}
+	return nil
 }
 
 func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) {
@@ -81,39 +90,4 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimiting
 		}
 		queue.Done(name)
 	}
-}
-
-// indexed lists copies from a watch.
-type indexed struct{ cache.Indexer }
-
-func (i indexed) of(_ context.Context, name string) ([]*migrationv1alpha1.StorageVersionMigration, error) {
-	objs, err := i.ByIndex(byOwner, name)
-	copies := make([]*migrationv1alpha1.StorageVersionMigration, 0, len(objs))
-	for _, obj := range objs {
-		copies = append(copies, obj.(*migrationv1alpha1.StorageVersionMigration))
-	}
-	return copies, err
-}
-
-// source watches objects and hands over each that is new, changed or gone.
-func (c *Controller) source(list client.ObjectList, object client.Object, handle func(client.Object)) (cache.Store, cache.Controller) {
-	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: listwatch.Of(c.cfg.Client, list),
-		ObjectType:    object,
-		Handler: listwatch.Handler("mirror-watch", cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { handle(obj.(client.Object)) },
-			UpdateFunc: func(_, obj any) { handle(obj.(client.Object)) },
-			DeleteFunc: func(obj any) {
-				if last, ok := listwatch.Deleted[client.Object](obj); ok {
-					handle(last)
-				}
-			},
-		}),
-		Indexers: cache.Indexers{byOwner: func(obj any) ([]string, error) {
-			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok && migrationv1alpha1.Original(m) != nil {
-				return []string{migrationv1alpha1.Original(m).Name}, nil
-			}
-			return nil, nil
-		}},
-	})
 }

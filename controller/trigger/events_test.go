@@ -21,7 +21,7 @@ func watching(t *testing.T, c *Controller) *run {
 	t.Helper()
 	r := newRun(c)
 	watched, sources := r.sources()
-	r.cached = indexed{watched.migrations}
+	r.cached = watched.of
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{}, len(sources))
 	for _, source := range sources {
@@ -214,7 +214,7 @@ func TestDeletedState(t *testing.T) {
 	state := w.state()
 	w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID}))
 	lagging := &lag{w.migrations()}
-	cached := &Controller{cfg: c.cfg, cached: lagging}
+	cached := &Controller{cfg: c.cfg, cached: lagging.of}
 	for range 3 {
 		if _, err := cached.Step(context.Background(), cronJobs); err != nil {
 			t.Fatal(err)

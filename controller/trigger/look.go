@@ -31,11 +31,6 @@ type look struct {
 	rehearses bool
 }
 
-// migrations lists the migrations of a resource.
-type migrations interface {
-	of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error)
-}
-
 // look reads what a decision needs: the StorageState first, then the StorageVersion, so
 // that the second is never older than the one that the first was computed from (section 3.5).
 func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, error) {
@@ -99,7 +94,7 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 
 func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
 	if c.cached != nil {
-		return c.cached.of(gr)
+		return c.cached(gr)
 	}
 	var list migrationv1alpha1.StorageVersionMigrationList
 	if err := c.cfg.Client.List(ctx, &list); err != nil {

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/listwatch"
 )
 
 // keptPoll is how often it is looked for a Run that has read everything.
@@ -19,6 +21,11 @@ const keptPoll = 50 * time.Millisecond
 type seen struct {
 	states     cache.Store
 	migrations cache.Indexer
+}
+
+// of lists the migrations of a resource.
+func (s seen) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
+	return listwatch.Indexed[*migrationv1alpha1.StorageVersionMigration](s.migrations, byResource, gr.String())
 }
 
 // Reader is other, but for lists of StorageStates and of migrations: these are as Run's

@@ -36,6 +36,8 @@ const (
 	lastLookPause = 10 * time.Second
 	// byResource indexes migrations.
 	byResource = "resource"
+	// worker is what its watches are counted as.
+	worker = "trigger-watch"
 )
 
 // run is one run of a Controller, while it leads.
@@ -83,16 +85,13 @@ func (c *Controller) Run(ctx context.Context) {
 	for _, source := range sources {
 		wg.Go(func() { source.RunWithContext(ctx) })
 	}
-	wg.Go(func() {
-		<-ctx.Done()
-		r.queue.ShutDown()
-	})
+	context.AfterFunc(ctx, r.queue.ShutDown)
 	synced := true
 	for _, source := range sources {
 		synced = synced && cache.WaitForCacheSync(ctx.Done(), source.HasSynced)
 	}
 	if synced {
-		r.cached = indexed{watched.migrations}
+		r.cached = watched.of
 		c.setSeen(r, watched)
 		for range c.cfg.Workers {
 			wg.Go(func() { r.work(ctx) })
@@ -244,60 +243,42 @@ func (r *run) serverChanged() {
 	}
 }
 
-// indexed lists migrations from a watch.
-type indexed struct{ cache.Indexer }
-
-func (i indexed) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {
-	objs, err := i.ByIndex(byResource, gr.String())
-	items := make([]*migrationv1alpha1.StorageVersionMigration, 0, len(objs))
-	for _, obj := range objs {
-		items = append(items, obj.(*migrationv1alpha1.StorageVersionMigration))
-	}
-	return items, err
-}
-
 // sources returns the watches, and the stores of two of them.
 func (r *run) sources() (seen, []cache.Controller) {
-	_, versions := r.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(nil, func(sv *apiserverinternalv1alpha1.StorageVersion) {
+	c := r.cfg.Client
+	_, versions := listwatch.Informer(c, worker, &apiserverinternalv1alpha1.StorageVersionList{}, nil, changes(nil, func(sv *apiserverinternalv1alpha1.StorageVersion) {
 		if gr, err := storageversion.GroupResource(sv.Name); err == nil {
 			r.queue.Add(gr)
 		}
 	}))
-	stored, states := r.source(&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageState{}, onEach(sameState, func(s *migrationv1alpha1.StorageState) {
+	stored, states := listwatch.Informer(c, worker, &migrationv1alpha1.StorageStateList{}, nil, changes(sameState, func(s *migrationv1alpha1.StorageState) {
 		r.queue.Add(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource})
 	}))
-	store, migrations := r.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(sameMigration, func(m *migrationv1alpha1.StorageVersionMigration) {
+	indexers := cache.Indexers{byResource: func(obj any) ([]string, error) {
+		return []string{migrationv1alpha1.Resource(obj.(*migrationv1alpha1.StorageVersionMigration)).String()}, nil
+	}}
+	store, migrations := listwatch.Informer(c, worker, &migrationv1alpha1.StorageVersionMigrationList{}, indexers, changes(sameMigration, func(m *migrationv1alpha1.StorageVersionMigration) {
 		r.queue.Add(migrationv1alpha1.Resource(m))
 	}))
-	_, leases := r.source(&coordinationv1.LeaseList{}, &coordinationv1.Lease{}, cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(old, obj any) {
-			was, is := old.(*coordinationv1.Lease), obj.(*coordinationv1.Lease)
-			if was.Annotations[storageversion.ReportedAnnotation] != is.Annotations[storageversion.ReportedAnnotation] {
-				r.serverChanged()
-			}
-		},
-		DeleteFunc: func(any) { r.serverChanged() },
+	_, leases := listwatch.Informer(c, worker, &coordinationv1.LeaseList{}, nil, func(was, is *coordinationv1.Lease, gone bool) {
+		if gone || was != nil && was.Annotations[storageversion.ReportedAnnotation] != is.Annotations[storageversion.ReportedAnnotation] {
+			r.serverChanged()
+		}
 	}, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
 	return seen{stored, store}, []cache.Controller{versions, states, migrations, leases}
 }
 
-// onEach handles every object that is new, gone, or changed in a field that a look decides on;
+// changes handles every object that is new, gone, or changed in a field that a look decides on;
 // same, if not nil, says that none of these has changed.
-func onEach[T client.Object](same func(was, is T) bool, handle func(T)) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { handle(obj.(T)) },
-		UpdateFunc: func(old, obj any) {
-			was, is := old.(T), obj.(T)
-			if was.GetResourceVersion() == is.GetResourceVersion() || same != nil && was.GetUID() == is.GetUID() && same(was, is) {
-				return
-			}
-			handle(is)
-		},
-		DeleteFunc: func(obj any) {
-			if last, ok := listwatch.Deleted[T](obj); ok {
-				handle(last)
-			}
-		},
+func changes[T any, P interface {
+	*T
+	client.Object
+}](same func(was, is P) bool, handle func(P)) func(was, is P, gone bool) {
+	return func(was, is P, _ bool) {
+		if was != nil && (was.GetResourceVersion() == is.GetResourceVersion() || same != nil && was.GetUID() == is.GetUID() && same(was, is)) {
+			return
+		}
+		handle(is)
 	}
 }
 
@@ -315,19 +296,4 @@ func sameState(was, is *migrationv1alpha1.StorageState) bool {
 func sameMigration(was, is *migrationv1alpha1.StorageVersionMigration) bool {
 	return migrationv1alpha1.Resource(was) == migrationv1alpha1.Resource(is) &&
 		migrationv1alpha1.ViewMigration(was) == migrationv1alpha1.ViewMigration(is)
-}
-
-func (r *run) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler, options ...client.ListOption) (cache.Indexer, cache.Controller) {
-	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: listwatch.Of(r.cfg.Client, list, options...),
-		ObjectType:    object,
-		Handler:       listwatch.Handler("trigger-watch", handler),
-		Indexers: cache.Indexers{byResource: func(obj any) ([]string, error) {
-			if m, ok := obj.(*migrationv1alpha1.StorageVersionMigration); ok {
-				return []string{migrationv1alpha1.Resource(m).String()}, nil
-			}
-			return nil, nil
-		}},
-	})
-	return store.(cache.Indexer), controller // an Indexer, as it has Indexers
 }

@@ -128,7 +128,7 @@ type Controller struct {
 	cfg Config
 	// cached is where migrations are listed from while Run runs, nil else: their view may
 	// lag, and one list per look is too many.
-	cached migrations
+	cached func(schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error)
 
 	mu sync.Mutex
 	// counted has the result of the last count of each resource.

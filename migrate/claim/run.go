@@ -11,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -32,22 +31,19 @@ func (c *Controller) Run(ctx context.Context) {
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),
 		workqueue.TypedRateLimitingQueueConfig[string]{Clock: c.cfg.Clock})
-	seen, migrations := c.source(&migrationv1alpha1.StorageVersionMigrationList{}, &migrationv1alpha1.StorageVersionMigration{}, onEach(
+	context.AfterFunc(ctx, queue.ShutDown)
+	seen, migrations := listwatch.Informer(c.cfg.Client, "migrate-watch", &migrationv1alpha1.StorageVersionMigrationList{}, nil,
 		func(was, is *migrationv1alpha1.StorageVersionMigration, gone bool) {
 			c.ObserveMigration(is, gone)
 			if !gone && worthALook(was, is, c.cfg.ID()) {
 				queue.Add(is.Name)
 			}
-		}))
-	_, versions := c.source(&apiserverinternalv1alpha1.StorageVersionList{}, &apiserverinternalv1alpha1.StorageVersion{}, onEach(
-		func(_, is *apiserverinternalv1alpha1.StorageVersion, gone bool) { c.ObserveStorageVersion(is, gone) }))
+		})
+	_, versions := listwatch.Informer(c.cfg.Client, "migrate-watch", &apiserverinternalv1alpha1.StorageVersionList{}, nil,
+		func(_, is *apiserverinternalv1alpha1.StorageVersion, gone bool) { c.ObserveStorageVersion(is, gone) })
 	var wg sync.WaitGroup
 	wg.Go(func() { migrations.RunWithContext(ctx) })
 	wg.Go(func() { versions.RunWithContext(ctx) })
-	wg.Go(func() {
-		<-ctx.Done()
-		queue.ShutDown()
-	})
 	beats := c.cfg.Clock.NewTicker(max(c.cfg.ProgressPeriod/3, time.Millisecond)) // so much later at most
 	defer beats.Stop()
 	wg.Go(func() { workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C()) }) })
@@ -173,26 +169,4 @@ func (c *Controller) unregister(w *work) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.running, w)
-}
-
-// onEach handles every object that is new (was is nil then), changed or gone.
-func onEach[T client.Object](handle func(was, is T, gone bool)) cache.ResourceEventHandler {
-	var none T
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { handle(none, obj.(T), false) },
-		UpdateFunc: func(old, obj any) { handle(old.(T), obj.(T), false) },
-		DeleteFunc: func(obj any) {
-			if last, ok := listwatch.Deleted[T](obj); ok {
-				handle(none, last, true)
-			}
-		},
-	}
-}
-
-func (c *Controller) source(list client.ObjectList, object client.Object, handler cache.ResourceEventHandler) (cache.Store, cache.Controller) {
-	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: listwatch.Of(c.cfg.Client, list),
-		ObjectType:    object,
-		Handler:       listwatch.Handler("migrate-watch", handler),
-	})
 }
