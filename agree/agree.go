@@ -32,6 +32,21 @@ func (e Encoding) Plain() Encoding {
 	return Encoding(plain)
 }
 
+// Group returns the group: "apps" of "apps/v1", "" of "v1".
+func (e Encoding) Group() string {
+	group, _, found := strings.Cut(string(e.Plain()), "/")
+	if !found {
+		return ""
+	}
+	return group
+}
+
+// Version returns the version: "v1" of "apps/v1".
+func (e Encoding) Version() string {
+	plain := string(e.Plain())
+	return plain[strings.LastIndex(plain, "/")+1:]
+}
+
 // Seal returns the encryption key of values in this encoding; empty if they are not encrypted.
 func (e Encoding) Seal() Seal {
 	_, seal, _ := strings.Cut(string(e), sealMark)

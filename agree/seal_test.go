@@ -62,3 +62,11 @@ func TestUnknownKey(t *testing.T) {
 		}
 	}
 }
+
+func TestGroupVersion(t *testing.T) {
+	for e, want := range map[Encoding][2]string{"v1": {"", "v1"}, "apps/v1": {"apps", "v1"}, "apps/v1+aescbc:v1:a/b:1": {"apps", "v1"}, Unknown: {"", string(Unknown)}} {
+		if e.Group() != want[0] || e.Version() != want[1] {
+			t.Errorf("%s is of group %q and version %q", e, e.Group(), e.Version())
+		}
+	}
+}

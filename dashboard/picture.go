@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -104,7 +103,7 @@ func releases(o status.Observed, servers []status.Server, lifecycles []compat.Li
 	}
 	cluster := verdict.Cluster{States: o.States, Versions: o.StorageVersions, Now: o.Now, Unserved: o.StorageVersionsUnserved, Migrations: o.Migrations, Leases: o.Leases, Definitions: map[schema.GroupResource]*verdict.Definition{}}
 	for i := range o.CRDs {
-		d := definitionOf(&o.CRDs[i])
+		d := verdict.DefinitionOf(&o.CRDs[i])
 		cluster.Definitions[d.Resource] = &d
 	}
 	var all []release
@@ -126,14 +125,6 @@ func releases(o status.Observed, servers []status.Server, lifecycles []compat.Li
 		all = append(all, r)
 	}
 	return all
-}
-
-func definitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definition {
-	d := verdict.Definition{Resource: status.ResourceOf(crd), Storage: status.StorageOf(crd), StoredVersions: crd.Status.StoredVersions}
-	for _, v := range crd.Spec.Versions {
-		d.Versions = append(d.Versions, v.Name)
-	}
-	return d
 }
 
 // row is a status.Row as the page gets it, with where it stands among the others.

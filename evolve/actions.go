@@ -198,18 +198,3 @@ func MigrationName(gr schema.GroupResource, t Target, attempt int) string {
 	}
 	return name + suffix
 }
-
-// versionOf returns the version of an encoding: "v1" of "apps/v1".
-func versionOf(e agree.Encoding) string {
-	s := string(e.Plain())
-	return s[strings.LastIndex(s, "/")+1:]
-}
-
-// groupOf returns the group of a group/version: "apps" of "apps/v1", "" of "v1".
-func groupOf(gv string) string {
-	group, _, found := strings.Cut(gv, "/")
-	if !found {
-		return ""
-	}
-	return group
-}

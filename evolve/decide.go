@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -227,18 +228,10 @@ func decideMigrations(o Observation, target Target) []Action {
 // unserved says that a user's migration names a version in which no server serves the resource;
 // "" if it does not, or that is not known.
 func unserved(o Observation, m Migration) string {
-	var served []string
-	for _, r := range o.StorageVersion.Reports {
-		for _, gv := range r.Served {
-			if version := versionOf(agree.Encoding(gv)); groupOf(gv) == o.Resource.Group && !slices.Contains(served, version) {
-				served = append(served, version)
-			}
-		}
-	}
+	served := ServedVersions(o.Resource, o.StorageVersion.Reports)
 	if m.Made || m.Version == "" || len(served) == 0 || slices.Contains(served, m.Version) {
 		return ""
 	}
-	slices.Sort(served)
 	return fmt.Sprintf("no server serves %s in version %q of spec.resource, but in %s: name one of these, or none, since it does not choose the encoding", o.Resource, m.Version, strings.Join(served, ", "))
 }
 
@@ -294,18 +287,24 @@ func (a *attempts) again(o Observation, target Target) []Action {
 // servedVersion picks a version in which the resource can be requested: the encoding's
 // if that is served, else the first one that is.
 func servedVersion(gr schema.GroupResource, e agree.Encoding, reports []agree.Report) string {
-	var served []string
+	served := ServedVersions(gr, reports)
+	if len(served) == 0 || e.Group() == gr.Group && slices.Contains(served, e.Version()) {
+		return e.Version()
+	}
+	return served[0]
+}
+
+// ServedVersions are the versions in which any server serves the resource, sorted.
+func ServedVersions(gr schema.GroupResource, reports []agree.Report) []string {
+	versions := sets.New[string]()
 	for _, r := range reports {
 		for _, gv := range r.Served {
-			if groupOf(gv) == gr.Group {
-				served = append(served, gv)
+			if e := agree.Encoding(gv); e.Group() == gr.Group {
+				versions.Insert(e.Version())
 			}
 		}
 	}
-	if len(served) == 0 || slices.Contains(served, string(e.Plain())) {
-		return versionOf(e)
-	}
-	return versionOf(agree.Encoding(slices.Min(served)))
+	return sets.List(versions)
 }
 
 // decideLost handles the lack of agreement, with a state that knows of it.

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -125,7 +124,7 @@ func (d *definitions) compareStored(old, obj any) {
 	was, before := old.(*apiextensionsv1.CustomResourceDefinition)
 	is, now := obj.(*apiextensionsv1.CustomResourceDefinition)
 	if before && now && (!slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations)) {
-		d.storedChanged(schema.GroupResource{Group: is.Spec.Group, Resource: is.Spec.Names.Plural})
+		d.storedChanged(migrationv1alpha1.ResourceOf(is))
 	}
 }
 
@@ -178,6 +177,6 @@ func (d *definitions) isBuilt(gr schema.GroupResource) bool {
 		return true
 	}
 	store, built := d.fence.Newest(gr)
-	storage, err := apihelpers.GetCRDStorageVersion(crd)
-	return err != nil || built && store.Encoding == encodingOf(crd.Spec.Group, storage)
+	stores := migrationv1alpha1.Stores(crd)
+	return stores == "" || built && store.Encoding == stores
 }

@@ -12,7 +12,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/klog/v2"
 
-	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/fence"
@@ -174,9 +173,4 @@ func resourceOf(store fence.Store, schemes []*runtime.Scheme, served func(schema
 		return r, fmt.Errorf("join: no scheme of Config.Schemes knows the kind that %s stores as %s", store.GroupResource, store.Encoding)
 	}
 	return r, nil
-}
-
-// encodingOf is the encoding of a group's version.
-func encodingOf(group, version string) agree.Encoding {
-	return agree.Encoding(schema.GroupVersion{Group: group, Version: version}.String())
 }

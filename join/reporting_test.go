@@ -224,12 +224,3 @@ func TestSwitchedOn(t *testing.T) {
 		}
 	}
 }
-
-func TestEncodingOf(t *testing.T) {
-	t.Parallel()
-	for want, gv := range map[agree.Encoding][2]string{"v1": {"", "v1"}, "apps/v1": {"apps", "v1"}} {
-		if got := encodingOf(gv[0], gv[1]); got != want {
-			t.Errorf("%v is %s", gv, got)
-		}
-	}
-}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
@@ -24,9 +25,9 @@ func wanted(crd *apiextensionsv1.CustomResourceDefinition) (Resource, bool) {
 		!apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
 		return Resource{}, false
 	}
-	r := Resource{GroupResource: resourceOf(crd), CRD: crd.Name}
+	r := Resource{GroupResource: migrationv1alpha1.ResourceOf(crd), CRD: crd.Name}
 	for _, v := range crd.Spec.Versions {
-		gv := schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String()
+		gv := string(migrationv1alpha1.EncodingOf(crd, v.Name))
 		r.Decodable = append(r.Decodable, gv)
 		if v.Served {
 			r.Served = append(r.Served, gv)
@@ -36,10 +37,6 @@ func wanted(crd *apiextensionsv1.CustomResourceDefinition) (Resource, bool) {
 		}
 	}
 	return r, r.Encoding != ""
-}
-
-func resourceOf(crd *apiextensionsv1.CustomResourceDefinition) schema.GroupResource {
-	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
 }
 
 func (r Resource) equal(o Resource) bool {
@@ -76,7 +73,7 @@ func define(crd *apiextensionsv1.CustomResourceDefinition) (*definition, error) 
 	if err != nil {
 		return nil, fmt.Errorf("CustomResourceDefinition %s: resourceVersion %q is not an etcd revision", crd.Name, crd.ResourceVersion)
 	}
-	d := &definition{gr: resourceOf(crd), uid: crd.UID, version: version}
+	d := &definition{gr: migrationv1alpha1.ResourceOf(crd), uid: crd.UID, version: version}
 	d.wanted, d.accepted = wanted(crd)
 	return d, nil
 }
@@ -195,7 +192,7 @@ func (m *Member) ForgetCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.resources[resourceOf(crd)]
+	s := m.resources[migrationv1alpha1.ResourceOf(crd)]
 	if s == nil || s.builtin {
 		return
 	}

@@ -60,7 +60,7 @@ func indexed(o Observed) *index {
 		x.get(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource}).state = s
 	}
 	for i := range o.CRDs {
-		x.get(ResourceOf(&o.CRDs[i])).crd = &o.CRDs[i]
+		x.get(migrationv1alpha1.ResourceOf(&o.CRDs[i])).crd = &o.CRDs[i]
 	}
 	for i := range o.Migrations {
 		m := &o.Migrations[i]

@@ -23,7 +23,7 @@ func (o Observed) Needs() (names []string) {
 	x := indexed(o)
 	for i := range o.CRDs {
 		crd := &o.CRDs[i]
-		r := x.get(ResourceOf(crd))
+		r := x.get(migrationv1alpha1.ResourceOf(crd))
 		_, prunes := crd.Annotations[observed.PruneAnnotation]
 		refused := r.state != nil && r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation] != ""
 		if prunes || refused || migrationv1alpha1.Held(crd.Annotations) || len(x.problems(r)) > 0 {

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
@@ -46,11 +45,6 @@ type Observed struct {
 type Gone struct {
 	Lease coordinationv1.Lease `json:"lease"`
 	At    time.Time            `json:"at"`
-}
-
-// ResourceOf is the resource that a definition is of.
-func ResourceOf(crd *apiextensionsv1.CustomResourceDefinition) schema.GroupResource {
-	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
 }
 
 // StorageOf is the name of the version that objects are to be stored in; empty if the

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -99,7 +100,7 @@ func (r *resource) target() agree.Encoding {
 	if r.crd == nil || StorageOf(r.crd) == "" {
 		return r.common
 	}
-	plain := agree.Encoding(schema.GroupVersion{Group: r.crd.Spec.Group, Version: StorageOf(r.crd)}.String())
+	plain := migrationv1alpha1.Stores(r.crd)
 	if r.common.Plain() == plain {
 		return r.common
 	}

@@ -66,7 +66,7 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 				crd := obj.(*apiextensionsv1.CustomResourceDefinition)
 				d.note(crd, initial, false)
 				noted(nil, crd)
-				changed(resourceOf(crd))
+				changed(migrationv1alpha1.ResourceOf(crd))
 			},
 			UpdateFunc: func(old, obj any) {
 				was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
@@ -75,12 +75,12 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 				}
 				d.note(is, false, newer(was, is)) // as after etcd was restored from a backup
 				noted(was, is)
-				changed(resourceOf(is))
+				changed(migrationv1alpha1.ResourceOf(is))
 			},
 			DeleteFunc: func(obj any) {
 				if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
 					d.forget(crd)
-					changed(resourceOf(crd))
+					changed(migrationv1alpha1.ResourceOf(crd))
 				}
 			},
 		}),
@@ -105,7 +105,7 @@ func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
 func (d *definitions) note(is *apiextensionsv1.CustomResourceDefinition, initial, always bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	gr := resourceOf(is)
+	gr := migrationv1alpha1.ResourceOf(is)
 	was := d.newest[gr]
 	if uid, gone := d.gone[gr]; gone && uid == is.UID || was != nil && !always && !newer(is, was) {
 		return
@@ -121,7 +121,7 @@ func (d *definitions) note(is *apiextensionsv1.CustomResourceDefinition, initial
 func (d *definitions) forget(crd *apiextensionsv1.CustomResourceDefinition) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if gr := resourceOf(crd); d.newest[gr] != nil && d.newest[gr].UID == crd.UID {
+	if gr := migrationv1alpha1.ResourceOf(crd); d.newest[gr] != nil && d.newest[gr].UID == crd.UID {
 		delete(d.newest, gr)
 		delete(d.said, gr)
 		delete(d.told, gr)
@@ -147,14 +147,14 @@ func changes(was, is *apiextensionsv1.CustomResourceDefinition) (said []agree.En
 		before = was.Generation
 	}
 	if is.Generation > before+1 {
-		for _, v := range storedVersions(is) {
-			if v != stores(is) {
+		for _, v := range migrationv1alpha1.StoredVersions(is) {
+			if v != migrationv1alpha1.Stores(is) {
 				said = append(said, v)
 			}
 		}
 	}
-	if len(said) > 0 || made || stores(was) != stores(is) {
-		said = append(said, stores(is))
+	if len(said) > 0 || made || migrationv1alpha1.Stores(was) != migrationv1alpha1.Stores(is) {
+		said = append(said, migrationv1alpha1.Stores(is))
 	}
 	return said
 }
@@ -170,11 +170,11 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 		}
 		d.told[gr] = append(d.told[gr], d.said[gr]...)
 		delete(d.said, gr)
-		definition := observed.Definition{Revision: observed.RevisionOf(string(crd.UID), crd.Generation), Stores: stores(crd), Said: d.told[gr]}
+		definition := observed.Definition{Revision: observed.RevisionOf(string(crd.UID), crd.Generation), Stores: migrationv1alpha1.Stores(crd), Said: d.told[gr]}
 		for _, v := range crd.Spec.Versions {
 			definition.Versions = append(definition.Versions, schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name})
 		}
-		definition.Stored = storedVersions(crd)
+		definition.Stored = migrationv1alpha1.StoredVersions(crd)
 		all[gr] = definition
 	}
 	return all
@@ -206,28 +206,3 @@ func (d *definitions) all() []*apiextensionsv1.CustomResourceDefinition {
 
 // run watches until ctx ends.
 func (d *definitions) run(ctx context.Context) { d.source.RunWithContext(ctx) }
-
-func resourceOf(crd *apiextensionsv1.CustomResourceDefinition) schema.GroupResource {
-	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
-}
-
-// stores is the version that a definition says to store.
-func stores(crd *apiextensionsv1.CustomResourceDefinition) agree.Encoding {
-	i := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Storage })
-	if i < 0 {
-		return ""
-	}
-	return encodingOf(crd, crd.Spec.Versions[i].Name)
-}
-
-// storedVersions are the versions of its status.
-func storedVersions(crd *apiextensionsv1.CustomResourceDefinition) (all []agree.Encoding) {
-	for _, v := range crd.Status.StoredVersions {
-		all = append(all, encodingOf(crd, v))
-	}
-	return all
-}
-
-func encodingOf(crd *apiextensionsv1.CustomResourceDefinition, version string) agree.Encoding {
-	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
-}

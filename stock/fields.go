@@ -120,7 +120,7 @@ func (f *fields) look(ctx context.Context) {
 	maps.DeleteFunc(f.done, func(gr schema.GroupResource, _ string) bool { return f.definitions.of(gr) == nil })
 	maps.DeleteFunc(f.failed, func(gr schema.GroupResource, _ fieldsFailure) bool { return f.definitions.of(gr) == nil })
 	for _, crd := range f.definitions.all() {
-		gr := resourceOf(crd)
+		gr := migrationv1alpha1.ResourceOf(crd)
 		versions, best := served(crd)
 		told := strings.Join(versions, ",")
 		if best == "" || f.done[gr] == told || f.failed[gr].waits(told, f.clock.Now()) {
@@ -157,7 +157,7 @@ func served(crd *apiextensionsv1.CustomResourceDefinition) (versions []string, b
 
 // one looks through the objects of a definition that serves other versions than it did.
 func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, versions []string, best string) error {
-	gr, told := resourceOf(crd), strings.Join(versions, ",")
+	gr, told := migrationv1alpha1.ResourceOf(crd), strings.Join(versions, ",")
 	state := &migrationv1alpha1.StorageState{}
 	switch err := f.objects.Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(gr)}, state); {
 	case apierrors.IsNotFound(err):

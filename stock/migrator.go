@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/throughapi"
 	"github.com/concord-dev/concord/evolve"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
@@ -189,7 +190,7 @@ func (m *migrator) lastLookAt(ctx context.Context, gr schema.GroupResource, targ
 func jobOf(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) claim.Job {
 	versions, _ := served(crd)
 	slices.SortStableFunc(versions, func(a, b string) int { return strings.Compare(rank(a, encoding), rank(b, encoding)) })
-	return claim.Job{GroupResource: resourceOf(crd), Encoding: encoding, Versions: versions}
+	return claim.Job{GroupResource: migrationv1alpha1.ResourceOf(crd), Encoding: encoding, Versions: versions}
 }
 
 func (m *migrator) setProven(gr schema.GroupResource, at provenAt) {

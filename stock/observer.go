@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/workers"
@@ -298,7 +299,7 @@ func (o *observer) tell(gr schema.GroupResource) {
 func (o *observer) found(gr schema.GroupResource) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if crd := o.definitions.of(gr); crd != nil && o.memory.Found(gr, storedVersions(crd)) {
+	if crd := o.definitions.of(gr); crd != nil && o.memory.Found(gr, migrationv1alpha1.StoredVersions(crd)) {
 		o.tell(gr)
 	}
 }

@@ -200,8 +200,8 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 }
 
 func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (Standing, error) {
-	gr, encoding := resourceOf(crd), stores(crd)
-	if slices.Equal(crd.Status.StoredVersions, []string{versionOf(encoding)}) {
+	gr, encoding := migrationv1alpha1.ResourceOf(crd), migrationv1alpha1.Stores(crd)
+	if slices.Equal(crd.Status.StoredVersions, []string{encoding.Version()}) {
 		delete(o.proven, gr)
 		return Standing{Done: true}, nil
 	}
@@ -299,22 +299,16 @@ func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDe
 }
 
 func rank(version string, encoding agree.Encoding) string {
-	if version == versionOf(encoding) {
+	if version == encoding.Version() {
 		return ""
 	}
-	return version
-}
-
-// versionOf is the version of an encoding.
-func versionOf(e agree.Encoding) string {
-	_, version, _ := strings.Cut(string(e), "/")
 	return version
 }
 
 // prune sets storedVersions, if it is time, and nothing was written in another version since the proof. The
 // definition was read before the replicas were asked, and is written only if it has not changed since.
 func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) (Standing, error) {
-	gr := resourceOf(crd)
+	gr := migrationv1alpha1.ResourceOf(crd)
 	proven := o.proven[gr]
 	now := evolve.Observation{Resource: gr, Now: o.config.Clock.Now(), CRD: &evolve.CRD{Name: crd.Name}}
 	policy := observed.Policy(now, crd.Annotations, o.config.Settings, proven.at, true)
@@ -334,7 +328,7 @@ func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefi
 	if proven.of != refOf(seen) {
 		return Standing{Why: "another version may be stored again", Again: time.Nanosecond}, nil
 	}
-	crd.Status.StoredVersions = []string{versionOf(encoding)}
+	crd.Status.StoredVersions = []string{encoding.Version()}
 	if err := o.objects.Status().Update(ctx, crd); err != nil {
 		return Standing{}, fmt.Errorf("set storedVersions: %w", err)
 	}

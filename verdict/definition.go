@@ -5,8 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/compat"
 )
 
@@ -18,6 +20,18 @@ type Definition struct {
 	Storage  string
 	// StoredVersions is its status'.
 	StoredVersions []string
+}
+
+// DefinitionOf is the part of a CustomResourceDefinition that is about versions.
+func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) Definition {
+	d := Definition{Resource: migrationv1alpha1.ResourceOf(crd), StoredVersions: crd.Status.StoredVersions}
+	for _, v := range crd.Spec.Versions {
+		d.Versions = append(d.Versions, v.Name)
+		if v.Storage {
+			d.Storage = v.Name
+		}
+	}
+	return d
 }
 
 func (d Definition) encoding(version string) string {

@@ -127,7 +127,7 @@ func readDefinitions(ctx context.Context, reader migratestore.Reader, prefix str
 		defined[gr] = nil
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if internal, err := runtime.Decode(decoder, e.Value); err == nil && scheme.Convert(internal, crd, nil) == nil {
-			d := preflight.DefinitionOf(crd)
+			d := verdict.DefinitionOf(crd)
 			defined[gr] = &d
 		}
 		return nil

@@ -298,7 +298,7 @@ func heldWord(verb string) string {
 
 func definitionOf(o status.Observed, gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
 	for i := range o.CRDs {
-		if status.ResourceOf(&o.CRDs[i]) == gr {
+		if migrationv1alpha1.ResourceOf(&o.CRDs[i]) == gr {
 			return &o.CRDs[i]
 		}
 	}

@@ -137,7 +137,7 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 // before is the version that servers wrote last before the present one. Where no StorageVersion remembers one it is
 // the only other one in status.storedVersions, or that the last migration to the present one was from; else empty.
 func before(o status.Observed, crd *apiextensionsv1.CustomResourceDefinition) string {
-	gr, now := status.ResourceOf(crd), status.StorageOf(crd)
+	gr, now := migrationv1alpha1.ResourceOf(crd), status.StorageOf(crd)
 	last, version := int64(-1), ""
 	for i := range o.StorageVersions {
 		sv := &o.StorageVersions[i]

@@ -99,26 +99,11 @@ func readCluster(ctx context.Context, cluster client.Client, clock *connect.Cloc
 	}
 	world := &World{Definitions: map[schema.GroupResource]*verdict.Definition{}}
 	for i := range crds.Items {
-		d := DefinitionOf(&crds.Items[i])
+		d := verdict.DefinitionOf(&crds.Items[i])
 		world.Definitions[d.Resource] = &d
 	}
 	world.Stored = verdict.Cluster{States: states.Items, Versions: versions.Items, Migrations: migrations.Items, Definitions: world.Definitions, Leases: leases.Items, Now: clock.Now(), Unserved: unserved}.Stored(known)
 	return world, nil
-}
-
-// DefinitionOf is the part of a CustomResourceDefinition that is about versions.
-func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) verdict.Definition {
-	d := verdict.Definition{
-		Resource:       schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural},
-		StoredVersions: crd.Status.StoredVersions,
-	}
-	for _, v := range crd.Spec.Versions {
-		d.Versions = append(d.Versions, v.Name)
-		if v.Storage {
-			d.Storage = v.Name
-		}
-	}
-	return d
 }
 
 // countIn has a server count a resource's objects, also where no server stores it any more. An

@@ -87,7 +87,7 @@ func definitionIn(object *unstructured.Unstructured) (verdict.Definition, error)
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &crd); err != nil {
 		return verdict.Definition{}, err
 	}
-	d := DefinitionOf(&crd)
+	d := verdict.DefinitionOf(&crd)
 	for _, field := range []struct{ name, value string }{{"spec.group", d.Resource.Group}, {"spec.names.plural", d.Resource.Resource}, {"storage version", d.Storage}} {
 		if field.value == "" {
 			return d, fmt.Errorf("CustomResourceDefinition %q has no %s", crd.Name, field.name)

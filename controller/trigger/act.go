@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -247,7 +246,7 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if err != nil {
 		return err
 	}
-	if crd == nil || stores(crd) != a.Target.Encoding.Plain() {
+	if crd == nil || migrationv1alpha1.Stores(crd) != a.Target.Encoding.Plain() {
 		return fmt.Errorf("the CustomResourceDefinition does not store %s: %w", a.Target.Encoding, errChanged)
 	}
 	sv, _, err := c.storageVersion(ctx, l.Resource)
@@ -269,20 +268,14 @@ func (c *Controller) prune(ctx context.Context, l *look, a evolve.Prune) error {
 	if err := c.allReport(ctx); err != nil {
 		return err
 	}
+	from := crd.Status.StoredVersions
+	crd.Status.StoredVersions = []string{a.Target.Encoding.Version()}
 	if l.rehearses {
-		_, version, _ := strings.Cut(string(a.Target.Encoding.Plain()), "/")
-		crd.Status.StoredVersions = []string{version}
 		err := c.cfg.Client.Status().Update(ctx, crd, client.DryRunAll)
 		if apierrors.IsBadRequest(err) {
 			return nil // a webhook that has side effects takes no dry runs: only the update itself tells
 		}
 		return err
-	}
-	from := crd.Status.StoredVersions
-	for _, v := range crd.Spec.Versions {
-		if v.Storage {
-			crd.Status.StoredVersions = []string{v.Name}
-		}
 	}
 	if err := c.cfg.Client.Status().Update(ctx, crd); err != nil {
 		return err
@@ -321,7 +314,7 @@ func (c *Controller) allReport(ctx context.Context) error {
 // keep adds to the status.storedVersions of a CRD as it was read.
 func (c *Controller) keep(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, a evolve.Keep) error {
 	for _, v := range crd.Spec.Versions {
-		if slices.Contains(a.Stored, encoding(crd, v.Name)) {
+		if slices.Contains(a.Stored, migrationv1alpha1.EncodingOf(crd, v.Name)) {
 			crd.Status.StoredVersions = append(crd.Status.StoredVersions, v.Name)
 		}
 	}

@@ -119,12 +119,9 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 		return err
 	}
 	l.crd = crd
-	l.CRD = &evolve.CRD{Name: crd.Name, Storage: stores(crd), Held: migrationv1alpha1.Held(crd.Annotations)}
+	l.CRD = &evolve.CRD{Name: crd.Name, Storage: migrationv1alpha1.Stores(crd), StoredVersions: migrationv1alpha1.StoredVersions(crd), Held: migrationv1alpha1.Held(crd.Annotations)}
 	for _, v := range crd.Spec.Versions {
-		l.CRD.Versions = append(l.CRD.Versions, encoding(crd, v.Name))
-	}
-	for _, v := range crd.Status.StoredVersions {
-		l.CRD.StoredVersions = append(l.CRD.StoredVersions, encoding(crd, v))
+		l.CRD.Versions = append(l.CRD.Versions, migrationv1alpha1.EncodingOf(crd, v.Name))
 	}
 	return nil
 }
@@ -173,20 +170,6 @@ func (c *Controller) leases(ctx context.Context) ([]coordinationv1.Lease, error)
 		return nil, fmt.Errorf("list identity Leases: %w", err)
 	}
 	return storageversion.Servers(leases.Items), nil
-}
-
-// stores returns the encoding that the spec says to store.
-func stores(crd *apiextensionsv1.CustomResourceDefinition) agree.Encoding {
-	for _, v := range crd.Spec.Versions {
-		if v.Storage {
-			return encoding(crd, v.Name)
-		}
-	}
-	return ""
-}
-
-func encoding(crd *apiextensionsv1.CustomResourceDefinition, version string) agree.Encoding {
-	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }
 
 // get reads an object; nil if it does not exist. An error that says no more than "not found"

@@ -9,6 +9,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 )
 
 // engine names the engine that migrates the objects, and says why it was chosen.
@@ -79,17 +80,9 @@ func servedVersions(gr schema.GroupResource, e agree.Encoding, named string, rep
 			versions = append(versions, version)
 		}
 	}
-	var served []string
-	for _, r := range reports {
-		for _, text := range r.Served {
-			if gv, err := schema.ParseGroupVersion(text); err == nil && gv.Group == gr.Group {
-				served = append(served, gv.Version)
-			}
-		}
-	}
-	slices.Sort(served)
-	if gv, err := schema.ParseGroupVersion(string(e.Plain())); err == nil && gv.Group == gr.Group && (len(served) == 0 || slices.Contains(served, gv.Version)) {
-		add(gv.Version)
+	served := evolve.ServedVersions(gr, reports)
+	if e.Group() == gr.Group && (len(served) == 0 || slices.Contains(served, e.Version())) {
+		add(e.Version())
 	}
 	add(named)
 	for _, v := range served {

@@ -1,8 +1,6 @@
 package claim
 
 import (
-	"strings"
-
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics"
@@ -103,8 +101,7 @@ func (w *work) label() string { return label(w.m, w.gr, w.target) }
 func label(m *migrationv1alpha1.StorageVersionMigration, gr schema.GroupResource, target evolve.Target) string {
 	version := m.Spec.Resource.Version
 	if version == "" {
-		encoding := string(target.Encoding.Plain())
-		version = encoding[strings.LastIndex(encoding, "/")+1:]
+		version = target.Encoding.Version()
 	}
 	return schema.GroupVersionResource{Group: gr.Group, Version: version, Resource: gr.Resource}.String()
 }

@@ -9,10 +9,8 @@ import (
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -172,15 +170,10 @@ func (w *work) checkCRD(ctx context.Context) error {
 	if *w.pin != pin {
 		return &over{migrationv1alpha1.ReasonCRDChanged, "the CustomResourceDefinition changed during the rewrite"}
 	}
-	if err == nil && !stores(crd, w.target.Encoding.Plain()) {
+	if err == nil && migrationv1alpha1.Stores(crd) != w.target.Encoding.Plain() {
 		return fmt.Errorf("%w: the CustomResourceDefinition does not store %s", errNotOurs, w.target.Encoding.Plain())
 	}
 	return nil
-}
-
-func stores(crd *apiextensionsv1.CustomResourceDefinition, e agree.Encoding) bool {
-	version, err := apihelpers.GetCRDStorageVersion(crd)
-	return err == nil && e == agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }
 
 // claim writes this server's name on the migration, if it is as it was read, and sets

@@ -4,8 +4,12 @@ import (
 	_ "embed"
 	"fmt"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 var (
@@ -29,6 +33,33 @@ func CRDs() []*apiextensionsv1.CustomResourceDefinition {
 		crds = append(crds, crd)
 	}
 	return crds
+}
+
+// ResourceOf is the resource that a definition is of.
+func ResourceOf(crd *apiextensionsv1.CustomResourceDefinition) schema.GroupResource {
+	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
+}
+
+// EncodingOf is how objects are stored in one of a definition's versions.
+func EncodingOf(crd *apiextensionsv1.CustomResourceDefinition, version string) agree.Encoding {
+	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
+}
+
+// Stores is the encoding that a definition says to store; empty if it names none.
+func Stores(crd *apiextensionsv1.CustomResourceDefinition) agree.Encoding {
+	version, err := apihelpers.GetCRDStorageVersion(crd)
+	if err != nil {
+		return ""
+	}
+	return EncodingOf(crd, version)
+}
+
+// StoredVersions are the encodings that a definition's status names.
+func StoredVersions(crd *apiextensionsv1.CustomResourceDefinition) (all []agree.Encoding) {
+	for _, v := range crd.Status.StoredVersions {
+		all = append(all, EncodingOf(crd, v))
+	}
+	return all
 }
 
 // WithoutSchemas drops the schemas and the printed columns of a CustomResourceDefinition, which are most of its

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/migrate/claim"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
@@ -116,7 +117,7 @@ func renaming(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Enco
 	}
 	known := sets.New[agree.Encoding]()
 	for _, v := range crd.Spec.Versions {
-		known.Insert(agree.Encoding(crd.Spec.Group + "/" + v.Name))
+		known.Insert(migrationv1alpha1.EncodingOf(crd, v.Name))
 	}
 	return func(plain []byte, from agree.Encoding) ([]byte, bool) {
 		if !known.Has(from) || !known.Has(encoding) {
