@@ -245,6 +245,9 @@ func Equal(a, b []Report) bool { return slices.EqualFunc(a, b, Report.equal) }
 // not report any more: it has to be run again on the newest store.
 var ErrSuperseded = errors.New("the store's encoding is no longer the one this server reports")
 
+// ErrFenced says that a StorageVersion does not permit any more what was begun under it.
+var ErrFenced = errors.New("the StorageVersion has moved")
+
 // Verdict is the next step of a write that failed because its StorageVersion has changed.
 type Verdict int
 

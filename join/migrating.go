@@ -45,7 +45,7 @@ func (j *Join) newMigrating() error {
 	m.claim, err = claim.New(claim.Config{
 		Client:    own.objects,
 		ID:        j.reporting.member.ID,
-		Rewriter:  m.engines.Store(),
+		Rewriter:  m.engines,
 		API:       api,
 		Elsewhere: elsewhere,
 		Metrics:   m.counts,

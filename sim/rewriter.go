@@ -47,20 +47,17 @@ func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(clai
 	for _, f := range result.Failed {
 		answer.Failures = append(answer.Failures, claim.Failure{Name: f.Key, Message: f.Detail})
 	}
-	return answer, translate(err, migratestore.ErrFenced, claim.ErrFenced)
+	return answer, err
 }
 
 func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
 	target := &migratestore.Target{
 		GroupResource: job.GroupResource, Encoding: job.Encoding,
 		FenceKey: registry.KeyOf(registry.StorageVersions, storageversion.Name(job.GroupResource)), FenceRevision: job.FenceRevision,
-		Refence: func(ctx context.Context) (int64, error) {
-			revision, err := job.Refence(ctx)
-			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
-		},
-		New:    func() runtime.Object { return &object.Object{} },
-		Codec:  object.Codec{Encoding: job.Encoding, Knows: r.p.Release.Knows},
-		Prefix: object.Things.Prefix,
+		Refence: job.Refence,
+		New:     func() runtime.Object { return &object.Object{} },
+		Codec:   object.Codec{Encoding: job.Encoding, Knows: r.p.Release.Knows},
+		Prefix:  object.Things.Prefix,
 	}
 	if job.Encoding.Seal() != r.p.seal {
 		return nil, fmt.Errorf("this server does not encrypt with %q", job.Encoding.Seal())
@@ -88,14 +85,6 @@ func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Targ
 		return nil, fmt.Errorf("%w: the CustomResourceDefinition has changed", claim.ErrFenced)
 	}
 	return target, nil
-}
-
-// translate wraps an error that is one package's sentinel with the other's.
-func translate(err, from, to error) error {
-	if err != nil && errors.Is(err, from) && !errors.Is(err, to) {
-		return fmt.Errorf("%w: %w", to, err)
-	}
-	return err
 }
 
 func progressOf(p migratestore.Progress) claim.Progress {

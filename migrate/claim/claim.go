@@ -91,11 +91,7 @@ type Checkpoint struct {
 }
 
 // Failure names an object that cannot be migrated.
-type Failure struct {
-	Namespace, Name string
-	Reason          migrationv1alpha1.MigrationFailureReason
-	Message         string
-}
+type Failure = migrationv1alpha1.MigrationFailure
 
 // Result is how a rewrite ended. Failures may name fewer objects than Failed counts.
 type Result struct {
@@ -104,7 +100,7 @@ type Result struct {
 }
 
 // ErrFenced says that the StorageVersion does not permit the rewrite as it was begun.
-var ErrFenced = errors.New("the StorageVersion has moved")
+var ErrFenced = agree.ErrFenced
 
 // ErrUnproven says that a rewrite came to its end, and objects were found that are not as they
 // should be.

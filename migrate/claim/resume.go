@@ -120,7 +120,7 @@ func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
 	}
 	for _, f := range met {
 		if !known.Has(types.NamespacedName{Namespace: f.Namespace, Name: f.Name}) {
-			failures = append(failures, migrationv1alpha1.MigrationFailure(f))
+			failures = append(failures, f)
 		}
 	}
 	return failures[:min(len(failures), migrationv1alpha1.MaxFailures)]

@@ -3,13 +3,15 @@ package store
 import (
 	"context"
 	"errors"
+
+	"github.com/concord-dev/concord/agree"
 )
 
 // Errors that a KV tells apart, so that callers can branch on them with errors.Is.
 var (
 	// ErrFenced means that the StorageVersion key is not at the revision a transaction
 	// was to prove: that transaction wrote nothing.
-	ErrFenced = errors.New("the resource's StorageVersion has changed")
+	ErrFenced = agree.ErrFenced
 	// ErrCompacted means that the revision to read at is not kept any more.
 	ErrCompacted = errors.New("the revision to read at has been compacted")
 	// ErrTooLarge means that the store takes no value of that many bytes, and has not written

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/controller/throughapi"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
@@ -18,10 +19,9 @@ import (
 
 // apiMigrator migrates through this server's API the objects that are not to be rewritten in its store.
 type apiMigrator struct {
+	*Engines
 	engine   *migrateapi.Engine
 	services apiregistrationclient.APIServicesGetter
-	// pacer has a job give way, until it is stopped.
-	pacer func(claim.Job) (*pace.Pacer, func())
 }
 
 var _ claim.Rewriter = (*apiMigrator)(nil)
@@ -38,8 +38,8 @@ func (e *Engines) API(config, patching *rest.Config) (engine claim.Rewriter, els
 	if err != nil {
 		return nil, nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	api := &apiMigrator{engine: migrateapi.New(client), services: services, pacer: e.patching}
-	return provenAPI{Rewriter: api, kv: e.KV, target: e.store().targetHere, pacer: e.Pacer}, api.elsewhere, nil
+	api := &apiMigrator{Engines: e, engine: migrateapi.New(client), services: services}
+	return provenAPI{Rewriter: api, kv: e.KV, target: e.targetHere, pacer: e.Pacer}, api.elsewhere, nil
 }
 
 // elsewhere says which service a resource's version is served by, if it is one.
@@ -61,7 +61,9 @@ func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionReso
 
 // Rewrite implements claim.Rewriter.
 func (a *apiMigrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	pacer, stop := a.pacer(job)
+	bounds := a.bounds(job)
+	bounds.Least = pace.Patched
+	pacer, stop := pace.New(bounds, a.Clients, clock.RealClock{})
 	defer stop()
 	return throughapi.Run(ctx, a.engine, job, migrateapi.Options{Pacer: pacer}, progress)
 }

@@ -7,8 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -38,52 +39,49 @@ type Config struct {
 // Engines are those of one server.
 type Engines struct {
 	Config
-	// speed is how fast this server's rewrites wrote.
-	speed speed
+	store *migratestore.Engine
+	// speed is how many objects per second the last rewrite of many wrote, as math.Float64bits has it.
+	speed atomic.Uint64
 }
+
+var _ claim.Rewriter = (*Engines)(nil)
 
 // New returns engines that have done nothing yet.
-func New(config Config) *Engines { return &Engines{Config: config} }
-
-// Store is the engine that rewrites stored values.
-func (e *Engines) Store() claim.Rewriter { return e.store() }
-
-func (e *Engines) store() rewriter { return rewriter{Engines: e, engine: migratestore.New(e.KV)} }
-
-// Speed is how many objects per second this server's last rewrite of many wrote, 0 without one.
-func (e *Engines) Speed() float64 { return e.speed.last() }
-
-// rewriter runs rewrites next to this server's stores.
-type rewriter struct {
-	*Engines
-	engine *migratestore.Engine
+func New(config Config) *Engines {
+	return &Engines{Config: config, store: migratestore.New(config.KV)}
 }
 
-var _ claim.Rewriter = rewriter{}
+// Speed is how many objects per second this server's last rewrite of many wrote, 0 without one.
+func (e *Engines) Speed() float64 { return math.Float64frombits(e.speed.Load()) }
 
-// Rewrite implements claim.Rewriter.
-func (r rewriter) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	target, err := r.target(ctx, job)
+// Rewrite implements claim.Rewriter in the stores that the server has.
+func (e *Engines) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
+	target, err := e.target(ctx, job)
 	if err != nil {
 		return claim.Result{}, err
 	}
-	pacer, stop := r.Pacer(job)
+	pacer, stop := e.Pacer(job)
 	defer stop()
 	options := migratestore.Options{Resume: cursorOf(job.Resume, target.Prefix), Pacer: pacer, MaxNamed: migrationv1alpha1.MaxFailures}
 	if job.Failed != nil {
 		options.Failed = func(f migratestore.Failure) { job.Failed(failureOf(f, target.Prefix)) }
 	}
-	result, err := r.run(ctx, target, options, func(done migratestore.Report) { progress(reportOf(done, target.Prefix)) })
-	return resultOf(result, target.Prefix), translate(err, migratestore.ErrFenced, claim.ErrFenced)
+	result, err := e.run(ctx, target, options, func(done migratestore.Report) { progress(reportOf(done, target.Prefix)) })
+	return resultOf(result, target.Prefix), err
 }
 
+// enough is how many objects have to be written for a speed to mean something.
+const enough = 1000
+
 // run rewrites, and proves it.
-func (r rewriter) run(ctx context.Context, target *migratestore.Target, options migratestore.Options, told func(migratestore.Report)) (migratestore.Result, error) {
+func (e *Engines) run(ctx context.Context, target *migratestore.Target, options migratestore.Options, told func(migratestore.Report)) (migratestore.Result, error) {
 	began := time.Now()
-	result, err := r.engine.Run(ctx, *target, options, told)
-	r.speed.note(result.Rewritten-options.Resume.Progress.Rewritten, time.Since(began))
+	result, err := e.store.Run(ctx, *target, options, told)
+	if written := result.Rewritten - options.Resume.Progress.Rewritten; written >= enough {
+		e.speed.Store(math.Float64bits(float64(written) / time.Since(began).Seconds()))
+	}
 	if err == nil && result.Failures == 0 {
-		err = prove(ctx, r.KV, target, options.Pacer)
+		err = prove(ctx, e.KV, target, options.Pacer)
 	}
 	return result, err
 }
@@ -109,13 +107,6 @@ func (e *Engines) Pacer(job claim.Job) (p *pace.Pacer, stop func()) {
 	return pace.New(e.bounds(job), e.Clients, clock.RealClock{})
 }
 
-// patching is Pacer for the engine that goes through the API.
-func (e *Engines) patching(job claim.Job) (p *pace.Pacer, stop func()) {
-	b := e.bounds(job)
-	b.Least = pace.Patched
-	return pace.New(b, e.Clients, clock.RealClock{})
-}
-
 // position is the part of a cursor that a migration keeps.
 type position struct {
 	After    string                `json:"after"`
@@ -132,26 +123,23 @@ func cursorOf(kept, prefix string) migratestore.Cursor {
 }
 
 // target says what the engine is to do for a job.
-func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
-	fenceKey, ok := r.Fence.FenceKey(job.GroupResource)
+func (e *Engines) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
+	fenceKey, ok := e.Fence.FenceKey(job.GroupResource)
 	if !ok {
 		return nil, errors.New("the storage of StorageVersions is not built yet")
 	}
 	target := &migratestore.Target{
-		GroupResource: job.GroupResource, Encoding: job.Encoding.Plain(), FenceKey: fenceKey, FenceRevision: job.FenceRevision,
-		Refence: func(ctx context.Context) (int64, error) {
-			revision, err := job.Refence(ctx)
-			return revision, translate(err, claim.ErrFenced, migratestore.ErrFenced)
-		},
+		GroupResource: job.GroupResource, Encoding: job.Encoding.Plain(), FenceKey: fenceKey,
+		FenceRevision: job.FenceRevision, Refence: job.Refence,
 	}
 	var err error
-	if target.Transformer, err = r.Keyring.Pin(job.GroupResource, job.Encoding.Seal()); err != nil {
+	if target.Transformer, err = e.Keyring.Pin(job.GroupResource, job.Encoding.Seal()); err != nil {
 		return nil, err
 	}
 	if job.CRD.UID != "" {
-		return target, r.Convert.Target(ctx, job, target)
+		return target, e.Convert.Target(ctx, job, target)
 	}
-	store, ok := r.Fence.Newest(job.GroupResource)
+	store, ok := e.Fence.Newest(job.GroupResource)
 	if !ok || store.Encoding != target.Encoding {
 		return nil, fmt.Errorf("this server does not store %s in %s", job.GroupResource, target.Encoding)
 	}
@@ -160,11 +148,11 @@ func (r rewriter) target(ctx context.Context, job claim.Job) (*migratestore.Targ
 }
 
 // targetHere is target, and nil for a resource that this server does not store.
-func (r rewriter) targetHere(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
-	if _, stored := r.Fence.Newest(job.GroupResource); !stored && job.CRD.UID == "" {
+func (e *Engines) targetHere(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
+	if _, stored := e.Fence.Newest(job.GroupResource); !stored && job.CRD.UID == "" {
 		return nil, nil
 	}
-	return r.target(ctx, job)
+	return e.target(ctx, job)
 }
 
 // provenAPI migrates through the API, and proves it in the store where this server has that.
@@ -187,7 +175,7 @@ func (a provenAPI) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 		defer stop()
 		err = prove(ctx, a.kv, target, pacer)
 	}
-	return result, translate(err, migratestore.ErrFenced, claim.ErrFenced)
+	return result, err
 }
 
 // prove counts, after a rewrite, the values that it should have encrypted anew: a key is
@@ -205,14 +193,6 @@ func prove(ctx context.Context, reader migratestore.Reader, target *migratestore
 		return fmt.Errorf("%w: %d values, the first is %s: %s", claim.ErrUnproven, left.Values, left.First.Key, left.First.Detail)
 	}
 	return nil
-}
-
-// translate wraps an error that is one package's sentinel with the other's.
-func translate(err, from, to error) error {
-	if err != nil && errors.Is(err, from) && !errors.Is(err, to) {
-		return fmt.Errorf("%w: %w", to, err)
-	}
-	return err
 }
 
 func progressOf(p migratestore.Progress) claim.Progress {
@@ -270,30 +250,4 @@ func reasonOf(r migratestore.Reason) migrationv1alpha1.MigrationFailureReason {
 	default: // the decoded object cannot be stored
 		return migrationv1alpha1.FailureRejected
 	}
-}
-
-// speed remembers how fast a server's rewrites write.
-type speed struct {
-	mu   sync.Mutex
-	rate float64
-}
-
-// enough is how many objects have to be written for a rate to mean something.
-const enough = 1000
-
-// note takes in a rewrite that wrote so many objects.
-func (s *speed) note(written int64, took time.Duration) {
-	if written < enough || took <= 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rate = float64(written) / took.Seconds()
-}
-
-// last is the newest rate in objects per second, 0 without one.
-func (s *speed) last() float64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rate
 }

@@ -157,7 +157,8 @@ func TestProvenByACensus(t *testing.T) {
 		return errors.Is(err, claim.ErrUnproven) && strings.Contains(err.Error(), unseen)
 	}
 
-	r := rewriter{Engines: New(Config{KV: kv}), engine: migratestore.New(hiding{kv, unseen})}
+	r := New(Config{KV: kv})
+	r.store = migratestore.New(hiding{kv, unseen})
 	if result, err := r.run(t.Context(), target, migratestore.Options{}, nil); !refused(err) || result.Rewritten != 1 {
 		t.Errorf("the rewrite of all but one: %+v, %v", result.Progress, err)
 	}
@@ -168,7 +169,7 @@ func TestProvenByACensus(t *testing.T) {
 	if _, err := api.Rewrite(t.Context(), claim.Job{}, nil); !refused(err) {
 		t.Errorf("through the API: %v", err)
 	}
-	r.engine = migratestore.New(kv)
+	r.store = migratestore.New(kv)
 	if result, err := r.run(t.Context(), target, migratestore.Options{}, nil); err != nil || result.Rewritten != 1 || result.AlreadyCurrent != 1 {
 		t.Errorf("the rewrite of all: %+v, %v", result.Progress, err)
 	}
