@@ -3,36 +3,19 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/cmd/controllers"
 	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/server/kube"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := newCommand().ExecuteContext(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "concord:", err)
-		var coded interface{ ExitCode() int }
-		if errors.As(err, &coded) {
-			os.Exit(coded.ExitCode())
-		}
-		os.Exit(1)
-	}
-}
+func main() { program.Main("concord", newCommand()) }
 
 func newCommand() *cobra.Command {
 	root := &cobra.Command{

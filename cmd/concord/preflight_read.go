@@ -176,10 +176,7 @@ func placeOf(path string, value []byte) (gr schema.GroupResource, place string) 
 		return gr, ""
 	case !strings.Contains(segments[0], "."):
 		if encoding, _, ok := migratestore.Envelope(value); ok {
-			gr.Group, _, _ = strings.Cut(string(encoding), "/")
-			if gr.Group == string(encoding) {
-				gr.Group = ""
-			}
+			gr.Group = encoding.Group()
 		}
 		gr.Resource = segments[0]
 		return gr, segments[0] + "/"

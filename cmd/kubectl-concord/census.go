@@ -40,7 +40,7 @@ is an error there.`,
   kubectl concord census --all -o json
   kubectl concord census --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := errors.Join(o.validate(), etcd.Validate()); err != nil {
+			if err := etcd.Validate(); err != nil {
 				return err
 			}
 			if len(etcd.Servers) > 0 {
@@ -107,9 +107,9 @@ func notStored(name string, known []schema.GroupResource) error {
 		}
 	}
 	if len(meant) > 0 {
-		return fmt.Errorf("nothing is stored as %q; give the whole name: %s", name, names(meant))
+		return fmt.Errorf("nothing is stored as %q; give the whole name: %s", name, migrating.Names(meant))
 	}
-	return fmt.Errorf("nothing is stored as %q; of the %d resources that are stored the nearest by name: %s", name, len(known), names(status.Nearest(name, known)))
+	return fmt.Errorf("nothing is stored as %q; of the %d resources that are stored the nearest by name: %s", name, len(known), migrating.Names(status.Nearest(name, known)))
 }
 
 func (p *plugin) census(ctx context.Context, out io.Writer, args []string, output string) error {
@@ -202,7 +202,7 @@ remember, with it by the values themselves. Before a key is destroyed prove with
 		Example: `  kubectl concord keys
   kubectl concord keys --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key aescbc:v1:key1`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := errors.Join(o.validate(), etcd.Validate()); err != nil {
+			if err := etcd.Validate(); err != nil {
 				return err
 			}
 			if len(etcd.Servers) > 0 {

@@ -21,8 +21,8 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// program is how users call this one.
-const program = "kubectl concord"
+// asTyped is how users call this one.
+const asTyped = "kubectl concord"
 
 // plugin holds the flags that all commands share.
 type plugin struct {
@@ -42,7 +42,7 @@ func newCommand() *cobra.Command {
 	root.Long = `See and steer how a cluster's stored objects move between API versions.
 
 Without a command it prints the status: ` + statusHelp
-	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: program}
+	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: asTyped}
 	root.Version = build.This().String()
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -51,10 +51,10 @@ Without a command it prints the status: ` + statusHelp
 	flags := root.PersistentFlags()
 	flags.StringVar(&rules.ExplicitPath, "kubeconfig", "", "the kubeconfig that names the cluster (default $KUBECONFIG, or ~/.kube/config)")
 	clientcmd.BindOverrideFlags(overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
-	root.AddCommand(newStatusCommand(p), newWhyCommand(p), newHistoryCommand(p), newCensusCommand(p), newKeysCommand(p), migrating.NewCommand(program, p.config),
+	root.AddCommand(newStatusCommand(p), newWhyCommand(p), newHistoryCommand(p), newCensusCommand(p), newKeysCommand(p), migrating.NewCommand(asTyped, p.config),
 		newPauseCommand(p), newResumeCommand(p), newCancelCommand(p), newThrottleCommand(p),
 		newHoldCommand(p), newReleaseCommand(p), newRevertCommand(p), newDashboardCommand(p),
-		preflight.NewCommand(preflight.Config{Program: program, Lifecycles: verdict.Lifecycles, Cluster: p.config}))
+		preflight.NewCommand(preflight.Config{Program: asTyped, Lifecycles: verdict.Lifecycles, Cluster: p.config}))
 	for _, cmd := range root.Commands() {
 		if strings.Contains(cmd.Use, "RESOURCE") {
 			cmd.ValidArgsFunction = p.completeResource
@@ -112,9 +112,6 @@ func newStatusCommand(p *plugin) *cobra.Command {
 		Long:  "Print on one screen how the cluster is: " + statusHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
 			return p.status(cmd.Context(), cmd.OutOrStdout(), o.output, watch)
 		},
 	}
@@ -136,6 +133,7 @@ type outputOptions struct{ output string }
 
 func (o *outputOptions) add(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "what to print: text or json")
+	cmd.PreRunE = func(*cobra.Command, []string) error { return o.validate() }
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 }
 

@@ -29,9 +29,6 @@ encodings to which, how many objects, how long, who asked for it, and what faile
 		Example: "  kubectl concord history widgets.example.com",
 		Args:    exactly("RESOURCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
 			return p.history(cmd.Context(), cmd.OutOrStdout(), args[0], o.output)
 		},
 	}

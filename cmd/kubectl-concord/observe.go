@@ -131,28 +131,19 @@ func (c *cluster) observeWith(ctx context.Context, definitions func(context.Cont
 			return c.unlisted(kind, err)
 		})
 	}
-	read("identity Leases", func(ctx context.Context) error {
-		var list coordinationv1.LeaseList
-		err := c.objects.List(ctx, &list, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
-		o.Leases = list.Items
-		return err
-	})
-	read("StorageStates", func(ctx context.Context) error {
-		var list migrationv1alpha1.StorageStateList
-		err := c.objects.List(ctx, &list)
-		o.States = list.Items
-		return err
-	})
+	var leases coordinationv1.LeaseList
+	var states migrationv1alpha1.StorageStateList
+	var versions apiserverinternalv1alpha1.StorageVersionList
+	var migrations migrationv1alpha1.StorageVersionMigrationList
+	list := func(kind string, into client.ObjectList, options ...client.ListOption) {
+		read(kind, func(ctx context.Context) error { return c.objects.List(ctx, into, options...) })
+	}
+	list("identity Leases", &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	list("StorageStates", &states)
+	list("StorageVersionMigrations", &migrations)
 	read("StorageVersions", func(ctx context.Context) error {
-		var list apiserverinternalv1alpha1.StorageVersionList
-		err := c.objects.List(ctx, &list)
-		o.StorageVersions, o.StorageVersionsUnserved = list.Items, apierrors.IsNotFound(err)
-		return err
-	})
-	read("StorageVersionMigrations", func(ctx context.Context) error {
-		var list migrationv1alpha1.StorageVersionMigrationList
-		err := c.objects.List(ctx, &list)
-		o.Migrations = list.Items
+		err := c.objects.List(ctx, &versions)
+		o.StorageVersionsUnserved = apierrors.IsNotFound(err)
 		return err
 	})
 	read("migrations of storagemigration.k8s.io", func(ctx context.Context) (err error) {
@@ -164,6 +155,7 @@ func (c *cluster) observeWith(ctx context.Context, definitions func(context.Cont
 		return err
 	})
 	err := group.Wait()
+	o.Leases, o.States, o.StorageVersions, o.Migrations = leases.Items, states.Items, versions.Items, migrations.Items
 	o.Unread = refusals(unread)
 	o.Now = c.clock.Now()
 	if refused := apierrors.APIStatus(nil); err == nil || errors.As(err, &refused) { // it answers

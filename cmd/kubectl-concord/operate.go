@@ -105,6 +105,14 @@ func addDryRun(cmd *cobra.Command, dryRun *bool) {
 	cmd.Flags().BoolVar(dryRun, "dry-run", false, "have the server check it, and change nothing")
 }
 
+// dry has the server check a change only.
+func dry(run bool) []string {
+	if run {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
 func newThrottleCommand(p *plugin) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
@@ -183,11 +191,7 @@ func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersion
 	if !what.apply(m) {
 		return what.done + " already", nil
 	}
-	var options []client.PatchOption
-	if dryRun {
-		options = append(options, client.DryRunAll)
-	}
-	if err := c.objects.Patch(ctx, m, before, options...); err != nil {
+	if err := c.objects.Patch(ctx, m, before, &client.PatchOptions{DryRun: dry(dryRun)}); err != nil {
 		return "", fmt.Errorf("migration %s: %w", m.Name, err)
 	}
 	return what.done, nil
@@ -203,10 +207,6 @@ func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersio
 		}
 		return fmt.Errorf("migration %s was made by Concord itself, since objects of %s are not in the version that all servers agree on, and would be made again: kubectl concord pause %s", m.Name, gr, gr)
 	}
-	options := metav1.DeleteOptions{}
-	if dryRun {
-		options.DryRun = []string{metav1.DryRunAll}
-	}
 	if original := migrationv1alpha1.Original(m); original != nil {
 		gv, err := schema.ParseGroupVersion(original.APIVersion)
 		if err != nil {
@@ -216,11 +216,11 @@ func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersio
 		if err != nil {
 			return err
 		}
-		options.Preconditions = &metav1.Preconditions{UID: &original.UID}
-		err = api.Resource(gv.WithResource(migrationv1alpha1.StorageVersionMigrations.Resource)).Delete(ctx, original.Name, options)
+		err = api.Resource(gv.WithResource(migrationv1alpha1.StorageVersionMigrations.Resource)).Delete(ctx, original.Name,
+			metav1.DeleteOptions{DryRun: dry(dryRun), Preconditions: &metav1.Preconditions{UID: &original.UID}})
 		return gone(err, "migration "+original.Name+" of "+gv.String())
 	}
-	err := c.objects.Delete(ctx, m, client.Preconditions{UID: &m.UID}, &client.DeleteOptions{DryRun: options.DryRun})
+	err := c.objects.Delete(ctx, m, client.Preconditions{UID: &m.UID}, &client.DeleteOptions{DryRun: dry(dryRun)})
 	return gone(err, "migration "+m.Name)
 }
 
@@ -309,11 +309,7 @@ func definitionOf(o status.Observed, gr schema.GroupResource) *apiextensionsv1.C
 func (c *cluster) annotate(ctx context.Context, name, value string, dryRun bool) error {
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, migrationv1alpha1.HoldAnnotation, value)
-	var options []client.PatchOption
-	if dryRun {
-		options = append(options, client.DryRunAll)
-	}
-	if err := c.objects.Patch(ctx, crd, client.RawPatch(types.MergePatchType, []byte(patch)), options...); err != nil {
+	if err := c.objects.Patch(ctx, crd, client.RawPatch(types.MergePatchType, []byte(patch)), &client.PatchOptions{DryRun: dry(dryRun)}); err != nil {
 		return fmt.Errorf("change CustomResourceDefinition %s: %w", name, err)
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,9 +44,6 @@ It exits with 0 if nothing blocks, with 2 if something does, and with 1 on an er
   kubectl concord why secrets --count=false`,
 		Args: exactly("RESOURCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
 			return p.why(cmd.Context(), cmd.OutOrStdout(), args[0], o.output, count)
 		},
 	}
@@ -122,7 +118,7 @@ func (c *cluster) resolve(o status.Observed, name string) (schema.GroupResource,
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, names(found))
+		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, migrating.Names(found))
 	}
 	if gvr, err := migrating.Discover(c.config, name); err == nil {
 		gr := gvr.GroupResource()
@@ -136,13 +132,5 @@ func (c *cluster) resolve(o status.Observed, name string) (schema.GroupResource,
 	if len(like) == 0 {
 		return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here: nothing is known of any", name)
 	}
-	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here; the nearest by name: %s", name, names(like))
-}
-
-func names(resources []schema.GroupResource) string {
-	var all []string
-	for _, gr := range resources {
-		all = append(all, gr.String())
-	}
-	return strings.Join(all, ", ")
+	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here; the nearest by name: %s", name, migrating.Names(like))
 }

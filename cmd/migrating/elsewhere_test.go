@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
@@ -86,11 +85,7 @@ func TestNoCensus(t *testing.T) {
 			w.WriteHeader(int(status.Code))
 			_ = json.NewEncoder(w).Encode(status) // the client is gone
 		}))
-		served, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: asked.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = CensusOf(t.Context(), served, gr, Envelopes)
+		_, err := TakeCensus(t.Context(), &rest.Config{Host: asked.URL}, gr, Envelopes)
 		if err == nil || census.IsNotStored(err, gr) != test.want {
 			t.Errorf("%s: %v is taken for no store: %v", name, err, !test.want)
 		}

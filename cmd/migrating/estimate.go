@@ -54,14 +54,10 @@ type encodingRow struct {
 
 // estimate asks a server for a census of each resource and prints the estimates.
 func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, cluster client.Client, resources []schema.GroupResource, out io.Writer) error {
-	served, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return err
-	}
 	estimates := []estimate{}
 	for _, gr := range resources {
 		var e estimate
-		counted, err := CensusOf(ctx, served, gr, Envelopes)
+		counted, err := TakeCensus(ctx, config, gr, Envelopes)
 		switch {
 		case err == nil:
 			e = o.of(*counted)
@@ -86,20 +82,15 @@ const (
 	Decoded Reading = true
 )
 
-// TakeCensus is CensusOf for callers without a client.
+// ErrNoCensus is the error of kube-apiservers without Concord, or with the gate StorageVersionAPI off.
+var ErrNoCensus = errors.New("the kube-apiserver that answered takes no census (it is one without Concord, or its gate StorageVersionAPI is off): ask one of Concord by --server, if kubectl concord status names any, or count etcd by kubectl concord census --etcd-servers")
+
+// TakeCensus asks a server for a census of a resource.
 func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResource, how Reading) (*census.Resource, error) {
 	served, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return CensusOf(ctx, served, gr, how)
-}
-
-// ErrNoCensus is the error of kube-apiservers without Concord, or with the gate StorageVersionAPI off.
-var ErrNoCensus = errors.New("the kube-apiserver that answered takes no census (it is one without Concord, or its gate StorageVersionAPI is off): ask one of Concord by --server, if kubectl concord status names any, or count etcd by kubectl concord census --etcd-servers")
-
-// CensusOf asks a server for a census of a resource.
-func CensusOf(ctx context.Context, served discovery.DiscoveryInterface, gr schema.GroupResource, how Reading) (*census.Resource, error) {
 	request := served.RESTClient().Get().AbsPath(census.Path + gr.String())
 	if how == Decoded {
 		request.Param(census.VerifyParameter, "true")

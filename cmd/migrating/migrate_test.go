@@ -228,11 +228,11 @@ func TestReportedOnly(t *testing.T) {
 	if got, err := (&migrateOptions{}).resources(t.Context(), nil, cluster, []string{"flunders"}); err != nil || len(got) != 1 || got[0] != flunders {
 		t.Errorf("flunders are %v, %v", got, err)
 	}
-	if got, err := all.resources(t.Context(), nil, cluster, nil); err != nil || list(got) != "configmaps, flunders.wardle.example.com" {
+	if got, err := all.resources(t.Context(), nil, cluster, nil); err != nil || Names(got) != "configmaps, flunders.wardle.example.com" {
 		t.Errorf("all are %v, %v", got, err)
 	}
 	refuse = true
-	if got, err := all.resources(t.Context(), nil, cluster, nil); err != nil || list(got) != "configmaps" {
+	if got, err := all.resources(t.Context(), nil, cluster, nil); err != nil || Names(got) != "configmaps" {
 		t.Errorf("without reports all are %v, %v", got, err)
 	}
 }

@@ -125,7 +125,7 @@ func resolve(name string, stored []schema.GroupResource, discover func(string) (
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, list(found))
+		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, Names(found))
 	}
 	gr, err := discover(name)
 	switch {
@@ -134,10 +134,11 @@ func resolve(name string, stored []schema.GroupResource, discover func(string) (
 	case err != nil && !meta.IsNoMatchError(err) && !meta.IsAmbiguousError(err):
 		return schema.GroupResource{}, fmt.Errorf("look for %q: %w", name, err)
 	}
-	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; %d are, the nearest by name: %s", name, len(stored), list(status.Nearest(name, stored)))
+	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; %d are, the nearest by name: %s", name, len(stored), Names(status.Nearest(name, stored)))
 }
 
-func list(resources []schema.GroupResource) string {
+// Names are those of resources, in one line.
+func Names(resources []schema.GroupResource) string {
 	var names []string
 	for _, gr := range resources {
 		names = append(names, gr.String())
