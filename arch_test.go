@@ -72,7 +72,7 @@ var arrows = []arrow{
 	{folder: "join/internal/clientload", own: []string{"join/roles", "migrate/pace"}, why: "measures requests: of migrations it knows what they ask"},
 	{folder: "join/internal/engines", own: []string{"api", "controller/throughapi", "fence", "join/internal/convert", "keyring", "migrate"}, why: "does migrations: it knows neither who claims them nor members"},
 	{folder: "join/internal/etcdhealth", own: []string{"fence", "member", "workers"}, why: "asks etcd: of the others it knows what they are told"},
-	{folder: "join/internal/filters", own: []string{"compat", "join/roles"}, why: "HTTP filters: what they decide on is in the request"},
+	{folder: "join/internal/filters", own: []string{"api", "compat", "join/roles"}, why: "HTTP filters: what they decide on is in the request"},
 	{folder: "join/internal/inprocess", own: []string{}, why: "a transport over a handler"},
 	{folder: "join/internal/local", own: []string{}, why: "serves groups that it is given"},
 	{folder: "join", own: []string{"compat", "connect", "agree", "evolve", "api", "listwatch", "member", "fence", "migrate", "stored", "keyring", "controller", "dashboard", "verdict", "join", "workers"}, forbidden: kube, why: "the one wiring, a library for all who build on k8s.io/apiserver: it needs the staging modules alone"},

@@ -88,7 +88,7 @@ func (p *permits) Revision(_ context.Context, gr schema.GroupResource, enc agree
 	open, ok := p.open[gr]
 	switch {
 	case !ok:
-		return 0, unavailable(gr, "closed")
+		return 0, storageversion.Unavailable(gr, "closed")
 	case open.enc != enc:
 		return 0, fmt.Errorf("%s is reported in %s: %w", gr, open.enc, agree.ErrSuperseded)
 	}
@@ -112,7 +112,7 @@ func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.En
 		return fmt.Errorf("%s in %s: %w", gr, enc, agree.ErrSuperseded)
 	default:
 		delete(p.open, gr)
-		return unavailable(gr, "report lost")
+		return storageversion.Unavailable(gr, "report lost")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // How often a superseded store without a successor asks again whether it may write.
@@ -124,7 +125,7 @@ func (s *forwarder) gone(cause error) error {
 	if version == "" {
 		version = "any version"
 	}
-	return unavailable(s.self.GroupResource, "the storage of %s moved on from %s, and the new one for %s is not ready: %v",
+	return storageversion.Unavailable(s.self.GroupResource, "the storage of %s moved on from %s, and the new one for %s is not ready: %v",
 		s.self.GroupResource, s.self.Encoding, version, cause)
 }
 

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // lazyCache is a store whose watch cache is built when something is first read that a
@@ -39,7 +41,7 @@ func (l *lazyCache) cache() (storage.Interface, error) {
 		return l.cached, nil
 	}
 	if l.stopped {
-		return nil, unavailable(l.gr, "the storage of %s has been replaced", l.gr)
+		return nil, storageversion.Unavailable(l.gr, "the storage of %s has been replaced", l.gr)
 	}
 	var err error
 	l.cached, l.destroy, err = l.build()

@@ -2,26 +2,22 @@ package fence
 
 import (
 	"context"
-	"fmt"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 const (
 	// maxAttempts bounds how often one put is tried while other servers keep joining
 	// and leaving.
 	maxAttempts = 32
-	// retryAfterSeconds is the delay that a 503 of this package tells clients.
-	retryAfterSeconds = 1
 )
 
 // fencedClient is a kubernetes.Interface whose puts compare the StorageVersion's
@@ -81,7 +77,7 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 		fenceKey, ok := c.versions.key(c.gr)
 		// A compare with revision 0 would hold exactly when there is no StorageVersion.
 		if !ok || rev <= 0 {
-			return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, enc)
+			return kubernetes.PutResponse{}, storageversion.Unavailable(c.gr, "storage version of %s in %s is not registered yet", c.gr, enc)
 		}
 		tried, err := c.try(ctx, key, value, expectedRevision, opts, fenceKey, rev)
 		if err != nil {
@@ -98,7 +94,7 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 			}
 		}
 	}
-	return kubernetes.PutResponse{}, unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
+	return kubernetes.PutResponse{}, storageversion.Unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
 }
 
 // try makes one attempt.
@@ -127,7 +123,7 @@ func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey s
 	if fence != nil {
 		var err error
 		if reports, err = c.versions.reports(ctx, fenceKey, fence.Value); err != nil {
-			return unavailable(c.gr, "nothing was written: the storage version of %s is damaged: %v: etcdctl del %s, then the servers report it again by themselves", c.gr, err, fenceKey)
+			return storageversion.Unavailable(c.gr, "nothing was written: the storage version of %s is damaged: %v: etcdctl del %s, then the servers report it again by themselves", c.gr, err, fenceKey)
 		}
 		mod = fence.ModRevision
 	}
@@ -136,11 +132,4 @@ func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey s
 	}
 	retries.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()
 	return nil
-}
-
-// unavailable is a 503 that clients repeat by themselves.
-func unavailable(gr schema.GroupResource, format string, args ...any) error {
-	err := apierrors.NewServiceUnavailable(fmt.Sprintf(format, args...))
-	err.ErrStatus.Details = &metav1.StatusDetails{Group: gr.Group, Kind: gr.Resource, RetryAfterSeconds: retryAfterSeconds}
-	return err
 }

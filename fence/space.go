@@ -42,7 +42,7 @@ func (s space) explain(err error) error {
 	}
 	s.told()
 	status := apierrors.NewServiceUnavailable("nothing was written, try again: " + NoSpaceMessage)
-	status.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfterSeconds}
+	status.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return noSpace{status, err}
 }
 

@@ -164,11 +164,20 @@ func (j *Join) awaitPermitted(ctx context.Context, role roles.Role) error {
 	})
 }
 
-// awaitActing returns when a controller's definitions are there and it may do what it does, or
-// ctx ends.
-func (j *Join) awaitActing(ctx context.Context, role roles.Role) error {
-	if err := j.awaitOwnCRDs(ctx); err != nil {
-		return err
+// acting is the work of a controller, which begins when it may and its definitions are there.
+func (j *Join) acting(role roles.Role, work func(context.Context)) func(context.Context) {
+	return func(ctx context.Context) {
+		if j.awaitOwnCRDs(ctx) == nil {
+			j.permitted(role, work)(ctx)
+		}
 	}
-	return j.awaitPermitted(ctx, role)
+}
+
+// permitted is work that begins when the role may do it.
+func (j *Join) permitted(role roles.Role, work func(context.Context)) func(context.Context) {
+	return func(ctx context.Context) {
+		if j.awaitPermitted(ctx, role) == nil {
+			work(ctx)
+		}
+	}
 }

@@ -95,10 +95,11 @@ func (d *definitions) run(ctx context.Context) {
 // follow has the member told of every definition.
 func (d *definitions) follow() error {
 	registration, err := d.informer.AddEventHandler(listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { d.observe(obj) },
+		AddFunc: func(obj any) { d.member.ObserveCRD(obj.(*apiextensionsv1.CustomResourceDefinition)) },
 		UpdateFunc: func(old, obj any) {
-			d.observe(obj)
-			d.compareStored(old, obj)
+			was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
+			d.member.ObserveCRD(is)
+			d.compareStored(was, is)
 		},
 		DeleteFunc: func(obj any) {
 			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
@@ -114,16 +115,8 @@ func (d *definitions) follow() error {
 	return nil
 }
 
-func (d *definitions) observe(obj any) {
-	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
-		d.member.ObserveCRD(crd)
-	}
-}
-
-func (d *definitions) compareStored(old, obj any) {
-	was, before := old.(*apiextensionsv1.CustomResourceDefinition)
-	is, now := obj.(*apiextensionsv1.CustomResourceDefinition)
-	if before && now && (!slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations)) {
+func (d *definitions) compareStored(was, is *apiextensionsv1.CustomResourceDefinition) {
+	if !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations) {
 		d.storedChanged(migrationv1alpha1.ResourceOf(is))
 	}
 }

@@ -42,12 +42,12 @@ func withGadgets(t *testing.T) *fake.ClientBuilder {
 // TestHoldIsNoticed: from the parts that are kept of a definition it can be told that its hold was
 // set, or released.
 func TestHoldIsNoticed(t *testing.T) {
-	kept := func(annotations map[string]string) any {
+	kept := func(annotations map[string]string) *apiextensionsv1.CustomResourceDefinition {
 		obj, err := withoutSchemas(gadgets(annotations))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return obj
+		return obj.(*apiextensionsv1.CustomResourceDefinition)
 	}
 	free, held := map[string]string{"large": "text"}, map[string]string{"large": "text", migrationv1alpha1.HoldAnnotation: "true"}
 	for _, test := range []struct {
@@ -67,7 +67,7 @@ func TestHoldIsNoticed(t *testing.T) {
 			t.Errorf("%s: told %d times, want %d", test.name, told, test.told)
 		}
 	}
-	crd := kept(held).(*apiextensionsv1.CustomResourceDefinition)
+	crd := kept(held)
 	if want := (map[string]string{migrationv1alpha1.HoldAnnotation: "true"}); !maps.Equal(crd.Annotations, want) || crd.Spec.Versions[0].Schema != nil {
 		t.Errorf("kept are %v and the schema %v", crd.Annotations, crd.Spec.Versions[0].Schema)
 	}

@@ -300,9 +300,6 @@ func (j *Join) Ready() error {
 // Reported says whether the server has reported all that it has to, custom resources too.
 func (j *Join) Reported() bool { return j.reporting.member.AllReported() }
 
-// Abandoned is closed when a stop is not to wait for the generic server any longer.
-func (j *Join) Abandoned() <-chan struct{} { return j.running.abandoned }
-
 // Close ends the remaining goroutines of a server that has stopped, and the connection to etcd.
 func (j *Join) Close() error {
 	var err error

@@ -29,7 +29,6 @@ const aggregatedLock = "concord-aggregated"
 
 // leading is the work of the elected server.
 type leading struct {
-	config Config
 	// elector is the client that runs for election.
 	elector  coordinationclient.LeasesGetter
 	election *elect.Election
@@ -41,7 +40,7 @@ type leading struct {
 }
 
 func (j *Join) newLeading() error {
-	l := &leading{config: j.config}
+	l := &leading{}
 	j.leading = l
 	elector, err := j.clients.as(roles.Election)
 	if err != nil {
@@ -50,7 +49,7 @@ func (j *Join) newLeading() error {
 	if l.elector, err = coordinationclient.NewForConfig(elector.config); err != nil {
 		return err
 	}
-	l.election = l.newElection(roles.ControllersLock, j.identity, j.lead)
+	l.election = j.newElection(roles.ControllersLock, j.lead)
 	if j.config.Silent {
 		l.election.Lock = roles.SilentLock
 	}
@@ -100,8 +99,8 @@ func (j *Join) newTrigger() (*trigger.Controller, error) {
 	})
 }
 
-func (l *leading) newElection(lock, identity string, lead func(context.Context)) *elect.Election {
-	return &elect.Election{Client: l.elector, Lock: lock, Identity: identity, Duration: l.config.ControllerLeaseDuration, Lead: lead}
+func (j *Join) newElection(lock string, lead func(context.Context)) *elect.Election {
+	return &elect.Election{Client: j.leading.elector, Lock: lock, Identity: j.identity, Duration: j.config.ControllerLeaseDuration, Lead: lead}
 }
 
 // newMirror makes the controller of storagemigration.k8s.io, where that is served.
@@ -124,11 +123,7 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	if err != nil {
 		return err
 	}
-	j.leading.mirror = j.leading.newElection(roles.MirrorLock, j.identity, func(ctx context.Context) {
-		if j.awaitActing(ctx, roles.Mirror) == nil {
-			mirrored.Run(ctx)
-		}
-	})
+	j.leading.mirror = j.newElection(roles.MirrorLock, j.acting(roles.Mirror, mirrored.Run))
 	return nil
 }
 
@@ -155,22 +150,14 @@ func (j *Join) lead(ctx context.Context) {
 		controllers.Go(func() { workers.Loop(ctx, worker, f) })
 	}
 	if !j.config.Silent {
-		run("trigger", func(ctx context.Context) {
-			if j.awaitActing(ctx, roles.Trigger) == nil {
-				j.leading.trigger.Run(ctx)
-			}
-		})
-		run("tally", func(ctx context.Context) {
-			if j.awaitActing(ctx, roles.Tally) == nil {
-				j.leading.tally.Run(ctx)
-			}
-		})
+		run("trigger", j.acting(roles.Trigger, j.leading.trigger.Run))
+		run("tally", j.acting(roles.Tally, j.leading.tally.Run))
 	}
-	run("skew", func(ctx context.Context) {
-		if j.awaitActing(ctx, roles.Skew) == nil && j.awaitRegistered(ctx) == nil {
+	run("skew", j.acting(roles.Skew, func(ctx context.Context) {
+		if j.awaitRegistered(ctx) == nil {
 			j.leading.skew.Run(ctx)
 		}
-	})
+	}))
 	controllers.Wait()
 }
 

@@ -193,29 +193,16 @@ func (r *running) begin() (departed bool) {
 		j.hosting.Start(r.controllers)
 	}
 	if !j.config.Silent {
-		loop("collect", func(ctx context.Context) {
-			if j.awaitPermitted(ctx, roles.Collector) == nil {
-				j.reporting.collect.Run(ctx, j.leading.election.Leads)
-			}
-		})
+		loop("collect", j.permitted(roles.Collector, func(ctx context.Context) { j.reporting.collect.Run(ctx, j.leading.election.Leads) }))
 	}
 	if j.migrating.claim != nil {
-		loop("migrate", func(ctx context.Context) {
-			if j.awaitActing(ctx, roles.Migrator) == nil {
-				j.migrating.claim.Run(ctx)
-			}
-		})
+		loop("migrate", j.acting(roles.Migrator, j.migrating.claim.Run))
 	}
 	if !j.config.NoControllers {
 		for worker, e := range map[string]*elect.Election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
-			if e == nil {
-				continue
+			if e != nil {
+				loop(worker, j.permitted(roles.Election, e.Campaign))
 			}
-			loop(worker, func(ctx context.Context) {
-				if j.awaitPermitted(ctx, roles.Election) == nil {
-					e.Campaign(ctx)
-				}
-			})
 		}
 	}
 	return false

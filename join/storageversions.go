@@ -20,7 +20,7 @@ func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) e
 		}
 		return j.local.Serve(groups...)
 	}
-	group, err := storageVersions(j.storing, j.etcd.client)
+	group, err := registry.Group(j.storing.storageOf, j.etcd.client, j.config.Etcd.Prefix)
 	if err != nil {
 		return err
 	}
@@ -28,15 +28,9 @@ func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) e
 	return server.InstallAPIGroup(group)
 }
 
-// storageVersions returns the group of StorageVersions, stored by the server's own
-// configuration.
-func storageVersions(s *storing, etcd *clientv3.Client) (*genericapiserver.APIGroupInfo, error) {
-	return registry.Group(s.storageOf, etcd, s.config.Etcd.Prefix)
-}
-
 // localGroups are those that an aggregated server serves to itself.
 func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGroupInfo, error) {
-	versions, err := storageVersions(s, etcd)
+	versions, err := registry.Group(s.storageOf, etcd, s.config.Etcd.Prefix)
 	if err != nil {
 		return nil, err
 	}

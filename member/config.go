@@ -2,7 +2,7 @@
 // the server by an identity Lease, reports what the server encodes, and hands out and
 // withdraws the permission to write that a standing report is.
 //
-// Every step is a synchronous method (Register, Renew, Step, Report, ReportAll, Depart)
+// Every step is a synchronous method (Register, Renew, Step, Report, Depart)
 // with injected clock and randomness; Run drives them and the watches.
 package member
 
@@ -77,8 +77,6 @@ type Config struct {
 	// everything happens in the goroutine of the caller.
 	Workers int
 
-	// Persisted says which built-in resources are stored; nil means all of them.
-	Persisted func(schema.GroupResource) bool
 	// Storage says why nothing can be written at present, nil if it can: the gate then
 	// refuses writes at once, but for deletes and what stores nothing if the error wraps ErrDeletesOnly. Nil means that
 	// it always can. It must not call the Member.

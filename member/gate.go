@@ -3,7 +3,6 @@ package member
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -109,7 +108,7 @@ func (m *Member) Admit(r Request) error {
 		return Unavailable(r.Resource, errNotReported)
 	}
 	s := m.resources[r.Resource]
-	if s == nil || s.builtin && m.cfg.Persisted != nil && !m.cfg.Persisted(r.Resource) {
+	if s == nil {
 		return nil // aggregated APIs, reviews
 	}
 	if err := m.away(r); err != nil {
@@ -133,7 +132,7 @@ var ErrDeletesOnly = errors.New("deletes are let through")
 func (m *Member) away(r Request) error {
 	passes := r.Verb == "delete" || r.Verb == "deletecollection" || r.StoresNothing
 	if err := m.storageError(); err != nil && !(passes && errors.Is(err, ErrDeletesOnly)) {
-		return unavailable(r.Resource, fmt.Sprintf("nothing was written, try again: %v", err))
+		return storageversion.Unavailable(r.Resource, "nothing was written, try again: %v", err)
 	}
 	return nil
 }

@@ -8,12 +8,11 @@ import (
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 var (
@@ -26,13 +25,7 @@ var (
 // Unavailable is the answer to a write without permission: a 503 that clients repeat
 // after a second (KEP-2339, "Updating StorageVersion").
 func Unavailable(gr schema.GroupResource, last error) error {
-	return unavailable(gr, fmt.Sprintf("wait for storage version registration to complete for resource: %s, last seen error: %v", gr, last))
-}
-
-func unavailable(gr schema.GroupResource, message string) error {
-	err := apierrors.NewServiceUnavailable(message)
-	err.ErrStatus.Details = &metav1.StatusDetails{Group: gr.Group, Kind: gr.Resource, RetryAfterSeconds: 1}
-	return err
+	return storageversion.Unavailable(gr, "wait for storage version registration to complete for resource: %s, last seen error: %v", gr, last)
 }
 
 // Revision returns the etcd revision of the resource's StorageVersion at which this

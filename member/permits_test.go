@@ -301,9 +301,7 @@ func TestObserveStorageVersions(t *testing.T) {
 
 // TestGate goes through the list of DESIGN 3.1.
 func TestGate(t *testing.T) {
-	events := schema.GroupResource{Resource: "events"}
-	w := newWorld(t, []Resource{builtin(secrets), builtin(leases), builtin(storageversion.Resource), builtin(schema.GroupResource{Resource: "namespaces"}), builtin(events)},
-		func(c *Config) { c.Persisted = func(gr schema.GroupResource) bool { return gr != events } })
+	w := newWorld(t, []Resource{builtin(secrets), builtin(leases), builtin(storageversion.Resource), builtin(schema.GroupResource{Resource: "namespaces"})})
 	request := func(verb string, gr schema.GroupResource) Request {
 		return Request{IsResource: true, Verb: verb, Resource: gr}
 	}
@@ -329,7 +327,6 @@ func TestGate(t *testing.T) {
 		{"storageversions", request("create", storageversion.Resource), false},
 		{"leases", request("update", leases), false},
 		{"reviews", request("create", schema.GroupResource{Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"}), true},
-		{"not persisted", request("create", events), true},
 		{"custom resources", request("create", widgets), true},
 	} {
 		if err := w.m.Admit(tc.request); (err == nil) != tc.passes {

@@ -68,16 +68,10 @@ func (m *Member) Report(ctx context.Context, gr schema.GroupResource) error {
 	return m.process(ctx, []claim{c})
 }
 
-// ReportAll makes one attempt for every resource that is not under way: it lists the
-// StorageVersions, then the participants, then updates in parallel (DESIGN 3.1.2).
-// The error is the first of those of Report, an ErrLeaseGone before others.
-func (m *Member) ReportAll(ctx context.Context) error {
-	return m.process(ctx, m.claimAll(func(*state) bool { return true }))
-}
-
-// Step makes one attempt for every resource that is due. It returns how long there will
-// be nothing to do, negative if nothing is planned, and an error like ReportAll. That of
-// a silent server deletes the StorageVersions.
+// Step makes one attempt for every resource that is due: it lists the StorageVersions, then
+// the participants, then updates in parallel (DESIGN 3.1.2). It returns how long there will
+// be nothing to do, negative if nothing is planned, and the first of the errors of Report, an
+// ErrLeaseGone before others. That of a silent server deletes the StorageVersions.
 func (m *Member) Step(ctx context.Context) (time.Duration, error) {
 	if m.silent() {
 		return -1, m.erase(ctx)

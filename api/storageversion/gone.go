@@ -2,9 +2,11 @@ package storageversion
 
 import (
 	"errors"
+	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // IsGone says whether an error proves that the object asked for does not exist. Only a
@@ -20,4 +22,11 @@ func IsGone(err error) bool {
 	}
 	details := status.Status().Details
 	return details != nil && details.Name != ""
+}
+
+// Unavailable is a 503 to a request for a resource, which clients repeat by themselves after a second.
+func Unavailable(gr schema.GroupResource, format string, args ...any) error {
+	err := apierrors.NewServiceUnavailable(fmt.Sprintf(format, args...))
+	err.ErrStatus.Details = &metav1.StatusDetails{Group: gr.Group, Kind: gr.Resource, RetryAfterSeconds: 1}
+	return err
 }

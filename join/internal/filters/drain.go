@@ -1,14 +1,14 @@
 package filters
 
 import (
-	"fmt"
 	"net/http"
 	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // Drain counts the writes under way, and refuses new ones once the server is leaving, so
@@ -34,9 +34,8 @@ func (d *Drain) Wrap(next http.Handler, serializer runtime.NegotiatedSerializer,
 			return
 		}
 		if !d.enter() {
-			err := apierrors.NewServiceUnavailable(fmt.Sprintf("this server is stopping: send writes of %s to another one", info.Resource))
-			err.ErrStatus.Details = &metav1.StatusDetails{Group: info.APIGroup, Kind: info.Resource, RetryAfterSeconds: 1}
-			Answer(serializer, w, r, err)
+			gr := schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}
+			Answer(serializer, w, r, storageversion.Unavailable(gr, "this server is stopping: send writes of %s to another one", info.Resource))
 			return
 		}
 		defer d.leave()

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"net/http"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+
+	"github.com/concord-dev/concord/api/storageversion"
 )
 
 // maxTurns is how often a request that was turned away is sent to the handlers again.
@@ -34,9 +34,7 @@ func Again(next http.Handler, serializer runtime.NegotiatedSerializer, custom fu
 				return
 			}
 		}
-		err := apierrors.NewServiceUnavailable("the storage version of " + info.Resource + " is changing: try again")
-		err.ErrStatus.Details = &metav1.StatusDetails{Group: info.APIGroup, Kind: info.Resource, RetryAfterSeconds: 1}
-		Answer(serializer, w, r, err)
+		Answer(serializer, w, r, storageversion.Unavailable(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, "the storage version of %s is changing: try again", info.Resource))
 	})
 }
 
