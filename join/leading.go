@@ -76,7 +76,7 @@ func (j *Join) newTally() (*tally.Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tally.New(tally.Config{Client: j.leading.trigger.Reader(own.objects), Metrics: counts, Logger: klog.Background().WithName("tally")})
+	return tally.New(tally.Config{Client: j.leading.trigger.Reader(own.objects), Metrics: counts, Logger: klog.Background().WithName("tally")}), nil
 }
 
 func (j *Join) newTrigger() (*trigger.Controller, error) {
@@ -96,7 +96,7 @@ func (j *Join) newTrigger() (*trigger.Controller, error) {
 		Settle:   j.config.MigrationSettle,
 		Ended:    j.migrating.counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
-	})
+	}), nil
 }
 
 func (j *Join) newElection(lock string, lead func(context.Context)) *elect.Election {
@@ -117,12 +117,7 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 	if err != nil {
 		return err
 	}
-	mirrored, err := mirror.New(mirror.Config{
-		Client: objects, Served: served, Logger: klog.Background().WithName("mirror"),
-	})
-	if err != nil {
-		return err
-	}
+	mirrored := mirror.New(mirror.Config{Client: objects, Served: served, Logger: klog.Background().WithName("mirror")})
 	j.leading.mirror = j.newElection(roles.MirrorLock, j.acting(roles.Mirror, mirrored.Run))
 	return nil
 }
@@ -171,5 +166,5 @@ func (j *Join) newSkew() (*skew.Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return skew.New(skew.Config{Client: own.objects, Instance: j.identity, Metrics: metrics, Logger: klog.Background().WithName("skew")})
+	return skew.New(skew.Config{Client: own.objects, Instance: j.identity, Metrics: metrics, Logger: klog.Background().WithName("skew")}), nil
 }

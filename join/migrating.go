@@ -42,7 +42,7 @@ func (j *Join) newMigrating() error {
 	if err != nil {
 		return err
 	}
-	m.claim, err = claim.New(claim.Config{
+	m.claim = claim.New(claim.Config{
 		Client:    own.objects,
 		ID:        j.reporting.member.ID,
 		Rewriter:  m.engines,
@@ -51,5 +51,5 @@ func (j *Join) newMigrating() error {
 		Metrics:   m.counts,
 		Logger:    klog.Background().WithName("migrate"),
 	})
-	return err
+	return nil
 }

@@ -123,14 +123,12 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 	if w.config.Census > 0 {
 		triggers.Census = p.census
 	}
-	p.trigger, err = trigger.New(triggers)
-	w.must(err)
+	p.trigger = trigger.New(triggers)
 	claims := claim.Config{Client: client, ID: p.member.ID, Rewriter: rewriter{p}, Clock: &p.clock, Workers: 1, ProgressPeriod: 100 * time.Millisecond}
 	if w.guest != nil {
 		claims.API, claims.Elsewhere = through{p}, elsewhere
 	}
-	p.migrate, err = claim.New(claims)
-	w.must(err)
+	p.migrate = claim.New(claims)
 	w.slots[slot] = p
 }
 

@@ -8,11 +8,9 @@ import (
 
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -104,10 +102,4 @@ func (c Config) Validate() error {
 		return fmt.Errorf("mirror after %v must not be negative", c.MirrorAfter)
 	}
 	return nil
-}
-
-// memory begins with these StorageStates.
-func (c Config) memory(states map[schema.GroupResource]evolve.State) *observed.Memory {
-	// A round may wait once for those that were silent before, and then for all.
-	return observed.NewMemory(observed.Config{Settle: c.Settle, Gap: 2 * (c.Poll + c.ReplicaTimeout), States: states})
 }

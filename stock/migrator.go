@@ -11,7 +11,6 @@ import (
 	"github.com/go-logr/logr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
@@ -51,8 +50,8 @@ var _ claim.Rewriter = (*migrator)(nil)
 
 // newMigrator patches through the status, where a definition has one: less stands in the way. It knows the
 // observer's definitions once it works.
-func newMigrator(config *rest.Config, o *observer, c Config) (*migrator, error) {
-	api, err := migrateapi.NewClient(config)
+func newMigrator(o *observer, c Config) (*migrator, error) {
+	api, err := migrateapi.NewClient(c.Rest)
 	if err != nil {
 		return nil, err
 	}

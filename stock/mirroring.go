@@ -59,14 +59,9 @@ func (c *controllers) mirror(ctx context.Context) {
 			return
 		}
 	}
-	mirrored, err := mirror.New(mirror.Config{
+	mirror.New(mirror.Config{
 		Client: m.known, Served: m.served, Clock: m.config.Clock, Logger: m.config.Logger.WithName("mirror"), May: m.may,
-	})
-	if err != nil {
-		m.tell("Migrations of storagemigration.k8s.io cannot be done", err.Error())
-		return
-	}
-	mirrored.Run(ctx)
+	}).Run(ctx)
 }
 
 // connect finds the version that kube-apiservers prefer.

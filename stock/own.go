@@ -15,14 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
@@ -91,32 +87,17 @@ type Standing struct {
 
 // NewOwn returns an Own for a cluster. Of the Config it uses the fields that say how to ask and to migrate.
 func NewOwn(config Config) (*Own, error) {
-	config = config.withDefaults()
-	if err := config.Validate(); err != nil {
-		return nil, err
-	}
-	config.Rest = rest.CopyConfig(config.Rest)
-	config.Rest.QPS = -1 // the work done at a time is bounded, and kube-apiservers say when they are busy
-	kube, err := kubernetes.NewForConfig(config.Rest)
-	if err != nil {
-		return nil, fmt.Errorf("client: %w", err)
-	}
-	objects, err := connect.NewClient(config.Rest)
+	c, err := newControllers(config)
 	if err != nil {
 		return nil, err
 	}
-	o := &observer{
-		asking: (&controllers{config: config, kube: kube}).newAsking(), clock: config.Clock, logger: config.Logger,
-		definitions: newDefinitions(),
-		broadcast:   watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
-		memory: config.memory(nil),
-		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
-	}
-	m, err := newMigrator(config.Rest, o, config)
+	o := c.newObserver(nil, c.config.Logger)
+	o.definitions = newDefinitions()
+	m, err := newMigrator(o, c.config)
 	if err != nil {
 		return nil, err
 	}
-	return &Own{config: config, objects: objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]failure{}, unfinished: map[schema.GroupResource]bool{}}, nil
+	return &Own{config: c.config, objects: c.objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]failure{}, unfinished: map[schema.GroupResource]bool{}}, nil
 }
 
 // Watch notes every state of the definitions of these names until ctx ends, and goes on asking about those that

@@ -51,18 +51,8 @@ type controllers struct {
 
 // Run works until ctx ends, or the election is lost: then the process should end.
 func Run(ctx context.Context, config Config) error {
-	config = config.withDefaults()
-	if err := config.Validate(); err != nil {
-		return err
-	}
-	config.Rest = rest.CopyConfig(config.Rest)
-	config.Rest.QPS = -1 // the work done at a time is bounded, and kube-apiservers say when they are busy
-	c := &controllers{config: config}
-	var err error
-	if c.kube, err = kubernetes.NewForConfig(config.Rest); err != nil {
-		return fmt.Errorf("client: %w", err)
-	}
-	if c.objects, err = connect.NewClient(config.Rest); err != nil {
+	c, err := newControllers(config)
+	if err != nil {
 		return err
 	}
 	stop, err := c.serve()
@@ -70,10 +60,25 @@ func Run(ctx context.Context, config Config) error {
 		return err
 	}
 	defer stop()
-	if !config.LeaderElect {
+	if !c.config.LeaderElect {
 		return c.lead(ctx)
 	}
 	return c.campaign(ctx)
+}
+
+func newControllers(config Config) (*controllers, error) {
+	config = config.withDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	config.Rest = rest.CopyConfig(config.Rest)
+	config.Rest.QPS = -1 // the work done at a time is bounded, and kube-apiservers say when they are busy
+	kube, err := kubernetes.NewForConfig(config.Rest)
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	objects, err := connect.NewClient(config.Rest)
+	return &controllers{config: config, kube: kube, objects: objects}, err
 }
 
 // campaign runs for election, and leads once.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,6 +76,18 @@ func (c *controllers) awaitStock(ctx context.Context) error {
 
 func (c *controllers) newAsking() *asking {
 	return &asking{kube: c.kube, config: c.config.Rest, override: c.config.ReplicaAddresses, together: c.config.Settings.BestEffort, timeout: c.config.ReplicaTimeout, clock: c.config.Clock}
+}
+
+// newObserver returns one that begins with these StorageStates.
+func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, logger logr.Logger) *observer {
+	// A round may wait once for those that were silent before, and then for all.
+	gap := 2 * (c.config.Poll + c.config.ReplicaTimeout)
+	return &observer{
+		asking: c.newAsking(), clock: c.config.Clock, logger: logger,
+		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
+		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, Gap: gap, States: states}),
+		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
+	}
 }
 
 // work holds the parts of an elected process.
@@ -176,28 +189,19 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	if err != nil {
 		return nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
-	w := &work{config: c.config, objects: c.objects}
-	o := &observer{
-		asking: c.newAsking(), services: services, clock: c.config.Clock, logger: c.config.Logger.WithName("observer"),
-		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
-		memory: c.config.memory(states),
-		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
-	}
-	w.observer = o
-	w.policy = newPolicy(c.config.Settings)
-	m, err := newMigrator(c.config.Rest, o, c.config)
+	o := c.newObserver(states, c.config.Logger.WithName("observer"))
+	o.services = services
+	w := &work{config: c.config, objects: c.objects, observer: o, policy: newPolicy(c.config.Settings)}
+	m, err := newMigrator(o, c.config)
 	if err != nil {
 		return nil, err
 	}
 	view := viewOf(c.objects, o, c.config.Instance)
 	ended := func(m *migrationv1alpha1.StorageVersionMigration, status string) { migrationMetrics().Ended(m, status) }
-	w.trigger, err = trigger.New(trigger.Config{
+	w.trigger = trigger.New(trigger.Config{
 		Client: view, Kinds: o, Instance: c.config.Instance, Clock: c.config.Clock, Policy: w.policy.of, LastLook: m.lastLookAt, Ended: ended,
 		Logger: c.config.Logger.WithName("trigger"),
 	})
-	if err != nil {
-		return nil, err
-	}
 	w.elsewhere = newElsewhere(c.objects, c.config)
 	o.definitions = watchDefinitions(c.objects, func(gr schema.GroupResource) {
 		o.hurry()
@@ -206,17 +210,15 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
 		return nil, err
 	}
-	if w.tally, err = tally.New(tally.Config{Client: w.trigger.Reader(c.objects), Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")}); err != nil {
-		return nil, err
-	}
-	w.migrate, err = claim.New(claim.Config{
+	w.tally = tally.New(tally.Config{Client: w.trigger.Reader(c.objects), Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")})
+	w.migrate = claim.New(claim.Config{
 		Client: view, ID: func() agree.ServerID { return agree.ServerID(c.config.Instance) }, Rewriter: m, API: m, Clock: c.config.Clock,
 		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) {
 			return "kube-apiservers store it, and do not report", nil
 		},
 		Metrics: migrationMetrics(), Logger: c.config.Logger.WithName("migrate"),
 	})
-	return w, err
+	return w, nil
 }
 
 // states reads the StorageStates. The error is ctx's.

@@ -45,17 +45,6 @@ type Config struct {
 	Logger logr.Logger
 }
 
-// Validate says which field is missing.
-func (c Config) Validate() error {
-	switch {
-	case c.Client == nil:
-		return errors.New("mirroring migrations needs a client")
-	case c.Served.Group != storagemigrationv1.GroupName || c.Served.Version == "":
-		return fmt.Errorf("mirroring migrations needs a version of %s, not %q", storagemigrationv1.GroupName, c.Served)
-	}
-	return nil
-}
-
 // Controller mirrors migrations. Two that run at a time do no harm.
 type Controller struct {
 	cfg Config
@@ -64,10 +53,7 @@ type Controller struct {
 }
 
 // New returns a Controller; it does nothing by itself.
-func New(cfg Config) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+func New(cfg Config) *Controller {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -76,7 +62,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c := &Controller{cfg: cfg}
 	c.copies = c.list
-	return c, nil
+	return c
 }
 
 // Step looks once at the migration of storagemigration.k8s.io of this name and acts. After

@@ -54,9 +54,7 @@ func newWorld(t *testing.T, version string) *world {
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
 	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&original{}, &copied{}, &apiextensionsv1.CustomResourceDefinition{}).
 		WithInterceptorFuncs(interceptor.Funcs{Watch: replay.Watch}).Build()
-	var err error
-	w.c, err = New(Config{Client: w.client, Served: served, Clock: w.clock})
-	w.must(err)
+	w.c = New(Config{Client: w.client, Served: served, Clock: w.clock})
 	return w
 }
 

@@ -7,9 +7,7 @@
 package skew
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,9 +29,8 @@ import (
 )
 
 const (
-	// DefaultInterval is Config.Interval's default.
-	DefaultInterval = 2 * time.Second
-
+	// interval is the time between two looks.
+	interval = 2 * time.Second
 	// resync is how often the ClusterVersion is read although no server seems to have changed.
 	resync = time.Minute
 	// stepTimeout bounds one Step of Run, in real time.
@@ -46,26 +43,12 @@ type Config struct {
 	Client client.Client
 	// Instance names this process in events.
 	Instance string
-	// Interval is the time between two looks.
-	Interval time.Duration
 	// Metrics may be nil.
 	Metrics *Metrics
 	// Clock is the real one by default.
 	Clock clock.Clock
 	// Logger is silent by default.
 	Logger logr.Logger
-}
-
-// Validate names the first field with which New cannot work. Zero values that have a
-// default are valid.
-func (c Config) Validate() error {
-	switch {
-	case c.Client == nil:
-		return errors.New("skew: Config.Client is missing")
-	case c.Interval < 0:
-		return fmt.Errorf("skew: Config.Interval is negative: %s", c.Interval)
-	}
-	return nil
 }
 
 // Controller compares servers. Its methods belong to one goroutine.
@@ -82,15 +65,11 @@ type Controller struct {
 }
 
 // New returns a Controller; it does nothing by itself.
-func New(cfg Config) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	cfg.Interval = cmp.Or(cfg.Interval, DefaultInterval)
+func New(cfg Config) *Controller {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
-	return &Controller{cfg: cfg}, nil
+	return &Controller{cfg: cfg}
 }
 
 // Run steps at once and at every interval until ctx ends. Call it while this server
@@ -98,7 +77,7 @@ func New(cfg Config) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context) {
 	defer c.cfg.Metrics.reset()
 	c.looked, c.at = false, time.Time{} // somebody else may have led since
-	timer := c.cfg.Clock.NewTimer(c.cfg.Interval)
+	timer := c.cfg.Clock.NewTimer(interval)
 	defer timer.Stop()
 	for {
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
@@ -110,7 +89,7 @@ func (c *Controller) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C():
-			timer.Reset(c.cfg.Interval)
+			timer.Reset(interval)
 		}
 	}
 }

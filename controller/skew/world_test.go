@@ -68,11 +68,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) newController() *Controller {
 	w.t.Helper()
-	c, err := New(Config{Client: w.client, Clock: w.clock, Instance: "concord-a", Metrics: NewMetrics()})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return c
+	return New(Config{Client: w.client, Clock: w.clock, Instance: "concord-a", Metrics: NewMetrics()})
 }
 
 func (w *world) call(verb string, o any, do func() error) error {

@@ -5,9 +5,7 @@
 package tally
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -22,53 +20,28 @@ import (
 )
 
 const (
-	// DefaultInterval is Config.Interval's default.
-	DefaultInterval = 10 * time.Second
+	// interval is the time between two counts.
+	interval = 10 * time.Second
 	// stepTimeout bounds one Step of Run, in real time.
 	stepTimeout = 30 * time.Second
 )
 
 // Config configures a Controller.
 type Config struct {
-	// Client lists StorageStates, migrations and Leases, every Interval. The trigger's Reader has the
+	// Client lists StorageStates, migrations and Leases. The trigger's Reader has the
 	// first two at hand.
 	Client client.Reader
 	// Metrics shows the counts.
 	Metrics *Metrics
-	// Interval is the time between two counts.
-	Interval time.Duration
 	// Logger is silent by default.
 	Logger logr.Logger
-}
-
-// Validate names the first field with which New cannot work. Zero values that have a default are
-// valid.
-func (c Config) Validate() error {
-	switch {
-	case c.Client == nil:
-		return errors.New("tally: Config.Client is missing")
-	case c.Metrics == nil:
-		return errors.New("tally: Config.Metrics is missing")
-	case c.Interval < 0:
-		return fmt.Errorf("tally: Config.Interval is negative: %s", c.Interval)
-	}
-	return nil
 }
 
 // Controller counts.
 type Controller struct{ cfg Config }
 
 // New returns a Controller; it does nothing by itself.
-func New(cfg Config) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	cfg.Interval = cmp.Or(cfg.Interval, DefaultInterval)
-	if cfg.Logger.GetSink() == nil {
-		cfg.Logger = logr.Discard()
-	}
-	return &Controller{cfg: cfg}, nil
-}
+func New(cfg Config) *Controller { return &Controller{cfg} }
 
 // Run counts until ctx ends; then nothing is shown any more.
 func (c *Controller) Run(ctx context.Context) {
@@ -80,7 +53,7 @@ func (c *Controller) Run(ctx context.Context) {
 			// The last counts stay: an alert on them would else be told that all is well.
 			c.cfg.Logger.Error(err, "Metrics of StorageStates and migrations are not up to date")
 		}
-	}, c.cfg.Interval, 0.1, false)
+	}, interval, 0.1, false)
 }
 
 // Step counts once.

@@ -62,7 +62,7 @@ func newController(t *testing.T, list func(context.Context, client.ObjectList) e
 			t.Fatal(err)
 		}
 	}
-	c, err := New(Config{
+	c := New(Config{
 		Metrics: NewMetrics(),
 		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
 			List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
@@ -73,9 +73,6 @@ func newController(t *testing.T, list func(context.Context, client.ObjectList) e
 			},
 		}).Build(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	registry := metrics.NewKubeRegistry()
 	registry.CustomMustRegister(c.cfg.Metrics)
 	return c, registry
@@ -189,16 +186,5 @@ func TestErrorsKeepTheLast(t *testing.T) {
 	c.Run(ended)
 	if lines := exposed(t, registry); len(lines) > 0 {
 		t.Errorf("after the term: %v", lines)
-	}
-}
-
-func TestValidate(t *testing.T) {
-	reader, x := fake.NewClientBuilder().Build(), NewMetrics()
-	for field, config := range map[string]Config{
-		"Client": {Metrics: x}, "Metrics": {Client: reader}, "Interval": {Client: reader, Metrics: x, Interval: -1},
-	} {
-		if err := config.Validate(); err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: %v", field, err)
-		}
 	}
 }

@@ -108,21 +108,6 @@ type Config struct {
 	Logger logr.Logger
 }
 
-// Validate says which field is missing.
-func (c Config) Validate() error {
-	switch {
-	case c.Client == nil:
-		return errors.New("the trigger needs a client")
-	case c.Kinds == nil:
-		return errors.New("the trigger needs to know kinds")
-	case c.Settle < 0:
-		return fmt.Errorf("the trigger cannot wait for %v after a server that does not report", c.Settle)
-	case c.Workers < 0:
-		return fmt.Errorf("the trigger cannot work with %d workers", c.Workers)
-	}
-	return nil
-}
-
 // Controller looks at resources and does what evolve.Decide says.
 type Controller struct {
 	cfg Config
@@ -140,7 +125,7 @@ type Controller struct {
 }
 
 // New returns a Controller; it does nothing by itself.
-func New(cfg Config) (*Controller, error) {
+func New(cfg Config) *Controller {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -148,14 +133,11 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Ended == nil {
 		cfg.Ended = func(*migrationv1alpha1.StorageVersionMigration, string) {}
 	}
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
 	if cfg.Elapsed == nil {
 		begun := cfg.Clock.Now()
 		cfg.Elapsed = func() time.Duration { return cfg.Clock.Since(begun) }
 	}
-	return newController(cfg), nil
+	return newController(cfg)
 }
 
 func newController(cfg Config) *Controller {

@@ -71,14 +71,11 @@ func newWorld(t *testing.T, kinds Kinds) (*world, *Controller) {
 		WithStatusSubresource(&migrationv1alpha1.StorageState{}, &migrationv1alpha1.StorageVersionMigration{},
 			&apiserverinternalv1alpha1.StorageVersion{}, &apiextensionsv1.CustomResourceDefinition{}).
 		WithInterceptorFuncs(w.interceptors()).Build()
-	c, err := New(Config{Client: w.client, Kinds: kinds, Clock: w.clock, Instance: "apiserver-a", Ended: func(m *migrationv1alpha1.StorageVersionMigration, status string) {
+	c := New(Config{Client: w.client, Kinds: kinds, Clock: w.clock, Instance: "apiserver-a", Ended: func(m *migrationv1alpha1.StorageVersionMigration, status string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.ended = append(w.ended, m.Name+" "+status)
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return w, c
 }
 

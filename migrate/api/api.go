@@ -90,14 +90,6 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate refuses negative bounds.
-func (o Options) Validate() error {
-	if min(o.MaxParallel, o.PageSize, o.MaxNamed) < 0 || min(o.Patience, o.WebhookPatience, o.MaxAdded) < 0 {
-		return errors.New("the bounds of a migration through the API must not be negative")
-	}
-	return nil
-}
-
 // Progress counts objects. Invariant: at the end of a run that returns no error,
 // Total = Patched + Overtaken + Gone + the sum of Failed.
 type Progress struct {
@@ -218,9 +210,6 @@ func New(api API) *Engine { return &Engine{api: api} }
 // progress, if not nil, is called after every object, one call at a time and
 // with counts that only grow; while a call takes its time, other objects go on.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
-	if err := opts.Validate(); err != nil {
-		return Result{}, err
-	}
 	if target.Resource == "" || len(target.Versions) == 0 {
 		return Result{}, errors.New("a migration through the API needs a resource and a version that is served")
 	}

@@ -666,12 +666,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
-	for _, o := range []Options{{MaxParallel: -1}, {PageSize: -1}, {MaxNamed: -1}, {Patience: -1}, {WebhookPatience: -1}} {
-		if _, err := New(nil).Run(t.Context(), target, o, nil); err == nil {
-			t.Errorf("%+v is accepted", o)
-		}
-	}
+func TestTarget(t *testing.T) {
 	if _, err := New(nil).Run(t.Context(), Target{GroupResource: widgets}, Options{}, nil); err == nil {
 		t.Error("no version is accepted")
 	}

@@ -106,6 +106,15 @@ var ErrFenced = agree.ErrFenced
 // should be.
 var ErrUnproven = errors.New("a census after the rewrite found what is not as it should be")
 
+const (
+	// poll is how often a migration that this server does not do is looked at again, to take
+	// it over from a server that is gone.
+	poll = 5 * time.Second
+	// attempts is how often a rewrite may end in an error in a row, without getting on, before
+	// the migration is Failed, so that it is made again and another server can try.
+	attempts = 5
+)
+
 // Config is what a Controller needs.
 type Config struct {
 	// Client reads and writes API objects, uncached. Its scheme must hold StorageVersions,
@@ -130,32 +139,10 @@ type Config struct {
 	// Run makes them at most a third later also while the Rewriter reports nothing. Default:
 	// 3 s.
 	ProgressPeriod time.Duration
-	// Poll is how often a migration that this server does not do is looked at again, to take
-	// it over from a server that is gone. Default: 5 s.
-	Poll time.Duration
-	// Attempts is how often a rewrite may end in an error in a row, without getting on, before
-	// the migration is Failed, so that it is made again and another server can try. Default: 5.
-	Attempts int
 	// Metrics may be nil.
 	Metrics *Metrics
 	// Logger defaults to none.
 	Logger logr.Logger
-}
-
-// Validate says which field is missing.
-func (c Config) Validate() error {
-	switch {
-	case c.Client == nil:
-		return errors.New("migrating needs a client")
-	case c.ID == nil:
-		return errors.New("migrating needs the server's ID")
-	case c.Rewriter == nil:
-		return errors.New("migrating needs a rewriter")
-	case c.Workers < 0 || c.Attempts < 0 || c.ProgressPeriod < 0 || c.Poll < 0:
-		return fmt.Errorf("migrating needs positive numbers, not %d workers, %d attempts, a progress period of %s and a poll of %s",
-			c.Workers, c.Attempts, c.ProgressPeriod, c.Poll)
-	}
-	return nil
 }
 
 // Controller claims migrations and does them.
@@ -170,18 +157,13 @@ type Controller struct {
 }
 
 // New returns a Controller; it does nothing by itself.
-func New(cfg Config) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+func New(cfg Config) *Controller {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
 	cfg.Workers = cmp.Or(cfg.Workers, 2)
-	cfg.Attempts = cmp.Or(cfg.Attempts, 5)
 	cfg.ProgressPeriod = cmp.Or(cfg.ProgressPeriod, 3*time.Second)
-	cfg.Poll = cmp.Or(cfg.Poll, 5*time.Second)
-	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, errors: map[types.UID]int{}}, nil
+	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, errors: map[types.UID]int{}}
 }
 
 // get reads a migration; nil if it does not exist, which an error that says no more than
@@ -202,7 +184,7 @@ func (c *Controller) failed(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.errors[uid]++
-	return c.errors[uid] >= c.cfg.Attempts
+	return c.errors[uid] >= attempts
 }
 
 func (c *Controller) forget(uid types.UID) {

@@ -38,7 +38,7 @@ func (c *Controller) Step(ctx context.Context, name string) (time.Duration, erro
 		if w.self != "" && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(w.self) {
 			err = w.release(ctx)
 		}
-		return c.cfg.Poll, err
+		return poll, err
 	}
 	if err := w.claim(ctx); err != nil {
 		return 0, fmt.Errorf("claim migration %s: %w", name, err)
@@ -251,14 +251,14 @@ func (w *work) rest(ctx context.Context) (time.Duration, error) {
 	case claimer == "" && (paused(w.m) || migrationv1alpha1.True(w.m, migrationv1alpha1.MigrationRunning) == nil):
 		return 0, nil
 	case w.self == "":
-		return w.c.cfg.Poll, nil // this server is not registered: it leaves this to those that are
+		return poll, nil // this server is not registered: it leaves this to those that are
 	case claimer != "":
 		leases, err := w.leases(ctx)
 		if err != nil {
 			return 0, fmt.Errorf("look at migration %s: %w", w.m.Name, err)
 		}
 		if leaseOf(leases, claimer) != nil {
-			return w.c.cfg.Poll, nil
+			return poll, nil
 		}
 	}
 	if !paused(w.m) {

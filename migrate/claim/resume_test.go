@@ -184,7 +184,7 @@ func TestErrorsInARow(t *testing.T) {
 		failing(fmt.Sprint("at ", i))
 	}
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
-	for range w.c.cfg.Attempts {
+	for range attempts {
 		failing(fmt.Sprint("at ", many-1))
 	}
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
@@ -196,7 +196,7 @@ func TestUnproven(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)
 	crashHalfway(w)
-	for i := range w.c.cfg.Attempts {
+	for i := range attempts {
 		w.expectTrue(migrationv1alpha1.MigrationRunning, map[bool]string{false: migrationv1alpha1.ReasonRetrying, true: migrationv1alpha1.ReasonRewriting}[i == 0])
 		w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
 			if (job.Resume == "") != (i > 0) {

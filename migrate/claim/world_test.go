@@ -85,7 +85,7 @@ func newWorld(t *testing.T) *world {
 		}
 		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
 	}
-	c, err := New(Config{
+	w.c = New(Config{
 		Client: w.client,
 		ID:     func() agree.ServerID { return self },
 		Rewriter: rewriter(func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
@@ -98,10 +98,6 @@ func newWorld(t *testing.T) *world {
 		Clock:     w.clock,
 		Logger:    funcr.New(w.logged, funcr.Options{}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.c = c
 	w.lease(self, "1.36")
 	w.lease(other, "1.36")
 	w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})

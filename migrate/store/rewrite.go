@@ -163,14 +163,6 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate refuses negative bounds.
-func (o Options) Validate() error {
-	if min(o.UnderWay, o.PageKeys, o.PageBytes, o.PieceKeys, o.PieceBytes, o.MemoryBytes, o.MaxNamed) < 0 || o.Patience < 0 {
-		return errors.New("the bounds of a rewrite must not be negative")
-	}
-	return nil
-}
-
 // Progress counts keys. Invariant: at the end of a run that returns no error,
 // Total = Rewritten + AlreadyCurrent + Gone + Failures.
 type Progress struct {
@@ -286,7 +278,7 @@ func New(kv KV) *Engine { return &Engine{kv: kv} }
 // of a page, one call at a time and with counts that only grow; while a call takes its
 // time, other pieces go on until they have something to report.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
-	if err := errors.Join(target.Validate(), opts.Validate()); err != nil {
+	if err := target.Validate(); err != nil {
 		return Result{}, err
 	}
 	if after := opts.Resume.After; after != "" && !strings.HasPrefix(after, target.Prefix) {
