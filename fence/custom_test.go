@@ -110,7 +110,7 @@ func setSize(size string) storage.UpdateFunc {
 // storedAs returns the apiVersion in the stored bytes of a widget; "" if there is none.
 func (w *world) storedAs(name string) (apiVersion, size string) {
 	w.Helper()
-	resp, err := w.fence.Client().Get(w.Context(), w.prefix+"/example.com/widgets/"+name)
+	resp, err := w.fence.client.Get(w.Context(), w.prefix+"/example.com/widgets/"+name)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -35,15 +35,11 @@ func ExampleNewClient() {
 		}
 		return put.Header.Revision
 	}
-	decoder, err := newStorageVersionDecoder()
-	if err != nil {
-		panic(err)
-	}
 	permits := &permits{open: map[schema.GroupResource]permit{}}
 	permits.grant(widgets, "example.com/v1", report("example.com/v1"))
 	store := NewClient(nil, ClientConfig{
 		KV: testEtcd, Permits: permits, Resource: widgets, Encoding: "example.com/v1",
-		Prefix: prefix, Decoder: decoder,
+		Prefix: prefix, Decoder: storageVersionDecoder,
 	})
 	write := func(name string) {
 		key := "/example/widgets/" + name

@@ -9,14 +9,12 @@
 package fence
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage"
@@ -42,8 +40,9 @@ type Permits interface {
 	Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error
 }
 
-// DefaultForwardTimeout is Config.ForwardTimeout's default.
-const DefaultForwardTimeout = 5 * time.Second
+// defaultForwardTimeout bounds how long a call on a superseded store waits for the newer
+// store to be built before it answers 503.
+const defaultForwardTimeout = 5 * time.Second
 
 // Config configures a Fence.
 type Config struct {
@@ -53,18 +52,10 @@ type Config struct {
 	// Permits answers for this server's reports.
 	Permits Permits
 
-	// Unfenced names the resources whose puts carry no compare. Nil means storageversion.Unfenced().
-	Unfenced sets.Set[schema.GroupResource]
 	// Uncached names the resources that never get a watch cache, like events upstream.
 	Uncached sets.Set[schema.GroupResource]
 	// CompactionInterval is how often old revisions are compacted; 0 means never.
 	CompactionInterval time.Duration
-	// ForwardTimeout bounds how long a call on a superseded store waits for the newer
-	// store to be built before it answers 503.
-	ForwardTimeout time.Duration
-	// Decoder decodes stored StorageVersions. Nil means one that reads JSON and protobuf
-	// of internal.apiserver.k8s.io/v1alpha1.
-	Decoder runtime.Decoder
 	// Clock is the real one by default.
 	Clock clock.WithTicker
 }
@@ -80,8 +71,6 @@ func (c Config) Validate() error {
 		return errors.New("fence: Config.Permits is missing")
 	case c.CompactionInterval < 0:
 		return fmt.Errorf("fence: Config.CompactionInterval is negative: %s", c.CompactionInterval)
-	case c.ForwardTimeout < 0:
-		return fmt.Errorf("fence: Config.ForwardTimeout is negative: %s", c.ForwardTimeout)
 	}
 	return nil
 }
@@ -90,9 +79,10 @@ func (c Config) Validate() error {
 type Fence struct {
 	client         *clientv3.Client
 	kv             clientv3.KV
-	compactor      stoppableCompactor
+	compactor      etcd3.Compactor // nil: nothing is compacted
+	stop           func()          // ends it
 	permits        Permits
-	unfenced       sets.Set[schema.GroupResource]
+	unfenced       sets.Set[schema.GroupResource] // the resources whose puts carry no compare
 	uncached       sets.Set[schema.GroupResource]
 	forwardTimeout time.Duration
 	clock          clock.WithTicker
@@ -101,59 +91,41 @@ type Fence struct {
 	caches         watchCaches
 }
 
-type stoppableCompactor interface {
-	etcd3.Compactor
-	Stop()
-}
-
 // New starts the compactor and returns a Fence without stores.
 func New(cfg Config) (*Fence, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Unfenced == nil {
-		cfg.Unfenced = storageversion.Unfenced()
-	}
-	cfg.ForwardTimeout = cmp.Or(cfg.ForwardTimeout, DefaultForwardTimeout)
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
-	}
-	if cfg.Decoder == nil {
-		decoder, err := newStorageVersionDecoder()
-		if err != nil {
-			return nil, err
-		}
-		cfg.Decoder = decoder
 	}
 	registerMetrics()
 	f := &Fence{
 		client:         cfg.Client,
 		kv:             etcd3.NewETCDLatencyTracker(cfg.Client.KV),
 		permits:        cfg.Permits,
-		unfenced:       cfg.Unfenced,
+		unfenced:       storageversion.Unfenced(),
 		uncached:       cfg.Uncached,
-		forwardTimeout: cfg.ForwardTimeout,
+		forwardTimeout: defaultForwardTimeout,
 		clock:          cfg.Clock,
-		versions:       &storageVersions{decoder: cfg.Decoder},
+		versions:       &storageVersions{decoder: storageVersionDecoder},
 		registry:       newRegistry(),
 	}
 	if cfg.CompactionInterval > 0 {
 		// Not StartCompactorPerEndpoint: that one is shared by all servers of a process
 		// and dies with the client of the first of them.
-		f.compactor = etcd3.NewCompactor(cfg.Client, cfg.CompactionInterval, cfg.Clock, nil)
+		compactor := etcd3.NewCompactor(cfg.Client, cfg.CompactionInterval, cfg.Clock, nil)
+		f.compactor, f.stop = compactor, compactor.Stop
 	}
 	// The stores' own clients have no endpoints to be checked, so the shared one is.
 	feature.DefaultFeatureSupportChecker.CheckClient(cfg.Client.Ctx(), cfg.Client, storage.RequestWatchProgress)
 	return f, nil
 }
 
-// Client returns the shared connection.
-func (f *Fence) Client() *clientv3.Client { return f.client }
-
 // Close stops the compactor. The stores have been destroyed before.
 func (f *Fence) Close() {
-	if f.compactor != nil {
-		f.compactor.Stop()
+	if f.stop != nil {
+		f.stop()
 	}
 }
 

@@ -235,7 +235,7 @@ func by(server agree.ServerID, enc agree.Encoding) agree.Report {
 // stored returns everything under a resource's prefix as "key@revision=value".
 func (w *world) stored(resourcePrefix string) string {
 	w.Helper()
-	resp, err := w.fence.Client().Get(w.Context(), w.prefix+resourcePrefix+"/", clientv3.WithPrefix())
+	resp, err := w.fence.client.Get(w.Context(), w.prefix+resourcePrefix+"/", clientv3.WithPrefix())
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -226,7 +226,7 @@ func TestForwardGivesUp(t *testing.T) {
 		name string
 		end  func(f *flip, cancel context.CancelFunc)
 	}{
-		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(DefaultForwardTimeout) }},
+		{"after the timeout", func(f *flip, _ context.CancelFunc) { f.clock.Step(defaultForwardTimeout) }},
 		{"when the request ends", func(_ *flip, cancel context.CancelFunc) { cancel() }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

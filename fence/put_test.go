@@ -74,7 +74,7 @@ func TestPut(t *testing.T) {
 			name: "the StorageVersion was deleted",
 			change: func(w *world) {
 				key, _ := w.fence.FenceKey(configMaps)
-				if _, err := w.fence.Client().Delete(w.Context(), key); err != nil {
+				if _, err := w.fence.client.Delete(w.Context(), key); err != nil {
 					w.Fatal(err)
 				}
 			},
@@ -84,7 +84,7 @@ func TestPut(t *testing.T) {
 			name: "the StorageVersion cannot be decoded",
 			change: func(w *world) {
 				key, _ := w.fence.FenceKey(configMaps)
-				if _, err := w.fence.Client().Put(w.Context(), key, "garbage"); err != nil {
+				if _, err := w.fence.client.Put(w.Context(), key, "garbage"); err != nil {
 					w.Fatal(err)
 				}
 			},

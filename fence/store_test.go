@@ -79,7 +79,6 @@ func TestConfigValidate(t *testing.T) {
 		"Client":             {Permits: p},
 		"Permits":            {Client: testEtcd},
 		"CompactionInterval": {Client: testEtcd, Permits: p, CompactionInterval: -1},
-		"ForwardTimeout":     {Client: testEtcd, Permits: p, ForwardTimeout: -1},
 	} {
 		if _, err := New(config); err == nil || !strings.Contains(err.Error(), "Config."+name) {
 			t.Errorf("%s: got %v", name, err)

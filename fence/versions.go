@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/concord-dev/concord/agree"
@@ -61,10 +62,9 @@ func (v *storageVersions) reports(ctx context.Context, key string, stored []byte
 	return storageversion.Reports(sv), nil
 }
 
-func newStorageVersionDecoder() (runtime.Decoder, error) {
+// storageVersionDecoder reads JSON and protobuf of internal.apiserver.k8s.io/v1alpha1.
+var storageVersionDecoder = func() runtime.Decoder {
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("registering %s: %w", v1alpha1.SchemeGroupVersion, err)
-	}
-	return serializer.NewCodecFactory(scheme).UniversalDeserializer(), nil
-}
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	return serializer.NewCodecFactory(scheme).UniversalDeserializer()
+}()

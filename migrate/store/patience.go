@@ -61,16 +61,6 @@ func within(ctx context.Context, call func(context.Context) error) error {
 	return err
 }
 
-// put is patient. Where the store did not say whether it has written, the key tells: it has
-// changed then, and is judged anew.
-func (r *run) put(ctx context.Context, fence Fence, put Put) (written bool, revision int64, err error) {
-	err = r.patiently(ctx, func(ctx context.Context) (err error) {
-		written, revision, err = r.kv.Put(ctx, fence, put)
-		return err
-	})
-	return written, revision, err
-}
-
 // wait waits for d or until ctx ends.
 func wait(ctx context.Context, c clock.Clock, d time.Duration) error {
 	timer := c.NewTimer(d)

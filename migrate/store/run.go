@@ -382,9 +382,13 @@ func (r *run) fail(c *chunk, failures ...Failure) {
 // its lease has gone.
 func (r *run) write(ctx context.Context, c *chunk, p Put) (written bool, err error) {
 	var revision int64
-	err = r.fenced(ctx, func(fence Fence) (err error) {
-		written, revision, err = r.put(ctx, fence, p)
-		return err
+	err = r.fenced(ctx, func(fence Fence) error {
+		// Where the store did not say whether it has written, the key tells when it is tried again: it
+		// has changed then, and is judged anew.
+		return r.patiently(ctx, func(ctx context.Context) (err error) {
+			written, revision, err = r.kv.Put(ctx, fence, p)
+			return err
+		})
 	})
 	switch {
 	case errors.Is(err, ErrTooLarge):
