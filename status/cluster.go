@@ -198,7 +198,7 @@ const idleAfter = 3 * evolve.HeartbeatPeriod
 
 // held is that somebody postpones a cut-over that could be made.
 func held(r *resource) Problem {
-	if r.crd == nil || !migrationv1alpha1.Held(r.crd.Annotations) || !slices.ContainsFunc(r.crd.Status.StoredVersions, func(v string) bool { return v != StorageOf(r.crd) }) {
+	if r.crd == nil || !migrationv1alpha1.Held(r.crd.Annotations) || len(r.stale()) == 0 {
 		return Problem{}
 	}
 	return Problem{

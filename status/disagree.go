@@ -51,11 +51,7 @@ func (s side) who() string {
 		}
 		names = append(names, name)
 	}
-	writes := "write"
-	if len(names) == 1 {
-		writes = "writes"
-	}
-	return some(names) + " " + writes
+	return some(names) + " " + plural(len(names), "writes", "write")
 }
 
 // disagreement is that servers write the resource in different encodings; the Kind is empty

@@ -89,13 +89,12 @@ func (m Moving) share() float64 {
 func (m Moving) problem(x *index, of *migrationv1alpha1.StorageVersionMigration) Problem {
 	p := Problem{Resources: []string{m.Resource}}
 	switch running := migrationv1alpha1.True(of, migrationv1alpha1.MigrationRunning); {
-	case m.State == IsPaused && m.Total > 0:
-		p.Kind = Paused
-		p.Text = fmt.Sprintf("%s: its migration is paused at %d %%", m.Resource, int(100*m.share()))
-		p.Do, p.Run = "let it go on", "kubectl concord resume "+m.Resource
 	case m.State == IsPaused:
 		p.Kind = Paused
 		p.Text = fmt.Sprintf("%s: its migration was paused before it began", m.Resource)
+		if m.Total > 0 {
+			p.Text = fmt.Sprintf("%s: its migration is paused at %d %%", m.Resource, int(100*m.share()))
+		}
 		p.Do, p.Run = "let it go on", "kubectl concord resume "+m.Resource
 	case m.State == IsWaits:
 		why := migrationv1alpha1.Waiting(of)

@@ -110,16 +110,8 @@ func some(resources []string) string {
 
 // count is a number with its noun.
 func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %s", n, plural(n, what, what+"s"))
 }
 
 // is is "is" or "are".
-func is(n int) string {
-	if n == 1 {
-		return "is"
-	}
-	return "are"
-}
+func is(n int) string { return plural(n, "is", "are") }

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -252,12 +253,6 @@ func serverTable(s Style, servers []Server) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVER\tRELEASE\tEMULATES\tMIN\tSTATE")
-	dash := func(v string) string {
-		if v == "" {
-			return "-"
-		}
-		return v
-	}
 	for _, server := range servers {
 		state := server.State
 		if server.State == Dead || server.State == Unrenewed {
@@ -266,7 +261,7 @@ func serverTable(s Style, servers []Server) string {
 		if server.Aggregated {
 			state += ", aggregated"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", server.ID, dash(server.Release), dash(server.Emulates), dash(server.ReadableFrom), state)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", server.ID, cmp.Or(server.Release, "-"), cmp.Or(server.Emulates, "-"), cmp.Or(server.ReadableFrom, "-"), state)
 	}
 	_ = w.Flush() // a strings.Builder takes everything
 	lines := strings.SplitAfterN(text.String(), "\n", 2)

@@ -76,10 +76,7 @@ func serversOf(o Observed) []Server {
 	}
 	order := []string{Dead, Unrenewed, Stock, Silent, Starting, Serving}
 	slices.SortFunc(servers, func(a, b Server) int {
-		if d := slices.Index(order, a.State) - slices.Index(order, b.State); d != 0 {
-			return d
-		}
-		return strings.Compare(a.ID, b.ID)
+		return cmp.Or(slices.Index(order, a.State)-slices.Index(order, b.State), strings.Compare(a.ID, b.ID))
 	})
 	return servers
 }
@@ -236,11 +233,7 @@ func (s Server) problem(waits []string) Problem {
 		return p
 	}
 	if n := len(waits); n > 0 {
-		wait := "waits"
-		if n > 1 {
-			wait = "wait"
-		}
-		p.Text += fmt.Sprintf("; %s %s for it", count(n, "resource"), wait)
+		p.Text += fmt.Sprintf("; %s %s for it", count(n, "resource"), plural(n, "waits", "wait"))
 	}
 	return p
 }

@@ -91,7 +91,7 @@ func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v unre
 // has says whether the definition has a version.
 func (r *resource) has(version string) bool {
 	return r.crd != nil && slices.ContainsFunc(r.crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
-		return r.crd.Spec.Group+"/"+v.Name == version
+		return string(migrationv1alpha1.EncodingOf(r.crd, v.Name)) == version
 	})
 }
 
@@ -146,7 +146,7 @@ func (r *resource) servedVersion() string {
 		served = nil
 		for _, v := range r.crd.Spec.Versions {
 			if v.Served {
-				served = append(served, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v.Name}.String())
+				served = append(served, string(migrationv1alpha1.EncodingOf(r.crd, v.Name)))
 			}
 		}
 	}

@@ -240,7 +240,7 @@ func (r *resource) stale() (all []string) {
 	}
 	for _, v := range r.crd.Status.StoredVersions {
 		if v != StorageOf(r.crd) {
-			all = append(all, schema.GroupVersion{Group: r.crd.Spec.Group, Version: v}.String())
+			all = append(all, string(migrationv1alpha1.EncodingOf(r.crd, v)))
 		}
 	}
 	return all
@@ -250,11 +250,9 @@ func (r *resource) stale() (all []string) {
 func (r *resource) blocks(encodings []string) string {
 	var versions []string
 	for _, e := range encodings {
-		gv, err := schema.ParseGroupVersion(string(agree.Encoding(e).Plain()))
-		if err != nil || slices.Contains(versions, gv.Version) {
-			continue
+		if v := agree.Encoding(e).Version(); !slices.Contains(versions, v) {
+			versions = append(versions, v)
 		}
-		versions = append(versions, gv.Version)
 	}
 	switch {
 	case r.crd != nil && len(versions) > 0:
