@@ -209,16 +209,3 @@ func TestReasons(t *testing.T) {
 		}
 	}
 }
-
-// A new API is available by --runtime-config alone; upstream's further switch neither gives nor takes.
-func TestRuntimeConfigForwardCompatibleChangesNothing(t *testing.T) {
-	for _, set := range []string{"", "certificates.k8s.io/v1=true", "api/all=true,api/alpha=false"} {
-		o := options(t, Binary, "1.36", "")
-		o.RuntimeConfig = config(t, set)
-		without := mustPlan(t, lifecycles(t, kubernetes), o).String()
-		o.RuntimeConfigForwardCompatible = true
-		if with := mustPlan(t, lifecycles(t, kubernetes), o).String(); with != without {
-			t.Errorf("--runtime-config=%s: plan differs:\n%s\n%s", set, without, with)
-		}
-	}
-}

@@ -61,7 +61,7 @@ type Options struct {
 
 	// RuntimeConfig are the values of --runtime-config: "<group>/<version>", "v1" or "/v1" for the core group, either followed by
 	// "/<resource>", or one of "api/all", "api/ga", "api/beta", "api/alpha"; each "true", "false" or "" for true.
-	// The most specific key wins. A key that names a version enables it also when it is newer than Emulation.
+	// The most specific key wins. A key that names a version enables it also when it is newer than Emulation (KEP-4330).
 	RuntimeConfig map[string]string
 	// BetaOnByDefault are the beta versions that are served without being asked for. Since Kubernetes 1.24 new ones are not.
 	BetaOnByDefault sets.Set[schema.GroupVersion]
@@ -69,9 +69,6 @@ type Options struct {
 	// ForwardCompatible serves, with each stable or beta version that is served at Emulation, the newer and more stable
 	// versions of the same resource that the binary has, unless RuntimeConfig names one and says no.
 	ForwardCompatible bool
-	// RuntimeConfigForwardCompatible is upstream's permission for RuntimeConfig to enable versions newer than Emulation.
-	// KEP-4330 gives that permission always, so the value changes nothing.
-	RuntimeConfigForwardCompatible bool
 }
 
 // withDefaults fills in the versions, cut to major and minor, and checks them.

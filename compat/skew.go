@@ -99,16 +99,6 @@ func Skew(c Component, w Window) (SkewRange, bool) {
 	return rule.of(w), true
 }
 
-// Components lists the components that have an allowed skew, sorted.
-func Components() []Component {
-	list := make([]Component, 0, len(skewRules))
-	for c := range skewRules {
-		list = append(list, c)
-	}
-	slices.Sort(list)
-	return list
-}
-
 // Verdict says where a version lies relative to the allowed range.
 type Verdict int
 
@@ -145,7 +135,7 @@ func Judge(c Component, v *version.Version, w Window) Verdict {
 
 // Identity names the component that sent a request, and its version, as far as the request tells.
 type Identity struct {
-	// Component is one of Components, OtherComponent or UnknownComponent, whatever was sent.
+	// Component is one that has an allowed skew, OtherComponent or UnknownComponent, whatever was sent.
 	Component Component
 	// Version is the minor release; nil if it is not told. That of OtherComponent need not be one of Kubernetes.
 	Version *version.Version

@@ -2,6 +2,7 @@ package compat
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -24,8 +25,8 @@ func TestSkew(t *testing.T) {
 	controllers := []Component{KubeControllerManager, KubeScheduler, CloudControllerManager, ConcordServer, ConcordControllers}
 	nodes := []Component{KubeProxy, Kubelet}
 	clients := []Component{Kubectl, ConcordCommand}
-	if all := slices.Sorted(slices.Values(slices.Concat(controllers, nodes, clients))); !slices.Equal(all, Components()) {
-		t.Errorf("components %v, the table has %v", Components(), all)
+	if all := slices.Sorted(slices.Values(slices.Concat(controllers, nodes, clients))); !slices.Equal(all, slices.Sorted(maps.Keys(skewRules))) {
+		t.Errorf("components %v, the table has %v", slices.Sorted(maps.Keys(skewRules)), all)
 	}
 	for _, c := range []struct{ emulation, min, controllers, nodes, clients string }{
 		{"1.37", "1.36", "1.36..1.37", "1.34..1.37", "1.36..1.38"}, // "Previously", with binary 1.37
@@ -151,7 +152,7 @@ func TestIdentify(t *testing.T) {
 			t.Errorf("%.80q: %s, want %s", c.header, got, c.want)
 		}
 	}
-	for _, c := range Components() {
+	for _, c := range slices.Sorted(maps.Keys(skewRules)) {
 		got, want := told(Identify(ComponentVersion(c, version.MustParse("1.36.3")), "")), string(c)+" 1.36"
 		if got != want {
 			t.Errorf("the header of %s is read as %s", c, got)
@@ -166,7 +167,7 @@ func FuzzIdentify(f *testing.F) {
 		f.Add("", c.userAgent[:min(len(c.userAgent), 1<<10)])
 		f.Add(c.userAgent[:min(len(c.userAgent), 1<<10)], "kubelet/v1.36.0 (linux/amd64) kubernetes/abc")
 	}
-	known := append(Components(), OtherComponent, UnknownComponent)
+	known := append(slices.Sorted(maps.Keys(skewRules)), OtherComponent, UnknownComponent)
 	f.Fuzz(func(t *testing.T, header, userAgent string) {
 		id := Identify(header, userAgent)
 		if !slices.Contains(known, id.Component) {

@@ -36,10 +36,8 @@ func (k *Keys) CheckStored(ctx context.Context, reader migratestore.Reader, layo
 // cannot open either count for nothing, and these are refused if the values cannot all be read in
 // time.
 func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
-	all := append(s.Resources(), known...)
-	slices.SortFunc(all, verdict.CompareResources)
 	var unreadable []string
-	for _, gr := range slices.Compact(all) {
+	for _, gr := range verdict.Resources(s.Resources(), known) {
 		if exempt(gr) || present != nil && k.readsAll(gr, present) {
 			continue
 		}

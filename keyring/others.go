@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -88,14 +89,8 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 	if text, ok := lease.Annotations[storageversion.EncryptionKeysAnnotation]; ok && json.Unmarshal([]byte(text), &lists) != nil {
 		lists = map[string][]agree.Seal{"*.*": nil}
 	}
-	all := slices.Clone(known)
-	for pattern := range k.providers {
-		if !slices.Contains(all, pattern) {
-			all = append(all, pattern) // a custom resource, or several
-		}
-	}
-	slices.SortFunc(all, verdict.CompareResources)
-	for _, gr := range all {
+	patterns := slices.Collect(maps.Keys(k.providers)) // a custom resource each, or several
+	for _, gr := range verdict.Resources(known, patterns) {
 		if seal := k.Writes(gr); !exempt(gr) && !readsAs(lists, gr, seal) {
 			return fmt.Sprintf("%s that are %s", gr, describeKeys([]string{seal.Key()})[0])
 		}

@@ -105,13 +105,12 @@ func (r *resource) settle() {
 	if common, agreed := storageversion.AgreementOn(r.version, r.reports); agreed {
 		r.common = common
 	}
-	history, err := storageversion.History(r.version)
+	sv, err := storageversion.View(r.version)
 	if err != nil {
 		r.stored = []agree.Encoding{evolve.Unknown}
 		return
 	}
-	sv := evolve.StorageVersion{UID: string(r.version.UID), History: history, Reports: r.reports, Common: r.common}
-	r.stored = evolve.StoredSet(state, &sv)
+	r.stored = evolve.StoredSet(state, sv)
 	r.agreement, _ = sv.Agreement()
 }
 

@@ -72,32 +72,3 @@ func ParseLifecycles(text string) ([]compat.Lifecycle, error) {
 	}
 	return all, nil
 }
-
-// FormatLifecycles writes the table's form.
-func FormatLifecycles(all []compat.Lifecycle) string {
-	var text strings.Builder
-	release := func(v *version.Version) string {
-		if v == nil {
-			return none
-		}
-		return v.String()
-	}
-	for _, l := range all {
-		group := l.Group
-		if group == "" {
-			group = core
-		}
-		fmt.Fprint(&text, group, " ", l.Version, " ", l.Resource, " ", l.Kind, " ", release(l.Introduced), " ", release(l.Deprecated), " ", release(l.Removed))
-		if l.Kept {
-			text.WriteString(" " + kept)
-		}
-		if l.Gone {
-			text.WriteString(" " + gone)
-		}
-		if l.NotPersisted {
-			text.WriteString(" " + notPersisted)
-		}
-		text.WriteString("\n")
-	}
-	return text.String()
-}

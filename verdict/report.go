@@ -329,10 +329,7 @@ func (r Report) Err() error {
 			names = append(names, f.Resource)
 		}
 	}
-	which := fmt.Sprintf("%s of %d resources", strings.Join(names[:min(len(names), named)], ", "), len(r.Resources))
-	if more := len(names) - named; more > 0 {
-		which = fmt.Sprintf("%s and %d more of %d resources", strings.Join(names[:named], ", "), more, len(r.Resources))
-	}
+	which := fmt.Sprintf("%s of %d resources", firstOf(names, int64(len(names))), len(r.Resources))
 	if r.Verdict == compat.Unsafe {
 		return Error{r.Verdict, fmt.Sprintf("unsafe: %s, for %s: %s", which, r.Target, r.Do)}
 	}

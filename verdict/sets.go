@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -24,15 +25,7 @@ type Sets struct {
 // Resources returns the resources that anything is remembered of, sorted by group and
 // resource.
 func (s Sets) Resources() []schema.GroupResource {
-	var all []schema.GroupResource
-	for gr := range s.States {
-		all = append(all, gr)
-	}
-	for gr := range s.Versions {
-		all = append(all, gr)
-	}
-	slices.SortFunc(all, CompareResources)
-	return slices.Compact(all)
+	return Resources(slices.Collect(maps.Keys(s.States)), slices.Collect(maps.Keys(s.Versions)))
 }
 
 // Here returns those of Resources whose objects are in the cluster's own etcd, or may be: an aggregated API
@@ -148,14 +141,11 @@ func (s Sets) version(gr schema.GroupResource) (view *evolve.StorageVersion, why
 	if !ok {
 		return nil, "it has no StorageVersion"
 	}
-	if sv == nil {
+	if sv != nil {
+		view, _ = storageversion.View(sv)
+	}
+	if view == nil {
 		return nil, "its StorageVersion cannot be read"
 	}
-	history, err := storageversion.History(sv)
-	if err != nil {
-		return nil, "its StorageVersion cannot be read"
-	}
-	reports := storageversion.Reports(sv)
-	common, _ := storageversion.AgreementOn(sv, reports)
-	return &evolve.StorageVersion{UID: string(sv.UID), History: history, Reports: reports, Common: common}, ""
+	return view, ""
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/evolve"
 )
 
 const (
@@ -180,10 +181,21 @@ func setCondition(sv *v1alpha1.StorageVersion, condition v1alpha1.StorageVersion
 // Agreement returns the encoding on which all reports agree, as the object says. The
 // object names its group/version only: the Seal that goes with it is in the reports.
 func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
-	if unstated(sv) {
-		return "", false
-	}
 	return AgreementOn(sv, Reports(sv))
+}
+
+// View is what decisions need to know of a StorageVersion. The error is that its history cannot be read.
+func View(sv *v1alpha1.StorageVersion) (*evolve.StorageVersion, error) {
+	history, err := History(sv)
+	if err != nil {
+		return nil, err
+	}
+	reports := Reports(sv)
+	common, _ := AgreementOn(sv, reports)
+	return &evolve.StorageVersion{
+		UID: string(sv.UID), History: history, Reports: reports, Common: common,
+		Silent: WaitsFor(sv), Custom: MadeFor(sv) != "", Definition: sv.Annotations[DefinitionAnnotation],
+	}, nil
 }
 
 // AgreementOn is Agreement for callers that have the object's reports already.

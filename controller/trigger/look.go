@@ -76,20 +76,11 @@ func (c *Controller) storageVersion(ctx context.Context, gr schema.GroupResource
 	if sv == nil || err != nil {
 		return nil, "", err
 	}
-	history, err := storageversion.History(sv)
-	if err != nil {
-		return nil, "", err
-	}
-	reports := storageversion.Reports(sv)
-	common, _ := storageversion.AgreementOn(sv, reports)
 	if storageversion.IsAggregated(sv) {
 		aggregated = "true"
 	}
-	return &evolve.StorageVersion{
-		UID: string(sv.UID), History: history, Reports: reports, Common: common,
-		Silent: storageversion.WaitsFor(sv), Custom: storageversion.MadeFor(sv) != "",
-		Definition: sv.Annotations[storageversion.DefinitionAnnotation],
-	}, aggregated, nil
+	view, err = storageversion.View(sv)
+	return view, aggregated, err
 }
 
 func (c *Controller) migrations(ctx context.Context, gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMigration, error) {

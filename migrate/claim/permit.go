@@ -136,12 +136,10 @@ func (w *work) permitted(ctx context.Context) (int64, error) {
 
 // judge says why a StorageVersion does not stand for the target; nil if it does.
 func judge(sv *apiserverinternalv1alpha1.StorageVersion, target evolve.Target) *over {
-	history, err := storageversion.History(sv)
+	view, err := storageversion.View(sv)
 	if err != nil {
 		return &over{migrationv1alpha1.ReasonStorageVersionChanged, err.Error()}
 	}
-	common, _ := storageversion.Agreement(sv)
-	view := evolve.StorageVersion{UID: string(sv.UID), History: history, Common: common}
 	now, agreed := view.Agreement()
 	switch {
 	case !agreed:

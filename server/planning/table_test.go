@@ -1,10 +1,16 @@
 package planning_test
 
 import (
+	"cmp"
 	"flag"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/server/planning"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -16,7 +22,7 @@ var writeTable = flag.Bool("write-table", false, "write verdict/lifecycles.txt a
 //
 //	go test ./server/planning -run TableOfLifecycles -write-table
 func TestTableOfLifecycles(t *testing.T) {
-	want := verdict.FormatLifecycles(planning.Lifecycles())
+	want := format(planning.Lifecycles())
 	const file = "../../verdict/lifecycles.txt"
 	if *writeTable {
 		if err := os.WriteFile(file, []byte(want), 0o600); err != nil {
@@ -30,7 +36,31 @@ func TestTableOfLifecycles(t *testing.T) {
 	if string(got) != want {
 		t.Errorf("%s is not what Kubernetes' types say: run this test with -write-table", file)
 	}
-	if back, err := verdict.ParseLifecycles(want); err != nil || verdict.FormatLifecycles(back) != want {
+	if back, err := verdict.ParseLifecycles(want); err != nil || format(back) != want {
 		t.Errorf("the table cannot be read as it is written: %v", err)
 	}
+}
+
+// format writes the table's form.
+func format(all []compat.Lifecycle) string {
+	var text strings.Builder
+	release := func(v *version.Version) string {
+		if v == nil {
+			return "-"
+		}
+		return v.String()
+	}
+	for _, l := range all {
+		fmt.Fprint(&text, cmp.Or(l.Group, "core"), " ", l.Version, " ", l.Resource, " ", l.Kind, " ", release(l.Introduced), " ", release(l.Deprecated), " ", release(l.Removed))
+		for _, word := range []struct {
+			is   bool
+			text string
+		}{{l.Kept, " kept"}, {l.Gone, " gone"}, {l.NotPersisted, " notpersisted"}} {
+			if word.is {
+				text.WriteString(word.text)
+			}
+		}
+		text.WriteString("\n")
+	}
+	return text.String()
 }
