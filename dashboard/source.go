@@ -14,8 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -112,10 +110,9 @@ func (s *source) kinds() []*kind {
 }
 
 func (s *source) kind(name string, list client.ObjectList, object client.Object, transform cache.TransformFunc, options ...client.ListOption) *kind {
-	k := &kind{name: name}
-	k.watched = &watched{ListerWatcherWithContext: cache.ToListerWatcherWithContext(listwatch.Of(s.objects, list, options...)), changed: s.touch}
+	k := &kind{name: name, watched: &watched{changed: s.touch}}
 	k.store, k.control = cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: k.watched, ObjectType: object, Transform: transform,
+		ListerWatcher: listwatch.Telling(s.objects, k.watched.ended, list, options...), ObjectType: object, Transform: transform,
 		Handler: listwatch.Handler("dashboard-watch", cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { s.touch() },
 			UpdateFunc: func(any, any) { s.touch() },
@@ -220,39 +217,11 @@ func items[T any](k *kind) []T {
 
 // watched remembers why the last list or watch failed.
 type watched struct {
-	cache.ListerWatcherWithContext
 	changed func()
 
 	mu  sync.Mutex
 	err error
 }
-
-// ListWithContext implements cache.ListerWithContext.
-func (w *watched) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	list, err := w.ListerWatcherWithContext.ListWithContext(ctx, o)
-	w.ended(err)
-	return list, err
-}
-
-// WatchWithContext implements cache.WatcherWithContext.
-func (w *watched) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	events, err := w.ListerWatcherWithContext.WatchWithContext(ctx, o)
-	w.ended(err)
-	return events, err
-}
-
-// List implements cache.ListerWatcher.
-func (w *watched) List(o metav1.ListOptions) (runtime.Object, error) {
-	return w.ListWithContext(context.Background(), o)
-}
-
-// Watch implements cache.ListerWatcher.
-func (w *watched) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return w.WatchWithContext(context.Background(), o)
-}
-
-// IsWatchListSemanticsUnSupported asks for a plain list before the watch.
-func (w *watched) IsWatchListSemanticsUnSupported() bool { return true }
 
 func (w *watched) ended(err error) {
 	w.mu.Lock()

@@ -17,12 +17,24 @@ func Of(c client.WithWatch, list client.ObjectList, options ...client.ListOption
 	return source{client: c, list: list, options: options}
 }
 
+// Telling is Of, and tells how each list and each beginning of a watch ended.
+func Telling(c client.WithWatch, told func(error), list client.ObjectList, options ...client.ListOption) cache.ListerWatcher {
+	return source{client: c, list: list, options: options, told: told}
+}
+
 var _ cache.ListerWatcherWithContext = source{} // so that its requests end with its context
 
 type source struct {
 	client  client.WithWatch
 	list    client.ObjectList
 	options []client.ListOption
+	told    func(error) // nil: nobody is
+}
+
+func (s source) tell(err error) {
+	if s.told != nil {
+		s.told(err)
+	}
 }
 
 func (s source) with(o metav1.ListOptions) []client.ListOption {
@@ -42,12 +54,16 @@ func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
 // ListWithContext implements cache.ListerWatcherWithContext.
 func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	list := s.list.DeepCopyObject().(client.ObjectList)
-	return list, s.client.List(ctx, list, s.with(o)...)
+	err := s.client.List(ctx, list, s.with(o)...)
+	s.tell(err)
+	return list, err
 }
 
 // WatchWithContext implements cache.ListerWatcherWithContext.
 func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), s.with(o)...)
+	events, err := s.client.Watch(ctx, s.list.DeepCopyObject().(client.ObjectList), s.with(o)...)
+	s.tell(err)
+	return events, err
 }
 
 // IsWatchListSemanticsUnSupported asks for a plain list before the watch.

@@ -200,7 +200,7 @@ func View(sv *v1alpha1.StorageVersion) (*evolve.StorageVersion, error) {
 
 // AgreementOn is Agreement for callers that have the object's reports already.
 func AgreementOn(sv *v1alpha1.StorageVersion, reports []agree.Report) (agree.Encoding, bool) {
-	if unstated(sv) {
+	if sv.Status.CommonEncodingVersion == nil || *sv.Status.CommonEncodingVersion == "" {
 		return "", false
 	}
 	said := agree.Encoding(*sv.Status.CommonEncodingVersion)
@@ -208,11 +208,6 @@ func AgreementOn(sv *v1alpha1.StorageVersion, reports []agree.Report) (agree.Enc
 		return common, true
 	}
 	return said, true
-}
-
-// unstated says whether the object states no common encoding.
-func unstated(sv *v1alpha1.StorageVersion) bool {
-	return sv.Status.CommonEncodingVersion == nil || *sv.Status.CommonEncodingVersion == ""
 }
 
 // History reads the epoch annotations. An object without them has the zero history.

@@ -110,8 +110,8 @@ func (t *term) garbage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.run(func(ctx context.Context) { c.Run(ctx, garbageWorkers, t.DiscoveryInterval) })
-	t.run(func(ctx context.Context) { c.Sync(ctx, client.Discovery(), t.DiscoveryInterval) })
+	t.run(func(ctx context.Context) { c.Run(ctx, garbageWorkers, discoveryInterval) })
+	t.run(func(ctx context.Context) { c.Sync(ctx, client.Discovery(), discoveryInterval) })
 	return nil
 }
 
@@ -228,7 +228,7 @@ func (t *term) quota(ctx context.Context) error {
 		return err
 	}
 	t.run(func(ctx context.Context) { c.Run(ctx, quotaWorkers) })
-	t.run(func(ctx context.Context) { c.Sync(ctx, resources, t.DiscoveryInterval) })
+	t.run(func(ctx context.Context) { c.Sync(ctx, resources, discoveryInterval) })
 	return nil
 }
 
@@ -247,7 +247,7 @@ func (t *term) signing(ctx context.Context) error {
 		signer.NewKubeletServingCSRSigningController, signer.NewKubeletClientCSRSigningController,
 		signer.NewKubeAPIServerClientCSRSigningController, signer.NewLegacyUnknownCSRSigningController,
 	} {
-		c, err := create(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests(), t.CACertFile, t.CAKeyFile, t.CertificateDuration)
+		c, err := create(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests(), t.CACertFile, t.CAKeyFile, certificateDuration)
 		if err != nil {
 			return err
 		}

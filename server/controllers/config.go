@@ -30,16 +30,14 @@ type Config struct {
 	// NoGarbageCollector leaves the garbage collector out, as kube-controller-manager's
 	// --enable-garbage-collector=false does.
 	NoGarbageCollector bool
-	// CertificateDuration is how long certificates are valid that are signed; 0 for a year.
-	CertificateDuration time.Duration
-	// DiscoveryInterval is how often it is looked which resources there are; 0 for 30 s, as in
-	// kube-controller-manager.
-	DiscoveryInterval time.Duration
 }
 
 const (
-	defaultCertificateDuration = 365 * 24 * time.Hour
-	defaultDiscoveryInterval   = 30 * time.Second
+	// certificateDuration is how long certificates are valid that are signed.
+	certificateDuration = 365 * 24 * time.Hour
+	// discoveryInterval is how often it is looked which resources there are, as in
+	// kube-controller-manager.
+	discoveryInterval = 30 * time.Second
 )
 
 // Validate says what is wrong with the configuration.
@@ -47,22 +45,10 @@ func (c *Config) Validate() error {
 	if c.Client == nil {
 		return errors.New("controllers need a client")
 	}
-	if c.CertificateDuration < 0 || c.DiscoveryInterval < 0 {
-		return fmt.Errorf("the controllers' certificate duration %v and discovery interval %v must not be negative", c.CertificateDuration, c.DiscoveryInterval)
-	}
 	if _, err := certutil.ParseCertsPEM(c.RootCA); err != nil {
 		return fmt.Errorf("the controllers' root CA: %w", err)
 	}
 	return nil
-}
-
-func (c *Config) setDefaults() {
-	if c.CertificateDuration == 0 {
-		c.CertificateDuration = defaultCertificateDuration
-	}
-	if c.DiscoveryInterval == 0 {
-		c.DiscoveryInterval = defaultDiscoveryInterval
-	}
 }
 
 // signs says whether certificate requests are signed.

@@ -47,7 +47,6 @@ type loop func(context.Context)
 // Run runs the controllers until ctx ends. It returns when all of them have ended, and may
 // be called again then.
 func Run(ctx context.Context, config Config) error {
-	config.setDefaults()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	t, err := newTerm(config)
@@ -63,7 +62,7 @@ func Run(ctx context.Context, config Config) error {
 	t.metadata.Start(ctx.Done())
 	close(t.started)
 	err = runLoops(ctx, append(t.loops, func(ctx context.Context) {
-		wait.UntilWithContext(ctx, func(context.Context) { t.mapper.Reset() }, config.DiscoveryInterval)
+		wait.UntilWithContext(ctx, func(context.Context) { t.mapper.Reset() }, discoveryInterval)
 	}))
 	cancel()
 	t.shared.Shutdown()

@@ -17,12 +17,7 @@ import (
 )
 
 // StateName returns the name of the resource's StorageState.
-func StateName(gr schema.GroupResource) string {
-	if gr.Group == "" {
-		return gr.Resource
-	}
-	return gr.Resource + "." + gr.Group
-}
+func StateName(gr schema.GroupResource) string { return gr.String() }
 
 // ViewState returns the StorageState as package evolve sees it. An object whose status Concord
 // did not write as a whole says less: unreadable hashes are Unknown, and a missing uid is no uid.
@@ -234,13 +229,17 @@ func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, 
 	if m.Status.Phase = MigrationPhase(t); reason == ReasonPaused {
 		m.Status.Phase = PhasePaused
 	}
-	c := MigrationCondition{Type: t, Status: corev1.ConditionTrue, LastUpdateTime: now, Reason: reason, Message: message}
-	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == t })
+	m.Status.set(MigrationCondition{Type: t, Status: corev1.ConditionTrue, LastUpdateTime: now, Reason: reason, Message: message})
+}
+
+// set puts a condition in the place of that of its type.
+func (s *StorageVersionMigrationStatus) set(c MigrationCondition) {
+	i := slices.IndexFunc(s.Conditions, func(old MigrationCondition) bool { return old.Type == c.Type })
 	if i < 0 {
-		m.Status.Conditions = append(m.Status.Conditions, c)
+		s.Conditions = append(s.Conditions, c)
 		return
 	}
-	m.Status.Conditions[i] = c
+	s.Conditions[i] = c
 }
 
 // Waiting returns the message that says what a migration that no server has begun waits for;
@@ -262,12 +261,7 @@ func SetWaiting(m *StorageVersionMigration, why string, now metav1.Time) {
 		c.Reason, c.Message = ReasonPending, "no server has begun"
 	}
 	m.Status.Phase = PhasePending
-	i := slices.IndexFunc(m.Status.Conditions, func(c MigrationCondition) bool { return c.Type == MigrationRunning })
-	if i < 0 {
-		m.Status.Conditions = append(m.Status.Conditions, c)
-		return
-	}
-	m.Status.Conditions[i] = c
+	m.Status.set(c)
 }
 
 // MigrationKind is that of migrations, in both APIs.
