@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	k8sscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/klog/v2"
 	pkgcontroller "k8s.io/kubernetes/pkg/controller"
@@ -55,33 +56,30 @@ const (
 // controller is one of Kubernetes' by its name in kube-controller-manager.
 type controller struct {
 	name string
+	// as is the identity that it has there.
+	as string
 	// create adds its loops to the term.
-	create func(context.Context) error
+	create func(context.Context, *rest.Config, kubernetes.Interface) error
 }
 
 func (t *term) all() []controller {
 	return []controller{
-		{"namespace-controller", t.namespaces},
-		{"garbage-collector-controller", t.garbage},
-		{"serviceaccount-controller", t.serviceAccounts},
-		{"serviceaccount-token-controller", t.tokens},
-		{"root-ca-certificate-publisher-controller", t.rootCA},
-		{"kube-apiserver-serving-clustertrustbundle-publisher-controller", t.trustBundle},
-		{"clusterrole-aggregation-controller", t.aggregation},
-		{"resourcequota-controller", t.quota},
-		{"certificatesigningrequest-signing-controller", t.signing},
-		{"certificatesigningrequest-approving-controller", t.approving},
-		{"certificatesigningrequest-cleaner-controller", t.cleaning},
-		{"validatingadmissionpolicy-status-controller", t.policyStatus},
+		{"namespace-controller", account("namespace-controller"), t.namespaces},
+		{"garbage-collector-controller", account("generic-garbage-collector"), t.garbage},
+		{"serviceaccount-controller", account("service-account-controller"), t.serviceAccounts},
+		{"serviceaccount-token-controller", user.KubeControllerManager, t.tokens},
+		{"root-ca-certificate-publisher-controller", account("root-ca-cert-publisher"), t.rootCA},
+		{"kube-apiserver-serving-clustertrustbundle-publisher-controller", account("kube-apiserver-serving-clustertrustbundle-publisher"), t.trustBundle},
+		{"clusterrole-aggregation-controller", account("clusterrole-aggregation-controller"), t.aggregation},
+		{"resourcequota-controller", account("resourcequota-controller"), t.quota},
+		{"certificatesigningrequest-signing-controller", account(certificateController), t.signing},
+		{"certificatesigningrequest-approving-controller", account(certificateController), t.approving},
+		{"certificatesigningrequest-cleaner-controller", account(certificateController), t.cleaning},
+		{"validatingadmissionpolicy-status-controller", account("validatingadmissionpolicy-status-controller"), t.policyStatus},
 	}
 }
 
-func (t *term) namespaces(ctx context.Context) error {
-	config := t.config("namespace-controller")
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
+func (t *term) namespaces(ctx context.Context, config *rest.Config, client kubernetes.Interface) error {
 	objects, err := metadata.NewForConfig(config)
 	if err != nil {
 		return err
@@ -92,15 +90,9 @@ func (t *term) namespaces(ctx context.Context) error {
 	return nil
 }
 
-func (t *term) garbage(ctx context.Context) error {
+func (t *term) garbage(ctx context.Context, config *rest.Config, client kubernetes.Interface) error {
 	if t.NoGarbageCollector {
 		return nil
-	}
-	const name = "generic-garbage-collector"
-	config := t.config(name)
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
 	}
 	objects, err := metadata.NewForConfig(config)
 	if err != nil {
@@ -115,11 +107,7 @@ func (t *term) garbage(ctx context.Context) error {
 	return nil
 }
 
-func (t *term) serviceAccounts(ctx context.Context) error {
-	client, err := t.client("service-account-controller")
-	if err != nil {
-		return err
-	}
+func (t *term) serviceAccounts(ctx context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	c, err := serviceaccountcontroller.NewServiceAccountsController(klog.FromContext(ctx), t.shared.Core().V1().ServiceAccounts(),
 		t.shared.Core().V1().Namespaces(), client, serviceaccountcontroller.DefaultServiceAccountsControllerOptions())
 	if err != nil {
@@ -131,7 +119,7 @@ func (t *term) serviceAccounts(ctx context.Context) error {
 
 // tokens fills Secrets that ask for a service account's token. It has kube-controller-manager's
 // own identity, as there.
-func (t *term) tokens(ctx context.Context) error {
+func (t *term) tokens(ctx context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	if t.TokenKeyFile == "" {
 		return nil
 	}
@@ -140,10 +128,6 @@ func (t *term) tokens(ctx context.Context) error {
 		return fmt.Errorf("signing key: %w", err)
 	}
 	generator, err := serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
-	if err != nil {
-		return err
-	}
-	client, err := kubernetes.NewForConfig(t.as(user.KubeControllerManager))
 	if err != nil {
 		return err
 	}
@@ -156,11 +140,7 @@ func (t *term) tokens(ctx context.Context) error {
 	return nil
 }
 
-func (t *term) rootCA(context.Context) error {
-	client, err := t.client("root-ca-cert-publisher")
-	if err != nil {
-		return err
-	}
+func (t *term) rootCA(_ context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	c, err := rootcacertpublisher.NewPublisher(t.shared.Core().V1().ConfigMaps(), t.shared.Core().V1().Namespaces(), client, t.RootCA)
 	if err != nil {
 		return err
@@ -170,13 +150,9 @@ func (t *term) rootCA(context.Context) error {
 }
 
 // trustBundle publishes the root CA where Kubernetes has bundles of trusted certificates.
-func (t *term) trustBundle(context.Context) error {
+func (t *term) trustBundle(_ context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	if !t.served[certificatesv1.SchemeGroupVersion.WithResource("clustertrustbundles")] {
 		return nil
-	}
-	client, err := t.client("kube-apiserver-serving-clustertrustbundle-publisher")
-	if err != nil {
-		return err
 	}
 	root, err := dynamiccertificates.NewStaticCAContent("root-ca", t.RootCA)
 	if err != nil {
@@ -190,21 +166,13 @@ func (t *term) trustBundle(context.Context) error {
 	return nil
 }
 
-func (t *term) aggregation(context.Context) error {
-	client, err := t.client("clusterrole-aggregation-controller")
-	if err != nil {
-		return err
-	}
+func (t *term) aggregation(_ context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	c := clusterroleaggregation.NewClusterRoleAggregation(t.shared.Rbac().V1().ClusterRoles(), client.RbacV1())
 	t.run(func(ctx context.Context) { c.Run(ctx, aggregationWorkers) })
 	return nil
 }
 
-func (t *term) quota(ctx context.Context) error {
-	client, err := t.client("resourcequota-controller")
-	if err != nil {
-		return err
-	}
+func (t *term) quota(ctx context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	resources := client.Discovery().ServerPreferredNamespacedResources
 	served := func(gvr schema.GroupVersionResource) bool { return t.served[gvr] }
 	evaluators, err := quotacore.NewEvaluators(generic.ListerFuncForResourceFunc(t.shared.ForResource), t.shared, served)
@@ -235,13 +203,9 @@ func (t *term) quota(ctx context.Context) error {
 // certificateController is the identity of all that work on certificate requests.
 const certificateController = "certificate-controller"
 
-func (t *term) signing(ctx context.Context) error {
+func (t *term) signing(ctx context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	if !t.signs() {
 		return nil
-	}
-	client, err := t.client(certificateController)
-	if err != nil {
-		return err
 	}
 	for _, create := range []func(context.Context, kubernetes.Interface, certificatesinformers.CertificateSigningRequestInformer, string, string, time.Duration) (*signer.CSRSigningController, error){
 		signer.NewKubeletServingCSRSigningController, signer.NewKubeletClientCSRSigningController,
@@ -256,32 +220,19 @@ func (t *term) signing(ctx context.Context) error {
 	return nil
 }
 
-func (t *term) approving(ctx context.Context) error {
-	client, err := t.client(certificateController)
-	if err != nil {
-		return err
-	}
+func (t *term) approving(ctx context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	c := approver.NewCSRApprovingController(ctx, client, t.shared.Certificates().V1().CertificateSigningRequests())
 	t.run(func(ctx context.Context) { c.Run(ctx, certificateWorkers) })
 	return nil
 }
 
-func (t *term) cleaning(context.Context) error {
-	client, err := t.client(certificateController)
-	if err != nil {
-		return err
-	}
+func (t *term) cleaning(_ context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	c := cleaner.NewCSRCleanerController(client.CertificatesV1().CertificateSigningRequests(), t.shared.Certificates().V1().CertificateSigningRequests())
 	t.run(func(ctx context.Context) { c.Run(ctx, 1) })
 	return nil
 }
 
-func (t *term) policyStatus(context.Context) error {
-	const name = "validatingadmissionpolicy-status-controller"
-	client, err := t.client(name)
-	if err != nil {
-		return err
-	}
+func (t *term) policyStatus(_ context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	known := resolver.NewDefinitionsSchemaResolver(openapi.GetOpenAPIDefinitions, k8sscheme.Scheme, apiextensionsscheme.Scheme)
 	c, err := validatingadmissionpolicystatus.NewController(
 		t.shared.Admissionregistration().V1().ValidatingAdmissionPolicies(), client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),

@@ -54,7 +54,12 @@ func Run(ctx context.Context, config Config) error {
 		return err
 	}
 	for _, c := range t.all() {
-		if err := c.create(ctx); err != nil {
+		as := config.as(c.as)
+		client, err := kubernetes.NewForConfig(as)
+		if err == nil {
+			err = c.create(ctx, as, client)
+		}
+		if err != nil {
 			return fmt.Errorf("controller %s: %w", c.name, err)
 		}
 	}
@@ -136,13 +141,9 @@ func (t *term) objects() informerfactory.InformerFactory {
 
 func (t *term) run(l loop) { t.loops = append(t.loops, l) }
 
-// config returns a client configuration of one controller's service account.
-func (t *term) config(controller string) *rest.Config {
-	return t.as(serviceaccount.MakeUsername(controllersNamespace, controller))
-}
-
-func (t *term) client(controller string) (kubernetes.Interface, error) {
-	return kubernetes.NewForConfig(t.config(controller))
+// account is the name of one controller's service account.
+func account(controller string) string {
+	return serviceaccount.MakeUsername(controllersNamespace, controller)
 }
 
 // as returns a client configuration of somebody else, where RBAC lets that one do its work. How much

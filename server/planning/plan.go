@@ -31,8 +31,6 @@ type Options struct {
 	RuntimeConfig map[string]string
 	// ForwardCompatible is --emulation-forward-compatible.
 	ForwardCompatible bool
-	// Withheld are resources that are stored and not served, and why. Default none.
-	Withheld map[schema.GroupResource]string
 }
 
 // Validate says what is missing or unknown.
@@ -79,11 +77,6 @@ func New(o Options) (*compat.Plan, error) {
 		gr := schema.GroupResource{Group: r.Group, Resource: r.Resource}
 		if gv, ok := storedAs[gr]; ok {
 			r.Storage = gv
-		}
-		if reason, ok := o.Withheld[gr]; ok {
-			for j := range r.Served {
-				r.Served[j].Served, r.Served[j].Reason = false, reason
-			}
 		}
 	}
 	return plan, nil

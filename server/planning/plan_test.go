@@ -249,22 +249,6 @@ func TestRuntimeConfig(t *testing.T) {
 	}
 }
 
-// TestWithheld: a resource that is withheld is stored and not served, and says why.
-func TestWithheld(t *testing.T) {
-	versions := schema.GroupResource{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}
-	plan := mustPlan(t, Options{Effective: effective(t, "1.34"), Withheld: map[schema.GroupResource]string{versions: "off, as the gate is"}})
-	if gv, ok := plan.Storage(versions); !ok || gv.Version != "v1alpha1" || plan.Served(versions.WithVersion("v1alpha1")) {
-		t.Errorf("stored in %s, served: %t", gv, plan.Served(versions.WithVersion("v1alpha1")))
-	}
-	i := slices.IndexFunc(plan.Resources, func(r compat.ResourcePlan) bool { return groupResource(r) == versions })
-	if got := plan.Resources[i].Served[0].Reason; got != "off, as the gate is" {
-		t.Errorf("reason %q", got)
-	}
-	if plan = mustPlan(t, Options{Effective: effective(t, "1.34")}); !plan.Served(versions.WithVersion("v1alpha1")) {
-		t.Error("StorageVersions are not served under emulation")
-	}
-}
-
 // TestOptions: missing options and unknown resources are named.
 func TestOptions(t *testing.T) {
 	for want, o := range map[string]Options{
