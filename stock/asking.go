@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -48,7 +49,13 @@ type asking struct {
 	mu     sync.Mutex
 	places observed.Places
 	// clients are by address.
-	clients map[string]*discovery.DiscoveryClient
+	clients map[string]clients
+}
+
+// clients are for one replica.
+type clients struct {
+	*discovery.DiscoveryClient
+	objects metadata.Interface
 }
 
 // found are the servers that there are.
@@ -197,21 +204,24 @@ func (a *asking) at(address string) *rest.Config {
 	return config
 }
 
-func (a *asking) client(address string) (*discovery.DiscoveryClient, error) {
+func (a *asking) client(address string) (c clients, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c, ok := a.clients[address]; ok {
 		return c, nil
 	}
 	config := a.at(address)
+	config.Timeout = time.Minute
+	if c.objects, err = metadata.NewForConfig(config); err != nil {
+		return c, err
+	}
 	config.Timeout = a.timeout
-	c, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return nil, err
+	if c.DiscoveryClient, err = discovery.NewDiscoveryClientForConfig(config); err != nil {
+		return c, err
 	}
 	c.UseLegacyDiscovery = true // a replica answers it for itself
 	if a.clients == nil {
-		a.clients = map[string]*discovery.DiscoveryClient{}
+		a.clients = map[string]clients{}
 	}
 	a.clients[address] = c
 	return c, nil

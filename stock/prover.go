@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/metadata"
 
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
@@ -46,13 +45,10 @@ type prover struct {
 	api      migrateapi.API
 	observer *observer
 	all      bool
-
-	mu      sync.Mutex
-	clients map[string]metadata.Interface
 }
 
 func newProver(api migrateapi.API, o *observer, c Config) *prover {
-	return &prover{api: api, observer: o, all: c.VerifyAll, clients: map[string]metadata.Interface{}}
+	return &prover{api: api, observer: o, all: c.VerifyAll}
 }
 
 // exam says what a prover does.
@@ -246,11 +242,11 @@ func (x *provingPass) examineAgain(ctx context.Context, e *observed.Examined, m 
 // probe sends an empty patch to a replica, under the resourceVersion that m has, and brings
 // that up to date.
 func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.PartialObjectMetadata) (observed.Outcome, string, error) {
-	c, err := x.client(r.Address)
+	c, err := x.observer.asking.client(r.Address)
 	if err != nil {
 		return observed.Refused, "", err
 	}
-	objects := c.Resource(x.resource).Namespace(m.Namespace)
+	objects := c.objects.Resource(x.resource).Namespace(m.Namespace)
 	var subresources []string
 	if x.status != "" {
 		subresources = append(subresources, x.status)
@@ -296,21 +292,6 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 		m.ResourceVersion = fresh.ResourceVersion
 	}
 	return observed.Busy, "", nil
-}
-
-func (p *prover) client(address string) (metadata.Interface, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if c, ok := p.clients[address]; ok {
-		return c, nil
-	}
-	config := p.observer.asking.at(address)
-	config.Timeout = time.Minute
-	c, err := metadata.NewForConfig(config)
-	if err == nil {
-		p.clients[address] = c
-	}
-	return c, err
 }
 
 // again calls f until it answers, or answers with an error that does not pass by itself.
