@@ -2,7 +2,6 @@ package filters
 
 import (
 	"net/http"
-	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -14,14 +13,8 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-const (
-	// maxSender is the longest pair of headers that is remembered, in bytes.
-	maxSender = 512
-	// maxSenders is how many are remembered in each of two generations.
-	maxSenders = 1024
-	// maxOffenders is how many offenders are logged in the life of a process.
-	maxOffenders = 1024
-)
+// maxOffenders is how many offenders are logged in the life of a process.
+const maxOffenders = 1024
 
 var skewRequests = metrics.NewCounterVec(&metrics.CounterOpts{
 	Namespace: "concord",
@@ -46,29 +39,15 @@ func WithSkew(handler http.Handler, window compat.Window) http.Handler {
 	return newSkewFilter(window, count, klog.Background().WithName("skew")).wrap(handler)
 }
 
-// skewFilter judges the senders of requests. A sender's headers are parsed once and
-// remembered, since few senders send very many requests.
+// skewFilter judges the senders of requests.
 type skewFilter struct {
 	window compat.Window
 	count  func(compat.Component, compat.Verdict)
 	logger logr.Logger
 
-	mu sync.RWMutex
-	// recent and former are two generations: when recent is full it becomes former.
-	// Invariant: neither holds more than maxSenders.
-	recent, former map[sender]judged
-
-	offendersMu sync.Mutex
+	mu sync.Mutex
 	// Invariant: len(offenders) <= maxOffenders.
 	offenders map[offender]struct{}
-}
-
-// sender holds the headers that tell about a request's sender.
-type sender struct{ header, userAgent string }
-
-type judged struct {
-	compat.Identity
-	verdict compat.Verdict
 }
 
 // offender is a component, version and user of which one log message is written.
@@ -79,10 +58,7 @@ type offender struct {
 }
 
 func newSkewFilter(window compat.Window, count func(compat.Component, compat.Verdict), logger logr.Logger) *skewFilter {
-	return &skewFilter{
-		window: window, count: count, logger: logger,
-		recent: map[sender]judged{}, former: map[sender]judged{}, offenders: map[offender]struct{}{},
-	}
+	return &skewFilter{window: window, count: count, logger: logger, offenders: map[offender]struct{}{}}
 }
 
 func (f *skewFilter) wrap(next http.Handler) http.Handler {
@@ -96,48 +72,20 @@ func (f *skewFilter) observe(r *http.Request) {
 	if FromLoopback(r) { // Kubernetes' own code in this process does not tell its version
 		return
 	}
-	j := f.judge(sender{header: r.Header.Get(compat.ComponentVersionHeader), userAgent: r.UserAgent()})
-	if j.verdict == compat.Within {
+	sender := compat.Identify(r.Header.Get(compat.ComponentVersionHeader), r.UserAgent())
+	verdict := compat.Judge(sender.Component, sender.Version, f.window)
+	if verdict == compat.Within {
 		return
 	}
-	f.count(j.Component, j.verdict)
-	if j.verdict != compat.Unknown {
-		f.log(j, r)
+	f.count(sender.Component, verdict)
+	if verdict != compat.Unknown {
+		f.log(sender, r)
 	}
-}
-
-// judge allocates nothing for senders that sent before.
-func (f *skewFilter) judge(s sender) judged {
-	f.mu.RLock()
-	j, ok := f.recent[s]
-	f.mu.RUnlock()
-	if ok {
-		return j
-	}
-	if len(s.header)+len(s.userAgent) > maxSender {
-		return f.identify(s)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	j, ok = f.former[s]
-	if !ok {
-		j = f.identify(s)
-	}
-	if len(f.recent) >= maxSenders {
-		f.former, f.recent = f.recent, make(map[sender]judged, maxSenders)
-	}
-	f.recent[sender{header: strings.Clone(s.header), userAgent: strings.Clone(s.userAgent)}] = j
-	return j
-}
-
-func (f *skewFilter) identify(s sender) judged {
-	id := compat.Identify(s.header, s.userAgent)
-	return judged{Identity: id, verdict: compat.Judge(id.Component, id.Version, f.window)}
 }
 
 // log names an offender the first time it offends.
-func (f *skewFilter) log(j judged, r *http.Request) {
-	who := offender{component: j.Component, version: j.Version.String()}
+func (f *skewFilter) log(sender compat.Identity, r *http.Request) {
+	who := offender{component: sender.Component, version: sender.Version.String()}
 	if u, ok := apirequest.UserFrom(r.Context()); ok {
 		who.user = u.GetName()
 	}
@@ -145,7 +93,7 @@ func (f *skewFilter) log(j judged, r *http.Request) {
 	if !first {
 		return
 	}
-	allowed, _ := compat.Skew(j.Component, f.window)
+	allowed, _ := compat.Skew(sender.Component, f.window)
 	f.logger.Info("Requests come from a component outside the allowed version skew: bring it, or this server, to an allowed version",
 		"component", who.component, "version", who.version, "allowed", allowed.String(), "user", who.user)
 	if last {
@@ -156,8 +104,8 @@ func (f *skewFilter) log(j judged, r *http.Request) {
 // admit says whether this is the offender's first time, and whether no other can be
 // remembered after it.
 func (f *skewFilter) admit(who offender) (first, last bool) {
-	f.offendersMu.Lock()
-	defer f.offendersMu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if _, known := f.offenders[who]; known || len(f.offenders) >= maxOffenders {
 		return false, false
 	}
