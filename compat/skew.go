@@ -300,12 +300,5 @@ func (w Window) compare(other Window) int {
 }
 
 func compareVersions(a, b *version.Version) int {
-	switch {
-	case a.LessThan(b):
-		return -1
-	case b.LessThan(a):
-		return 1
-	default:
-		return 0
-	}
+	return cmp.Or(cmp.Compare(a.Major(), b.Major()), cmp.Compare(a.Minor(), b.Minor()))
 }

@@ -3,6 +3,7 @@ package compat
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
@@ -115,12 +116,7 @@ func releases(from, to *version.Version) []*version.Version {
 func minor(v *version.Version) *version.Version { return version.MajorMinor(v.Major(), v.Minor()) }
 
 func contains(list []*version.Version, v *version.Version) bool {
-	for _, e := range list {
-		if e.EqualTo(minor(v)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, minor(v).EqualTo)
 }
 
 func join(list []*version.Version) string {

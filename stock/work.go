@@ -53,24 +53,32 @@ func (c *controllers) lead(ctx context.Context) error {
 // awaitStock returns when no Concord server is there, or ctx ends.
 func (c *controllers) awaitStock(ctx context.Context) error {
 	looking := c.newAsking()
-	last := ""
-	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+	return c.await(ctx, "Waiting", func(ctx context.Context) error {
 		f, err := looking.find(ctx)
-		now := ""
 		switch {
 		case err != nil:
-			now = "kube-apiservers are not found: " + err.Error()
-		case len(f.concord) > 0:
-			now = fmt.Sprintf("%v: everything is left to them: %s", errConcord, strings.Join(f.concord, ", "))
-			if len(f.replicas) > 0 {
-				now += fmt.Sprintf("; beside them %s reports nothing, so that they agree on nothing", f.replicas[0].Lease)
-			}
+			return fmt.Errorf("kube-apiservers are not found: %w", err)
+		case len(f.concord) == 0:
+			return nil
 		}
-		if now != last && now != "" {
-			c.config.Logger.Info("Waiting", "reason", now)
+		err = fmt.Errorf("%w: everything is left to them: %s", errConcord, strings.Join(f.concord, ", "))
+		if len(f.replicas) > 0 {
+			err = fmt.Errorf("%w; beside them %s reports nothing, so that they agree on nothing", err, f.replicas[0].Lease)
 		}
-		last = now
-		return now == "", nil
+		return err
+	})
+}
+
+// await tries until it works, and tells each other reason why it does not. Its error is ctx's.
+func (c *controllers) await(ctx context.Context, missing string, try func(context.Context) error) error {
+	last := ""
+	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+		err := try(ctx)
+		if err != nil && err.Error() != last {
+			last = err.Error()
+			c.config.Logger.Info(missing, "reason", last)
+		}
+		return err == nil, nil
 	})
 }
 
@@ -106,7 +114,7 @@ type work struct {
 func (c *controllers) work(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if err := c.install(ctx); err != nil {
+	if err := c.await(ctx, "The definitions of migration.k8s.io are not there yet", c.installed); err != nil {
 		return nil //nolint:nilerr // ctx has ended
 	}
 	w, err := c.newWork(ctx)
@@ -145,19 +153,7 @@ func (c *controllers) work(ctx context.Context) error {
 	return nil
 }
 
-// install installs the definitions, if it is to, and waits until they are served.
-func (c *controllers) install(ctx context.Context) error {
-	last := ""
-	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
-		err := c.installed(ctx)
-		if err != nil && err.Error() != last {
-			last = err.Error()
-			c.config.Logger.Info("The definitions of migration.k8s.io are not there yet", "reason", last)
-		}
-		return err == nil, nil
-	})
-}
-
+// installed installs the definitions, if it is to, and says why they are not served yet.
 func (c *controllers) installed(ctx context.Context) error {
 	if c.config.InstallDefinitions {
 		if err := owncrds.Install(ctx, c.objects, migrationv1alpha1.CRDs()); err != nil {
@@ -223,19 +219,11 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 
 // states reads the StorageStates. The error is ctx's.
 func (c *controllers) states(ctx context.Context) (map[schema.GroupResource]evolve.State, error) {
-	states := map[schema.GroupResource]evolve.State{}
-	err := wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
-		var list migrationv1alpha1.StorageStateList
-		if err := c.objects.List(ctx, &list); err != nil {
-			c.config.Logger.Info("StorageStates are not read yet", "reason", err.Error())
-			return false, nil
-		}
-		for i := range list.Items {
-			r := list.Items[i].Spec.Resource
-			states[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = migrationv1alpha1.ViewState(&list.Items[i])
-		}
-		return true, nil
-	})
+	states, list := map[schema.GroupResource]evolve.State{}, &migrationv1alpha1.StorageStateList{}
+	err := c.await(ctx, "StorageStates are not read yet", func(ctx context.Context) error { return c.objects.List(ctx, list) })
+	for i := range list.Items {
+		states[schema.GroupResource(list.Items[i].Spec.Resource)] = migrationv1alpha1.ViewState(&list.Items[i])
+	}
 	return states, err
 }
 

@@ -64,7 +64,7 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 	switch {
 	case obj == nil:
 		obj = &migrationv1alpha1.StorageState{Spec: migrationv1alpha1.StorageStateSpec{
-			Resource: migrationv1alpha1.GroupResource{Group: l.Resource.Group, Resource: l.Resource.Resource},
+			Resource: migrationv1alpha1.GroupResource(l.Resource),
 		}}
 		obj.Name = migrationv1alpha1.StateName(l.Resource)
 		setAnnotations(obj, copies)
