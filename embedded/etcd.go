@@ -120,6 +120,19 @@ func (e *Etcd) start(ctx context.Context, private string) error {
 	return nil
 }
 
+// Open starts an etcd on files that are sound, and waits until it is ready.
+func Open(ctx context.Context, cfg *embed.Config) (*embed.Etcd, error) {
+	etcd, err := openEtcd(cfg, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := awaitReady(ctx, etcd); err != nil {
+		abandon(etcd)
+		return nil, err
+	}
+	return etcd, nil
+}
+
 func awaitReady(ctx context.Context, etcd *embed.Etcd) error {
 	select {
 	case <-etcd.Server.ReadyNotify():

@@ -85,7 +85,22 @@ func (o *censusOptions) validate() error {
 	return o.etcd.Validate()
 }
 
-func (o *censusOptions) run(ctx context.Context, out io.Writer) (err error) {
+func (o *censusOptions) run(ctx context.Context, out io.Writer) error {
+	var verify migratestore.Verify
+	if o.verify {
+		verify = planning.Decode
+	}
+	return o.read(ctx, func(etcd *migratestore.Etcd) error {
+		census, err := migratestore.Count(ctx, etcd, o.etcd.Under(), verify)
+		if err != nil {
+			return err
+		}
+		return rawetcd.PrintCensus(out, census, o.verify, o.output)
+	})
+}
+
+// read opens the etcd that the options name.
+func (o *censusOptions) read(ctx context.Context, read func(*migratestore.Etcd) error) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
@@ -93,16 +108,7 @@ func (o *censusOptions) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeClient()) }()
-	var verify migratestore.Verify
-	if o.verify {
-		verify = planning.Decode
-	}
-	census, err := migratestore.Count(ctx, migratestore.NewEtcd(client), o.etcd.Under(), verify)
-	if err != nil {
-		return err
-	}
-	return rawetcd.PrintCensus(out, census, o.verify, o.output)
+	return errors.Join(read(migratestore.NewEtcd(client)), closeClient())
 }
 
 // open returns a client for the etcd that the options name, and the function that releases it.

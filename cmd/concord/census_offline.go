@@ -24,7 +24,6 @@ import (
 const (
 	socketDialTimeout = 2 * time.Second
 	storeLockTimeout  = 2 * time.Second
-	storeReadyTimeout = 10 * time.Second
 )
 
 // storedData is the etcd of a data directory: behind endpoint if it is running, else at
@@ -139,32 +138,12 @@ func copyFile(from, to string) (err error) {
 
 // startPrivate starts an etcd on the copy in dir, as the only member whatever cluster
 // the data is from.
-func startPrivate(ctx context.Context, dir string) (etcd *embed.Etcd, err error) {
-	// etcd ends the process on damaged files, through its logger.
-	defer func() {
-		if r := recover(); r != nil {
-			etcd, err = nil, fmt.Errorf("%v", r)
-		}
-	}()
+func startPrivate(ctx context.Context, dir string) (*embed.Etcd, error) {
 	cfg := privateConfig(dir)
 	if _, err := embedded.SecurePeers(cfg, dir); err != nil { // they are removed with dir
 		return nil, err
 	}
-	etcd, err = embed.StartEtcd(cfg)
-	if err != nil {
-		return nil, err
-	}
-	select {
-	case <-etcd.Server.ReadyNotify():
-		return etcd, nil
-	case err = <-etcd.Err():
-	case <-time.After(storeReadyTimeout):
-		err = fmt.Errorf("not ready after %v", storeReadyTimeout)
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	etcd.Close()
-	return nil, err
+	return embedded.Open(ctx, cfg)
 }
 
 func privateConfig(dir string) *embed.Config {

@@ -1,10 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"io"
-
 	"github.com/spf13/cobra"
 
 	"github.com/concord-dev/concord/cmd/rawetcd"
@@ -24,21 +20,11 @@ func newKeysCommand() *cobra.Command {
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.explicit = cmd.Flags().Changed("data-dir")
-			return o.runKeys(cmd.Context(), cmd.OutOrStdout(), args)
+			return o.read(cmd.Context(), func(etcd *migratestore.Etcd) error {
+				return rawetcd.Keys(cmd.Context(), cmd.OutOrStdout(), etcd, o.etcd.Under(), args, o.output)
+			})
 		},
 	}
 	o.addFlags(cmd.Flags())
 	return cmd
-}
-
-func (o *censusOptions) runKeys(ctx context.Context, out io.Writer, asked []string) (err error) {
-	if err := o.validate(); err != nil {
-		return err
-	}
-	client, closeClient, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeClient()) }()
-	return rawetcd.Keys(ctx, out, migratestore.NewEtcd(client), o.etcd.Under(), asked, o.output)
 }

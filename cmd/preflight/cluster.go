@@ -11,9 +11,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -54,23 +56,16 @@ func inCluster(ctx context.Context, config *rest.Config, known []schema.GroupRes
 	return world, nil
 }
 
-// page is how many objects are listed at a time.
-const page = 500
-
 // listIn is World.List of a live cluster.
 func listIn(ctx context.Context, objects dynamic.Interface, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
-	for next := ""; ; {
-		list, err := objects.Resource(gvr).List(ctx, metav1.ListOptions{Limit: page, Continue: next})
-		if err != nil {
-			return client.IgnoreNotFound(err) // such as a resource that this server does not serve
-		}
-		for i := range list.Items {
-			visit(&list.Items[i])
-		}
-		if next = list.GetContinue(); next == "" {
-			return nil
-		}
-	}
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return objects.Resource(gvr).List(ctx, options)
+	})
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
+		visit(o.(*unstructured.Unstructured))
+		return nil
+	})
+	return client.IgnoreNotFound(err) // such as a resource that this server does not serve
 }
 
 func readCluster(ctx context.Context, cluster client.Client, clock *connect.Clock, known []schema.GroupResource) (*World, error) {
