@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/demo"
 )
 
@@ -62,9 +62,7 @@ func runDemo(cmd *cobra.Command, cfg demo.Config, asJSON, keep bool) error {
 	var printed error
 	cfg.Done = func(ctx context.Context, report demo.Report, kubeconfig string) {
 		if asJSON {
-			encoder := json.NewEncoder(out)
-			encoder.SetIndent("", "  ")
-			printed = encoder.Encode(report)
+			printed = program.PrintJSON(out, report)
 		} else {
 			fmt.Fprintln(out)
 			printed = report.Print(out)

@@ -16,6 +16,7 @@ import (
 	"github.com/concord-dev/concord/api/census"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/cmd/rawetcd"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/status"
@@ -138,7 +139,7 @@ func (p *plugin) census(ctx context.Context, out io.Writer, args []string, outpu
 		}
 	}
 	if output == "json" {
-		return printJSON(out, counted)
+		return program.PrintJSON(out, counted)
 	}
 	_, err = io.WriteString(out, censusTable(counted, elsewhere))
 	return err
@@ -217,7 +218,7 @@ remember, with it by the values themselves. Before a key is destroyed prove with
 			}
 			keys := keysOf(observed.States)
 			if o.output == "json" {
-				return printJSON(cmd.OutOrStdout(), keys)
+				return program.PrintJSON(cmd.OutOrStdout(), keys)
 			}
 			_, err = io.WriteString(cmd.OutOrStdout(), keysText(keys))
 			return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -142,13 +141,6 @@ func (o *outputOptions) validate() error {
 		return fmt.Errorf("--output is %q; it can be text or json", o.output)
 	}
 	return nil
-}
-
-func printJSON(out io.Writer, v any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(v)
 }
 
 const (

@@ -15,6 +15,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -43,7 +44,7 @@ func (p *plugin) history(ctx context.Context, out io.Writer, name, output string
 	}
 	past := pastOf(o, gr)
 	if output == "json" {
-		return printJSON(out, past)
+		return program.PrintJSON(out, past)
 	}
 	_, err = io.WriteString(out, historyTable(gr, past))
 	return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -270,7 +272,7 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, bef
 			}
 			if stuck(answer, time.Since(began)) {
 				_, err := io.WriteString(out, answer.Text(style))
-				return orBlocked(err)
+				return cmp.Or[error](err, program.No(""))
 			}
 			if line := progressOf(answer); line != last {
 				last = line
@@ -283,13 +285,6 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, bef
 			return fmt.Errorf("interrupted: the definition is changed, and the servers go on; kubectl concord why %s tells", way.resource)
 		}
 	}
-}
-
-func orBlocked(err error) error {
-	if err != nil {
-		return err
-	}
-	return blocked{}
 }
 
 // stuck says whether any of the problems that hold up a way back needs somebody to do something. How the server that

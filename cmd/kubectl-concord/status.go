@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -59,7 +60,7 @@ func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (scr
 	now := status.Of(o)
 	if output == "json" {
 		var text strings.Builder
-		err := printJSON(&text, now)
+		err := program.PrintJSON(&text, now)
 		return text.String(), unread, err
 	}
 	style, _ := terminal(out)

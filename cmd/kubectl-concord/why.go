@@ -11,17 +11,9 @@ import (
 
 	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/cmd/migrating"
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/status"
 )
-
-// blocked ends "why" where something blocks: exit code 2, and all has been said.
-type blocked struct{}
-
-// Error implements error.
-func (blocked) Error() string { return "" }
-
-// ExitCode is the process's.
-func (blocked) ExitCode() int { return 2 }
 
 func newWhyCommand(p *plugin) *cobra.Command {
 	var o outputOptions
@@ -66,13 +58,13 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 		return err
 	}
 	if output == "json" {
-		err = printJSON(out, answer)
+		err = program.PrintJSON(out, answer)
 	} else {
 		style, _ := terminal(out)
 		_, err = io.WriteString(out, answer.Text(style))
 	}
 	if err == nil && answer.Blocked {
-		return blocked{}
+		return program.No("") // all has been said
 	}
 	return err
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/api/census"
+	"github.com/concord-dev/concord/cmd/program"
 )
 
 // assumedPerSecond is how many objects are expected to be written per second where no
@@ -186,9 +187,7 @@ func paragraph(text string) string { return "\n" + wordwrap.WrapString(text, 80)
 func Printed(w io.Writer, output string, rows any, table func() string) error {
 	switch output {
 	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(rows)
+		return program.PrintJSON(w, rows)
 	case "table":
 		_, err := fmt.Fprint(w, table())
 		return err

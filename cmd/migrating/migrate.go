@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/connect"
 )
 
@@ -227,15 +228,6 @@ func butGoesOn(err error, all []*asked) error {
 	return fmt.Errorf("%w; the migrations go on in the servers, and are cancelled by deleting them: %s", err, strings.Join(names, ", "))
 }
 
-// migrateError is the end of migrations of which not all succeeded.
-type migrateError struct{ message string }
-
-// Error implements error.
-func (e migrateError) Error() string { return e.message }
-
-// ExitCode is the command's.
-func (migrateError) ExitCode() int { return 2 }
-
 func verdict(all []*asked) error {
 	var failed []string
 	for _, a := range all {
@@ -247,5 +239,5 @@ func verdict(all []*asked) error {
 		return nil
 	}
 	slices.Sort(failed)
-	return migrateError{fmt.Sprintf("%d of %d migrations did not succeed: %s; kubectl concord why %s tells what to do", len(failed), len(all), strings.Join(failed, ", "), failed[0])}
+	return program.No(fmt.Sprintf("%d of %d migrations did not succeed: %s; kubectl concord why %s tells what to do", len(failed), len(all), strings.Join(failed, ", "), failed[0]))
 }

@@ -3,8 +3,10 @@ package program
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -30,4 +32,21 @@ func Main(name string, cmd *cobra.Command) {
 		os.Exit(coded.ExitCode())
 	}
 	os.Exit(1)
+}
+
+// No is how a command ends whose answer is no: with this text, if any, and code 2.
+type No string
+
+// Error implements error.
+func (n No) Error() string { return string(n) }
+
+// ExitCode is the process's.
+func (No) ExitCode() int { return 2 }
+
+// PrintJSON prints a value for -o json.
+func PrintJSON(out io.Writer, value any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
 }

@@ -1,12 +1,12 @@
 package rawetcd
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
+	"github.com/concord-dev/concord/cmd/program"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
@@ -17,7 +17,7 @@ const namedInTable = 10
 // every value was decoded.
 func PrintCensus(out io.Writer, census migratestore.Census, verified bool, output string) error {
 	if output == "json" {
-		return printJSON(out, census)
+		return program.PrintJSON(out, census)
 	}
 	var encrypted int64
 	rows := mixedFirst(census.Rows)
@@ -72,10 +72,4 @@ func printNamed(out io.Writer, what string, n int, name func(i int) string) {
 	if n > namedInTable {
 		fmt.Fprintf(out, "  and %d more, named by -o json\n", n-namedInTable)
 	}
-}
-
-func printJSON(out io.Writer, value any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
 }

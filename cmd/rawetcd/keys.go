@@ -10,6 +10,7 @@ import (
 
 	"github.com/mitchellh/go-wordwrap"
 
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/keyring/use"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
@@ -35,12 +36,6 @@ cannot be found out.`
 // keysAttempts is how often the keys are counted anew because the revision was compacted.
 const keysAttempts = 5
 
-// errKeyNeeded is returned where a key that was asked for is not safe to remove: exit code 2.
-type errKeyNeeded struct{ error }
-
-// ExitCode is the process's.
-func (errKeyNeeded) ExitCode() int { return 2 }
-
 // Keys prints what the encryption keys of an etcd are needed for, as a table or, if output is
 // json, as that. The error says which of the keys asked for are not safe to remove, with exit
 // code 2, or that it cannot be found out.
@@ -57,7 +52,7 @@ func Keys(ctx context.Context, out io.Writer, reader migratestore.Reader, under 
 		return fmt.Errorf("keys cannot be counted: %w", err)
 	}
 	if output == "json" {
-		err = printJSON(out, report)
+		err = program.PrintJSON(out, report)
 	} else {
 		err = printKeys(out, report)
 	}
@@ -85,7 +80,7 @@ func needed(report use.Report, asked []string) error {
 	if len(reasons) == 0 {
 		return nil
 	}
-	return errKeyNeeded{fmt.Errorf("not safe to remove: %s", strings.Join(reasons, "; "))}
+	return program.No("not safe to remove: " + strings.Join(reasons, "; "))
 }
 
 func printKeys(out io.Writer, report use.Report) error {
