@@ -43,7 +43,7 @@ func progressOf(p migrateapi.Progress) claim.Progress {
 		if progress.FailedByReason == nil {
 			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}
 		}
-		progress.FailedByReason[reasonOf(migrateapi.Reason(reason))] += n
+		progress.FailedByReason[migrationv1alpha1.MigrationFailureReason(migrateapi.Reason(reason).String())] = n
 	}
 	return progress
 }
@@ -57,20 +57,5 @@ func failuresOf(failed []migrateapi.Failure) []claim.Failure {
 }
 
 func failureOf(f migrateapi.Failure) claim.Failure {
-	return claim.Failure{Namespace: f.Namespace, Name: f.Name, Reason: reasonOf(f.Reason), Message: f.Detail}
-}
-
-func reasonOf(r migrateapi.Reason) migrationv1alpha1.MigrationFailureReason {
-	switch r {
-	case migrateapi.DoesNotDecode:
-		return migrationv1alpha1.FailureDoesNotDecode
-	case migrateapi.WebhookFailed:
-		return migrationv1alpha1.FailureConversionWebhook
-	case migrateapi.Conflict:
-		return migrationv1alpha1.FailureConflict
-	case migrateapi.TooLarge:
-		return migrationv1alpha1.FailureTooLarge
-	default:
-		return migrationv1alpha1.FailureRejected
-	}
+	return claim.Failure{Namespace: f.Namespace, Name: f.Name, Reason: migrationv1alpha1.MigrationFailureReason(f.Reason.String()), Message: f.Detail}
 }

@@ -153,9 +153,9 @@ const (
 	reasons
 )
 
-// String names the reason.
+// String names the reason as the status of a migration does.
 func (r Reason) String() string {
-	return [...]string{"DoesNotDecode", "WebhookFailed", "Rejected", "Conflict", "TooLarge"}[r]
+	return [...]string{"DoesNotDecode", "ConversionWebhookFailed", "Rejected", "Conflict", "TooLarge"}[r]
 }
 
 // Counts counts failures by their reasons.
