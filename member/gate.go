@@ -60,18 +60,22 @@ func (m *Member) settle(ctx context.Context, r Request) {
 	if !r.Writes() || r.Resource.Group == "" {
 		return
 	}
-	var timer clock.Timer
-	for {
+	m.await(ctx, settleLimit, func() <-chan struct{} {
 		m.mu.RLock()
-		s := m.resources[r.Resource]
-		if s == nil || m.departed || m.cfg.WaitLimit < 0 || !s.moving() {
-			m.mu.RUnlock()
-			return
+		defer m.mu.RUnlock()
+		if s := m.resources[r.Resource]; s != nil && !m.departed && s.moving() {
+			return s.changed
 		}
-		changed := s.changed
-		m.mu.RUnlock()
+		return nil
+	})
+}
+
+// await calls again when what it waits for has changed, until that is nil, for at most limit.
+func (m *Member) await(ctx context.Context, limit time.Duration, again func() <-chan struct{}) {
+	var timer clock.Timer
+	for changed := again(); changed != nil && m.cfg.WaitLimit >= 0; changed = again() {
 		if timer == nil {
-			timer = m.cfg.Clock.NewTimer(settleLimit)
+			timer = m.cfg.Clock.NewTimer(limit)
 			defer timer.Stop()
 		}
 		select {

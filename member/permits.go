@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -40,31 +39,15 @@ func (m *Member) Revision(ctx context.Context, gr schema.GroupResource, enc agre
 		return s.revision, nil
 	}
 	m.mu.RUnlock()
-	return m.awaitRevision(ctx, gr, enc)
-}
-
-func (m *Member) awaitRevision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error) {
-	var timer clock.Timer
-	for first := true; ; first = false {
-		revision, changed, err := m.tryRevision(gr, enc, first)
-		if changed == nil {
-			return revision, err
-		}
-		if m.cfg.WaitLimit < 0 {
-			return 0, err
-		}
-		if timer == nil {
-			timer = m.cfg.Clock.NewTimer(m.cfg.WaitLimit)
-			defer timer.Stop()
-		}
-		select {
-		case <-changed:
-		case <-timer.C():
-			return 0, err
-		case <-ctx.Done():
-			return 0, err
-		}
-	}
+	var revision int64
+	var err error
+	first := true
+	m.await(ctx, m.cfg.WaitLimit, func() (changed <-chan struct{}) {
+		revision, changed, err = m.tryRevision(gr, enc, first)
+		first = false
+		return changed
+	})
+	return revision, err
 }
 
 // tryRevision answers at once. A channel means that the answer, a 503, may be better
