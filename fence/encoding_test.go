@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,23 +41,24 @@ func TestEncodingOf(t *testing.T) {
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestCounts(t *testing.T) {
 	at := func(rev int64) *mvccpb.KeyValue { return &mvccpb.KeyValue{ModRevision: rev} }
+	object := func(rev int64) kubernetes.PutResponse { return kubernetes.PutResponse{KV: at(rev)} }
 	for _, tc := range []struct {
 		name string
 		got  attempt
-		want outcome
+		want bool
 	}{
-		{"committed", attempt{succeeded: true}, committed},
-		{"the object changed", attempt{fence: at(7), object: at(9)}, conflicted},
-		{"the object is gone", attempt{fence: at(7)}, conflicted},
-		{"the StorageVersion changed", attempt{fence: at(8), object: at(3)}, moved},
-		{"both changed", attempt{fence: at(8), object: at(9)}, moved},
-		{"the StorageVersion is gone", attempt{object: at(3)}, moved},
-		{"etcd went back in time", attempt{fence: at(6)}, moved},
+		{"committed", attempt{PutResponse: kubernetes.PutResponse{Succeeded: true}}, true},
+		{"the object changed", attempt{fence: at(7), PutResponse: object(9)}, true},
+		{"the object is gone", attempt{fence: at(7)}, true},
+		{"the StorageVersion changed", attempt{fence: at(8), PutResponse: object(3)}, false},
+		{"both changed", attempt{fence: at(8), PutResponse: object(9)}, false},
+		{"the StorageVersion is gone", attempt{PutResponse: object(3)}, false},
+		{"etcd went back in time", attempt{fence: at(6)}, false},
 	} {
-		if got := tc.got.judge(7); got != tc.want {
-			t.Errorf("%s: outcome %d, want %d", tc.name, got, tc.want)
+		if got := tc.got.counts(7); got != tc.want {
+			t.Errorf("%s: %t, want %t", tc.name, got, tc.want)
 		}
 	}
 }

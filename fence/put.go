@@ -2,6 +2,7 @@ package fence
 
 import (
 	"context"
+	"fmt"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -83,18 +84,26 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 		if err != nil {
 			return kubernetes.PutResponse{}, err
 		}
-		switch tried.judge(rev) {
-		case committed:
-			return kubernetes.PutResponse{Succeeded: true, Revision: tried.revision}, nil
-		case conflicted:
-			return kubernetes.PutResponse{KV: tried.object, Revision: tried.revision}, nil
-		case moved:
-			if err := c.moved(ctx, enc, fenceKey, tried.fence); err != nil {
-				return kubernetes.PutResponse{}, err
-			}
+		if tried.counts(rev) {
+			return tried.PutResponse, nil
+		}
+		if err := c.moved(ctx, enc, fenceKey, tried.fence); err != nil {
+			return kubernetes.PutResponse{}, err
 		}
 	}
 	return kubernetes.PutResponse{}, storageversion.Unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
+}
+
+// attempt is what one transaction found: of the object, and where it failed the StorageVersion, nil if there is none.
+type attempt struct {
+	kubernetes.PutResponse
+	fence *mvccpb.KeyValue
+}
+
+// counts says that the object was written, or changed while the permission stands. As long as that does
+// not, nothing that was found of the object may reach the caller.
+func (a attempt) counts(fenceRevision int64) bool {
+	return a.Succeeded || a.fence != nil && a.fence.ModRevision == fenceRevision
 }
 
 // try makes one attempt.
@@ -112,7 +121,19 @@ func (c *fencedClient) try(ctx context.Context, key string, value []byte, expect
 	if err != nil {
 		return attempt{}, err
 	}
-	return readAttempt(resp, len(reads))
+	tried := attempt{PutResponse: kubernetes.PutResponse{Succeeded: resp.Succeeded, Revision: resp.Header.Revision}}
+	if resp.Succeeded {
+		return tried, nil
+	}
+	if len(resp.Responses) != len(reads) {
+		return attempt{}, fmt.Errorf("etcd answered %d of the transaction's %d reads", len(resp.Responses), len(reads))
+	}
+	for i, into := range []**mvccpb.KeyValue{&tried.fence, &tried.KV}[:len(reads)] {
+		if found := resp.Responses[i].GetResponseRange().GetKvs(); len(found) == 1 {
+			*into = found[0]
+		}
+	}
+	return tried, nil
 }
 
 // moved asks whether the write may be tried again after the StorageVersion changed.
