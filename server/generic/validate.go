@@ -8,9 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	genericfeatures "k8s.io/apiserver/pkg/features"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
-
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/keyring"
@@ -53,9 +50,6 @@ func (o *Options) validateStorage() error {
 	}
 	if errs := o.serving().Validate(); len(errs) > 0 {
 		return errs[0]
-	}
-	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
-		return fmt.Errorf("the feature gate %s is not supported: objects that are stored in CBOR cannot be migrated; leave it off", genericfeatures.CBORServingAndStorage)
 	}
 	return o.keyring().Validate()
 }

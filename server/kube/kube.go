@@ -37,8 +37,8 @@ import (
 // Run serves until ctx ends, with options that are valid.
 func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options) error {
 	s := &server{options: options, own: own}
-	if err := s.refuse(); err != nil {
-		return err
+	if len(options.Etcd.EtcdServersOverrides) > 0 {
+		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
 	}
 	if options.InformerName == nil {
 		name, err := cache.NewInformerName("kube-apiserver")
@@ -84,17 +84,6 @@ type server struct {
 	config  *app.Config
 	ring    *keyring.Ring
 	plan    *compat.Plan
-}
-
-// refuse returns an error for options that the protocol cannot work with.
-func (s *server) refuse() error {
-	switch {
-	case utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage):
-		return fmt.Errorf("the feature gate %s is not supported: objects that are stored in CBOR cannot be migrated; leave it off", genericfeatures.CBORServingAndStorage)
-	case len(s.options.Etcd.EtcdServersOverrides) > 0:
-		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
-	}
-	return nil
 }
 
 func (s *server) address() string {
