@@ -14,13 +14,12 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // smallQuota is the space of an etcd that is to be without soon.
@@ -35,19 +34,13 @@ func startSmallEtcd(t *testing.T) (endpoint string, raw *clientv3.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	config := embed.NewConfig()
-	config.Dir, config.UnsafeNoFsync, config.QuotaBackendBytes = filepath.Join(dir, "data"), true, smallQuota
-	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
-	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(config)
+	config := etcdtest.Config(filepath.Join(dir, "data"), *client)
+	config.QuotaBackendBytes = smallQuota
+	etcd, err := etcdtest.Start(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(etcd.Close)
-	<-etcd.Server.ReadyNotify()
 	return endpoint, cluster.Connect(t, endpoint)
 }
 

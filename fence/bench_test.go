@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // BenchmarkFencedPut creates objects of 1 KiB with and without the fence, in turns
@@ -27,12 +29,14 @@ func BenchmarkFencedPut(b *testing.B) {
 }
 
 func benchmarkPut(b *testing.B, writers int) {
-	endpoint, stop, err := startEtcd(b.TempDir(), false)
+	config := etcdtest.Config(b.TempDir())
+	config.UnsafeNoFsync = false
+	etcd, err := etcdtest.Start(config)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer stop()
-	client, err := Dial(b.Context(), storagebackend.TransportConfig{ServerList: []string{endpoint}})
+	defer etcd.Close()
+	client, err := Dial(b.Context(), storagebackend.TransportConfig{ServerList: []string{etcdtest.Endpoint(etcd)}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -12,27 +12,20 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/util/cert"
+
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // serveEtcd runs an etcd whose clients come by the URL.
 func serveEtcd(t *testing.T, clients url.URL, tls transport.TLSInfo) string {
 	t.Helper()
-	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	config := embed.NewConfig()
-	config.Dir = t.TempDir()
-	config.UnsafeNoFsync = true
-	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
-	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{clients}, []url.URL{clients}
+	config := etcdtest.Config(t.TempDir(), clients)
 	config.ClientTLSInfo = tls
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(config)
+	server, err := etcdtest.Start(config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,6 @@
 package fence
 
 import (
-	"errors"
-	"net/url"
-	"time"
-
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,29 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 )
-
-// startEtcd runs an etcd in dir on free loopback ports and returns its endpoint.
-func startEtcd(dir string, unsafeNoFsync bool) (string, func(), error) {
-	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	config := embed.NewConfig()
-	config.Dir = dir
-	config.UnsafeNoFsync = unsafeNoFsync
-	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
-	config.ListenClientUrls, config.AdvertiseClientUrls = loopback, loopback
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(config)
-	if err != nil {
-		return "", nil, err
-	}
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		server.Close()
-		return "", nil, errors.New("etcd was not ready within a minute")
-	}
-	return "http://" + server.Clients[0].Addr().String(), server.Close, nil
-}
 
 var (
 	builtinScheme = newBuiltinScheme()

@@ -26,6 +26,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 const (
@@ -54,13 +55,13 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	endpoint, stop, err := startEtcd(dir, true)
+	etcd, err := etcdtest.Start(etcdtest.Config(dir))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer stop()
-	testEtcd, err = Dial(context.Background(), storagebackend.TransportConfig{ServerList: []string{endpoint}})
+	defer etcd.Close()
+	testEtcd, err = Dial(context.Background(), storagebackend.TransportConfig{ServerList: []string{etcdtest.Endpoint(etcd)}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

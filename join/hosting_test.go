@@ -7,15 +7,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,6 +34,7 @@ import (
 	"github.com/concord-dev/concord/join/internal/local"
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // things is the resource that the aggregated server of the tests stores: Leases by another name.
@@ -71,24 +69,12 @@ type hosted struct {
 
 func startTestEtcd(t *testing.T) string {
 	t.Helper()
-	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	config := embed.NewConfig()
-	config.Dir, config.UnsafeNoFsync = t.TempDir(), true
-	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
-	config.ListenClientUrls, config.AdvertiseClientUrls = loopback, loopback
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(config)
+	etcd, err := etcdtest.Start(etcdtest.Config(t.TempDir()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(etcd.Close)
-	select {
-	case <-etcd.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		t.Fatal("etcd is not ready")
-	}
-	return "http://" + etcd.Clients[0].Addr().String()
+	return etcdtest.Endpoint(etcd)
 }
 
 func newHosted(t *testing.T) *hosted {

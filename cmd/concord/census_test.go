@@ -17,11 +17,11 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/embedded"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // runCensus runs the command and returns what it prints.
@@ -202,19 +202,12 @@ func TestCensusTable(t *testing.T) {
 }
 
 func TestCensusOverTLS(t *testing.T) {
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	local := func(scheme string) []url.URL { return []url.URL{{Scheme: scheme, Host: "127.0.0.1:0"}} }
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = local("https"), local("https")
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = local("http"), local("http")
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg := etcdtest.Config(t.TempDir(), url.URL{Scheme: "https", Host: "127.0.0.1:0"})
 	cfg.ClientAutoTLS = true
 	cfg.SelfSignedCertValidity = 1
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(cfg)
+	etcd, err := etcdtest.Start(cfg)
 	requireNoError(t, err)
 	defer etcd.Close()
-	<-etcd.Server.ReadyNotify()
 	endpoint := "https://" + etcd.Clients[0].Addr().String()
 	certs := filepath.Join(cfg.Dir, "fixtures", "client")
 	if _, rows := censusRows(t, "--etcd-servers", endpoint, "--etcd-cafile", filepath.Join(certs, "cert.pem")); len(rows) != 0 {

@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // startEtcd starts an etcd for one test. Its socket is in a directory of its own,
@@ -33,26 +33,10 @@ func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
 	must(tb, err)
 	tb.Cleanup(func() { _ = os.RemoveAll(sockets) })
 	client := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "s")}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	cfg := embed.NewConfig()
-	cfg.Dir = tb.TempDir()
+	cfg := etcdtest.Config(tb.TempDir(), client)
 	_, cfg.UnsafeNoFsync = tb.(*testing.T) // benchmarks pay for fsync
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	var server *embed.Etcd
-	start := func() {
-		var err error
-		server, err = embed.StartEtcd(cfg)
-		must(tb, err)
-		select {
-		case <-server.Server.ReadyNotify():
-		case <-time.After(30 * time.Second):
-			tb.Fatal("etcd is not ready after 30 s")
-		}
-	}
-	start()
+	server, err := etcdtest.Start(cfg)
+	must(tb, err)
 	tb.Cleanup(func() { server.Close() })
 	// No more than a mebibyte is sent before it is taken: windows that are set do not grow.
 	window := []grpc.DialOption{grpc.WithInitialWindowSize(1 << 20), grpc.WithInitialConnWindowSize(1 << 20)}
@@ -61,7 +45,8 @@ func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
 	tb.Cleanup(func() { _ = c.Close() })
 	return c, func() {
 		server.Close()
-		start()
+		server, err = etcdtest.Start(cfg)
+		must(tb, err)
 	}
 }
 

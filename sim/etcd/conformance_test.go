@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -15,34 +14,21 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
 	"github.com/concord-dev/concord/sim/etcd"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // realEtcd starts an embedded etcd and returns a client.
 func realEtcd(t *testing.T) clientv3.KV {
 	t.Helper()
-	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	config := embed.NewConfig()
-	config.Dir = t.TempDir()
-	config.UnsafeNoFsync = true
-	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
-	config.ListenClientUrls, config.AdvertiseClientUrls = loopback, loopback
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(config)
+	server, err := etcdtest.Start(etcdtest.Config(t.TempDir()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Close)
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		t.Fatal("etcd was not ready within a minute")
-	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{server.Clients[0].Addr().String()}, Logger: zap.NewNop()})
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcdtest.Endpoint(server)}, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

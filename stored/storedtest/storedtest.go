@@ -12,10 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,10 +27,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
-
-// etcdReady bounds how long an etcd may take to start.
-const etcdReady = 30 * time.Second
 
 // Etcd is one whose every case has a prefix of its own.
 type Etcd struct {
@@ -46,21 +42,10 @@ func Start(t *testing.T) *Etcd {
 	sockets, err := os.MkdirTemp("", "stored") // short enough for a socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(sockets) })
-	client, peer := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "s")}, url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	config := embed.NewConfig()
-	config.Dir, config.UnsafeNoFsync = t.TempDir(), true
-	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(config)
+	client := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "s")}
+	etcd, err := etcdtest.Start(etcdtest.Config(t.TempDir(), client))
 	must(t, err)
 	t.Cleanup(etcd.Close)
-	select {
-	case <-etcd.Server.ReadyNotify():
-	case <-time.After(etcdReady):
-		t.Fatalf("etcd is not ready after %v", etcdReady)
-	}
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop()})
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })

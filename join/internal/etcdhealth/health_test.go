@@ -10,9 +10,10 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // TestEtcdHealth follows an etcd that ends and comes back.
@@ -22,7 +23,8 @@ func TestEtcdHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	etcd, err := startEtcd(dir)
+	config := etcdtest.Config(dir+"/data", url.URL{Scheme: "unix", Path: dir + "/etcd.sock"})
+	etcd, err := etcdtest.Start(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +54,7 @@ func TestEtcdHealth(t *testing.T) {
 	if h.answers.silence() <= 0 {
 		t.Error("it is away for no time")
 	}
-	if etcd, err = startEtcd(dir); err != nil {
+	if etcd, err = etcdtest.Start(config); err != nil {
 		t.Fatal(err)
 	}
 	until("back", func() bool { return h.Away() == nil && h.answers.silence() == 0 })
@@ -63,24 +65,6 @@ func TestEtcdHealth(t *testing.T) {
 		t.Error(err)
 	}
 	etcd.Close()
-}
-
-// startEtcd starts an etcd that keeps its data, and its socket, in dir.
-func startEtcd(dir string) (*embed.Etcd, error) {
-	config := embed.NewConfig()
-	config.Dir = dir + "/data"
-	config.UnsafeNoFsync = true
-	clients, peers := []url.URL{{Scheme: "unix", Path: dir + "/etcd.sock"}}, []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	config.ListenClientUrls, config.AdvertiseClientUrls = clients, clients
-	config.ListenPeerUrls, config.AdvertisePeerUrls = peers, peers
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(config)
-	if err != nil {
-		return nil, err
-	}
-	<-etcd.Server.ReadyNotify()
-	return etcd, nil
 }
 
 // TestEtcdHealthOrder: answers that come late say nothing about questions that were asked later.
