@@ -14,11 +14,8 @@ import (
 	"strings"
 	"syscall"
 
-	"go.etcd.io/etcd/server/v3/etcdmain"
+	"github.com/concord-dev/concord/testbed/cluster"
 )
-
-// roleVariable makes this program the etcd of a control plane.
-const roleVariable = "CONCORD_CONFORMANCE_ROLE"
 
 // The control planes, in the order in which they are run.
 const (
@@ -38,10 +35,7 @@ const quickFocus = `WatchList|Watchers|CustomResource(Validation|Definition|Fiel
 var errRule = errors.New("the rule is broken")
 
 func main() {
-	if os.Getenv(roleVariable) == "etcd" {
-		etcdmain.Main(os.Args)
-		return
-	}
+	cluster.ServeEtcd()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // programs is the directory of the programs built from this module and from the folder suite.
@@ -21,11 +23,11 @@ func (p programs) path(name string) string { return filepath.Join(string(p), nam
 
 // sourceFolder is where this program's source is.
 func sourceFolder(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", "github.com/concord-dev/concord/conformance").Output()
+	dir, err := process.Go(ctx, "list", "-f", "{{.Dir}}", "github.com/concord-dev/concord/conformance")
 	if err != nil {
 		return "", fmt.Errorf("find the source of conformance (run this inside its module): %w", err)
 	}
-	return strings.TrimSpace(string(out)), nil
+	return dir, nil
 }
 
 // build builds all programs. Without changes since the last time it takes seconds.
@@ -46,31 +48,18 @@ func build(ctx context.Context, source string, o options, stderr io.Writer) (pro
 	}
 	for _, step := range steps {
 		// Programs of Kubernetes know their release by this alone.
-		version, err := goTool(ctx, suite, "list", "-modfile="+step.modfile, "-m", "-f", "{{.Version}}", kubernetes)
+		version, err := process.Go(ctx, "list", "-C="+suite, "-modfile="+step.modfile, "-m", "-f", "{{.Version}}", kubernetes)
 		if err != nil {
 			return "", err
 		}
-		args := slices.Insert(step.args, 1, "-modfile="+step.modfile, "-ldflags=-X k8s.io/component-base/version.gitVersion="+version)
+		args := slices.Insert(step.args, 1, "-C="+suite, "-modfile="+step.modfile, "-ldflags=-X k8s.io/component-base/version.gitVersion="+version)
 		fmt.Fprintln(stderr, "go", strings.Join(args, " "))
-		if _, err := goTool(ctx, suite, args...); err != nil {
+		if _, err := process.Go(ctx, args...); err != nil {
 			return "", err
 		}
 	}
-	_, err := goTool(ctx, source, "build", "-o", filepath.Join(bin, "concord"), "../cmd/concord")
+	_, err := process.Go(ctx, "build", "-C="+source, "-o", filepath.Join(bin, "concord"), "../cmd/concord")
 	return programs(bin), err
-}
-
-// goTool runs go in a folder and returns its output.
-func goTool(ctx context.Context, dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = dir
-	var complaints strings.Builder
-	cmd.Stderr = &complaints
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, complaints.String())
-	}
-	return strings.TrimSpace(string(out)), nil
 }
 
 const (
@@ -97,7 +86,7 @@ func (p programs) specs(ctx context.Context, dir string, stderr io.Writer) ([]st
 
 // suite runs the suite against a control plane. That specs fail is no error: judge tells.
 func (p programs) suite(ctx context.Context, c *controlPlane, procs int, only string, stderr io.Writer) error {
-	report := filepath.Join(c.dir, reportName)
+	report := c.Path(reportName)
 	if err := os.Remove(report); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -106,15 +95,15 @@ func (p programs) suite(ctx context.Context, c *controlPlane, procs int, only st
 		"--flake-attempts=2",
 		// A process of the suite that ends before it reports leaves its stack in the log.
 		"--output-interceptor-mode=none",
-		"--output-dir=" + c.dir, "--json-report=" + reportName, p.path("e2e.test"), "--",
-		"--kubeconfig=" + c.kubeconfig, "--kubectl-path=" + p.path("kubectl"), "--only=" + only,
-		"--provider=skeleton", "--num-nodes=1", "--allowed-not-ready-nodes=-1", "--minStartupPods=-1", "--dump-logs-on-failure=false", "--e2e-output-dir=" + c.dir,
+		"--output-dir=" + c.Dir, "--json-report=" + reportName, p.path("e2e.test"), "--",
+		"--kubeconfig=" + c.server.Kubeconfig(), "--kubectl-path=" + p.path("kubectl"), "--only=" + only,
+		"--provider=skeleton", "--num-nodes=1", "--allowed-not-ready-nodes=-1", "--minStartupPods=-1", "--dump-logs-on-failure=false", "--e2e-output-dir=" + c.Dir,
 	}
 	cmd := exec.CommandContext(ctx, p.path("ginkgo"), args...)
-	cmd.Dir = c.dir
+	cmd.Dir = c.Dir
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
-	log, err := os.Create(filepath.Join(c.dir, "suite.log"))
+	log, err := os.Create(c.Path("suite.log"))
 	if err != nil {
 		return err
 	}

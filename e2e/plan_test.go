@@ -161,5 +161,5 @@ func wantSafe(t *testing.T, c *cluster.Cluster, args ...string) {
 
 // sources are the flags that name the live cluster, and its etcd.
 func sources(c *cluster.Cluster) [][]string {
-	return [][]string{{"--kubeconfig", c.KubeconfigFile()}, {"--etcd-servers", c.Endpoint}}
+	return [][]string{{"--kubeconfig", c.Servers[0].Kubeconfig()}, {"--etcd-servers", c.Endpoint}}
 }

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -103,26 +102,14 @@ func program(t testing.TB, name string) string {
 		const kubernetes = "k8s.io/kubernetes"
 		modfile := "-modfile=" + tested(t).modfile
 		// Programs of Kubernetes know their release by this alone.
-		version := goTool(t, "list", modfile, "-m", "-f", "{{.Version}}", kubernetes)
-		goTool(t, "build", modfile, "-ldflags=-X k8s.io/component-base/version.gitVersion="+version, "-o", dir+"/",
+		version := cluster.Go(t, "list", modfile, "-m", "-f", "{{.Version}}", kubernetes)
+		cluster.Go(t, "build", modfile, "-ldflags=-X k8s.io/component-base/version.gitVersion="+version, "-o", dir+"/",
 			kubernetes+"/cmd/kube-apiserver", kubernetes+"/cmd/kube-controller-manager")
-		goTool(t, "build", "-o", dir+"/", "github.com/concord-dev/concord/cmd/concord")
+		cluster.Go(t, "build", "-o", dir+"/", "github.com/concord-dev/concord/cmd/concord")
 		built.dir = dir
 		t.Logf("kube-apiserver and kube-controller-manager %s and concord were built in %s", version, time.Since(began).Round(time.Second))
 	}
 	return filepath.Join(built.dir, name)
-}
-
-func goTool(t testing.TB, args ...string) string {
-	t.Helper()
-	var complaints strings.Builder
-	cmd := exec.Command("go", args...)
-	cmd.Stderr = &complaints
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, complaints.String())
-	}
-	return strings.TrimSpace(string(out))
 }
 
 // newCluster returns a cluster of the release's programs and concord controllers.

@@ -15,10 +15,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -27,11 +25,10 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 	"github.com/concord-dev/concord/server/kube"
 	"github.com/concord-dev/concord/server/stock"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
-// roleVariable makes the program one of those that it measures.
-const roleVariable = "CONCORD_BENCH_ROLE"
-
+// The programs that this one may be.
 const (
 	ours     = "concord"
 	theirs   = "stock"
@@ -40,26 +37,13 @@ const (
 )
 
 func main() {
-	switch os.Getenv(roleVariable) {
-	case ours:
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		cmd := kube.NewCommand()
-		cmd.SetArgs(os.Args[1:])
-		err := cmd.ExecuteContext(ctx)
-		stop()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "concord:", err)
-			os.Exit(1)
-		}
-	case theirs:
-		os.Exit(cli.Run(stock.Command()))
-	case etcd:
-		etcdmain.Main(os.Args)
-	case flooding:
-		stage.Main("flood", runFlood)
-	default:
-		stage.Main("server", run)
-	}
+	process.Serve(map[string]func(context.Context, []string) error{
+		ours:     stage.Command(kube.NewCommand),
+		theirs:   func(context.Context, []string) error { return cli.RunNoErrOutput(stock.Command()) },
+		etcd:     func(context.Context, []string) error { etcdmain.Main(os.Args); return nil },
+		flooding: runFlood,
+	})
+	stage.Main("server", run)
 }
 
 // options are the options on the command line.

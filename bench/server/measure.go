@@ -27,7 +27,7 @@ type bench struct {
 func (b *bench) close() error {
 	var errs []error
 	for _, s := range b.sides {
-		errs = append(errs, s.close())
+		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -237,7 +237,7 @@ func (b *bench) firstWrite(ctx context.Context, s *side, round int) error {
 		return err
 	}
 	k := custom(plural)
-	if err := await(ctx, s.server, func(ctx context.Context) error {
+	if err := await(ctx, s.server.Run(), func(ctx context.Context) error {
 		_, err := s.do(ctx, "POST", k.path, k.body("first", "", 1))
 		return err
 	}); err != nil {
@@ -312,11 +312,11 @@ func (b *bench) holdings(ctx context.Context) error {
 	for _, s := range b.sides {
 		for n := range min(used, b.crds) {
 			// A storage that is new answers 429 until its watch cache is filled.
-			if err := await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/apis/"+group+"/v1/"+plural(n)) }); err != nil {
+			if err := s.served(ctx, "/apis/"+group+"/v1/"+plural(n)); err != nil {
 				return fmt.Errorf("holdings of %s: %w", s.role, err)
 			}
 		}
-		s.http.CloseIdleConnections()
+		s.admin.Close()
 	}
 	for round := range b.rounds {
 		fmt.Fprintf(b.progress, "holdings, round %d of %d\n", round+1, b.rounds)

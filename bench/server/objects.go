@@ -64,7 +64,7 @@ func (s *side) define(ctx context.Context, plural string) error {
 
 // established waits until a CRD's objects are served.
 func (s *side) established(ctx context.Context, plural string) error {
-	return await(ctx, s.server, func(ctx context.Context) error {
+	return await(ctx, s.server.Run(), func(ctx context.Context) error {
 		raw, err := s.do(ctx, "GET", definitions+"/"+plural+"."+group, "")
 		if err != nil {
 			return err

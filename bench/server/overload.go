@@ -49,7 +49,7 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 
 // flooded measures the normal client while the flood lasts, and how much of the flood is refused.
 func (b *bench) flooded(ctx context.Context, s *side, figure, share string) error {
-	p, err := s.run(flooding, s.base)
+	p, err := process.Start(flooding, process.Self(flooding, s.server.URL()), s.Path("flood.log"))
 	if err != nil {
 		return err
 	}
@@ -81,8 +81,8 @@ func (b *bench) normalClient(ctx context.Context, s *side, figure string) error 
 	all := load.Open(ctx, rate, b.writes, func(n int) error {
 		name := fmt.Sprintf("o%d", first+n+1)
 		// A connection that the server closes is no answer; a client asks again.
-		return await(ctx, s.server, func(ctx context.Context) error {
-			_, err := s.as(ctx, "normal", "POST", kinds[0].path, kinds[0].body(name, "", 1))
+		return await(ctx, s.server.Run(), func(ctx context.Context) error {
+			_, err := s.normal.Do(ctx, "POST", kinds[0].path, "application/json", []byte(kinds[0].body(name, "", 1)))
 			return err
 		})
 	})
@@ -106,8 +106,8 @@ func (s *side) permit(ctx context.Context) error {
 			return err
 		}
 	}
-	return await(ctx, s.server, func(ctx context.Context) error {
-		_, err := s.as(ctx, "normal", "GET", kinds[0].path+"?limit=1", "")
+	return await(ctx, s.server.Run(), func(ctx context.Context) error {
+		_, err := s.normal.Do(ctx, "GET", kinds[0].path+"?limit=1", "", nil)
 		return err
 	})
 }
@@ -127,7 +127,7 @@ func counts(p *process.Process) (served, refused float64, err error) {
 // runFlood is the process of the flood: it creates ConfigMaps at the server that its argument
 // names, until it is killed. Clients that are refused come back when the server tells them to, as
 // client-go does: the longer a priority level has to refuse requests, the later.
-func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
+func runFlood(ctx context.Context, args []string) error {
 	if err := onlyIdle(); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func runFlood(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		}()
 	}
 	for load.Pause(ctx, time.Second) == nil {
-		fmt.Fprintf(stdout, "served %d refused %d\n", served.Load(), refused.Load())
+		fmt.Printf("served %d refused %d\n", served.Load(), refused.Load())
 	}
 	return nil
 }

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,29 +12,30 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
 // side is one of the two servers with its etcd.
 type side struct {
-	role, dir    string
-	etcd, server *process.Process
-	etcdPort     int
-	base         string
-	http         *http.Client
+	*cluster.Cluster
+	role     string
+	etcdPort int
+	server   *cluster.Server
+	flags    []string // of the server's next run
+	// admin and normal are clients over the same connections.
+	admin, normal *cluster.Client
 }
 
-// newSide starts the etcd of a server.
+// newSide starts the etcd of a server, the program: servers have TCP connections to it.
 func newSide(ctx context.Context, dir, role string) (*side, error) {
-	s := &side{role: role, dir: filepath.Join(dir, role), http: &http.Client{Timeout: time.Minute, Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a certificate that the server made for this run
-		MaxIdleConns:    256, MaxIdleConnsPerHost: 256, ForceAttemptHTTP2: false,
-	}}}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	s := &side{Cluster: cluster.In(filepath.Join(dir, role)), role: role}
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := cluster.WriteFiles(s.dir, cluster.Admin, "flood,flood,2", "normal,normal,3"); err != nil {
+	if err := cluster.WriteFiles(s.Dir, cluster.Admin, "flood,flood,2", "normal,normal,3"); err != nil {
 		return nil, err
 	}
 	var err error
@@ -49,38 +47,39 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 		return nil, err
 	}
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", s.etcdPort), fmt.Sprintf("http://127.0.0.1:%d", peers)
-	if s.etcd, err = s.run(etcd, cluster.EtcdFlags(s.path("etcd"), client, peer)...); err != nil {
+	if err := s.Connect(client); err != nil {
 		return nil, err
 	}
-	return s, await(ctx, s.etcd, func(ctx context.Context) error { return s.ask(ctx, client+"/health") })
-}
-
-func (s *side) path(name string) string { return filepath.Join(s.dir, name) }
-
-// run starts this program in a role.
-func (s *side) run(role string, args ...string) (*process.Process, error) {
-	program, err := os.Executable()
+	started, err := s.Beside(etcd, process.Self(etcd, cluster.EtcdFlags(s.Path("etcd"), client, peer)...))
 	if err != nil {
-		return nil, err
+		return s, err
 	}
-	cmd := exec.Command(program, args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
-	return process.Start(s.role+" "+role, cmd, s.path(role+".log"))
+	if s.server, err = s.Add(role, func(at *cluster.Server) (*exec.Cmd, error) {
+		return process.Self(role, append(s.flags, cluster.Flags(s.Dir, at.Port, "--etcd-servers="+at.Etcd)...)...), nil
+	}); err != nil {
+		return s, err
+	}
+	connections := &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a certificate that the server made for this run
+		MaxIdleConns:    256, MaxIdleConnsPerHost: 256, ForceAttemptHTTP2: false,
+	}
+	for token, c := range map[string]**cluster.Client{cluster.AdminToken: &s.admin, "normal": &s.normal} {
+		config := &rest.Config{Host: s.server.URL(), BearerToken: token, Timeout: time.Minute, Transport: connections}
+		if *c, err = cluster.NewClient(config); err != nil {
+			return s, err
+		}
+	}
+	return s, await(ctx, started, func(ctx context.Context) error { return cluster.Answers(ctx, s.Raw) })
 }
 
 // start starts the server, and returns how long it took to become ready.
 func (s *side) start(ctx context.Context, flags ...string) (time.Duration, error) {
-	port, err := process.FreePort()
-	if err != nil {
-		return 0, err
-	}
-	s.base = cluster.LoopbackURL(port)
-	flags = append(flags, cluster.Flags(s.dir, port, "--etcd-servers=http://127.0.0.1:"+strconv.Itoa(s.etcdPort))...)
+	s.flags = flags
 	begin := time.Now()
-	if s.server, err = s.run(s.role, flags...); err != nil {
+	if err := s.server.Start(); err != nil {
 		return 0, err
 	}
-	err = await(ctx, s.server, func(ctx context.Context) error { return s.ask(ctx, s.base+"/readyz") })
+	err := s.served(ctx, "/readyz")
 	return time.Since(begin), err
 }
 
@@ -91,18 +90,8 @@ func (s *side) begin(ctx context.Context, flags ...string) error {
 }
 
 func (s *side) stop(ctx context.Context) error {
-	s.http.CloseIdleConnections()
-	return s.server.Terminate(ctx, time.Minute)
-}
-
-func (s *side) close() error {
-	var errs []error
-	for _, p := range []*process.Process{s.server, s.etcd} {
-		if p != nil {
-			errs = append(errs, p.Kill())
-		}
-	}
-	return errors.Join(errs...)
+	s.admin.Close()
+	return s.server.Run().Terminate(ctx, time.Minute)
 }
 
 // await looks every 20 ms until look returns nil, for at most two minutes.
@@ -112,52 +101,27 @@ func await(ctx context.Context, p *process.Process, look func(context.Context) e
 	return p.Await(ctx, 20*time.Millisecond, look)
 }
 
-func (s *side) ask(ctx context.Context, url string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
+// served waits until the server has an answer for the administrator.
+func (s *side) served(ctx context.Context, path string) error {
+	return await(ctx, s.server.Run(), func(ctx context.Context) error {
+		_, err := s.do(ctx, "GET", path, "")
 		return err
-	}
-	_, err = s.send(request, "admin")
-	return err
+	})
 }
 
 // do sends a request as the administrator; any answer but 2xx is an error.
 func (s *side) do(ctx context.Context, method, path, body string) ([]byte, error) {
-	return s.as(ctx, "admin", method, path, body)
-}
-
-// as sends a request with a user's token.
-func (s *side) as(ctx context.Context, token, method, path, body string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, method, s.base+path, bytes.NewReader([]byte(body)))
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	return s.send(request, token)
-}
-
-func (s *side) send(request *http.Request, token string) ([]byte, error) {
-	request.Header.Set("Authorization", "Bearer "+token)
-	response, err := s.http.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = response.Body.Close() }()
-	answer, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode/100 != 2 {
-		err = fmt.Errorf("%s %s of %s: %d: %s", request.Method, request.URL.Path, request.URL.Host, response.StatusCode, answer)
-	}
-	return answer, err
+	return s.admin.Do(ctx, method, path, "application/json", []byte(body))
 }
 
 // memory is the server's resident memory in MiB.
 func (s *side) memory() (float64, error) {
-	bytes, err := s.server.Resident()
+	bytes, err := s.server.Run().Resident()
 	return float64(bytes) / (1 << 20), err
 }
 
 func (s *side) proc(name string) string {
-	return filepath.Join("/proc", strconv.Itoa(s.server.PID()), name)
+	return filepath.Join("/proc", strconv.Itoa(s.server.Run().PID()), name)
 }
 
 // descriptors counts the server's open files and, among them, the connections to its etcd.

@@ -2,46 +2,45 @@ package stage
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/server/generic"
+	"github.com/concord-dev/concord/server/stock"
 	"github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
-const serverArgument = "server"
+// The programs that a child may be besides an etcd.
+const (
+	serverRole   = "server"   // ours
+	stockRole    = "stock"    // Kubernetes' own kube-apiserver
+	migratorRole = "migrator" // Kubernetes' own kube-controller-manager
+)
 
 // Child runs the program as a server, an etcd or a migrator if it was started as one, and then
 // does not return. Every program that uses this package calls it first, be it by Main.
 func Child() {
 	cluster.ServeEtcd()
-	if len(os.Args) < 2 {
-		return
+	process.Serve(map[string]func(context.Context, []string) error{
+		serverRole: runServer, stockRole: Command(stock.Command), migratorRole: Command(stock.ControllerManagerCommand),
+	})
+}
+
+// Command has process.Serve run a command.
+func Command(command func() *cobra.Command) func(context.Context, []string) error {
+	return func(ctx context.Context, args []string) error {
+		cmd := command()
+		cmd.SetArgs(args)
+		return cmd.ExecuteContext(ctx)
 	}
-	run := map[string]func(context.Context, []string) error{
-		serverArgument: runServer, stockArgument: runStock, migratorArgument: runMigrator,
-	}[os.Args[1]]
-	if run == nil {
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[2:])
-	stop()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", os.Args[1], err)
-		os.Exit(1)
-	}
-	os.Exit(0)
 }
 
 func runServer(ctx context.Context, args []string) error {
 	o := generic.NewOptions()
-	flags := pflag.NewFlagSet(serverArgument, pflag.ContinueOnError)
+	flags := pflag.NewFlagSet(serverRole, pflag.ContinueOnError)
 	o.AddFlags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -39,8 +39,7 @@ type Server struct {
 	cluster *Cluster
 	args    []string
 	// stock says that it is Kubernetes' own, which may have migrators beside it.
-	stock  bool
-	beside []*process.Process
+	stock bool
 }
 
 // New starts an etcd and makes servers for it that are not started yet. It has to be closed.
@@ -70,16 +69,7 @@ func (s *Server) command() (*exec.Cmd, error) {
 	if s.stock {
 		return s.stockCommand()
 	}
-	return self(s.Args(s.args...)...)
-}
-
-// self is this program.
-func self(args ...string) (*exec.Cmd, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("own program: %w", err)
-	}
-	return exec.Command(program, args...), nil
+	return process.Self(serverRole, s.Args(s.args...)[1:]...), nil
 }
 
 // Start starts all servers at once and waits until they are ready.
@@ -109,17 +99,6 @@ func (c *Cluster) Compact(ctx context.Context) error {
 		return fmt.Errorf("compact: %w", err)
 	}
 	return nil
-}
-
-// Close kills the running processes and removes the cluster's files.
-func (c *Cluster) Close() error {
-	var errs []error
-	for _, s := range c.Servers {
-		for _, p := range s.beside {
-			errs = append(errs, p.Kill())
-		}
-	}
-	return errors.Join(append(errs, c.Cluster.Close())...)
 }
 
 // Config is the administrator's access to the server, without limits, over connections

@@ -1,30 +1,21 @@
 package stage
 
 import (
-	"context"
 	"net"
 	"os"
 	"os/exec"
 	"strconv"
-
-	"github.com/spf13/cobra"
 
 	"github.com/concord-dev/concord/server/stock"
 	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// The programs that a child may be besides a server of ours and an etcd.
-const (
-	stockArgument    = "stock"
-	migratorArgument = "migrator"
-)
-
 // Stock makes the cluster's servers Kubernetes' own kube-apiserver. It is called before they are
 // started.
 func (c *Cluster) Stock() {
 	for _, s := range c.Servers {
-		s.stock, s.Token = true, cluster.AdminToken
+		s.stock, s.Admin = true, cluster.WithToken(s.URL(), cluster.AdminToken)
 	}
 }
 
@@ -36,7 +27,7 @@ func (s *Server) stockCommand() (*exec.Cmd, error) {
 	if err := cluster.WriteFiles(s.Dir, cluster.Admin); err != nil {
 		return nil, err
 	}
-	return self(append([]string{stockArgument}, cluster.Flags(s.Dir, s.Port, "--etcd-servers="+s.Etcd)...)...)
+	return process.Self(stockRole, cluster.Flags(s.Dir, s.Port, "--etcd-servers="+s.Etcd)...), nil
 }
 
 // StartMigrator starts kube-controller-manager's migrator of stored objects beside the server. It
@@ -51,13 +42,9 @@ func (s *Server) StartMigrator() (*process.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd, err := self(migratorArgument,
+	return s.cluster.Beside(name, process.Self(migratorRole,
 		"--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+s.cluster.Path(name),
-		"--leader-elect=false", "--vmodule=storageversionmigrator=6", stock.MigratorFlag)
-	if err != nil {
-		return nil, err
-	}
-	return s.startBeside(name, cmd)
+		"--leader-elect=false", "--vmodule=storageversionmigrator=6", stock.MigratorFlag))
 }
 
 // StartControllers starts the program concord-controllers beside the server, with the memory limit
@@ -73,16 +60,7 @@ func (s *Server) StartControllers(program string, args ...string) (*process.Proc
 		"--replica-address==" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port)),
 	}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMEMLIMIT=56MiB")
-	return s.startBeside(name, cmd)
-}
-
-func (s *Server) startBeside(name string, cmd *exec.Cmd) (*process.Process, error) {
-	p, err := process.Start(name, cmd, s.cluster.Path(name+".log"))
-	if err != nil {
-		return nil, err
-	}
-	s.beside = append(s.beside, p)
-	return p, nil
+	return s.cluster.Beside(name, cmd)
 }
 
 // kubeconfig writes the administrator's access to the server into a file of that name.
@@ -93,17 +71,4 @@ func (s *Server) kubeconfig(name string) (string, error) {
 	}
 	file := s.cluster.Path(name + ".kubeconfig")
 	return file, cluster.WriteKubeconfig(file, config)
-}
-
-func runStock(ctx context.Context, args []string) error {
-	return execute(ctx, stock.Command(), args)
-}
-
-func runMigrator(ctx context.Context, args []string) error {
-	return execute(ctx, stock.ControllerManagerCommand(), args)
-}
-
-func execute(ctx context.Context, cmd *cobra.Command, args []string) error {
-	cmd.SetArgs(args)
-	return cmd.ExecuteContext(ctx)
 }

@@ -20,13 +20,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 
 	"github.com/go-logr/logr"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // options are the options on the command line.
@@ -102,9 +102,9 @@ func build(ctx context.Context) (program string, remove func(), err error) {
 	}
 	program = filepath.Join(dir, "concord-controllers")
 	remove = func() { _ = os.RemoveAll(dir) }
-	if output, err := exec.CommandContext(ctx, "go", "build", "-o", program, "-ldflags=-s -w", "github.com/concord-dev/concord/cmd/concord-controllers").CombinedOutput(); err != nil {
+	if _, err := process.Go(ctx, "build", "-o", program, "-ldflags=-s -w", "github.com/concord-dev/concord/cmd/concord-controllers"); err != nil {
 		remove()
-		return "", nil, fmt.Errorf("build concord-controllers: %w: %s", err, output)
+		return "", nil, err
 	}
 	return program, remove, nil
 }

@@ -27,9 +27,7 @@ func TestScripts(t *testing.T) {
 func buildPlugin(t testing.TB) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubectl-concord")
-	if out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	e2e.Go(t, "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".")
 	return file
 }
 

@@ -50,8 +50,8 @@ func (a Access) Config() *rest.Config {
 
 // Cluster is an etcd and the kube-apiservers on it.
 type Cluster struct {
+	*testbed.Cluster
 	T    testing.TB
-	Dir  string
 	Etcd *cluster.Etcd
 
 	programs Programs
@@ -61,8 +61,9 @@ type Cluster struct {
 // New starts an etcd. The package's TestMain calls cluster.Main or cluster.Serve.
 func New(t testing.TB, p Programs) *Cluster {
 	t.Helper()
-	c := &Cluster{T: t, Dir: t.TempDir(), programs: p}
-	c.Etcd = cluster.StartEtcd(t, filepath.Join(c.Dir, "etcd"), c.Dir)
+	c := &Cluster{Cluster: testbed.In(t.TempDir()), T: t, programs: p}
+	c.Etcd = cluster.StartEtcd(t, c.Path("etcd"), c.Dir)
+	c.Endpoint = c.Etcd.Endpoint
 	if err := testbed.WriteFiles(c.Dir, testbed.Admin); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func New(t testing.TB, p Programs) *Cluster {
 // Write makes a file and returns its path.
 func (c *Cluster) Write(name, content string) string {
 	c.T.Helper()
-	path := filepath.Join(c.Dir, name)
+	path := c.Path(name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		c.T.Fatal(err)
 	}
@@ -100,10 +101,8 @@ func (c *Cluster) Values(ctx context.Context, prefix string, revision int64) ([]
 
 // APIServer is a running kube-apiserver.
 type APIServer struct {
-	*cluster.Process
-	cluster.Clients
+	*cluster.APIServer
 	Cluster *Cluster
-	Port    int
 	// Address is host:port.
 	Address string
 }
@@ -117,19 +116,18 @@ func (c *Cluster) APIServer(name string, flags ...string) *APIServer {
 // Start starts a kube-apiserver of another program.
 func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ...string) *APIServer {
 	c.T.Helper()
-	s := &APIServer{Cluster: c, Port: cluster.FreePort(c.T)}
-	s.Address = fmt.Sprintf("127.0.0.1:%d", s.Port)
-	s.Process = cluster.NewProcess(c.T, name, c.Dir, func() *exec.Cmd { return onHost(name, program(append(s.flags(), flags...)...)) })
-	s.Clients = cluster.NewClients(c.T, func() (*rest.Config, error) { return s.Access(AdminToken).Config(), nil })
-	s.Process.Start()
+	at, err := c.Add(name, func(at *testbed.Server) (*exec.Cmd, error) {
+		own := testbed.Flags(c.Dir, at.Port, "--etcd-servers="+at.Etcd, "--tls-cert-file="+c.ca, "--tls-private-key-file="+c.Path("tls.key"))
+		return onHost(name, program(append(own, flags...)...)), nil
+	})
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	s := &APIServer{APIServer: cluster.NewAPIServer(c.T, at), Cluster: c, Address: fmt.Sprintf("127.0.0.1:%d", at.Port)}
+	at.Admin = s.Access(AdminToken).Config()
+	s.Start()
 	s.WaitReady()
 	return s
-}
-
-func (s *APIServer) flags() []string {
-	file := func(name string) string { return filepath.Join(s.Cluster.Dir, name) }
-	return testbed.Flags(s.Cluster.Dir, s.Port, "--etcd-servers="+s.Cluster.Etcd.Endpoint,
-		"--tls-cert-file="+file("tls.crt"), "--tls-private-key-file="+file("tls.key"))
 }
 
 // onHost has a program run on a host of this name, of which kube-apiserver makes its identity.
@@ -145,21 +143,9 @@ func onHost(name string, program *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// WaitReady waits until it is ready.
-func (s *APIServer) WaitReady() {
-	t := s.Cluster.T
-	t.Helper()
-	Eventually(t, Patience, s.Name+" is ready", func(ctx context.Context) error {
-		if s.Ended() {
-			t.Fatalf("%s ended: %s", s.Name, s.Output())
-		}
-		return s.Kube().Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-	})
-}
-
 // Access is that of somebody with a token.
 func (s *APIServer) Access(token string) Access {
-	return Access{URL: "https://" + s.Address, CAFile: s.Cluster.ca, Token: token, Dir: s.Cluster.Dir}
+	return Access{URL: s.URL(), CAFile: s.Cluster.ca, Token: token, Dir: s.Cluster.Dir}
 }
 
 // Controllers starts controllers that use this server as the administrator.

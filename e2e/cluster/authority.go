@@ -12,6 +12,7 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	testbed "github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // Authority is a CA that signs certificates for tests.
@@ -114,8 +116,9 @@ func (a *Authority) Files(name string) Pair {
 func StartTLSEtcd(t testing.TB, tls Pair) (endpoint string) {
 	t.Helper()
 	client, dir := "https://"+FreeAddress(t), t.TempDir()
-	etcdProgram(t, "etcd-tls", dir, append(testbed.EtcdFlags(filepath.Join(dir, "etcd"), client, "http://"+FreeAddress(t)),
-		"--client-cert-auth", "--trusted-ca-file="+tls.CA, "--cert-file="+tls.Cert, "--key-file="+tls.Key)).Start()
+	flags := append(testbed.EtcdFlags(filepath.Join(dir, "etcd"), client, "http://"+FreeAddress(t)),
+		"--client-cert-auth", "--trusted-ca-file="+tls.CA, "--cert-file="+tls.Cert, "--key-file="+tls.Key)
+	NewProcess(t, "etcd-tls", dir, func() *exec.Cmd { return process.Self(EtcdProgram, flags...) }).Start()
 	Eventually(t, etcdStartTimeout, "etcd listens", func(ctx context.Context) error {
 		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(client, "https://"))
 		if err != nil {

@@ -36,15 +36,11 @@ func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEtcd(t, at)
+	closeLater(t, at.Raw)
+	e := &Etcd{Process: adopt(t, at.Program), Etcd: at}
 	e.Start()
 	e.WaitReady()
 	return e
-}
-
-func newEtcd(t testing.TB, at *testbed.Etcd) *Etcd {
-	closeLater(t, at.Raw)
-	return &Etcd{Process: adopt(t, at.Program), Etcd: at}
 }
 
 // Endpoint is where the etcd embedded in a server on dataDir listens.

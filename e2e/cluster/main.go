@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	testbed "github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // Main is the TestMain of packages that use this one. The test binary doubles as the
@@ -26,15 +28,17 @@ func Main(m *testing.M) {
 	os.Exit(Suite{m}.Run())
 }
 
-// Serve makes this process the etcd that a test has started it as, and ends it; if it was
-// started as none it returns.
+// Serve makes this process the etcd that a test has started it as, one of ours or the program, and ends
+// it; if it was started as none it returns.
 func Serve() {
 	testbed.ServeEtcd()
-	if flags := os.Getenv(memberVariable); flags != "" {
-		etcdmain.Main(append(os.Args[:1], strings.Fields(flags)...))
-		os.Exit(0)
-	}
+	process.Serve(map[string]func(context.Context, []string) error{
+		EtcdProgram: func(context.Context, []string) error { etcdmain.Main(os.Args); return nil },
+	})
 }
+
+// EtcdProgram is the test binary as the program etcd.
+const EtcdProgram = "etcd"
 
 // Suite is the tests of a package, without the files that they leave behind.
 type Suite struct{ M *testing.M }
@@ -78,7 +82,7 @@ func Release(t testing.TB, release string) string {
 		if release != "" {
 			args = append(args, "-ldflags", "-X github.com/concord-dev/concord/compat.release="+release)
 		}
-		run(t, exec.Command("go", append(args, "github.com/concord-dev/concord/cmd/concord")...))
+		Go(t, append(args, "github.com/concord-dev/concord/cmd/concord")...)
 	})
 }
 
@@ -95,11 +99,9 @@ func Earlier(t testing.TB) string {
 			commit = strings.TrimSpace(string(tag))
 		}
 		tree := path + "-source"
-		run(t, exec.Command("git", "worktree", "add", "--detach", tree, commit))
-		defer run(t, exec.Command("git", "worktree", "remove", "--force", tree))
-		build := exec.Command("go", "build", "-o", path, "./cmd/concord")
-		build.Dir = tree
-		run(t, build)
+		git(t, "worktree", "add", "--detach", tree, commit)
+		defer git(t, "worktree", "remove", "--force", tree)
+		Go(t, "build", "-C="+tree, "-o", path, "./cmd/concord")
 		t.Logf("the earlier program is of %s", commit)
 	})
 }
@@ -125,9 +127,19 @@ func once(t testing.TB, name string, build func(path string)) string {
 	return path
 }
 
-func run(t testing.TB, cmd *exec.Cmd) {
+// Go runs the go command, and returns what it prints.
+func Go(t testing.TB, args ...string) string {
 	t.Helper()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+	out, err := process.Go(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func git(t testing.TB, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("git", args...).CombinedOutput(); err != nil {
+		t.Fatalf("git %v: %v\n%s", args, err, out)
 	}
 }

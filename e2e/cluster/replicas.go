@@ -12,10 +12,8 @@ import (
 	"testing"
 
 	testbed "github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/process"
 )
-
-// memberVariable makes the test binary the program etcd, with these flags.
-const memberVariable = "CONCORD_E2E_ETCD_MEMBER"
 
 // NewReplicated starts an etcd of several members, each a process of its own, and its audit.
 func NewReplicated(t testing.TB, members int) *Cluster {
@@ -47,31 +45,17 @@ type member struct{ name, dir, client, peer string }
 
 func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 	t.Helper()
-	p := etcdProgram(t, m.name, logDir, append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial))
-	at := &testbed.Etcd{Program: p.program, Endpoint: m.client, Raw: Connect(t, m.client)}
-	command := at.Command
-	at.Command = func() (*exec.Cmd, error) {
+	flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)
+	program := &process.Program{Name: m.name, Log: filepath.Join(logDir, m.name+".log"), Command: func() (*exec.Cmd, error) {
 		// A killed one has left its socket behind.
 		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		return command()
-	}
-	p.Start()
-	return &Etcd{Process: p, Etcd: at}
-}
-
-// etcdProgram is the program etcd with flags.
-func etcdProgram(t testing.TB, name, logDir string, flags []string) *Process {
-	return NewProcess(t, name, logDir, func() *exec.Cmd {
-		program, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		cmd := exec.Command(program)
-		cmd.Env = append(os.Environ(), memberVariable+"="+strings.Join(flags, " "))
-		return cmd
-	})
+		return process.Self(EtcdProgram, flags...), nil
+	}}
+	e := &Etcd{Process: adopt(t, program), Etcd: &testbed.Etcd{Program: program, Endpoint: m.client, Raw: Connect(t, m.client)}}
+	e.Start()
+	return e
 }
 
 // Leader waits until the replicated etcd has a leader other than these and returns its

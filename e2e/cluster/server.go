@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/concord-dev/concord/agree"
-	"github.com/concord-dev/concord/pki"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
 )
@@ -23,7 +21,8 @@ const (
 	Settle        = 2 * time.Second
 )
 
-const readyTimeout = 90 * time.Second
+// readyTimeout is how long a server may take to start beside others.
+const readyTimeout = 3 * time.Minute
 
 // Options say how a server differs from the others.
 type Options struct {
@@ -45,12 +44,21 @@ func (o Options) program(t testing.TB) string {
 	return Release(t, o.Release)
 }
 
-// Server is one API server process. It keeps its name, port and directory when it is
+// APIServer is one API server process. It keeps its name, port and directory when it is
 // started again.
-type Server struct {
+type APIServer struct {
 	*Process
 	*testbed.Server
-	Clients
+}
+
+// NewAPIServer has the test run a server, which is not started.
+func NewAPIServer(t testing.TB, at *testbed.Server) *APIServer {
+	return &APIServer{Process: adopt(t, at.Program), Server: at}
+}
+
+// Server is a concord server.
+type Server struct {
+	*APIServer
 	options Options
 	program string
 	cluster *Cluster
@@ -67,7 +75,7 @@ func (c *Cluster) NewServer(name string, o Options) *Server {
 	if c.embedded && name == embedding {
 		at.Etcd = ""
 	}
-	s.Server, s.Process, s.Clients = at, adopt(c.T, at.Program), NewClients(c.T, at.Access)
+	s.APIServer = NewAPIServer(c.T, at)
 	c.servers = append(c.servers, s)
 	return s
 }
@@ -109,19 +117,14 @@ func (s *Server) StartAs(o Options) {
 	s.Start()
 }
 
-// KubeconfigFile is the administrator's kubeconfig, which may name another server.
-func (c *Cluster) KubeconfigFile() string {
-	return filepath.Join(c.CertDir, pki.AdminKubeconfigName)
-}
-
 // Get asks the server for a path as the administrator.
-func (s *Server) Get(ctx context.Context, path string) (status int, body string, err error) {
+func (s *APIServer) Get(ctx context.Context, path string) (status int, body string, err error) {
 	return testbed.Get(ctx, s.Config(), path, nil)
 }
 
 // WaitReady waits until the server is ready and returns how long that took. A server
 // that ends meanwhile fails the test.
-func (s *Server) WaitReady() time.Duration {
+func (s *APIServer) WaitReady() time.Duration {
 	s.t.Helper()
 	began := time.Now()
 	if err := s.AwaitReady(context.Background(), readyTimeout); err != nil {
@@ -131,7 +134,7 @@ func (s *Server) WaitReady() time.Duration {
 }
 
 // WaitUnready waits until the server says that it is not ready, or does not answer.
-func (s *Server) WaitUnready(timeout time.Duration) time.Duration {
+func (s *APIServer) WaitUnready(timeout time.Duration) time.Duration {
 	s.t.Helper()
 	return Eventually(s.t, timeout, s.Name+" becomes unready", func(ctx context.Context) error {
 		if s.Ready(ctx) == nil {

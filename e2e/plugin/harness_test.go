@@ -15,6 +15,7 @@ import (
 
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
+	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 func TestMain(m *testing.M) { itself.Main(m) }
@@ -23,9 +24,7 @@ func TestMain(m *testing.M) { itself.Main(m) }
 func buildPlugin(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kubectl-concord")
-	if out, err := exec.Command("go", "build", "-o", program, "github.com/concord-dev/concord/cmd/kubectl-concord").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	cluster.Go(t, "build", "-o", program, "github.com/concord-dev/concord/cmd/kubectl-concord")
 	return program
 }
 

@@ -21,9 +21,7 @@ func TestOperator(t *testing.T) {
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	operator := filepath.Join(c.Dir, "operator")
-	if out, err := exec.Command("go", "build", "-o", operator, "github.com/concord-dev/concord/examples/operator").CombinedOutput(); err != nil {
-		t.Fatalf("build the example: %v\n%s", err, out)
-	}
+	cluster.Go(t, "build", "-o", operator, "github.com/concord-dev/concord/examples/operator")
 	kubeconfig, err := b.Access(beside.AdminToken).Kubeconfig("operator")
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -24,6 +23,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/concord-dev/concord/server/generic"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
@@ -44,13 +44,7 @@ var shared *running
 
 func TestMain(m *testing.M) {
 	logOnlyDeath()
-	if dir := os.Getenv(stopWhileStarting); dir != "" {
-		if err := startAndStop(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	process.Serve(map[string]func(context.Context, []string) error{stopWhileStarting: startAndStop})
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "concord-generic")
 		if err != nil {
@@ -163,15 +157,11 @@ func start(change func(*generic.Options)) (*running, error) {
 }
 
 func (s *running) awaitReady() error {
-	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), poll, patience, true, func(ctx context.Context) (bool, error) {
-		_, last = s.kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-		return last == nil, nil
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return process.Until(ctx, poll, func(ctx context.Context) error {
+		return s.kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})
-	if err != nil {
-		return errors.Join(err, last)
-	}
-	return nil
 }
 
 // startFor runs a server for the length of a test.
@@ -206,13 +196,10 @@ func (s *running) namespace(t *testing.T) string {
 // eventually fails the test if try has an error for too long.
 func eventually(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), poll, patience, true, func(ctx context.Context) (bool, error) {
-		last = try(ctx)
-		return last == nil, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v: %v", what, err, last)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := process.Until(ctx, poll, try); err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -23,6 +22,7 @@ import (
 	"github.com/concord-dev/concord/embedded"
 	"github.com/concord-dev/concord/server/controllers"
 	"github.com/concord-dev/concord/server/generic"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // settled waits until there are no more goroutines than before, but for a few that the
@@ -56,16 +56,14 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// stopWhileStarting is the environment variable that has the process start a server in a
-// directory and stop it at once.
-const stopWhileStarting = "CONCORD_TEST_STOP_WHILE_STARTING"
+// stopWhileStarting is the test binary as a server in the directory that is its argument, which is
+// stopped at once.
+const stopWhileStarting = "stop-while-starting"
 
 // A server that was stopped while it started ends its process without an error. It has a process
 // of its own: the hooks of its start may go on after its end.
 func TestStopWhileStarting(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), stopWhileStarting+"="+t.TempDir())
-	if out, err := cmd.CombinedOutput(); err != nil {
+	if out, err := process.Self(stopWhileStarting, t.TempDir()).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -111,13 +109,13 @@ func TestHookWhileStopping(t *testing.T) {
 	}
 }
 
-func startAndStop(dir string) error {
+func startAndStop(ctx context.Context, args []string) error {
 	o := generic.NewOptions()
-	o.DataDir, o.ControlPlane.SecureServing.BindPort = dir, 0
+	o.DataDir, o.ControlPlane.SecureServing.BindPort = args[0], 0
 	if err := o.Complete(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	served := false
 	err := generic.Run(ctx, o, func(*generic.Server) {

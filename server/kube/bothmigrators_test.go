@@ -32,13 +32,13 @@ import (
 // that it needs.
 func (c *control) manage(s *apiserver) {
 	c.t.Helper()
-	kubeconfig, err := beside.Access{URL: s.url, CAFile: filepath.Join(c.dir, s.name, "apiserver.crt"), Token: adminToken, Dir: c.dir}.Kubeconfig(manager)
+	kubeconfig, err := beside.Access{URL: s.URL(), CAFile: filepath.Join(c.Dir, s.Name, "apiserver.crt"), Token: adminToken, Dir: c.Dir}.Kubeconfig(manager)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	_, port, _ := strings.Cut(cluster.FreeAddress(c.t), ":")
-	start(c.t, manager, manager, filepath.Join(c.dir, manager+".log"), "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+port,
-		"--cert-dir="+filepath.Join(c.dir, manager), "--leader-elect=false", stockserver.MigratorFlag)
+	start(c.t, manager, manager, c.Dir, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+port,
+		"--cert-dir="+c.Path(manager), "--leader-elect=false", stockserver.MigratorFlag)
 }
 
 // upstream makes a migration of widgets in Kubernetes' own API.
@@ -112,14 +112,14 @@ const putRightIn = 10 * time.Second
 // in time. The function that it returns ends that.
 func (c *control) guard() (stop func()) {
 	c.t.Helper()
-	now, err := c.raw.Get(c.t.Context(), widgetsKey)
+	now, err := c.Raw.Get(c.t.Context(), widgetsKey)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	c.t.Cleanup(func() { cancel(); wg.Wait() })
-	watch := c.raw.Watch(ctx, widgetsKey, clientv3.WithRev(now.Header.Revision+1))
+	watch := c.Raw.Watch(ctx, widgetsKey, clientv3.WithRev(now.Header.Revision+1))
 	until := make(chan int64, 1)
 	changes, moments := 0, 0
 	wg.Go(func() {
@@ -147,7 +147,7 @@ func (c *control) guard() (stop func()) {
 	})
 	return func() {
 		c.t.Helper()
-		last, err := c.raw.Get(ctx, widgetsKey)
+		last, err := c.Raw.Get(ctx, widgetsKey)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ const widgetsKey = registry + "apiextensions.k8s.io/customresourcedefinitions/wi
 
 // guarded says which object is stored, at a revision or now, in a version that storedVersions lack.
 func (c *control) guarded(ctx context.Context, revision int64) error {
-	definition, err := c.raw.Get(ctx, widgetsKey, clientv3.WithRev(revision))
+	definition, err := c.Raw.Get(ctx, widgetsKey, clientv3.WithRev(revision))
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (c *control) guarded(ctx context.Context, revision int64) error {
 	if err := json.Unmarshal(definition.Kvs[0].Value, &crd); err != nil {
 		return err
 	}
-	stored, err := c.raw.Get(ctx, registry+"example.com/widgets/", clientv3.WithPrefix(), clientv3.WithRev(revision))
+	stored, err := c.Raw.Get(ctx, registry+"example.com/widgets/", clientv3.WithPrefix(), clientv3.WithRev(revision))
 	if err != nil {
 		return err
 	}

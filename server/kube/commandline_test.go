@@ -3,8 +3,6 @@ package kube_test
 import (
 	"encoding/json"
 	"io"
-	"os"
-	"os/exec"
 	"regexp"
 	"testing"
 
@@ -13,6 +11,7 @@ import (
 
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // flags are those of a command by name.
@@ -38,12 +37,7 @@ func listFlags(out io.Writer) error {
 // runOnce runs the test binary in a role to its end and returns what it printed.
 func runOnce(t *testing.T, role string, args ...string) []byte {
 	t.Helper()
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), executable, args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd := process.Self(role, args...)
 	cmd.Stderr = t.Output()
 	out, err := cmd.Output()
 	if err != nil {

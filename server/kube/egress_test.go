@@ -4,7 +4,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +14,8 @@ import (
 func testEgress(t *testing.T) {
 	c := newControl(t)
 	const known = "etcd.example:2379"
-	proxy := filepath.Join(c.dir, "proxy.sock")
-	connectProxy(t, proxy, known, strings.TrimPrefix(c.raw.Endpoints()[0], "http://"))
+	proxy := c.Path("proxy.sock")
+	connectProxy(t, proxy, known, strings.TrimPrefix(c.Raw.Endpoints()[0], "http://"))
 	c.etcd = []string{"--etcd-servers=http://" + known, "--egress-selector-config-file=" + c.write("egress.yaml", `apiVersion: apiserver.k8s.io/v1beta1
 kind: EgressSelectorConfiguration
 egressSelections:

@@ -122,7 +122,7 @@ func (s *apiserver) migrated(timeout time.Duration) {
 
 // value reads a key of etcd, and returns the encoding of its value.
 func (c *control) value(ctx context.Context, key string) (agree.Encoding, error) {
-	answer, err := c.raw.Get(ctx, key)
+	answer, err := c.Raw.Get(ctx, key)
 	if err != nil {
 		return "", err
 	}
@@ -274,7 +274,7 @@ func nothingElseIsStored(t *testing.T, c *control, s *apiserver) {
 			reported[gr] = ""
 		}
 		known := stores(reported)
-		answer, err := c.raw.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithKeysOnly())
+		answer, err := c.Raw.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithKeysOnly())
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -36,14 +37,10 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(flag, func(t *testing.T) {
 			s := c.start(ours, strings.NewReplacer("/", "_", ":", "_").Replace(flag)[2:20], flag)
-			select {
-			case <-s.Done():
-			case <-time.After(time.Minute):
+			if ended, ok := s.Wait(time.Minute); !ok {
 				t.Fatal("it runs")
-			}
-			said := s.Failure().Error()
-			if !strings.Contains(said, "exit status 1") || !strings.Contains(said, want) {
-				t.Errorf("it said %s", said)
+			} else if ended.Code != 1 || !strings.Contains(ended.Stderr, want) {
+				t.Errorf("it ended with %d and said %s", ended.Code, ended.Stderr)
 			}
 		})
 	}
@@ -70,12 +67,12 @@ func testFlags(t *testing.T) {
 			}
 		}},
 		"runtime-config": {[]string{"--runtime-config=batch/v1=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			if status, _, err := s.get(t.Context(), "/apis/batch/v1"); err != nil || status != 404 {
+			if status, _, err := s.Get(t.Context(), "/apis/batch/v1"); err != nil || status != 404 {
 				t.Errorf("%d, error %v", status, err)
 			}
 		}},
 		"watch-cache": {[]string{"--watch-cache-sizes=configmaps#0"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			_, body, err := s.get(t.Context(), "/metrics")
+			_, body, err := s.Get(t.Context(), "/metrics")
 			cached := func(resource string) bool {
 				return strings.Contains(body, fmt.Sprintf(`watch_cache_capacity{group="",resource="%s"}`, resource))
 			}
@@ -84,7 +81,7 @@ func testFlags(t *testing.T) {
 			}
 		}},
 		"json": {[]string{"--storage-media-type=application/json"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			answer, err := c.raw.Get(t.Context(), "/json/namespaces/default")
+			answer, err := c.Raw.Get(t.Context(), "/json/namespaces/default")
 			if err != nil || len(answer.Kvs) != 1 || answer.Kvs[0].Value[0] != '{' {
 				t.Errorf("error %v, stored is %v", err, answer)
 			}
@@ -92,7 +89,7 @@ func testFlags(t *testing.T) {
 		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
 		"peers":  {c.peerFlags(), nil},
 		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			_, body, err := s.get(t.Context(), "/metrics")
+			_, body, err := s.Get(t.Context(), "/metrics")
 			if err != nil || !strings.Contains(body, `name="StorageVersionAPI",stage="ALPHA"} 0`) {
 				t.Errorf("upstream's StorageVersionAPI is not off, error %v", err)
 			}
@@ -134,8 +131,8 @@ func testEncryption(t *testing.T) {
 	file := c.write("encryption.yaml", configuration("key1"))
 	flags := []string{"--encryption-provider-config=" + file, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s"}
 	one, two := c.start(ours, "one", flags...), c.start(ours, "two", flags...)
-	one.waitReady()
-	two.waitReady()
+	one.WaitReady()
+	two.WaitReady()
 	secrets := schema.GroupResource{Resource: "secrets"}
 	before := one.agreed(time.Minute, 2)[secrets]
 	if before.Seal() == "" || before.Plain() != "v1" {
@@ -151,9 +148,9 @@ func testEncryption(t *testing.T) {
 	c.sealedWith(t, "key1")
 	c.write("encryption.yaml", configuration("key1", "key2")) // all can read what will be written
 	for _, s := range []*apiserver{one, two} {
-		eventually(t, time.Minute, s.name+" has loaded the keys", func(context.Context) error {
-			if output, err := s.Output(); err != nil || !strings.Contains(output, "Loaded the encryption configuration") {
-				return fmt.Errorf("it has not said so, error %v", err)
+		eventually(t, time.Minute, s.Name+" has loaded the keys", func(context.Context) error {
+			if !strings.Contains(s.Output(), "Loaded the encryption configuration") {
+				return errors.New("it has not said so")
 			}
 			return nil
 		})
@@ -172,7 +169,7 @@ func testEncryption(t *testing.T) {
 // sealedWith says whether all Secrets in etcd are encrypted with a key.
 func (c *control) sealedWith(t *testing.T, key string) {
 	t.Helper()
-	answer, err := c.raw.Get(t.Context(), registry+"secrets/", clientv3.WithPrefix())
+	answer, err := c.Raw.Get(t.Context(), registry+"secrets/", clientv3.WithPrefix())
 	if err != nil || len(answer.Kvs) < 100 {
 		t.Fatalf("%d Secrets, error %v", len(answer.Kvs), err)
 	}

@@ -4,19 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"flag"
-	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
-	"os/signal"
-	"path/filepath"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/etcdmain"
 	"go.uber.org/zap"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
@@ -50,15 +44,13 @@ func TestSlow(t *testing.T) {
 	t.Run("MigratorBesideStock", testMigratorBesideStock)
 }
 
-// roleVariable makes the test binary one of the programs below.
-const roleVariable = "CONCORD_KUBE_TEST_ROLE"
-
+// The programs that the test binary may be.
 const (
 	ours = "concord" // concord kube-apiserver
-	// earlier is that of Concord's release before this one.
+	// earlier is that of Concord's release before this one, a program of its own.
 	earlier = "earlier"
 	stock   = "stock" // Kubernetes' own kube-apiserver
-	etcd    = "etcd"
+	etcd    = cluster.EtcdProgram
 	// manager is Kubernetes' own kube-controller-manager.
 	manager = "kube-controller-manager"
 	// listing prints the flags of ours and of the stock one.
@@ -67,69 +59,40 @@ const (
 
 // TestMain has the test binary double as all the programs that the tests run.
 func TestMain(m *testing.M) {
-	switch role := os.Getenv(roleVariable); role {
-	case "":
-		flag.Parse()
-		os.Exit(cluster.Suite{M: m}.Run())
-	case ours:
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		defer stop()
-		cmd := kube.NewCommand()
-		cmd.SetArgs(os.Args[1:])
-		if err := cmd.ExecuteContext(ctx); err != nil {
-			fmt.Fprintln(os.Stderr, "concord:", err)
-			stop()
-			os.Exit(1) //nolint:gocritic // stop is called
-		}
-	case stock:
-		os.Exit(cli.Run(stockserver.Command()))
-	case manager:
-		os.Exit(cli.Run(stockserver.ControllerManagerCommand()))
-	case listing:
-		if err := listFlags(os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	case etcd:
-		etcdmain.Main(os.Args)
-	}
+	cluster.Serve()
+	process.Serve(map[string]func(context.Context, []string) error{
+		ours: func(ctx context.Context, args []string) error {
+			cmd := kube.NewCommand()
+			cmd.SetArgs(args)
+			return cmd.ExecuteContext(ctx)
+		},
+		stock: func(context.Context, []string) error { return cli.RunNoErrOutput(stockserver.Command()) },
+		manager: func(context.Context, []string) error {
+			return cli.RunNoErrOutput(stockserver.ControllerManagerCommand())
+		},
+		listing: func(context.Context, []string) error { return listFlags(os.Stdout) },
+	})
+	flag.Parse()
+	os.Exit(cluster.Suite{M: m}.Run())
 }
 
 // start runs the test binary in a role until it ends or the test does.
-func start(t testing.TB, role, name, log string, args ...string) *process.Process {
+func start(t testing.TB, role, name, dir string, args ...string) *cluster.Process {
 	t.Helper()
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if role == earlier {
-		executable, args = cluster.Earlier(t), append([]string{"kube-apiserver"}, args...)
-	}
-	cmd := exec.Command(executable, args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
-	p, err := process.Start(name, cmd, log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("%s: %s", name, p.Tail())
-		}
-	})
+	p := cluster.NewProcess(t, name, dir, func() *exec.Cmd { return process.Self(role, args...) })
+	p.Start()
 	return p
 }
 
 // control is a control plane's etcd and files. Servers are added to it.
 type control struct {
-	t   testing.TB
-	dir string
-	// etcd are the flags with which servers reach it, raw reads and writes it directly.
+	*testbed.Cluster
+	t testing.TB
+	// etcd are the flags with which servers reach it.
 	etcd []string
-	raw  *clientv3.Client
 }
+
+func newFiles(t testing.TB) *control { return &control{Cluster: testbed.In(t.TempDir()), t: t} }
 
 // The tokens of --token-auth-file and the users that they stand for.
 const (
@@ -140,9 +103,9 @@ const (
 // newControl starts an etcd of one member.
 func newControl(t testing.TB) *control {
 	t.Helper()
-	c := &control{t: t, dir: t.TempDir()}
+	c := newFiles(t)
 	endpoint, peer := "http://"+cluster.FreeAddress(t), "http://"+cluster.FreeAddress(t)
-	start(t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), append(testbed.EtcdFlags(filepath.Join(c.dir, "etcd"), endpoint, peer), "--unsafe-no-fsync")...)
+	start(t, etcd, "etcd", c.Dir, append(testbed.EtcdFlags(c.Path("etcd"), endpoint, peer), "--unsafe-no-fsync")...)
 	c.etcd = []string{"--etcd-servers=" + endpoint}
 	c.connect(nil, endpoint)
 	c.prepare()
@@ -152,21 +115,20 @@ func newControl(t testing.TB) *control {
 func (c *control) connect(config *tls.Config, endpoints ...string) {
 	c.t.Helper()
 	var err error
-	c.raw, err = clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: config, Logger: zap.NewNop(), DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second})
+	c.Raw, err = clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: config, Logger: zap.NewNop(), DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.t.Cleanup(func() { _ = c.raw.Close() })
+	c.t.Cleanup(func() { _ = c.Raw.Close() })
 	eventually(c.t, time.Minute, "etcd answers", func(ctx context.Context) error {
-		_, err := c.raw.Get(ctx, "health")
-		return err
+		return testbed.Answers(ctx, c.Raw)
 	})
 }
 
 // prepare writes the files that all servers of a control plane share.
 func (c *control) prepare() {
 	c.t.Helper()
-	if err := testbed.WriteFiles(c.dir, testbed.Admin, strangerToken+",stranger,2"); err != nil {
+	if err := testbed.WriteFiles(c.Dir, testbed.Admin, strangerToken+",stranger,2"); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -174,7 +136,7 @@ func (c *control) prepare() {
 // write makes a file and returns its path.
 func (c *control) write(name, content string) string {
 	c.t.Helper()
-	path := filepath.Join(c.dir, name)
+	path := c.Path(name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
@@ -183,90 +145,58 @@ func (c *control) write(name, content string) string {
 
 // apiserver is a running kube-apiserver, ours or a stock one.
 type apiserver struct {
-	*process.Process
-	cluster.Clients
-	t    testing.TB
-	name string
-	url  string
-	// access is the administrator's, nil for that of a token.
-	access *rest.Config
+	*cluster.APIServer
+	t testing.TB
 }
 
 // start runs a server with more flags than those every one needs.
 func (c *control) start(role, name string, flags ...string) *apiserver {
 	c.t.Helper()
-	port := cluster.FreePort(c.t)
-	certificates := filepath.Join(c.dir, name)
-	if err := os.MkdirAll(certificates, 0o700); err != nil {
-		c.t.Fatal(err)
-	}
-	// Each makes a certificate of its own.
-	own := []string{}
-	if role == ours {
-		own = append(own, "--migration-settle=2s") // flags may say otherwise
-	}
-	args := slices.Concat(testbed.Flags(c.dir, port, "--cert-dir="+certificates), c.etcd, own, flags)
-	return newAPIServer(c.t, start(c.t, role, name, filepath.Join(c.dir, name+".log"), args...), name, testbed.LoopbackURL(port))
+	s := c.add(name, func(at *testbed.Server) *exec.Cmd {
+		args := slices.Concat(testbed.Flags(c.Dir, at.Port, "--cert-dir="+at.Dir), c.etcd) // each makes a certificate of its own
+		switch role {
+		case earlier:
+			return exec.Command(cluster.Earlier(c.t), slices.Concat([]string{"kube-apiserver"}, args, flags)...)
+		case ours:
+			args = append(args, "--migration-settle=2s") // flags may say otherwise
+		}
+		return process.Self(role, append(args, flags...)...)
+	})
+	s.Admin = s.as(adminToken)
+	s.Start()
+	return s
 }
 
-func newAPIServer(t testing.TB, p *process.Process, name, url string) *apiserver {
-	s := &apiserver{Process: p, t: t, name: name, url: url}
-	s.Clients = cluster.NewClients(t, func() (*rest.Config, error) { return s.admin(), nil })
-	return s
+// add returns a server that is not started.
+func (c *control) add(name string, command func(*testbed.Server) *exec.Cmd) *apiserver {
+	c.t.Helper()
+	at, err := c.Add(name, func(at *testbed.Server) (*exec.Cmd, error) { return command(at), nil })
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return &apiserver{cluster.NewAPIServer(c.t, at), c.t}
 }
 
 // ready starts a server and waits until it is ready.
 func (c *control) ready(role, name string, flags ...string) *apiserver {
 	c.t.Helper()
 	s := c.start(role, name, flags...)
-	s.waitReady()
+	s.WaitReady()
 	return s
-}
-
-// waitReady waits until the server is ready.
-func (s *apiserver) waitReady() {
-	s.t.Helper()
-	eventually(s.t, 2*time.Minute, s.name+" is ready", func(ctx context.Context) error {
-		select {
-		case <-s.Done():
-			s.t.Fatal(s.Failure())
-		default:
-		}
-		status, body, err := s.get(ctx, "/readyz?verbose")
-		if err == nil && status != http.StatusOK {
-			err = fmt.Errorf("%d: %s", status, body)
-		}
-		return err
-	})
 }
 
 // end asks the server to end, and it has to do so without an error. kube-apiserver waits up to
 // a minute for a connection that was made in the moment of its end.
 func (s *apiserver) end() {
 	s.t.Helper()
-	if err := s.Terminate(s.t.Context(), 3*time.Minute); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// kill ends the server as a crash does.
-func (s *apiserver) kill() {
-	s.t.Helper()
-	if err := s.Kill(); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *apiserver) signal(signal syscall.Signal) {
-	s.t.Helper()
-	if err := s.Signal(signal); err != nil {
+	if err := s.Run().Terminate(s.t.Context(), 3*time.Minute); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
 // as is access to the server with a token, "" for an anonymous one.
 func (s *apiserver) as(token string) *rest.Config {
-	config := testbed.WithToken(s.url, token)
+	config := testbed.WithToken(s.URL(), token)
 	config.Timeout = 30 * time.Second
 	return config
 }
@@ -278,21 +208,6 @@ func must[C any](t testing.TB, make func(*rest.Config) (C, error), config *rest.
 		t.Fatal(err)
 	}
 	return c
-}
-
-// admin is an administrator's access.
-func (s *apiserver) admin() *rest.Config {
-	if s.access == nil {
-		return s.as(adminToken)
-	}
-	config := rest.CopyConfig(s.access)
-	config.QPS, config.Timeout = -1, 30*time.Second
-	return config
-}
-
-// get asks for a path as the administrator.
-func (s *apiserver) get(ctx context.Context, path string) (status int, body string, err error) {
-	return testbed.Get(ctx, s.admin(), path, nil)
 }
 
 // eventually waits until check returns nil. After the timeout the test fails with what, and

@@ -33,8 +33,8 @@ func testKMS(t *testing.T) {
 	}
 	one, first := start("one", "old")
 	two, second := start("two", "old")
-	one.waitReady()
-	two.waitReady()
+	one.WaitReady()
+	two.WaitReady()
 	resource := schema.GroupResource{Resource: "secrets"}
 	before := one.agreed(time.Minute, 2)[resource]
 	if !strings.HasPrefix(string(before.Seal()), "kms:v2:p:") || before.Plain() != "v1" {
@@ -69,7 +69,7 @@ func testKMS(t *testing.T) {
 
 	remote.Destroy("old")
 	three, _ := start("three", "new") // knows nothing but what it is told by the plugin
-	three.waitReady()
+	three.WaitReady()
 	list, err := three.Kube().CoreV1().Secrets(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != kmsSecrets+1 {
 		t.Errorf("without the old key %d Secrets can be read, error %v", len(list.Items), err)
@@ -81,7 +81,7 @@ func testKMS(t *testing.T) {
 func (c *control) encryptsWith(s *apiserver, key string) {
 	c.t.Helper()
 	secrets := s.Kube().CoreV1().Secrets(metav1.NamespaceDefault)
-	eventually(c.t, 3*time.Minute, s.name+" encrypts with the key "+key, func(ctx context.Context) error {
+	eventually(c.t, 3*time.Minute, s.Name+" encrypts with the key "+key, func(ctx context.Context) error {
 		s.asksItsPlugin(ctx)
 		made, err := secrets.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "turned-"}}, metav1.CreateOptions{})
 		if err != nil {
@@ -96,11 +96,11 @@ func (c *control) encryptsWith(s *apiserver, key string) {
 }
 
 // asksItsPlugin has a server ask whether its plugin is well, and so for its key.
-func (s *apiserver) asksItsPlugin(ctx context.Context) { _, _, _ = s.get(ctx, "/readyz") }
+func (s *apiserver) asksItsPlugin(ctx context.Context) { _, _, _ = s.Get(ctx, "/readyz") }
 
 // kmsKey is the ID of the plugin's key with which a Secret in the namespace default is stored.
 func (c *control) kmsKey(ctx context.Context, name string) (string, error) {
-	answer, err := c.raw.Get(ctx, registry+"secrets/"+metav1.NamespaceDefault+"/"+name)
+	answer, err := c.Raw.Get(ctx, registry+"secrets/"+metav1.NamespaceDefault+"/"+name)
 	if err != nil {
 		return "", err
 	}
@@ -123,7 +123,7 @@ func kmsKeyOf(stored []byte) (string, error) {
 // sealedByKMS says whether so many Secrets in the namespace default are encrypted with these keys.
 func (c *control) sealedByKMS(t *testing.T, want map[string]int) {
 	t.Helper()
-	answer, err := c.raw.Get(t.Context(), registry+"secrets/"+metav1.NamespaceDefault+"/", clientv3.WithPrefix())
+	answer, err := c.Raw.Get(t.Context(), registry+"secrets/"+metav1.NamespaceDefault+"/", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,9 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +29,8 @@ import (
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/staticpod"
 
 	"github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // kubeadm makes what kubeadm init makes: certificates, kubeconfigs, and kube-apiserver's flags.
@@ -38,13 +40,13 @@ func (c *control) kubeadm(port int) *kubeadmapi.InitConfiguration {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	cfg.CertificatesDir = filepath.Join(c.dir, "pki")
+	cfg.CertificatesDir = c.CertDir
 	cfg.LocalAPIEndpoint = kubeadmapi.APIEndpoint{AdvertiseAddress: "127.0.0.1", BindPort: int32(port)}
 	if err := certs.CreatePKIAssets(cfg); err != nil {
 		c.t.Fatal(err)
 	}
 	for _, name := range []string{kubeadmconstants.AdminKubeConfigFileName, kubeadmconstants.SuperAdminKubeConfigFileName, kubeadmconstants.KubeletKubeConfigFileName} {
-		if err := kubeconfig.CreateKubeConfigFile(name, c.dir, cfg); err != nil {
+		if err := kubeconfig.CreateKubeConfigFile(name, c.Dir, cfg); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -56,7 +58,7 @@ func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint s
 	c.t.Helper()
 	file := func(name string) string { return filepath.Join(cfg.CertificatesDir, name) }
 	endpoint, peer := "https://"+cluster.FreeAddress(c.t), "https://"+cluster.FreeAddress(c.t)
-	start(c.t, etcd, "etcd", filepath.Join(c.dir, "etcd.log"), "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
+	start(c.t, etcd, "etcd", c.Dir, "--data-dir="+c.Path("etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls="+endpoint, "--advertise-client-urls="+endpoint, "--cert-file="+file(kubeadmconstants.EtcdServerCertName), "--key-file="+file(kubeadmconstants.EtcdServerKeyName),
 		"--client-cert-auth=true", "--trusted-ca-file="+file(kubeadmconstants.EtcdCACertName),
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--peer-cert-file="+file(kubeadmconstants.EtcdPeerCertName),
@@ -76,10 +78,11 @@ func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint s
 // kubeadmUser is access with one of kubeadm's kubeconfigs.
 func (c *control) kubeadmUser(name string) *rest.Config {
 	c.t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, name))
+	config, err := clientcmd.BuildConfigFromFlags("", c.Path(name))
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	config.QPS, config.Timeout = -1, 30*time.Second
 	return config
 }
 
@@ -88,14 +91,10 @@ func (c *control) kubeadmUser(name string) *rest.Config {
 // ones: several servers share the test's host.
 func TestKubeadm(t *testing.T) {
 	t.Parallel()
-	c := &control{t: t, dir: t.TempDir()}
-	address := cluster.FreeAddress(t)
-	_, text, _ := strings.Cut(address, ":")
-	port, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := c.kubeadm(port)
+	c := newFiles(t)
+	var flags []string
+	s := c.add("one", func(*testbed.Server) *exec.Cmd { return process.Self(ours, flags...) })
+	cfg := c.kubeadm(s.Port)
 	endpoint := c.startMutualEtcd(cfg)
 	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver is told of them
 	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
@@ -109,20 +108,17 @@ func TestKubeadm(t *testing.T) {
 	if !slices.Equal(command[:2], []string{"concord", "kube-apiserver"}) || !strings.Contains(container.Image, "concord") || *container.SecurityContext.RunAsUser != 0 {
 		t.Errorf("the container is %v", container)
 	}
-	flags := slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
+	flags = slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
 	t.Log(strings.Join(flags, " "))
-	stranger := start(t, ours, "stranger", filepath.Join(c.dir, "stranger.log"), append(flags, "--etcd-cafile="+filepath.Join(cfg.CertificatesDir, kubeadmconstants.FrontProxyCACertName))...)
-	select {
-	case <-stranger.Done():
-		if said := stranger.Failure().Error(); !strings.Contains(said, "etcd's certificate is refused") || !strings.Contains(said, "--etcd-cafile") {
-			t.Errorf("with another CA for etcd it said %s", said)
-		}
-	case <-time.After(time.Minute):
+	stranger := start(t, ours, "stranger", c.Dir, append(flags, "--etcd-cafile="+filepath.Join(cfg.CertificatesDir, kubeadmconstants.FrontProxyCACertName))...)
+	if ended, ok := stranger.Wait(time.Minute); !ok {
 		t.Fatal("it runs with another CA for etcd")
+	} else if said := ended.Stderr; !strings.Contains(said, "etcd's certificate is refused") || !strings.Contains(said, "--etcd-cafile") {
+		t.Errorf("with another CA for etcd it said %s", said)
 	}
-	s := newAPIServer(t, start(t, ours, "one", filepath.Join(c.dir, "one.log"), flags...), "one", "https://"+address)
-	s.access = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
-	s.waitReady()
+	s.Admin = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
+	s.Start()
+	s.WaitReady()
 	s.agreed(time.Minute, 1)
 	s.migrated(time.Minute)
 	bootstrapTokensWork(t, s)
@@ -140,7 +136,7 @@ func bootstrapTokensWork(t *testing.T, s *apiserver) {
 	if _, err := s.Kube().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), token, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	joining := rest.AnonymousClientConfig(s.access)
+	joining := rest.AnonymousClientConfig(s.Admin)
 	joining.BearerToken = "abcdef.0123456789abcdef"
 	client := must(t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, joining)
 	eventually(t, time.Minute, "the token is known", func(ctx context.Context) error {

@@ -38,7 +38,8 @@ func TestLastWriteOfStock(t *testing.T) {
 	s.flip("v2")
 	s.storedVersions(time.Minute, "v1", "v2")
 
-	other.signal(syscall.SIGTERM)
+	other.Run().Expect()
+	other.Signal(syscall.SIGTERM)
 	s.agreed(time.Minute, 1)
 	m := &migrationv1alpha1.StorageVersionMigration{}
 	m.Name = "mine"
@@ -73,7 +74,7 @@ func TestLastWriteOfStock(t *testing.T) {
 // sent by what it returns, which has to be answered with success.
 func (s *apiserver) beginCreate(name string) (complete func()) {
 	s.t.Helper()
-	address := strings.TrimPrefix(s.url, "https://")
+	address := strings.TrimPrefix(s.URL(), "https://")
 	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // its certificate is its own
 	if err != nil {
 		s.t.Fatal(err)

@@ -111,7 +111,7 @@ func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
 // encodings counts the encodings of the widgets in raw etcd.
 func (c *control) encodings() map[agree.Encoding]int {
 	c.t.Helper()
-	answer, err := c.raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
+	answer, err := c.Raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -95,7 +95,7 @@ func besideStock(t *testing.T, writes agree.Encoding, flags ...string) {
 	}
 	s.unknown(time.Minute)
 
-	other.kill()
+	other.Kill()
 	if again := s.disagreed(time.Minute); again != lease {
 		t.Errorf("the crashed server's Lease is called %s, and was called %s", again, lease)
 	}

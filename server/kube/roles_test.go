@@ -30,7 +30,7 @@ import (
 // who names them may not change.
 func (c *control) auditFlags() []string {
 	policy := c.write("policy.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n")
-	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(c.dir, "audit.log"), "--enable-admission-plugins=OwnerReferencesPermissionEnforcement"}
+	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(c.Dir, "audit.log"), "--enable-admission-plugins=OwnerReferencesPermissionEnforcement"}
 }
 
 // actInRoles has all controllers of a server that writes down its requests do something, and reads
@@ -49,7 +49,7 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 	s.storedVersions(time.Minute, "v2")
 	s.migrateThroughAPI("through-api")
 
-	file, err := os.Open(filepath.Join(c.dir, "audit.log"))
+	file, err := os.Open(filepath.Join(c.Dir, "audit.log"))
 	if err != nil {
 		t.Fatal(err)
 	}

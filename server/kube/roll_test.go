@@ -5,11 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,7 +22,6 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/testbed/ledger"
-	"github.com/concord-dev/concord/testbed/process"
 )
 
 // writeTimeout is how long a write may be tried again: a server that goes answers 503, or not
@@ -153,10 +150,10 @@ func (s *apiserver) readable(n int) {
 	s.t.Helper()
 	list, err := s.widgets().List(s.t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != n {
-		s.t.Errorf("%s lists %d widgets, error %v", s.name, len(list.Items), err)
+		s.t.Errorf("%s lists %d widgets, error %v", s.Name, len(list.Items), err)
 	}
 	if _, err := s.Kube().CoreV1().Namespaces().List(s.t.Context(), metav1.ListOptions{}); err != nil {
-		s.t.Errorf("%s: %v", s.name, err)
+		s.t.Errorf("%s: %v", s.Name, err)
 	}
 }
 
@@ -179,9 +176,7 @@ func testRoll(t *testing.T) {
 	}
 	b = exchange(b, a, ours, "b-ours")
 	b.disagreed(time.Minute)
-	if err := members[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	members[0].Kill()
 	a = exchange(a, b, ours, "a-ours")
 	a.agreed(time.Minute, 2)
 	a.flip("v2")
@@ -191,7 +186,7 @@ func testRoll(t *testing.T) {
 		t.Helper()
 		s.storedVersions(time.Minute, "v2")
 		if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
-			t.Errorf("%s runs, and in etcd are %v", s.name, found)
+			t.Errorf("%s runs, and in etcd are %v", s.Name, found)
 		}
 	}
 	migrated(a)
@@ -258,7 +253,7 @@ func testPaused(t *testing.T) {
 	})
 	var paused time.Time
 	eventually(t, time.Minute, "a server is paused while a write is under way in it", func(context.Context) error {
-		two.signal(syscall.SIGSTOP)
+		two.Pause()
 		paused = time.Now()
 		w.through(one)
 		one.readable(50) // Time for the clients to read answers that came before the pause.
@@ -266,18 +261,16 @@ func testPaused(t *testing.T) {
 			return nil
 		}
 		w.through(two)
-		two.signal(syscall.SIGCONT)
+		two.Resume()
 		return errors.New("it had answered all of them")
 	})
-	if err := members[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	members[0].Kill()
 	one.flip("v2")
 	one.storedVersions(2*time.Minute, "v2")
 	puts := c.follow("example.com/widgets")
 	w.through(two, one)
 	resumed := time.Now()
-	two.signal(syscall.SIGCONT)
+	two.Resume()
 	one.agreed(time.Minute, 2)
 	before := w.written.Load()
 	eventually(t, time.Minute, "both servers write again", func(context.Context) error {
@@ -303,7 +296,7 @@ func testPaused(t *testing.T) {
 // follow counts the encodings of all puts of a resource from now until the function that it returns is called.
 func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	c.t.Helper()
-	stop, err := ledger.Record(c.t.Context(), c.raw, registry+resource+"/")
+	stop, err := ledger.Record(c.t.Context(), c.Raw, registry+resource+"/")
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -330,9 +323,7 @@ func testReplicatedEtcd(t *testing.T) {
 	one.migrated(time.Minute)
 	w := write(t, 50, one, two)
 	one.flip("v2")
-	if err := members[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	members[0].Kill()
 	before := w.written.Load()
 	one.storedVersions(2*time.Minute, "v2")
 	if written := w.end(); written == before {
@@ -344,9 +335,9 @@ func testReplicatedEtcd(t *testing.T) {
 }
 
 // newReplicated starts an etcd of three members over TLS.
-func newReplicated(t *testing.T) (*control, []*process.Process) {
+func newReplicated(t *testing.T) (*control, []*cluster.Process) {
 	t.Helper()
-	c := &control{t: t, dir: t.TempDir()}
+	c := newFiles(t)
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -357,10 +348,10 @@ func newReplicated(t *testing.T) (*control, []*process.Process) {
 		clients, peers = append(clients, "https://"+cluster.FreeAddress(t)), append(peers, "https://"+cluster.FreeAddress(t))
 		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
 	}
-	var members []*process.Process
+	var members []*cluster.Process
 	for i := range 3 {
 		name := fmt.Sprintf("m%d", i)
-		members = append(members, start(t, etcd, name, filepath.Join(c.dir, name+".log"), "--name="+name, "--data-dir="+filepath.Join(c.dir, name), "--unsafe-no-fsync", "--log-level=error",
+		members = append(members, start(t, etcd, name, c.Dir, "--name="+name, "--data-dir="+c.Path(name), "--unsafe-no-fsync", "--log-level=error",
 			"--listen-client-urls="+clients[i], "--advertise-client-urls="+clients[i], "--cert-file="+cert, "--key-file="+private,
 			"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(initial, ","),
 			"--peer-auto-tls"))

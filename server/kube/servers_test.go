@@ -93,7 +93,7 @@ func TestCrash(t *testing.T) {
 	one := c.ready(ours, "one", c.auditFlags()...)
 	two := c.ready(ours, "two", "--controllers=false")
 	one.agreed(time.Minute, 2)
-	if _, hooks, err := one.get(t.Context(), "/readyz?verbose"); err != nil || strings.Contains(hooks, "lease-garbage-collector") {
+	if _, hooks, err := one.Get(t.Context(), "/readyz?verbose"); err != nil || strings.Contains(hooks, "lease-garbage-collector") {
 		t.Errorf("upstream's code deletes identity Leases by this server's clock: %v, %s", err, hooks)
 	}
 	eventually(t, time.Minute, "four identity Leases", func(ctx context.Context) error {
@@ -104,7 +104,7 @@ func TestCrash(t *testing.T) {
 		return err
 	})
 	one.migrated(time.Minute)
-	two.kill()
+	two.Kill()
 	one.agreed(time.Minute, 1)
 	one.migrated(time.Minute)
 	t.Run("Roles", func(t *testing.T) { actInRoles(t, c, one) })

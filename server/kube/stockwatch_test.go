@@ -77,19 +77,19 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 	s := c.ready(stock, "stock")
 	const n, rounds, clients = 1500, 4, 6
 	s.createWidgets(1)
-	template, err := c.raw.Get(t.Context(), widgetsPrefix+"w-0")
+	template, err := c.Raw.Get(t.Context(), widgetsPrefix+"w-0")
 	if err != nil || len(template.Kvs) != 1 {
 		t.Fatal(err)
 	}
 	for i := 1; i < n; i++ {
 		name := fmt.Sprintf("w-%d", i)
 		value := strings.ReplaceAll(string(template.Kvs[0].Value), `"w-0"`, strconv.Quote(name))
-		if _, err := c.raw.Put(t.Context(), widgetsPrefix+name, value); err != nil {
+		if _, err := c.Raw.Put(t.Context(), widgetsPrefix+name, value); err != nil {
 			t.Fatal(err)
 		}
 	}
 	fence := "/fence"
-	fenced, err := c.raw.Put(t.Context(), fence, "")
+	fenced, err := c.Raw.Put(t.Context(), fence, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 		}
 		return err
 	})
-	stop := beside.Record(t, c.raw)
+	stop := beside.Record(t, c.Raw)
 
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
@@ -159,7 +159,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 		defer mu.Unlock()
 		return len(all)
 	}
-	kv := migratestore.NewEtcd(c.raw)
+	kv := migratestore.NewEtcd(c.Raw)
 	for round := range rounds {
 		to := agree.Encoding([]string{"example.com/v2", "example.com/v1"}[round%2])
 		result, err := migratestore.New(kv).Run(t.Context(), migratestore.Target{

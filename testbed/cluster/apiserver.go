@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/concord-dev/concord/pki"
 )
 
 const keyFile, tokenFile = "sa.key", "tokens.csv"
@@ -43,6 +45,16 @@ func Flags(dir string, port int, more ...string) []string {
 		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--token-auth-file=" + filepath.Join(dir, tokenFile),
 		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s",
 	}, more...)
+}
+
+// CertificateFlags are those of a kube-apiserver with these certificates, which others may be behind.
+func CertificateFlags(c *pki.Certificates) []string {
+	return []string{
+		"--tls-cert-file=" + c.CertFile, "--tls-private-key-file=" + c.KeyFile, "--client-ca-file=" + c.CAFile,
+		"--requestheader-client-ca-file=" + c.FrontProxy.CAFile, "--requestheader-allowed-names=" + pki.FrontProxyUser,
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + c.FrontProxy.CertFile, "--proxy-client-key-file=" + c.FrontProxy.KeyFile,
+	}
 }
 
 // WithToken is access with a token, "" for an anonymous one, to a server whose certificate it made

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 )
 
@@ -94,4 +95,4 @@ func message(body []byte) string {
 }
 
 // Close closes the connections that are idle.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,8 @@ type Cluster struct {
 	Members []*Etcd
 	// Servers are in the order in which they were added.
 	Servers []*Server
+
+	beside []*process.Process
 }
 
 // Etcd is an etcd in a process of its own.
@@ -90,7 +93,11 @@ func (c *Cluster) StartEtcd(ctx context.Context, environment ...string) error {
 
 // NewEtcd returns an etcd on a directory, as StartEtcd starts it.
 func NewEtcd(name, dir, log string, environment ...string) (*Etcd, error) {
-	e := &Etcd{Program: &process.Program{Name: name, Log: log, Command: func() (*exec.Cmd, error) { return etcdCommand(dir, environment) }}}
+	e := &Etcd{Program: &process.Program{Name: name, Log: log, Command: func() (*exec.Cmd, error) {
+		cmd := process.Self(embeddedEtcd, dir)
+		cmd.Env = append(cmd.Env, environment...)
+		return cmd, nil
+	}}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -127,20 +134,41 @@ func (c *Cluster) Add(name string, command func(*Server) (*exec.Cmd, error)) (*S
 	return s, nil
 }
 
-// Close kills what runs and removes every file.
-func (c *Cluster) Close() error {
-	var errs []error
-	for _, s := range c.Servers {
-		errs = append(errs, s.Kill())
+// Beside starts a program that uses the servers, or that they use, and ends with the cluster.
+func (c *Cluster) Beside(name string, cmd *exec.Cmd) (*process.Process, error) {
+	p, err := process.Start(name, cmd, c.Path(name+".log"))
+	if err == nil {
+		c.beside = append(c.beside, p)
 	}
+	return p, err
+}
+
+// Runs are the last runs of all that was started.
+func (c *Cluster) Runs() []*process.Process {
+	all := slices.Clone(c.beside)
+	for _, s := range c.Servers {
+		all = append(all, s.Run())
+	}
+	for _, e := range c.Members {
+		all = append(all, e.Run())
+	}
+	return slices.DeleteFunc(all, func(p *process.Process) bool { return p == nil })
+}
+
+// Stop kills what runs. The files stay.
+func (c *Cluster) Stop() error {
+	var errs []error
 	if c.Raw != nil {
 		errs = append(errs, c.Raw.Close())
 	}
-	for _, e := range c.Members {
-		errs = append(errs, e.Kill())
+	for _, p := range c.Runs() {
+		errs = append(errs, p.Kill())
 	}
 	if c.Embedded != nil {
 		errs = append(errs, c.Embedded.Close())
 	}
-	return errors.Join(append(errs, removeSocket(c.Endpoint, c.Dir), os.RemoveAll(c.Dir))...)
+	return errors.Join(append(errs, removeSocket(c.Endpoint, c.Dir))...)
 }
+
+// Close kills what runs and removes every file.
+func (c *Cluster) Close() error { return errors.Join(c.Stop(), os.RemoveAll(c.Dir)) }

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -18,11 +15,12 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/concord-dev/concord/embedded"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 const (
-	// etcdVariable makes this program run an etcd on that directory.
-	etcdVariable = "CONCORD_TESTBED_ETCD"
+	// embeddedEtcd is this program as an etcd on the directory that is its argument.
+	embeddedEtcd = "embedded-etcd"
 
 	// keepaliveTime is the least that an etcd allows to a client that waits.
 	keepaliveTime    = 10 * time.Second
@@ -33,21 +31,11 @@ const (
 // ServeEtcd makes this process the etcd that it was started as, and ends it; if it was
 // started as none it returns.
 func ServeEtcd() {
-	dir := os.Getenv(etcdVariable)
-	if dir == "" {
-		return
-	}
-	if err := runEtcd(dir); err != nil {
-		fmt.Fprintln(os.Stderr, "etcd:", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
+	process.Serve(map[string]func(context.Context, []string) error{embeddedEtcd: runEtcd})
 }
 
-func runEtcd(dir string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	etcd, err := embedded.StartEtcd(ctx, dir)
+func runEtcd(ctx context.Context, args []string) error {
+	etcd, err := embedded.StartEtcd(ctx, args[0])
 	if err != nil {
 		return err
 	}
@@ -59,17 +47,6 @@ func runEtcd(dir string) error {
 	}
 }
 
-// etcdCommand is this program as an etcd on a directory. The etcd listens at Endpoint.
-func etcdCommand(dir string, environment []string) (*exec.Cmd, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("own program: %w", err)
-	}
-	cmd := exec.Command(program)
-	cmd.Env = append(append(os.Environ(), etcdVariable+"="+dir), environment...)
-	return cmd, nil
-}
-
 // Endpoint is where the etcd on a directory listens, be it a process of its own or in a server.
 func Endpoint(dir string) (string, error) {
 	socket, err := embedded.SocketPath(dir)
@@ -79,8 +56,8 @@ func Endpoint(dir string) (string, error) {
 // removeSocket removes the socket of an etcd that has ended, which is elsewhere if the path of its
 // directory is too long for one. What is in dir is left to whoever removes that.
 func removeSocket(endpoint, dir string) error {
-	socket := strings.TrimPrefix(endpoint, "unix://")
-	if endpoint == "" || strings.HasPrefix(socket, dir) {
+	socket, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok || strings.HasPrefix(socket, dir) {
 		return nil
 	}
 	return os.RemoveAll(filepath.Dir(socket))

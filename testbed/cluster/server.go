@@ -27,8 +27,8 @@ type Server struct {
 	Dir, CertDir string
 	// Etcd are the endpoints of its etcd, with commas between, "" if it embeds one.
 	Etcd string
-	// Token is the administrator's, "" for the one of the kubeconfig.
-	Token string
+	// Admin is the administrator's access, nil for that of the kubeconfig.
+	Admin *rest.Config
 }
 
 // Args are the arguments of concord for it, and more.
@@ -51,8 +51,8 @@ func (s *Server) Kubeconfig() string { return filepath.Join(s.CertDir, pki.Admin
 
 // Access is the administrator's access to this server, without limits.
 func (s *Server) Access() (*rest.Config, error) {
-	if s.Token != "" {
-		return WithToken(s.URL(), s.Token), nil
+	if s.Admin != nil {
+		return rest.CopyConfig(s.Admin), nil
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
 	if err != nil {

@@ -14,40 +14,35 @@ import (
 	"time"
 )
 
-// childVariable makes the test binary a child process that does what it says.
-const childVariable = "CONCORD_PROCESS_TEST_CHILD"
-
+// TestMain has the test binary double as child processes, by what they do.
 func TestMain(m *testing.M) {
-	switch os.Getenv(childVariable) {
-	case "":
-		os.Exit(m.Run())
-	case "polite":
-		terminated := make(chan os.Signal, 1)
-		signal.Notify(terminated, syscall.SIGTERM)
-		fmt.Println("ready", strings.Join(os.Args[1:], " "))
-		<-terminated
-	case "deaf":
-		signal.Ignore(syscall.SIGTERM)
-		never := make(chan os.Signal, 1)
-		signal.Notify(never, syscall.SIGUSR1)
-		fmt.Println("ready")
-		<-never
-	case "failing":
-		for i := range 100 {
-			fmt.Println("line", i)
-		}
-		os.Exit(3)
-	}
+	Serve(map[string]func(context.Context, []string) error{
+		"polite": func(ctx context.Context, args []string) error {
+			fmt.Println("ready", strings.Join(args, " "))
+			<-ctx.Done()
+			return nil
+		},
+		"deaf": func(context.Context, []string) error {
+			signal.Ignore(syscall.SIGTERM)
+			never := make(chan os.Signal, 1)
+			signal.Notify(never, syscall.SIGUSR1)
+			fmt.Println("ready")
+			<-never
+			return nil
+		},
+		"failing": func(context.Context, []string) error {
+			for i := range 100 {
+				fmt.Println("line", i)
+			}
+			return errors.New("it fails")
+		},
+	})
+	os.Exit(m.Run())
 }
 
 func startChild(t *testing.T, how string) *Process {
 	t.Helper()
-	t.Setenv(childVariable, how)
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := Start("child", exec.Command(executable, "an", "argument"), filepath.Join(t.TempDir(), "log"))
+	p, err := Start("child", Self(how, "an", "argument"), filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +94,7 @@ func TestFailureShowsTheEndOfTheLog(t *testing.T) {
 	p := startChild(t, "failing")
 	<-p.Done()
 	err := p.Failure()
-	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "line 99") || strings.Contains(err.Error(), "line 50") {
+	if err == nil || !strings.Contains(err.Error(), "exit status 1") || !strings.Contains(err.Error(), "line 99") || strings.Contains(err.Error(), "line 50") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := Start("child", exec.Command(filepath.Join(t.TempDir(), "nothing")), filepath.Join(t.TempDir(), "log")); err == nil || !strings.Contains(err.Error(), "start child") {
@@ -119,7 +114,7 @@ func TestAwait(t *testing.T) {
 	}); err != nil || looks != 3 {
 		t.Errorf("error %v after %d looks", err, looks)
 	}
-	if err := startChild(t, "failing").Await(t.Context(), time.Millisecond, func(context.Context) error { return never }); err == nil || !strings.Contains(err.Error(), "child stopped: exit status 3") {
+	if err := startChild(t, "failing").Await(t.Context(), time.Millisecond, func(context.Context) error { return never }); err == nil || !strings.Contains(err.Error(), "child stopped: exit status 1") {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -131,14 +126,9 @@ func TestAwait(t *testing.T) {
 
 // TestOutputOfOneRun: a log goes on over several runs, an output does not.
 func TestOutputOfOneRun(t *testing.T) {
-	t.Setenv(childVariable, "failing")
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	log := filepath.Join(t.TempDir(), "log")
 	for run := range 2 {
-		p, err := Start("child", exec.Command(executable), log)
+		p, err := Start("child", Self("failing"), log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,12 +161,8 @@ func TestCrashed(t *testing.T) {
 
 // TestProgram: a program runs again, not twice at a time, and keeps all its output.
 func TestProgram(t *testing.T) {
-	t.Setenv(childVariable, "failing")
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &Program{Name: "child", Log: filepath.Join(t.TempDir(), "log"), Command: func() (*exec.Cmd, error) { return exec.Command(executable), nil }}
+	how := "failing"
+	p := &Program{Name: "child", Log: filepath.Join(t.TempDir(), "log"), Command: func() (*exec.Cmd, error) { return Self(how), nil }}
 	if p.Ended() || p.Run() != nil || p.Kill() != nil || p.Output() != "" {
 		t.Error("it was never started")
 	}
@@ -189,7 +175,7 @@ func TestProgram(t *testing.T) {
 	if n := strings.Count(p.Output(), "line 99\n"); n != 2 || !p.Ended() {
 		t.Errorf("the output is of %d runs, ended: %t", n, p.Ended())
 	}
-	t.Setenv(childVariable, "deaf")
+	how = "deaf"
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -5,11 +5,7 @@ package itself
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"os"
 	"os/exec"
-	"os/signal"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,10 +18,8 @@ import (
 	stockserver "github.com/concord-dev/concord/server/stock"
 	"github.com/concord-dev/concord/stock"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/testbed/process"
 )
-
-// roleVariable makes the test binary one of the programs below.
-const roleVariable = "CONCORD_STOCK_TEST_ROLE"
 
 const (
 	apiserverRole   = "kube-apiserver" // Kubernetes' own
@@ -34,62 +28,39 @@ const (
 
 // Main is the TestMain of a package.
 func Main(m *testing.M) {
-	switch os.Getenv(roleVariable) {
-	case apiserverRole:
-		os.Exit(cli.Run(stockserver.Command()))
-	case controllersRole:
-		runControllers()
-	default:
-		cluster.Main(m)
-	}
+	process.Serve(map[string]func(context.Context, []string) error{
+		apiserverRole:   func(context.Context, []string) error { return cli.RunNoErrOutput(stockserver.Command()) },
+		controllersRole: runControllers,
+	})
+	cluster.Main(m)
 }
 
-// controllersVariable says how controllers are started.
-const controllersVariable = "CONCORD_STOCK_TEST_CONTROLLERS"
-
-// started is the content of controllersVariable.
+// started is the argument of controllers: how they are started.
 type started struct {
 	Access beside.Access
 	Config stock.Config
 }
 
-func runControllers() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
+func runControllers(ctx context.Context, args []string) error {
 	var s started
-	err := json.Unmarshal([]byte(os.Getenv(controllersVariable)), &s)
-	if err == nil {
-		ctrllog.SetLogger(klog.Background())
-		s.Config.Rest, s.Config.Logger = s.Access.Config(), klog.Background()
-		err = stock.Run(ctx, s.Config)
+	if err := json.Unmarshal([]byte(args[0]), &s); err != nil {
+		return err
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "controllers:", err)
-		stop()
-		os.Exit(1) //nolint:gocritic // stop is called
-	}
+	ctrllog.SetLogger(klog.Background())
+	s.Config.Rest, s.Config.Logger = s.Access.Config(), klog.Background()
+	return stock.Run(ctx, s.Config)
 }
 
 // Programs are the test binary in its roles.
 var Programs = beside.Programs{
-	APIServer: func(flags ...string) *exec.Cmd { return self(apiserverRole, "", flags...) },
+	APIServer: func(flags ...string) *exec.Cmd { return process.Self(apiserverRole, flags...) },
 	Controllers: func(a beside.Access, c stock.Config) *exec.Cmd {
 		text, err := json.Marshal(started{Access: a, Config: c}) //nolint:staticcheck // Config.Rest is nil
 		if err != nil {
 			panic(err) // it can be written, as it was read from flags
 		}
-		return self(controllersRole, string(text))
+		return process.Self(controllersRole, string(text))
 	},
-}
-
-func self(role, controllers string, args ...string) *exec.Cmd {
-	executable, err := os.Executable()
-	if err != nil {
-		panic(err) // it runs
-	}
-	cmd := exec.Command(executable, args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role, controllersVariable+"="+controllers)
-	return cmd
 }
 
 // Quick are controllers that wait no longer than tests need: their writers' requests take

@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/load"
 )
 
@@ -38,17 +38,13 @@ func TestSlow(t *testing.T) {
 func build(t *testing.T, command string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), filepath.Base(command))
-	if out, err := exec.Command("go", "build", "-o", program, command).CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", command, err, out)
-	}
+	cluster.Go(t, "build", "-o", program, command)
 	return program
 }
 
 // replica is one aggregated API server.
 type replica struct {
-	*cluster.Process
-	t       *testing.T
-	port    int
+	*cluster.APIServer
 	version string
 }
 
@@ -69,32 +65,29 @@ func deploy(t *testing.T, h *host) *deployment {
 // start runs a replica that stores flunders in a version.
 func (s *deployment) start(name, version string) *replica {
 	s.t.Helper()
-	r := &replica{t: s.t, port: cluster.FreePort(s.t), version: version}
+	r := &replica{version: version}
 	kubeconfig := s.host.kubeconfig()
-	r.Process = cluster.NewProcess(s.t, name, s.own.Dir, func() *exec.Cmd {
+	r.APIServer = start(s.t, s.own, name, func(at *testbed.Server) (*exec.Cmd, error) {
 		return exec.Command(s.program, "--storage-version="+r.version,
-			"--etcd-servers="+s.own.Endpoint, "--etcd-prefix=/registry", "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(r.port),
-			"--cert-dir="+filepath.Join(s.own.Dir, name), "--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig,
+			"--etcd-servers="+at.Etcd, "--etcd-prefix=/registry", "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(at.Port),
+			"--cert-dir="+at.Dir, "--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig,
 			"--identity-lease-duration="+cluster.LeaseDuration.String(), "--identity-lease-renew-interval="+cluster.RenewInterval.String(),
-			"--controller-lease-duration="+cluster.LeaseDuration.String(), "--v=1")
+			"--controller-lease-duration="+cluster.LeaseDuration.String(), "--v=1"), nil
 	})
 	s.started = append(s.started, r)
-	r.Start()
-	waitReady(s.t, r.Process, access(r.port, adminToken))
 	return r
 }
 
 // restart ends a replica in good order and has it store flunders in another version.
 func (r *replica) restart(version string) {
-	r.t.Helper()
 	r.Terminate()
 	r.version = version
 	r.Start()
-	waitReady(r.t, r.Process, access(r.port, adminToken))
+	r.WaitReady()
 }
 
 func (r *replica) endpoint() load.Endpoint {
-	return load.Endpoint{Name: r.Name, Client: dynamic.NewForConfigOrDie(access(r.port, adminToken))}
+	return load.Endpoint{Name: r.Name, Client: r.Dynamic()}
 }
 
 var registered = regexp.MustCompile(`"Registered".* logger="member" server="(apiserver-[0-9a-f]+)"`)

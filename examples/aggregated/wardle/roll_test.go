@@ -25,7 +25,7 @@ const settle = 90 * time.Second
 func testRoll(t *testing.T) {
 	s := deploy(t, ours(t))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
-	s.host.route(b.port)
+	s.host.route(b.Port)
 	if err := load.Fill(t.Context(), b.endpoint(), flunderLoad(), "fill", 200); err != nil {
 		t.Fatal(err)
 	}

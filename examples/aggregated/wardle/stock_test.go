@@ -42,7 +42,7 @@ func testStockHost(t *testing.T) {
 			t.Errorf("%s says %d times that it reports to nobody", r.Name, n)
 		}
 	}
-	leases, err := s.host.kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: storageversion.AggregatedLabel})
+	leases, err := s.host.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: storageversion.AggregatedLabel})
 	if err != nil || len(leases.Items) != 0 {
 		t.Errorf("the host has the Leases %v of servers that report nothing: %v", leases, err)
 	}
