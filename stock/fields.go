@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/workers"
@@ -278,13 +279,15 @@ func (f *fields) clean(ctx context.Context, resource schema.GroupVersionResource
 		switch {
 		case err == nil:
 			return true, nil
-		case apierrors.IsNotFound(err):
+		case storageversion.IsGone(err):
 			return false, nil
 		case !apierrors.IsConflict(err):
 			return false, err
 		}
-		if m, err = objects.Get(ctx, m.Name, metav1.GetOptions{}); err != nil {
-			return false, client.IgnoreNotFound(err)
+		if m, err = objects.Get(ctx, m.Name, metav1.GetOptions{}); storageversion.IsGone(err) {
+			return false, nil
+		} else if err != nil {
+			return false, err
 		}
 	}
 	return false, errors.New("others write it all the time")

@@ -8,10 +8,10 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/controller/mirror"
 	"github.com/concord-dev/concord/stock/observed"
@@ -101,7 +101,7 @@ func (m *mirroring) may(ctx context.Context) error {
 
 func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 	lease := &coordinationv1.Lease{}
-	if err := m.objects.Get(ctx, client.ObjectKey{Namespace: observed.ManagerNamespace, Name: observed.ManagerLease}, lease); apierrors.IsNotFound(err) {
+	if err := m.objects.Get(ctx, client.ObjectKey{Namespace: observed.ManagerNamespace, Name: observed.ManagerLease}, lease); storageversion.IsGone(err) {
 		lease = nil
 	} else if err != nil {
 		return observed.InTree{}, fmt.Errorf("get kube-controller-manager's Lease: %w", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path"
 	"sync"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/metadata"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
@@ -216,7 +219,7 @@ func (x *provingPass) examine(ctx context.Context, o examinee) (observed.Examine
 		}
 		e.Probes = append(e.Probes, observed.Probe{Replica: r.Lease, Outcome: outcome, Detail: detail})
 		switch outcome {
-		case observed.Gone, observed.Refused:
+		case observed.Refused:
 			return e, nil
 		case observed.Moved:
 			return e, x.examineAgain(ctx, &e, &m)
@@ -251,47 +254,64 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 	if x.status != "" {
 		subresources = append(subresources, x.status)
 	}
-	for range busyTries {
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": m.UID, "resourceVersion": m.ResourceVersion}})
-		if err != nil {
-			return observed.Refused, "", err
-		}
+	for try := range busyTries {
+		lost := false // a patch may be done, and its answer lost
 		now, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) {
-			done, err := x.turn(ctx)
-			if err != nil {
-				return nil, err
-			}
-			now, err := objects.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: proveManager}, subresources...)
-			done(err)
+			now, err := x.patch(ctx, objects, m, try > 0 && !lost, subresources...)
+			lost = lost || err != nil && passes(err) && !apierrors.IsTooManyRequests(err)
 			return now, err
 		})
+		missing := apierrors.IsNotFound(err)
 		switch {
 		case err == nil && now.ResourceVersion == m.ResourceVersion:
 			return observed.Same, "", nil
 		case err == nil:
 			m.ResourceVersion = now.ResourceVersion
 			return observed.Moved, "", nil
-		case apierrors.IsNotFound(err):
-			return observed.Gone, "", nil
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err):
 			return observed.Refused, err.Error(), nil
-		case !apierrors.IsConflict(err):
+		case !missing && !apierrors.IsConflict(err):
 			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
 		}
 		fresh, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) { return objects.Get(ctx, m.Name, metav1.GetOptions{}) })
 		switch {
-		case apierrors.IsNotFound(err):
+		case storageversion.IsGone(err):
 			return observed.Gone, "", nil
-		case err != nil:
+		case err != nil && !apierrors.IsNotFound(err):
 			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
-		case fresh.UID != m.UID:
+		case err == nil && fresh.UID != m.UID:
 			return observed.Gone, "", nil
+		case err != nil || missing: // its handler may lag behind the definition, or have no such subresource yet
+			return observed.Refused, "it does not serve " + path.Join(x.resource.Version, x.resource.Resource, x.status), nil
 		case fresh.ResourceVersion == m.ResourceVersion:
 			return observed.Refused, "it conflicts, though nobody has written it", nil
 		}
 		m.ResourceVersion = fresh.ResourceVersion
+		if lost { // by that patch, for all that is known
+			return observed.Moved, "", nil
+		}
 	}
-	return observed.Busy, "", nil
+	return observed.Refused, fmt.Sprintf("others wrote it %d times between its reading and the patch", busyTries), nil
+}
+
+// patch sends one empty patch when it is its turn. One that others write is read once more directly before it.
+func (x *provingPass) patch(ctx context.Context, objects metadata.ResourceInterface, m *metav1.PartialObjectMetadata, read bool, subresources ...string) (*metav1.PartialObjectMetadata, error) {
+	done, err := x.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if read {
+		if fresh, err := objects.Get(ctx, m.Name, metav1.GetOptions{}); err == nil && fresh.UID == m.UID { // else the patch tells
+			m.ResourceVersion = fresh.ResourceVersion
+		}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": m.UID, "resourceVersion": m.ResourceVersion}})
+	if err != nil {
+		return nil, err // strings always have a form in JSON
+	}
+	now, err := objects.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: proveManager}, subresources...)
+	done(err)
+	return now, err
 }
 
 // again calls f until it answers, or answers with an error that does not pass by itself.

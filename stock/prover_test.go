@@ -2,10 +2,18 @@ package stock
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/concord-dev/concord/stock/observed"
 )
 
 func TestProve(t *testing.T) {
@@ -131,6 +139,95 @@ func TestProveLater(t *testing.T) {
 		if proof, err := s.prove(false, exam{last: tc.last, later: later}); err != nil || proof.Holds() {
 			t.Errorf("%s: an object in v1: %s, %v", tc.name, proof, err)
 		}
+	}
+}
+
+// A replica whose handler does not know the version, or its status, yet writes what it did before: its 404 does
+// not say that an object is gone. One that says so does not keep the others from being asked.
+func TestProveNotServed(t *testing.T) {
+	missing := func(s *widgetServers, w http.ResponseWriter, r *http.Request) {
+		s.reply(w, r, nil, apierrors.NewNotFound(widgets, strings.Split(r.URL.Path, "/")[7]))
+	}
+	for _, tc := range []struct {
+		name   string
+		answer func(*widgetServers, http.ResponseWriter, *http.Request)
+		says   string
+	}{
+		{"the version is not served", func(_ *widgetServers, w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "404 page not found", http.StatusNotFound)
+		}, "(0 refuses it: it does not serve v2/widgets/status)"},
+		{"its status is not", func(s *widgetServers, w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/status") {
+				missing(s, w, r)
+				return
+			}
+			s.answer(w, r, "v2")
+		}, "(0 refuses it: it does not serve v2/widgets/status)"},
+		{"objects are gone", missing, "(b wrote it anew: "},
+	} {
+		for _, last := range []bool{false, true} {
+			s := startWidgets(t, 3, "v2", "v1")
+			api := s.prover(true)
+			crd := widgetDefinition("a", 2, "v2", "v1", "v2")
+			for i := range crd.Spec.Versions {
+				crd.Spec.Versions[i].Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
+			}
+			api.observer.definitions.take(crd)
+			lagging := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tc.answer(s, w, r) }))
+			t.Cleanup(lagging.Close)
+			first := observed.Replica{Process: observed.Process{Lease: "0", Holder: "1"}, Address: strings.TrimPrefix(lagging.URL, "https://")}
+			proof, _, err := api.prove(t.Context(), widgetJob, exam{
+				replicas: append([]observed.Replica{first}, s.replicas...), turn: atOnce, last: last, later: func(string) bool { return true },
+			})
+			if err != nil || proof.Holds() || !strings.Contains(proof.String(), tc.says) {
+				t.Errorf("%s, in the last look %v: %s, %v", tc.name, last, proof, err)
+			}
+		}
+	}
+}
+
+// An object that others write whenever a patch waits for its turn is read once it may be patched. One that they
+// write even then, all the time, may be stored in any version.
+func TestProveBusy(t *testing.T) {
+	for _, always := range []bool{false, true} {
+		s := startWidgets(t, 1, "v2")
+		written := func() {
+			s.revision++
+			s.objects[0].revision = s.revision
+		}
+		s.patched = func(int) error {
+			if always {
+				written()
+			}
+			return nil
+		}
+		proof, err := s.prove(true, exam{turn: func(context.Context) (func(error), error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			written()
+			return func(error) {}, nil
+		}})
+		if err != nil || proof.Holds() == always || always && !strings.Contains(proof.String(), "a refuses it: others wrote it 10 times") {
+			t.Errorf("after its turn, too, %v: %s, %v", always, proof, err)
+		}
+	}
+}
+
+// A patch that is done, and whose answer is lost, has moved the object all the same.
+func TestProveLostAnswer(t *testing.T) {
+	s := startWidgets(t, 1, "v2")
+	s.objects[0].stored = "v1"
+	s.patched = func(int) error {
+		if s.patches > 1 {
+			return nil
+		}
+		s.revision++
+		s.objects[0].stored, s.objects[0].revision = "v2", s.revision
+		return apierrors.NewInternalError(errors.New("etcd does not answer"))
+	}
+	proof, err := s.prove(true, exam{})
+	if err != nil || proof.Holds() || !strings.Contains(proof.String(), string(observed.Leftover)) {
+		t.Errorf("%s, %v", proof, err)
 	}
 }
 

@@ -2,6 +2,7 @@ package stock
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -105,6 +106,10 @@ func (s *widgetServers) answer(w http.ResponseWriter, r *http.Request, writes st
 	s.mu.Lock()
 	reply, err := s.serve(r, writes)
 	s.mu.Unlock()
+	s.reply(w, r, reply, err)
+}
+
+func (s *widgetServers) reply(w http.ResponseWriter, r *http.Request, reply any, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	if status, ok := err.(apierrors.APIStatus); ok {
 		failed := status.Status()
@@ -137,6 +142,13 @@ func (s *widgetServers) serve(r *http.Request, writes string) (any, error) {
 	}
 	if r.Header.Get("Content-Type") == string(types.JSONPatchType) {
 		return s.setFields(r, i)
+	}
+	var patch metav1.PartialObjectMetadata
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if patch.ResourceVersion != strconv.Itoa(s.objects[i].revision) {
+		return nil, apierrors.NewConflict(widgets, path[7], errors.New("it was written"))
 	}
 	if o := s.objects[i]; o.stored != writes {
 		s.revision++

@@ -181,7 +181,6 @@ func TestProof(t *testing.T) {
 	}{
 		{"no objects", nil, true, "0 objects"},
 		{"nothing moved", []Examined{examined("x", nil, Same, Same), examined("y", nil, Same, Gone)}, true, "no empty patch of 2 objects"},
-		{"one was written all the time", []Examined{examined("x", nil, Same, Busy)}, true, "(1 were written"},
 		{"one was left over", []Examined{examined("x", []Twice{{"a", Same, Same}, {"b", Same, Same}}, Moved), examined("y", nil, Same, Same)}, false,
 			"1 of 2 objects: default/x (a wrote it anew: it was still stored in another way)"},
 		{"two disagree", []Examined{examined("x", []Twice{{"a", Moved, Same}, {"b", Moved, Same}}, Same, Moved)}, false, "b wrote it anew: kube-apiservers write it differently"},

@@ -18,11 +18,9 @@ const (
 	Same Outcome = iota
 	// Moved: the replica wrote something else than was stored.
 	Moved
-	// Busy: others wrote the object every time between its reading and its patch.
-	Busy
 	// Gone: it was deleted.
 	Gone
-	// Refused: the replica does not take the patch.
+	// Refused: the replica does not take the patch, or others wrote the object every time before it.
 	Refused
 )
 
@@ -91,9 +89,8 @@ func (e Examined) Cause() Cause {
 // Proof is the verdict of a pass of empty patches through every replica. The zero Proof is that
 // of none. Its size does not grow with the number of objects.
 type Proof struct {
-	// Checked are the objects that were examined, Busy those that others wrote
-	// all the time, and so in a version that was agreed on.
-	Checked, Busy int
+	// Checked are the objects that were examined.
+	Checked int
 	// Failed are the objects that moved or were refused, Named the first of them by name.
 	// Invariant: len(Named) = min(Failed, maxTold), and Named is sorted.
 	Failed int
@@ -107,9 +104,6 @@ const maxTold = 5
 func (p *Proof) Add(e Examined) {
 	p.Checked++
 	if _, failed := e.failed(); !failed {
-		if slices.ContainsFunc(e.Probes, func(p Probe) bool { return p.Outcome == Busy }) {
-			p.Busy++
-		}
 		return
 	}
 	p.Failed++
@@ -124,11 +118,7 @@ func (p Proof) Holds() bool { return p.Failed == 0 }
 // String tells it to people.
 func (p Proof) String() string {
 	if p.Holds() {
-		text := fmt.Sprintf("no empty patch of %d objects changed what is stored", p.Checked)
-		if p.Busy > 0 {
-			text += fmt.Sprintf(" (%d were written by others all the time)", p.Busy)
-		}
-		return text
+		return fmt.Sprintf("no empty patch of %d objects changed what is stored", p.Checked)
 	}
 	var told []string
 	for _, e := range p.Named {
