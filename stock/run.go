@@ -81,10 +81,14 @@ func newControllers(config Config) (*controllers, error) {
 	return &controllers{config: config, kube: kube, objects: objects}, err
 }
 
-// campaign runs for election, and leads once.
+// campaign runs for election while nobody is elected in another namespace, and leads once.
 func (c *controllers) campaign(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	others := c.newRivals()
+	if c.await(ctx, "Waiting", func(ctx context.Context) error { return others.none(ctx, false) }) != nil {
+		return nil // ctx has ended
+	}
 	led := make(chan error, 1)
 	var leading atomic.Bool
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -98,7 +102,7 @@ func (c *controllers) campaign(ctx context.Context) error {
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
 				leading.Store(true)
-				led <- c.lead(ctx)
+				led <- c.leadAlone(ctx, others)
 				cancel()
 			},
 			OnStoppedLeading: func() {},

@@ -1,0 +1,90 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+)
+
+// rivals are processes that are elected in other namespaces. Each namespace has an election of its own, and two
+// that work at once take each other's migrations away, so that none ends.
+type rivals struct {
+	kube kubernetes.Interface
+	// namespace is where this process is elected.
+	namespace string
+	clock     clock.PassiveClock
+	// renewed tells of each namespace what its Lease says, and since when it has said that: clocks differ.
+	renewed map[string]renewal
+}
+
+type renewal struct {
+	said metav1.MicroTime
+	at   time.Time
+}
+
+// errRival says that another process is elected elsewhere.
+var errRival = errors.New("another process is elected in another namespace")
+
+func (c *controllers) newRivals() *rivals {
+	return &rivals{kube: c.kube, namespace: c.config.ElectionNamespace, clock: c.config.Clock, renewed: map[string]renewal{}}
+}
+
+// none says who is elected elsewhere; in namespaces that come before this one's only, if first is set: of two that
+// were elected at once one has to give way.
+func (r *rivals) none(ctx context.Context, first bool) error {
+	named := metav1.ListOptions{FieldSelector: metav1.ObjectNameField + "=" + electionLock}
+	list, err := r.kube.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx, named)
+	if apierrors.IsForbidden(err) { // then only the usual namespace is looked at
+		list, err = r.kube.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, named)
+	}
+	if err != nil {
+		return fmt.Errorf("list the Leases %s: %w", electionLock, err)
+	}
+	now := r.clock.Now()
+	for _, lease := range list.Items {
+		holder, said := ptr.Deref(lease.Spec.HolderIdentity, ""), ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
+		if lease.Namespace == r.namespace || holder == "" || first && lease.Namespace > r.namespace {
+			continue
+		}
+		known, ok := r.renewed[lease.Namespace]
+		if !ok || !known.said.Equal(&said) {
+			known = renewal{said, now}
+			r.renewed[lease.Namespace] = known
+		}
+		if now.Sub(known.at) < electionLease {
+			return fmt.Errorf("%w: %s in %s; they would undo each other's work: end that one, or start this one with --leader-elect-resource-namespace=%s", errRival, holder, lease.Namespace, lease.Namespace)
+		}
+	}
+	return nil
+}
+
+// leadAlone leads until another process is elected elsewhere that goes before this one. r knows who was there before.
+func (c *controllers) leadAlone(ctx context.Context, r *rivals) error {
+	if err := r.none(ctx, true); errors.Is(err, errRival) {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.lead(ctx) })
+	group.Go(func() error {
+		err := wait.PollUntilContextCancel(ctx, electionRenew, false, func(ctx context.Context) (bool, error) {
+			if err := r.none(ctx, true); errors.Is(err, errRival) {
+				return false, err
+			}
+			return false, nil // who cannot ask cannot renew the Lease, either
+		})
+		if errors.Is(err, errRival) {
+			return err
+		}
+		return nil // ctx has ended
+	})
+	return group.Wait()
+}

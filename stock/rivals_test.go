@@ -1,0 +1,105 @@
+package stock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	testclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+)
+
+// election is the Lease of an election.
+func election(namespace, holder string, renewed time.Duration) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: electionLock},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To(holder), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(renewed)))},
+	}
+}
+
+// Each namespace has an election of its own: who is elected in one must not work beside who is elected in another,
+// whatever its clock says, as long as that one renews its Lease.
+func TestRivals(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		lease     *coordinationv1.Lease
+		renews    bool
+		forbidden bool
+		rival     bool
+		first     bool // it goes before this one
+	}{
+		{"in the same namespace", election("m", "x", 0), true, false, false, false},
+		{"in another one", election("z", "x", 0), true, false, true, false},
+		{"in one that goes before it", election("a", "x", 0), true, false, true, true},
+		{"its clock is behind", election("a", "x", -time.Hour), true, false, true, true},
+		{"it has ended", election("a", "", 0), true, false, false, false},
+		{"it was killed", election("a", "x", time.Hour), false, false, false, false},
+		{"nobody may look there", election("a", "x", 0), true, true, false, false},
+		{"only there it may be looked", election(metav1.NamespaceSystem, "x", 0), true, true, true, true},
+	} {
+		kube, clock := fake.NewClientset(tc.lease), testclock.NewFakeClock(now)
+		kube.PrependReactor("list", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if got := a.(clienttesting.ListAction).GetListRestrictions().Fields.String(); got != "metadata.name="+electionLock {
+				t.Errorf("listed is %s", got)
+			}
+			return tc.forbidden && a.GetNamespace() == metav1.NamespaceAll, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("no right"))
+		})
+		r := (&controllers{kube: kube, config: Config{ElectionNamespace: "m", Clock: clock}}).newRivals()
+		for range 2 {
+			_ = r.none(t.Context(), false)
+			clock.Step(electionLease)
+			if tc.renews {
+				tc.lease.Spec.RenewTime.Time = tc.lease.Spec.RenewTime.Add(electionRetry)
+				must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), tc.lease.DeepCopy(), tc.lease.Namespace))
+			}
+		}
+		if err := r.none(t.Context(), false); errors.Is(err, errRival) != tc.rival || tc.rival && !strings.Contains(err.Error(), "--leader-elect-resource-namespace="+tc.lease.Namespace) {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+		if err := r.none(t.Context(), true); errors.Is(err, errRival) != tc.first {
+			t.Errorf("%s: it has to give way, since %v", tc.name, err)
+		}
+	}
+}
+
+// Who finds another one elected does not run for election until that one ends; of two that are elected, one ends.
+func TestCampaignAlone(t *testing.T) {
+	rival := election("a", "x", 0)
+	kube := fake.NewClientset(rival)
+	c := &controllers{kube: kube, config: Config{ElectionNamespace: "m", Instance: "y", Clock: testclock.NewFakeClock(now)}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var elected bool
+	kube.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		elected = true
+		cancel()
+		return false, nil, nil
+	})
+	looked := 0
+	kube.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if looked++; looked == 2 {
+			if elected {
+				t.Error("it ran for election beside another process")
+			}
+			rival.Spec.HolderIdentity = ptr.To("")
+			must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, "a"))
+		}
+		return false, nil, nil
+	})
+	if err := c.campaign(ctx); !elected || looked < 2 {
+		t.Errorf("elected: %v, after %d looks, %v", elected, looked, err)
+	}
+	rival.Spec.HolderIdentity = ptr.To("x")
+	must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, "a"))
+	if err := c.leadAlone(t.Context(), c.newRivals()); !errors.Is(err, errRival) {
+		t.Errorf("beside another one it ends with %v", err)
+	}
+}
