@@ -2,13 +2,17 @@ package stock
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/client-go/metadata"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 )
@@ -102,6 +106,47 @@ func TestLateCreateWhileMigrating(t *testing.T) {
 			t.Errorf("%s: %d patches, %v", tc.name, s.patches, err)
 		}
 	}
+}
+
+// A definition that is written while a last look is made, as by a program that writes annotations all the time, is
+// pruned as it is then; not if it is not to be any more.
+func TestOwnChangesInLastLook(t *testing.T) {
+	for name, tc := range map[string]struct {
+		then *apiextensionsv1.CustomResourceDefinition
+		why  string // contains it; "": done
+	}{
+		"an annotation":          {annotated(widgetDefinition("a", 2, "v1", "v2", "v1"), "example.com/seen", "1"), ""},
+		"its schema":             {widgetDefinition("a", 3, "v1", "v2", "v1"), ""},
+		"it is held":             {annotated(widgetDefinition("a", 2, "v1", "v2", "v1"), migrationv1alpha1.HoldAnnotation, "true"), migrationv1alpha1.HoldAnnotation},
+		"its version":            {widgetDefinition("a", 3, "v2", "v2", "v1"), "all store example.com/v1 still"},
+		"its version, and back":  {widgetDefinition("a", 4, "v1", "v2", "v1"), "until"},
+		"somebody has pruned it": {widgetDefinition("a", 2, "v1", "v1"), ""},
+	} {
+		w, s := newLateWorld(t, 3)
+		s.listed = func(from int) error {
+			if from == 0 && len(w.proven) > 0 {
+				then := tc.then.DeepCopy()
+				if tc.why == "" {
+					then.Annotations = map[string]string{"example.com/seen": fmt.Sprint(s.lists)}
+				}
+				w.is(then)
+			}
+			return nil
+		}
+		if got := w.step(); got.Done != (tc.why == "") || !strings.Contains(got.Why, tc.why) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		must(t, w.objects.Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd))
+		if pruned := slices.Equal(crd.Status.StoredVersions, []string{"v1"}); pruned != (tc.why == "") {
+			t.Errorf("%s: storedVersions are %v", name, crd.Status.StoredVersions)
+		}
+	}
+}
+
+func annotated(crd *apiextensionsv1.CustomResourceDefinition, annotation, value string) *apiextensionsv1.CustomResourceDefinition {
+	crd.Annotations = map[string]string{annotation: value}
+	return crd
 }
 
 // The StorageVersion tells of what was found as of a version that all have stored since.

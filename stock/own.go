@@ -19,6 +19,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
@@ -214,7 +215,7 @@ func refOf(seen observed.Resource) evolve.Ref {
 // read reads a definition, and notes what it says to store; nil if there is none.
 func (o *Own) read(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, error) {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	if err := o.objects.Get(ctx, client.ObjectKey{Name: name}, crd); apierrors.IsNotFound(err) {
+	if err := o.objects.Get(ctx, client.ObjectKey{Name: name}, crd); storageversion.IsGone(err) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
@@ -287,20 +288,26 @@ func rank(version string, encoding agree.Encoding) string {
 }
 
 // prune sets storedVersions, if it is time, and nothing was written in another version since the proof. The
-// definition was read before the replicas were asked, and is written only if it has not changed since.
+// definition is read once more between the last look, which takes its time, and the last questions to the
+// replicas, and is written only if it has not changed since.
 func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) (Standing, error) {
 	gr := migrationv1alpha1.ResourceOf(crd)
 	proven := o.proven[gr]
-	now := evolve.Observation{Resource: gr, Now: o.config.Clock.Now(), CRD: &evolve.CRD{Name: crd.Name}}
-	policy := observed.Policy(now, crd.Annotations, o.config.Settings, proven.at, true)
-	if policy.KeepStored != "" {
-		return Standing{Why: policy.KeepStored, Again: o.config.Poll}, nil
-	}
-	if policy.PruneIn > 0 {
-		return Standing{Why: "storedVersions are kept for a while after the proof", Again: min(policy.PruneIn, o.config.Poll)}, nil
+	if kept := o.keeps(crd, proven); kept.Why != "" {
+		return kept, nil
 	}
 	if err := o.migrator.lastLook(ctx, jobOf(crd, encoding)); err != nil {
 		return Standing{}, err
+	}
+	now, err := o.read(ctx, crd.Name)
+	if err != nil {
+		return Standing{}, err
+	}
+	if now == nil || now.UID != crd.UID || migrationv1alpha1.Stores(now) != encoding || !slices.Equal(now.Status.StoredVersions, crd.Status.StoredVersions) {
+		return Standing{Why: "the definition has changed", Again: time.Nanosecond}, nil
+	}
+	if kept := o.keeps(now, proven); kept.Why != "" {
+		return kept, nil
 	}
 	seen, standing, err := o.look(ctx, gr, encoding)
 	if standing.Why != "" || err != nil {
@@ -309,9 +316,21 @@ func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefi
 	if proven.of != refOf(seen) {
 		return Standing{Why: "another version may be stored again", Again: time.Nanosecond}, nil
 	}
-	crd.Status.StoredVersions = []string{encoding.Version()}
-	if err := o.objects.Status().Update(ctx, crd); err != nil {
+	now.Status.StoredVersions = []string{encoding.Version()}
+	if err := o.objects.Status().Update(ctx, now); apierrors.IsConflict(err) {
+		return Standing{Why: "the definition has changed", Again: o.config.Poll}, nil
+	} else if err != nil {
 		return Standing{}, fmt.Errorf("set storedVersions: %w", err)
 	}
 	return Standing{Done: true}, nil
+}
+
+// keeps says why storedVersions are kept for now, if they are.
+func (o *Own) keeps(crd *apiextensionsv1.CustomResourceDefinition, p proof) Standing {
+	now := evolve.Observation{Resource: migrationv1alpha1.ResourceOf(crd), Now: o.config.Clock.Now(), CRD: &evolve.CRD{Name: crd.Name}}
+	policy := observed.Policy(now, crd.Annotations, o.config.Settings, p.at, true)
+	if policy.KeepStored == "" && policy.PruneIn > 0 {
+		return Standing{Why: "storedVersions are kept for a while after the proof", Again: min(policy.PruneIn, o.config.Poll)}
+	}
+	return Standing{Why: policy.KeepStored, Again: o.config.Poll}
 }
