@@ -3,10 +3,14 @@ package trigger
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
+	"github.com/go-logr/logr/funcr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -92,5 +96,43 @@ func TestLastLookWithoutDryRuns(t *testing.T) {
 	}
 	if got := w.changeCRD(nil).Status.StoredVersions; !refused || !slices.Equal(got, []string{"v2"}) {
 		t.Errorf("storedVersions are %v; a dry run was refused: %v", got, refused)
+	}
+}
+
+// However many definitions are due together, no more last looks are made at a time than there are workers, and one
+// reason why they fail is told once.
+func TestLastLooksAtATime(t *testing.T) {
+	_, c := newWorld(t, kinds{})
+	const definitions = 50
+	var told []string
+	c.cfg.Logger = funcr.New(func(_, line string) { told = append(told, line) }, funcr.Options{})
+	var under atomic.Int64
+	var end chan struct{}
+	c.cfg.LastLook = func(_ context.Context, gr schema.GroupResource, _ evolve.Target) error {
+		under.Add(1)
+		defer under.Add(-1)
+		<-end
+		return fmt.Errorf("look at %s: a webhook does not answer", gr)
+	}
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	synctest.Test(t, func(t *testing.T) {
+		end, r.under = make(chan struct{}), make(chan struct{}, cap(r.under)) // of this bubble
+		for i := range definitions {
+			r.lookLast(t.Context(), schema.GroupResource{Group: "example.com", Resource: fmt.Sprint("r", i)}, evolve.Target{})
+		}
+		var most int64
+		for range definitions {
+			synctest.Wait()
+			most = max(most, under.Load())
+			end <- struct{}{}
+		}
+		r.lookers.Wait()
+		if most != int64(c.cfg.Workers) {
+			t.Errorf("%d last looks at a time", most)
+		}
+	})
+	if len(told) != 1 {
+		t.Errorf("told is %q", told)
 	}
 }

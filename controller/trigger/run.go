@@ -55,8 +55,10 @@ type run struct {
 	// until the next look.
 	looking map[schema.GroupResource]bool
 	looked  map[schema.GroupResource]evolve.Target
-	// lookers are the goroutines of last looks.
+	// lookers are the goroutines of last looks. Each that looks has a place in under, which has as many as
+	// there are workers: many definitions may be due at once.
 	lookers sync.WaitGroup
+	under   chan struct{}
 	// seen is nil until everything has been read once. The Controller's mu guards it.
 	seen *seen
 }
@@ -70,7 +72,7 @@ func newRun(c *Controller) *run {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
 		starting: map[schema.GroupResource]bool{}, told: map[string]time.Time{},
-		looking: map[schema.GroupResource]bool{}, looked: map[schema.GroupResource]evolve.Target{},
+		looking: map[schema.GroupResource]bool{}, looked: map[schema.GroupResource]evolve.Target{}, under: make(chan struct{}, c.cfg.Workers),
 	}
 }
 
@@ -196,7 +198,7 @@ func (r *run) timely(ctx context.Context, gr schema.GroupResource) (Result, erro
 	return r.step(ctx, gr, looked)
 }
 
-// lookLast begins a last look, unless one is under way, and has the resource looked at again after it.
+// lookLast has a last look made, unless one is waited for, and has the resource looked at again after it.
 // That may take as long as a migration, in which heartbeats go on.
 func (r *run) lookLast(ctx context.Context, gr schema.GroupResource, target evolve.Target) {
 	r.mu.Lock()
@@ -206,6 +208,12 @@ func (r *run) lookLast(ctx context.Context, gr schema.GroupResource, target evol
 	}
 	r.looking[gr] = true
 	r.lookers.Go(func() {
+		select {
+		case <-ctx.Done():
+			return
+		case r.under <- struct{}{}:
+			defer func() { <-r.under }()
+		}
 		err := workers.Do(ctx, "last-look", func() error { return r.cfg.LastLook(ctx, gr, target) })
 		r.mu.Lock()
 		delete(r.looking, gr)
@@ -217,7 +225,7 @@ func (r *run) lookLast(ctx context.Context, gr schema.GroupResource, target evol
 			r.queue.Add(gr)
 			return
 		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && r.news(gr, err) {
 			r.cfg.Logger.Info("storedVersions are not pruned", "resource", gr.String(), "reason", err.Error())
 		}
 		r.queue.AddAfter(gr, lastLookPause)
