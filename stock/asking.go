@@ -245,10 +245,10 @@ func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, rem
 	return answer
 }
 
-func (a *asking) missed(r observed.Replica, nobody bool) {
+func (a *asking) missed(r observed.Replica, refused bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.places.Missed(r.Process, nobody, a.clock.Now())
+	a.places.Missed(r.Process, refused, a.clock.Now())
 }
 
 // brief is an error's text without the parts that differ each time, such as ports of connections.

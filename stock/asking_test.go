@@ -125,7 +125,7 @@ func TestFindForbidden(t *testing.T) {
 	}
 }
 
-// A kube-apiserver that deletes its Lease when it begins to end is asked on, and counts, until nobody is there.
+// A kube-apiserver that deletes its Lease when it begins to end is asked on, and counts, until nobody can be there.
 func TestFindEnding(t *testing.T) {
 	answers := true
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -134,7 +134,8 @@ func TestFindEnding(t *testing.T) {
 	}))
 	defer server.Close()
 	kube := fake.NewClientset(lease("a", strings.TrimPrefix(server.URL, "https://"), 0))
-	a := &asking{kube: kube, clock: testclock.NewFakeClock(now), config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, timeout: time.Minute}
+	clock := testclock.NewFakeClock(now)
+	a := &asking{kube: kube, clock: clock, config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, timeout: time.Minute}
 	is := func(when string, want int) {
 		t.Helper()
 		found, err := a.find(t.Context())
@@ -153,6 +154,9 @@ func TestFindEnding(t *testing.T) {
 	is("it ends still", 1)
 	server.Close()
 	answers = false
+	is("its port is closed", 1)
+	is("it may finish its requests still", 1)
+	clock.Step(observed.Drains)
 	is("nobody is there", 1)
 	is("that is known", 0)
 }
@@ -190,12 +194,15 @@ func TestFindEndingUnreachable(t *testing.T) {
 		dial := func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Err: fault}
 		}
-		a := &asking{kube: kube, clock: testclock.NewFakeClock(now), config: &rest.Config{Dial: dial}, timeout: time.Minute}
+		clock := testclock.NewFakeClock(now)
+		a := &asking{kube: kube, clock: clock, config: &rest.Config{Dial: dial}, timeout: time.Minute}
 		_, err := a.find(t.Context())
 		must(t, err)
 		must(t, kube.CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		ending, err := a.find(t.Context())
 		must(t, err)
+		a.ask(t.Context(), ending.replicas[0], nil, nil)
+		clock.Step(observed.Drains)
 		a.ask(t.Context(), ending.replicas[0], nil, nil)
 		left, err := a.find(t.Context())
 		if err != nil || len(left.replicas) != want {

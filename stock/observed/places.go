@@ -16,10 +16,15 @@ import (
 // addresses.
 const Lingers = 10 * time.Minute
 
+// Drains is for how long a process is waited for that has no Lease any more, and whose host refuses connections: a
+// kube-apiserver that ends closes its port, and then finishes the requests that it has, for at most its
+// --request-timeout, 60 s (before that, for --shutdown-delay-duration, it answers still).
+const Drains = time.Minute
+
 // Places remembers where processes were reached. The zero value knows none.
 //
 // A kube-apiserver that ends deletes its Lease first, since 1.37, and serves on for a while. So one whose Lease
-// is gone stays among the replicas, at its last address, until nobody is there.
+// is gone stays among the replicas, at its last address, until nobody can be there any more.
 //
 // kube-apiservers of one hostname share a Lease: its holder stays, and its address is that of the one that renewed
 // it last.
@@ -31,8 +36,9 @@ type place struct {
 	Replica
 	// told are the addresses of its Lease, with the time when each was seen last.
 	told map[string]time.Time
-	// gone is since when it has no Lease; zero while it has one.
-	gone time.Time
+	// gone is since when it has no Lease, refused since when its host refuses connections, too; zero while that
+	// is not so.
+	gone, refused time.Time
 }
 
 // Take notes the replicas that have Leases now, and returns them with those that are to be asked all the same, by
@@ -54,7 +60,7 @@ func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 		} else { // it may be anywhere, and most likely is where its Lease was before
 			unplaced[r.Lease] = true
 		}
-		k.Replica, k.gone = r, time.Time{}
+		k.Replica, k.gone, k.refused = r, time.Time{}, time.Time{}
 		here[r.Process], taken[r.Address] = true, true
 		all[i] = k.replica(now)
 	}
@@ -87,10 +93,19 @@ func (k *place) replica(now time.Time) Replica {
 	return r
 }
 
-// Missed notes that a replica did not answer. One without a Lease is forgotten when its host says that nobody is
-// there, and at last when it says nothing.
-func (p *Places) Missed(process Process, nobody bool, now time.Time) {
-	if k := p.known[process]; k != nil && !k.gone.IsZero() && (nobody || now.Sub(k.gone) >= Lingers) {
+// Missed notes that a replica did not answer. One without a Lease is forgotten when its host has refused
+// connections for Drains, and at last when it says nothing.
+func (p *Places) Missed(process Process, refused bool, now time.Time) {
+	k := p.known[process]
+	if k == nil || k.gone.IsZero() {
+		return
+	}
+	if !refused {
+		k.refused = time.Time{}
+	} else if k.refused.IsZero() {
+		k.refused = now
+	}
+	if refused && now.Sub(k.refused) >= Drains || now.Sub(k.gone) >= Lingers {
 		delete(p.known, process)
 	}
 }

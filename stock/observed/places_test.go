@@ -10,23 +10,24 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// A process whose Lease is gone is asked on at its last address, as long as it answers, or nobody has come in its
-// place, or its host says that nobody is there, or nothing for Lingers.
+// A process whose Lease is gone is asked on at its last address, as long as it answers, until another one has come in
+// its place, or its host has refused connections for Drains, or said nothing for Lingers.
 func TestPlacesEnding(t *testing.T) {
 	at := func(name, holder, address string) Replica {
 		return Replica{Process: Process{Lease: agree.ServerID(name), Holder: holder}, Address: address}
 	}
 	a, b := at("a", "1", "10.0.0.1:6443"), at("b", "1", "10.0.0.2:6443")
 	for name, tc := range map[string]struct {
-		after         time.Duration
-		missed, knows bool // that nobody is there
-		now           []Replica
-		want          string
+		after          time.Duration
+		missed, closed bool // its port
+		now            []Replica
+		want           string
 	}{
 		"it answers":                           {2 * Lingers, false, false, []Replica{a}, "a/1 b/1"},
 		"it is silent":                         {Lingers - time.Second, true, false, []Replica{a}, "a/1 b/1"},
 		"it is silent for long":                {Lingers, true, false, []Replica{a}, "a/1"},
-		"nobody is there":                      {time.Second, true, true, []Replica{a}, "a/1"},
+		"its port is closed":                   {Drains - time.Second, true, true, []Replica{a}, "a/1 b/1"},
+		"its port is closed for long":          {Drains, true, true, []Replica{a}, "a/1"},
 		"it was restarted":                     {time.Second, false, false, []Replica{a, at("b", "2", b.Address)}, "a/1 b/2"},
 		"another host has its address":         {time.Second, false, false, []Replica{a, at("c", "1", b.Address)}, "a/1 c/1"},
 		"another process has its Lease":        {time.Second, false, false, []Replica{a, at("b", "2", "10.0.0.3:6443")}, "a/1 b/1 b/2"},
@@ -43,7 +44,8 @@ func TestPlacesEnding(t *testing.T) {
 			t.Fatalf("%s: asked are %v", name, got)
 		}
 		if tc.missed {
-			p.Missed(b.Process, tc.knows, start.Add(tc.after))
+			p.Missed(b.Process, tc.closed, start)
+			p.Missed(b.Process, tc.closed, start.Add(tc.after))
 		}
 		var got []string
 		for _, r := range p.Take(tc.now, start.Add(tc.after)) {
