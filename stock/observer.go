@@ -31,8 +31,11 @@ import (
 // roundPause is the least time between two rounds: many definitions may change at once.
 const roundPause = time.Second
 
-// errConcord says that servers report by themselves.
-var errConcord = errors.New("Concord servers report what they store")
+var (
+	// errConcord says that servers report by themselves.
+	errConcord = errors.New("Concord servers report what they store")
+	errUnasked = errors.New("kube-apiservers have not been asked yet")
+)
 
 // observer asks all kube-apiservers again and again, and tells its observations as
 // StorageVersions: as servers that report would have written them themselves.
@@ -77,7 +80,7 @@ func (o *observer) Kind(_ context.Context, gr schema.GroupResource) (string, err
 		return kind, nil
 	}
 	if !o.whole || o.lacking > 0 {
-		return "", fmt.Errorf("%d kube-apiservers did not say what %s is", o.lacking, gr)
+		return "", o.unsaid(gr)
 	}
 	return "", &meta.NoResourceMatchError{PartialResource: gr.WithVersion("")}
 }
@@ -342,11 +345,8 @@ func storageVersionOf(gr schema.GroupResource, r observed.Resource, now metav1.T
 
 // of observes a resource once more and returns its StorageVersion; nil if it has none.
 func (o *observer) of(ctx context.Context, gr schema.GroupResource) (*apiserverinternalv1alpha1.StorageVersion, error) {
-	switch has, whole := o.has(gr); {
-	case !whole:
-		return nil, errors.New("kube-apiservers have not been asked yet")
-	case !has:
-		return nil, nil // nothing is known before the next full round
+	if has, err := o.has(gr); !has {
+		return nil, err // nothing is known before the next full round
 	}
 	if err := o.round(ctx, gr); err != nil {
 		return nil, err
@@ -356,10 +356,21 @@ func (o *observer) of(ctx context.Context, gr schema.GroupResource) (*apiserveri
 	return o.known[gr].DeepCopy(), nil
 }
 
-func (o *observer) has(gr schema.GroupResource) (has, whole bool) {
+// has says whether a resource is there: one that no replica showed may be there as long as not all have answered.
+func (o *observer) has(gr schema.GroupResource) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.known[gr] != nil, o.whole
+	switch {
+	case !o.whole:
+		return false, errUnasked
+	case o.known[gr] == nil && o.lacking > 0:
+		return false, o.unsaid(gr)
+	}
+	return o.known[gr] != nil, nil
+}
+
+func (o *observer) unsaid(gr schema.GroupResource) error {
+	return fmt.Errorf("%d kube-apiservers did not say what %s is", o.lacking, gr)
 }
 
 // list returns every StorageVersion.

@@ -105,6 +105,26 @@ func TestForgottenKind(t *testing.T) {
 	}
 }
 
+// TestNobodyAnswers: as long as a replica does not answer, a resource that none has shown is not taken for gone: its
+// StorageState, which is from before the start, would get Unknown, and everything would be migrated.
+func TestNobodyAnswers(t *testing.T) {
+	o := newTestObserver(t)
+	is := func(when, want string) {
+		t.Helper()
+		sv, err := o.of(t.Context(), widgets)
+		if sv != nil || (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s it is told as %v, %v", when, sv, err)
+		}
+	}
+	is("before the first round", "have not been asked yet")
+	p := observed.Replica{Process: observed.Process{Lease: "a", Holder: "1"}}
+	o.observe(observed.Round{Began: now, Asked: now, Before: []observed.Replica{p}, After: []observed.Replica{p},
+		Answers: map[observed.Process]observed.Answer{p.Process: {Failed: "does not answer"}}, Versions: versionsOf(nil)})
+	is("when nobody answered", "1 kube-apiservers did not say what widgets.example.com is")
+	o.observing(schema.GroupResource{Group: "batch", Resource: "cronjobs"}, "CronJob", "batch/v1", time.Minute)
+	is("when all answered", "")
+}
+
 // TestPolicyRemembers: the storedVersions of a definition that was made anew, or whose StorageState was
 // deleted, are not believed: the one before may have been deleted without its objects.
 func TestPolicyRemembers(t *testing.T) {

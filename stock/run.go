@@ -166,8 +166,8 @@ func (c *controllers) ready() error {
 	if w == nil {
 		return nil
 	}
-	if _, asked := w.observer.has(schema.GroupResource{}); !asked {
-		return errors.New("kube-apiservers have not been asked yet")
+	if _, err := w.observer.has(schema.GroupResource{}); errors.Is(err, errUnasked) {
+		return err
 	}
 	return nil
 }

@@ -32,6 +32,8 @@ type Memory struct {
 	config Config
 	// processes are those that had a Lease in the last full round, and whether they ever answered.
 	processes map[Process]bool
+	// silent says that one of them was asked in vain in a round.
+	silent    bool
 	resources map[schema.GroupResource]*resource
 }
 
@@ -70,6 +72,8 @@ type resource struct {
 	// inherited says that agreed is from before the start, and nobody was asked since: all who had a
 	// Lease answered then, but which they were is not known.
 	inherited bool
+	// silent says that a process was asked in vain in a round before those in which the resource was shown.
+	silent bool
 }
 
 // Resource is a Memory's record of one resource.
@@ -125,6 +129,7 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 			changed = append(changed, gr)
 		}
 	}
+	m.silent = m.silent || slices.ContainsFunc(r.After, r.inVain)
 	return changed
 }
 
@@ -210,6 +215,9 @@ func (m *Memory) begin(gr schema.GroupResource, custom bool, r Round) *resource 
 	anew := definition.Revision.replaces(Revision(state.Definition)) // objects may be left of the one before
 	if ok && !anew && fresh(state.Heartbeat, r.Began) {
 		known.goOn(state, definition)
+		if known.silent = m.silent; known.silent {
+			known.steady = "" // as in a round in which it is
+		}
 		return known
 	}
 	release := r.Release()
@@ -323,12 +331,11 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 // migrated, and proven, once more when all agree again. A version that was pruned is not looked
 // for any more: before that, every replica had answered for as long as --prune-after says.
 func (k *resource) late(r Round, definition Definition, missed bool) []agree.Encoding {
-	silent := slices.ContainsFunc(r.After, func(replica Replica) bool {
-		_, answered := k.last[replica.Process]
+	silent := k.inherited && k.silent || slices.ContainsFunc(r.After, func(replica Replica) bool {
 		if k.inherited {
-			_, answered = r.Answers[replica.Process] // it was there before this round
-			answered = answered && replica.Lease != Unleased
+			return r.inVain(replica) // it was there before this round
 		}
+		_, answered := k.last[replica.Process]
 		_, why := r.answer(replica)
 		return answered && why != ""
 	})

@@ -186,6 +186,13 @@ func (r Round) answer(replica Replica) (Answer, string) {
 	}
 }
 
+// inVain says whether a replica that has a Lease was asked, and did not answer.
+func (r Round) inVain(replica Replica) bool {
+	_, asked := r.Answers[replica.Process]
+	_, why := r.answer(replica)
+	return asked && why != "" && replica.Lease != Unleased
+}
+
 func (v *Verdict) decide(definition Definition, custom bool, reasons []string) {
 	encodings := agree.Encodings(v.Reports)
 	switch {

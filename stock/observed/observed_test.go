@@ -289,6 +289,43 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// One that was silent in the first rounds after the start, in which nobody showed a resource, had been asked in them.
+func TestSilentAtFirst(t *testing.T) {
+	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
+	silent := map[string]Answer{"a": {Failed: "does not answer"}, "b": {Failed: "does not answer"}}
+	both := map[string]Answer{"a": shows(widgets, string(v2)), "b": shows(widgets, string(v2))}
+	for _, tc := range []struct {
+		name   string
+		stored []agree.Encoding
+		first  map[string]Answer
+		agreed agree.Encoding
+		since  []agree.Encoding
+	}{
+		{"all answer", []agree.Encoding{v1, v2}, both, v2, nil},
+		{"none answers", []agree.Encoding{v1, v2}, silent, "", []agree.Encoding{v1, v2}},
+		{"none answers after the pruning", []agree.Encoding{v2}, silent, "", nil},
+	} {
+		state := evolve.State{Of: evolve.Ref{UID: Begun{At: start.Add(-time.Hour), Release: "1.37"}.UID(), Epoch: 7}, Current: v2, Stored: tc.stored,
+			Heartbeat: start.Add(-time.Minute), Definition: "u/3"}
+		m := NewMemory(Config{Settle: settle, States: map[schema.GroupResource]evolve.State{widgets: state}})
+		at := func(after time.Duration, answers map[string]Answer) Round {
+			r := defined(round(after, answers), string(v2))
+			d := r.Defined[widgets]
+			d.Stored, d.Revision = tc.stored, "u/3"
+			r.Defined[widgets] = d
+			return r
+		}
+		got := remembered(t, m, widgets, at(0, tc.first), at(time.Second, both))
+		if since := got.History.Since(7); got.UID != state.Of.UID || got.Common != tc.agreed || !slices.Equal(since, tc.since) {
+			t.Errorf("%s: %+v; since then there are %v", tc.name, got, since)
+		}
+		epoch := got.History.Epoch
+		if got = remembered(t, m, widgets, at(settle+time.Second, both)); got.Common != v2 || got.History.Epoch != epoch {
+			t.Errorf("%s, when it has settled: %+v", tc.name, got)
+		}
+	}
+}
+
 // One that is silent while all have to settle again for another reason may be as late.
 func TestSilenceWhileSettling(t *testing.T) {
 	const v1, v2 = "example.com/v1", "example.com/v2"
