@@ -1,26 +1,37 @@
 package stock
 
 import (
+	"slices"
 	"strconv"
 	"sync"
 )
 
+const (
+	// chunk is how many revisions the writes have of which two bytes tell the place.
+	chunk = 1 << 16
+	// maxOwnWrites bounds how many writes are remembered, in some 10 MiB.
+	maxOwnWrites = 1 << 22
+)
+
 // ownWrites tells the writes of a migration from those of others by their resourceVersions, which no two
-// writes share. It has a bit for each: those of one migration lie close together.
+// writes share. Those of one migration lie close together, however much others write.
 type ownWrites struct {
 	// since is the resourceVersion from before all of them; 0 if it is not known.
 	since uint64
 
-	mu   sync.Mutex
-	bits map[uint64]uint64
+	mu sync.Mutex
+	// chunks have the places of the writes in each chunk of revisions, in order; n counts them.
+	chunks map[uint64][]uint16
+	n      int
 }
 
 func newOwnWrites(since string) *ownWrites {
-	w := &ownWrites{bits: map[uint64]uint64{}}
+	w := &ownWrites{chunks: map[uint64][]uint16{}}
 	w.since, _ = strconv.ParseUint(since, 10, 64) // 0 if it is none
 	return w
 }
 
+// add remembers a write. One that is too many counts as somebody else's, and is examined.
 func (w *ownWrites) add(resourceVersion string) {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv <= w.since {
@@ -28,7 +39,11 @@ func (w *ownWrites) add(resourceVersion string) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.bits[rv/64] |= 1 << (rv % 64)
+	places := w.chunks[rv/chunk]
+	if i, found := slices.BinarySearch(places, uint16(rv%chunk)); !found && w.n < maxOwnWrites {
+		w.chunks[rv/chunk] = slices.Insert(places, i, uint16(rv%chunk))
+		w.n++
+	}
 }
 
 // later says whether somebody else has written an object since then, or may have.
@@ -39,5 +54,6 @@ func (w *ownWrites) later(resourceVersion string) bool {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return rv > w.since && w.bits[rv/64]&(1<<(rv%64)) == 0
+	_, own := slices.BinarySearch(w.chunks[rv/chunk], uint16(rv%chunk))
+	return rv > w.since && !own
 }
