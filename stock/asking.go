@@ -3,10 +3,12 @@ package stock
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -251,10 +253,18 @@ func (a *asking) missed(r observed.Replica, refused bool) {
 	a.places.Missed(r.Process, refused, a.clock.Now())
 }
 
+// streamID is the number that HTTP/2 gives a request, in the texts of its errors.
+var streamID = regexp.MustCompile(`(LastStreamID=|stream ID )\d+[,;] `)
+
 // brief is an error's text without the parts that differ each time, such as ports of connections.
 func brief(err error) string {
 	if apierrors.IsTimeout(err) || asTimeout(err) {
 		return "timeout"
+	}
+	var certificate x509.CertificateInvalidError
+	if errors.As(err, &certificate) && certificate.Reason == x509.Expired && certificate.Cert != nil { // its text tells the time
+		return fmt.Sprintf("its certificate has expired or is not yet valid: it is from %s to %s",
+			certificate.Cert.NotBefore.UTC().Format(time.RFC3339), certificate.Cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 	var connection *net.OpError
 	if errors.As(err, &connection) {
@@ -264,7 +274,7 @@ func brief(err error) string {
 	if errors.As(err, &request) {
 		err = request.Err
 	}
-	return err.Error()
+	return streamID.ReplaceAllString(err.Error(), "")
 }
 
 func (a *asking) discover(ctx context.Context, address string, group *string, remote map[schema.GroupVersion]bool) (observed.Answer, error) {

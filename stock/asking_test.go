@@ -2,9 +2,17 @@ package stock
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -267,9 +276,36 @@ func TestBrief(t *testing.T) {
 		{&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: &net.OpError{Op: "read", Source: &net.TCPAddr{Port: 41234}, Err: syscall.ECONNRESET}}, "connection reset by peer"},
 		{&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: io.EOF}, "EOF"},
 		{errors.New("x509: certificate signed by unknown authority"), "x509: certificate signed by unknown authority"},
+		{&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: http2.StreamError{StreamID: 41235, Code: http2.ErrCodeInternal}}, "stream error: INTERNAL_ERROR"},
+		{http2.GoAwayError{LastStreamID: 41235, ErrCode: http2.ErrCodeNo}, `http2: server sent GOAWAY and closed the connection; ErrCode=NO_ERROR, debug=""`},
 	} {
 		if got := brief(tc.err); got != tc.want {
 			t.Errorf("%v is told as %q", tc.err, got)
 		}
+	}
+}
+
+// The text of an error about a certificate that has expired has the time of now.
+func TestExpiredCertificate(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	at := time.Now()
+	ca := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, NotBefore: at.Add(-time.Hour), NotAfter: at.Add(time.Hour)}
+	trusted, err := x509.CreateCertificate(rand.Reader, ca, ca, &key.PublicKey, key)
+	must(t, err)
+	expired := &x509.Certificate{SerialNumber: big.NewInt(2), DNSNames: []string{servedAs}, NotBefore: at.Add(-time.Hour), NotAfter: at.Add(-time.Minute)}
+	served, err := x509.CreateCertificate(rand.Reader, expired, ca, &key.PublicKey, key)
+	must(t, err)
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{served}, PrivateKey: key}}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	a := &asking{config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: trusted})}}, timeout: time.Minute, clock: testclock.NewFakeClock(now)}
+	address := server.Listener.Addr().String()
+	want := fmt.Sprintf("does not answer at %s: its certificate has expired or is not yet valid: it is from %s to %s",
+		address, expired.NotBefore.UTC().Format(time.RFC3339), expired.NotAfter.UTC().Format(time.RFC3339))
+	if got := a.ask(t.Context(), observed.Replica{Process: observed.Process{Lease: "a", Holder: "1"}, Address: address}, nil, nil).Failed; got != want {
+		t.Errorf("it fails since it %q; want %q", got, want)
 	}
 }
