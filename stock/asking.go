@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -32,10 +33,17 @@ import (
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/workers"
 )
 
-// servedAs is the name that every kube-apiserver's certificate has.
-const servedAs = "kubernetes.default.svc"
+const (
+	// servedAs is the name that every kube-apiserver's certificate has.
+	servedAs = "kubernetes.default.svc"
+	// parallelAsks bounds the requests that one replica is sent at a time, and asksInTimeout is how many
+	// group/versions have to be answered in the time that a single request may take.
+	parallelAsks  = 4
+	asksInTimeout = 100
+)
 
 // asking finds kube-apiservers and asks each of them.
 type asking struct {
@@ -45,8 +53,9 @@ type asking struct {
 	override map[string]string
 	// together says that replicas cannot be asked one by one, but only all behind one address.
 	together bool
-	timeout  time.Duration
-	clock    clock.Clock
+	// timeout bounds each request.
+	timeout time.Duration
+	clock   clock.Clock
 
 	mu     sync.Mutex
 	places observed.Places
@@ -236,13 +245,14 @@ func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, rem
 		a.missed(r, false)
 		return observed.Answer{Failed: cmp.Or(r.Nowhere, "has no address that is known")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	answer, err := a.discover(ctx, r.Address, group, remote)
+	answer, versions, err := a.discover(ctx, r.Address, group, remote)
 	if err != nil {
 		a.missed(r, errors.Is(err, syscall.ECONNREFUSED)) // a host that is paused is unreachable, too
-		// Without the parts that differ from one time to the next.
-		return observed.Answer{Failed: strings.TrimSpace("does not answer at "+r.Address) + ": " + brief(err)}
+		failed := strings.TrimSpace("does not answer at " + r.Address)
+		if versions > 0 { // how many it answered about differs from one time to the next
+			failed += fmt.Sprintf(" for all of its %d group/versions", versions)
+		}
+		return observed.Answer{Failed: failed + ": " + brief(err)}
 	}
 	return answer
 }
@@ -277,41 +287,64 @@ func brief(err error) string {
 	return streamID.ReplaceAllString(err.Error(), "")
 }
 
-func (a *asking) discover(ctx context.Context, address string, group *string, remote map[schema.GroupVersion]bool) (observed.Answer, error) {
-	answer := observed.Answer{Shown: map[schema.GroupResource]observed.Shown{}}
+// discover returns a replica's answer, and of how many group/versions it was asked; 0: it did not tell which it has.
+func (a *asking) discover(ctx context.Context, address string, group *string, remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
 	c, err := a.client(address)
 	if err != nil {
-		return answer, err
+		return answer, 0, err
 	}
-	version, err := c.ServerVersionWithContext(ctx)
+	first, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	version, err := c.ServerVersionWithContext(first)
 	if err != nil {
-		return answer, err
+		return answer, 0, err
 	}
-	answer.Release = version.Major + "." + strings.TrimRight(version.Minor, "+")
-	groups, err := c.ServerGroupsWithContext(ctx)
+	groups, err := c.ServerGroupsWithContext(first)
 	if err != nil {
-		return answer, err
+		return answer, 0, err
 	}
+	var versions []schema.GroupVersion
 	for _, g := range groups.Groups {
-		if group != nil && g.Name != *group {
-			continue
-		}
 		for _, v := range g.Versions {
-			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
-			if remote[gv] {
-				continue
+			if gv := (schema.GroupVersion{Group: g.Name, Version: v.Version}); !remote[gv] && (group == nil || g.Name == *group) {
+				versions = append(versions, gv)
 			}
-			list, err := c.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
-			if apierrors.IsNotFound(err) {
-				continue // it has gone
-			}
-			if err != nil {
-				return answer, err
-			}
-			show(answer.Shown, gv, list.APIResources)
 		}
 	}
-	return answer, nil
+	lists, err := a.resources(ctx, c, versions)
+	if err != nil {
+		return answer, len(versions), err
+	}
+	answer = observed.Answer{Release: version.Major + "." + strings.TrimRight(version.Minor, "+"), Shown: map[schema.GroupResource]observed.Shown{}}
+	for i, gv := range versions {
+		if lists[i] != nil {
+			show(answer.Shown, gv, lists[i].APIResources)
+		}
+	}
+	return answer, len(versions), nil
+}
+
+// resources asks for the resources of group/versions, some at a time; nil for those that have gone. A replica
+// that has many may take longer in all, but not for one of them.
+func (a *asking) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout+time.Duration(len(versions))*a.timeout/asksInTimeout)
+	defer cancel()
+	lists := make([]*metav1.APIResourceList, len(versions))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallelAsks)
+	for i, gv := range versions {
+		group.Go(func() error {
+			return workers.Do(ctx, "ask", func() error {
+				list, err := c.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
+				if !apierrors.IsNotFound(err) {
+					lists[i] = list
+					return err
+				}
+				return nil
+			})
+		})
+	}
+	return lists, group.Wait()
 }
 
 // show adds the entries of a discovery document for the resources that are stored.

@@ -1,12 +1,14 @@
 package stock
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -21,6 +23,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -31,9 +34,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -307,5 +312,77 @@ func TestExpiredCertificate(t *testing.T) {
 		address, expired.NotBefore.UTC().Format(time.RFC3339), expired.NotAfter.UTC().Format(time.RFC3339))
 	if got := a.ask(t.Context(), observed.Replica{Process: observed.Process{Lease: "a", Holder: "1"}, Address: address}, nil, nil).Failed; got != want {
 		t.Errorf("it fails since it %q; want %q", got, want)
+	}
+}
+
+// slowly answers for discovery of so many versions of one group, each after a while of its own.
+type slowly struct {
+	versions int
+	after    func(version int) time.Duration
+}
+
+// CancelRequest has client-go not complain: the request's context ends it.
+func (slowly) CancelRequest(*http.Request) {}
+
+func (s slowly) RoundTrip(r *http.Request) (*http.Response, error) {
+	var reply any = metav1.APIVersions{}
+	switch path, took := r.URL.Path, 0; {
+	case path == "/version":
+		reply = version.Info{Major: "1", Minor: "37"}
+	case path == "/apis":
+		group := metav1.APIGroup{Name: widgets.Group}
+		for i := range s.versions {
+			v := fmt.Sprintf("v%d", i)
+			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: widgets.Group + "/" + v, Version: v})
+		}
+		reply = metav1.APIGroupList{Groups: []metav1.APIGroup{group}}
+	case strings.HasPrefix(path, "/apis/"):
+		if _, err := fmt.Sscanf(path, "/apis/example.com/v%d", &took); err != nil {
+			return nil, err
+		}
+		select {
+		case <-time.After(s.after(took)):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+		reply = metav1.APIResourceList{APIResources: []metav1.APIResource{{Name: widgets.Resource, Kind: "Widget", StorageVersionHash: "hash"}}}
+	}
+	body, err := json.Marshal(reply)
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, err
+}
+
+// A kube-apiserver that has many group/versions may take longer to answer for all of them than one request may. One
+// that hangs in the middle is not waited for longer than that.
+func TestManyVersions(t *testing.T) {
+	const versions = 1000
+	for _, tc := range []struct {
+		name   string
+		after  func(version int) time.Duration
+		within time.Duration
+		why    string
+	}{
+		{"each answer is quick", func(int) time.Duration { return 50 * time.Millisecond }, 15 * time.Second, ""},
+		{"one hangs", func(v int) time.Duration {
+			if v == 200 {
+				return time.Hour
+			}
+			return 10 * time.Millisecond
+		}, 11 * time.Second, "timeout"},
+		{"all are slow", func(int) time.Duration { return 9 * time.Second }, 110 * time.Second, "timeout"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			config := &rest.Config{QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, WrapTransport: func(http.RoundTripper) http.RoundTripper { return slowly{versions, tc.after} }}
+			a := &asking{config: config, timeout: 10 * time.Second, clock: clock.RealClock{}}
+			began := time.Now()
+			answer := a.ask(t.Context(), observed.Replica{Address: "10.0.0.1:6443"}, nil, nil)
+			took := time.Since(began)
+			want := ""
+			if tc.why != "" {
+				want = "does not answer at 10.0.0.1:6443 for all of its 1000 group/versions: " + tc.why
+			}
+			if answer.Failed != want || want == "" && len(answer.Shown[widgets].Served) != versions || took > tc.within {
+				t.Errorf("%s: after %v it fails since it %q, and shows %d", tc.name, took, answer.Failed, len(answer.Shown[widgets].Served))
+			}
+		})
 	}
 }
