@@ -5,12 +5,16 @@ package listwatch
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
+
+// pageSize is how many objects Paged has in memory as they were read.
+const pageSize = 10
 
 // Of lists and watches the objects of the kind of list that the options choose.
 func Of(c client.WithWatch, list client.ObjectList, options ...client.ListOption) cache.ListerWatcher {
@@ -22,13 +26,20 @@ func Telling(c client.WithWatch, told func(error), list client.ObjectList, optio
 	return source{client: c, list: list, options: options, told: told}
 }
 
+// Paged is Of for large objects, of which lean drops most: it lists a page at a time, and has lean called before it
+// reads the next one. An informer calls its own transform when it has the whole list. Watched objects come one by one.
+func Paged(c client.WithWatch, lean cache.TransformFunc, list client.ObjectList, options ...client.ListOption) cache.ListerWatcher {
+	return source{client: c, list: list, options: options, lean: lean}
+}
+
 var _ cache.ListerWatcherWithContext = source{} // so that its requests end with its context
 
 type source struct {
 	client  client.WithWatch
 	list    client.ObjectList
 	options []client.ListOption
-	told    func(error) // nil: nobody is
+	told    func(error)         // nil: nobody is
+	lean    cache.TransformFunc // nil: all is listed at once
 }
 
 func (s source) tell(err error) {
@@ -53,10 +64,37 @@ func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
 
 // ListWithContext implements cache.ListerWatcherWithContext.
 func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	if s.lean != nil {
+		return s.pages(ctx)
+	}
 	list := s.list.DeepCopyObject().(client.ObjectList)
 	err := s.client.List(ctx, list, s.with(o)...)
 	s.tell(err)
 	return list, err
+}
+
+// pages lists what there is now: at resourceVersion "0", for which a reflector asks, kube-apiserver answers with
+// everything at once.
+func (s source) pages(ctx context.Context) (runtime.Object, error) {
+	var all []runtime.Object
+	for o := (metav1.ListOptions{Limit: pageSize}); ; {
+		page := s.list.DeepCopyObject().(client.ObjectList)
+		if err := s.client.List(ctx, page, s.with(o)...); err != nil {
+			return nil, err
+		}
+		err := meta.EachListItem(page, func(obj runtime.Object) error {
+			_, err := s.lean(obj)
+			all = append(all, obj)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if o.Continue = page.GetContinue(); o.Continue == "" {
+			page.SetRemainingItemCount(nil)
+			return page, meta.SetList(page, all)
+		}
+	}
 }
 
 // WatchWithContext implements cache.ListerWatcherWithContext.

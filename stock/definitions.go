@@ -58,7 +58,7 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 	d.watched = true
 	d.mu.Unlock()
 	_, source := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: listwatch.Of(c, &apiextensionsv1.CustomResourceDefinitionList{}, options...),
+		ListerWatcher: listwatch.Paged(c, migrationv1alpha1.WithoutSchemas, &apiextensionsv1.CustomResourceDefinitionList{}, options...),
 		ObjectType:    &apiextensionsv1.CustomResourceDefinition{},
 		Transform:     migrationv1alpha1.WithoutSchemas,
 		Handler: listwatch.Handler("definitions", cache.ResourceEventHandlerDetailedFuncs{
@@ -91,12 +91,13 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 // take takes in a definition that was read. The watch may tell of it much later: a prune that
 // relies on what was watched would not see what was stored meanwhile.
 func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
-	crd = crd.DeepCopy()
-	_, _ = migrationv1alpha1.WithoutSchemas(crd)
+	lean := *crd
+	lean.Spec.Versions, lean.Annotations = slices.Clone(crd.Spec.Versions), maps.Clone(crd.Annotations)
+	_, _ = migrationv1alpha1.WithoutSchemas(&lean)
 	d.mu.Lock()
 	watched := d.watched
 	d.mu.Unlock()
-	d.note(crd, false, !watched)
+	d.note(lean.DeepCopy(), false, !watched)
 }
 
 // note takes in a definition, unless a newer one is known, or always, and remembers which versions

@@ -2,10 +2,12 @@ package stock
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -94,6 +97,49 @@ func TestDefinitionsListedAnew(t *testing.T) {
 	said("gone", func([]agree.Encoding) bool { return d.of(widgets) == nil })
 	must(t, c.Create(t.Context(), widgetDefinition("b", 1, "v2", "v2")))
 	said("made anew", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2}) })
+}
+
+// TestDefinitionsInPages: no more definitions have their schemas in memory than one page has, also while all are listed.
+func TestDefinitionsInPages(t *testing.T) {
+	const all = 25
+	scheme := runtime.NewScheme()
+	must(t, apiextensionsv1.AddToScheme(scheme))
+	var listed []*apiextensionsv1.CustomResourceDefinition
+	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).Build(), interceptor.Funcs{
+		List: func(_ context.Context, _ client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			var o client.ListOptions
+			o.ApplyOptions(options)
+			if asked := o.AsListOptions(); asked.ResourceVersion != "" || asked.Limit <= 0 {
+				t.Errorf("kube-apiserver answers this list with everything at once: %+v", asked)
+			}
+			for _, crd := range listed {
+				if crd.Spec.Versions[0].Schema != nil || len(crd.Annotations) > 0 {
+					t.Errorf("%s is in memory as it was read while the next page is", crd.Name)
+				}
+			}
+			page := list.(*apiextensionsv1.CustomResourceDefinitionList)
+			for i := len(listed); i < min(len(listed)+int(o.Limit), all); i++ {
+				crd := widgetDefinition("a", 1, "v1", "v1")
+				crd.Name, crd.Spec.Names.Plural = fmt.Sprintf("w%d.example.com", i), fmt.Sprintf("w%d", i)
+				crd.Spec.Versions[0].Schema = &apiextensionsv1.CustomResourceValidation{}
+				crd.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: "all of it"}
+				page.Items = append(page.Items, *crd)
+			}
+			for i := range page.Items {
+				listed = append(listed, &page.Items[i])
+			}
+			page.ResourceVersion = "7"
+			if page.Continue = ""; len(listed) < all {
+				page.Continue = "the rest"
+			}
+			return nil
+		},
+	})
+	d := watchDefinitions(c, func(schema.GroupResource) {}, func(_, _ *apiextensionsv1.CustomResourceDefinition) {})
+	go d.run(t.Context())
+	if !cache.WaitForCacheSync(t.Context().Done(), d.source.HasSynced) || len(d.all()) != all {
+		t.Errorf("%d of %d are known", len(d.all()), all)
+	}
 }
 
 func must(t *testing.T, err error) {

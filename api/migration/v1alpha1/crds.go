@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -62,11 +63,12 @@ func StoredVersions(crd *apiextensionsv1.CustomResourceDefinition) (all []agree.
 	return all
 }
 
-// WithoutSchemas drops the schemas and the printed columns of a CustomResourceDefinition, which are most of its
-// bytes. It is a transform of informers.
+// WithoutSchemas drops the schemas and the printed columns of a CustomResourceDefinition, and kubectl's copy of
+// them, which are most of its bytes. It is a transform of informers.
 func WithoutSchemas(obj any) (any, error) {
 	if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
 		crd.ManagedFields = nil
+		delete(crd.Annotations, corev1.LastAppliedConfigAnnotation)
 		for i := range crd.Spec.Versions {
 			crd.Spec.Versions[i].Schema, crd.Spec.Versions[i].AdditionalPrinterColumns = nil, nil
 		}
