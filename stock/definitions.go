@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,8 +44,8 @@ func newDefinitions() *definitions {
 	}
 }
 
-// watchDefinitions watches all definitions. changed is told every resource whose definition changes, and
-// noted every state of a definition, after the one before.
+// watchDefinitions watches all definitions. changed is told every resource whose definition changes in what
+// somebody goes by, and noted every state of a definition, after the one before.
 func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition)) *definitions {
 	d := newDefinitions()
 	d.source = d.watching(c, changed, noted)
@@ -75,7 +76,9 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 				}
 				d.note(is, false, newer(was, is)) // as after etcd was restored from a backup
 				noted(was, is)
-				changed(migrationv1alpha1.ResourceOf(is))
+				if !same(was, is) {
+					changed(migrationv1alpha1.ResourceOf(is))
+				}
 			},
 			DeleteFunc: func(obj any) {
 				if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
@@ -98,6 +101,12 @@ func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
 	watched := d.watched
 	d.mu.Unlock()
 	d.note(lean.DeepCopy(), false, !watched)
+}
+
+// same says whether two states of a definition differ in nothing that anybody goes by: programs write other
+// conditions and annotations again and again.
+func same(was, is *apiextensionsv1.CustomResourceDefinition) bool {
+	return trialOf(was) == trialOf(is) && apihelpers.IsCRDConditionTrue(was, apiextensionsv1.Established) == apihelpers.IsCRDConditionTrue(is, apiextensionsv1.Established)
 }
 
 // note takes in a definition, unless a newer one is known, or always, and remembers which versions

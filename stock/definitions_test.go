@@ -3,6 +3,7 @@ package stock
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/stock/observed"
 )
 
 // widgetDefinition has v1 and v2, and stores one of them.
@@ -139,6 +142,82 @@ func TestDefinitionsInPages(t *testing.T) {
 	go d.run(t.Context())
 	if !cache.WaitForCacheSync(t.Context().Done(), d.source.HasSynced) || len(d.all()) != all {
 		t.Errorf("%d of %d are known", len(d.all()), all)
+	}
+}
+
+// TestDefinitionChanges: nobody is told of changes by which nobody goes. Each change that is told has all
+// kube-apiservers asked about everything.
+func TestDefinitionChanges(t *testing.T) {
+	scheme := runtime.NewScheme()
+	must(t, apiextensionsv1.AddToScheme(scheme))
+	watching := make(chan struct{})
+	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
+		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) (watch.Interface, error) {
+			defer close(watching) // the fake tells no changes from before
+			return c.Watch(ctx, list, options...)
+		},
+	})
+	events := make(chan string, 100)
+	d := watchDefinitions(c, func(schema.GroupResource) { events <- "told" }, func(_, is *apiextensionsv1.CustomResourceDefinition) { events <- "is so" })
+	go d.run(t.Context())
+	next := func() string {
+		t.Helper()
+		select {
+		case event := <-events:
+			return event
+		case <-time.After(30 * time.Second):
+			t.Fatal("nothing is told in time")
+			return ""
+		}
+	}
+	if first, second := next(), next(); first != "is so" || second != "told" {
+		t.Fatalf("at first: %s, %s", first, second)
+	}
+	<-watching
+	pending := "" // the next change comes after what is told of this one
+	for _, tc := range []struct {
+		name   string
+		change func(*apiextensionsv1.CustomResourceDefinition)
+		told   bool
+	}{
+		{"an annotation", func(crd *apiextensionsv1.CustomResourceDefinition) {
+			crd.Annotations = map[string]string{"example.com/seen": "1"}
+		}, false},
+		{"a label", func(crd *apiextensionsv1.CustomResourceDefinition) {
+			crd.Labels = map[string]string{"example.com/seen": "1"}
+		}, false},
+		{"a condition", func(crd *apiextensionsv1.CustomResourceDefinition) {
+			crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionTrue}}
+		}, false},
+		{"Established", func(crd *apiextensionsv1.CustomResourceDefinition) {
+			crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}
+		}, true},
+		{"storedVersions", func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v1", "v2"} }, true},
+		{"the spec", func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Generation++ }, true},
+		{"a hold", func(crd *apiextensionsv1.CustomResourceDefinition) {
+			crd.Annotations[migrationv1alpha1.HoldAnnotation] = "true"
+		}, true},
+		{"when to prune", func(crd *apiextensionsv1.CustomResourceDefinition) {
+			crd.Annotations[observed.PruneAnnotation] = "never"
+		}, true},
+		{"another one of this name", func(crd *apiextensionsv1.CustomResourceDefinition) { crd.UID = "b" }, true},
+		{"an annotation again", func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations["example.com/seen"] = "2" }, false},
+		{"the last change", func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Generation++ }, true},
+	} {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		must(t, c.Get(t.Context(), client.ObjectKey{Name: "widgets.example.com"}, crd))
+		status := crd.DeepCopy().Status
+		if tc.change(crd); reflect.DeepEqual(status, crd.Status) {
+			must(t, c.Update(t.Context(), crd))
+		} else {
+			must(t, c.Status().Update(t.Context(), crd))
+		}
+		if got := next(); got != "is so" {
+			t.Fatalf("%s: %s is told, though nobody goes by it", pending, got)
+		}
+		if pending = tc.name; tc.told && next() != "told" {
+			t.Errorf("%s: nobody is told", tc.name)
+		}
 	}
 }
 
