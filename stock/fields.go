@@ -122,12 +122,12 @@ func (f *fields) look(ctx context.Context) {
 	maps.DeleteFunc(f.failed, func(gr schema.GroupResource, _ fieldsFailure) bool { return f.definitions.of(gr) == nil })
 	for _, crd := range f.definitions.all() {
 		gr := migrationv1alpha1.ResourceOf(crd)
-		versions, best := served(crd)
+		versions, stored := served(crd)
 		told := strings.Join(versions, ",")
-		if best == "" || f.done[gr] == told || f.failed[gr].waits(told, f.clock.Now()) {
+		if told == "" || f.done[gr] == told || f.failed[gr].waits(told, f.clock.Now()) {
 			continue
 		}
-		err := f.one(ctx, crd, versions, best)
+		err := f.one(ctx, crd, versions, stored)
 		if ctx.Err() != nil {
 			return
 		}
@@ -141,23 +141,22 @@ func (f *fields) look(ctx context.Context) {
 	}
 }
 
-// served are the versions that a definition serves, sorted, and the one it stores, or
-// another that is served if that is not.
-func served(crd *apiextensionsv1.CustomResourceDefinition) (versions []string, best string) {
+// served are the versions that a definition serves, sorted, and the one it stores.
+func served(crd *apiextensionsv1.CustomResourceDefinition) (versions []string, stored string) {
 	for _, v := range crd.Spec.Versions {
 		if v.Served {
 			versions = append(versions, v.Name)
-			if v.Storage || best == "" {
-				best = v.Name
-			}
+		}
+		if v.Storage {
+			stored = v.Name
 		}
 	}
 	slices.Sort(versions)
-	return versions, best
+	return versions, stored
 }
 
 // one looks through the objects of a definition that serves other versions than it did.
-func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, versions []string, best string) error {
+func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, versions []string, stored string) error {
 	gr, told := migrationv1alpha1.ResourceOf(crd), strings.Join(versions, ",")
 	state := &migrationv1alpha1.StorageState{}
 	switch err := f.objects.Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(gr)}, state); {
@@ -169,7 +168,7 @@ func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDef
 		f.done[gr] = told
 		return nil
 	}
-	through, err := f.all(ctx, gr.WithVersion(best), versions)
+	through, err := f.all(ctx, gr.WithVersion(stored), versions)
 	if through.cleaned+through.failed > 0 {
 		f.logger.Info("managedFields named versions that are not served", "resource", gr.String(), "objects", through.cleaned, "failed", through.failed)
 	}
@@ -221,9 +220,12 @@ func (l *lookedThrough) err() error {
 	return fmt.Errorf("%d objects cannot be written: %s", l.failed, strings.Join(told, "; "))
 }
 
-// all looks through every object, page by page. Objects that cannot be written do not keep the
-// others.
+// all looks through every object, page by page, in the version that is stored: a patch through another may take
+// fields from objects that are stored in it already. Objects that cannot be written do not keep the others.
 func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, versions []string) (lookedThrough, error) {
+	if !slices.Contains(versions, resource.Version) {
+		return lookedThrough{}, fmt.Errorf("version %s, which is stored, is not served: serve it (served: true)", resource.Version)
+	}
 	var mu sync.Mutex
 	var through lookedThrough
 	list := func(from string) (*metav1.PartialObjectMetadataList, error) {

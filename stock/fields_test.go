@@ -143,6 +143,18 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	}
 }
 
+// Where the stored version is not served nothing is written in another one, and an event says what to do.
+func TestFieldsNotServed(t *testing.T) {
+	w := newFieldsWorld(t, 5)
+	crd := w.fields.definitions.of(widgets).DeepCopy()
+	crd.Spec.Versions[0].Served, crd.Spec.Versions[1].Served = true, false
+	w.fields.definitions.take(crd)
+	w.fields.look(t.Context())
+	if notes := w.events(); len(w.asked) > 0 || w.done() || len(notes) != 1 || !strings.Contains(notes[0], "version v2, which is stored, is not served: serve it") {
+		t.Errorf("the events are %q, the requests %v", notes, w.asked)
+	}
+}
+
 // A list whose token becomes too old goes on, or begins again.
 func TestFieldsExpired(t *testing.T) {
 	for _, goOn := range []string{"", fmt.Sprint(pageSize, "-fresh")} {

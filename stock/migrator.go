@@ -139,13 +139,7 @@ func (m *migrator) since(ctx context.Context, job claim.Job) string {
 	if job.Resume != "" {
 		return ""
 	}
-	since, err := again(ctx, func() (string, error) {
-		_, now, err := m.prover.listable(ctx, job)
-		return now, err
-	})
-	if err != nil {
-		return "" // the rewrite says it
-	}
+	_, since, _ := m.prover.listable(ctx, job) // the rewrite tells an error
 	return since
 }
 
@@ -185,9 +179,12 @@ func (m *migrator) lastLookAt(ctx context.Context, gr schema.GroupResource, targ
 	return m.lastLook(ctx, jobOf(crd, target.Encoding))
 }
 
-// jobOf is a job for a definition's objects, in the version that is stored first.
+// jobOf is a job for a definition's objects. Its first version is the one that is stored, served or not.
 func jobOf(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) claim.Job {
 	versions, _ := served(crd)
+	if !slices.Contains(versions, encoding.Version()) {
+		versions = append(versions, encoding.Version())
+	}
 	slices.SortStableFunc(versions, func(a, b string) int { return strings.Compare(rank(a, encoding), rank(b, encoding)) })
 	return claim.Job{GroupResource: migrationv1alpha1.ResourceOf(crd), Encoding: encoding, Versions: versions}
 }

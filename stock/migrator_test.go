@@ -1,6 +1,7 @@
 package stock
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -36,6 +37,17 @@ func TestGivesWay(t *testing.T) {
 		if got := m.options(claim.Job{MaxAddedLatency: test.said}); got.Gentle != test.want.Gentle || got.MaxAdded != test.want.MaxAdded ||
 			got.MaxParallel != 7 || got.PageSize != pageSize {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
+		}
+	}
+}
+
+// TestJobOf: objects are patched in the version that is stored, also where it is not served.
+func TestJobOf(t *testing.T) {
+	for _, served := range []bool{true, false} {
+		crd := widgetDefinition("a", 2, "v2", "v1", "v2")
+		crd.Spec.Versions[1].Served = served
+		if job := jobOf(crd, "example.com/v2"); !slices.Equal(job.Versions, []string{"v2", "v1"}) {
+			t.Errorf("served %t: %v", served, job.Versions)
 		}
 	}
 }

@@ -119,16 +119,18 @@ type examinee struct {
 	by []observed.Replica
 }
 
-// listable finds the version in which the objects can be listed, and the resourceVersion that they have now.
+// listable returns the resource in the version that is stored, in which objects are listed and patched, and the
+// resourceVersion that they have now.
 func (p *prover) listable(ctx context.Context, job claim.Job) (schema.GroupVersionResource, string, error) {
-	err := errors.New("no version is served")
-	for _, v := range job.Versions {
-		var list *metav1.PartialObjectMetadataList
-		if list, err = p.api.List(ctx, job.GroupResource.WithVersion(v), 1, ""); err == nil {
-			return job.GroupResource.WithVersion(v), list.ResourceVersion, nil
-		}
+	if len(job.Versions) == 0 {
+		return schema.GroupVersionResource{}, "", errors.New("no version is served")
 	}
-	return schema.GroupVersionResource{}, "", err
+	resource := job.GroupResource.WithVersion(job.Versions[0])
+	list, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return p.api.List(ctx, resource, 1, "") })
+	if err != nil {
+		return resource, "", err
+	}
+	return resource, list.ResourceVersion, nil
 }
 
 // list sends the objects that are to be patched: all, or those that were written later, and a sample in

@@ -107,6 +107,22 @@ func TestProveTakesTurns(t *testing.T) {
 	}
 }
 
+// The proof lists and patches in the stored version alone, also where a list in it fails at first.
+func TestProveAsStored(t *testing.T) {
+	s := startWidgets(t, 20, "v2", "v2")
+	busy := 2
+	s.listed = func(int) error {
+		if busy--; busy >= 0 {
+			return apierrors.NewServiceUnavailable("starting")
+		}
+		return nil
+	}
+	proof, err := s.prove(false, exam{})
+	if err != nil || proof.Checked != 20 || !proof.Holds() || s.asked["v2"] == 0 || len(s.asked) > 1 {
+		t.Errorf("%s, %v, with requests %v", proof, err, s.asked)
+	}
+}
+
 // An object that was written later is found, also where the sample does not have it; the last look leaves
 // all others alone, and has every replica patch the first of those that were written later.
 func TestProveLater(t *testing.T) {

@@ -44,6 +44,8 @@ type widgetServers struct {
 	objects  []*widget // by number
 	patches  int
 	lists    int
+	// asked are the requests by the version of their path.
+	asked map[string]int
 	// listed, if not nil, answers a list that begins at this object, instead; nil from it lets
 	// it through. patched does so for patches.
 	listed  func(from int) error
@@ -53,7 +55,7 @@ type widgetServers struct {
 // startWidgets has a server for each version, and n objects that are stored in the first.
 func startWidgets(t *testing.T, n int, versions ...string) *widgetServers {
 	t.Helper()
-	s := &widgetServers{t: t}
+	s := &widgetServers{t: t, asked: map[string]int{}}
 	for range n {
 		s.revision++
 		s.objects = append(s.objects, &widget{revision: s.revision, stored: versions[0]})
@@ -98,7 +100,7 @@ func (s *widgetServers) create(version string) {
 	s.objects = append(s.objects, &widget{revision: s.revision, stored: version})
 }
 
-var widgetJob = claim.Job{GroupResource: widgets, Encoding: "example.com/v2", Versions: []string{"v2"}}
+var widgetJob = claim.Job{GroupResource: widgets, Encoding: "example.com/v2", Versions: []string{"v2", "v1"}}
 
 func widgetName(i int) string { return fmt.Sprintf("w%05d", i) }
 
@@ -124,6 +126,7 @@ func (s *widgetServers) reply(w http.ResponseWriter, r *http.Request, reply any,
 
 func (s *widgetServers) serve(r *http.Request, writes string) (any, error) {
 	path := strings.Split(r.URL.Path, "/") // /apis/example.com/v2/namespaces/default/widgets/w00000
+	s.asked[path[3]]++
 	if !slices.Contains(path, "namespaces") {
 		return s.list(r)
 	}

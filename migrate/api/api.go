@@ -41,8 +41,9 @@ type API interface {
 // Target says what is migrated.
 type Target struct {
 	schema.GroupResource
-	// Versions are those in which the resource may be served, the best first. The first one
-	// in which its objects can be listed is used.
+	// Versions are those in which the resource may be served. The first is the one that is stored: objects are
+	// read and patched in no other, since another may lack fields of those that are stored in it already. The
+	// others are for lists, where an object cannot be brought to the first.
 	Versions []string
 }
 

@@ -314,24 +314,21 @@ func notFound(r *http.Request) error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, widgets, "", "404 page not found", 0, true)
 }
 
-// TestUnreadableInOneVersion: a version that is not served tells nothing of an object's name, whichever is
-// tried first.
+// TestUnreadableInOneVersion: another version that is not served tells nothing of an object's name.
 func TestUnreadableInOneVersion(t *testing.T) {
-	for _, unserved := range target.Versions {
-		for _, name := range []types.NamespacedName{{Namespace: "aa", Name: "zz"}, {Namespace: "aa", Name: "a"}, {Namespace: "ns-1", Name: "o-0004-x"}} {
-			t.Run(unserved+" "+name.String(), func(t *testing.T) {
-				s := startServer(t, 30)
-				s.breakAll(apart, name)
-				s.answer = func(r *http.Request, _ types.NamespacedName) error {
-					if strings.Contains(r.URL.Path, "/"+unserved+"/") {
-						return notFound(r)
-					}
-					return nil
+	for _, name := range []types.NamespacedName{{Namespace: "aa", Name: "zz"}, {Namespace: "aa", Name: "a"}, {Namespace: "ns-1", Name: "o-0004-x"}} {
+		t.Run(name.String(), func(t *testing.T) {
+			s := startServer(t, 30)
+			s.breakAll(apart, name)
+			s.answer = func(r *http.Request, _ types.NamespacedName) error {
+				if versionIn(r) == "v1" {
+					return notFound(r)
 				}
-				result, err := s.run(Options{PageSize: 10})
-				s.wantAround(result, err, []types.NamespacedName{name})
-			})
-		}
+				return nil
+			}
+			result, err := s.run(Options{PageSize: 10})
+			s.wantAround(result, err, []types.NamespacedName{name})
+		})
 	}
 }
 

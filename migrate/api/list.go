@@ -148,16 +148,15 @@ func behind(list *metav1.PartialObjectMetadataList) int64 {
 	return *list.RemainingItemCount
 }
 
-// page reads a page. While that fails other versions are tried: a server that cannot bring
-// some object to one version may be able to bring it to another. The version that did is
-// used from then on. The error is an unreadable if each of them failed so many times, or several
-// objects took too long.
+// page reads a page, in the version that is stored. Where that fails for what is in the page, others are
+// tried: a server that cannot bring some object to one version may be able to bring it to another, and a list says
+// the same of it in each. The next page begins with the stored version again. The error is an unreadable if each
+// version failed so many times, or several objects took too long.
 func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
 	wasAway := false
-	var named *unreadable // what a version said that named the objects
-	version := l.versionInUse()
-	for failed, backoff := 0, minBackoff; ; {
-		list, err := l.api.List(ctx, l.target.WithVersion(l.target.Versions[version]), int64(limit), token)
+	var cause *unreadable // what is told of the page: what named objects, or else what came first
+	for version, failed, backoff := 0, 0, minBackoff; ; {
+		list, err := l.list(ctx, version, token, limit)
 		_, tooOld := Expired(err)
 		switch {
 		case err == nil:
@@ -165,21 +164,19 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 			if wasAway {
 				l.webhook.answered()
 			}
-			l.use(version)
 			return list, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case tooOld || apierrors.IsBadRequest(err) || lasting(err):
+		case tooOld || apierrors.IsBadRequest(err) || lasting(err) || version == 0 && apierrors.IsNotFound(err):
 			return nil, err
 		}
 		v := judge(err)
 		pause := max(v.after, backoff)
-		switch v.answer {
-		case busy:
-			if apierrors.IsTimeout(err) && l.tooMany(limit) {
-				return nil, &unreadable{reason: v.reason, err: err}
-			}
-		case away:
+		switch {
+		case v.answer == busy && apierrors.IsTimeout(err) && l.tooMany(limit):
+			return nil, &unreadable{reason: v.reason, err: err}
+		case v.answer == busy:
+		case v.answer == away:
 			wasAway = true
 			l.patience.answered()
 			if !l.webhook.lasts(l.opts.Clock.Now()) {
@@ -187,16 +184,15 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 			}
 		default:
 			l.patience.answered()
-			if len(unreadKeys(err)) > 0 {
+			named := len(unreadKeys(err)) > 0
+			if named || cause == nil {
+				cause = &unreadable{reason: v.reason, err: err}
+			}
+			if named {
 				tries = 1 // it is for these objects
-				l.use(version)
-				named = &unreadable{reason: v.reason, err: err}
 			}
 			if failed++; failed >= tries*len(l.target.Versions) {
-				if named != nil {
-					return nil, named
-				}
-				return nil, &unreadable{reason: v.reason, err: err}
+				return nil, cause
 			}
 			if tries == 1 {
 				pause = v.after
@@ -207,8 +203,27 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 				return nil, fmt.Errorf("list the objects: %w", err)
 			}
 		}
-		if version = (version + 1) % len(l.target.Versions); version == 0 {
+		if v.answer != busy {
+			version = (version + 1) % len(l.target.Versions)
+		}
+		if v.answer == busy || version == 0 {
 			backoff = min(2*backoff, maxBackoff)
+		}
+	}
+}
+
+// list reads a page in a version. That the one which is stored is not served may be in passing.
+func (l *lister) list(ctx context.Context, version int, token string, limit int) (*metav1.PartialObjectMetadataList, error) {
+	for tried, backoff := 1, minBackoff; ; tried, backoff = tried+1, 2*backoff {
+		list, err := l.api.List(ctx, l.target.WithVersion(l.target.Versions[version]), int64(limit), token)
+		if version > 0 || !apierrors.IsNotFound(err) {
+			return list, err
+		}
+		if tried == 2*attempts {
+			return nil, fmt.Errorf("version %s, which is stored, is not served: serve it (served: true in a CustomResourceDefinition), since patches through another may take fields from objects that are in it already: %w", l.stored.Version, err)
+		}
+		if err := waitOr(ctx, l.opts.Clock, backoff, nil); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -227,18 +242,6 @@ func (l *lister) tooMany(limit int) bool {
 		l.most = l.opts.PageSize
 	}
 	return false
-}
-
-func (r *run) versionInUse() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.version
-}
-
-func (r *run) use(version int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.version, r.resource = version, r.target.WithVersion(r.target.Versions[version])
 }
 
 // begin forgets where the list was, and if nothing was listed yet the progress made before.

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
@@ -82,5 +84,80 @@ func TestListTooSlowOften(t *testing.T) {
 	}
 	if large := lists.tooSlow - ones/2; large > (1+maxSlow)*10 {
 		t.Errorf("%d lists of several objects, %+v", large, lists)
+	}
+}
+
+// versionIn is the version of the resource that is asked for.
+func versionIn(r *http.Request) string {
+	return strings.Split(strings.TrimPrefix(r.URL.Path, "/apis/example.com/"), "/")[0]
+}
+
+// TestAsStored: whatever lists in the stored version say, objects are patched in no other; and lists are in
+// another only where that may read what the stored one cannot, and only for that page.
+func TestAsStored(t *testing.T) {
+	const objects, pages = 30, 3
+	webhook := func(text string) error {
+		return apierrors.NewInternalError(errors.New("conversion webhook for example.com/v2, Kind=Widget failed: " + text))
+	}
+	unsound := name(15)
+	for what, test := range map[string]struct {
+		failing int // so many lists in the stored version
+		err     error
+		others  int // so many lists are in another
+	}{
+		"busy once":                    {1, apierrors.NewServiceUnavailable("starting"), 0},
+		"too many requests":            {3, apierrors.NewTooManyRequests("later", 0), 0},
+		"no answer":                    {2, errors.New("away"), 0},
+		"etcd without a leader":        {2, apierrors.NewInternalError(errors.New("etcdserver: no leader")), 0},
+		"not served, in passing":       {2, notFound(&http.Request{Method: http.MethodGet}), 0},
+		"the webhook away once":        {1, webhook(`Post "https://x": EOF`), 1},
+		"an object refused":            {1, webhook("it has no spec.size"), 1},
+		"an object refused, each time": {1 << 30, webhook("it has no spec.size"), pages},
+		"an object named":              {1 << 30, unreadError([]metav1.StatusCause{{Field: "/registry/example.com/widgets/" + keyOf(metadataOf(unsound, &stored{}))}}), pages},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := startServer(t, objects)
+			left, others := test.failing, 0
+			s.answer = func(r *http.Request, name types.NamespacedName) error {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				switch stored := versionIn(r) == target.Versions[0]; {
+				case name.Name != "" && !stored:
+					t.Errorf("%s %s", r.Method, r.URL.Path)
+				case name.Name != "" && test.failing > 1<<20 && name == unsound:
+					return webhook("it has no spec.size")
+				case name.Name == "" && !stored:
+					others++
+				case name.Name == "":
+					if left--; left >= 0 {
+						return test.err
+					}
+				}
+				return nil
+			}
+			result, err := s.run(Options{PageSize: objects / pages, WebhookPatience: time.Minute})
+			failed := int64(0)
+			if test.failing > 1<<20 {
+				failed = 1
+			}
+			if err != nil || result.Patched != objects-failed || result.Progress.Failed[WebhookFailed] != failed || others != test.others {
+				t.Errorf("%+v, %v, %d lists in another version", result.Progress, err, others)
+			}
+		})
+	}
+}
+
+// TestStoredNotServed: where the stored version is not served nothing is patched, and the error says what to do.
+func TestStoredNotServed(t *testing.T) {
+	s := startServer(t, 30)
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if versionIn(r) == target.Versions[0] {
+			return notFound(r)
+		}
+		return nil
+	}
+	result, err := s.run(Options{Clock: &pausing{WithTicker: clock.RealClock{}}})
+	if !apierrors.IsNotFound(err) || !strings.Contains(err.Error(), "version v2, which is stored, is not served: serve it") || len(s.asked) > 0 || result.Total > 0 {
+		t.Errorf("%+v, %v, asked for %v", result.Progress, err, s.asked)
 	}
 }

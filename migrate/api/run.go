@@ -39,6 +39,7 @@ const (
 type run struct {
 	api       API
 	target    Target
+	stored    schema.GroupVersionResource // through which objects are patched
 	opts      Options
 	progress  *progress.Teller[Report]
 	turnstile *turnstile
@@ -49,8 +50,6 @@ type run struct {
 	turn    chan struct{} // full while an object is taken
 
 	mu       sync.Mutex // guards the fields below
-	resource schema.GroupVersionResource
-	version  int // of the target's versions, the one that is used
 	result   Result
 	frontier *frontier
 	failing  int // objects in a row that the server failed at
@@ -60,9 +59,8 @@ type run struct {
 
 func newRun(api API, target Target, opts Options, told func(Report)) *run {
 	r := &run{
-		api: api, target: target, opts: opts, turnstile: newTurnstile(opts), turn: make(chan struct{}, 1),
+		api: api, target: target, stored: target.WithVersion(target.Versions[0]), opts: opts, turnstile: newTurnstile(opts), turn: make(chan struct{}, 1),
 		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
-		resource: target.WithVersion(target.Versions[0]),
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: newFrontier(opts.Resume.Continue, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
 	}
@@ -152,12 +150,6 @@ func (r *run) wait(ctx context.Context, cause error, d time.Duration) error {
 	return waitOr(ctx, r.opts.Clock, d, nil)
 }
 
-func (r *run) served() schema.GroupVersionResource {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.resource
-}
-
 // migrate has one object written. The turnstile was entered for it.
 func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	over := &passedOver{}
@@ -168,7 +160,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 	}
 	alone := &patience{bound: r.opts.WebhookPatience} // with what this object needs
 	for failed, backoff := 0, minBackoff; ; backoff = min(2*backoff, maxBackoff) {
-		err := r.api.Patch(ctx, r.served(), t.NamespacedName, patch)
+		err := r.api.Patch(ctx, r.stored, t.NamespacedName, patch)
 		v := judge(err)
 		r.turnstile.leave(begun, v)
 		if ctx.Err() != nil {
@@ -277,7 +269,7 @@ func (r *run) fail(p *page, f Failure) {
 // look reads an object's metadata, patiently.
 func (r *run) look(ctx context.Context, name types.NamespacedName) (*metav1.PartialObjectMetadata, error) {
 	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {
-		found, err := r.api.Get(ctx, r.served(), name)
+		found, err := r.api.Get(ctx, r.stored, name)
 		if err == nil || judge(err).answer != busy {
 			return found, err
 		}

@@ -469,8 +469,8 @@ func TestUnable(t *testing.T) {
 	}
 }
 
-// TestOtherVersion: where the objects cannot be listed in the best version, another one is
-// used; where they cannot be listed in any, the run ends.
+// TestOtherVersion: where the objects cannot be listed in the stored version, they are in another one;
+// where they cannot be listed in any, the run ends.
 func TestOtherVersion(t *testing.T) {
 	s := startServer(t, 30)
 	broken := []string{"v2"}

@@ -57,7 +57,7 @@ type Job struct {
 	// for the server's defaults.
 	MaxAddedLatency *time.Duration
 	MaxPerSecond    *int64
-	// Versions are those in which the resource may be served, the best first.
+	// Versions are those in which the resource may be served, the one to patch in first.
 	Versions []string
 	// Failed is told every object that cannot be migrated, by any goroutine.
 	Failed func(Failure)

@@ -40,7 +40,7 @@ func (w *work) choose(ctx context.Context, reports []agree.Report) error {
 	if reported && own.Encoding != w.target.Encoding {
 		reported = false
 	}
-	w.versions = servedVersions(w.gr, w.target.Encoding, w.m.Spec.Resource.Version, reports)
+	w.versions = servedVersions(w.gr, w.target.Encoding, w.m.Spec.Resource.Version, w.pin != nil && w.pin.UID != "", reports)
 	var elsewhere string
 	if !reported && w.c.cfg.API != nil && w.c.cfg.Elsewhere != nil {
 		for _, v := range w.versions {
@@ -71,22 +71,23 @@ func (w *work) choose(ctx context.Context, reports []agree.Report) error {
 	return nil
 }
 
-// servedVersions lists the versions in which a resource may be served: that of the encoding
-// first, in which the server has least to convert, then the one that the migration names.
-func servedVersions(gr schema.GroupResource, e agree.Encoding, named string, reports []agree.Report) []string {
+// servedVersions lists the versions in which a resource may be served, the one to patch in first: that of the
+// encoding, since another may lack fields of objects that are stored in it already. Only where there is no
+// CustomResourceDefinition, and a single version is served, as of a resource that is stored in an internal one, it is
+// that one: all clients write through it, too.
+func servedVersions(gr schema.GroupResource, e agree.Encoding, named string, defined bool, reports []agree.Report) []string {
+	served, first := evolve.ServedVersions(gr, reports), e.Version()
+	switch {
+	case !defined && len(served) == 1:
+		first = served[0]
+	case len(served) == 0 && e.Group() != gr.Group:
+		first = named
+	}
 	var versions []string
-	add := func(version string) {
-		if version != "" && !slices.Contains(versions, version) {
-			versions = append(versions, version)
+	for _, v := range append([]string{first, named}, served...) {
+		if v != "" && !slices.Contains(versions, v) {
+			versions = append(versions, v)
 		}
-	}
-	served := evolve.ServedVersions(gr, reports)
-	if e.Group() == gr.Group && (len(served) == 0 || slices.Contains(served, e.Version())) {
-		add(e.Version())
-	}
-	add(named)
-	for _, v := range served {
-		add(v)
 	}
 	return versions
 }

@@ -39,14 +39,21 @@ func TestServedVersions(t *testing.T) {
 	for _, test := range []struct {
 		encoding agree.Encoding
 		named    string
+		defined  bool
 		served   []string
 		want     []string
 	}{
-		{"events.k8s.io/v1", "v1beta1", nil, []string{"v1", "v1beta1"}},
-		{"events.k8s.io/v2", "", []string{"events.k8s.io/v1", "v9"}, []string{"v1"}},
-		{"v1", "v1beta1", []string{"events.k8s.io/v1", "v1"}, []string{"v1beta1", "v1"}},
+		{"events.k8s.io/v1", "v1beta1", false, nil, []string{"v1", "v1beta1"}},
+		{"events.k8s.io/v2", "v1", false, []string{"events.k8s.io/v1", "events.k8s.io/v2"}, []string{"v2", "v1"}},
+		{"v1", "v1beta1", false, nil, []string{"v1beta1"}},
+		// The only one that clients can write in; never of a definition, whose objects it may lack fields of.
+		{"events.k8s.io/v2", "", false, []string{"events.k8s.io/v1", "v9"}, []string{"v1"}},
+		{"v9", "v1beta1", false, []string{"events.k8s.io/v1", "v9"}, []string{"v1", "v1beta1"}},
+		{"events.k8s.io/v2", "v1", true, []string{"events.k8s.io/v1"}, []string{"v2", "v1"}},
+		// One of several might lack fields that another has.
+		{"events.k8s.io/v3", "v1", false, []string{"events.k8s.io/v1", "events.k8s.io/v2"}, []string{"v3", "v1", "v2"}},
 	} {
-		if got := servedVersions(events, test.encoding, test.named, []agree.Report{{Served: test.served}}); !slices.Equal(got, test.want) {
+		if got := servedVersions(events, test.encoding, test.named, test.defined, []agree.Report{{Served: test.served}}); !slices.Equal(got, test.want) {
 			t.Errorf("%+v: %v", test, got)
 		}
 	}
