@@ -18,12 +18,15 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/concord-dev/concord/stock"
 	"github.com/concord-dev/concord/stock/observed"
@@ -34,7 +37,8 @@ const Never = observed.Never
 
 // Options say what is migrated. The zero value of a field other than CRDs is its default.
 type Options struct {
-	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com".
+	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com". At the start the log and Changed tell
+	// which of them do not exist.
 	CRDs []string
 	// PruneAfter is how long storedVersions keeps a version after the proof that nothing is
 	// stored in it. Default: not at all. The annotations concord.dev/prune and
@@ -53,7 +57,7 @@ type Options struct {
 	// Poll is how often they are asked while something is waited for. Default: 10 s.
 	Poll time.Duration
 	// Changed, if not nil, is told when a definition is done, and when another thing is waited
-	// for, or an error stands in the way, as of an object that cannot be written.
+	// for, or an error stands in the way, as of an object that cannot be written, or where there is none.
 	Changed func(crd string, s Standing)
 }
 
@@ -64,7 +68,8 @@ type Standing = stock.Standing
 const name = "concord-migrator"
 
 // SetupWithManager adds a controller that migrates the definitions' objects to a manager. It
-// works where the manager is elected.
+// works where the manager is elected. A process calls it once, with all definitions: the controller's name is
+// taken afterwards.
 func SetupWithManager(mgr manager.Manager, o Options) error {
 	if len(o.CRDs) == 0 {
 		return errors.New("a migrator needs the name of a CustomResourceDefinition")
@@ -95,7 +100,14 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		return reconcile.Result{RequeueAfter: standing.Again}, nil
 	})
 	named := predicate.NewPredicateFuncs(func(object client.Object) bool { return slices.Contains(o.CRDs, object.GetName()) })
-	return ctrl.NewControllerManagedBy(mgr).Named(name).
+	// Of those that do not exist nothing else would tell.
+	start := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		for _, crd := range o.CRDs {
+			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: crd}})
+		}
+		return nil
+	})
+	return ctrl.NewControllerManagedBy(mgr).Named(name).WatchesRawSource(start).
 		For(&apiextensionsv1.CustomResourceDefinition{}, builder.OnlyMetadata, builder.WithPredicates(named)).Complete(step)
 }
 

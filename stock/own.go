@@ -163,7 +163,7 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 			return Standing{Why: failed.why, Again: left}
 		}
 	}
-	standing := Standing{Done: true} // if there is none
+	standing := Standing{Why: "there is no CustomResourceDefinition of this name"}
 	if crd != nil {
 		standing, err = o.step(ctx, crd)
 	}
@@ -175,7 +175,7 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 		return Standing{Why: failed.why, Again: pause}
 	}
 	delete(o.failures, name)
-	if standing.Done {
+	if standing.Done || crd == nil {
 		o.asksAbout(schema.ParseGroupResource(name), false) // a definition's name says what it is of
 	}
 	return standing

@@ -114,6 +114,18 @@ func TestOwnFlipped(t *testing.T) {
 	}
 }
 
+// TestOwnAbsent: that there is no such definition is told, and nothing is asked for it; it may come.
+func TestOwnAbsent(t *testing.T) {
+	w := newOwnWorld(t)
+	if s := w.step(); s.Done || s.Again != 0 || s.Why != "there is no CustomResourceDefinition of this name" || len(w.unfinished) > 0 {
+		t.Errorf("%+v, asking about %v", s, w.unfinished)
+	}
+	w.is(widgetDefinition("a", 2, "v1", "v1"))
+	if s := w.step(); !s.Done {
+		t.Errorf("when there is one: %+v", s)
+	}
+}
+
 // TestOwnWatches: a definition whose schema changes more often than the operator looks settles, and is done: each
 // of its states is seen, so that none is taken for a flip.
 func TestOwnWatches(t *testing.T) {

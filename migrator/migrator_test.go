@@ -1,0 +1,95 @@
+package migrator
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+)
+
+// withoutDefinitions answers as a kube-apiserver that has no CustomResourceDefinition.
+func withoutDefinitions(w http.ResponseWriter, r *http.Request) {
+	const definitions = "/apis/apiextensions.k8s.io/v1"
+	missing := apierrors.NewNotFound(schema.GroupResource{Group: apiextensionsv1.GroupName, Resource: "customresourcedefinitions"}, "x").Status()
+	missing.Kind, missing.APIVersion = "Status", "v1"
+	version := metav1.GroupVersionForDiscovery{GroupVersion: "apiextensions.k8s.io/v1", Version: "v1"}
+	var reply any
+	switch {
+	case r.URL.Query().Has("sendInitialEvents"):
+		missing.Code, missing.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid // as one that has no such lists
+	case r.URL.Query().Has("watch"):
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		return
+	case r.URL.Path == "/api":
+		reply = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions", APIVersion: "v1"}}
+	case r.URL.Path == "/apis":
+		reply = metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{{
+			Name: apiextensionsv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version,
+		}}}
+	case r.URL.Path == definitions:
+		reply = metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version.GroupVersion, APIResources: []metav1.APIResource{{
+			Name: "customresourcedefinitions", Kind: "CustomResourceDefinition", Verbs: metav1.Verbs{"get", "list", "watch"},
+		}}}
+	case r.URL.Path == definitions+"/customresourcedefinitions" && strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadataList"):
+		reply = metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+	case r.URL.Path == definitions+"/customresourcedefinitions":
+		reply = apiextensionsv1.CustomResourceDefinitionList{
+			TypeMeta: metav1.TypeMeta{Kind: "CustomResourceDefinitionList", APIVersion: version.GroupVersion}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if reply == nil {
+		w.WriteHeader(int(missing.Code))
+		reply = missing
+	}
+	_ = json.NewEncoder(w).Encode(reply)
+}
+
+// TestAbsent: that there is no definition of a name, as of a misspelled one, is told at the start, once for each. A
+// process cannot call SetupWithManager again, since the controller's name is taken.
+func TestAbsent(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(withoutDefinitions))
+	t.Cleanup(server.Close)
+	mgr, err := ctrl.NewManager(&rest.Config{Host: server.URL}, ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan string, 10)
+	options := Options{CRDs: []string{"widgets.example.com", "gadgets.example.com"}, Changed: func(crd string, s Standing) {
+		if s.Done || !strings.Contains(s.Why, "there is no CustomResourceDefinition of this name") {
+			t.Errorf("%s: %+v", crd, s)
+		}
+		told <- crd
+	}}
+	if err := SetupWithManager(mgr, options); err != nil {
+		t.Fatal(err)
+	}
+	if err := SetupWithManager(mgr, options); err == nil || !strings.Contains(err.Error(), "already exists") {
+		t.Errorf("a second time: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(t.Context()) }()
+	names := map[string]bool{}
+	for len(names) < len(options.CRDs) {
+		select {
+		case crd := <-told:
+			if names[crd] {
+				t.Errorf("%s is told again", crd)
+			}
+			names[crd] = true
+		case err := <-ended:
+			t.Fatalf("the manager has ended: %v", err)
+		}
+	}
+}
