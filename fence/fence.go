@@ -34,10 +34,10 @@ type Permits interface {
 	// reports another, newer encoding, or a 503 of apimachinery's errors with
 	// RetryAfterSeconds.
 	Revision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error)
-	// Moved tells that a transaction found the StorageVersion at etcd revision mod, with
-	// these reports, and wrote nothing; mod is 0 when it does not exist. Nil means that
-	// the write may be tried again; errors are those of Revision.
-	Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error
+	// Moved tells that a transaction, at etcd revision at, found the StorageVersion as it was
+	// written at revision mod, with these reports, and wrote nothing; mod is 0 when it does not
+	// exist. Nil means that the write may be tried again; errors are those of Revision.
+	Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, at, mod int64, reports []agree.Report) error
 }
 
 // defaultForwardTimeout bounds how long a call on a superseded store waits for the newer

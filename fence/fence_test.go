@@ -96,7 +96,7 @@ func (p *permits) Revision(_ context.Context, gr schema.GroupResource, enc agree
 	return open.rev, nil
 }
 
-func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
+func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, _, mod int64, reports []agree.Report) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.moved++

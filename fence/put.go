@@ -87,7 +87,7 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 		if tried.counts(rev) {
 			return tried.PutResponse, nil
 		}
-		if err := c.moved(ctx, enc, fenceKey, tried.fence); err != nil {
+		if err := c.moved(ctx, enc, fenceKey, tried); err != nil {
 			return kubernetes.PutResponse{}, err
 		}
 	}
@@ -137,18 +137,18 @@ func (c *fencedClient) try(ctx context.Context, key string, value []byte, expect
 }
 
 // moved asks whether the write may be tried again after the StorageVersion changed.
-func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey string, fence *mvccpb.KeyValue) error {
+func (c *fencedClient) moved(ctx context.Context, enc agree.Encoding, fenceKey string, tried attempt) error {
 	countMismatch(c.gr)
 	var mod int64
 	var reports []agree.Report
-	if fence != nil {
+	if fence := tried.fence; fence != nil {
 		var err error
 		if reports, err = c.versions.reports(ctx, fenceKey, fence.Value); err != nil {
 			return storageversion.Unavailable(c.gr, "nothing was written: the storage version of %s is damaged: %v: etcdctl del %s, then the servers report it again by themselves", c.gr, err, fenceKey)
 		}
 		mod = fence.ModRevision
 	}
-	if err := c.permits.Moved(ctx, c.gr, enc, mod, reports); err != nil {
+	if err := c.permits.Moved(ctx, c.gr, enc, tried.Revision, mod, reports); err != nil {
 		return err
 	}
 	retries.WithLabelValues(c.gr.Group, c.gr.Resource).Inc()

@@ -152,17 +152,25 @@ func TestPutGivesUp(t *testing.T) {
 	if stubborn.moved != maxAttempts {
 		t.Errorf("%d attempts, want %d", stubborn.moved, maxAttempts)
 	}
+	// Its owner can tell by them whether etcd was restored.
+	if stubborn.mod <= 0 || stubborn.at < stubborn.mod {
+		t.Errorf("at revision %d it found one of revision %d", stubborn.at, stubborn.mod)
+	}
 }
 
 // stubbornPermits never learn the new revision.
-type stubbornPermits struct{ moved int }
+type stubbornPermits struct {
+	moved   int
+	at, mod int64
+}
 
 func (p *stubbornPermits) Revision(context.Context, schema.GroupResource, agree.Encoding) (int64, error) {
 	return 1, nil
 }
 
-func (p *stubbornPermits) Moved(context.Context, schema.GroupResource, agree.Encoding, int64, []agree.Report) error {
+func (p *stubbornPermits) Moved(_ context.Context, _ schema.GroupResource, _ agree.Encoding, at, mod int64, _ []agree.Report) error {
 	p.moved++
+	p.at, p.mod = at, mod
 	return nil
 }
 

@@ -36,7 +36,7 @@ func (r refusing) Revision(context.Context, schema.GroupResource, agree.Encoding
 }
 
 // Moved implements fence.Permits.
-func (r refusing) Moved(context.Context, schema.GroupResource, agree.Encoding, int64, []agree.Report) error {
+func (r refusing) Moved(context.Context, schema.GroupResource, agree.Encoding, int64, int64, []agree.Report) error {
 	r.t.Error("somebody has written")
 	return context.Canceled
 }

@@ -257,7 +257,7 @@ func TestLateUpdate(t *testing.T) {
 	own := agree.Report{Server: w.m.ID(), Encoding: v2, Decodable: []string{string(v1), string(v2)}}
 	w.setReports(widgets, own)
 	reports, mod := w.reports(widgets)
-	if err := w.m.Moved(t.Context(), widgets, v1, mod, reports); err != nil {
+	if err := w.m.Moved(t.Context(), widgets, v1, mod, mod, reports); err != nil {
 		t.Errorf("Moved: %v, want to try again: v1 is what should be reported", err)
 	}
 	if w.status(widgets).Open {
@@ -371,7 +371,7 @@ func TestRebuild(t *testing.T) {
 	w.settle()
 	w.setReports(widgets) // lost, and made again
 	reports, mod := w.reports(widgets)
-	if err := w.m.Moved(t.Context(), widgets, v2, mod, reports); !apierrors.IsServiceUnavailable(err) {
+	if err := w.m.Moved(t.Context(), widgets, v2, mod, mod, reports); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("Moved: %v", err)
 	}
 	w.settle()

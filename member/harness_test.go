@@ -443,7 +443,7 @@ func (w *world) disturb(rng *rand.Rand, crd **apiextensionsv1.CustomResourceDefi
 			if own, _ := agree.Of(reports, w.m.ID()); revision == at && own.Encoding != enc {
 				w.t.Fatalf("a write in %s commits with reports %v", enc, reports)
 			} else if revision != at {
-				_ = w.m.Moved(w.t.Context(), widgets, enc, at, reports)
+				_ = w.m.Moved(w.t.Context(), widgets, enc, at, at, reports)
 			}
 		}
 	default:

@@ -15,6 +15,7 @@ import (
 )
 
 var (
+	errRestored     = errors.New("etcd was restored from a backup, with an earlier StorageVersion: this server reports again")
 	errReportLost   = errors.New("this server's report is missing from the StorageVersion")
 	errNotReported  = errors.New("not reported yet")
 	errUnregistered = errors.New("this server has no identity Lease")
@@ -89,15 +90,23 @@ func (m *Member) tryRevision(gr schema.GroupResource, enc agree.Encoding, first 
 	}
 }
 
-// Moved tells that a write's transaction found the resource's StorageVersion at etcd
-// revision mod (0: there is none) with these reports, and wrote nothing. Nil means: ask
+// Moved tells that a write's transaction, at etcd revision at, found the resource's StorageVersion
+// as of revision mod (0: there is none) with these reports, and wrote nothing. Nil means: ask
 // for Revision again. Errors are those of Revision (DESIGN 3.2).
-func (m *Member) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
+func (m *Member) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, at, mod int64, reports []agree.Report) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.resources[gr]
 	if s == nil {
 		return Unavailable(gr, errUnknown)
+	}
+	if s.restored(at, mod) {
+		m.cfg.Logger.Info("etcd was restored from a backup: reporting again", "resource", gr, "revision", mod, "known", s.revision)
+		s.close()
+		s.begin()
+		s.lastErr = errRestored
+		wake(m.wakeReports)
+		return nil
 	}
 	self := m.registration.id
 	m.learn(s, mod, reports)

@@ -33,6 +33,7 @@ func TestMoved(t *testing.T) {
 		enc    agree.Encoding // of the store
 		report agree.Encoding // own report that was found; "": none
 		old    bool           // the answer is older than the revision known
+		back   bool           // so is the StorageVersion, though the answer is not
 		want   int
 		open   bool // afterwards
 	}{
@@ -44,6 +45,9 @@ func TestMoved(t *testing.T) {
 		{name: "an old answer with the report", enc: v2, report: v2, old: true, want: again, open: true},
 		{name: "an old answer without the report", enc: v2, old: true, want: again, open: true},
 		{name: "an old answer with the report of before", enc: v2, report: v1, old: true, want: again, open: true},
+		{name: "etcd was restored, with the report", enc: v2, report: v2, back: true, want: again},
+		{name: "etcd was restored, with the report of before", enc: v2, report: v1, back: true, want: again},
+		{name: "etcd was restored, without the report", enc: v2, back: true, want: again},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := withWidgets(t)
@@ -54,12 +58,16 @@ func TestMoved(t *testing.T) {
 			if tc.report != "" {
 				reports = append(reports, agree.Report{Server: w.m.ID(), Encoding: tc.report})
 			}
-			mod := known - 1
-			if !tc.old {
+			at, mod := known-1, known-1
+			switch {
+			case tc.back:
+				at = known + 1000
+			case !tc.old:
 				w.setReports(widgets, reports...)
 				_, mod = w.reports(widgets)
+				at = mod
 			}
-			err := w.m.Moved(t.Context(), widgets, tc.enc, mod, reports)
+			err := w.m.Moved(t.Context(), widgets, tc.enc, at, mod, reports)
 			ok := false
 			switch tc.want {
 			case again:
@@ -92,7 +100,7 @@ func TestMoved(t *testing.T) {
 	}
 	t.Run("no StorageVersion", func(t *testing.T) {
 		w := withWidgets(t)
-		if err := w.m.Moved(t.Context(), widgets, v1, 0, nil); !apierrors.IsServiceUnavailable(err) {
+		if err := w.m.Moved(t.Context(), widgets, v1, 1000, 0, nil); !apierrors.IsServiceUnavailable(err) {
 			t.Errorf("Moved: %v", err)
 		}
 		if w.status(widgets).Open {
@@ -109,7 +117,7 @@ func TestMoved(t *testing.T) {
 		if len(reports) != 1 || reports[0].Server != old {
 			t.Fatalf("reports %v", reports)
 		}
-		if err := w.m.Moved(t.Context(), widgets, v1, mod, reports); !apierrors.IsServiceUnavailable(err) {
+		if err := w.m.Moved(t.Context(), widgets, v1, mod, mod, reports); !apierrors.IsServiceUnavailable(err) {
 			t.Errorf("Moved: %v", err)
 		}
 		if _, err := w.m.Revision(t.Context(), widgets, v1); !apierrors.IsServiceUnavailable(err) {
@@ -120,7 +128,7 @@ func TestMoved(t *testing.T) {
 		w := newWorld(t, []Resource{builtin(secrets)})
 		w.register()
 		w.settle()
-		if err := w.m.Moved(t.Context(), secrets, "v1", 1000, nil); !apierrors.IsServiceUnavailable(err) {
+		if err := w.m.Moved(t.Context(), secrets, "v1", 1000, 1000, nil); !apierrors.IsServiceUnavailable(err) {
 			t.Errorf("Moved: %v", err)
 		}
 		if err := w.m.Ready(); !errors.Is(err, errReportLost) {
@@ -129,7 +137,7 @@ func TestMoved(t *testing.T) {
 	})
 	t.Run("a resource that is not known", func(t *testing.T) {
 		w := newWorld(t, nil)
-		if err := w.m.Moved(t.Context(), secrets, "v1", 1, nil); !apierrors.IsServiceUnavailable(err) {
+		if err := w.m.Moved(t.Context(), secrets, "v1", 1, 1, nil); !apierrors.IsServiceUnavailable(err) {
 			t.Errorf("Moved: %v", err)
 		}
 	})

@@ -95,7 +95,7 @@ func TestPausedWriter(t *testing.T) {
 			if mod == permit {
 				t.Fatal("the paused write would commit")
 			}
-			if err := w.m.Moved(t.Context(), widgets, v1, mod, reports); !apierrors.IsServiceUnavailable(err) {
+			if err := w.m.Moved(t.Context(), widgets, v1, mod, mod, reports); !apierrors.IsServiceUnavailable(err) {
 				t.Errorf("Moved: %v, had %v before", err, before)
 			}
 			// The paused server wakes up, and learns of the new CRD before it reports.

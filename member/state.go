@@ -139,9 +139,16 @@ func (s *state) close() {
 	s.notify()
 }
 
-// begin is called after close for a new registration: what is known of the reports of an earlier one says nothing of
-// its own. If etcd has begun anew, with lower revisions, that would even keep its reports from standing.
+// begin is called after close for a new registration, or in a restored etcd: what is known of the reports of an earlier
+// one says nothing of its own. If etcd has begun anew, with lower revisions, that would even keep its reports from standing.
 func (s *state) begin() { s.lostAt, s.heard, s.heardAt = 0, "", 0 }
+
+// restored says that etcd was restored from a backup after this server's report was made, with a higher revision than
+// before: a transaction at etcd revision at, which sees all that was written until then, found the StorageVersion as it
+// was at mod.
+func (s *state) restored(at, mod int64) bool {
+	return 0 < mod && mod < s.revision && s.revision <= at
+}
 
 // stands records that the report with this encoding was in the StorageVersion at
 // revision. It returns false if the report is known to have been lost since, or to say

@@ -158,8 +158,8 @@ func (h *Host) Revision(ctx context.Context, gr schema.GroupResource, enc agree.
 }
 
 // Moved implements fence.Permits.
-func (h *Host) Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, mod int64, reports []agree.Report) error {
-	return h.local.Moved(ctx, gr, enc, mod, reports)
+func (h *Host) Moved(ctx context.Context, gr schema.GroupResource, enc agree.Encoding, at, mod int64, reports []agree.Report) error {
+	return h.local.Moved(ctx, gr, enc, at, mod, reports)
 }
 
 // Admit is the host's part of the gate: a write passes if the host has the report. Before it the fence would

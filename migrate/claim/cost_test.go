@@ -171,6 +171,8 @@ func TestWorthALook(t *testing.T) {
 		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(by)
 		return m
 	}
+	ended := claimed(self)
+	migrationv1alpha1.SetCondition(ended, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
 	for name, test := range map[string]struct {
 		was, is *migrationv1alpha1.StorageVersionMigration
 		want    bool
@@ -182,12 +184,11 @@ func TestWorthALook(t *testing.T) {
 			m.UID = "v"
 			migrationv1alpha1.SetTarget(m, target)
 		}), true},
-		"claimed by another": {plain, claimed(other), true},
-		"claimed by itself":  {plain, claimed(self), false},
-		"released":           {claimed(other), plain, true},
-		"ended": {plain, made(func(m *migrationv1alpha1.StorageVersionMigration) {
-			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
-		}), false},
+		"claimed by another":                 {plain, claimed(other), true},
+		"claimed by itself":                  {plain, claimed(self), false},
+		"released":                           {claimed(other), plain, true},
+		"restored, as it was before its end": {ended, claimed(self), true},
+		"ended":                              {plain, ended, false},
 	} {
 		if got := worthALook(test.was, test.is, self); got != test.want {
 			t.Errorf("%s: %t", name, got)

@@ -76,6 +76,8 @@ func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.S
 	switch {
 	case migrationv1alpha1.Final(is):
 		return false
+	case was != nil && migrationv1alpha1.Final(was):
+		return true // etcd was restored: nobody works on it any more
 	case was == nil || was.UID != is.UID || migrationv1alpha1.TargetOf(was) != migrationv1alpha1.TargetOf(is) || was.Spec.Paused != is.Spec.Paused:
 		return true
 	}
