@@ -17,6 +17,7 @@ import (
 	machinery "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	jsonserializer "k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/runtime/serializer/versioning"
 
@@ -30,10 +31,16 @@ const (
 
 var policies = schema.GroupResource{Group: v1.GroupName, Resource: "mutatingadmissionpolicies"}
 
-// typed are codecs of a built-in resource with two versions, in protobuf.
+// typed are codecs of a built-in resource with two versions.
 type typed struct{ old, new machinery.Codec }
 
+// newTyped returns those in protobuf.
 func newTyped(tb testing.TB) typed {
+	tb.Helper()
+	return typedIn(tb, func(scheme *machinery.Scheme) machinery.Encoder { return protobuf.NewSerializer(scheme, scheme) })
+}
+
+func typedIn(tb testing.TB, format func(*machinery.Scheme) machinery.Encoder) typed {
 	tb.Helper()
 	scheme := machinery.NewScheme()
 	must(tb, v1.AddToScheme(scheme))
@@ -50,7 +57,7 @@ func newTyped(tb testing.TB) typed {
 		return nil
 	}))
 	codecs := serializer.NewCodecFactory(scheme)
-	encoder := protobuf.NewSerializer(scheme, scheme)
+	encoder := format(scheme)
 	return typed{
 		old: codecs.CodecForVersions(encoder, codecs.UniversalDeserializer(), v1beta1.SchemeGroupVersion, internal),
 		new: codecs.CodecForVersions(encoder, codecs.UniversalDeserializer(), v1.SchemeGroupVersion, internal),
@@ -159,5 +166,33 @@ func TestCodecsOfTheTests(t *testing.T) {
 	must(t, err)
 	if !bytes.Equal(out, widget(t, "v2", 1)) {
 		t.Fatalf("got %s", out)
+	}
+}
+
+// TestYAML: what a server stored with --storage-media-type=application/yaml is rewritten as anything else.
+func TestYAML(t *testing.T) {
+	c := startEtcd(t)
+	codecs := typedIn(t, func(scheme *machinery.Scheme) machinery.Encoder {
+		return jsonserializer.NewSerializerWithOptions(jsonserializer.DefaultMetaFactory, scheme, scheme, jsonserializer.SerializerOptions{Yaml: true})
+	})
+	contents := map[string]string{}
+	key := numbered(policyPrefix)
+	load(t, c, 3, key, func(i int) []byte {
+		value := codecs.value(t, codecs.old, i)
+		contents[key(i)] = newTyped(t).content(t, value)
+		return value
+	})
+	target := policyTarget(t, c)
+	target.Codec = codecs.new
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	if result.Rewritten != 3 {
+		t.Fatalf("got %+v", result)
+	}
+	requireNew(t, c, contents)
+	for key, e := range stored(t, c, policyPrefix) {
+		if !bytes.HasPrefix(e.Value, []byte("apiVersion: ")) {
+			t.Errorf("%s is stored as %q", key, e.Value)
+		}
 	}
 }

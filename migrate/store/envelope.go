@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -19,16 +20,16 @@ var (
 )
 
 // Envelope reads the group/version and the kind that a stored value says it has,
-// without decoding the rest: of protobuf only runtime.Unknown's TypeMeta, of JSON only
+// without decoding the rest: of protobuf only runtime.Unknown's TypeMeta, of JSON and YAML only
 // as much as it takes to find the top-level apiVersion and kind. For a value that is
 // damaged behind the envelope it returns the group/version and kind of the envelope. It is not
-// ok if either is missing or the value is neither protobuf nor a JSON object.
+// ok if either is missing or the value is neither protobuf nor an object in JSON or YAML.
 func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	var apiVersion string
 	if rest, found := bytes.CutPrefix(value, protobufPrefix); found {
 		apiVersion, kind, ok = protobufEnvelope(rest)
-	} else {
-		apiVersion, kind, ok = jsonEnvelope(value)
+	} else if apiVersion, kind, ok = jsonEnvelope(value); !ok {
+		apiVersion, kind, ok = yamlEnvelope(value)
 	}
 	if !ok || apiVersion == "" || kind == "" {
 		return "", "", false
@@ -163,6 +164,28 @@ func jsonEnvelope(value []byte) (apiVersion, kind string, ok bool) {
 		}
 	}
 	return apiVersion, kind, haveVersion && haveKind
+}
+
+// yamlEnvelope reads the lines of the two fields, which begin at column 0 in an object as it is
+// stored (--storage-media-type=application/yaml): whatever the others hold is indented, or
+// an item of a list.
+func yamlEnvelope(value []byte) (apiVersion, kind string, ok bool) {
+	var lines []byte
+	for _, name := range []string{"apiVersion:", "kind:"} {
+		start := 0
+		if !bytes.HasPrefix(value, []byte(name)) {
+			if start = bytes.Index(value, []byte("\n"+name)) + 1; start == 0 {
+				return "", "", false
+			}
+		}
+		line, _, _ := bytes.Cut(value[start:], []byte("\n"))
+		lines = append(append(lines, line...), '\n')
+	}
+	object, err := yaml.YAMLToJSON(lines)
+	if err != nil {
+		return "", "", false
+	}
+	return jsonEnvelope(object)
 }
 
 // scanner steps over JSON tokens. Each method consumes what it accepts.

@@ -54,6 +54,17 @@ func TestEnvelope(t *testing.T) {
 		"json, unterminated string":       {`{"metadata`, "", ""},
 		"json, string ends in a slash":    {`{"a\`, "", ""},
 		"json, closing bracket too early": {`{"a":]`, "", ""},
+		"yaml":                            {"apiVersion: v1\ndata:\n  kind: Secret\nkind: ConfigMap\n", "v1", "ConfigMap"},
+		"yaml, any order, quotes":         {"# a comment\nkind: \"Pod\"\nspec: {}\napiVersion: 'a.b/v1' # too", "a.b/v1", "Pod"},
+		"yaml, what others hold":          {"data:\n  a: |\n    kind: X\n  apiVersion: v9\nitems:\n- kind: X\napiVersion: v1\nkind: Pod", "v1", "Pod"},
+		"yaml, damaged behind":            {"apiVersion: v1\nkind: Pod\nspec: [\xff", "v1", "Pod"},
+		"yaml, only nested":               {"spec:\n  apiVersion: v1\n  kind: Pod\n", "", ""},
+		"yaml, no kind":                   {"apiVersion: v1\nspec: {}\n", "", ""},
+		"yaml, number for a version":      {"apiVersion: 1\nkind: Pod\n", "", ""},
+		"yaml, kind is an object":         {"apiVersion: v1\nkind:\n  Pod: x\n", "", ""},
+		"yaml, unterminated":              {"apiVersion: v1\nkind: \"Pod", "", ""},
+		"yaml, no space":                  {"apiVersion:v1\nkind:Pod", "", ""},
+		"yaml, an alias of nothing":       {"apiVersion: v1\nkind: *kind", "", ""},
 		"encrypted":                       {"k8s:enc:aescbc:v1:key1:xyz", "", ""},
 		"text":                            {"10.0.0.1", "", ""},
 		"empty":                           {"", "", ""},
@@ -127,7 +138,8 @@ func FuzzEnvelope(f *testing.F) {
 		`{"a":"\`, `{`, `{}`, `[]`, `{"a":{{{{{{`,
 		string(unknown("apps/v1", "Deployment")),
 		"k8s\x00\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
-		"k8s\x00\x0b\x0b\x0c\x0c", "k8s:enc:aescbc:v1:key1:xyz", "k8s:enc:::", "\xd9\xd9\xf7\xa0",
+		"k8s\x00\x0b\x0b\x0c\x0c", "k8s:enc:aescbc:v1:key1:xyz", "k8s:enc:::",
+		"apiVersion: v1\nkind: Pod\n", "kind: &a [*a]\napiVersion: !!binary v1", "\xd9\xd9\xf7\xa0",
 	} {
 		f.Add([]byte(seed))
 	}

@@ -86,6 +86,12 @@ func testFlags(t *testing.T) {
 				t.Errorf("error %v, stored is %v", err, answer)
 			}
 		}},
+		"yaml": {[]string{"--storage-media-type=application/yaml"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			answer, err := c.raw.Get(t.Context(), "/yaml/namespaces/default")
+			if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "apiVersion: v1\n") {
+				t.Errorf("error %v, stored is %v", err, answer)
+			}
+		}},
 		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
 		"peers":  {c.peerFlags(), nil},
 		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
