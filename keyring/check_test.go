@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -56,6 +58,37 @@ func TestUnreadableStorage(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.refused)
 			}
 		})
+	}
+}
+
+// Namespaces and Leases are never encrypted here, but by servers that are not Concord's.
+func TestUnreadableNamespaces(t *testing.T) {
+	etcd := storedtest.Start(t)
+	reader, namespaces := migratestore.NewEtcd(etcd.Client), schema.GroupResource{Resource: "namespaces"}
+	v := storedtest.Agreed(t)
+	delete(v, storedtest.StateKey(namespaces))
+	v["namespaces/default"], v["namespaces/other"] = "k8s:enc:aescbc:v1:a:xxxx", `{"apiVersion":"v1","kind":"Namespace"}`
+	layout, known := stored.Layout{Prefix: etcd.Fill(t, v)}, storedtest.Target(t).Resources()
+	present := keysFrom(t, encryptionYAML("namespaces: aescbc a"))
+	for name, test := range map[string]struct {
+		keys    *Keys
+		refused bool
+	}{
+		"there is no configuration":  {&Keys{}, true},
+		"it is for another resource": {keysFrom(t, encryptionYAML("secrets: aescbc a, identity")), true},
+		"the key is missing":         {keysFrom(t, encryptionYAML("*.*: secretbox b, identity")), true},
+		"the key is there":           {present, false},
+		"it is behind another":       {keysFrom(t, encryptionYAML("*.*: secretbox b, aescbc a, identity")), false},
+	} {
+		start := stored.Start{Layout: layout, Target: storedtest.Target(t), Keys: test.keys}
+		for when, err := range map[string]error{
+			"start":  start.Check(t.Context(), reader),
+			"reload": test.keys.CheckReload(t.Context(), reader, layout, known, present),
+		} {
+			if (err != nil) != test.refused || err != nil && !strings.Contains(err.Error(), "1 of namespaces encrypted with aescbc:v1:a") {
+				t.Errorf("%s, at a %s: %v", name, when, err)
+			}
+		}
 	}
 }
 

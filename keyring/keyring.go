@@ -158,8 +158,8 @@ func (r *Ring) changed() {
 
 var unfenced = storageversion.Unfenced()
 
-// exempt says whether a resource is stored as it is whatever the configuration says: the
-// three that the fence does not bind (DESIGN 3.1), of which nobody could prove that no
+// exempt says whether a resource is written as it is whatever the configuration says (a server
+// that is not Concord's may have encrypted it, which the configuration's keys open): the three that the fence does not bind (DESIGN 3.1), of which nobody could prove that no
 // server writes them with an old key.
 func exempt(gr schema.GroupResource) bool { return unfenced.Has(gr) }
 
