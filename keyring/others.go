@@ -90,6 +90,9 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 		lists = map[string][]agree.Seal{"*.*": nil}
 	}
 	patterns := slices.Collect(maps.Keys(k.providers)) // a custom resource each, or several
+	for pattern := range lists {
+		patterns = append(patterns, schema.ParseGroupResource(pattern))
+	}
 	for _, gr := range verdict.Resources(known, patterns) {
 		if seal := k.Writes(gr); !exempt(gr) && !readsAs(lists, gr, seal) {
 			return fmt.Sprintf("%s that are %s", gr, describeKeys([]string{seal.Key()})[0])

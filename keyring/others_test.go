@@ -37,19 +37,23 @@ func TestUnreadableByOthers(t *testing.T) {
 		return string(raw)
 	}
 	behind := keysFrom(t, encryptionYAML("secrets: identity, aescbc a", "widgets.example.com: identity, secretbox b", "*.example.com: secretbox b"))
+	all, apart := keysFrom(t, encryptionYAML("*.*: aescbc a, identity")), keysFrom(t, encryptionYAML("widgets.example.com: identity", "*.*: aescbc a, identity"))
 	for name, test := range map[string]struct {
 		keys    *Keys
 		reads   string
 		refused string
 	}{
-		"the same":            {a, a.reading(), ""},
-		"behind another":      {a, behind.reading(), ""},
-		"without":             {a, "", "secrets that are encrypted with aescbc:v1:a"},
-		"another secret":      {a, strings.ReplaceAll(a.reading(), string(a.Writes(secretsResource)), "aescbc:v1:a:0"), "secrets that are encrypted with aescbc:v1:a"},
-		"unreadable":          {a, "{", "s1 cannot read "},
-		"plain":               {&Keys{}, "", ""},
-		"plain without":       {&Keys{}, keysFrom(t, encryptionYAML("secrets: aescbc a")).reading(), "secrets that are not encrypted"},
-		"a plugin's next key": {&Keys{providers: map[schema.GroupResource][]*provider{secretsResource: {{seal: "kms:v2:p:1"}}}}, `{"secrets":["kms:v2:p:"]}`, ""},
+		"the same":                       {a, a.reading(), ""},
+		"behind another":                 {a, behind.reading(), ""},
+		"without":                        {a, "", "secrets that are encrypted with aescbc:v1:a"},
+		"another secret":                 {a, strings.ReplaceAll(a.reading(), string(a.Writes(secretsResource)), "aescbc:v1:a:0"), "secrets that are encrypted with aescbc:v1:a"},
+		"unreadable":                     {a, "{", "s1 cannot read "},
+		"plain":                          {&Keys{}, "", ""},
+		"plain without":                  {&Keys{}, keysFrom(t, encryptionYAML("secrets: aescbc a")).reading(), "secrets that are not encrypted"},
+		"a custom resource apart":        {all, apart.reading(), "widgets.example.com that are encrypted with aescbc:v1:a"},
+		"a custom resource of its group": {all, keysFrom(t, encryptionYAML("*.example.com: identity", "*.*: aescbc a, identity")).reading(), "*.example.com that are encrypted with aescbc:v1:a"},
+		"a custom resource both apart":   {apart, all.reading(), ""},
+		"a plugin's next key":            {&Keys{providers: map[schema.GroupResource][]*provider{secretsResource: {{seal: "kms:v2:p:1"}}}}, `{"secrets":["kms:v2:p:"]}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			prefix := etcd.Fill(t, map[string]string{"leases/kube-system/s1": lease("s1", test.reads), "leases/kube-system/other": `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease"}`})
