@@ -87,7 +87,7 @@ func testFlags(t *testing.T) {
 			}
 		}},
 		"yaml": {[]string{"--storage-media-type=application/yaml"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			answer, err := c.raw.Get(t.Context(), "/yaml/namespaces/default")
+			answer, err := c.Raw.Get(t.Context(), "/yaml/namespaces/default")
 			if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "apiVersion: v1\n") {
 				t.Errorf("error %v, stored is %v", err, answer)
 			}
