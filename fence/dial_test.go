@@ -11,7 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"google.golang.org/grpc"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -90,6 +93,31 @@ func TestDialTLS(t *testing.T) {
 	if err := dialOnce(t, config, patience); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("with a missing CA file: %v", err)
 	}
+}
+
+// TestDialNotPermitted: an etcd that says what its user may not read answers.
+func TestDialNotPermitted(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	etcdserverpb.RegisterKVServer(server, notPermitted{})
+	t.Cleanup(server.Stop)
+	go func() { _ = server.Serve(listener) }()
+	if err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{"unix://" + socket}}, patience); err != nil {
+		t.Error(err)
+	}
+}
+
+type notPermitted struct {
+	etcdserverpb.UnimplementedKVServer
+}
+
+// Range implements etcdserverpb.KVServer.
+func (notPermitted) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	return nil, rpctypes.ErrGRPCPermissionDenied
 }
 
 func TestDialUnreachable(t *testing.T) {

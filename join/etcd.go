@@ -55,7 +55,7 @@ func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
 	if limit <= 0 {
 		limit = defaultReadycheckTimeout
 	}
-	health := etcdhealth.Watch(client, limit)
+	health := etcdhealth.Watch(client, config.Prefix, limit)
 	return &Etcd{client: client, health: health, end: sync.OnceValue(func() error {
 		health.Stop()
 		return client.Close()

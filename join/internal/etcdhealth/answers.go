@@ -3,6 +3,7 @@ package etcdhealth
 import (
 	"context"
 	"fmt"
+	"path"
 	"sync"
 	"time"
 
@@ -40,12 +41,14 @@ type answers struct {
 	back     error     // that a later one was lower; it stays
 }
 
-// newAnswers asks by linearizable reads, which need a quorum. They are not tried
+// newAnswers asks by linearizable reads, which need a quorum, of the key that kube-apiserver
+// reads: the user of etcd may be permitted the prefix only. They are not tried
 // again: the client would do so for long.
-func newAnswers(etcd *clientv3.Client, limit time.Duration) *answers {
+func newAnswers(etcd *clientv3.Client, prefix string, limit time.Duration) *answers {
+	key := []byte(path.Join("/", prefix, "health"))
 	kv := etcdserverpb.NewKVClient(etcd.ActiveConnection())
 	return &answers{limit: limit, ask: func(ctx context.Context) (int64, error) {
-		answer, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
+		answer, err := kv.Range(ctx, &etcdserverpb.RangeRequest{Key: key})
 		return answer.GetHeader().GetRevision(), err
 	}}
 }

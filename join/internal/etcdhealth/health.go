@@ -44,10 +44,11 @@ type Health struct {
 	asking  sync.WaitGroup
 }
 
-// Watch asks the etcd that a client is connected to. A question may go without an answer for limit.
-func Watch(client *clientv3.Client, limit time.Duration) *Health {
+// Watch asks the etcd that a client is connected to, for something under the prefix of its
+// keys. A question may go without an answer for limit.
+func Watch(client *clientv3.Client, prefix string, limit time.Duration) *Health {
 	register() // values that are set before that are lost
-	h := &Health{answers: newAnswers(client, limit), space: newSpace(client, limit)}
+	h := &Health{answers: newAnswers(client, prefix, limit), space: newSpace(client, limit)}
 	fence.NoteNoSpace(client, h.space.refuse)
 	var ctx context.Context
 	ctx, h.end = context.WithCancel(context.Background())

@@ -32,7 +32,7 @@ func TestEtcdHealth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := Watch(client, 2*time.Second)
+	h := Watch(client, "/registry", 2*time.Second)
 	until := func(what string, condition func() bool) {
 		t.Helper()
 		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
@@ -65,6 +65,46 @@ func TestEtcdHealth(t *testing.T) {
 		t.Error(err)
 	}
 	etcd.Close()
+}
+
+// TestEtcdHealthPermitted: the user of etcd may read nothing but the prefix.
+func TestEtcdHealthPermitted(t *testing.T) {
+	dir, err := os.MkdirTemp("", "health") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	etcd, err := etcdtest.Start(etcdtest.Config(dir+"/data", url.URL{Scheme: "unix", Path: dir + "/etcd.sock"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Close)
+	as := func(user string) *clientv3.Client {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + dir + "/etcd.sock"}, Username: user, Password: user, Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = client.Close() })
+		return client
+	}
+	admin := as("")
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, user := range []string{"root", "kube"} {
+		must(admin.RoleAdd(t.Context(), user))
+		must(admin.UserAdd(t.Context(), user, user))
+		must(admin.UserGrantRole(t.Context(), user, user))
+	}
+	must(admin.RoleGrantPermission(t.Context(), "kube", "/registry/", clientv3.GetPrefixRangeEnd("/registry/"), clientv3.PermissionType(clientv3.PermReadWrite)))
+	must(admin.AuthEnable(t.Context()))
+	h := newAnswers(as("kube"), "registry", time.Minute)
+	if h.once(t.Context()); h.err() != nil || h.revision() == 0 {
+		t.Errorf("it is at revision %d: %v", h.revision(), h.err())
+	}
 }
 
 // TestEtcdHealthOrder: answers that come late say nothing about questions that were asked later.
