@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
@@ -27,6 +29,8 @@ const (
 	// CheckTimeout bounds how long a server that starts, or loads other keys, reads what is
 	// stored.
 	CheckTimeout = 10 * time.Second
+	// atOnce is how many resources are asked for at a time.
+	atOnce = 8
 	// othersPoll is how often a starting server looks whether those it waits for are alive.
 	othersPoll = 200 * time.Millisecond
 	// namedInLog is how many resources a log line names.
@@ -147,12 +151,9 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 			stored = append(stored, set)
 		}
 	}
-	counted, err := countSmallFirst(ctx, reader, layout, sets, uncounted)
-	if err != nil {
-		return fmt.Errorf("what is stored cannot be read: %w", err)
-	}
+	countSmallFirst(ctx, reader, layout, sets, uncounted)
 	var undecodable, untold []string
-	for _, set := range append(stored, counted...) {
+	for _, set := range append(stored, uncounted...) {
 		switch f := target.Judge(set); f.Verdict {
 		case compat.Unsafe:
 			undecodable = append(undecodable, fmt.Sprintf("%s as %s", f.Resource, strings.Join(f.Undecodable, ", ")))
@@ -172,32 +173,41 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 	return nil
 }
 
-// countSmallFirst adds the census of each resource, the resource with the fewest objects
-// first: so that a large one uses up only its own share of the time. Encodings that servers
-// began to write meanwhile count as written.
-func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) ([]compat.Stored, error) {
-	sizes := map[string]int64{}
-	for _, s := range uncounted {
-		start := layout.Of(s.Resource, false)
-		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
-		if err != nil {
-			return nil, err
-		}
-		sizes[s.Resource.String()] = page.Count
+// countSmallFirst adds the census of each resource, which says so where not all could be read, the
+// resource with the fewest objects first: so that a large one uses up only its own share of the
+// time. Encodings that servers began to write meanwhile count as written.
+func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) {
+	order, sizes := make([]int, len(uncounted)), make([]int64, len(uncounted))
+	for i := range order {
+		order[i] = i
 	}
-	slices.SortStableFunc(uncounted, func(a, b compat.Stored) int {
-		return cmp.Compare(sizes[a.Resource.String()], sizes[b.Resource.String()])
+	together(order, func(i int) {
+		start := layout.Of(uncounted[i].Resource, false)
+		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
+		if sizes[i] = page.Count; err != nil {
+			sizes[i] = math.MaxInt64 // not known; the count says why
+		}
 	})
-	for i := range uncounted {
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	together(order, func(i int) {
 		s := &uncounted[i]
-		if s.Census = (&compat.StoredCensus{}); sizes[s.Resource.String()] > 0 {
+		if s.Census = (&compat.StoredCensus{}); sizes[i] > 0 {
 			s.Census = Count(ctx, reader, layout.Of(s.Resource, false), nil)
 		}
 		if err := fenced(ctx, reader, layout, sets, s); err != nil {
 			s.Census.Partial = cmp.Or(s.Census.Partial, "what servers write cannot be read: "+err.Error())
 		}
+	})
+}
+
+// together does something with each of the indexes in this order, with a few at a time: etcd may be far away.
+func together(order []int, do func(int)) {
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, i := range order {
+		group.Go(func() error { do(i); return nil })
 	}
-	return uncounted, nil
+	_ = group.Wait()
 }
 
 // fenced reads a resource's StorageVersion again, behind its census.

@@ -354,6 +354,49 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	}
 }
 
+// farReader answers what is asked of single keys and resources only while two such questions are
+// under way together, or have been.
+type farReader struct {
+	migratestore.Reader
+	asked atomic.Int64
+	two   chan struct{}
+}
+
+// Range implements migratestore.Reader.
+func (f *farReader) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
+	if limit == 1 {
+		if f.asked.Add(1) == 2 {
+			close(f.two)
+		}
+		select {
+		case <-f.two:
+		case <-ctx.Done():
+			return migratestore.Page{}, ctx.Err()
+		}
+	}
+	return f.Reader.Range(ctx, start, end, limit, revision)
+}
+
+// TestCheckStorageFarAway asserts that a server asks of several resources at a time, and starts
+// where there was no time for an answer.
+func TestCheckStorageFarAway(t *testing.T) {
+	etcd := storedtest.Start(t)
+	prefix := etcd.Fill(t, map[string]string{"mutatingadmissionpolicies/a": policyIn(admissionGroup + "/v2")})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	err := stored.RefuseStored(start(t, prefix, false), ctx, &farReader{Reader: migratestore.NewEtcd(etcd), two: make(chan struct{})})
+	if err == nil || !strings.Contains(err.Error(), policies.String()) {
+		t.Errorf("got %v, want a refusal for %s", err, policies)
+	}
+	ctx, logged := logs(t)
+	ctx, cancel = context.WithCancel(ctx)
+	defer cancel()
+	over := meanwhileReader{migratestore.NewEtcd(etcd), prefix + "/mutatingadmissionpolicies/", cancel}
+	if err := stored.RefuseStored(start(t, prefix, false), ctx, over); err != nil || !strings.Contains(logged(), "not all raw values were read") {
+		t.Errorf("got %v, logged %q", err, logged())
+	}
+}
+
 // meanwhileReader has a StorageVersion written once values of its resource are read.
 type meanwhileReader struct {
 	migratestore.Reader
