@@ -38,7 +38,7 @@ const Never = observed.Never
 // Options say what is migrated. The zero value of a field other than CRDs is its default.
 type Options struct {
 	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com". At the start the log and Changed tell
-	// which of them do not exist.
+	// which of them do not exist: these are not done until they exist.
 	CRDs []string
 	// PruneAfter is how long storedVersions keeps a version after the proof that nothing is
 	// stored in it. Default: not at all. The annotations concord.dev/prune and

@@ -39,10 +39,8 @@ import (
 const (
 	// servedAs is the name that every kube-apiserver's certificate has.
 	servedAs = "kubernetes.default.svc"
-	// parallelAsks bounds the requests that one replica is sent at a time, and asksInTimeout is how many
-	// group/versions have to be answered in the time that a single request may take.
-	parallelAsks  = 4
-	asksInTimeout = 100
+	// parallelAsks bounds the requests that one replica is sent at a time.
+	parallelAsks = 16
 )
 
 // asking finds kube-apiservers and asks each of them.
@@ -324,10 +322,10 @@ func (a *asking) discover(ctx context.Context, address string, group *string, re
 	return answer, len(versions), nil
 }
 
-// resources asks for the resources of group/versions, some at a time; nil for those that have gone. A replica
-// that has many may take longer in all, but not for one of them.
+// resources asks for the resources of group/versions, some at a time; nil for those that have gone. In all they may
+// take half as long again as a single request: looks at single resources wait for it.
 func (a *asking) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout+time.Duration(len(versions))*a.timeout/asksInTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.timeout*3/2)
 	defer cancel()
 	lists := make([]*metav1.APIResourceList, len(versions))
 	group, ctx := errgroup.WithContext(ctx)

@@ -30,8 +30,8 @@ type Config struct {
 	ReplicaAddresses map[string]string
 	// Poll is how often every kube-apiserver is asked. Default: 10 s.
 	Poll time.Duration
-	// ReplicaTimeout is how long one may take to answer a request. Its discovery is of many requests, and may
-	// take a hundredth of this longer for each group/version. Default: 10 s.
+	// ReplicaTimeout is how long one may take to answer the first requests. Its discovery is of many more, which may
+	// take half as long again together. Default: 10 s.
 	ReplicaTimeout time.Duration
 	// Settle is for how long all have to store one version before that counts. It is longer
 	// than kube-apiserver's --request-timeout, 60 s. Default: 75 s.

@@ -163,7 +163,9 @@ func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
 		return fmt.Errorf("look at what was written since the proof: %w", err)
 	}
 	if !proof.Holds() {
-		m.observer.found(job.GroupResource)
+		if proof.Moved > 0 { // a patch that is refused shows nothing of what is stored
+			m.observer.found(job.GroupResource)
+		}
 		return fmt.Errorf("written since the proof: %s", proof)
 	}
 	m.setProven(job.GroupResource, provenAt{job.Encoding, listed})

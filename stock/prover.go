@@ -283,7 +283,7 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
 		case err == nil && fresh.UID != m.UID:
 			return observed.Gone, "", nil
-		case err != nil || missing: // its handler may lag behind the definition, or have no such subresource yet
+		case missing, apierrors.IsNotFound(err): // its handler may lag behind the definition, or have no such subresource yet
 			return observed.Refused, "it does not serve " + path.Join(x.resource.Version, x.resource.Resource, x.status), nil
 		case fresh.ResourceVersion == m.ResourceVersion:
 			return observed.Refused, "it conflicts, though nobody has written it", nil

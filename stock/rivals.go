@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -38,33 +39,46 @@ func (c *controllers) newRivals() *rivals {
 	return &rivals{kube: c.kube, namespace: c.config.ElectionNamespace, clock: c.config.Clock, renewed: map[string]renewal{}}
 }
 
-// none says who is elected elsewhere; in namespaces that come before this one's only, if first is set: of two that
-// were elected at once one has to give way.
+// usual are the namespaces of elections: the default, and the manifests'. In others people may write Leases who
+// are to have no say in this.
+var usual = []string{metav1.NamespaceSystem, "concord-system"}
+
+// none says who is elected in another of the usual namespaces; only in those that go before this process's, if
+// first is set: of two that were elected at once one has to give way.
 func (r *rivals) none(ctx context.Context, first bool) error {
-	named := metav1.ListOptions{FieldSelector: metav1.ObjectNameField + "=" + electionLock}
-	list, err := r.kube.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx, named)
-	if apierrors.IsForbidden(err) { // then only the usual namespace is looked at
-		list, err = r.kube.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, named)
-	}
-	if err != nil {
-		return fmt.Errorf("list the Leases %s: %w", electionLock, err)
-	}
-	now := r.clock.Now()
-	for _, lease := range list.Items {
-		holder, said := ptr.Deref(lease.Spec.HolderIdentity, ""), ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
-		if lease.Namespace == r.namespace || holder == "" || first && lease.Namespace > r.namespace {
+	for _, namespace := range usual {
+		if namespace == r.namespace {
+			if first {
+				return nil
+			}
 			continue
 		}
-		known, ok := r.renewed[lease.Namespace]
-		if !ok || !known.said.Equal(&said) {
-			known = renewal{said, now}
-			r.renewed[lease.Namespace] = known
+		lease, err := r.kube.CoordinationV1().Leases(namespace).Get(ctx, electionLock, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			continue
 		}
-		if now.Sub(known.at) < electionLease {
-			return fmt.Errorf("%w: %s in %s; they would undo each other's work: end that one, or start this one with --leader-elect-resource-namespace=%s", errRival, holder, lease.Namespace, lease.Namespace)
+		if err != nil {
+			return fmt.Errorf("get the Lease %s of %s: %w", electionLock, namespace, err)
+		}
+		if holder := r.holder(lease); holder != "" {
+			return fmt.Errorf("%w: %s in %s; they would undo each other's work: end that one, or start this one with --leader-elect-resource-namespace=%s", errRival, holder, namespace, namespace)
 		}
 	}
 	return nil
+}
+
+// holder is who holds a Lease, as far as that one was seen to renew it; none else.
+func (r *rivals) holder(lease *coordinationv1.Lease) string {
+	now, said := r.clock.Now(), ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
+	known, ok := r.renewed[lease.Namespace]
+	if !ok || !known.said.Equal(&said) {
+		known = renewal{said, now}
+		r.renewed[lease.Namespace] = known
+	}
+	if now.Sub(known.at) >= electionLease {
+		return ""
+	}
+	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
 // leadAlone leads until another process is elected elsewhere that goes before this one. r knows who was there before.

@@ -30,6 +30,7 @@ func election(namespace, holder string, renewed time.Duration) *coordinationv1.L
 // whatever its clock says, as long as that one renews its Lease.
 func TestRivals(t *testing.T) {
 	for _, tc := range []struct {
+		namespace string
 		name      string
 		lease     *coordinationv1.Lease
 		renews    bool
@@ -37,23 +38,21 @@ func TestRivals(t *testing.T) {
 		rival     bool
 		first     bool // it goes before this one
 	}{
-		{"in the same namespace", election("m", "x", 0), true, false, false, false},
-		{"in another one", election("z", "x", 0), true, false, true, false},
-		{"in one that goes before it", election("a", "x", 0), true, false, true, true},
-		{"its clock is behind", election("a", "x", -time.Hour), true, false, true, true},
-		{"it has ended", election("a", "", 0), true, false, false, false},
-		{"it was killed", election("a", "x", time.Hour), false, false, false, false},
-		{"nobody may look there", election("a", "x", 0), true, true, false, false},
-		{"only there it may be looked", election(metav1.NamespaceSystem, "x", 0), true, true, true, true},
+		{"concord-system", "in the same namespace", election("concord-system", "x", 0), true, false, false, false},
+		{"concord-system", "in one that goes before it", election("kube-system", "x", 0), true, false, true, true},
+		{"kube-system", "in another one", election("concord-system", "x", 0), true, false, true, false},
+		{"apps", "from a namespace of its own", election("concord-system", "x", 0), true, false, true, true},
+		{"concord-system", "its clock is behind", election("kube-system", "x", -time.Hour), true, false, true, true},
+		{"concord-system", "it has ended", election("kube-system", "", 0), true, false, false, false},
+		{"concord-system", "it was killed", election("kube-system", "x", time.Hour), false, false, false, false},
+		{"concord-system", "it may not be looked there", election("kube-system", "x", 0), true, true, false, false},
+		{"concord-system", "where others may write Leases", election("apps", "x", 0), true, false, false, false},
 	} {
 		kube, clock := fake.NewClientset(tc.lease), testclock.NewFakeClock(now)
-		kube.PrependReactor("list", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			if got := a.(clienttesting.ListAction).GetListRestrictions().Fields.String(); got != "metadata.name="+electionLock {
-				t.Errorf("listed is %s", got)
-			}
-			return tc.forbidden && a.GetNamespace() == metav1.NamespaceAll, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("no right"))
+		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return tc.forbidden, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("no right"))
 		})
-		r := (&controllers{kube: kube, config: Config{ElectionNamespace: "m", Clock: clock}}).newRivals()
+		r := (&controllers{kube: kube, config: Config{ElectionNamespace: tc.namespace, Clock: clock}}).newRivals()
 		for range 2 {
 			_ = r.none(t.Context(), false)
 			clock.Step(electionLease)
@@ -73,9 +72,9 @@ func TestRivals(t *testing.T) {
 
 // Who finds another one elected does not run for election until that one ends; of two that are elected, one ends.
 func TestCampaignAlone(t *testing.T) {
-	rival := election("a", "x", 0)
+	rival := election(metav1.NamespaceSystem, "x", 0)
 	kube := fake.NewClientset(rival)
-	c := &controllers{kube: kube, config: Config{ElectionNamespace: "m", Instance: "y", Clock: testclock.NewFakeClock(now)}}
+	c := &controllers{kube: kube, config: Config{ElectionNamespace: "concord-system", Instance: "y", Clock: testclock.NewFakeClock(now)}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var elected bool
 	kube.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -84,13 +83,16 @@ func TestCampaignAlone(t *testing.T) {
 		return false, nil, nil
 	})
 	looked := 0
-	kube.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+	kube.PrependReactor("get", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetNamespace() != rival.Namespace {
+			return false, nil, nil
+		}
 		if looked++; looked == 2 {
 			if elected {
 				t.Error("it ran for election beside another process")
 			}
 			rival.Spec.HolderIdentity = ptr.To("")
-			must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, "a"))
+			must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, rival.Namespace))
 		}
 		return false, nil, nil
 	})
@@ -98,7 +100,7 @@ func TestCampaignAlone(t *testing.T) {
 		t.Errorf("elected: %v, after %d looks, %v", elected, looked, err)
 	}
 	rival.Spec.HolderIdentity = ptr.To("x")
-	must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, "a"))
+	must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, rival.Namespace))
 	if err := c.leadAlone(t.Context(), c.newRivals()); !errors.Is(err, errRival) {
 		t.Errorf("beside another one it ends with %v", err)
 	}

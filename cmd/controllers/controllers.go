@@ -90,7 +90,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	flags.BoolVar(&o.Settings.BuiltIn, "built-in-resources", true, "also migrate resources that are no custom ones")
 	flags.StringArrayVar(&o.replicas, "replica-address", nil, "for test rigs: where a kube-apiserver is reached, LEASE=host:port, or =host:port for those that no other names and whose Lease tells nothing")
 	flags.DurationVar(&o.Poll, "poll", 0, "how often every kube-apiserver is asked (default 10s)")
-	flags.DurationVar(&o.ReplicaTimeout, "replica-timeout", 0, "how long one may take to answer a request; its discovery is of many, and may take a hundredth of this longer for each group/version (default 10s)")
+	flags.DurationVar(&o.ReplicaTimeout, "replica-timeout", 0, "how long one may take to answer the first requests; those for each group/version may take half as long again together (default 10s)")
 	flags.DurationVar(&o.Settle, "settle", 0, "for how long all have to store a version before that counts; longer than their --request-timeout (default 75s)")
 	verbosity := flag.NewFlagSet("", flag.ContinueOnError)
 	klog.InitFlags(verbosity)

@@ -220,7 +220,7 @@ func (l *lister) list(ctx context.Context, version int, token string, limit int)
 			return list, err
 		}
 		if tried == 2*attempts {
-			return nil, fmt.Errorf("version %s, which is stored, is not served: serve it (served: true in a CustomResourceDefinition), since patches through another may take fields from objects that are in it already: %w", l.stored.Version, err)
+			return nil, fmt.Errorf("version %s, which is stored, is not served: serve it (served: true in a CustomResourceDefinition, --runtime-config for others), since patches through another may take fields from objects that are in it already: %w", l.stored.Version, err)
 		}
 		if err := waitOr(ctx, l.opts.Clock, backoff, nil); err != nil {
 			return nil, err

@@ -91,9 +91,10 @@ func (e Examined) Cause() Cause {
 type Proof struct {
 	// Checked are the objects that were examined.
 	Checked int
-	// Failed are the objects that moved or were refused, Named the first of them by name.
+	// Failed are the objects that moved or were refused, Moved those that moved, and Named the first by name.
 	// Invariant: len(Named) = min(Failed, maxTold), and Named is sorted.
 	Failed int
+	Moved  int
 	Named  []Examined
 }
 
@@ -106,7 +107,9 @@ func (p *Proof) Add(e Examined) {
 	if _, failed := e.failed(); !failed {
 		return
 	}
-	p.Failed++
+	if p.Failed++; slices.ContainsFunc(e.Probes, func(p Probe) bool { return p.Outcome == Moved }) {
+		p.Moved++
+	}
 	at, _ := slices.BinarySearchFunc(p.Named, e, func(a, b Examined) int { return strings.Compare(a.String(), b.String()) })
 	p.Named = slices.Insert(p.Named, at, e)
 	p.Named = p.Named[:min(len(p.Named), maxTold)]
