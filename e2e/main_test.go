@@ -10,6 +10,7 @@ import (
 var slow = flag.Bool("slow", false, "also run the tests that take minutes: rolling upgrades, servers killed and paused, an etcd that goes away")
 
 func TestMain(m *testing.M) {
+	cluster.Serve() // before flags are read: a process that is not the tests has others
 	flag.Parse()
 	cluster.Main(m)
 }

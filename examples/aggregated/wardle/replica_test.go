@@ -20,6 +20,7 @@ import (
 var slow = flag.Bool("slow", false, "also run the tests with real hosts, etcds and replicas, which take minutes")
 
 func TestMain(m *testing.M) {
+	cluster.Serve() // before flags are read: a process that is not the tests has others
 	flag.Parse()
 	cluster.Main(m)
 }
