@@ -92,9 +92,8 @@ func (c *control) kubeadmUser(name string) *rest.Config {
 func TestKubeadm(t *testing.T) {
 	t.Parallel()
 	c := newFiles(t)
-	var flags []string
-	s := c.add("one", func(*testbed.Server) *exec.Cmd { return process.Self(ours, flags...) })
-	cfg := c.kubeadm(s.Port)
+	port := cluster.FreePort(t)
+	cfg := c.kubeadm(port)
 	endpoint := c.startMutualEtcd(cfg)
 	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver is told of them
 	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
@@ -108,7 +107,7 @@ func TestKubeadm(t *testing.T) {
 	if !slices.Equal(command[:2], []string{"concord", "kube-apiserver"}) || !strings.Contains(container.Image, "concord") || *container.SecurityContext.RunAsUser != 0 {
 		t.Errorf("the container is %v", container)
 	}
-	flags = slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
+	flags := slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
 	t.Log(strings.Join(flags, " "))
 	stranger := start(t, ours, "stranger", c.Dir, append(flags, "--etcd-cafile="+filepath.Join(cfg.CertificatesDir, kubeadmconstants.FrontProxyCACertName))...)
 	if ended, ok := stranger.Wait(time.Minute); !ok {
@@ -116,7 +115,8 @@ func TestKubeadm(t *testing.T) {
 	} else if said := ended.Stderr; !strings.Contains(said, "etcd's certificate is refused") || !strings.Contains(said, "--etcd-cafile") {
 		t.Errorf("with another CA for etcd it said %s", said)
 	}
-	s.Admin = c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
+	s := c.add("one", func(*testbed.Server) *exec.Cmd { return process.Self(ours, flags...) })
+	s.Port, s.Admin = port, c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
 	s.Start()
 	s.WaitReady()
 	s.agreed(time.Minute, 1)
