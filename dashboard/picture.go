@@ -93,7 +93,9 @@ func releases(o status.Observed, servers []status.Server, lifecycles []compat.Li
 		}
 	}
 	if len(told) > 0 {
-		compare := func(a, b *version.Version) int { return cmp.Or(cmp.Compare(a.Major(), b.Major()), cmp.Compare(a.Minor(), b.Minor())) }
+		compare := func(a, b *version.Version) int {
+			return cmp.Or(cmp.Compare(a.Major(), b.Major()), cmp.Compare(a.Minor(), b.Minor()))
+		}
 		oldest, newest = slices.MinFunc(told, compare), slices.MaxFunc(told, compare)
 	}
 	cluster := verdict.Cluster{States: o.States, Versions: o.StorageVersions, Now: o.Now, Unserved: o.StorageVersionsUnserved, Migrations: o.Migrations, Leases: o.Leases, Definitions: map[schema.GroupResource]*verdict.Definition{}}
