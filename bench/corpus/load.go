@@ -1,6 +1,7 @@
 package corpus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,9 @@ import (
 )
 
 const (
-	// openRate is how many requests of an open loop are due in a second: half of them writes.
-	openRate = 200
+	// OpenRate is how many requests of an open loop are due in a second unless a Load says otherwise: half
+	// of them writes.
+	OpenRate = 200
 	// closedClients write and read in turns without a pause in a closed loop.
 	closedClients = 32
 	// tryAgain is after how long a client asks again that was told to, as client-go does.
@@ -27,6 +29,8 @@ type Load struct {
 	Client *stage.Client
 	Path   func(i int) string
 	Open   bool
+	// Rate is how many requests are due in a second, 0 for OpenRate.
+	Rate int
 	// Requests are there after Run.
 	load.Requests
 }
@@ -35,7 +39,7 @@ type Load struct {
 func (l *Load) Run(ctx context.Context) {
 	all := context.WithoutCancel(ctx)
 	if l.Open {
-		l.Requests = load.Open(ctx, openRate, 0, func(n int) error { return l.one(all, n, n%2 == 0) })
+		l.Requests = load.Open(ctx, cmp.Or(l.Rate, OpenRate), 0, func(n int) error { return l.one(all, n, n%2 == 0) })
 		return
 	}
 	l.Requests = load.Closed(ctx, closedClients, 0, func(client, n int) error { return l.one(all, n*closedClients+client, n%2 == 0) })

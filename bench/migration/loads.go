@@ -136,7 +136,7 @@ func (b *bench) beside(ctx context.Context, m migrator) error {
 }
 
 func (b *bench) loaded(ctx context.Context, m migrator, round int, open bool, storage string) error {
-	l := &corpus.Load{Client: m.stored.Servers.Clients[0], Path: m.stored.Path, Open: open}
+	l := &corpus.Load{Client: m.stored.Servers.Clients[0], Path: m.stored.Path, Open: open, Rate: b.options.rate}
 	if err := m.stored.Servers.AwaitCalm(ctx); err != nil {
 		return err
 	}

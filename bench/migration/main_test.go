@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"maps"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/figures"
@@ -26,7 +28,14 @@ func TestSmallestRun(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	dir := filepath.Join(t.TempDir(), "figures")
 	var stdout, stderr bytes.Buffer
-	if err := run(t.Context(), []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
+	ctx := t.Context()
+	if deadline, ok := t.Deadline(); ok {
+		// What it came to is told before the test program is ended.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-30*time.Second))
+		defer cancel()
+	}
+	if err := run(ctx, []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-rate", "20", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	// By its keys, as a reader of the document does.
@@ -106,7 +115,7 @@ func TestTargets(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}, {"-only", "nothing"}, {"-only", "scale"}, {"-only", "loads", "-scale", "100"}} {
+	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-rate", "0"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}, {"-only", "nothing"}, {"-only", "scale"}, {"-only", "loads", "-scale", "100"}} {
 		if _, err := parse(args, &bytes.Buffer{}); err == nil {
 			t.Errorf("%v: accepted", args)
 		}

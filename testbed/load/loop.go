@@ -6,7 +6,9 @@ package load
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -56,17 +58,32 @@ func (r *record) time(due time.Time, request func() error) error {
 	return err
 }
 
+// maxWaiting is how many requests of an open loop may be without an answer.
+const maxWaiting = 2000
+
 // Open makes so many requests a second, whether those before are answered or not, until ctx ends or
 // there were count of them, where that is not 0. It returns when all are answered. The n-th
-// request counts from when it was due.
+// request counts from when it was due. Where 2,000 wait for an answer the rate is more than is served:
+// the next one, which is not made, has that as its error, and the loop ends.
 func Open(ctx context.Context, rate, count int, request func(n int) error) Requests {
 	r, began := &record{}, time.Now()
+	var waiting atomic.Int64
 	for n := 0; count == 0 || n < count; n++ {
 		due := began.Add(time.Duration(n) * time.Second / time.Duration(rate))
 		if Pause(ctx, time.Until(due)) != nil {
 			break
 		}
-		r.running.Go(func() { _ = r.time(due, func() error { return request(n) }) })
+		if waiting.Load() >= maxWaiting {
+			_ = r.time(due, func() error {
+				return fmt.Errorf("%d requests a second are more than are served: %d wait for an answer", rate, maxWaiting)
+			})
+			break
+		}
+		waiting.Add(1)
+		r.running.Go(func() {
+			defer waiting.Add(-1)
+			_ = r.time(due, func() error { return request(n) })
+		})
 	}
 	r.running.Wait()
 	return r.done

@@ -3,7 +3,9 @@ package load
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -36,6 +38,18 @@ func TestOpen(t *testing.T) {
 	if len(all) != 3 || all.Err() != nil {
 		t.Errorf("%d requests, error %v", len(all), all.Err())
 	}
+}
+
+// TestOpenBehind: a rate that cannot be served is an error, and the loop ends.
+func TestOpenBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		time.AfterFunc(time.Hour, func() { close(answer) })
+		all := Open(t.Context(), 100, 0, func(int) error { <-answer; return nil })
+		if err := all.Err(); len(all) != maxWaiting+1 || err == nil || !strings.Contains(err.Error(), "more than are served") {
+			t.Errorf("%d requests, error %v", len(all), err)
+		}
+	})
 }
 
 // TestClosed: each client makes one request at a time, and none after one that fails.
