@@ -22,8 +22,9 @@ import (
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
-// Patience is for changes that take seconds on a machine that nobody else uses.
-const Patience = 3 * time.Minute
+// Patience is for changes that take seconds on a machine that nobody else uses: migrations beside stock
+// kube-apiservers give way to all other work.
+const Patience = 8 * time.Minute
 
 // AdminToken is of somebody who may do everything.
 const AdminToken = testbed.AdminToken
