@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -36,16 +38,25 @@ func (k *Keys) CheckStored(ctx context.Context, reader migratestore.Reader, layo
 // cannot open either count for nothing, and these are refused if the values cannot all be read in
 // time.
 func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
-	var unreadable []string
-	for _, gr := range verdict.Resources(s.Resources(), known) {
+	resources := verdict.Resources(s.Resources(), known)
+	needs, errs := make([][]string, len(resources)), make([]error, len(resources))
+	var group errgroup.Group
+	group.SetLimit(stored.AtOnce) // one that is large, or slow, uses up only its own share of the time
+	for i, gr := range resources {
 		if present != nil && k.readsAll(gr, present) {
 			continue
 		}
-		needs, err := k.unreadable(ctx, reader, layout, s, gr, present)
-		if err != nil {
+		group.Go(func() error {
+			needs[i], errs[i] = k.unreadable(ctx, reader, layout, s, gr, present)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	unreadable := slices.Concat(needs...)
+	for _, err := range errs {
+		if err != nil && len(unreadable) == 0 {
 			return err
 		}
-		unreadable = append(unreadable, needs...)
 	}
 	if len(unreadable) == 0 {
 		return nil
@@ -76,6 +87,9 @@ func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, layou
 	}
 	if err != nil && (ctx.Err() == nil || present != nil) {
 		return nil, fmt.Errorf("values of %s, any of which may need a key that it does not have, could not all be read: %w", gr, err)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("Nobody can tell whether the encryption configuration can read all values", "resource", gr.String(), "reason", err.Error())
 	}
 	var needs []string
 	for _, key := range slices.Sorted(maps.Keys(counts)) {

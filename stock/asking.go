@@ -252,6 +252,9 @@ func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, rem
 		}
 		return observed.Answer{Failed: failed + ": " + brief(err)}
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.places.Answered(r.Process)
 	return answer
 }
 

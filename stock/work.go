@@ -88,8 +88,9 @@ func (c *controllers) newAsking() *asking {
 
 // newObserver returns one that begins with these StorageStates.
 func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, logger logr.Logger) *observer {
-	// A round may wait once for those that were silent before, and then for all.
-	gap := 2 * (c.config.Poll + c.config.ReplicaTimeout)
+	// A round may wait once for those that were silent before, and then for all, each time for two and a half
+	// timeouts (asking.discover).
+	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout
 	return &observer{
 		asking: c.newAsking(), clock: c.config.Clock, logger: logger,
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),

@@ -29,8 +29,8 @@ const (
 	// CheckTimeout bounds how long a server that starts, or loads other keys, reads what is
 	// stored.
 	CheckTimeout = 10 * time.Second
-	// atOnce is how many resources are asked for at a time.
-	atOnce = 8
+	// AtOnce is how many resources are asked for at a time.
+	AtOnce = 8
 	// othersPoll is how often a starting server looks whether those it waits for are alive.
 	othersPoll = 200 * time.Millisecond
 	// namedInLog is how many resources a log line names.
@@ -74,7 +74,8 @@ type Start struct {
 // encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
 // values only where these do not say enough: of built-in resources whose stored set is not
 // known, or names encodings that the server cannot decode, and of any resource, also a custom one, whose
-// stored set is not known or has a key that is not among the server's. That takes at most CheckTimeout. An
+// stored set is not known or has a key that is not among the server's. That takes at most CheckTimeout for the
+// encodings, and once more for the keys. An
 // open question, such as the encoding of a damaged value, does not keep the server from starting;
 // for built-in resources it is logged. But where the stored set has a key that is not among the server's,
 // not to have read all values in that time is a reason to refuse. With Allow nothing is.
@@ -84,7 +85,7 @@ type Start struct {
 // will fail.
 func (s Start) Check(ctx context.Context, etcd migratestore.Reader) error {
 	reader := s.Keys.Opening(etcd, s.Layout)
-	err := s.refuseStored(ctx, reader)
+	err := s.refuseStored(ctx, reader, CheckTimeout)
 	if err == nil {
 		err = s.Keys.CheckOthers(ctx, reader, s.Layout, s.Target.Resources(), "", othersPoll)
 	}
@@ -126,17 +127,20 @@ func (s Start) nameUndecodable(ctx context.Context, etcd migratestore.Reader) {
 	}
 }
 
-// refuseStored says why the server could not decode or open what is stored.
-func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader) error {
-	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
+// refuseStored says why the server could not decode what is stored, or could not open it: for each it
+// reads for at most limit.
+func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader, limit time.Duration) error {
+	decoding, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	sets, err := ReadSets(ctx, reader, s.Layout.Prefix)
+	sets, err := ReadSets(decoding, reader, s.Layout.Prefix)
 	if err != nil {
 		return fmt.Errorf("what is stored cannot be read, so that nobody can tell whether this server decodes it (--%s starts it all the same): %w", AllowFlag, err)
 	}
-	if err := refuseUndecodable(ctx, sets, reader, s.Layout, s.Target); err != nil {
+	if err := refuseUndecodable(decoding, sets, reader, s.Layout, s.Target); err != nil {
 		return err
 	}
+	ctx, cancel = context.WithTimeout(ctx, limit)
+	defer cancel()
 	return s.Keys.CheckStored(ctx, reader, s.Layout, sets, s.Target.Resources())
 }
 
@@ -203,7 +207,7 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 // together does something with each of the indexes in this order, with a few at a time: etcd may be far away.
 func together(order []int, do func(int)) {
 	var group errgroup.Group
-	group.SetLimit(atOnce)
+	group.SetLimit(AtOnce)
 	for _, i := range order {
 		group.Go(func() error { do(i); return nil })
 	}

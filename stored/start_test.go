@@ -337,7 +337,7 @@ func TestCheckStorageIsBounded(t *testing.T) {
 		ctx, logged := logs(t)
 		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 		defer cancel()
-		err := stored.RefuseStored(start(t, prefix, false), ctx, reader)
+		err := stored.RefuseStored(ctx, start(t, prefix, false), reader)
 		return logged(), err
 	}
 	if logged, err := check(); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
@@ -351,6 +351,18 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	}
 	if _, err := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
 		t.Errorf("got %v, want a refusal for %s", err, policies)
+	}
+}
+
+// TestCheckStorageOfKeys asserts that a resource whose values take all the time hides no key that the
+// server lacks.
+func TestCheckStorageOfKeys(t *testing.T) {
+	etcd := storedtest.Start(t)
+	prefix := etcd.Fill(t, map[string]string{"secrets/default/a": "k8s:enc:aescbc:v1:key1:\x00", "configmaps/default/a": "{}", "configmaps/default/b": "{}"})
+	reader := slowReader{Reader: migratestore.NewEtcd(etcd), slow: prefix + "/configmaps/"}
+	err := stored.RefuseStoredWithin(t.Context(), start(t, prefix, false), reader, 3*time.Second)
+	if err == nil || !strings.Contains(err.Error(), "1 of secrets encrypted with aescbc:v1:key1") {
+		t.Errorf("got %v, want a refusal for the key of secrets", err)
 	}
 }
 
@@ -384,7 +396,7 @@ func TestCheckStorageFarAway(t *testing.T) {
 	prefix := etcd.Fill(t, map[string]string{"mutatingadmissionpolicies/a": policyIn(admissionGroup + "/v2")})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	err := stored.RefuseStored(start(t, prefix, false), ctx, &farReader{Reader: migratestore.NewEtcd(etcd), two: make(chan struct{})})
+	err := stored.RefuseStored(ctx, start(t, prefix, false), &farReader{Reader: migratestore.NewEtcd(etcd), two: make(chan struct{})})
 	if err == nil || !strings.Contains(err.Error(), policies.String()) {
 		t.Errorf("got %v, want a refusal for %s", err, policies)
 	}
@@ -392,7 +404,7 @@ func TestCheckStorageFarAway(t *testing.T) {
 	ctx, cancel = context.WithCancel(ctx)
 	defer cancel()
 	over := meanwhileReader{migratestore.NewEtcd(etcd), prefix + "/mutatingadmissionpolicies/", cancel}
-	if err := stored.RefuseStored(start(t, prefix, false), ctx, over); err != nil || !strings.Contains(logged(), "not all raw values were read") {
+	if err := stored.RefuseStored(ctx, start(t, prefix, false), over); err != nil || !strings.Contains(logged(), "not all raw values were read") {
 		t.Errorf("got %v, logged %q", err, logged())
 	}
 }
@@ -428,7 +440,7 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	if err := stored.RefuseStored(start(t, prefix, false), ctx, slowReader{Reader: migratestore.NewEtcd(etcd), slow: place}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+	if err := stored.RefuseStored(ctx, start(t, prefix, false), slowReader{Reader: migratestore.NewEtcd(etcd), slow: place}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
 		t.Errorf("values could not be counted, and it got %v", err)
 	}
 	joined := storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})

@@ -314,21 +314,27 @@ func notFound(r *http.Request) error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, widgets, "", "404 page not found", 0, true)
 }
 
-// TestUnreadableInOneVersion: another version that is not served tells nothing of an object's name.
+// TestUnreadableInOneVersion: another version that is not served, or that is never answered, tells nothing of an
+// object's name.
 func TestUnreadableInOneVersion(t *testing.T) {
 	for _, name := range []types.NamespacedName{{Namespace: "aa", Name: "zz"}, {Namespace: "aa", Name: "a"}, {Namespace: "ns-1", Name: "o-0004-x"}} {
-		t.Run(name.String(), func(t *testing.T) {
-			s := startServer(t, 30)
-			s.breakAll(apart, name)
-			s.answer = func(r *http.Request, _ types.NamespacedName) error {
-				if versionIn(r) == "v1" {
-					return notFound(r)
+		for what, other := range map[string]func(*http.Request) error{
+			"not served": notFound,
+			"busy":       func(*http.Request) error { return apierrors.NewServiceUnavailable("starting") },
+		} {
+			t.Run(name.String()+" "+what, func(t *testing.T) {
+				s := startServer(t, 30)
+				s.breakAll(apart, name)
+				s.answer = func(r *http.Request, _ types.NamespacedName) error {
+					if versionIn(r) == "v1" {
+						return other(r)
+					}
+					return nil
 				}
-				return nil
-			}
-			result, err := s.run(Options{PageSize: 10})
-			s.wantAround(result, err, []types.NamespacedName{name})
-		})
+				result, err := s.run(Options{PageSize: 10})
+				s.wantAround(result, err, []types.NamespacedName{name})
+			})
+		}
 	}
 }
 

@@ -203,7 +203,7 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 				return nil, fmt.Errorf("list the objects: %w", err)
 			}
 		}
-		if v.answer != busy {
+		if v.answer != busy || version > 0 {
 			version = (version + 1) % len(l.target.Versions)
 		}
 		if v.answer == busy || version == 0 {

@@ -110,6 +110,13 @@ func (p *Places) Missed(process Process, refused bool, now time.Time) {
 	}
 }
 
+// Answered notes that a replica answered: where its host refused a connection before, its port was not closed.
+func (p *Places) Answered(process Process) {
+	if k := p.known[process]; k != nil {
+		k.refused = time.Time{}
+	}
+}
+
 // Unleased stands for kube-apiservers that have no Lease.
 const Unleased agree.ServerID = "a kube-apiserver without a Lease"
 

@@ -65,6 +65,25 @@ func TestPlacesEnding(t *testing.T) {
 	}
 }
 
+// TestPlacesAnswered: a connection that was refused long before the port is closed does not shorten the wait.
+func TestPlacesAnswered(t *testing.T) {
+	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
+	var p Places
+	p.Take([]Replica{r}, start)
+	p.Take(nil, start)
+	p.Missed(r.Process, true, start)
+	p.Answered(r.Process)
+	closed := start.Add(2 * Drains)
+	p.Missed(r.Process, true, closed)
+	if got := p.Take(nil, closed); len(got) != 1 {
+		t.Errorf("asked are %v", got)
+	}
+	p.Missed(r.Process, true, closed.Add(Drains))
+	if got := p.Take(nil, closed.Add(Drains)); len(got) != 0 {
+		t.Errorf("asked are %v", got)
+	}
+}
+
 // Two kube-apiservers that share a Lease cannot be asked one by one, as long as both were seen.
 func TestPlacesShared(t *testing.T) {
 	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
