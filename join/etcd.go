@@ -11,7 +11,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/grpclog"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/concord-dev/concord/fence"
@@ -60,13 +59,6 @@ func Dial(ctx context.Context, config storagebackend.Config) (*Etcd, error) {
 		health.Stop()
 		return client.Close()
 	})}, nil
-}
-
-// AddChecks adds the checks that operators of kube-apiserver know: etcd (health,
-// liveness, readiness), which is as patient as --etcd-healthcheck-timeout says, and
-// etcd-readiness, which fails at once when etcd is away. Both report what e knows.
-func (e *Etcd) AddChecks(c *genericapiserver.Config, patience time.Duration) {
-	e.health.AddChecks(c, patience)
 }
 
 // Client returns the connection.

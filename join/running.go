@@ -72,6 +72,9 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 		server.RegisterDestroyFunc(j.closeAfter)
 	}
 	j.started.Store(true)
+	if err := server.AddHealthChecks(j.etcd.health.Restored()); err != nil {
+		return err
+	}
 	return server.AddReadyzChecks(healthz.NamedCheck(check, func(*http.Request) error { return j.Ready() }), j.etcd.health.Space())
 }
 

@@ -121,11 +121,22 @@ func (x *index) unready() Problem {
 	if len(x.FailedChecks) == 0 || noneRenews(x.servers) {
 		return Problem{}
 	}
-	return Problem{
+	p := Problem{
 		Kind: NotReady,
 		Text: "the kube-apiserver that answered is not ready: its /readyz fails: " + strings.Join(x.FailedChecks, ", "),
 		Do:   "see its log, and kubectl get --raw '/readyz?verbose', which the others answer by --server",
 	}
+	return x.restored(p)
+}
+
+// restored is the problem p, or the reason of it that etcd was restored from a backup.
+func (x *index) restored(p Problem) Problem {
+	if !slices.Contains(x.FailedChecks, "etcd-restored") {
+		return p
+	}
+	p.Text = fmt.Sprintf("etcd was restored from a backup under running servers, and takes no writes from them (/readyz fails: %s)", strings.Join(x.FailedChecks, ", "))
+	p.Do = "restart all API servers: their caches are of the time before (docs/faults.md)"
+	return p
 }
 
 // unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. Then
@@ -148,7 +159,7 @@ func (x *index) unrenewed() Problem {
 		p.Text = fmt.Sprintf("etcd is out of space (alarm NOSPACE; /readyz fails: %s): no server has renewed its Lease for %s", strings.Join(x.FailedChecks, ", "), duration.HumanDuration(least))
 		p.Do = "delete no Lease and restart no server: objects can be deleted through those that run. Then etcdctl compact and defrag, or a larger quota, and etcdctl alarm disarm (docs/runbooks/ConcordEtcdNoSpace.md)"
 	}
-	return p
+	return x.restored(p)
 }
 
 func serverOf(lease *coordinationv1.Lease, now time.Time) Server {

@@ -88,9 +88,8 @@ func (c *controllers) newAsking() *asking {
 
 // newObserver returns one that begins with these StorageStates.
 func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, logger logr.Logger) *observer {
-	// A round may wait once for those that were silent before, and then for all, each time for two and a half
-	// timeouts (asking.discover).
-	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout
+	// Before a round those are asked that were silent, which takes two and a half timeouts at most (asking.discover).
+	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout/2
 	return &observer{
 		asking: c.newAsking(), clock: c.config.Clock, logger: logger,
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),

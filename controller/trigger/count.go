@@ -6,8 +6,10 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 )
 
@@ -31,6 +33,22 @@ func (c *Controller) Count(ctx context.Context, gr schema.GroupResource, target 
 	defer c.mu.Unlock()
 	c.counted[gr] = evolve.Census{Of: target, Found: found}
 	return nil
+}
+
+// notice forgets what was counted before etcd was restored from a backup: an agreement of then comes again
+// with the same epoch, and objects in other encodings with it. A StorageState that is older than the one
+// read before tells.
+func (c *Controller) notice(gr schema.GroupResource, state *migrationv1alpha1.StorageState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if state == nil {
+		delete(c.counted, gr)
+		return
+	}
+	if older, err := resourceversion.CompareResourceVersion(state.ResourceVersion, c.newest[gr]); err == nil && older < 0 {
+		delete(c.counted, gr)
+	}
+	c.newest[gr] = state.ResourceVersion
 }
 
 // census returns the result of the count for a target; nil if there was no count. Encodings that

@@ -214,7 +214,8 @@ func TestDeletedState(t *testing.T) {
 	state := w.state()
 	w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID}))
 	lagging := &lag{w.migrations()}
-	cached := &Controller{cfg: c.cfg, cached: lagging.of}
+	cached := newController(c.cfg)
+	cached.cached = lagging.of
 	for range 3 {
 		if _, err := cached.Step(context.Background(), cronJobs); err != nil {
 			t.Fatal(err)

@@ -39,6 +39,7 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 	if err != nil {
 		return nil, err
 	}
+	c.notice(gr, state)
 	if l.state = state; state != nil {
 		view := migrationv1alpha1.ViewState(state)
 		l.State = &view

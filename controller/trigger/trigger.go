@@ -118,6 +118,8 @@ type Controller struct {
 	mu sync.Mutex
 	// counted has the result of the last count of each resource.
 	counted map[schema.GroupResource]evolve.Census
+	// newest are the resourceVersions of the StorageStates that were read last.
+	newest map[schema.GroupResource]string
 	// silences has for each resource since when the silence that is over has been seen to be.
 	silences map[schema.GroupResource]silence
 	// current is the run that is under way.
@@ -141,7 +143,7 @@ func New(cfg Config) *Controller {
 }
 
 func newController(cfg Config) *Controller {
-	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}, silences: map[schema.GroupResource]silence{}}
+	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}, newest: map[schema.GroupResource]string{}, silences: map[schema.GroupResource]silence{}}
 }
 
 // Result is the outcome of one look.

@@ -67,7 +67,7 @@ func judge(err error) verdict {
 		}
 	case code == http.StatusTooManyRequests, code == http.StatusServiceUnavailable, code == http.StatusGatewayTimeout,
 		code == http.StatusBadGateway, status.Status().Reason == metav1.StatusReasonServerTimeout:
-		v.answer, v.everybody = busy, code == http.StatusTooManyRequests || etcdUnreached.MatchString(text)
+		v.answer, v.everybody = busy, code == http.StatusTooManyRequests || etcdUnreached.MatchString(text) || concordRefuses.MatchString(text)
 	case code == http.StatusConflict:
 		v.answer, v.reason = refused, Conflict
 	case code == http.StatusMethodNotAllowed, code == http.StatusUnsupportedMediaType, code == http.StatusUnauthorized, code == http.StatusNotAcceptable:
@@ -101,6 +101,9 @@ var keysUnreached = regexp.MustCompile(`failed to decrypt DEK, error: rpc error:
 // etcdUnreached matches its words, with code 500, where etcd did not answer or takes nothing:
 // the errors of an etcd that restarts, has lost its leader, or is full, in their own words.
 var etcdUnreached = regexp.MustCompile(`rpc error: code = (Unavailable|DeadlineExceeded|Canceled) |etcdserver: (request timed out|no leader|not leader|leader changed|server stopped|too many requests|unhealthy cluster|mvcc: database space exceeded)`)
+
+// concordRefuses matches the words with which a Concord server refuses all writes, whatever object they are for.
+var concordRefuses = regexp.MustCompile(`nothing was written, try again: |storage version registration`)
 
 // undecoded recognises that the server cannot read what it has stored.
 func undecoded(s metav1.Status, text string) bool {

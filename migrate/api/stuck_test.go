@@ -52,6 +52,7 @@ func runRefused(t *testing.T, objects int, o Options, refuse func(name types.Nam
 var (
 	busyNow    = apierrors.NewServiceUnavailable("not now")
 	throttling = apierrors.NewTooManyRequests("too many", 0)
+	gateClosed = apierrors.NewServiceUnavailable("nothing was written, try again: etcd has not answered for 7.9s")
 	etcdAway   = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 )
 
@@ -149,7 +150,14 @@ func TestNobodyTaken(t *testing.T) {
 			}
 			return nil
 		},
-		"as etcd is away": func(types.NamespacedName, time.Duration, int) error { return etcdAway },
+		"as etcd is away":                     func(types.NamespacedName, time.Duration, int) error { return etcdAway },
+		"as a Concord server finds etcd away": func(types.NamespacedName, time.Duration, int) error { return gateClosed },
+		"for some, as it refuses writes, after all others are done": func(n types.NamespacedName, after time.Duration, _ int) error {
+			if first(n) {
+				return gateClosed
+			}
+			return nil
+		},
 		"for some, as etcd is away, after all others are done": func(n types.NamespacedName, after time.Duration, _ int) error {
 			if first(n) {
 				return etcdAway

@@ -105,8 +105,8 @@ func (h *answers) compare(newest, revision int64) {
 	defer h.mu.Unlock()
 	h.newest = max(h.newest, revision)
 	if revision < newest && h.back == nil {
-		h.back = fmt.Errorf("etcd went back from revision %d to %d: it was restored under running servers; restart all of them", newest, revision)
-		klog.Background().Error(h.back, "Writes of some resources are refused until then")
+		h.back = fmt.Errorf("etcd went back from revision %d to %d: it was restored from a backup under running servers, whose caches and migrations are of the time before; restart all of them", newest, revision)
+		klog.Background().Error(h.back, "Writes are refused until then")
 	}
 }
 
@@ -135,16 +135,6 @@ func (h *answers) note(at time.Time, err error) {
 		}
 		h.away = err
 	}
-}
-
-// silence is how long etcd has been away, 0 while it answers.
-func (h *answers) silence() time.Duration {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.away == nil {
-		return 0
-	}
-	return max(time.Since(h.since), 1)
 }
 
 // err says in one line that etcd is away; nil while it answers.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -68,23 +67,13 @@ func (h *Health) Away() error { return h.answers.err() }
 
 // Unwritable says in one line why etcd takes no puts at present; nil if it does.
 func (h *Health) Unwritable() error {
-	if err := h.answers.err(); err != nil {
-		return err
-	}
-	return h.space.err()
+	return cmp.Or(h.answers.wentBack(), h.answers.err(), h.space.err())
 }
 
-// AddChecks adds the checks etcd and etcd-readiness (see join.Etcd).
-func (h *Health) AddChecks(c *genericapiserver.Config, patience time.Duration) {
-	c.AddHealthChecks(healthz.NamedGroupedCheck("etcd", "etcd", func(*http.Request) error {
-		if h.answers.silence() < patience {
-			return nil
-		}
-		return h.answers.err()
-	}))
-	c.AddReadyzChecks(healthz.NamedGroupedCheck("etcd-readiness", "etcd-readiness", func(*http.Request) error {
-		return cmp.Or(h.answers.err(), h.answers.wentBack())
-	}))
+// Restored is the check etcd-restored, of liveness, too: it fails when etcd is at an older revision than before, until
+// the process is restarted.
+func (h *Health) Restored() healthz.HealthChecker {
+	return healthz.NamedCheck("etcd-restored", func(*http.Request) error { return h.answers.wentBack() })
 }
 
 // Space is the readiness check etcd-space, which fails while etcd takes no puts.
