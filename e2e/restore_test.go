@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
 	"k8s.io/api/apiserverinternal/v1alpha1"
@@ -34,7 +37,7 @@ func TestRestore(t *testing.T) {
 	servers := before.Start(cluster.Options{}, "one", "two")
 	kept := createConfigMap(ctx, t, servers[0], "kept")
 	before.WaitSettled()
-	backup := saveBackup(ctx, t, before)
+	backup := saveBackup(ctx, t, before.Raw)
 	createConfigMap(ctx, t, servers[1], "lost")
 	last := before.Revision()
 	for _, s := range servers {
@@ -43,7 +46,7 @@ func TestRestore(t *testing.T) {
 	before.Check()
 
 	dir := t.TempDir()
-	restore(t, backup, filepath.Join(dir, embedded.EtcdDirName))
+	restore(t, backup, filepath.Join(dir, embedded.EtcdDirName), bump)
 	etcd := cluster.StartEtcd(t, dir, dir)
 	after := cluster.NewExternal(t, etcd.Endpoint)
 	restored := after.Start(cluster.Options{}, "three", "four")
@@ -64,6 +67,51 @@ func TestRestore(t *testing.T) {
 	if revision.Header.Revision <= last {
 		t.Errorf("%s was written by revision %d, not after %d, the last one before the restore", fresh.Name, revision.Header.Revision, last)
 	}
+}
+
+// lost is how many writes are made after a backup: more than a server makes in the half second between two questions.
+const lost = 500
+
+// TestRestoreUnder breaks the rule: etcd is put back to an earlier revision under a server that runs. The server
+// writes nothing, and says so to those who look after it, until it is restarted.
+func TestRestoreUnder(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	etcd := cluster.StartEtcd(t, dir, dir)
+	c := cluster.NewExternal(t, etcd.Endpoint)
+	s := c.Start(cluster.Options{}, "one")[0]
+	waitBuried(t, s)
+	backup := saveBackup(ctx, t, etcd.Raw)
+	for i := range lost {
+		createConfigMap(ctx, t, s, fmt.Sprint("lost-", i))
+	}
+	etcd.Kill()
+	data := filepath.Join(dir, embedded.EtcdDirName)
+	if err := os.RemoveAll(data); err != nil {
+		t.Fatal(err)
+	}
+	restore(t, backup, data, 0)
+	etcd.Start()
+	etcd.WaitReady()
+	cluster.Eventually(t, cluster.SettleTimeout, "the server has noticed", func(ctx context.Context) error {
+		for _, path := range []string{"/livez", "/readyz"} {
+			if status, body, err := s.Get(ctx, path+"?verbose"); err != nil || status == http.StatusOK || !strings.Contains(body, "[-]etcd-restored") {
+				return fmt.Errorf("%s: %d %s, %w", path, status, body, err)
+			}
+		}
+		return nil
+	})
+	configMaps := s.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	_, err := configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "refused"}}, metav1.CreateOptions{})
+	if !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "restored from a backup") {
+		t.Errorf("a write: %v", err)
+	}
+	s.Kill()
+	s.StartAs(cluster.Options{})
+	s.WaitReady()
+	waitBuried(t, s)
+	createConfigMap(ctx, t, s, "taken")
 }
 
 // waitBuried waits until nobody but the servers reports: those of the backup are gone.
@@ -102,9 +150,9 @@ func createConfigMap(ctx context.Context, t *testing.T, s *cluster.Server, name 
 	return created
 }
 
-func saveBackup(ctx context.Context, t *testing.T, c *cluster.Cluster) string {
+func saveBackup(ctx context.Context, t *testing.T, raw *clientv3.Client) string {
 	t.Helper()
-	from, err := c.Raw.Snapshot(ctx)
+	from, err := raw.Snapshot(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,13 +170,13 @@ func saveBackup(ctx context.Context, t *testing.T, c *cluster.Cluster) string {
 	return path
 }
 
-func restore(t *testing.T, backup, dir string) {
+func restore(t *testing.T, backup, dir string, bump uint64) {
 	t.Helper()
 	const peer = "http://127.0.0.1:0"
 	err := snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 		SnapshotPath: backup, Name: "concord", OutputDataDir: dir,
 		PeerURLs: []string{peer}, InitialCluster: "concord=" + peer,
-		RevisionBump: bump, MarkCompacted: true,
+		RevisionBump: bump, MarkCompacted: bump > 0,
 	})
 	if err != nil {
 		t.Fatal(err)
