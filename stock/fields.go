@@ -28,6 +28,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/workers"
 )
@@ -48,6 +49,7 @@ const (
 type fields struct {
 	definitions *definitions
 	objects     client.WithWatch
+	api         migrateapi.API
 	metadata    metadata.Interface
 	instance    string
 	clock       clock.WithTicker
@@ -88,8 +90,12 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 	if err != nil {
 		return nil, fmt.Errorf("a client for metadata: %w", err)
 	}
+	api, err := migrateapi.NewClient(config.Rest)
+	if err != nil {
+		return nil, err
+	}
 	return &fields{
-		definitions: d, objects: c, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
+		definitions: d, objects: c, api: api, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
 		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: map[schema.GroupResource]fieldsFailure{},
 	}, nil
 }
@@ -228,8 +234,8 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 	}
 	var mu sync.Mutex
 	var through lookedThrough
-	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
-		return f.metadata.Resource(resource).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: from})
+	list := func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
+		return f.api.List(ctx, resource, int64(limit), from)
 	}
 	anew := func() { through.failed, through.named = 0, nil }
 	err := pages(ctx, list, anew, func(items []metav1.PartialObjectMetadata) error {

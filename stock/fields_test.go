@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
 // fieldsWorld is a cluster with widgets of which v1 is not served any more.
@@ -101,7 +102,7 @@ func (w *fieldsWorld) done() bool {
 // Objects that cannot be written are told in an event, keep no other, and are tried again with
 // growing pauses, in which nothing is asked.
 func TestFieldsOfBadObjects(t *testing.T) {
-	const objects, bad = 40, 7
+	const objects, bad = 20, 7
 	w := newFieldsWorld(t, objects)
 	w.patched = func(i int) error {
 		if i < bad {
@@ -157,7 +158,7 @@ func TestFieldsNotServed(t *testing.T) {
 
 // A list whose token becomes too old goes on, or begins again.
 func TestFieldsExpired(t *testing.T) {
-	for _, goOn := range []string{"", fmt.Sprint(pageSize, "-fresh")} {
+	for _, goOn := range []string{"", fmt.Sprint(migrateapi.FirstPage, "-fresh")} {
 		w := newFieldsWorld(t, pageSize+10)
 		times := 0
 		w.listed = func(from int) error {

@@ -13,14 +13,17 @@ import (
 // since the one before had become too old, and how often it begins again where it gave none.
 const listTries = 5
 
+// lister lists at most so many objects.
+type lister func(limit int, from string) (*metav1.PartialObjectMetadataList, error)
+
 // pages lists all objects, page by page, and gives each page to take. Where a token has become too
 // old it goes on with the one that the server gives for the same place, as it is now; without one
 // it begins again, after a call of anew. Objects that it shows from a later time were written
 // since the list began.
-func pages(ctx context.Context, list func(from string) (*metav1.PartialObjectMetadataList, error), anew func(), take func([]metav1.PartialObjectMetadata) error) error {
-	from := ""
+func pages(ctx context.Context, list lister, anew func(), take func([]metav1.PartialObjectMetadata) error) error {
+	from, size := "", migrateapi.FirstPage
 	for begun, moved := 1, 0; ; {
-		page, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return list(from) })
+		page, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return list(size, from) })
 		goOn, tooOld := migrateapi.Expired(err)
 		switch {
 		case tooOld && goOn != "" && goOn != from && moved < listTries:
@@ -38,6 +41,7 @@ func pages(ctx context.Context, list func(from string) (*metav1.PartialObjectMet
 		if err := take(page.Items); err != nil {
 			return err
 		}
+		size = migrateapi.NextPage(page, pageSize)
 		if from, moved = page.Continue, 0; from == "" {
 			return nil
 		}

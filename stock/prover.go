@@ -28,7 +28,7 @@ import (
 const (
 	// sampleSize is how many objects are examined, of those that there are, unless all are.
 	sampleSize = 1000
-	// pageSize is how many objects are listed at a time: while a kube-apiserver makes a longer page
+	// pageSize is how many objects are listed at a time, at most: while a kube-apiserver makes a longer page
 	// clients wait.
 	pageSize = 100
 	// proveParallel is how many objects are examined at a time, at most.
@@ -179,8 +179,8 @@ func (x *provingPass) list(ctx context.Context, to chan<- examinee) error {
 
 // pages lists all objects, as little of each as the proof needs.
 func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.PartialObjectMetadata) error) error {
-	list := func(from string) (*metav1.PartialObjectMetadataList, error) {
-		page, err := x.api.List(ctx, x.resource, pageSize, from)
+	list := func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
+		page, err := x.api.List(ctx, x.resource, int64(limit), from)
 		if err == nil && from == "" {
 			x.listed = page.ResourceVersion
 		}

@@ -13,6 +13,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -68,7 +69,7 @@ func TestProveExpired(t *testing.T) {
 				return nil
 			}
 			return tooOld("")
-		}, objects + pageSize, false},
+		}, objects + migrateapi.FirstPage, false},
 		{"none is given, once, to a sample", false, func(_, times int) error {
 			if times > 1 {
 				return nil

@@ -58,7 +58,7 @@ type Options struct {
 	MaxAdded time.Duration
 	// Pacer has the run give way to clients. Nil: it does not.
 	Pacer *pace.Pacer
-	// PageSize is how many objects are listed at a time. Default: 500.
+	// PageSize is how many objects are listed at a time, at most: fewer at first, and of large ones. Default: 500.
 	PageSize int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int

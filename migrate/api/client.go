@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +31,7 @@ var _ API = (*Client)(nil)
 func NewClient(config *rest.Config) (*Client, error) {
 	config = metadata.ConfigFor(config)
 	config.QPS = -1 // the engine adapts
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return cutting{next} })
 	config.GroupVersion = &schema.GroupVersion{}
 	c, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
@@ -54,8 +56,18 @@ func (c *Client) Telling(wrote func(resourceVersion string)) *Client {
 // fieldManager is the owner of the fields that the patches change: there are none.
 const fieldManager = "concord-migration"
 
-// List implements API.
+// List implements API. It returns fewer objects than it may where so many are larger than 4 MiB.
 func (c *Client) List(ctx context.Context, resource schema.GroupVersionResource, limit int64, from string) (*metav1.PartialObjectMetadataList, error) {
+	for ; limit > 1; limit /= 2 {
+		within, cut := withCut(ctx)
+		if list, err := c.list(within, resource, limit, from); !*cut {
+			return list, err
+		}
+	}
+	return c.list(ctx, resource, limit, from)
+}
+
+func (c *Client) list(ctx context.Context, resource schema.GroupVersionResource, limit int64, from string) (*metav1.PartialObjectMetadataList, error) {
 	list := &metav1.PartialObjectMetadataList{}
 	request := c.request("GET", resource, types.NamespacedName{}, "PartialObjectMetadataList").Param("limit", strconv.FormatInt(limit, 10))
 	if from != "" {

@@ -15,7 +15,7 @@ type lister struct {
 	*run
 	tasks chan<- task
 	// size is how many objects are asked for: half of it after a page that could not be
-	// read, since it may be for one of its objects, twice of it after one that could. most
+	// read, since it may be for one of its objects, and NextPage after one that could. most
 	// bounds it to half of the number that took the server too long.
 	// Invariant: 1 <= size <= most.
 	size, most int
@@ -31,7 +31,7 @@ type lister struct {
 const maxSlow = 10
 
 func newLister(r *run, tasks chan<- task) *lister {
-	return &lister{run: r, tasks: tasks, size: r.opts.PageSize, most: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience, forget: 3 * maxBackoff}}
+	return &lister{run: r, tasks: tasks, size: min(FirstPage, r.opts.PageSize), most: r.opts.PageSize, outage: &patience{bound: r.opts.WebhookPatience, forget: 3 * maxBackoff}}
 }
 
 // place is where a list goes on.
@@ -106,7 +106,7 @@ func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 	case err != nil:
 		return place{}, err
 	}
-	l.size = min(2*l.size, l.most)
+	l.size = NextPage(list, l.most)
 	return l.submit(ctx, list)
 }
 

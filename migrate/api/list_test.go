@@ -32,6 +32,23 @@ func (l *slowLists) on(s *testServer, tooSlow func(limit int) bool) {
 	}
 }
 
+// TestListLarge: a page is bounded by the size of its objects, too.
+func TestListLarge(t *testing.T) {
+	s := startServer(t, 40)
+	s.annotations = pageOf(1, 240_000).Items[0].Annotations
+	var limits []string
+	s.answer = func(r *http.Request, name types.NamespacedName) error {
+		if name.Name == "" {
+			limits = append(limits, r.URL.Query().Get("limit"))
+		}
+		return nil
+	}
+	result, err := s.run(Options{PageSize: 100})
+	if err != nil || result.Patched != 40 || strings.Join(limits, " ") != "25 12 8 8 8 8" {
+		t.Errorf("%+v, %v, the limits were %v", result.Progress, err, limits)
+	}
+}
+
 // TestListTooSlow: a server that takes too long for large pages is asked for small ones, at
 // once and from then on.
 func TestListTooSlow(t *testing.T) {
@@ -43,8 +60,8 @@ func TestListTooSlow(t *testing.T) {
 	if err != nil || result.Patched != 700 || len(waited.pauses) > 0 {
 		t.Errorf("%+v, %v, waited %v", result.Progress, err, waited.pauses)
 	}
-	// Not 500, 250, 125 and 62, but 31.
-	if lists != (slowLists{tooSlow: 4, read: 23}) {
+	// 25 and 50, and instead of 100 only 50 again.
+	if lists != (slowLists{tooSlow: 1, read: 15}) {
 		t.Errorf("%+v", lists)
 	}
 }

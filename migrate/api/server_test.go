@@ -56,7 +56,9 @@ type testServer struct {
 	nameless, ownTokens, uncounted bool
 	// withoutNamespaces says that the objects have none.
 	withoutNamespaces bool
-	lists             int
+	// annotations are what lists say that every object has.
+	annotations map[string]string
+	lists       int
 	// answer, if not nil, answers a request instead; nil from it lets it through.
 	answer func(r *http.Request, name types.NamespacedName) error
 }
@@ -293,7 +295,9 @@ func (s *testServer) readToken(text string) (token, error) {
 func (s *testServer) snapshot() []metav1.PartialObjectMetadata {
 	var all []metav1.PartialObjectMetadata
 	for _, name := range slices.SortedFunc(maps.Keys(s.objects), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }) {
-		all = append(all, *metadataOf(name, s.objects[name]))
+		m := metadataOf(name, s.objects[name])
+		m.Annotations = s.annotations
+		all = append(all, *m)
 	}
 	return all
 }
