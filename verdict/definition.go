@@ -57,6 +57,8 @@ type Change struct {
 	// Present is the one that is; nil: there is none or, with Unread, it cannot be read.
 	Present *Definition
 	Unread  bool
+	// Before are the storage versions of other definitions of the resource that are to be applied before it.
+	Before []string
 	// Stored is what is stored of its resource.
 	Stored compat.Stored
 }
@@ -75,6 +77,7 @@ func OfDefinitions(changes []Change) Report {
 	var untold untold
 	for _, c := range changes {
 		f := c.apply()
+		c.follow(&f)
 		untold.add(f, c.Stored)
 		if c.Present != nil {
 			r.count(f, c.Stored)
@@ -86,10 +89,15 @@ func OfDefinitions(changes []Change) Report {
 			"wait until their migrations are done: kubectl concord why RESOURCE"))
 }
 
-// OfDeletion judges a definition that is to be deleted, and its objects with it.
-func OfDeletion(c Change) Report {
-	r := Report{Target: "the deletion of CustomResourceDefinition " + c.Stored.Resource.String(), Covers: coversDelete}
-	r.Resources = append(r.Resources, c.remove())
+// OfDeletions judges definitions that are to be deleted, and their objects with them.
+func OfDeletions(changes []Change) Report {
+	r := Report{Target: "the deletion of CustomResourceDefinitions", Covers: coversDelete}
+	if len(changes) == 1 {
+		r.Target = "the deletion of CustomResourceDefinition " + changes[0].Stored.Resource.String()
+	}
+	for _, c := range changes {
+		r.Resources = append(r.Resources, c.remove())
+	}
 	return r.settled("save the objects first, or delete them yourself if nobody needs them",
 		"have the objects counted: as a cluster admin, or in a stock cluster from its etcd, concord preflight --etcd-servers")
 }
@@ -135,6 +143,21 @@ func (c Change) apply() compat.Finding {
 		f.Reason = "it keeps every version that is stored"
 	}
 	return f
+}
+
+// follow judges the definition as one that is applied after those before it: from each of these on, status.storedVersions
+// has its storage version.
+func (c Change) follow(f *compat.Finding) {
+	var dropped []string
+	for _, v := range c.Before {
+		if !slices.Contains(c.Wanted.Versions, v) && !slices.Contains(dropped, v) {
+			dropped = append(dropped, v)
+		}
+	}
+	if len(dropped) > 0 && f.Verdict != compat.Unsafe {
+		f.Verdict, f.Undecodable = compat.Unsafe, c.Wanted.encodings(dropped)
+		f.Reason = fmt.Sprintf("it drops %s, which the definition before it stores: the API server refuses it", strings.Join(dropped, ", "))
+	}
 }
 
 // left says whether there are, or may be, objects that an earlier definition has left: by what the cluster remembers

@@ -146,7 +146,7 @@ func TestDefinitions(t *testing.T) {
 		change := verdict.Change{Wanted: test.wanted, Present: test.present, Stored: compat.Stored{Resource: widgets, Encodings: test.stored, Unknown: test.unknown, Census: test.census}}
 		var r verdict.Report
 		if test.wanted == nil {
-			r = verdict.OfDeletion(change)
+			r = verdict.OfDeletions([]verdict.Change{change})
 		} else {
 			r = verdict.OfDefinitions([]verdict.Change{change})
 		}
@@ -165,7 +165,7 @@ func TestUnreadDefinition(t *testing.T) {
 	if r := verdict.OfDefinitions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell || r.Resources[0].Reason != "its CustomResourceDefinition cannot be read" || r.Do == "" {
 		t.Errorf("to be applied: %+v", r)
 	}
-	if r := verdict.OfDeletion(change); r.Verdict != compat.CouldNotTell {
+	if r := verdict.OfDeletions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell {
 		t.Errorf("to be deleted: %+v", r)
 	}
 }

@@ -24,26 +24,39 @@ func (o *options) definitions(ctx context.Context) (report verdict.Report, err e
 	for _, d := range wanted {
 		known = append(known, d.Resource)
 	}
-	gone := schema.ParseGroupResource(o.uninstall)
-	if o.uninstall != "" {
-		known = append(known, gone)
+	for _, name := range o.uninstall {
+		known = append(known, schema.ParseGroupResource(name))
 	}
 	world, err := o.world(ctx, known)
 	if err != nil {
 		return verdict.Report{}, err
 	}
 	defer func() { err = errors.Join(err, world.close()) }()
-	if _, exists := world.Definitions[gone]; o.uninstall != "" && !exists {
-		return verdict.Report{}, fmt.Errorf("--uninstall-crd: there is no CustomResourceDefinition %q, whose name is <plural>.<group>: kubectl get crd", o.uninstall)
-	}
-	if o.uninstall != "" {
-		return verdict.OfDeletion(o.change(ctx, world, gone, nil)), nil
+	if len(o.uninstall) > 0 {
+		return o.deletion(ctx, world)
 	}
 	var changes []verdict.Change
+	before := map[schema.GroupResource][]string{}
 	for i := range wanted {
-		changes = append(changes, o.change(ctx, world, wanted[i].Resource, &wanted[i]))
+		gr := wanted[i].Resource
+		c := o.change(ctx, world, gr, &wanted[i])
+		c.Before = slices.Clone(before[gr])
+		changes, before[gr] = append(changes, c), append(before[gr], wanted[i].Storage)
 	}
 	return verdict.OfDefinitions(changes), nil
+}
+
+// deletion judges the deletion of definitions.
+func (o *options) deletion(ctx context.Context, world *World) (verdict.Report, error) {
+	var changes []verdict.Change
+	for _, name := range o.uninstall {
+		gone := schema.ParseGroupResource(name)
+		if _, exists := world.Definitions[gone]; !exists {
+			return verdict.Report{}, fmt.Errorf("--uninstall-crd: there is no CustomResourceDefinition %q, whose name is <plural>.<group>: kubectl get crd", name)
+		}
+		changes = append(changes, o.change(ctx, world, gone, nil))
+	}
+	return verdict.OfDeletions(changes), nil
 }
 
 // change gathers what is known of a definition and its objects.
@@ -61,38 +74,68 @@ func (o *options) change(ctx context.Context, w *World, gr schema.GroupResource,
 	return c
 }
 
-// wanted reads the definitions that are to be applied.
-func (o *options) wanted() ([]verdict.Definition, error) {
-	switch {
-	case o.crd == "-":
+// wanted reads the definitions that are to be applied, in their order. Those of one resource that files, or
+// charts, have in several forms are all there: each is applied over the one before.
+func (o *options) wanted() (all []verdict.Definition, err error) {
+	sources, read := o.crds, o.inFile
+	if len(o.charts) > 0 {
+		sources, read = o.charts, o.definedBy
+	}
+	for _, source := range sources {
+		found, err := read(source)
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range found {
+			if i := lastOf(all, d.Resource); i < 0 || !same(all[i], d) {
+				all = append(all, d)
+			}
+		}
+	}
+	return all, nil
+}
+
+// inFile are the definitions of a file of --crd.
+func (o *options) inFile(file string) ([]verdict.Definition, error) {
+	if file == "-" {
 		text, err := io.ReadAll(o.in)
 		if err != nil {
 			return nil, err
 		}
 		return some("stdin", text)
-	case o.crd != "":
-		text, err := os.ReadFile(o.crd)
-		if err != nil {
-			return nil, fmt.Errorf("--crd: %w", err)
-		}
-		return some("--crd "+o.crd, text)
-	case o.chart != "":
-		return o.definedBy(o.chart)
 	}
-	return nil, nil
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("--crd: %w", err)
+	}
+	return some("--crd "+file, text)
 }
 
 // once leaves out definitions that are there already. Of two that differ, nobody can tell which one is
 // applied last.
 func once(all []verdict.Definition) (distinct []verdict.Definition, err error) {
 	for _, d := range all {
-		i := slices.IndexFunc(distinct, func(other verdict.Definition) bool { return other.Resource == d.Resource })
-		switch {
+		switch i := lastOf(distinct, d.Resource); {
 		case i < 0:
 			distinct = append(distinct, d)
-		case distinct[i].Storage != d.Storage || !slices.Equal(distinct[i].Versions, d.Versions):
+		case !same(distinct[i], d):
 			return nil, fmt.Errorf("CustomResourceDefinition %s is there twice, with different versions: judge one after the other", d.Resource)
 		}
 	}
 	return distinct, nil
+}
+
+// lastOf is where the last definition of a resource is; -1 if there is none.
+func lastOf(all []verdict.Definition, gr schema.GroupResource) int {
+	for i, d := range slices.Backward(all) {
+		if d.Resource == gr {
+			return i
+		}
+	}
+	return -1
+}
+
+// same says whether two definitions of a resource have the same versions.
+func same(a, b verdict.Definition) bool {
+	return a.Storage == b.Storage && slices.Equal(a.Versions, b.Versions)
 }

@@ -62,7 +62,7 @@ type options struct {
 	Config
 	to, backTo                  string
 	emulation, minCompatibility string
-	crd, chart, uninstall       string
+	crds, charts, uninstall     []string
 	output                      string
 	all, count                  bool
 	in                          io.Reader
@@ -78,7 +78,8 @@ func NewCommand(config Config) *cobra.Command {
 		Long: `Tell beforehand whether every stored object stays readable: if a server of another release
 is started (--to, --back-to), or one of this release at other versions (--emulation-version,
 --min-compatibility-version); if a CustomResourceDefinition is applied (--crd, --chart) or
-deleted (--uninstall-crd). Nothing is changed.
+deleted (--uninstall-crd). These three may be repeated: all are judged, in this order, as if they
+were applied one after the other. Nothing is changed.
 
 What may be stored is read from a live cluster: its StorageStates, what migrations failed at,
 and a census of raw values that a server takes for cluster admins. It decodes every value, which
@@ -100,6 +101,7 @@ what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are 
   PROGRAM preflight --back-to 1.35 -o json
   PROGRAM preflight --emulation-version 1.36 --min-compatibility-version 1.35
   PROGRAM preflight --crd crd.yaml -o junit
+  PROGRAM preflight --crd widgets.yaml --crd gears.yaml
   PROGRAM preflight --uninstall-crd widgets.example.com`, "PROGRAM", config.Program),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -119,9 +121,9 @@ what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are 
 	flags.StringVar(&o.backTo, "back-to", "", "the release to go back to, 1.35 for example")
 	flags.StringVar(&o.emulation, "emulation-version", "", "the release that this release's servers are to emulate")
 	flags.StringVar(&o.minCompatibility, "min-compatibility-version", "", "the oldest release that must be able to read what they will store")
-	flags.StringVar(&o.crd, "crd", "", "a file of CustomResourceDefinitions that are to be applied, or - for stdin")
-	flags.StringVar(&o.chart, "chart", "", "the directory of a Helm chart whose CustomResourceDefinitions are to be applied")
-	flags.StringVar(&o.uninstall, "uninstall-crd", "", "the name of a CustomResourceDefinition that is to be deleted")
+	flags.StringArrayVar(&o.crds, "crd", nil, "a file of CustomResourceDefinitions that are to be applied, or - for stdin; may be repeated")
+	flags.StringArrayVar(&o.charts, "chart", nil, "the directory of a Helm chart whose CustomResourceDefinitions are to be applied; may be repeated")
+	flags.StringArrayVar(&o.uninstall, "uninstall-crd", nil, "the name of a CustomResourceDefinition that is to be deleted; may be repeated")
 	flags.BoolVar(&o.count, "count", true, "in a live cluster, have a server count the stored objects")
 	flags.BoolVar(&o.all, "all", false, "list in the text what is safe, too")
 	flags.StringVarP(&o.output, "output", "o", "text", "what to print: "+strings.Join(verdict.Formats, ", "))
@@ -139,8 +141,8 @@ etcd in ./.concord.`
 
 func (o *options) validate() error {
 	given := 0
-	for _, flag := range []string{o.to, o.backTo, o.emulation + o.minCompatibility, o.crd, o.chart, o.uninstall} {
-		if flag != "" {
+	for _, is := range []bool{o.to != "", o.backTo != "", o.emulation+o.minCompatibility != "", len(o.crds) > 0, len(o.charts) > 0, len(o.uninstall) > 0} {
+		if is {
 			given++
 		}
 	}
@@ -170,7 +172,7 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 }
 
 func (o *options) report(ctx context.Context) (report verdict.Report, err error) {
-	if o.crd+o.chart+o.uninstall != "" {
+	if len(o.crds)+len(o.charts)+len(o.uninstall) > 0 {
 		return o.definitions(ctx)
 	}
 	target, rules, err := o.target()

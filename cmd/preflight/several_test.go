@@ -1,0 +1,113 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/verdict"
+)
+
+// asked is what the command says in a world.
+type asked struct {
+	Target, Verdict string
+	Resources       []struct{ Resource, Verdict, Reason string }
+	code            int
+	err             error
+}
+
+// ask runs the command.
+func ask(t *testing.T, world World, args ...string) (a asked) {
+	t.Helper()
+	cmd := NewCommand(Config{Program: "kubectl concord", Lifecycles: verdict.Lifecycles, Etcd: func(context.Context) (func(context.Context, []schema.GroupResource) (*World, error), error) {
+		return func(context.Context, []schema.GroupResource) (*World, error) { return &world, nil }, nil
+	}})
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetArgs(append(args, "-o", "json"))
+	a.err = cmd.ExecuteContext(t.Context())
+	var coded verdict.Error
+	if out.Len() > 0 {
+		if err := json.Unmarshal(out.Bytes(), &a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	switch {
+	case errors.As(a.err, &coded):
+		a.code = coded.ExitCode()
+	case a.err != nil:
+		a.code = 1
+	}
+	return a
+}
+
+// written are files in a new folder.
+func written(t *testing.T, files map[string]string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, text := range files {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestSeveral: of several files or charts all are judged, whatever their order, and the worst verdict counts; of two forms of
+// one definition, the second as one that is applied over the first.
+func TestSeveral(t *testing.T) {
+	widgets, gearsResource := schema.GroupResource{Group: "example.com", Resource: "widgets"}, schema.GroupResource{Group: "example.com", Resource: "gears"}
+	stored := func(gr schema.GroupResource) compat.Stored {
+		return compat.Stored{Resource: gr, Census: &compat.StoredCensus{Objects: map[string]int64{"example.com/v1": 3}}}
+	}
+	world := World{Stored: []compat.Stored{stored(widgets), stored(gearsResource)}, Definitions: map[schema.GroupResource]*verdict.Definition{}}
+	for _, gr := range []schema.GroupResource{widgets, gearsResource} {
+		world.Definitions[gr] = &verdict.Definition{Resource: gr, Versions: []string{"v1"}, Storage: "v1", StoredVersions: []string{"v1"}}
+	}
+	dir := written(t, map[string]string{
+		"bad.yaml": manifest("v2"), "both.yaml": manifest("v1", "v2"), "old.yaml": manifest("v1"), "gears.yaml": gears("v1", "v2"), "new.yaml": strings.ReplaceAll(manifest("v1", "v2"), "widget", "wheel"),
+		"newer.yaml":     strings.ReplaceAll(manifest("v3"), "widget", "wheel"),
+		"bad/Chart.yaml": "", "bad/crds/a.yaml": manifest("v2"), "good/Chart.yaml": "", "good/crds/a.yaml": gears("v1"),
+	})
+	for name, test := range map[string]struct {
+		args   []string
+		code   int
+		found  int
+		reason string // of the first
+	}{
+		"the first is unsafe":                    {[]string{"--crd=bad.yaml", "--crd=gears.yaml"}, 2, 2, "it drops example.com/v1, in which objects are stored (3)"},
+		"the last is unsafe":                     {[]string{"--crd=gears.yaml", "--crd=bad.yaml"}, 2, 2, "it drops example.com/v1, in which objects are stored (3)"},
+		"both are safe":                          {[]string{"--crd=both.yaml", "--crd=gears.yaml"}, 0, 2, "it keeps every version that is stored"},
+		"one of the charts is not":               {[]string{"--chart=bad", "--chart=good"}, 2, 2, "it drops example.com/v1, in which objects are stored (3)"},
+		"twice the same":                         {[]string{"--crd=both.yaml", "--crd=both.yaml"}, 0, 1, "it keeps"},
+		"two forms, both safe":                   {[]string{"--crd=old.yaml", "--crd=both.yaml"}, 0, 2, "it keeps"},
+		"two forms, the first is not":            {[]string{"--crd=bad.yaml", "--crd=both.yaml"}, 2, 2, "it drops example.com/v1"},
+		"the second drops what the first stores": {[]string{"--crd=both.yaml", "--crd=old.yaml"}, 2, 2, "it drops v2, which the definition before it stores: the API server refuses it"},
+		"the same of a new one":                  {[]string{"--crd=new.yaml", "--crd=newer.yaml"}, 2, 2, "it drops v2, which the definition before it stores"},
+		"two are deleted":                        {[]string{"--uninstall-crd=widgets.example.com", "--uninstall-crd=gears.example.com"}, 2, 2, "3 objects are deleted with it"},
+	} {
+		for i, arg := range test.args {
+			flag, value, _ := strings.Cut(arg, "=")
+			if flag != "--uninstall-crd" {
+				value = filepath.Join(dir, value)
+			}
+			test.args[i] = flag + "=" + value
+		}
+		got := ask(t, world, test.args...)
+		if got.code != test.code || len(got.Resources) != test.found || !strings.HasPrefix(got.Resources[0].Reason, test.reason) {
+			t.Errorf("%s: exit %d of %+v: %v", name, got.code, got.Resources, got.err)
+		}
+	}
+	if got := ask(t, world, "--crd", filepath.Join(dir, "gears.yaml"), "--crd", "none.yaml"); got.code != 1 || got.Verdict != "" || !strings.Contains(got.err.Error(), "open none.yaml") {
+		t.Errorf("a file that is not there: exit %d of %+v: %v", got.code, got.Resources, got.err)
+	}
+}
