@@ -146,7 +146,7 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	case migrationv1alpha1.FailureTooLarge:
 		return ofObjects(r, m, n, named, kept+": they are too large for etcd", "make them smaller")
 	case migrationv1alpha1.FailureRejected:
-		return ofObjects(r, m, n, named, kept+": they are not taken as they are", fmt.Sprintf("mend them (kubectl edit %s NAME)", r))
+		return rejected(r, m, of, kept, n, named)
 	}
 	if reason != "" {
 		kept += ": " + string(reason)

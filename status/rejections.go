@@ -1,0 +1,89 @@
+package status
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+var (
+	// failedCall and deniedBy name the admission webhook that did not answer, or that refused an object.
+	failedCall = regexp.MustCompile(`failed calling webhook "([^"]+)"`)
+	deniedBy   = regexp.MustCompile(`admission webhook "([^"]+)" denied the request`)
+	// deniedPolicy names the ValidatingAdmissionPolicy that refused an object.
+	deniedPolicy = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
+	// forbidden is a right that somebody lacks: who, the verb, the resource and its group.
+	forbidden = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"`)
+	// invalid is a refusal by the schema or a rule of the object's definition.
+	invalid = regexp.MustCompile(`(?:Invalid|Required|Unsupported|Forbidden|Duplicate) value|Too (?:long|many|few)|Forbidden: `)
+)
+
+// rejected are objects that the API server can read and does not take as they are. What is to be done
+// depends on who refuses them.
+func rejected(r *resource, m *migrationv1alpha1.StorageVersionMigration, of, kept string, n int64, named []migrationv1alpha1.MigrationFailure) Problem {
+	var told []migrationv1alpha1.MigrationFailure
+	var texts, advice []string
+	for _, f := range named {
+		text, do := refusal(r, f.Message, of, kept)
+		if !slices.Contains(texts, text) {
+			texts = append(texts, text)
+		}
+		if !slices.Contains(advice, do) {
+			advice = append(advice, do)
+		}
+		f.Message = nameless(f)
+		told = append(told, f)
+	}
+	if len(named) == 0 {
+		text, do := refusal(r, "", of, kept)
+		texts, advice = []string{text}, []string{do}
+	}
+	if len(texts) > 1 { // the objects' own messages tell them apart
+		texts = []string{kept + ": they are not taken as they are"}
+	}
+	return ofObjects(r, m, n, told, texts[0], strings.Join(advice, "; "))
+}
+
+// refusal says of objects that were refused with a message who refuses them, and what to do.
+func refusal(r *resource, message, of, kept string) (text, do string) {
+	mend := fmt.Sprintf("mend them (kubectl edit %s NAME)", r)
+	text = kept + ": they are not taken as they are"
+	if call := failedCall.FindStringSubmatch(message); call != nil {
+		if unanswered.MatchString(message) {
+			return fmt.Sprintf("%s wait for the admission webhook %s, which does not answer", of, call[1]), "bring it up"
+		}
+		return fmt.Sprintf("%s wait for the admission webhook %s, whose calls fail", of, call[1]), "mend the webhook"
+	}
+	if right := forbidden.FindStringSubmatch(message); right != nil {
+		resource := strings.TrimSuffix(right[3]+"."+right[4], ".")
+		return fmt.Sprintf("%s: %s lacks the right to %s %s", kept, right[1], right[2], resource), "give it that right (docs/rbac.md lists all that are needed)"
+	}
+	if policy := deniedPolicy.FindStringSubmatch(message); policy != nil {
+		return text, mend + ", or change the ValidatingAdmissionPolicy " + policy[1] + ", which refuses them"
+	}
+	if webhook := deniedBy.FindStringSubmatch(message); webhook != nil {
+		return text, mend + ", or change the admission webhook " + webhook[1] + ", which refuses them"
+	}
+	if r.crd != nil && invalid.MatchString(message) {
+		return text, mend + ", or change the rule of their CustomResourceDefinition that refuses them"
+	}
+	return text, mend
+}
+
+// nameless is the message of a failure without the name of its object, so that objects which are refused for one
+// reason are told together.
+func nameless(f migrationv1alpha1.MigrationFailure) string {
+	message := f.Message
+	if right := forbidden.FindString(message); right != "" {
+		return right
+	}
+	for _, is := range []string{" is invalid: ", " is forbidden: "} {
+		if _, why, found := strings.Cut(message, fmt.Sprintf("%q", f.Name)+is); found {
+			message = why
+		}
+	}
+	return strings.ReplaceAll(message, "<nil>: ", "") // the path of a rule at the root of a schema
+}
