@@ -224,7 +224,7 @@ func (r *resource) unprotected(encodings []string) string {
 	}
 	stale := r.stale()
 	for _, e := range encodings {
-		if slices.Contains(stale, string(agree.Encoding(e).Plain())) {
+		if plain := agree.Encoding(e).Plain(); plain == migrationv1alpha1.Stores(r.crd) || slices.Contains(stale, string(plain)) {
 			return ""
 		}
 	}
@@ -248,13 +248,20 @@ func (r *resource) stale() (all []string) {
 
 // blocks names the step that cannot be taken because objects are, or may be, in other encodings.
 func (r *resource) blocks(encodings []string) string {
-	var versions []string
+	var versions, keys []string
 	for _, e := range encodings {
-		if v := agree.Encoding(e).Version(); !slices.Contains(versions, v) {
-			versions = append(versions, v)
+		encoding := agree.Encoding(e)
+		list, name := &versions, encoding.Version()
+		if encoding.Plain() == r.target().Plain() {
+			list, name = &keys, cmp.Or(encoding.Seal().Key(), "identity")
+		}
+		if !slices.Contains(*list, name) {
+			*list = append(*list, name)
 		}
 	}
 	switch {
+	case len(versions) == 0 && len(keys) > 0:
+		return strings.Join(keys, " and ") + " cannot be taken out of the servers' --encryption-provider-config"
 	case r.crd != nil && len(versions) > 0:
 		return strings.Join(versions, " and ") + " cannot be taken out of its CustomResourceDefinition"
 	case r.crd != nil:
