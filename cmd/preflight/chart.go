@@ -37,6 +37,12 @@ const (
 // all others that Helm may apply, it says how to have them rendered.
 func (o *options) definedBy(dir string) (found []verdict.Definition, err error) {
 	if _, err := os.Stat(path.Join(dir, "Chart.yaml")); err != nil {
+		switch info, unread := os.Stat(dir); {
+		case unread == nil && info.IsDir():
+			return nil, fmt.Errorf("--chart %s is no directory of a Helm chart, as it has no Chart.yaml: %s", dir, o.outOf(dir))
+		case unread == nil || strings.Contains(dir, "://"):
+			return nil, fmt.Errorf("--chart %s is no directory: %s", dir, o.render(dir))
+		}
 		return nil, fmt.Errorf("--chart %s is no directory of a Helm chart: %w", dir, err)
 	}
 	chart := os.DirFS(dir)
@@ -49,7 +55,7 @@ func (o *options) definedBy(dir string) (found []verdict.Definition, err error) 
 			found, err = once(append(found, more...))
 		}
 		if err != nil {
-			return fmt.Errorf("%s cannot be judged as it is (%w): helm template --include-crds %s | %s preflight --crd -", path.Join(dir, file), err, dir, o.Program)
+			return fmt.Errorf("%s cannot be judged as it is (%w): %s", path.Join(dir, file), err, o.render(dir))
 		}
 		return nil
 	})

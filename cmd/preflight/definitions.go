@@ -1,11 +1,13 @@
 package preflight
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -104,11 +106,38 @@ func (o *options) inFile(file string) ([]verdict.Definition, error) {
 		}
 		return some("stdin", text)
 	}
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		return nil, fmt.Errorf("--crd %s is a directory: %s", file, o.outOf(file))
+	}
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("--crd: %w", err)
 	}
+	if bytes.HasPrefix(text, []byte(gzipped)) {
+		return nil, fmt.Errorf("--crd %s is packed; if it is a Helm chart: %s", file, o.render(file))
+	}
 	return some("--crd "+file, text)
+}
+
+// gzipped is how a file begins that gzip has packed.
+const gzipped = "\x1f\x8b"
+
+// render is a command that has Helm render a chart, a packed one too, and judges what it has.
+func (o *options) render(chart string) string {
+	return fmt.Sprintf("helm template --include-crds %s | %s preflight --crd -", chart, o.Program)
+}
+
+// outOf tells how the definitions in a directory are judged.
+func (o *options) outOf(dir string) string {
+	if _, err := os.Stat(filepath.Join(dir, "Chart.yaml")); err == nil {
+		return fmt.Sprintf("%s preflight --chart %s", o.Program, dir)
+	}
+	for _, name := range []string{"kustomization.yaml", "kustomization.yml", "Kustomization"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return fmt.Sprintf("kubectl kustomize %s | %s preflight --crd -", dir, o.Program)
+		}
+	}
+	return fmt.Sprintf("name its files, as in %s preflight --crd %s --crd %s", o.Program, filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml"))
 }
 
 // once leaves out definitions that are there already. Of two that differ, nobody can tell which one is

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -60,6 +61,30 @@ func written(t *testing.T, files map[string]string) (dir string) {
 		}
 	}
 	return dir
+}
+
+// TestWrongInputs: of a directory, or a packed chart, it is told how its definitions are judged.
+func TestWrongInputs(t *testing.T) {
+	dir := written(t, map[string]string{"kust/kustomization.yaml": "resources: [a.yaml]\n", "kust/a.yaml": manifest("v1"), "plain/a.yaml": manifest("v1"), "chart/Chart.yaml": "name: c\n", "chart/crds/a.yaml": manifest("v1")})
+	t.Chdir(dir)
+	if out, err := exec.Command("tar", "czf", "c.tgz", "chart").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	const judge = " | kubectl concord preflight --crd -"
+	for arg, want := range map[string]string{
+		"--crd=kust":            "--crd kust is a directory: kubectl kustomize kust" + judge,
+		"--crd=chart":           "--crd chart is a directory: kubectl concord preflight --chart chart",
+		"--crd=plain":           "--crd plain is a directory: name its files, as in kubectl concord preflight --crd plain/a.yaml --crd plain/b.yaml",
+		"--crd=c.tgz":           "--crd c.tgz is packed; if it is a Helm chart: helm template --include-crds c.tgz" + judge,
+		"--chart=c.tgz":         "--chart c.tgz is no directory: helm template --include-crds c.tgz" + judge,
+		"--chart=oci://x.org/c": "--chart oci://x.org/c is no directory: helm template --include-crds oci://x.org/c" + judge,
+		"--chart=kust":          "--chart kust is no directory of a Helm chart, as it has no Chart.yaml: kubectl kustomize kust" + judge,
+		"--chart=none":          "--chart none is no directory of a Helm chart: stat none/Chart.yaml: no such file or directory",
+	} {
+		if got := ask(t, World{}, arg); got.code != 1 || got.err.Error() != want {
+			t.Errorf("%s: exit %d of %q, want %q", arg, got.code, got.err, want)
+		}
+	}
 }
 
 // TestSeveral: of several files or charts all are judged, whatever their order, and the worst verdict counts; of two forms of
