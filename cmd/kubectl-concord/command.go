@@ -6,10 +6,12 @@ import (
 	"os"
 	"strings"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/cmd/build"
@@ -44,6 +46,9 @@ Without a command it prints the status: ` + statusHelp
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: asTyped}
 	root.Version = build.This().String()
 	root.SilenceUsage, root.SilenceErrors = true, true
+	root.PersistentPreRun = func(*cobra.Command, []string) {
+		klog.SetLogger(logr.Discard()) // the commands tell people themselves what the client library logs
+	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
 	})

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/dashboard"
@@ -49,7 +48,6 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	}
 	// Errors are on the page.
 	ctx = logr.NewContext(ctx, logr.Discard())
-	klog.SetLogger(logr.Discard())
 	handler, err := dashboard.New(ctx, dashboard.Config{Cluster: config, Of: config.Host, Lifecycles: verdict.Lifecycles})
 	if err != nil {
 		return err
