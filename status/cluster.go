@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -142,6 +143,9 @@ func (x *index) unobserved(r *resource) Problem {
 	if x.stockAnswered || r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.gone() || r.settling() != "" {
 		return Problem{}
 	}
+	if p := notServed(r); p.Kind != "" {
+		return p
+	}
 	why := r.state.Status.Message
 	return Problem{
 		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
@@ -149,6 +153,22 @@ func (x *index) unobserved(r *resource) Problem {
 		Do:   "see that every kube-apiserver answers at its own address; of one that is gone for good delete the identity Lease",
 		merged: func(resources []string) string {
 			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), some(resources), why)
+		},
+	}
+}
+
+// notServed is that a definition does not serve the version that it stores: no kube-apiserver tells then what it
+// stores, however well it is.
+func notServed(r *resource) Problem {
+	if r.crd == nil || !slices.ContainsFunc(r.crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Storage && !v.Served }) {
+		return Problem{}
+	}
+	return Problem{
+		Kind: Waiting, Resources: []string{r.String()}, alike: "stores a version that is not served",
+		Text: fmt.Sprintf("%s: nothing is migrated or pruned: its definition stores %s, which it does not serve", r, migrationv1alpha1.Stores(r.crd)),
+		Do:   "serve it (served: true), or store another version",
+		merged: func(resources []string) string {
+			return fmt.Sprintf("nothing is migrated or pruned of %d resources, %s: each definition stores a version that it does not serve", len(resources), some(resources))
 		},
 	}
 }

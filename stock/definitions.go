@@ -181,8 +181,10 @@ func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResourc
 		d.told[gr] = append(d.told[gr], d.said[gr]...)
 		delete(d.said, gr)
 		definition := observed.Definition{Revision: observed.RevisionOf(string(crd.UID), crd.Generation), Stores: migrationv1alpha1.Stores(crd), Said: d.told[gr]}
+		established := apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established)
 		for _, v := range crd.Spec.Versions {
 			definition.Versions = append(definition.Versions, schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name})
+			definition.NotServed = definition.NotServed || v.Storage && !v.Served && established
 		}
 		definition.Stored = migrationv1alpha1.StoredVersions(crd)
 		all[gr] = definition

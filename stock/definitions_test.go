@@ -60,6 +60,33 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// TestDefinitionNotServed: a definition that is not established serves nothing, whatever its versions say.
+func TestDefinitionNotServed(t *testing.T) {
+	for name, test := range map[string]struct{ served, established, want bool }{
+		"served":                          {true, true, false},
+		"not served":                      {false, true, true},
+		"not served, and not established": {false, false, false},
+	} {
+		d := newDefinitions()
+		d.take(storing("v2", test.served, test.established))
+		if got := d.defined(widgets)[widgets].NotServed; got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// storing stores a version that it may or may not serve.
+func storing(version string, served, established bool) *apiextensionsv1.CustomResourceDefinition {
+	crd := widgetDefinition("a", 2, version, "v1", version)
+	for i := range crd.Spec.Versions {
+		crd.Spec.Versions[i].Served = served || !crd.Spec.Versions[i].Storage
+	}
+	if established {
+		crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}
+	}
+	return crd
+}
+
 // TestDefinitionsListedAnew: an API server that restarts cannot go on with a watch, so that the
 // definitions are listed anew, and changes in between are not told one by one. No version that
 // was stored meanwhile is missed.

@@ -126,6 +126,25 @@ func TestOwnAbsent(t *testing.T) {
 	}
 }
 
+// TestOwnNotServed: an operator whose definition does not serve the version that it stores says so, migrates
+// nothing, and prunes nothing.
+func TestOwnNotServed(t *testing.T) {
+	w := newOwnWorld(t)
+	w.is(storing("v2", false, true))
+	for range 2 {
+		s := w.step()
+		if s.Done || s.Again != w.config.Poll || s.Why != "the definition stores example.com/v2, which it does not serve: serve it (served: true), or store another version" {
+			t.Errorf("%+v", s)
+		}
+		w.pass(2 * time.Minute)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	must(t, w.objects.Get(t.Context(), client.ObjectKey{Name: "widgets.example.com"}, crd))
+	if !slices.Equal(crd.Status.StoredVersions, []string{"v1", "v2"}) {
+		t.Errorf("storedVersions are %v", crd.Status.StoredVersions)
+	}
+}
+
 // TestOwnWatches: a definition whose schema changes more often than the operator looks settles, and is done: each
 // of its states is seen, so that none is taken for a flip.
 func TestOwnWatches(t *testing.T) {

@@ -112,9 +112,9 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 		verdict := r.Judge(gr)
 		stored := verdict.Shown && !foreign(gr, verdict.Reports)
 		known := m.resources[gr]
-		_, defined := r.Defined[gr]
+		definition, defined := r.Defined[gr]
 		switch {
-		case known == nil && !stored:
+		case known == nil && !stored && !definition.NotServed:
 			continue
 		case known == nil:
 			known = m.begin(gr, defined, r)
@@ -161,6 +161,11 @@ func (m *Memory) concerned(r Round) []schema.GroupResource {
 	}
 	for _, answer := range r.Answers {
 		for gr := range answer.Shown {
+			all[gr] = true
+		}
+	}
+	for gr, definition := range r.Defined {
+		if definition.NotServed { // nobody shows it
 			all[gr] = true
 		}
 	}

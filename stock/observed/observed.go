@@ -102,6 +102,9 @@ type Definition struct {
 	// Stores is the version that it says to store, Versions are all that it has.
 	Stores   agree.Encoding
 	Versions []schema.GroupVersion
+	// NotServed says that it is established, and does not serve the version that it stores: the discovery of every
+	// kube-apiserver shows the other versions, and does not tell which one is stored.
+	NotServed bool
 	// Stored are those of its status.storedVersions.
 	Stored []agree.Encoding
 	// Said are the versions that it said to store since the last round.
@@ -154,7 +157,7 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 		}
 		shown, ok := answer.Shown[gr]
 		if !ok {
-			if custom {
+			if custom && !definition.NotServed {
 				stands(replica.Lease, "does not serve it")
 			}
 			continue // it does not write a resource that it does not serve
@@ -195,6 +198,9 @@ func (r Round) inVain(replica Replica) bool {
 
 func (v *Verdict) decide(definition Definition, custom bool, reasons []string) {
 	encodings := agree.Encodings(v.Reports)
+	if definition.NotServed {
+		reasons = append([]string{fmt.Sprintf("the definition stores %s, which it does not serve: serve it (served: true), or store another version", definition.Stores)}, reasons...)
+	}
 	switch {
 	case len(reasons) > 0:
 	case len(encodings) == 0:

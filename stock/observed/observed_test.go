@@ -196,6 +196,38 @@ func remembered(t *testing.T, m *Memory, gr schema.GroupResource, rounds ...Roun
 	return got
 }
 
+// TestStoredNotServed: kube-apiservers do not show a resource whose definition stores a version that it does not
+// serve. It is known all the same, and the reason is the definition's and no kube-apiserver's.
+func TestStoredNotServed(t *testing.T) {
+	const reason = "the definition stores example.com/v2, which it does not serve: serve it (served: true), or store another version"
+	hidden := func(after time.Duration, answers map[string]Answer) Round {
+		r := defined(round(after, answers), "example.com/v2")
+		d := r.Defined[widgets]
+		d.NotServed = true
+		r.Defined[widgets] = d
+		return r
+	}
+	m := NewMemory(Config{Settle: settle})
+	got := remembered(t, m, widgets, hidden(0, map[string]Answer{"a": {Release: "1.37"}, "b": {Release: "1.37"}}))
+	if got.Common != "" || got.Why != reason || got.History.Last["example.com/v2"] != got.History.Epoch || len(got.History.Last) != 1 {
+		t.Errorf("%+v", got)
+	}
+	got = remembered(t, m, widgets, hidden(time.Second, map[string]Answer{"a": {Release: "1.37"}, "b": {Failed: "does not answer: timeout"}}))
+	if got.Common != "" || got.Why != reason+"; b does not answer: timeout" {
+		t.Errorf("beside one that does not answer: %+v", got)
+	}
+	served := func(after time.Duration) Round {
+		return defined(round(after, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")
+	}
+	got = remembered(t, m, widgets, hidden(settle, map[string]Answer{"a": {Release: "1.37"}}), served(settle+time.Second))
+	if !Settling(got.Why) {
+		t.Errorf("as soon as it is served: %+v", got)
+	}
+	if got = remembered(t, m, widgets, served(2*settle+time.Second)); got.Common != "example.com/v2" {
+		t.Errorf("a while later: %+v", got)
+	}
+}
+
 func TestAgreementSettles(t *testing.T) {
 	m := NewMemory(Config{Settle: settle})
 	v1, v2 := shows(widgets, "example.com/v1"), shows(widgets, "example.com/v2")
