@@ -242,6 +242,7 @@ type attempts struct {
 	failures int
 	failed   []Migration // those the trigger made
 	last     time.Time   // when the last one failed
+	lasting  bool        // whether that was for a reason that does not pass by itself
 }
 
 func (a *attempts) count(m Migration) {
@@ -255,7 +256,7 @@ func (a *attempts) count(m Migration) {
 			a.failed = append(a.failed, m)
 		}
 		if m.Ended.After(a.last) {
-			a.last = m.Ended
+			a.last, a.lasting = m.Ended, m.Lasting
 		}
 	}
 }
@@ -266,6 +267,9 @@ func (a *attempts) wait(now time.Time) time.Duration {
 		return 0
 	}
 	a.failures = max(a.failures, a.number)
+	if a.lasting {
+		return remaining(a.last, MaxBackoff, now)
+	}
 	return remaining(a.last, Backoff(a.failures), now)
 }
 

@@ -103,6 +103,12 @@ var decisions = []struct {
 		[]string{"write state sv/3 stored [batch/v1] current batch/v1"},
 	},
 	{
+		"a failure that does not pass by itself is followed by the longest pause",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 1, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+		[]string{"wait 9m0s: 1 failure before another migration"},
+	},
+	{
 		"3.5: Success counts only if the state has the migration's uid and epoch",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(2, Unknown, "batch/v1beta1"), Migrations: []Migration{done}},
 		[]string{"write state sv/3 stored [batch/v1beta1,batch/v1] current batch/v1"},

@@ -165,6 +165,8 @@ type Migration struct {
 	// State is the uid of the StorageState that there was when a user's got its Target.
 	State string
 	Phase Phase
+	// Lasting says that it failed for a reason that does not pass by itself.
+	Lasting bool
 	// Made says that the trigger made it, and not a user.
 	Made bool
 	// Paused says that a user has it rest.

@@ -15,9 +15,9 @@ const (
 	// StorageVersion API (KEP-2343: "10 minutes is a good middle ground").
 	DiscoveryPeriod = 10 * time.Minute
 
-	// minBackoff and maxBackoff bound the time between two attempts at a migration.
+	// minBackoff and MaxBackoff bound the time between two attempts at a migration.
 	minBackoff = 10 * time.Second
-	maxBackoff = 10 * time.Minute
+	MaxBackoff = 10 * time.Minute
 
 	// missingGrace is how long a migration of a resource that no server serves may wait for
 	// it, unmanagedGrace the same for one that is served but not reported.
@@ -32,8 +32,8 @@ const (
 func Backoff(failures int) time.Duration {
 	wait := minBackoff
 	for range failures - 1 {
-		if wait *= 2; wait >= maxBackoff {
-			return maxBackoff
+		if wait *= 2; wait >= MaxBackoff {
+			return MaxBackoff
 		}
 	}
 	return wait

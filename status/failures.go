@@ -35,6 +35,8 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 		return badObjects(r, m)
 	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
 		return nil // the change leads to another migration
+	case migrationv1alpha1.ReasonChangedByAdmission:
+		p.Do = "exclude the user of the controllers, system:serviceaccount:concord-system:concord-controllers in their manifests, from that mutating webhook or policy (matchConditions), or suspend it, then"
 	case migrationv1alpha1.ReasonResourceNotFound, migrationv1alpha1.ReasonNotManaged:
 		p.Do, p.Run = "no other try helps while that is so; take it away", remove
 	case migrationv1alpha1.ReasonVersionNotServed:

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 )
@@ -105,6 +106,30 @@ func TestLateCreateWhileMigrating(t *testing.T) {
 		if tc.late != errors.Is(err, claim.ErrUnproven) || !tc.late && (err != nil || s.patches != tc.patches) {
 			t.Errorf("%s: %d patches, %v", tc.name, s.patches, err)
 		}
+	}
+}
+
+// Where admission changes objects at every write, an operator proves that once, says what to do, and leaves the
+// objects alone for as long as it may.
+func TestOwnChangedByAdmission(t *testing.T) {
+	w, s := newLateWorld(t, 3)
+	s.patched = func(i int) error {
+		s.objects[i].stored = "changed"
+		return nil
+	}
+	got := w.step()
+	if got.Again != evolve.MaxBackoff || !strings.Contains(got.Why, "exclude the user that migrates") || !strings.Contains(got.Why, "admission changes it at every write") {
+		t.Errorf("%+v", got)
+	}
+	patches := s.patches
+	w.pass(evolve.MaxBackoff - time.Second)
+	if got := w.step(); got.Again != time.Second || s.patches != patches {
+		t.Errorf("a second before it is time: %+v, after %d more patches", got, s.patches-patches)
+	}
+	s.patched = nil
+	w.pass(time.Second)
+	if got := w.step(); !got.Done && !strings.Contains(got.Why, "kept for a while") {
+		t.Errorf("when admission changes nothing any more: %+v", got)
 	}
 }
 

@@ -126,7 +126,10 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 		return result, fmt.Errorf("%w: kube-apiservers came, went or were restarted during the proof", claim.ErrUnproven)
 	}
 	m.logger.Info("Proof", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "holds", proof.Holds(), "verdict", proof.String(), "replicas", len(before), "took", time.Since(began).String())
-	if !proof.Holds() {
+	switch {
+	case proof.Unsteady > 0:
+		return result, fmt.Errorf("%w: %s", claim.ErrChangedByAdmission, proof)
+	case !proof.Holds():
 		return result, fmt.Errorf("%w: %s", claim.ErrUnproven, proof)
 	}
 	m.setProven(job.GroupResource, provenAt{job.Encoding, listed})

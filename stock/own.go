@@ -170,6 +170,9 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 	if err != nil {
 		failed = failure{inRow: failed.inRow + 1, why: err.Error(), of: of}
 		pause := evolve.Backoff(failed.inRow)
+		if errors.Is(err, claim.ErrChangedByAdmission) {
+			pause = evolve.MaxBackoff // all objects were written, and nothing is won by it
+		}
 		failed.until = o.config.Clock.Now().Add(pause)
 		o.failures[name] = failed
 		return Standing{Why: failed.why, Again: pause}

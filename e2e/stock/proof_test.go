@@ -64,11 +64,26 @@ func unsteady(w *beside.Widgets) (remove func()) {
 		if err := bindings.Delete(t.Context(), "unsteady", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		beside.Eventually(t, beside.Patience, "admission leaves widgets alone", func(ctx context.Context) error {
+			one := s.Dynamic().Resource(w.In("v1")).Namespace(beside.Namespace)
+			if _, err := one.Patch(ctx, beside.ObjectName(0), types.MergePatchType, []byte("{}"), metav1.PatchOptions{}); err != nil {
+				return err
+			}
+			before, err := one.Get(ctx, beside.ObjectName(0), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			after, err := one.Patch(ctx, beside.ObjectName(0), types.MergePatchType, []byte("{}"), metav1.PatchOptions{})
+			if err == nil && after.GetResourceVersion() != before.GetResourceVersion() {
+				err = errors.New("an empty patch changed it")
+			}
+			return err
+		})
 	}
 }
 
 // Where objects change with every write nothing is proven, and so nothing pruned, and the
-// migration says why.
+// migration says why. It is not made again before long, but for people.
 func TestUnproven(t *testing.T) {
 	const objects = 20
 	c := beside.New(t, itself.Programs)
@@ -85,6 +100,9 @@ func TestUnproven(t *testing.T) {
 		all, err := w.Migrations(ctx)
 		for _, m := range all {
 			if c := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed); c != nil && strings.Contains(c.Message, "admission changes it at every write") {
+				if c.Reason != migrationv1alpha1.ReasonChangedByAdmission || m.Annotations[migrationv1alpha1.AttemptAnnotation] != "1" {
+					t.Errorf("it failed with the reason %s, and has the annotations %v", c.Reason, m.Annotations)
+				}
 				return nil
 			}
 			err = errors.Join(err, fmt.Errorf("%s: %+v", m.Name, m.Status))
@@ -95,6 +113,11 @@ func TestUnproven(t *testing.T) {
 		t.Errorf("storedVersions are %v, %v", versions, err)
 	}
 	steady()
+	again := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "again"}}
+	again.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: beside.Group, Resource: w.Plural}
+	if err := a.Objects().Create(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
 	w.AwaitPruned(objects)
 }
 

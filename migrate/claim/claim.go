@@ -106,6 +106,9 @@ var ErrFenced = agree.ErrFenced
 // should be.
 var ErrUnproven = errors.New("a census after the rewrite found what is not as it should be")
 
+// ErrChangedByAdmission says the same where no other try helps before somebody does this.
+var ErrChangedByAdmission = errors.New("a mutating webhook or policy changes objects at every write, so that nothing is proven: exclude the user that migrates from it (matchConditions), or suspend it")
+
 const (
 	// poll is how often a migration that this server does not do is looked at again, to take
 	// it over from a server that is gone.

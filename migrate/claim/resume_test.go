@@ -211,6 +211,23 @@ func TestUnproven(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
 }
 
+// TestChangedByAdmission: where admission changes objects at every write no other try proves more: the first one
+// ends the migration.
+func TestChangedByAdmission(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		progress(Progress{Total: 10, Done: 10})
+		return Result{}, fmt.Errorf("%w: 3 objects", ErrChangedByAdmission)
+	}
+	_, err := step(w)
+	w.must(err)
+	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonChangedByAdmission)
+	if view := migrationv1alpha1.ViewMigration(w.read()); !view.Lasting {
+		t.Errorf("it is taken for a failure that passes by itself: %+v", view)
+	}
+}
+
 // TestVoidTokens: where anything has changed that could leave objects behind in another
 // encoding, or converted by another definition, everything is done again.
 func TestVoidTokens(t *testing.T) {

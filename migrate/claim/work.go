@@ -99,6 +99,9 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if err == nil {
 		return result, nil
 	}
+	if errors.Is(err, ErrChangedByAdmission) {
+		return result, &over{migrationv1alpha1.ReasonChangedByAdmission, err.Error()}
+	}
 	if errors.Is(err, ErrUnproven) {
 		w.last, w.m.Status.ContinueToken = nil, "" // it is to go over the same objects again
 		return result, err

@@ -191,7 +191,7 @@ func TestProof(t *testing.T) {
 		for _, e := range tc.examined {
 			p.Add(e)
 		}
-		if p.Holds() != tc.holds || !strings.Contains(p.String(), tc.says) {
+		if p.Holds() != tc.holds || !strings.Contains(p.String(), tc.says) || (p.Unsteady > 0) != (tc.name == "admission") {
 			t.Errorf("%s: %v, %s; want %v, %s", tc.name, p.Holds(), p, tc.holds, tc.says)
 		}
 	}

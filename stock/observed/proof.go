@@ -91,11 +91,13 @@ func (e Examined) Cause() Cause {
 type Proof struct {
 	// Checked are the objects that were examined.
 	Checked int
-	// Failed are the objects that moved or were refused, Moved those that moved, and Named the first by name.
+	// Failed are the objects that moved or were refused, Moved those that moved, Unsteady those of them that admission
+	// changes at every write, and Named the first by name.
 	// Invariant: len(Named) = min(Failed, maxTold), and Named is sorted.
-	Failed int
-	Moved  int
-	Named  []Examined
+	Failed   int
+	Moved    int
+	Unsteady int
+	Named    []Examined
 }
 
 // maxTold bounds how many objects a Proof names.
@@ -109,6 +111,9 @@ func (p *Proof) Add(e Examined) {
 	}
 	if p.Failed++; slices.ContainsFunc(e.Probes, func(p Probe) bool { return p.Outcome == Moved }) {
 		p.Moved++
+		if e.Cause() == Admission {
+			p.Unsteady++
+		}
 	}
 	at, _ := slices.BinarySearchFunc(p.Named, e, func(a, b Examined) int { return strings.Compare(a.String(), b.String()) })
 	p.Named = slices.Insert(p.Named, at, e)

@@ -195,6 +195,9 @@ const (
 	ReasonRewriteFailed = "RewriteFailed"
 	// ReasonNotProven: a census of what is stored has found other encodings after it.
 	ReasonNotProven = "NotProven"
+	// ReasonChangedByAdmission: admission changes objects at every write, so that it cannot be proven through the
+	// API what is stored. It does not pass by itself.
+	ReasonChangedByAdmission = "ChangedByAdmission"
 	// ReasonResourceNotFound: no server knows the resource.
 	ReasonResourceNotFound = "ResourceNotFound"
 	// ReasonNotManaged: the resource is served, but no server reports how it is stored.

@@ -187,6 +187,8 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 	}
 	view.Attempt, _ = strconv.Atoi(m.Annotations[AttemptAnnotation])
 	view.Phase, view.Ended = phase(m)
+	failed := True(m, MigrationFailed)
+	view.Lasting = failed != nil && failed.Reason == ReasonChangedByAdmission
 	return view
 }
 
