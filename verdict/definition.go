@@ -20,12 +20,20 @@ type Definition struct {
 	Storage  string
 	// StoredVersions is its status'.
 	StoredVersions []string
+	// Schemas are those of its versions. Converted says that a webhook converts objects, and KeepsUnknown that fields
+	// are kept which no schema has.
+	Schemas                 map[string]*apiextensionsv1.JSONSchemaProps
+	Converted, KeepsUnknown bool
 }
 
 // DefinitionOf is the part of a CustomResourceDefinition that is about versions.
 func DefinitionOf(crd *apiextensionsv1.CustomResourceDefinition) Definition {
-	d := Definition{Resource: migrationv1alpha1.ResourceOf(crd), StoredVersions: crd.Status.StoredVersions}
+	d := Definition{Resource: migrationv1alpha1.ResourceOf(crd), StoredVersions: crd.Status.StoredVersions, KeepsUnknown: crd.Spec.PreserveUnknownFields, Schemas: map[string]*apiextensionsv1.JSONSchemaProps{}}
+	d.Converted = crd.Spec.Conversion != nil && crd.Spec.Conversion.Strategy == apiextensionsv1.WebhookConverter
 	for _, v := range crd.Spec.Versions {
+		if v.Schema != nil {
+			d.Schemas[v.Name] = v.Schema.OpenAPIV3Schema
+		}
 		d.Versions = append(d.Versions, v.Name)
 		if v.Storage {
 			d.Storage = v.Name
@@ -64,7 +72,7 @@ type Change struct {
 }
 
 const (
-	coversApply  = "the versions that stored objects are in. Not looked at: schemas, conversion, and what else the API server refuses"
+	coversApply  = "the versions that stored objects are in. Not looked at: rules, conversion, and what else the API server refuses"
 	coversDelete = "the objects that would be deleted with the definition"
 )
 
@@ -83,7 +91,9 @@ func OfDefinitions(changes []Change) Report {
 			r.count(f, c.Stored)
 		}
 		r.Resources = append(r.Resources, f)
+		r.Warnings = append(r.Warnings, c.lost()...)
 	}
+	r.warns = "Fields that are lost:"
 	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
 		untold.do("have the objects counted, as a cluster admin, or in a stock cluster from its etcd (concord preflight --etcd-servers), or wait until their migrations are done: kubectl concord why RESOURCE",
 			"wait until their migrations are done: kubectl concord why RESOURCE"))

@@ -32,6 +32,9 @@ type Report struct {
 	Covers string `json:"covers"`
 	// Do tells people the next step where the verdict is not safe.
 	Do string `json:"do,omitempty"`
+
+	// warns is the line above the warnings; empty for that of servers.
+	warns string
 }
 
 // named is how many resources and objects are named; the rest is counted.
@@ -282,7 +285,7 @@ func (r Report) warned() string {
 		return ""
 	}
 	var text strings.Builder
-	text.WriteString("\n" + wrapped("", "Readable, and not taken when they are written anew:"))
+	text.WriteString("\n" + wrapped("", cmp.Or(r.warns, "Readable, and not taken when they are written anew:")))
 	for _, w := range r.Warnings[:min(len(r.Warnings), named)] {
 		text.WriteString(wrapped("  ", fmt.Sprintf("%s %s: %s", w.Resource, w.Object, w.About)))
 	}
