@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -236,14 +237,14 @@ func (a *asking) client(address string) (c clients, err error) {
 	return c, nil
 }
 
-// ask asks a replica how it stores resources; those of one group if it is given. remote are
+// ask asks a replica how it stores resources; those of some groups if they are given. remote are
 // the group/versions that other programs serve.
-func (a *asking) ask(ctx context.Context, r observed.Replica, group *string, remote map[schema.GroupVersion]bool) observed.Answer {
+func (a *asking) ask(ctx context.Context, r observed.Replica, only sets.Set[string], remote map[schema.GroupVersion]bool) observed.Answer {
 	if r.Address == "" && !a.together {
 		a.missed(r, false)
 		return observed.Answer{Failed: cmp.Or(r.Nowhere, "has no address that is known")}
 	}
-	answer, versions, err := a.discover(ctx, r.Address, group, remote)
+	answer, versions, err := a.discover(ctx, r.Address, only, remote)
 	if err != nil {
 		a.missed(r, errors.Is(err, syscall.ECONNREFUSED)) // a host that is paused is unreachable, too
 		failed := strings.TrimSpace("does not answer at " + r.Address)
@@ -289,7 +290,7 @@ func brief(err error) string {
 }
 
 // discover returns a replica's answer, and of how many group/versions it was asked; 0: it did not tell which it has.
-func (a *asking) discover(ctx context.Context, address string, group *string, remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
+func (a *asking) discover(ctx context.Context, address string, only sets.Set[string], remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
 	c, err := a.client(address)
 	if err != nil {
 		return answer, 0, err
@@ -307,7 +308,7 @@ func (a *asking) discover(ctx context.Context, address string, group *string, re
 	var versions []schema.GroupVersion
 	for _, g := range groups.Groups {
 		for _, v := range g.Versions {
-			if gv := (schema.GroupVersion{Group: g.Name, Version: v.Version}); !remote[gv] && (group == nil || g.Name == *group) {
+			if gv := (schema.GroupVersion{Group: g.Name, Version: v.Version}); !remote[gv] && (len(only) == 0 || only.Has(g.Name)) {
 				versions = append(versions, gv)
 			}
 		}

@@ -169,13 +169,13 @@ func changes(was, is *apiextensionsv1.CustomResourceDefinition) (said []agree.En
 	return said
 }
 
-// defined returns the content of the definitions: of all, or of that of one resource.
-func (d *definitions) defined(only schema.GroupResource) map[schema.GroupResource]observed.Definition {
+// defined returns the content of the definitions: of all, or of those of some resources.
+func (d *definitions) defined(only ...schema.GroupResource) map[schema.GroupResource]observed.Definition {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := map[schema.GroupResource]observed.Definition{}
 	for gr, crd := range d.newest {
-		if only != (schema.GroupResource{}) && only != gr {
+		if len(only) > 0 && !slices.Contains(only, gr) {
 			continue
 		}
 		d.told[gr] = append(d.told[gr], d.said[gr]...)

@@ -122,7 +122,7 @@ func TestDefinitionsListedAnew(t *testing.T) {
 	said("before", func(said []agree.Encoding) bool { return len(said) == 0 })
 	replace(widgetDefinition("a", 3, "v1", "v1", "v2"))
 	said("v1, v2, v1", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2, v1}) })
-	d.heard(d.defined(schema.GroupResource{}))
+	d.heard(d.defined())
 	must(t, c.Delete(t.Context(), widgetDefinition("a", 3, "v1")))
 	said("gone", func([]agree.Encoding) bool { return d.of(widgets) == nil })
 	must(t, c.Create(t.Context(), widgetDefinition("b", 1, "v2", "v2")))
@@ -287,7 +287,7 @@ func TestDefinitionGoneMeanwhile(t *testing.T) {
 	d := newDefinitions()
 	first := revised("5", widgetDefinition("a", 2, "v1", "v1", "v2"))
 	d.note(first, false, false)
-	asked := d.defined(schema.GroupResource{})
+	asked := d.defined()
 	d.forget(first)
 	d.note(revised("4", first), false, false)
 	if got := d.of(widgets); got != nil {

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	kubescheme "k8s.io/client-go/kubernetes/scheme"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -85,9 +86,9 @@ func (o *observer) Kind(_ context.Context, gr schema.GroupResource) (string, err
 	return "", &meta.NoResourceMatchError{PartialResource: gr.WithVersion("")}
 }
 
-// round asks every replica: about everything, or about one resource.
-func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
-	full := only == (schema.GroupResource{})
+// round asks every replica: about everything, or about some resources.
+func (o *observer) round(ctx context.Context, only ...schema.GroupResource) error {
+	full := len(only) == 0
 	var silent map[observed.Process]string
 	if full {
 		silent = o.stillSilent(ctx)
@@ -110,7 +111,7 @@ func (o *observer) round(ctx context.Context, only schema.GroupResource) error {
 			return err
 		}
 	}
-	defined := o.definitions.defined(only)
+	defined := o.definitions.defined(only...)
 	answers := o.ask(ctx, before.replicas, only, silent)
 	asked := o.clock.Now()
 	after, err := o.asking.find(ctx)
@@ -146,7 +147,7 @@ func (o *observer) stillSilent(ctx context.Context) map[observed.Process]string 
 		return !failed
 	})
 	silent := map[observed.Process]string{}
-	for p, answer := range o.ask(ctx, again, schema.GroupResource{}, nil) {
+	for p, answer := range o.ask(ctx, again, nil, nil) {
 		if answer.Failed != "" {
 			silent[p] = answer.Failed
 		}
@@ -155,10 +156,10 @@ func (o *observer) stillSilent(ctx context.Context) map[observed.Process]string 
 }
 
 // ask asks the replicas at once, but for those that are known to be silent.
-func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only schema.GroupResource, silent map[observed.Process]string) map[observed.Process]observed.Answer {
-	var group *string
-	if only != (schema.GroupResource{}) {
-		group = &only.Group
+func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only []schema.GroupResource, silent map[observed.Process]string) map[observed.Process]observed.Answer {
+	groups := sets.New[string]()
+	for _, gr := range only {
+		groups.Insert(gr.Group)
 	}
 	answers := make([]observed.Answer, len(replicas))
 	var wg sync.WaitGroup
@@ -170,7 +171,7 @@ func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only sc
 		answers[i].Failed = "its answer was not understood" // unless it is, below
 		wg.Go(func() {
 			_ = workers.Do(ctx, "ask", func() error {
-				answers[i] = o.asking.ask(ctx, r, group, o.remote)
+				answers[i] = o.asking.ask(ctx, r, groups, o.remote)
 				return nil
 			})
 		})
@@ -258,7 +259,7 @@ func (o *observer) observe(r observed.Round) {
 			o.kinds[gr] = shown.Kind
 		}
 	}
-	if r.Only == (schema.GroupResource{}) {
+	if len(r.Only) == 0 {
 		o.whole, o.lacking = true, len(r.After)-len(o.here)
 		o.measure(len(r.After))
 	}
@@ -419,7 +420,7 @@ func (o *observer) run(ctx context.Context, period time.Duration) error {
 		case <-ticker.C():
 		case <-o.soon:
 		}
-		err := o.round(ctx, schema.GroupResource{})
+		err := o.round(ctx)
 		if errors.Is(err, errConcord) {
 			return err
 		}

@@ -55,7 +55,7 @@ func (o *observer) observing(gr schema.GroupResource, kind, gv string, age time.
 	}
 	r := observed.Round{
 		Began: now.Add(age), Asked: now.Add(age), Before: []observed.Replica{{Process: p}}, After: []observed.Replica{{Process: p}},
-		Answers: map[observed.Process]observed.Answer{p: answer}, Defined: o.definitions.defined(schema.GroupResource{}),
+		Answers: map[observed.Process]observed.Answer{p: answer}, Defined: o.definitions.defined(),
 	}
 	r.Versions = versionsOf(r.Answers)
 	o.observe(r)
@@ -193,9 +193,9 @@ func TestSilentReplica(t *testing.T) {
 			return ""
 		}
 	}
-	must(t, o.round(t.Context(), schema.GroupResource{}))
+	must(t, o.round(t.Context()))
 	full := make(chan error, 1)
-	go func() { full <- o.round(t.Context(), schema.GroupResource{}) }()
+	go func() { full <- o.round(t.Context()) }()
 	<-hung
 	if got := why("while it hangs"); !strings.Contains(got, "b does not answer") {
 		t.Errorf("while one hangs: %q", got)

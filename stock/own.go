@@ -124,15 +124,17 @@ func (o *Own) Watch(ctx context.Context, names []string) {
 	wg.Wait()
 }
 
-// ask asks about all that is not done. What fails is for the next step to tell.
+// ask asks about all that is not done, at once: of many, rounds for one after the other would lie further apart than
+// the gap after which nobody is said to have asked. What fails is for the next step to tell.
 func (o *Own) ask(ctx context.Context) {
 	o.unfinishedMu.Lock()
-	all := slices.Collect(maps.Keys(o.unfinished))
+	all := slices.SortedFunc(maps.Keys(o.unfinished), func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) })
 	o.unfinishedMu.Unlock()
-	for _, gr := range all {
-		if err := o.observer.round(ctx, gr); err != nil && ctx.Err() == nil {
-			o.config.Logger.V(1).Info("kube-apiservers were not asked", "resource", gr.String(), "reason", err.Error())
-		}
+	if len(all) == 0 {
+		return // no resources would be all of them
+	}
+	if err := o.observer.round(ctx, all...); err != nil && ctx.Err() == nil {
+		o.config.Logger.V(1).Info("kube-apiservers were not asked", "resources", len(all), "reason", err.Error())
 	}
 }
 

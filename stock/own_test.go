@@ -204,6 +204,28 @@ func TestOwnGap(t *testing.T) {
 	}
 }
 
+// TestOwnAsksAboutMany: however many definitions an operator has, no time that counts as a gap lies between two
+// rounds, though kube-apiservers take their time to answer.
+func TestOwnAsksAboutMany(t *testing.T) {
+	var slow atomic.Bool
+	w := newAnsweringWorld(t, func(c *testclock.FakeClock) {
+		if slow.Load() {
+			c.Step(30 * time.Second)
+		}
+	})
+	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+	w.step()
+	for _, other := range []string{"gadgets", "gears", "gizmos"} {
+		w.asksAbout(schema.GroupResource{Group: widgets.Group, Resource: other}, true)
+	}
+	slow.Store(true)
+	w.pass(time.Minute)
+	slow.Store(false)
+	if s := w.step(); !s.Done {
+		t.Errorf("it has settled meanwhile: %+v", s)
+	}
+}
+
 // TestOwnChangesInMigration: a change of the definition while its objects are migrated has them migrated once
 // more only if another version may have been stored meanwhile, or it is another definition.
 func TestOwnChangesInMigration(t *testing.T) {

@@ -230,7 +230,7 @@ func (c *controllers) states(ctx context.Context) (map[schema.GroupResource]evol
 // first asks all kube-apiservers once before anything else begins, and says whether that may.
 func (w *work) first(ctx context.Context, cancel context.CancelCauseFunc) bool {
 	err := wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
-		switch err := w.observer.round(ctx, schema.GroupResource{}); {
+		switch err := w.observer.round(ctx); {
 		case errors.Is(err, errConcord):
 			return false, err
 		case err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil:

@@ -152,8 +152,8 @@ func (m *Memory) Found(gr schema.GroupResource, stored []agree.Encoding) (known 
 
 // concerned are the resources that a round tells of, in their order.
 func (m *Memory) concerned(r Round) []schema.GroupResource {
-	if r.Only != (schema.GroupResource{}) {
-		return []schema.GroupResource{r.Only}
+	if len(r.Only) > 0 {
+		return r.Only
 	}
 	all := map[schema.GroupResource]bool{}
 	for gr := range m.resources {
@@ -184,7 +184,7 @@ func foreign(gr schema.GroupResource, reports []agree.Report) bool {
 // unseen returns the processes that had a Lease and are gone without ever having answered:
 // nobody knows what they wrote. Only a full round can tell.
 func (m *Memory) unseen(r Round) []Process {
-	if r.Only != (schema.GroupResource{}) {
+	if len(r.Only) > 0 {
 		return nil
 	}
 	now := map[Process]bool{}

@@ -119,8 +119,8 @@ type Round struct {
 	// the asking.
 	Before, After []Replica
 	Answers       map[Process]Answer
-	// Only is the resource that was asked about; zero: all.
-	Only schema.GroupResource
+	// Only are the resources that were asked about; none: all.
+	Only []schema.GroupResource
 	// Defined are the custom resources.
 	Defined map[schema.GroupResource]Definition
 	// Versions are the group/versions that a kind is known in, by which hashes are read.
