@@ -13,7 +13,7 @@ import (
 )
 
 // TestRejections: what is to be done depends on who refuses the objects, and refusals of several objects for one
-// reason are told once. The messages are those of kube-apiserver 1.37.
+// reason are told once. The messages have the form of those of kube-apiserver 1.37.
 func TestRejections(t *testing.T) {
 	for name, test := range map[string]struct {
 		messages []string // of the objects a, b, ...
