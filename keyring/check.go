@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/klog/v2"
@@ -40,18 +39,14 @@ func (k *Keys) CheckStored(ctx context.Context, reader migratestore.Reader, layo
 func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	resources := verdict.Resources(s.Resources(), known)
 	needs, errs := make([][]string, len(resources)), make([]error, len(resources))
-	var group errgroup.Group
-	group.SetLimit(stored.AtOnce) // one that is large, or slow, uses up only its own share of the time
+	var asked []int
 	for i, gr := range resources {
-		if present != nil && k.readsAll(gr, present) {
-			continue
+		if present == nil || !k.readsAll(gr, present) {
+			asked = append(asked, i)
 		}
-		group.Go(func() error {
-			needs[i], errs[i] = k.unreadable(ctx, reader, layout, s, gr, present)
-			return nil
-		})
 	}
-	_ = group.Wait()
+	// One that is large, or slow, uses up only its own share of the time.
+	stored.Together(asked, func(i int) { needs[i], errs[i] = k.unreadable(ctx, reader, layout, s, resources[i], present) })
 	unreadable := slices.Concat(needs...)
 	for _, err := range errs {
 		if err != nil && len(unreadable) == 0 {

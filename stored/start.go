@@ -29,8 +29,8 @@ const (
 	// CheckTimeout bounds how long a server that starts, or loads other keys, reads what is
 	// stored.
 	CheckTimeout = 10 * time.Second
-	// AtOnce is how many resources are asked for at a time.
-	AtOnce = 8
+	// atOnce is how many resources are asked for at a time.
+	atOnce = 8
 	// othersPoll is how often a starting server looks whether those it waits for are alive.
 	othersPoll = 200 * time.Millisecond
 	// namedInLog is how many resources a log line names.
@@ -185,7 +185,7 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 	for i := range order {
 		order[i] = i
 	}
-	together(order, func(i int) {
+	Together(order, func(i int) {
 		start := layout.Of(uncounted[i].Resource, false)
 		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
 		if sizes[i] = page.Count; err != nil {
@@ -193,7 +193,7 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 		}
 	})
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
-	together(order, func(i int) {
+	Together(order, func(i int) {
 		s := &uncounted[i]
 		if s.Census = (&compat.StoredCensus{}); sizes[i] > 0 {
 			s.Census = Count(ctx, reader, layout.Of(s.Resource, false), nil)
@@ -204,10 +204,10 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 	})
 }
 
-// together does something with each of the indexes in this order, with a few at a time: etcd may be far away.
-func together(order []int, do func(int)) {
+// Together does something with each of the indexes in this order, with a few at a time: etcd may be far away.
+func Together(order []int, do func(int)) {
 	var group errgroup.Group
-	group.SetLimit(AtOnce)
+	group.SetLimit(atOnce)
 	for _, i := range order {
 		group.Go(func() error { do(i); return nil })
 	}
