@@ -58,7 +58,7 @@ func TestGoInstall(t *testing.T) {
 	}
 	cmd := exec.Command("go", "install", modulePath+"/cmd/concord@"+version)
 	cmd.Dir = bin
-	cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOFLAGS=", "GONOSUMDB="+modulePath, fmt.Sprintf("GOPROXY=file://%s,%s", filepath.ToSlash(proxy), strings.TrimSpace(string(usual))))
+	cmd.Env = append(os.Environ(), "GOBIN="+bin, "GONOSUMDB="+modulePath, fmt.Sprintf("GOPROXY=file://%s,%s", filepath.ToSlash(proxy), strings.TrimSpace(string(usual))))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go install: %v\n%s", err, out)
 	}

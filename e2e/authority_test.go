@@ -88,8 +88,7 @@ rules:
 `
 
 // The certificates may be in the data directory itself.
-func TestSharedDirectory(t *testing.T) {
-	t.Parallel()
+func testSharedDirectory(t *testing.T) {
 	c := cluster.NewEmbedded(t)
 	c.CertDir = filepath.Join(c.Dir, "one")
 	c.Start(cluster.Options{}, "one")[0].Terminate()

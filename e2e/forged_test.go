@@ -26,8 +26,7 @@ import (
 // An administrator cannot edit what the controllers rely on, and is told so. A hash that is
 // edited nevertheless is not believed: the resource is migrated again, and the state then
 // says what is true.
-func TestForgedStorageState(t *testing.T) {
-	t.Parallel()
+func testForgedStorageState(t *testing.T) {
 	c := cluster.New(t)
 	s := c.Start(cluster.Options{}, "one")[0]
 	c.WaitSettled()

@@ -28,8 +28,7 @@ import (
 const apiOff = "--feature-gates=StorageVersionAPI=false"
 
 // A server with the gate off serves everything but the StorageVersions, and says so.
-func TestStorageVersionAPIOff(t *testing.T) {
-	t.Parallel()
+func testStorageVersionAPIOff(t *testing.T) {
 	c := cluster.New(t)
 	s := c.Start(cluster.Options{Args: apiOff}, "one")[0]
 	expectNoStorageVersions(t, s)
@@ -97,8 +96,7 @@ func keys(t *testing.T, c *cluster.Cluster, under string) (found []string) {
 }
 
 // Without the gate CompatibilityVersions, /version is as it was before KEP-4330.
-func TestCompatibilityVersionsOff(t *testing.T) {
-	t.Parallel()
+func testCompatibilityVersionsOff(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--feature-gates=CompatibilityVersions=false"}, "one")
 	servers = append(servers, c.Start(cluster.Options{}, "two")...)

@@ -72,6 +72,13 @@ var (
 		{"APIRotation", testAPIRotation},
 		{"KMS", testKMS},
 		{"KMSv1", testKMSv1},
+		{"StopWhileStarting", testStopWhileStarting},
+		{"RefusedSurroundings", testRefusedSurroundings},
+		{"CompatibilityVersionsOff", testCompatibilityVersionsOff},
+		{"StorageVersionAPIOff", testStorageVersionAPIOff},
+		{"ForgedStorageState", testForgedStorageState},
+		{"ElectionsGivenUp", testElectionsGivenUp},
+		{"SharedDirectory", testSharedDirectory},
 	}
 )
 

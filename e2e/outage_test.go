@@ -165,8 +165,7 @@ func answersWithoutEtcd(t *testing.T, config *rest.Config) {
 }
 
 // A stop at any moment of the start is a clean one.
-func TestStopWhileStarting(t *testing.T) {
-	t.Parallel()
+func testStopWhileStarting(t *testing.T) {
 	for _, moment := range []struct {
 		name    string
 		reached func(c *cluster.Cluster, s *cluster.Server) bool

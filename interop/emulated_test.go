@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/concord-dev/concord/e2e/beside"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -15,7 +17,8 @@ import (
 
 // TestEmulated has one of two kube-apiservers emulate an older release, so that they store
 // built-in resources in different versions: nothing is called agreed on for those, no migration
-// of them is made, and the StorageStates say who stores what.
+// of them is made, and the StorageStates say who stores what. When the older one has ended, they are
+// agreed on.
 func TestEmulated(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
@@ -57,4 +60,16 @@ func TestEmulated(t *testing.T) {
 		}
 	}
 	b.Terminate()
+	beside.Eventually(t, 2*beside.Patience, "all are agreed on", func(ctx context.Context) error {
+		for _, name := range differ {
+			state := &migrationv1alpha1.StorageState{}
+			if err := a.Objects().Get(ctx, client.ObjectKey{Name: name}, state); err != nil {
+				return err
+			}
+			if state.Status.CurrentEncoding == migrationv1alpha1.Unknown {
+				return fmt.Errorf("%s is not: %s", name, state.Status.Message)
+			}
+		}
+		return nil
+	})
 }

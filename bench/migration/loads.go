@@ -12,13 +12,9 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-const (
-	// maxLoaded is how many objects are migrated beside clients, and maxStock how many by
-	// Kubernetes' own migrator, which takes about ten milliseconds for each.
-	maxLoaded, maxStock = 20_000, 2000
-	// idleFor is how long clients are timed without a migration in a round.
-	idleFor = 10 * time.Second
-)
+// maxLoaded is how many objects are migrated beside clients, and maxStock how many by
+// Kubernetes' own migrator, which takes about ten milliseconds for each.
+const maxLoaded, maxStock = 20_000, 2000
 
 // beside has the measurements of clients of one kind and migrations, together.
 type beside struct {
@@ -145,7 +141,7 @@ func (b *bench) loaded(ctx context.Context, m migrator, round int, open bool, st
 	ended := make(chan struct{})
 	go func() { defer close(ended); l.Run(loading) }()
 	began := time.Now().Add(settle)
-	if err := load.Pause(ctx, settle+idleFor); err != nil {
+	if err := load.Pause(ctx, settle+b.options.idle); err != nil {
 		return err
 	}
 	flipped, err := m.migrate(ctx, round, storage)

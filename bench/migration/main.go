@@ -25,6 +25,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/concord-dev/concord/bench/corpus"
 	"github.com/concord-dev/concord/bench/stage"
@@ -39,6 +40,8 @@ type options struct {
 	samples int
 	// rate is how many requests a second the open loop makes.
 	rate int
+	// idle is how long clients are timed without a migration in a round.
+	idle time.Duration
 	// scale are numbers of objects at which time per object and memory are measured, in at
 	// most so many rounds of each leg.
 	scale     []int
@@ -73,6 +76,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.rounds, "rounds", 3, "how often each way is measured, what takes a fraction of a second three times as often")
 	flags.IntVar(&o.samples, "samples", 10_000, "client writes that are timed with a migration, and without")
 	flags.IntVar(&o.rate, "rate", corpus.OpenRate, "requests per second of the open loop")
+	flags.DurationVar(&o.idle, "idle", 10*time.Second, "how long clients of the loads are timed without a migration in a round")
 	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
 	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)
 	flags.IntVar(&o.legRounds, "leg-rounds", 20, "at most how often each number of -scale is migrated before the next one has its turn")
@@ -87,8 +91,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return options{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case *output != "" && *output != "json":
 		return options{}, fmt.Errorf("-o %s: only json is known", *output)
-	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.legRounds < 1 || o.samples < 100 || o.rate < 1:
-		return options{}, errors.New("at least 100 objects, 100 samples, a server, a round and a request per second are needed")
+	case o.objects < 100 || o.servers < 1 || o.rounds < 1 || o.legRounds < 1 || o.samples < 100 || o.rate < 1 || o.idle <= 0:
+		return options{}, errors.New("at least 100 objects, 100 samples, a server, a round, a request per second and a moment without a migration are needed")
 	}
 	if o.only = parts; *only != "" {
 		o.only = strings.Split(*only, ",")

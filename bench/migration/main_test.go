@@ -35,7 +35,7 @@ func TestSmallestRun(t *testing.T) {
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-30*time.Second))
 		defer cancel()
 	}
-	if err := run(ctx, []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-rate", "20", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
+	if err := run(ctx, []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-rate", "20", "-idle", "2s", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	// By its keys, as a reader of the document does.
@@ -115,7 +115,7 @@ func TestTargets(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-rate", "0"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}, {"-only", "nothing"}, {"-only", "scale"}, {"-only", "loads", "-scale", "100"}} {
+	for _, args := range [][]string{{"x"}, {"-o", "yaml"}, {"-objects", "10"}, {"-servers", "0"}, {"-rounds", "0"}, {"-leg-rounds", "0"}, {"-samples", "1"}, {"-rate", "0"}, {"-idle", "0s"}, {"-nonsense"}, {"-scale", "x"}, {"-scale", "200,100"}, {"-only", "nothing"}, {"-only", "scale"}, {"-only", "loads", "-scale", "100"}} {
 		if _, err := parse(args, &bytes.Buffer{}); err == nil {
 			t.Errorf("%v: accepted", args)
 		}

@@ -26,14 +26,14 @@ import (
 // A custom resource is flipped from v1 to v2 under writers, and the controllers are killed in
 // the middle: all objects are migrated, it is proven, storedVersions is pruned, and v1 can go.
 func TestFlip(t *testing.T) {
-	const objects = 1500
+	const objects = 500
 	c := beside.New(t, itself.Programs)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	apply(w, "v1")
 	config := itself.Quick()
-	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 300, true
+	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 100, true
 	running := map[string]*cluster.Process{}
 	for _, name := range []string{"first", "second"} {
 		running[name] = a.Controllers(name, config)
