@@ -215,12 +215,12 @@ func (x *provingPass) examine(ctx context.Context, o examinee) (observed.Examine
 	m := o.PartialObjectMetadata
 	e := observed.Examined{NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Name}}
 	for _, r := range o.by {
-		outcome, detail, err := x.probe(ctx, r, &m)
+		p, err := x.probe(ctx, r, &m)
 		if err != nil {
 			return e, err
 		}
-		e.Probes = append(e.Probes, observed.Probe{Replica: r.Lease, Outcome: outcome, Detail: detail})
-		switch outcome {
+		e.Probes = append(e.Probes, observed.Probe{Replica: r.Lease, Outcome: p.outcome, Detail: p.detail})
+		switch p.outcome {
 		case observed.Refused:
 			return e, nil
 		case observed.Moved:
@@ -232,24 +232,37 @@ func (x *provingPass) examine(ctx context.Context, o examinee) (observed.Examine
 
 func (x *provingPass) examineAgain(ctx context.Context, e *observed.Examined, m *metav1.PartialObjectMetadata) error {
 	for _, r := range x.replicas {
-		twice := observed.Twice{Replica: r.Lease}
-		for _, outcome := range []*observed.Outcome{&twice.First, &twice.Second} {
-			var err error
-			if *outcome, _, err = x.probe(ctx, r, m); err != nil {
-				return err
-			}
+		first, err := x.probe(ctx, r, m)
+		if err != nil {
+			return err
 		}
-		e.Again = append(e.Again, twice)
+		second, err := x.probe(ctx, r, m)
+		if err != nil {
+			return err
+		}
+		e.Again = append(e.Again, observed.Twice{
+			Replica: r.Lease, First: first.outcome, Unsteady: second.outcome == observed.Moved && second.on != "" && second.on == first.left,
+		})
 	}
 	return nil
 }
 
+// probed is what a probe found. Where its patch was answered, on is the resourceVersion that was patched, and left the
+// one that the object had by it; both are empty otherwise, also if the answer may be lost.
+type probed struct {
+	outcome  observed.Outcome
+	detail   string
+	on, left string
+}
+
+func refused(why string) probed { return probed{outcome: observed.Refused, detail: why} }
+
 // probe sends an empty patch to a replica, under the resourceVersion that m has, and brings
 // that up to date.
-func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.PartialObjectMetadata) (observed.Outcome, string, error) {
+func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.PartialObjectMetadata) (probed, error) {
 	c, err := x.observer.asking.client(r.Address)
 	if err != nil {
-		return observed.Refused, "", err
+		return probed{}, err
 	}
 	objects := c.objects.Resource(x.resource).Namespace(m.Namespace)
 	var subresources []string
@@ -266,34 +279,35 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 		missing := apierrors.IsNotFound(err)
 		switch {
 		case err == nil && now.ResourceVersion == m.ResourceVersion:
-			return observed.Same, "", nil
+			return probed{outcome: observed.Same, on: m.ResourceVersion, left: m.ResourceVersion}, nil
 		case err == nil:
+			moved := probed{outcome: observed.Moved, on: m.ResourceVersion, left: now.ResourceVersion}
 			m.ResourceVersion = now.ResourceVersion
-			return observed.Moved, "", nil
+			return moved, nil
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err):
-			return observed.Refused, err.Error(), nil
+			return refused(err.Error()), nil
 		case !missing && !apierrors.IsConflict(err):
-			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
+			return probed{}, fmt.Errorf("through %s: %w", r.Lease, err)
 		}
 		fresh, err := again(ctx, func() (*metav1.PartialObjectMetadata, error) { return objects.Get(ctx, m.Name, metav1.GetOptions{}) })
 		switch {
 		case storageversion.IsGone(err):
-			return observed.Gone, "", nil
+			return probed{outcome: observed.Gone}, nil
 		case err != nil && !apierrors.IsNotFound(err):
-			return observed.Refused, "", fmt.Errorf("through %s: %w", r.Lease, err)
+			return probed{}, fmt.Errorf("through %s: %w", r.Lease, err)
 		case err == nil && fresh.UID != m.UID:
-			return observed.Gone, "", nil
+			return probed{outcome: observed.Gone}, nil
 		case missing, apierrors.IsNotFound(err): // its handler may lag behind the definition, or have no such subresource yet
-			return observed.Refused, "it does not serve " + path.Join(x.resource.Version, x.resource.Resource, x.status), nil
+			return refused("it does not serve " + path.Join(x.resource.Version, x.resource.Resource, x.status)), nil
 		case fresh.ResourceVersion == m.ResourceVersion:
-			return observed.Refused, "it conflicts, though nobody has written it", nil
+			return refused("it conflicts, though nobody has written it"), nil
 		}
 		m.ResourceVersion = fresh.ResourceVersion
 		if lost { // by that patch, for all that is known
-			return observed.Moved, "", nil
+			return probed{outcome: observed.Moved}, nil
 		}
 	}
-	return observed.Refused, fmt.Sprintf("others wrote it %d times between its reading and the patch", busyTries), nil
+	return refused(fmt.Sprintf("others wrote it %d times between its reading and the patch", busyTries)), nil
 }
 
 // patch sends one empty patch when it is its turn. One that others write is read once more directly before it.

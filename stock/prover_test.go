@@ -248,5 +248,39 @@ func TestProveLostAnswer(t *testing.T) {
 	}
 }
 
+// Admission is said to change an object only if a replica changed what it had written itself. Where clients write the
+// object while it is patched, and replicas write it differently, or answers are lost, it is not.
+func TestProveNotAdmission(t *testing.T) {
+	for name, tc := range map[string]struct {
+		versions []string // those that replicas write
+		client   string   // the version that clients have stored
+		patched  func(patches int) error
+		says     observed.Cause
+	}{
+		"replicas write it differently": {[]string{"v2", "v1"}, "v1", func(int) error { return nil }, observed.Disagreement},
+		"every second patch fails": {[]string{"v2", "v2"}, "v2", func(patches int) error {
+			if patches%2 == 0 {
+				return nil
+			}
+			return apierrors.NewInternalError(errors.New(`failed calling webhook "w.ex.io": context deadline exceeded`))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startWidgets(t, 1, tc.versions...)
+			s.patched = func(int) error { return tc.patched(s.patches) }
+			proof, err := s.prove(true, exam{turn: func(context.Context) (func(error), error) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.revision++
+				s.objects[0].stored, s.objects[0].revision = tc.client, s.revision
+				return func(error) {}, nil
+			}})
+			if err != nil || proof.Moved != 1 || proof.Unsteady > 0 || !strings.Contains(proof.String(), string(tc.says)) {
+				t.Errorf("%d are changed by admission: %s, %v", proof.Unsteady, proof, err)
+			}
+		})
+	}
+}
+
 // atOnce lets every patch through.
 func atOnce(ctx context.Context) (func(error), error) { return func(error) {}, ctx.Err() }

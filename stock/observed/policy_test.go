@@ -181,10 +181,10 @@ func TestProof(t *testing.T) {
 	}{
 		{"no objects", nil, true, "0 objects"},
 		{"nothing moved", []Examined{examined("x", nil, Same, Same), examined("y", nil, Same, Gone)}, true, "no empty patch of 2 objects"},
-		{"one was left over", []Examined{examined("x", []Twice{{"a", Same, Same}, {"b", Same, Same}}, Moved), examined("y", nil, Same, Same)}, false,
+		{"one was left over", []Examined{examined("x", []Twice{{"a", Same, false}, {"b", Same, false}}, Moved), examined("y", nil, Same, Same)}, false,
 			"1 of 2 objects: default/x (a wrote it anew: it was still stored in another way)"},
-		{"two disagree", []Examined{examined("x", []Twice{{"a", Moved, Same}, {"b", Moved, Same}}, Same, Moved)}, false, "b wrote it anew: kube-apiservers write it differently"},
-		{"admission", []Examined{examined("x", []Twice{{"a", Moved, Moved}}, Moved)}, false, "admission changes it"},
+		{"two disagree", []Examined{examined("x", []Twice{{"a", Moved, false}, {"b", Moved, false}}, Same, Moved)}, false, "b wrote it anew: kube-apiservers write it differently"},
+		{"admission", []Examined{examined("x", []Twice{{"a", Moved, true}}, Moved)}, false, "admission changes it"},
 		{"one is refused", []Examined{examined("x", nil, Refused)}, false, "a refuses it: no"},
 	} {
 		var p Proof

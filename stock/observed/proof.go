@@ -34,8 +34,11 @@ type Probe struct {
 
 // Twice is a replica that is asked twice in a row, after an object has moved, to tell why.
 type Twice struct {
-	Replica       agree.ServerID
-	First, Second Outcome
+	Replica agree.ServerID
+	First   Outcome
+	// Unsteady says that the second patch changed the very bytes that the replica had written itself: nobody else
+	// wrote the object between, and no answer was lost.
+	Unsteady bool
 }
 
 // Examined is an object with the outcomes of the patches that it was examined by.
@@ -77,7 +80,7 @@ func (e Examined) Cause() Cause {
 	cause := Leftover
 	for _, t := range e.Again {
 		switch {
-		case t.Second == Moved:
+		case t.Unsteady:
 			return Admission
 		case t.First == Moved:
 			cause = Disagreement
