@@ -289,7 +289,8 @@ func brief(err error) string {
 	return streamID.ReplaceAllString(err.Error(), "")
 }
 
-// discover returns a replica's answer, and of how many group/versions it was asked; 0: it did not tell which it has.
+// discover returns a replica's answer, and of how many group/versions it was asked; 0: it did not tell which it has. Of
+// some groups, those count for which it answers; who asks about everything needs all of them.
 func (a *asking) discover(ctx context.Context, address string, only sets.Set[string], remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
 	c, err := a.client(address)
 	if err != nil {
@@ -313,30 +314,34 @@ func (a *asking) discover(ctx context.Context, address string, only sets.Set[str
 			}
 		}
 	}
-	lists, err := a.resources(ctx, c, versions)
-	if err != nil {
-		return answer, len(versions), err
-	}
-	answer = observed.Answer{Release: version.Major + "." + strings.TrimRight(version.Minor, "+"), Shown: map[schema.GroupResource]observed.Shown{}}
+	lists, errs := a.resources(ctx, c, versions)
+	answer = observed.Answer{Release: version.Major + "." + strings.TrimRight(version.Minor, "+"), Shown: map[schema.GroupResource]observed.Shown{}, Unanswered: map[schema.GroupVersion]string{}}
 	for i, gv := range versions {
-		if lists[i] != nil {
+		switch {
+		case errs[i] != nil:
+			err = cmp.Or(err, errs[i])
+			answer.Unanswered[gv] = fmt.Sprintf("%s for %s: %s", strings.TrimSpace("does not answer at "+address), gv, brief(errs[i]))
+		case lists[i] != nil:
 			show(answer.Shown, gv, lists[i].APIResources)
 		}
+	}
+	if err != nil && (len(only) == 0 || len(answer.Unanswered) == len(versions)) {
+		return observed.Answer{}, len(versions), err
 	}
 	return answer, len(versions), nil
 }
 
 // resources asks for the resources of group/versions, some at a time; nil for those that have gone. In all they may
 // take half as long again as a single request: looks at single resources wait for it.
-func (a *asking) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, error) {
+func (a *asking) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, []error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout*3/2)
 	defer cancel()
-	lists := make([]*metav1.APIResourceList, len(versions))
-	group, ctx := errgroup.WithContext(ctx)
+	lists, errs := make([]*metav1.APIResourceList, len(versions)), make([]error, len(versions))
+	var group errgroup.Group
 	group.SetLimit(parallelAsks)
 	for i, gv := range versions {
 		group.Go(func() error {
-			return workers.Do(ctx, "ask", func() error {
+			errs[i] = workers.Do(ctx, "ask", func() error {
 				list, err := c.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
 				if !apierrors.IsNotFound(err) {
 					lists[i] = list
@@ -344,9 +349,11 @@ func (a *asking) resources(ctx context.Context, c clients, versions []schema.Gro
 				}
 				return nil
 			})
+			return nil
 		})
 	}
-	return lists, group.Wait()
+	_ = group.Wait() // errs has them all
+	return lists, errs
 }
 
 // show adds the entries of a discovery document for the resources that are stored.

@@ -209,13 +209,17 @@ func TestSilentReplica(t *testing.T) {
 
 // startDiscovery has a replica that shows widgets, of which there are none, and returns its address. before is called before
 // it tells its version; false: it has answered already.
-func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool) (address string) {
+func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool, down ...schema.GroupVersion) (address string) {
 	t.Helper()
 	group := metav1.APIGroup{Name: widgets.Group, Versions: []metav1.GroupVersionForDiscovery{{GroupVersion: "example.com/v1", Version: "v1"}}}
+	groups := []metav1.APIGroup{group}
+	for _, gv := range down {
+		groups = append(groups, metav1.APIGroup{Name: gv.Group, Versions: []metav1.GroupVersionForDiscovery{{GroupVersion: gv.String(), Version: gv.Version}}})
+	}
 	replies := map[string]any{
 		"/version": version.Info{Major: "1", Minor: "37"},
 		"/api":     metav1.APIVersions{},
-		"/apis":    metav1.APIGroupList{Groups: []metav1.APIGroup{group}},
+		"/apis":    metav1.APIGroupList{Groups: groups},
 		"/apis/example.com/v1": metav1.APIResourceList{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{
 			Name: widgets.Resource, Kind: "Widget", StorageVersionHash: migrationv1alpha1.StorageVersionHash(schema.GroupVersionKind{Group: widgets.Group, Version: "v1", Kind: "Widget"}),
 		}}},
@@ -223,6 +227,10 @@ func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool) (addres
 	}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/version" && before != nil && !before(w) {
+			return
+		}
+		if slices.ContainsFunc(down, func(gv schema.GroupVersion) bool { return strings.HasPrefix(r.URL.Path, "/apis/"+gv.String()) }) {
+			http.Error(w, "service unavailable", http.StatusServiceUnavailable)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

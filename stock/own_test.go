@@ -40,14 +40,14 @@ func newOwnWorld(t *testing.T) *ownWorld {
 	return newAnsweringWorld(t, func(*testclock.FakeClock) {})
 }
 
-// newAnsweringWorld has answering called before the kube-apiserver answers.
-func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock)) *ownWorld {
+// newAnsweringWorld has answering called before the kube-apiserver answers, which it does not for those that are down.
+func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock), down ...schema.GroupVersion) *ownWorld {
 	t.Helper()
 	c := testclock.NewFakeClock(now)
 	address := startDiscovery(t, func(http.ResponseWriter) bool {
 		answering(c)
 		return true
-	})
+	}, down...)
 	own, err := NewOwn(Config{
 		Rest:     &rest.Config{Host: "https://" + address, TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
 		Instance: "operator", Settle: time.Minute, Clock: c,
@@ -223,6 +223,30 @@ func TestOwnAsksAboutMany(t *testing.T) {
 	slow.Store(false)
 	if s := w.step(); !s.Done {
 		t.Errorf("it has settled meanwhile: %+v", s)
+	}
+}
+
+// TestOwnOtherGroup: where the discovery of one group of an operator does not answer, or of a version that another
+// program serves in the same group, all other definitions are done. A definition waits for its own versions.
+func TestOwnOtherGroup(t *testing.T) {
+	for name, tc := range map[string]struct {
+		down schema.GroupVersion
+		done bool
+	}{
+		"another group":                         {schema.GroupVersion{Group: "other.com", Version: "v1"}, true},
+		"a version that another program serves": {schema.GroupVersion{Group: widgets.Group, Version: "v1beta1"}, true},
+		"a version of its own":                  {schema.GroupVersion{Group: widgets.Group, Version: "v2"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newAnsweringWorld(t, func(*testclock.FakeClock) {}, tc.down)
+			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+			w.step()
+			w.asksAbout(schema.GroupResource{Group: "other.com", Resource: "gears"}, true)
+			w.pass(time.Minute)
+			if s := w.step(); s.Done != tc.done {
+				t.Errorf("%+v", s)
+			}
+		})
 	}
 }
 

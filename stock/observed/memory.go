@@ -129,7 +129,7 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 			changed = append(changed, gr)
 		}
 	}
-	m.silent = m.silent || slices.ContainsFunc(r.After, r.inVain)
+	m.silent = m.silent || slices.ContainsFunc(r.After, func(replica Replica) bool { return r.inVain(replica, r.Only...) })
 	return changed
 }
 
@@ -291,7 +291,7 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	if custom {
 		k.Definition = definition.Revision
 	}
-	k.reports(r, v)
+	k.reports(r, gr, v)
 	k.Common, k.Why = "", v.Why
 	if missed || slices.ContainsFunc(definition.Said, func(e agree.Encoding) bool { return e != v.Encoding }) {
 		k.steady = "" // requests that began meanwhile may still write it
@@ -309,7 +309,7 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 		}
 	}
 	written := slices.Clone(k.Reports)
-	for _, e := range slices.Concat(definition.Said, k.late(r, definition, missed)) { // one after the other, so that each is remembered
+	for _, e := range slices.Concat(definition.Said, k.late(r, gr, definition, missed)) { // one after the other, so that each is remembered
 		k.History = k.History.Next(append(slices.Clone(written), agree.Report{Server: definitionReporter, Encoding: e}))
 	}
 	if custom && definition.Stores != "" {
@@ -335,13 +335,13 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 // yet: as long as storedVersions has more than one, they begin new epochs, so that everything is
 // migrated, and proven, once more when all agree again. A version that was pruned is not looked
 // for any more: before that, every replica had answered for as long as --prune-after says.
-func (k *resource) late(r Round, definition Definition, missed bool) []agree.Encoding {
+func (k *resource) late(r Round, gr schema.GroupResource, definition Definition, missed bool) []agree.Encoding {
 	silent := k.inherited && k.silent || slices.ContainsFunc(r.After, func(replica Replica) bool {
 		if k.inherited {
-			return r.inVain(replica) // it was there before this round
+			return r.inVain(replica, gr) // it was there before this round
 		}
 		_, answered := k.last[replica.Process]
-		_, why := r.answer(replica)
+		_, why := r.answer(replica, gr)
 		return answered && why != ""
 	})
 	if missed || silent && k.agreed != 0 && k.agreed == k.History.Epoch {
@@ -352,13 +352,13 @@ func (k *resource) late(r Round, definition Definition, missed bool) []agree.Enc
 
 // reports brings the report of each process's last known encoding up to date, and the reports of
 // the resource with it: a process that does not answer now still writes the encoding that it did.
-func (k *resource) reports(r Round, v Verdict) {
+func (k *resource) reports(r Round, gr schema.GroupResource, v Verdict) {
 	last := map[Process]agree.Report{}
 	k.Reports = nil
 	for _, replica := range r.After {
 		report, ok := agree.Of(v.Reports, replica.Lease)
 		if !ok {
-			if _, why := r.answer(replica); why != "" {
+			if _, why := r.answer(replica, gr); why != "" {
 				report, ok = k.last[replica.Process]
 			}
 		}

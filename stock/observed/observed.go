@@ -78,6 +78,19 @@ type Answer struct {
 	Release string
 	// Shown has every resource that the replica stores.
 	Shown map[schema.GroupResource]Shown
+	// Unanswered are group/versions for which it did not answer, and why, while it did for others.
+	Unanswered map[schema.GroupVersion]string
+}
+
+// unanswered is why the answer does not tell of a resource, if it does not. Of a custom resource the versions of its
+// definition do: others of the group are other resources', or another program serves them.
+func (a Answer) unanswered(gr schema.GroupResource, definition Definition) string {
+	for _, gv := range slices.SortedFunc(maps.Keys(a.Unanswered), func(x, y schema.GroupVersion) int { return cmp.Compare(x.String(), y.String()) }) {
+		if gv.Group == gr.Group && (len(definition.Versions) == 0 || slices.Contains(definition.Versions, gv)) {
+			return a.Unanswered[gv]
+		}
+	}
+	return ""
 }
 
 // Revision names a state of a CustomResourceDefinition's spec, "uid/generation"; empty: none that is
@@ -149,7 +162,7 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 		reasons = append(reasons, fmt.Sprintf("%s %s", id, fmt.Sprintf(why, args...)))
 	}
 	for _, replica := range r.After {
-		answer, why := r.answer(replica)
+		answer, why := r.answer(replica, gr)
 		if why != "" {
 			v.Whole = false
 			stands(replica.Lease, "%s", why)
@@ -176,8 +189,8 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 	return v
 }
 
-// answer returns the answer of a replica, or the reason why it does not count.
-func (r Round) answer(replica Replica) (Answer, string) {
+// answer returns the answer of a replica, or the reason why it does not count for one of these resources.
+func (r Round) answer(replica Replica, about ...schema.GroupResource) (Answer, string) {
 	same := func(o Replica) bool { return o.Process == replica.Process }
 	switch answer, asked := r.Answers[replica.Process]; {
 	case !slices.ContainsFunc(r.Before, same):
@@ -185,14 +198,18 @@ func (r Round) answer(replica Replica) (Answer, string) {
 	case !asked:
 		return Answer{}, "was not asked"
 	default:
-		return answer, answer.Failed
+		why := answer.Failed
+		for _, gr := range about {
+			why = cmp.Or(why, answer.unanswered(gr, r.Defined[gr]))
+		}
+		return answer, why
 	}
 }
 
-// inVain says whether a replica that has a Lease was asked, and did not answer.
-func (r Round) inVain(replica Replica) bool {
+// inVain says whether a replica that has a Lease was asked, and did not answer about one of these resources.
+func (r Round) inVain(replica Replica, about ...schema.GroupResource) bool {
 	_, asked := r.Answers[replica.Process]
-	_, why := r.answer(replica)
+	_, why := r.answer(replica, about...)
 	return asked && why != "" && replica.Lease != Unleased
 }
 

@@ -35,6 +35,13 @@ func shows(gr schema.GroupResource, gv string) Answer {
 	return Answer{Release: "1.37", Shown: map[schema.GroupResource]Shown{gr: {Hash: hashOf(gv, kind), Kind: kind, Served: []string{gv}}}}
 }
 
+// lacking is an answer without one group/version.
+func lacking(a Answer, group, version string) Answer {
+	gv := schema.GroupVersion{Group: group, Version: version}
+	a.Unanswered = map[schema.GroupVersion]string{gv: "does not answer for " + gv.String()}
+	return a
+}
+
 func replica(name, holder string) Replica {
 	return Replica{Process: Process{Lease: agree.ServerID(name), Holder: holder}, Address: "127.0.0.1:1"}
 }
@@ -155,6 +162,10 @@ func TestJudge(t *testing.T) {
 		{"one does not serve a custom resource", defined(round(0, map[string]Answer{"a": shows(widgets, v1), "b": {Release: "1.37"}}), v1), widgets, "", "b does not serve it"},
 		{"one does not know a built-in resource", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Release: "1.36"}}), cronjobs, "batch/v1", ""},
 		{"one does not answer", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Failed: "does not answer: timeout"}}), cronjobs, "", "b does not answer: timeout"},
+		{"one does not answer for a version", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v1")}), v2), widgets, "", "b does not answer for example.com/v1"},
+		{"one does not answer for a version that the definition lacks", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v1beta1")}), v2), widgets, "example.com/v2", ""},
+		{"one does not answer for a version of a built-in resource", round(0, map[string]Answer{"a": lacking(shows(cronjobs, "batch/v1"), "batch", "v2alpha1")}), cronjobs, "", "a does not answer for batch/v2alpha1"},
+		{"one does not answer for another group", round(0, map[string]Answer{"a": lacking(shows(cronjobs, "batch/v1"), "apps", "v1")}), cronjobs, "batch/v1", ""},
 		{"one writes what nobody knows", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v9")}), cronjobs, "", "of none that is known"},
 		{"nobody serves it", round(0, map[string]Answer{"a": {Release: "1.37"}}), cronjobs, "", "no kube-apiserver shows the resource"},
 	} {
@@ -282,6 +293,8 @@ func TestSilence(t *testing.T) {
 	const v1, v2 = "example.com/v1", "example.com/v2"
 	both := map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2)}
 	silent := map[string]Answer{"a": shows(widgets, v2), "b": {Failed: "does not answer"}}
+	partly := map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v2")}
+	other := map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), "other.com", "v2")}
 	come := map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2), "c": {Failed: "does not answer"}}
 	for _, tc := range []struct {
 		name   string
@@ -297,6 +310,8 @@ func TestSilence(t *testing.T) {
 		{"and is silent before all had agreed again", []agree.Encoding{v1, v2}, []map[string]Answer{silent, both, silent}, []agree.Encoding{v1, v2}, 3},
 		{"and is silent twice", []agree.Encoding{v1, v2}, []map[string]Answer{silent, both, both, silent}, []agree.Encoding{v1, v2}, 5},
 		{"another one comes, and does not answer", []agree.Encoding{v1, v2}, []map[string]Answer{come, both, both}, nil, 1},
+		{"one does not answer for its version", []agree.Encoding{v1, v2}, []map[string]Answer{partly}, []agree.Encoding{v1, v2}, 3},
+		{"one does not answer for another group", []agree.Encoding{v1, v2}, []map[string]Answer{other}, nil, 1},
 		{"it is silent after the pruning", []agree.Encoding{v2}, []map[string]Answer{silent, both, both}, nil, 1},
 	} {
 		m := NewMemory(Config{Settle: settle})
