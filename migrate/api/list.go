@@ -150,12 +150,13 @@ func behind(list *metav1.PartialObjectMetadataList) int64 {
 
 // page reads a page, in the version that is stored. Where that fails for what is in the page, others are
 // tried: a server that cannot bring some object to one version may be able to bring it to another, and a list says
-// the same of it in each. The next page begins with the stored version again. The error is an unreadable if each
+// the same of it in each. One of them that is busy is asked for again: a few times, or, if the server says so of itself, as
+// long as patience lasts. The next page begins with the stored version again. The error is an unreadable if each
 // version failed so many times, or several objects took too long.
 func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
 	wasAway := false
 	var cause *unreadable // what is told of the page: what named objects, or else what came first
-	for version, failed, backoff := 0, 0, minBackoff; ; {
+	for version, failed, busyFor, backoff := 0, 0, 0, minBackoff; ; {
 		list, err := l.list(ctx, version, token, limit)
 		_, tooOld := Expired(err)
 		switch {
@@ -176,6 +177,7 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 		case v.answer == busy && apierrors.IsTimeout(err) && l.tooMany(limit):
 			return nil, &unreadable{reason: v.reason, err: err}
 		case v.answer == busy:
+			busyFor++
 		case v.answer == away:
 			wasAway = true
 			l.patience.answered()
@@ -203,8 +205,8 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 				return nil, fmt.Errorf("list the objects: %w", err)
 			}
 		}
-		if v.answer != busy || version > 0 {
-			version = (version + 1) % len(l.target.Versions)
+		if v.answer != busy || version > 0 && !v.everybody && busyFor >= attempts {
+			version, busyFor = (version+1)%len(l.target.Versions), 0
 		}
 		if v.answer == busy || version == 0 {
 			backoff = min(2*backoff, maxBackoff)

@@ -164,6 +164,47 @@ func TestAsStored(t *testing.T) {
 	}
 }
 
+// TestOtherVersionBusy: where an object cannot be read in the stored version, a server that does not list another one for
+// a moment is asked for it again. If it never does, the object cannot be read.
+func TestOtherVersionBusy(t *testing.T) {
+	for what, test := range map[string]struct {
+		failing int // so many lists in the other version
+		err     error
+		others  int // so many are tried
+		named   bool
+	}{
+		"throttled":            {10, apierrors.NewTooManyRequests("later", 0), 11, false},
+		"etcd has no leader":   {10, apierrors.NewInternalError(errors.New("etcdserver: no leader")), 11, false},
+		"it starts":            {attempts - 1, apierrors.NewServiceUnavailable("starting"), attempts, false},
+		"it starts, each time": {1 << 30, apierrors.NewServiceUnavailable("starting"), attempts, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := startServer(t, 2)
+			s.ownTokens = true
+			left, others := test.failing, 0
+			s.answer = func(r *http.Request, object types.NamespacedName) error {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				switch {
+				case object.Name != "" || r.URL.Query().Get("continue") == "":
+				case versionIn(r) == target.Versions[0]:
+					return unreadError([]metav1.StatusCause{{Field: "/registry/example.com/widgets/" + keyOf(metadataOf(name(1), &stored{}))}})
+				default:
+					others++
+					if left--; left >= 0 {
+						return test.err
+					}
+				}
+				return nil
+			}
+			result, err := s.run(Options{PageSize: 1, Clock: &pausing{WithTicker: clock.RealClock{}}})
+			if errors.Is(err, errNoWay) != test.named || !test.named && (err != nil || result.Patched != 2) || others != test.others {
+				t.Errorf("%+v, %v, %d lists in the other version", result.Progress, err, others)
+			}
+		})
+	}
+}
+
 // TestStoredNotServed: where the stored version is not served nothing is patched, and the error says what to do.
 func TestStoredNotServed(t *testing.T) {
 	s := startServer(t, 30)
