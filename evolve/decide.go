@@ -268,7 +268,7 @@ func (a *attempts) wait(now time.Time) time.Duration {
 	}
 	a.failures = max(a.failures, a.number)
 	if a.lasting {
-		return remaining(a.last, MaxBackoff, now)
+		return remaining(a.last, LastingBackoff(a.failures), now)
 	}
 	return remaining(a.last, Backoff(a.failures), now)
 }

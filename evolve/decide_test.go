@@ -103,10 +103,22 @@ var decisions = []struct {
 		[]string{"write state sv/3 stored [batch/v1] current batch/v1"},
 	},
 	{
-		"a failure that does not pass by itself is followed by the longest pause",
+		"a failure that does not pass by itself is followed by a long pause",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
 			Migrations: []Migration{{Name: "m", Made: true, Attempt: 1, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
 		[]string{"wait 9m0s: 1 failure before another migration"},
+	},
+	{
+		"and every further one by one twice as long",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 4, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+		[]string{"wait 1h19m0s: 4 failures before another migration"},
+	},
+	{
+		"but not by more than a day",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 100, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+		[]string{"wait 23h59m0s: 100 failures before another migration"},
 	},
 	{
 		"3.5: Success counts only if the state has the migration's uid and epoch",

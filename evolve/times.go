@@ -18,6 +18,8 @@ const (
 	// minBackoff and MaxBackoff bound the time between two attempts at a migration.
 	minBackoff = 10 * time.Second
 	MaxBackoff = 10 * time.Minute
+	// maxLasting bounds the time between two attempts after reasons that do not pass by themselves.
+	maxLasting = 24 * time.Hour
 
 	// missingGrace is how long a migration of a resource that no server serves may wait for
 	// it, unmanagedGrace the same for one that is served but not reported.
@@ -34,6 +36,19 @@ func Backoff(failures int) time.Duration {
 	for range failures - 1 {
 		if wait *= 2; wait >= MaxBackoff {
 			return MaxBackoff
+		}
+	}
+	return wait
+}
+
+// LastingBackoff returns how long to wait after the failures-th failure in a row, failures > 0, if the last one had a
+// reason that does not pass by itself: MaxBackoff at first, and twice as long each time. Every attempt writes all objects,
+// and admission may have them grow by each.
+func LastingBackoff(failures int) time.Duration {
+	wait := MaxBackoff
+	for range failures - 1 {
+		if wait *= 2; wait >= maxLasting {
+			return maxLasting
 		}
 	}
 	return wait

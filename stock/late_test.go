@@ -126,10 +126,28 @@ func TestOwnChangedByAdmission(t *testing.T) {
 	if got := w.step(); got.Again != time.Second || s.patches != patches {
 		t.Errorf("a second before it is time: %+v, after %d more patches", got, s.patches-patches)
 	}
-	s.patched = nil
 	w.pass(time.Second)
+	if got := w.step(); got.Again != 2*evolve.MaxBackoff {
+		t.Errorf("after the second time: %+v", got)
+	}
+	s.patched = nil
+	w.pass(2 * evolve.MaxBackoff)
 	if got := w.step(); !got.Done && !strings.Contains(got.Why, "kept for a while") {
 		t.Errorf("when admission changes nothing any more: %+v", got)
+	}
+}
+
+// Where admission changes every object at each write, and lets it grow, a proof ends after a few of them.
+func TestProofEndsUnsteady(t *testing.T) {
+	const objects = 400
+	w, s := newLateWorld(t, objects)
+	s.patched = func(i int) error {
+		s.objects[i].stored = "changed"
+		return nil
+	}
+	w.step()
+	if written := objects; s.patches <= written || s.patches > written+objects/2 {
+		t.Errorf("%d patches for %d objects that were all written once", s.patches, written)
 	}
 }
 

@@ -173,7 +173,7 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 		failed = failure{inRow: failed.inRow + 1, why: err.Error(), of: of}
 		pause := evolve.Backoff(failed.inRow)
 		if errors.Is(err, claim.ErrChangedByAdmission) {
-			pause = evolve.MaxBackoff // all objects were written, and nothing is won by it
+			pause = evolve.LastingBackoff(failed.inRow) // all objects were written, and nothing is won by it
 		}
 		failed.until = o.config.Clock.Now().Add(pause)
 		o.failures[name] = failed

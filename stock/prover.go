@@ -94,11 +94,18 @@ func (p *prover) prove(ctx context.Context, job claim.Job, how exam) (observed.P
 	for range proveParallel {
 		group.Go(func() error { return workers.Do(ctx, "prove", func() error { return pass.examineAll(ctx, objects) }) })
 	}
-	if err := group.Wait(); err != nil {
+	if err := group.Wait(); err != nil && !errors.Is(err, errUnsteady) {
 		return observed.Proof{}, "", err
 	}
 	return pass.proof, pass.listed, nil
 }
+
+// enoughUnsteady is how many objects that admission changes at every write end a proof: each write of one may have it
+// grow, as by a finalizer or an annotation more, and others would tell nothing new.
+const enoughUnsteady = 5
+
+// errUnsteady ends a proof that has found enoughUnsteady.
+var errUnsteady = errors.New("admission changes objects at every write")
 
 // provingPass is one proof.
 type provingPass struct {
@@ -204,7 +211,11 @@ func (x *provingPass) examineAll(ctx context.Context, objects <-chan examinee) e
 		}
 		x.mu.Lock()
 		x.proof.Add(e)
+		enough := x.proof.Unsteady >= enoughUnsteady
 		x.mu.Unlock()
+		if enough {
+			return errUnsteady
+		}
 	}
 	return nil
 }
