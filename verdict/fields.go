@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/utils/ptr"
@@ -12,40 +13,83 @@ import (
 // namedFields is how many fields are named that are dropped.
 const namedFields = 5
 
-// dropped are the paths of the fields that stored objects may have by one schema, and that a structural schema to
-// which the objects are written anew does not keep.
+// anything is the schema of a value of which nothing is dropped.
+var anything = &apiextensionsv1.JSONSchemaProps{XPreserveUnknownFields: ptr.To(true)}
+
+// keepsUnknown says that unspecified fields of the values of a schema are kept. In specified ones they are dropped.
+func keepsUnknown(s *apiextensionsv1.JSONSchemaProps) bool {
+	return ptr.Deref(s.XPreserveUnknownFields, false)
+}
+
+// dropped are the paths of the fields that stored objects may have by one schema, and that are dropped where the
+// objects are written anew by another one. A path that ends in ".*" stands for any field there.
 func dropped(stored, wanted *apiextensionsv1.JSONSchemaProps, path string) (paths []string) {
-	switch {
-	case stored == nil || wanted == nil || ptr.Deref(wanted.XPreserveUnknownFields, false):
+	if stored == nil || wanted == nil {
 		return nil
-	case wanted.AdditionalProperties != nil: // it keeps every key
-		if stored.AdditionalProperties != nil {
-			paths = dropped(stored.AdditionalProperties.Schema, wanted.AdditionalProperties.Schema, path+".*")
-		}
+	}
+	var others *apiextensionsv1.JSONSchemaProps // of the stored fields that it does not specify
+	switch {
+	case stored.AdditionalProperties != nil:
+		others = stored.AdditionalProperties.Schema
+	case keepsUnknown(stored):
+		others = anything
+	}
+	if wanted.AdditionalProperties != nil { // it keeps every key
+		paths = dropped(others, wanted.AdditionalProperties.Schema, path+".*")
 		for _, name := range slices.Sorted(maps.Keys(stored.Properties)) {
 			field := stored.Properties[name]
 			paths = append(paths, dropped(&field, wanted.AdditionalProperties.Schema, path+"."+name)...)
 		}
 		return paths
 	}
-	if stored.AdditionalProperties != nil && (stored.AdditionalProperties.Allows || stored.AdditionalProperties.Schema != nil) {
+	object := (wanted.Type == "object" || wanted.Type == "") && !wanted.XIntOrString
+	if object && !keepsUnknown(wanted) && (others != nil || stored.AdditionalProperties != nil && stored.AdditionalProperties.Allows) {
 		paths = append(paths, path+".*")
 	}
-	for _, name := range slices.Sorted(maps.Keys(stored.Properties)) {
-		field := stored.Properties[name]
+	paths = append(paths, droppedProperties(stored, wanted, others, path)...)
+	if wanted.Items != nil {
+		paths = append(paths, dropped(items(stored), items(wanted), path+"[]")...)
+	}
+	return paths
+}
+
+// droppedProperties are the dropped fields that are properties of an object or below them; others is the schema of those
+// that stored does not specify.
+func droppedProperties(stored, wanted, others *apiextensionsv1.JSONSchemaProps, path string) (paths []string) {
+	fields := map[string]apiextensionsv1.JSONSchemaProps{}
+	if keepsUnknown(wanted) && others != nil {
+		for name := range wanted.Properties {
+			fields[name] = *others
+		}
+	}
+	maps.Copy(fields, stored.Properties)
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		field := fields[name]
 		kept, has := wanted.Properties[name]
 		switch {
+		case (path == "" || wanted.XEmbeddedResource) && slices.Contains([]string{"apiVersion", "kind", "metadata"}, name):
 		case has:
 			paths = append(paths, dropped(&field, &kept, path+"."+name)...)
-		case path == "" && slices.Contains([]string{"apiVersion", "kind", "metadata"}, name), wanted.XEmbeddedResource && slices.Contains([]string{"apiVersion", "kind", "metadata"}, name):
-		default:
+		case !keepsUnknown(wanted):
 			paths = append(paths, path+"."+name)
 		}
 	}
-	if stored.Items != nil && wanted.Items != nil {
-		paths = append(paths, dropped(stored.Items.Schema, wanted.Items.Schema, path+"[]")...)
-	}
 	return paths
+}
+
+// items is the schema of the items of a list; nil if it has none.
+func items(list *apiextensionsv1.JSONSchemaProps) *apiextensionsv1.JSONSchemaProps {
+	switch {
+	case list.Items != nil && list.Items.Schema != nil && keepsUnknown(list):
+		s := *list.Items.Schema
+		s.XPreserveUnknownFields = ptr.To(true)
+		return &s
+	case list.Items != nil:
+		return list.Items.Schema
+	case keepsUnknown(list):
+		return anything
+	}
+	return nil
 }
 
 // lost warns of fields that objects lose where they are written anew in the storage version and no webhook converts
@@ -56,6 +100,9 @@ func (c Change) lost() (warnings []Warning) {
 		return nil
 	}
 	var paths []string
+	if c.Present.KeepsUnknown {
+		paths = dropped(anything, c.Wanted.Schemas[c.Wanted.Storage], "")
+	}
 	for _, v := range c.Present.StoredVersions {
 		schema := c.Present.Schemas[v]
 		if schema == nil {
@@ -69,6 +116,9 @@ func (c Change) lost() (warnings []Warning) {
 	}
 	for i, path := range paths {
 		about := fmt.Sprintf("objects may have %s, which the schema of %s lacks: it is dropped where they are migrated or written", path, c.Wanted.Storage)
+		if place, any := strings.CutSuffix(path, ".*"); any {
+			about = fmt.Sprintf("objects may have any field%s: those that the schema of %s lacks are dropped where they are migrated or written", strings.TrimSuffix(" in "+place, " in "), c.Wanted.Storage)
+		}
 		if i == namedFields {
 			about = fmt.Sprintf("and %d more fields", len(paths)-i)
 		}
