@@ -38,15 +38,14 @@ func (k *Keys) CheckStored(ctx context.Context, reader migratestore.Reader, layo
 // time.
 func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, known []schema.GroupResource, present *Keys) error {
 	resources := verdict.Resources(s.Resources(), known)
+	resources = slices.DeleteFunc(resources, func(gr schema.GroupResource) bool {
+		missing, unknown := k.lacks(gr, s)
+		return len(missing) == 0 && !unknown || present != nil && k.readsAll(gr, present)
+	})
+	place := func(i int) string { return layout.Of(resources[i], s.Custom(resources[i])) }
 	needs, errs := make([][]string, len(resources)), make([]error, len(resources))
-	var asked []int
-	for i, gr := range resources {
-		if present == nil || !k.readsAll(gr, present) {
-			asked = append(asked, i)
-		}
-	}
-	// One that is large, or slow, uses up only its own share of the time.
-	stored.Together(asked, func(i int) { needs[i], errs[i] = k.unreadable(ctx, reader, layout, s, resources[i], present) })
+	order, _ := stored.SmallFirst(ctx, reader, len(resources), place)
+	stored.Together(order, func(i int) { needs[i], errs[i] = k.unreadable(ctx, reader, place(i), s, resources[i], present) })
 	unreadable := slices.Concat(needs...)
 	for _, err := range errs {
 		if err != nil && len(unreadable) == 0 {
@@ -60,10 +59,10 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader,
 		strings.Join(unreadable, "; "), Flag, stored.AllowFlag)
 }
 
-// unreadable names the keys of the resource's values that k has not, with their numbers.
-func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, layout stored.Layout, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
-	missing := map[string]bool{} // by the key that values name
-	unknown := false
+// lacks says which keys values of the resource may need, by its stored set, that k has not, as values name them, and
+// whether they may need any key.
+func (k *Keys) lacks(gr schema.GroupResource, s stored.Sets) (missing map[string]bool, unknown bool) {
+	missing = map[string]bool{}
 	for _, e := range s.Encodings(gr) {
 		switch {
 		case e == evolve.Unknown:
@@ -72,10 +71,13 @@ func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, layou
 			missing[e.Seal().Key()] = true
 		}
 	}
-	if len(missing) == 0 && !unknown {
-		return nil, nil
-	}
-	counts, err := countKeys(ctx, reader, layout.Of(gr, s.Custom(gr)))
+	return missing, unknown
+}
+
+// unreadable names the keys of the resource's values, which are at a place, that k has not, with their numbers.
+func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, place string, s stored.Sets, gr schema.GroupResource, present *Keys) ([]string, error) {
+	missing, _ := k.lacks(gr, s)
+	counts, err := countKeys(ctx, reader, place)
 	if err != nil && len(missing) > 0 {
 		return nil, fmt.Errorf("values of %s may be %s, which the encryption configuration cannot read, and they could not all be read to find out: %w",
 			gr, strings.Join(describeKeys(slices.Sorted(maps.Keys(missing))), " and "), err)

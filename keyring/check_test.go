@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -146,4 +147,51 @@ func (r endless) Range(ctx context.Context, start, end string, limit, revision i
 		return migratestore.Page{}, context.Cause(ctx)
 	}
 	return r.Reader.Range(ctx, start, end, limit, revision)
+}
+
+// However many large resources there are, a small one is read before the time is over.
+func TestSmallFirst(t *testing.T) {
+	etcd := storedtest.Start(t)
+	v := storedtest.Agreed(t)
+	names := []string{"widgets"} // which comes last by name
+	for i := range 12 {
+		names = append(names, fmt.Sprint("large", i))
+	}
+	for _, name := range names {
+		gr := schema.GroupResource{Group: "example.com", Resource: name}
+		v[storedtest.StateKey(gr)] = storedtest.State(t, gr, 1, evolve.Unknown)
+		v[name+"/a"], v[name+"/b"] = "{}", "{}"
+	}
+	delete(v, "widgets/b")
+	v["widgets/a"] = "k8s:enc:aescbc:v1:a:xxxx"
+	prefix := etcd.Fill(t, v)
+	reader := &waits{Reader: migratestore.NewEtcd(etcd.Client), large: prefix + "/large", small: prefix + "/widgets/", read: make(chan struct{})}
+	err := stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: &Keys{}}.Check(t.Context(), reader)
+	if err == nil || !strings.Contains(err.Error(), "1 of widgets.example.com encrypted with aescbc:v1:a") {
+		t.Errorf("got %v, want a refusal for the key of widgets", err)
+	}
+}
+
+// waits gives no values of large resources before those of the small one have been read.
+type waits struct {
+	migratestore.Reader
+	large, small string
+	read         chan struct{}
+	once         sync.Once
+}
+
+// Range implements migratestore.Reader.
+func (r *waits) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
+	if limit > 1 && strings.HasPrefix(start, r.large) {
+		select {
+		case <-r.read:
+		case <-ctx.Done():
+			return migratestore.Page{}, ctx.Err()
+		}
+	}
+	page, err := r.Reader.Range(ctx, start, end, limit, revision)
+	if limit > 1 && strings.HasPrefix(start, r.small) {
+		r.once.Do(func() { close(r.read) })
+	}
+	return page, err
 }

@@ -85,7 +85,9 @@ type Start struct {
 // will fail.
 func (s Start) Check(ctx context.Context, etcd migratestore.Reader) error {
 	reader := s.Keys.Opening(etcd, s.Layout)
-	err := s.refuseStored(ctx, reader, CheckTimeout)
+	err := s.refuseStored(ctx, reader, func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, CheckTimeout)
+	})
 	if err == nil {
 		err = s.Keys.CheckOthers(ctx, reader, s.Layout, s.Target.Resources(), "", othersPoll)
 	}
@@ -128,9 +130,9 @@ func (s Start) nameUndecodable(ctx context.Context, etcd migratestore.Reader) {
 }
 
 // refuseStored says why the server could not decode what is stored, or could not open it: for each it
-// reads for at most limit.
-func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader, limit time.Duration) error {
-	decoding, cancel := context.WithTimeout(ctx, limit)
+// reads until the end of a context that limited makes.
+func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader, limited func(context.Context) (context.Context, context.CancelFunc)) error {
+	decoding, cancel := limited(ctx)
 	defer cancel()
 	sets, err := ReadSets(decoding, reader, s.Layout.Prefix)
 	if err != nil {
@@ -139,7 +141,7 @@ func (s Start) refuseStored(ctx context.Context, reader migratestore.Reader, lim
 	if err := refuseUndecodable(decoding, sets, reader, s.Layout, s.Target); err != nil {
 		return err
 	}
-	ctx, cancel = context.WithTimeout(ctx, limit)
+	ctx, cancel = limited(ctx)
 	defer cancel()
 	return s.Keys.CheckStored(ctx, reader, s.Layout, sets, s.Target.Resources())
 }
@@ -178,21 +180,9 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 }
 
 // countSmallFirst adds the census of each resource, which says so where not all could be read, the
-// resource with the fewest objects first: so that a large one uses up only its own share of the
-// time. Encodings that servers began to write meanwhile count as written.
+// resource with the fewest objects first. Encodings that servers began to write meanwhile count as written.
 func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) {
-	order, sizes := make([]int, len(uncounted)), make([]int64, len(uncounted))
-	for i := range order {
-		order[i] = i
-	}
-	Together(order, func(i int) {
-		start := layout.Of(uncounted[i].Resource, false)
-		page, err := reader.Range(ctx, start, clientv3.GetPrefixRangeEnd(start), 1, 0)
-		if sizes[i] = page.Count; err != nil {
-			sizes[i] = math.MaxInt64 // not known; the count says why
-		}
-	})
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	order, sizes := SmallFirst(ctx, reader, len(uncounted), func(i int) string { return layout.Of(uncounted[i].Resource, false) })
 	Together(order, func(i int) {
 		s := &uncounted[i]
 		if s.Census = (&compat.StoredCensus{}); sizes[i] > 0 {
@@ -202,6 +192,23 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 			s.Census.Partial = cmp.Or(s.Census.Partial, "what servers write cannot be read: "+err.Error())
 		}
 	})
+}
+
+// SmallFirst orders n places by how many objects are there, the fewest first: so that a large one
+// uses up only its own share of the time. A size that cannot be read counts as the largest.
+func SmallFirst(ctx context.Context, reader migratestore.Reader, n int, place func(i int) string) (order []int, sizes []int64) {
+	order, sizes = make([]int, n), make([]int64, n)
+	for i := range order {
+		order[i] = i
+	}
+	Together(order, func(i int) {
+		page, err := reader.Range(ctx, place(i), clientv3.GetPrefixRangeEnd(place(i)), 1, 0)
+		if sizes[i] = page.Count; err != nil {
+			sizes[i] = math.MaxInt64 // whoever reads the values says why
+		}
+	})
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	return order, sizes
 }
 
 // Together does something with each of the indexes in this order, with a few at a time: etcd may be far away.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -354,13 +355,52 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	}
 }
 
+// crowdedReader has a large resource, whose values take all the time in the first half of a check, and are
+// answered in the second one when the values of the small one have been read.
+type crowdedReader struct {
+	migratestore.Reader
+	large, small string
+
+	halves int
+	over   context.CancelFunc
+	read   chan struct{}
+	once   *sync.Once
+}
+
+// limited begins a half of a check. It ends by itself only where the check waits for what never comes.
+func (c *crowdedReader) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	c.halves++
+	c.read, c.once = make(chan struct{}), &sync.Once{}
+	ctx, c.over = context.WithTimeout(ctx, time.Minute)
+	return ctx, c.over
+}
+
+// Range implements migratestore.Reader.
+func (c *crowdedReader) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
+	if limit > 1 && strings.HasPrefix(start, c.large) {
+		if c.halves == 1 {
+			c.over()
+		}
+		select {
+		case <-c.read:
+		case <-ctx.Done():
+			return migratestore.Page{}, ctx.Err()
+		}
+	}
+	page, err := c.Reader.Range(ctx, start, end, limit, revision)
+	if limit > 1 && c.halves > 1 && strings.HasPrefix(start, c.small) {
+		c.once.Do(func() { close(c.read) })
+	}
+	return page, err
+}
+
 // TestCheckStorageOfKeys asserts that a resource whose values take all the time hides no key that the
 // server lacks.
 func TestCheckStorageOfKeys(t *testing.T) {
 	etcd := storedtest.Start(t)
 	prefix := etcd.Fill(t, map[string]string{"secrets/default/a": "k8s:enc:aescbc:v1:key1:\x00", "configmaps/default/a": "{}", "configmaps/default/b": "{}"})
-	reader := slowReader{Reader: migratestore.NewEtcd(etcd), slow: prefix + "/configmaps/"}
-	err := stored.RefuseStoredWithin(t.Context(), start(t, prefix, false), reader, 3*time.Second)
+	reader := &crowdedReader{Reader: migratestore.NewEtcd(etcd), large: prefix + "/configmaps/", small: prefix + "/secrets/"}
+	err := stored.RefuseStoredWithin(t.Context(), start(t, prefix, false), reader, reader.limited)
 	if err == nil || !strings.Contains(err.Error(), "1 of secrets encrypted with aescbc:v1:key1") {
 		t.Errorf("got %v, want a refusal for the key of secrets", err)
 	}
