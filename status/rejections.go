@@ -15,8 +15,8 @@ var (
 	deniedBy   = regexp.MustCompile(`admission webhook "([^"]+)" denied the request`)
 	// deniedPolicy names the ValidatingAdmissionPolicy that refused an object.
 	deniedPolicy = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
-	// forbidden is a right that somebody lacks: who, the verb, the resource and its group.
-	forbidden = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"`)
+	// forbidden is a right that somebody lacks: who, the verb, the resource and its group. Long messages are cut.
+	forbidden = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]*)(?:"(?: in API group "([^"]*)"?)?)?`)
 	// invalid is a refusal by the schema or a rule of the object's definition.
 	invalid = regexp.MustCompile(`(?:Invalid|Required|Unsupported|Forbidden|Duplicate) value|Too (?:long|many|few)|Forbidden: `)
 )

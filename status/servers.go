@@ -129,13 +129,13 @@ func (x *index) unready() Problem {
 	return x.restored(p)
 }
 
-// restored is the problem p, or the reason of it that etcd was restored from a backup.
+// restored is the problem p, or the reason of it that etcd went back to an older revision.
 func (x *index) restored(p Problem) Problem {
 	if !slices.Contains(x.FailedChecks, "etcd-restored") {
 		return p
 	}
 	p.Text = fmt.Sprintf("etcd was restored from a backup under running servers, and takes no writes from them (/readyz fails: %s)", strings.Join(x.FailedChecks, ", "))
-	p.Do = "restart all API servers: their caches are of the time before (docs/faults.md)"
+	p.Do = "restart all API servers: their caches are of the time before (docs/faults.md). If nobody restored it, its members differ: see etcdctl endpoint status --cluster, and mend etcd first"
 	return p
 }
 

@@ -131,8 +131,9 @@ func lasting(err error) bool {
 	return false
 }
 
-// maxDetail bounds the text kept of an error, in bytes.
-const maxDetail = 256
+// maxDetail bounds the text kept of an error, in bytes. What ails a webhook, or which right is missing, stands at the
+// end of the API server's sentences, behind long names.
+const maxDetail = 512
 
 func detail(err error) string {
 	text := err.Error()

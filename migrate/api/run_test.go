@@ -671,3 +671,19 @@ func TestTarget(t *testing.T) {
 		t.Error("no version is accepted")
 	}
 }
+
+// TestLongMessages: with long names, too, as much is kept of a refusal as says what ails.
+func TestLongMessages(t *testing.T) {
+	const name = "production-eu-central-1-payments-and-settlements-blue-control-plane-with-private-endpoints-and-managed-addons"
+	for end, message := range map[string]string{
+		`in API group "controlplane.cluster.x-k8s.io" in the namespace "` + name + `"`: `awsmanagedcontrolplanes.controlplane.cluster.x-k8s.io "` + name + `" is forbidden: User "system:serviceaccount:concord-system:concord-controllers" cannot patch resource "awsmanagedcontrolplanes/status" in API group "controlplane.cluster.x-k8s.io" in the namespace "` + name + `"`,
+		"connect: connection refused": `Internal error occurred: failed calling webhook "validation.awsmanagedcontrolplanes.controlplane.cluster.x-k8s.io": failed to call webhook: Post "https://capa-eks-control-plane-webhook-service.capa-eks-control-plane-system.svc:443/validate-controlplane-cluster-x-k8s-io-v1beta2-awsmanagedcontrolplane?timeout=10s": dial tcp 10.96.104.217:443: connect: connection refused`,
+	} {
+		if got := detail(errors.New(message)); !strings.HasSuffix(got, end) {
+			t.Errorf("of %d bytes only this is kept: %s", len(message), got)
+		}
+	}
+	if got := detail(errors.New(strings.Repeat("x", 10*maxDetail))); len(got) != maxDetail+len("…") {
+		t.Errorf("%d bytes are kept of a message without end", len(got))
+	}
+}
