@@ -177,7 +177,8 @@ type Migration struct {
 	Version string
 	// Waiting is the message of the condition that says why it has not begun; may be empty.
 	Waiting string
-	// Created is when the object was created, Ended when it became final.
+	// Created is when the object was created, Ended when it became final: of one that failed, when it was
+	// first seen to have, by the clock of Observation.Now.
 	Created, Ended time.Time
 }
 

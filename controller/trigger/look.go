@@ -65,6 +65,7 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 		}
 	}
 	l.Now = c.cfg.Clock.Now()
+	c.noteFailed(l)
 	l.Settling = c.settling(l.Observation)
 	if c.cfg.Policy != nil {
 		l.Policy = c.cfg.Policy(l.Observation, l.crd)

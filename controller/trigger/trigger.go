@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -122,6 +123,8 @@ type Controller struct {
 	newest map[schema.GroupResource]string
 	// silences has for each resource since when the silence that is over has been seen to be.
 	silences map[schema.GroupResource]silence
+	// failed has for each resource that was looked at when its failed migrations were first seen.
+	failed map[schema.GroupResource]map[types.UID]time.Time
 	// current is the run that is under way.
 	current *run
 }
@@ -143,7 +146,10 @@ func New(cfg Config) *Controller {
 }
 
 func newController(cfg Config) *Controller {
-	return &Controller{cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}, newest: map[schema.GroupResource]string{}, silences: map[schema.GroupResource]silence{}}
+	return &Controller{
+		cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}, newest: map[schema.GroupResource]string{},
+		silences: map[schema.GroupResource]silence{}, failed: map[schema.GroupResource]map[types.UID]time.Time{},
+	}
 }
 
 // Result is the outcome of one look.

@@ -444,6 +444,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	}
 	w.settle(c)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationFailed)
+	w.settle(c)
 	w.clock.Step(evolve.Backoff(10))
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", nil)
 	w.before = func(call string) error {

@@ -1,0 +1,75 @@
+package trigger
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// fail has the only migration fail now, by a clock that is so far ahead of the trigger's.
+func (w *world) fail(ahead time.Duration) {
+	w.t.Helper()
+	m := w.migrations()[0]
+	migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.NewTime(w.clock.Now().Add(ahead)))
+	w.quietly(func() { w.must(w.client.Status().Update(w.t.Context(), &m)) })
+}
+
+// attempt is the name of the only migration after everything was done that is due.
+func (w *world) attempt(c *Controller) string {
+	w.t.Helper()
+	w.settle(c)
+	all := w.migrations()
+	if len(all) != 1 {
+		w.t.Fatalf("%d migrations", len(all))
+	}
+	return all[0].Name
+}
+
+// TestFailedByAnotherClock: each failure is followed by its whole pause and no more, whatever the clock of the
+// server that migrated shows.
+func TestFailedByAnotherClock(t *testing.T) {
+	for _, ahead := range []time.Duration{0, -30 * time.Second, -time.Hour, 30 * time.Second, evolve.MaxBackoff, time.Hour} {
+		w, c := newWorld(t, served)
+		w.report(v1)
+		for failures := 1; failures <= 9; failures++ {
+			was := w.attempt(c)
+			w.fail(ahead)
+			w.settle(c)
+			w.clock.Step(evolve.Backoff(failures) - time.Second)
+			if is := w.attempt(c); is != was {
+				t.Fatalf("clock %s ahead, failure %d: %s follows %s before the pause is over", ahead, failures, is, was)
+			}
+			w.clock.Step(time.Second)
+			if is := w.attempt(c); is == was {
+				t.Fatalf("clock %s ahead, failure %d: none follows %s after the pause", ahead, failures, was)
+			}
+		}
+	}
+}
+
+// TestFailedBefore: a trigger that begins where a migration has failed waits for the rest of the pause where
+// clocks agree, and for no more than one pause where they do not.
+func TestFailedBefore(t *testing.T) {
+	for ahead, rest := range map[time.Duration]time.Duration{0: 4 * time.Second, 3 * time.Second: 7 * time.Second, time.Hour: 10 * time.Second} {
+		w, c := newWorld(t, served)
+		w.report(v1)
+		was := w.attempt(c)
+		w.fail(ahead)
+		w.settle(c)
+		w.clock.Step(6 * time.Second)
+		leader := newController(c.cfg)
+		w.settle(leader)
+		w.clock.Step(rest - time.Second)
+		if is := w.attempt(leader); is != was {
+			t.Errorf("clock %s ahead: %s follows %s before %s", ahead, is, was, rest)
+		}
+		w.clock.Step(time.Second)
+		if is := w.attempt(leader); is == was {
+			t.Errorf("clock %s ahead: none follows %s after %s", ahead, was, rest)
+		}
+	}
+}
