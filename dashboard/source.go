@@ -66,6 +66,8 @@ type source struct {
 	leases, states, versions, migrations, crds, releases, events *kind
 
 	mu sync.Mutex
+	// renewals remembers the Leases from one picture to the next.
+	renewals status.Watch
 	// left are the servers whose Leases were deleted, the last at the end.
 	left []status.Gone
 	// unreachable is why the cluster does not answer.
@@ -199,7 +201,7 @@ func (s *source) observe() status.Observed {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o.Left = s.left
+	o.Left, o.Renewals = s.left, s.renewals.Note(o.Leases, time.Now())
 	return o
 }
 

@@ -139,7 +139,7 @@ func plugins(sides []side) string {
 }
 
 // waitsFor are the servers that keep the resource from agreement and that have a problem of
-// their own: they do not report, or are dead while the servers disagree or no server of Concord is left.
+// their own: they do not report, or are dead or late while the servers disagree, or no server of Concord is left.
 func (x *index) waitsFor(r *resource) []Server {
 	var all []Server
 	if x.stockAnswered && r.counts() { // by their Leases, since there are no reports
@@ -148,7 +148,7 @@ func (x *index) waitsFor(r *resource) []Server {
 	disagree := len(x.sides(r)) > 1
 	for _, report := range r.reports {
 		server, _ := x.server(report.Server)
-		if report.Encoding == evolve.Unknown || disagree && server.State == Dead {
+		if report.Encoding == evolve.Unknown || disagree && (server.State == Dead || server.late) {
 			all = append(all, server)
 		}
 	}

@@ -19,7 +19,10 @@ import (
 // Observed has the objects that were read of a cluster, each list once.
 type Observed struct {
 	// Now is the API server's time: Leases are judged by it, and not by the reader's clock.
-	Now             time.Time                                  `json:"now"`
+	Now time.Time `json:"now"`
+	// Renewals are what the reader has seen of each Lease's renewals by its own clock, by the Lease's name: clocks of
+	// servers differ.
+	Renewals        map[string]Renewal                         `json:"renewals,omitempty"`
 	Leases          []coordinationv1.Lease                     `json:"leases,omitempty"`
 	StorageVersions []apiserverinternalv1alpha1.StorageVersion `json:"storageVersions,omitempty"`
 	// StorageVersionsUnserved says that the server which answered serves no StorageVersions, whatever servers report.

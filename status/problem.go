@@ -27,6 +27,8 @@ const (
 	StockServer Kind = "StockServer"
 	// SilentServer: the feature gate StorageVersionAPI of a server is off.
 	SilentServer Kind = "SilentServer"
+	// LateServer: a server has missed a renewal of its Lease, and may live.
+	LateServer Kind = "LateServer"
 	// Disagreement: servers write a resource in different encodings.
 	Disagreement Kind = "Disagreement"
 	// WebhookDown: a conversion webhook does not answer.
@@ -47,7 +49,7 @@ const (
 	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{NoneRenews, DeadServer, Idle, Unwritten, NotReady, StockAnswered, StockServer, SilentServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
+var urgency = []Kind{NoneRenews, DeadServer, Idle, Unwritten, NotReady, StockAnswered, StockServer, SilentServer, LateServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem keeps a server or a resource from being well, and says what to do about it.
 type Problem struct {

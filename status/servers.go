@@ -26,7 +26,7 @@ type Server struct {
 	State string `json:"state"`
 	// Aggregated says that it is no part of the control plane, but serves an aggregated API.
 	Aggregated bool `json:"aggregated,omitempty"`
-	// RenewedSecondsAgo is how long ago it renewed its Lease.
+	// RenewedSecondsAgo is how long ago it renewed its Lease, as far as that is known.
 	RenewedSecondsAgo int64 `json:"renewedSecondsAgo"`
 
 	silence agree.Silence
@@ -36,6 +36,9 @@ type Server struct {
 	lasts time.Duration
 	// last says that no server of Concord lives which would delete its Lease.
 	last bool
+	// late says that others renew their Leases, and this one, which may live, does not; ahead that the
+	// time in its Lease lies in the future.
+	late, ahead bool
 }
 
 // The states of a server.
@@ -44,7 +47,8 @@ const (
 	Serving  = "serving"
 	Starting = "starting"
 	Dead     = "dead"
-	// Unrenewed: its Lease is as old as a dead server's, but so are all, and one server answers.
+	// Unrenewed: it has missed a renewal of its Lease, and may live; or its Lease is as old as a dead server's,
+	// but so are all, and one server answers.
 	Unrenewed = "unrenewed"
 	Stock     = "stock"
 	Silent    = "silent"
@@ -54,7 +58,7 @@ const (
 func serversOf(o Observed) []Server {
 	var servers []Server
 	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
-		servers = append(servers, serverOf(&lease, o.Now))
+		servers = append(servers, serverOf(&lease, o.Now, o.Renewals[lease.Name]))
 	}
 	if !slices.ContainsFunc(servers, func(s Server) bool { return s.silence != agree.Stock }) {
 		// Nobody reports here: in a stock cluster that is as it should be.
@@ -64,10 +68,12 @@ func serversOf(o Observed) []Server {
 			}
 		}
 	}
-	if noneRenews(servers) {
-		for i := range servers {
+	none := noneRenews(servers)
+	for i := range servers {
+		if none {
 			servers[i].State = Unrenewed
 		}
+		servers[i].late = !none && servers[i].State == Unrenewed
 	}
 	if !slices.ContainsFunc(servers, Server.answers) {
 		for i := range servers {
@@ -162,7 +168,7 @@ func (x *index) unrenewed() Problem {
 	return x.restored(p)
 }
 
-func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
+func serverOf(lease *coordinationv1.Lease, now time.Time, seen Renewal) Server {
 	s := Server{
 		ID:           lease.Name,
 		Release:      lease.Annotations[storageversion.BinaryVersionAnnotation],
@@ -172,23 +178,20 @@ func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
 		Aggregated:   storageversion.IsAggregated(lease),
 		silence:      storageversion.SilenceOf(lease),
 	}
-	var lasts time.Duration
-	if lease.Spec.RenewTime != nil {
-		s.renewed = max(0, now.Sub(lease.Spec.RenewTime.Time)).Truncate(time.Second)
+	s.lasts = lastsFor(lease)
+	s.renewed = max(0, age(lease, now), seen.For.Duration)
+	if seen.Renewed {
+		s.renewed = seen.For.Duration
 	}
-	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
-		lasts = time.Duration(*seconds) * time.Second
-	}
-	if s.silence == agree.Stock {
-		// It renews every few seconds a Lease that lasts for an hour.
-		lasts = min(lasts, stockSilence)
-	}
-	s.lasts = lasts
+	s.renewed = s.renewed.Truncate(time.Second)
 	s.RenewedSecondsAgo = int64(s.renewed / time.Second)
+	watched := seen.For.Duration >= watchFor(s.lasts)
+	s.ahead = !seen.Renewed && age(lease, now) < -s.lasts/3
 	switch {
-	case lasts > 0 && s.renewed > lasts*2/3:
-		// It renews three times, or more, while a Lease lasts: it has missed one.
+	case s.lasts > 0 && s.renewed >= s.lasts && watched:
 		s.State = Dead
+	case s.silence == "" && s.lasts > 0 && (s.renewed > s.lasts*2/3 || s.ahead && watched):
+		s.State = Unrenewed
 	case s.silence == agree.Stock:
 		s.State = Stock
 	case s.silence != "":
@@ -198,10 +201,6 @@ func serverOf(lease *coordinationv1.Lease, now time.Time) Server {
 	}
 	return s
 }
-
-// stockSilence is how long a kube-apiserver without Concord may not renew its Lease until it
-// counts as dead.
-const stockSilence = time.Minute
 
 // versions are those that the server's encodings depend on.
 func (s Server) versions() string {
@@ -240,6 +239,13 @@ func (s Server) problem(waits []string) Problem {
 		p.Kind = SilentServer
 		p.Text = fmt.Sprintf("%s (%s) does not report what it writes: its feature gate StorageVersionAPI is off", s.ID, s.versions())
 		p.Do = "start it without --feature-gates=StorageVersionAPI=false, or stop it"
+	case s.late:
+		p.Kind = LateServer
+		p.Text = fmt.Sprintf("%s (%s) has not renewed its Lease for %s: it is busy, paused, cut off or has just died, and what it reported counts", s.ID, s.versions(), duration.HumanDuration(s.renewed))
+		if s.ahead {
+			p.Text = fmt.Sprintf("%s (%s) did not renew its Lease in the %s in which it was watched, and its clock is ahead of that of the server which answered: it is busy, paused, cut off or has died, and what it reported counts", s.ID, s.versions(), duration.HumanDuration(s.renewed))
+		}
+		p.Do = fmt.Sprintf("look again: the other servers delete its Lease when they have seen it unrenewed for %s", duration.HumanDuration(s.lasts))
 	default:
 		return p
 	}

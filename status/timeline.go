@@ -111,11 +111,11 @@ func asOne(all []occurrence) []Moment {
 
 func servers(o Observed) (all []occurrence) {
 	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
-		s := serverOf(&lease, o.Now)
+		s := serverOf(&lease, o.Now, Renewal{})
 		all = append(all, occurrence{Moment: Moment{lease.CreationTimestamp.Time, ServerJoined, fmt.Sprintf("%s (%s) was started", s.ID, s.versions())}})
 	}
 	for _, gone := range o.Left {
-		s := serverOf(&gone.Lease, o.Now)
+		s := serverOf(&gone.Lease, o.Now, Renewal{})
 		all = append(all, occurrence{Moment: Moment{gone.At, ServerLeft, fmt.Sprintf("%s (%s) left", s.ID, s.versions())}})
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -36,6 +37,8 @@ type cluster struct {
 	objects client.WithWatch
 	served  discovery.DiscoveryInterface
 	clock   *connect.Clock
+	// renewals remembers Leases from one look to the next.
+	renewals status.Watch
 }
 
 func (p *plugin) cluster() (*cluster, error) {
@@ -107,6 +110,30 @@ func (c *cluster) glance(ctx context.Context, names ...string) (status.Observed,
 	return o, nil
 }
 
+// watchLeases reads Leases once more, as soon as servers that live have renewed them, where a server seems to be dead by
+// its Lease's time or has one that lies ahead: clocks of servers differ. It is for commands that tell of dead servers.
+func (c *cluster) watchLeases(ctx context.Context, o *status.Observed) {
+	o.Renewals = c.renewals.Note(o.Leases, time.Now())
+	doubt := o.Doubt()
+	if doubt <= 0 {
+		return
+	}
+	select {
+	case <-time.After(doubt):
+	case <-ctx.Done():
+		return
+	}
+	var leases coordinationv1.LeaseList
+	if err := c.objects.List(ctx, &leases, identities...); err != nil {
+		return // what was read once stands, and nobody is called dead
+	}
+	o.Leases, o.Now = leases.Items, c.clock.Now()
+	o.Renewals = c.renewals.Note(o.Leases, time.Now())
+}
+
+// identities are the Leases that stand for servers.
+var identities = []client.ListOption{client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities}}
+
 // fewDefinitions are as many as are read one by one, rather than all.
 const fewDefinitions = 10
 
@@ -138,7 +165,7 @@ func (c *cluster) observeWith(ctx context.Context, definitions func(context.Cont
 	list := func(kind string, into client.ObjectList, options ...client.ListOption) {
 		read(kind, func(ctx context.Context) error { return c.objects.List(ctx, into, options...) })
 	}
-	list("identity Leases", &leases, client.InNamespace(storageversion.IdentityNamespace), client.MatchingLabelsSelector{Selector: storageversion.Identities})
+	list("identity Leases", &leases, identities...)
 	list("StorageStates", &states)
 	list("StorageVersionMigrations", &migrations)
 	read("StorageVersions", func(ctx context.Context) error {

@@ -8,13 +8,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/api/census"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/status"
 )
@@ -162,5 +165,49 @@ func TestGlance(t *testing.T) {
 		if told != held {
 			t.Errorf("of %d that are held a status tells %d", held, told)
 		}
+	}
+}
+
+// TestWatchesLeases: where a server seems to be dead, Leases are read once more when one that lives has renewed its own;
+// nobody waits where all look well, or a second time for the same.
+func TestWatchesLeases(t *testing.T) {
+	for _, test := range []struct {
+		why     string
+		seconds int
+		old     time.Duration
+		renews  bool
+		reads   []int
+	}{
+		{"it lives", 3600, 0, true, []int{1, 1}},
+		{"it lives and its clock is behind", 1, time.Hour, true, []int{2, 1}},
+		{"it is dead", 1, time.Hour, false, []int{2, 1}},
+	} {
+		reads, renewed := 0, time.Now().Add(-test.old)
+		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasSuffix(r.URL.Path, "/leases") {
+				http.NotFound(w, r)
+				return
+			}
+			if reads++; test.renews {
+				renewed = renewed.Add(time.Second)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprintf(w, `{"kind":"LeaseList","apiVersion":"coordination.k8s.io/v1","items":[{"metadata":{"name":"apiserver-a","labels":{%q:%q},"annotations":{%q:"1.37",%q:"true"}},"spec":{"leaseDurationSeconds":%d,"renewTime":%q}}]}`,
+				storageversion.IdentityLabel, storageversion.IdentityLabelValue, storageversion.BinaryVersionAnnotation, storageversion.ReportedAnnotation, test.seconds, renewed.UTC().Format(metav1.RFC3339Micro))
+		}))
+		c := observer(t, api.URL)
+		for _, want := range test.reads {
+			reads = 0
+			o, err := c.glance(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.watchLeases(t.Context(), &o)
+			seen := o.Renewals["apiserver-a"]
+			if unrenewed := seen.For.Duration > time.Second && !seen.Renewed; unrenewed == test.renews || o.Doubt() > 0 || reads != want {
+				t.Errorf("%s: %+v, in doubt for %s after %d reads, want %d", test.why, seen, o.Doubt(), reads, want)
+			}
+		}
+		api.Close()
 	}
 }

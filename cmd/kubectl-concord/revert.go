@@ -78,6 +78,7 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 	}
 	counted := c.count(ctx, gr)
 	way.objects = countedIn(counted, way)
+	c.watchLeases(ctx, &o)
 	now, err := status.Why(o, gr, counted)
 	if err != nil {
 		return err
@@ -261,6 +262,7 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, bef
 			return fmt.Errorf("%w; the definition is changed, and the servers go on", err)
 		}
 		if err == nil {
+			c.watchLeases(ctx, &o)
 			o.Migrations = slices.DeleteFunc(o.Migrations, func(m migrationv1alpha1.StorageVersionMigration) bool { return before.Has(m.UID) })
 			answer, err := status.Why(o, way.resource, status.Counted{})
 			if err != nil {
@@ -294,7 +296,7 @@ func stuck(a status.Answer, since time.Duration) bool {
 		switch p.Kind {
 		case status.BadObjects, status.WebhookDown, status.MigrationFailed, status.Paused, status.StockServer, status.SilentServer:
 			return true
-		case status.NotReady, status.StockAnswered:
+		case status.NotReady, status.StockAnswered, status.LateServer:
 			return false
 		}
 		return since > settleTime

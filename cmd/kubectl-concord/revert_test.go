@@ -25,6 +25,7 @@ func TestStuck(t *testing.T) {
 		{[]status.Kind{status.NotReady, status.StockAnswered, status.Disagreement}, false, true},
 		{[]status.Kind{status.Disagreement}, false, true},
 		{[]status.Kind{status.DeadServer}, false, true},
+		{[]status.Kind{status.LateServer}, false, false},
 		{[]status.Kind{status.NoneRenews}, false, true},
 		{[]status.Kind{status.Held}, false, true},
 		{[]status.Kind{status.Stalled}, false, true},

@@ -54,6 +54,7 @@ func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (scr
 	if err != nil {
 		return "", nil, err
 	}
+	c.watchLeases(ctx, &o)
 	if len(o.Unread) > 0 {
 		unread = errors.New("not everything may be listed by this user")
 	}

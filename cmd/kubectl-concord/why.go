@@ -53,6 +53,7 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 	if count {
 		counted = c.count(ctx, gr)
 	}
+	c.watchLeases(ctx, &o)
 	answer, err := status.Why(o, gr, counted)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import { short, brief, unknown } from './encodings.js';
 const words = {
   NoneRenews: 'no server renews its Lease',
   DeadServer: 'waits for a dead server',
+  LateServer: 'waits for a server that does not renew its Lease',
   Unwritten: 'not written by the controllers',
   StockServer: 'waits for a server without Concord',
   SilentServer: 'waits for a silent server',

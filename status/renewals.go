@@ -1,0 +1,95 @@
+package status
+
+import (
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// Renewal is what somebody has seen of a Lease who has read it more than once.
+type Renewal struct {
+	// For is how long it has been as it is.
+	For metav1.Duration `json:"for"`
+	// Renewed says that it was seen to be renewed.
+	Renewed bool `json:"renewed,omitempty"`
+}
+
+// Watch remembers Leases from one reading to the next. The zero Watch has read none.
+type Watch struct{ last map[string]reading }
+
+// reading is a Lease as it was read last: since is when it was read so first.
+type reading struct {
+	renewTime time.Time
+	since     time.Time
+	renewed   bool
+}
+
+// Note takes a reading, at a time of the reader's own clock, and returns what is known of each Lease by now.
+func (w *Watch) Note(leases []coordinationv1.Lease, now time.Time) map[string]Renewal {
+	last, known := map[string]reading{}, map[string]Renewal{}
+	for i := range leases {
+		var at time.Time
+		if leases[i].Spec.RenewTime != nil {
+			at = leases[i].Spec.RenewTime.Time
+		}
+		is, before := w.last[leases[i].Name]
+		if !before || !is.renewTime.Equal(at) {
+			is = reading{renewTime: at, since: now, renewed: before}
+		}
+		last[leases[i].Name] = is
+		known[leases[i].Name] = Renewal{For: metav1.Duration{Duration: now.Sub(is.since)}, Renewed: is.renewed}
+	}
+	w.last = last
+	return known
+}
+
+// Doubt is for how long Leases have to be watched until it is known which servers are dead: by their own times alone
+// some seem to be, or lie in the future. It is 0 where none does, or it was done.
+func (o Observed) Doubt() (doubt time.Duration) {
+	for i := range o.Leases {
+		lease := &o.Leases[i]
+		lasts, old, seen := lastsFor(lease), age(lease, o.Now), o.Renewals[lease.Name]
+		if lasts > 0 && !seen.Renewed && (old > lasts*2/3 || old < -lasts/3) {
+			doubt = max(doubt, watchFor(lasts)-seen.For.Duration)
+		}
+	}
+	return doubt
+}
+
+const (
+	// stockSilence is how long a kube-apiserver without Concord may not renew its Lease until it
+	// counts as dead.
+	stockSilence = time.Minute
+	// stockRenews is the time between two renewals of such a one.
+	stockRenews = 10 * time.Second
+)
+
+// lastsFor is how long a server counts as alive by its Lease; 0 if that is not known.
+func lastsFor(lease *coordinationv1.Lease) time.Duration {
+	if lease.Spec.LeaseDurationSeconds == nil || lease.Spec.RenewTime == nil {
+		return 0
+	}
+	lasts := time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+	if storageversion.SilenceOf(lease) == agree.Stock {
+		// It renews every few seconds a Lease that lasts for an hour.
+		lasts = min(lasts, stockSilence)
+	}
+	return lasts
+}
+
+// watchFor is in which time a server that lives renews its Lease. It does so three times, or more, while the Lease lasts;
+// for those that last longest nobody is kept waiting so long.
+func watchFor(lasts time.Duration) time.Duration { return min(lasts/3, stockRenews) + time.Second }
+
+// age is how long ago a Lease was renewed, by the clocks of its server and of the one that answered; below 0 where
+// the first is ahead.
+func age(lease *coordinationv1.Lease, now time.Time) time.Duration {
+	if lease.Spec.RenewTime == nil {
+		return 0
+	}
+	return now.Sub(lease.Spec.RenewTime.Time)
+}

@@ -1,0 +1,91 @@
+package status_test
+
+import (
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/status"
+)
+
+// serverLease is the Lease of a server of Concord that has reported, or of a stock one.
+func serverLease(renewed time.Time, stock bool) coordinationv1.Lease {
+	var lease coordinationv1.Lease
+	lease.Name, lease.Labels = "apiserver-a", map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
+	seconds, at := int32(15), metav1.NewMicroTime(renewed)
+	lease.Annotations = map[string]string{storageversion.BinaryVersionAnnotation: "1.37", storageversion.ReportedAnnotation: "true"}
+	if stock {
+		lease.Annotations, seconds = nil, 3600
+	}
+	lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &seconds, &at
+	return lease
+}
+
+// TestClocksOfServers: a Lease is judged by whether it is seen to be renewed where its time alone would have its server
+// dead, or lies ahead, and not before; a server that renews it is never dead, whatever its clock.
+func TestClocksOfServers(t *testing.T) {
+	now := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	other := serverLease(now, false)
+	other.Name = "apiserver-b"
+	for _, test := range []struct {
+		why        string
+		old        time.Duration // of the Lease when it is read first
+		renewed    bool          // before it is read a second time
+		stock      bool
+		first      string
+		doubt      time.Duration
+		after      time.Duration // it is read a second time
+		second     string
+		deletesNow bool
+	}{
+		{why: "lives", old: 4 * time.Second, renewed: true, first: status.Serving, after: 6 * time.Second, second: status.Serving},
+		{why: "is behind", old: 10 * time.Minute, renewed: true, first: status.Unrenewed, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Serving},
+		{why: "is ahead", old: -10 * time.Minute, renewed: true, first: status.Serving, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Serving},
+		{why: "is dead", old: time.Minute, first: status.Unrenewed, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Dead, deletesNow: true},
+		{why: "is dead and was ahead", old: -10 * time.Minute, first: status.Serving, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Unrenewed},
+		{why: "is dead and was ahead, for long", old: -10 * time.Minute, first: status.Serving, doubt: 6 * time.Second, after: 15 * time.Second, second: status.Dead, deletesNow: true},
+		{why: "was busy", old: 12 * time.Second, renewed: true, first: status.Unrenewed, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Serving},
+		{why: "is busy", old: 12 * time.Second, first: status.Unrenewed, doubt: 6 * time.Second, after: 2 * time.Second, second: status.Unrenewed},
+		{why: "is stock and behind", old: 10 * time.Minute, renewed: true, stock: true, first: status.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Stock},
+		{why: "is stock and dead", old: 10 * time.Minute, stock: true, first: status.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Dead, deletesNow: true},
+	} {
+		var watch status.Watch
+		began := time.Now()
+		lease := serverLease(now.Add(-test.old), test.stock)
+		o := status.Observed{Now: now, Leases: []coordinationv1.Lease{lease, other}}
+		o.Renewals = watch.Note(o.Leases, began)
+		if got := state(o); got != test.first || o.Doubt() != test.doubt {
+			t.Errorf("%s: %s, in doubt for %s, want %s and %s", test.why, got, o.Doubt(), test.first, test.doubt)
+		}
+		if test.renewed {
+			lease.Spec.RenewTime.Time = lease.Spec.RenewTime.Add(5 * time.Second)
+		}
+		other.Spec.RenewTime = &metav1.MicroTime{Time: now.Add(test.after)}
+		o = status.Observed{Now: now.Add(test.after), Leases: []coordinationv1.Lease{lease, other}}
+		o.Renewals = watch.Note(o.Leases, began.Add(test.after))
+		if got := state(o); got != test.second || test.after >= test.doubt && o.Doubt() > 0 {
+			t.Errorf("%s: %s, in doubt for %s when it was watched for %s, want %s", test.why, got, o.Doubt(), test.after, test.second)
+		}
+		deletes := false
+		for _, p := range status.Of(o).Problems {
+			deletes = deletes || p.Kind == status.DeadServer && p.Run != ""
+		}
+		if deletes != test.deletesNow {
+			t.Errorf("%s: it says to delete its Lease: %t", test.why, deletes)
+		}
+		other.Spec.RenewTime = &metav1.MicroTime{Time: now}
+	}
+}
+
+// state is that of the first server by name.
+func state(o status.Observed) string {
+	for _, s := range status.Of(o).Servers {
+		if s.ID == "apiserver-a" {
+			return s.State
+		}
+	}
+	return ""
+}
