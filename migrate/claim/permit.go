@@ -42,7 +42,10 @@ func (w *work) refused(ctx context.Context) (string, error) {
 		return fmt.Sprintf("%s has claimed it", claimer), nil
 	}
 	if why := tooOld(leases, w.self); why != "" {
-		return why, nil
+		if claimer == w.self {
+			return why, nil // the claim is given up first
+		}
+		return why, w.tellNobody(ctx, leases)
 	}
 	// The fence sees to it that this permits the rewrite as well: where the StorageVersion
 	// has moved since, nothing is written before it is read again.

@@ -212,8 +212,8 @@ const (
 	ReasonRetrying  = "Retrying"
 	ReasonPaused    = "Paused"
 	// ReasonWaitingForAgreement, of a Running condition that is False: no server has begun
-	// since the servers do not agree on an encoding, or nobody can tell whether one serves the resource.
-	// ReasonPending: since they do again.
+	// since the servers do not agree on an encoding, nobody can tell whether one serves the resource, or none that does
+	// may. ReasonPending: since they do again.
 	ReasonWaitingForAgreement = "WaitingForAgreement"
 	ReasonPending             = "Pending"
 	// ReasonSucceeded: every stored object is in the encoding.

@@ -1,0 +1,87 @@
+package claim
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
+)
+
+// newer is a server that is newer than those that report the resource, and does not serve it.
+const newer agree.ServerID = "apiserver-newer"
+
+// joins has the newer server join, and report all that it serves, or not yet.
+func (w *world) joins(reported bool) {
+	w.t.Helper()
+	w.lease(newer, "1.37")
+	lease := leaseObject(w.t, w, newer)
+	if reported {
+		lease.Annotations[storageversion.ReportedAnnotation] = "true"
+	}
+	w.must(w.client.Update(context.Background(), lease))
+}
+
+// TestNobodyMay: a migration that every server which serves the resource is too old for says so, by one of them and
+// once, and begins when a newer one is gone.
+func TestNobodyMay(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	id := self
+	w.c.cfg.ID = func() agree.ServerID { return id }
+	waits := func() string {
+		t.Helper()
+		_, err := step(w)
+		w.must(err)
+		return migrationv1alpha1.Waiting(w.read())
+	}
+	w.joins(false)
+	id = other
+	if why := waits(); why != "" {
+		t.Errorf("while the newer server has not reported it waits: %s", why)
+	}
+	w.joins(true)
+	id = self
+	if why := waits(); why != "" {
+		t.Errorf("the second of two servers says that it waits: %s", why)
+	}
+	id = other
+	why := waits()
+	for _, part := range []string{"emulate releases before 1.37, which apiserver-newer emulates", "have a server that emulates 1.37 serve it"} {
+		if !strings.Contains(why, part) {
+			t.Errorf("it waits: %q, which does not say %q", why, part)
+		}
+	}
+	if got := w.events(); !slices.Equal(got, []string{"Normal WaitingForAgreement"}) {
+		t.Errorf("events %v", got)
+	}
+	written := w.read().ResourceVersion
+	for _, id = range []agree.ServerID{self, other} {
+		if again := waits(); again != why || w.read().ResourceVersion != written {
+			t.Errorf("%s writes it again: %q", id, again)
+		}
+	}
+	w.must(w.client.Delete(context.Background(), leaseObject(t, w, newer)))
+	if why := waits(); why != "" {
+		t.Errorf("when the newer server is gone it waits: %s", why)
+	}
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+}
+
+// TestSomebodyMay: nothing is said where a newer server serves the resource, or an aggregated API server.
+func TestSomebodyMay(t *testing.T) {
+	for _, reporter := range []agree.ServerID{newer, "apiserver-aggregated"} {
+		w := newWorld(t)
+		w.migration(nil)
+		w.joins(true)
+		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: reporter, Encoding: v1})
+		_, err := step(w)
+		w.must(err)
+		if why := migrationv1alpha1.Waiting(w.read()); why != "" || w.claimedBy() != "" {
+			t.Errorf("beside %s it waits: %q, claimed by %q", reporter, why, w.claimedBy())
+		}
+	}
+}
