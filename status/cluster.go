@@ -79,7 +79,7 @@ func Of(o Observed) Cluster {
 			waits[server.ID] = append(waits[server.ID], r.String())
 		}
 		for _, m := range r.live() {
-			c.Moving = append(c.Moving, movingOf(r, m))
+			c.Moving = append(c.Moving, x.moving(r, m))
 		}
 		problems = append(problems, own...)
 		row := x.row(r, own)

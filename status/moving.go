@@ -2,6 +2,7 @@ package status
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -25,10 +26,13 @@ type Moving struct {
 	Total            int64 `json:"total"`
 	Failed           int64 `json:"failed"`
 	ObjectsPerSecond int64 `json:"objectsPerSecond"`
-	// LeftSeconds is how long it will take at this rate; 0 if that is not known.
+	// LeftSeconds is how long it will take at this rate. Both are 0 where they are not known.
 	LeftSeconds int64 `json:"leftSeconds,omitempty"`
 	// By is the server that migrates.
 	By string `json:"by,omitempty"`
+
+	// full says that etcd takes no writes for lack of space.
+	full bool
 }
 
 // The states of a migration that has not ended.
@@ -73,6 +77,15 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 		if left := p.Total - p.Done - p.Failed; left > 0 && p.ObjectsPerSecond > 0 && moving.State == Running {
 			moving.LeftSeconds = left/p.ObjectsPerSecond + 1
 		}
+	}
+	return moving
+}
+
+// moving is the migration as it is told: while etcd takes no writes it gets on at no rate, whatever it was before.
+func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
+	moving := movingOf(r, m)
+	if slices.Contains(x.FailedChecks, "etcd-space") {
+		moving.ObjectsPerSecond, moving.LeftSeconds, moving.full = 0, 0, true
 	}
 	return moving
 }

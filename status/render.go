@@ -239,7 +239,7 @@ func (m Moving) text(s Style) string {
 	if m.Failed > 0 {
 		line += fmt.Sprintf(", %d failed", m.Failed)
 	}
-	if m.State == Running {
+	if m.State == Running && !m.full {
 		line += fmt.Sprintf(", %d/s", m.ObjectsPerSecond)
 	}
 	if m.LeftSeconds > 0 {

@@ -85,7 +85,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	a.Problems = append(a.Problems, x.ofCluster()...)
 	a.Problems = gathered(append(a.Problems, x.problems(r)...))
 	for _, m := range r.live() {
-		a.Moving = append(a.Moving, movingOf(r, m))
+		a.Moving = append(a.Moving, x.moving(r, m))
 	}
 	r.summarize(&a, target, x.silentOf(r), counted.Objects != nil)
 	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
