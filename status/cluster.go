@@ -147,12 +147,31 @@ func (x *index) unobserved(r *resource) Problem {
 		return p
 	}
 	why := r.state.Status.Message
+	if observed.Settling(why) {
+		return x.unlooked(r)
+	}
 	return Problem{
 		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
 		Text: fmt.Sprintf("%s: it is not known what servers write: %s", r, why),
 		Do:   "see that every kube-apiserver answers at its own address; of one that is gone for good delete the identity Lease",
 		merged: func(resources []string) string {
 			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), some(resources), why)
+		},
+	}
+}
+
+// unlooked is that the controllers of a stock cluster have not looked at a resource again that was to be agreed on by now.
+func (x *index) unlooked(r *resource) Problem {
+	if x.idle().Kind != "" {
+		return Problem{} // they look at none
+	}
+	since := duration.HumanDuration(r.unlooked())
+	return Problem{
+		Kind: Unwritten, Resources: []string{r.String()}, alike: "not looked at",
+		Text: fmt.Sprintf("%s: concord controllers have not looked at it for %s, so that it is not known what servers write", r, since),
+		Do:   "see the log of concord controllers, in the namespace that they are installed in: what they read may be refused, or they have more definitions to look at than they can",
+		merged: func(resources []string) string {
+			return fmt.Sprintf("concord controllers have not looked at %d resources, %s, for %s, so that it is not known what servers write", len(resources), some(resources), since)
 		},
 	}
 }
@@ -176,11 +195,14 @@ func notServed(r *resource) Problem {
 // settling is the reason why a resource of a stock cluster is not agreed on yet, if it passes by
 // itself; empty otherwise.
 func (r *resource) settling() string {
-	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) {
+	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) || r.unlooked() > evolve.DiscoveryPeriod {
 		return ""
 	}
 	return r.state.Status.Message
 }
+
+// unlooked is for how long nobody has looked at the resource to write its StorageState.
+func (r *resource) unlooked() time.Duration { return r.now.Sub(r.state.Status.LastHeartbeatTime.Time) }
 
 // ofCluster are the problems that all resources have.
 func (x *index) ofCluster() []Problem {
@@ -208,7 +230,7 @@ func (o Observed) idle() Problem {
 	}
 	return Problem{
 		Kind: Idle,
-		Text: fmt.Sprintf("nobody has looked after the StorageStates for %s, so that no migration begins: the controllers do not run, or what they write is refused", duration.HumanDuration(o.Now.Sub(last))),
+		Text: fmt.Sprintf("nobody has looked after the StorageStates for %s, so that no migration begins: the controllers do not run, or what they read or write is refused", duration.HumanDuration(o.Now.Sub(last))),
 		Do:   "with servers of Concord see the logs of those that serve, and which admission policies and webhooks are for storagestates.migration.k8s.io; in a stock cluster those of concord controllers, in the namespace that they are installed in",
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -45,6 +46,8 @@ type resource struct {
 	stored []agree.Encoding
 	// unserved says that all servers report, and none this resource: as after a rollback.
 	unserved bool
+	// now is the API server's time.
+	now time.Time
 }
 
 func indexed(o Observed) *index {
@@ -77,7 +80,7 @@ func indexed(o Observed) *index {
 
 func (x *index) get(gr schema.GroupResource) *resource {
 	if x.of[gr] == nil {
-		x.of[gr] = &resource{GroupResource: gr}
+		x.of[gr] = &resource{GroupResource: gr, now: x.Now}
 	}
 	return x.of[gr]
 }

@@ -67,6 +67,9 @@ func refusal(r *resource, message, of, kept string) (text, do string) {
 	if webhook := deniedBy.FindStringSubmatch(message); webhook != nil {
 		return text, mend + ", or change the admission webhook " + webhook[1] + ", which refuses them"
 	}
+	if strings.Contains(message, "no new finalizers can be added if the object is being deleted") {
+		return kept + ": a mutating webhook or policy adds a finalizer to objects that are being deleted, which no API server takes", "exclude the user that migrates from it, or let the deletions end"
+	}
 	if r.crd != nil && invalid.MatchString(message) {
 		return text, mend + ", or change the rule of their CustomResourceDefinition that refuses them"
 	}
