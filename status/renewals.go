@@ -53,7 +53,7 @@ func (o Observed) Doubt() (doubt time.Duration) {
 	for i := range o.Leases {
 		lease := &o.Leases[i]
 		lasts, old, seen := lastsFor(lease), age(lease, o.Now), o.Renewals[lease.Name]
-		if lasts > 0 && !seen.Renewed && (old > lasts*2/3 || old < -lasts/3) {
+		if lasts > 0 && !seen.Renewed && (old >= lasts || old < -lasts/3) {
 			doubt = max(doubt, watchFor(lasts)-seen.For.Duration)
 		}
 	}

@@ -47,8 +47,8 @@ func TestClocksOfServers(t *testing.T) {
 		{why: "is dead", old: time.Minute, first: status.Unrenewed, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Dead, deletesNow: true},
 		{why: "is dead and was ahead", old: -10 * time.Minute, first: status.Serving, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Unrenewed},
 		{why: "is dead and was ahead, for long", old: -10 * time.Minute, first: status.Serving, doubt: 6 * time.Second, after: 15 * time.Second, second: status.Dead, deletesNow: true},
-		{why: "was busy", old: 12 * time.Second, renewed: true, first: status.Unrenewed, doubt: 6 * time.Second, after: 6 * time.Second, second: status.Serving},
-		{why: "is busy", old: 12 * time.Second, first: status.Unrenewed, doubt: 6 * time.Second, after: 2 * time.Second, second: status.Unrenewed},
+		{why: "was busy", old: 12 * time.Second, renewed: true, first: status.Unrenewed, after: 6 * time.Second, second: status.Serving},
+		{why: "is busy", old: 12 * time.Second, first: status.Unrenewed, after: 2 * time.Second, second: status.Unrenewed},
 		{why: "is stock and behind", old: 10 * time.Minute, renewed: true, stock: true, first: status.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Stock},
 		{why: "is stock and dead", old: 10 * time.Minute, stock: true, first: status.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Dead, deletesNow: true},
 	} {

@@ -304,7 +304,7 @@ var (
 	identity = regexp.MustCompile(`apiserver-[0-9a-f]{16}`)
 	// varying are the parts that differ between runs: ages, rates, counts of resources and the
 	// share that a migration was paused at.
-	varying = regexp.MustCompile(`(Lease|dead) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|[0-9]+ of [0-9]+ resources are safe|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]|[0-9]+ bytes|revision [0-9]+|, in [0-9]+m?s`)
+	varying = regexp.MustCompile(`(Lease|dead|unrenewed) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|[0-9]+ of [0-9]+ resources are safe|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]|[0-9]+ bytes|revision [0-9]+|, in [0-9]+m?s`)
 	// ended is how a line of history begins; spans is where its columns are.
 	ended = regexp.MustCompile(`(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8} .*$`)
 	spans = regexp.MustCompile(`  +`)

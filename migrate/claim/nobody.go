@@ -21,8 +21,8 @@ import (
 // condition in its place.
 func (w *work) tellNobody(ctx context.Context, leases []coordinationv1.Lease) error {
 	newest := newestOf(leases)
-	if newest == nil {
-		return nil // of a server that has not reported yet, it is not known which resources it has
+	if newest == nil || w.m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(w.self) {
+		return nil // its own claim is given up first; and of a server that has not reported yet, it is not known which resources it has
 	}
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
 	if err := w.c.cfg.Client.Get(ctx, client.ObjectKey{Name: storageversion.Name(w.gr)}, sv); err != nil {

@@ -42,9 +42,6 @@ func (w *work) refused(ctx context.Context) (string, error) {
 		return fmt.Sprintf("%s has claimed it", claimer), nil
 	}
 	if why := tooOld(leases, w.self); why != "" {
-		if claimer == w.self {
-			return why, nil // the claim is given up first
-		}
 		return why, w.tellNobody(ctx, leases)
 	}
 	// The fence sees to it that this permits the rewrite as well: where the StorageVersion
