@@ -81,7 +81,14 @@ func (j *Join) hostGate(next http.Handler, reject func(http.ResponseWriter, *htt
 
 // refusal says, for a metric, why the gate refuses writes now.
 func (j *Join) refusal() string {
-	if j.etcd.health.Unwritable() != nil {
+	return refusalOf(j.etcd.health.WentBack(), j.etcd.health.Unwritable())
+}
+
+func refusalOf(wentBack, unwritable error) string {
+	switch {
+	case wentBack != nil:
+		return refusedRestored
+	case unwritable != nil:
 		return refusedByEtcd
 	}
 	return refusedUnreported

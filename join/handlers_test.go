@@ -1,6 +1,7 @@
 package join
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -35,6 +36,16 @@ func TestStoresNothing(t *testing.T) {
 		got, ok := describe(r.WithContext(apirequest.WithRequestInfo(r.Context(), info)))
 		if !ok || got.StoresNothing != test.want {
 			t.Errorf("%s %s: %+v, %t", test.method, test.path, got, ok)
+		}
+	}
+}
+
+// The reason that an alert names tells a restored etcd, with which servers are to be restarted, from one that is away.
+func TestRefusal(t *testing.T) {
+	err := errors.New("etcd")
+	for want, got := range map[string]string{"EtcdRestored": refusalOf(err, err), "EtcdUnwritable": refusalOf(nil, err), "NotReported": refusalOf(nil, nil)} {
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
 }

@@ -30,17 +30,18 @@ var (
 const (
 	refusedUnreported = "NotReported" // this server has not reported the resource
 	refusedByEtcd     = "EtcdUnwritable"
+	refusedRestored   = "EtcdRestored"
 )
 
 var (
 	refused = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: "concord", Subsystem: "gate", Name: "refused_requests_total",
-		Help:           "Writes that the gate has answered with 503, by reason: NotReported while this server has not reported how it stores the resource, EtcdUnwritable while etcd does not answer or has no space.",
+		Help:           "Writes that the gate has answered with 503, by reason: NotReported while this server has not reported how it stores the resource, EtcdUnwritable while etcd does not answer or has no space, EtcdRestored since etcd went back to an older revision, until this server is restarted.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 	registerRefused = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(refused)
-		for _, reason := range []string{refusedUnreported, refusedByEtcd} {
+		for _, reason := range []string{refusedUnreported, refusedByEtcd, refusedRestored} {
 			refused.WithLabelValues(reason) // so that its first refusal is seen as an increase
 		}
 	})

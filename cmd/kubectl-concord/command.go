@@ -29,13 +29,21 @@ const asTyped = "kubectl concord"
 type plugin struct {
 	// flags are kubectl's for the cluster to reach: --kubeconfig, --context and so on.
 	flags clientcmd.ClientConfig
+	// warnings takes the warnings of API servers.
+	warnings rest.WarningHandler
 }
 
-func (p *plugin) config() (*rest.Config, error) { return connect.Loaded(p.flags) }
+func (p *plugin) config() (*rest.Config, error) {
+	config, err := connect.Loaded(p.flags)
+	if err == nil {
+		config.WarningHandler = p.warnings
+	}
+	return config, err
+}
 
 func newCommand() *cobra.Command {
 	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
-	p := &plugin{flags: clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)}
+	p := &plugin{flags: clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides), warnings: rest.NoWarnings{}}
 	root := newStatusCommand(p)
 	root.Use = "kubectl-concord"
 	root.Args = nil // as cobra does it, with the commands that are spelled alike
@@ -46,8 +54,9 @@ Without a command it prints the status: ` + statusHelp
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: asTyped}
 	root.Version = build.This().String()
 	root.SilenceUsage, root.SilenceErrors = true, true
-	root.PersistentPreRun = func(*cobra.Command, []string) {
+	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
 		klog.SetLogger(logr.Discard()) // the commands tell people themselves what the client library logs
+		p.warnings = rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true})
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())

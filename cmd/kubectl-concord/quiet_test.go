@@ -20,22 +20,44 @@ func TestQuiet(t *testing.T) {
 		_, _ = io.WriteString(w, `{"kind":`)
 	}))
 	defer server.Close()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	config := `{"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "c", "cluster": {"server": "` + server.URL + `"}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "current-context": "c", "users": [{"name": "u", "user": {}}]}`
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	defer klog.CaptureState().Restore()
 	var logged bytes.Buffer
 	klog.LogToStderr(false)
 	klog.SetOutput(&logged)
-	cmd := newCommand()
-	cmd.SetOut(io.Discard)
-	cmd.SetErr(io.Discard)
-	cmd.SetArgs([]string{"status", "--kubeconfig", file})
-	err := cmd.ExecuteContext(t.Context())
+	err := statusOf(t, server.URL, io.Discard)
 	klog.Flush()
 	if err == nil || logged.Len() > 0 {
 		t.Errorf("it ends with %v, and the log has\n%s", err, logged.String())
 	}
+}
+
+// TestWarnings: warnings of an API server are told, each once.
+func TestWarnings(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Warning", `299 - "this API is deprecated"`)
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}`)
+	}))
+	defer server.Close()
+	defer klog.CaptureState().Restore()
+	var stderr bytes.Buffer
+	if err := statusOf(t, server.URL, &stderr); err == nil || stderr.String() != "Warning: this API is deprecated\n" {
+		t.Errorf("it ends with %v and tells %q", err, stderr.String())
+	}
+}
+
+// statusOf asks for the status of the cluster at an address.
+func statusOf(t *testing.T, address string, stderr io.Writer) error {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "c", "cluster": {"server": "` + address + `"}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "current-context": "c", "users": [{"name": "u", "user": {}}]}`
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := newCommand()
+	cmd.SetOut(io.Discard)
+	cmd.SetErr(stderr)
+	cmd.SetArgs([]string{"status", "--kubeconfig", file})
+	return cmd.ExecuteContext(t.Context())
 }

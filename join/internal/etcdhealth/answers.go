@@ -105,12 +105,12 @@ func (h *answers) compare(newest, revision int64) {
 	defer h.mu.Unlock()
 	h.newest = max(h.newest, revision)
 	if revision < newest && h.back == nil {
-		h.back = fmt.Errorf("etcd went back from revision %d to %d: it was restored from a backup under running servers, whose caches and migrations are of the time before; restart all of them", newest, revision)
+		h.back = fmt.Errorf("etcd went back from revision %d to %d: it was restored from a backup under running servers, whose caches and migrations are of the time before: restart all of them; or its members differ (etcdctl endpoint status --cluster): mend etcd first", newest, revision)
 		klog.Background().Error(h.back, "Writes are refused until then")
 	}
 }
 
-// wentBack says in one line that etcd was restored to an older revision since the process began; else nil.
+// wentBack says in one line that etcd was at an older revision than before since the process began; else nil.
 func (h *answers) wentBack() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

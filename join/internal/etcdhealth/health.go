@@ -70,6 +70,9 @@ func (h *Health) Unwritable() error {
 	return cmp.Or(h.answers.wentBack(), h.answers.err(), h.space.err())
 }
 
+// WentBack says in one line that etcd is at an older revision than before, until the process is restarted; else nil.
+func (h *Health) WentBack() error { return h.answers.wentBack() }
+
 // Restored is the check etcd-restored, of liveness, too: it fails when etcd is at an older revision than before, until
 // the process is restarted.
 func (h *Health) Restored() healthz.HealthChecker {
