@@ -28,7 +28,7 @@ func (w *work) tellNobody(ctx context.Context, leases []coordinationv1.Lease) er
 	if err := w.c.cfg.Client.Get(ctx, client.ObjectKey{Name: storageversion.Name(w.gr)}, sv); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if judge(sv, w.target) != nil {
+	if agreed := judge(sv, w.target) == nil; !agreed {
 		return nil // it is about to be deleted, or given another target
 	}
 	var old []agree.ServerID
