@@ -34,6 +34,8 @@ type (
 		Name    string
 		Target  Target
 		Attempt int
+		// Lasting is how many attempts in a row have failed for a reason that does not pass by itself.
+		Lasting int
 		// Version is one in which the resource is served.
 		Version string
 	}

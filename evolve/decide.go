@@ -242,7 +242,7 @@ type attempts struct {
 	failures int
 	failed   []Migration // those the trigger made
 	last     time.Time   // when the last one failed
-	lasting  bool        // whether that was for a reason that does not pass by itself
+	lasting  int         // how many in a row, that one the last, did for a reason that does not pass by itself
 }
 
 func (a *attempts) count(m Migration) {
@@ -267,8 +267,8 @@ func (a *attempts) wait(now time.Time) time.Duration {
 		return 0
 	}
 	a.failures = max(a.failures, a.number)
-	if a.lasting {
-		return remaining(a.last, LastingBackoff(a.failures), now)
+	if a.lasting > 0 {
+		return remaining(a.last, LastingBackoff(a.lasting), now)
 	}
 	return remaining(a.last, Backoff(a.failures), now)
 }
@@ -284,6 +284,7 @@ func (a *attempts) again(o Observation, target Target) []Action {
 		Name:    MigrationName(o.Resource, target, number),
 		Target:  target,
 		Attempt: number,
+		Lasting: a.lasting,
 		Version: servedVersion(o.Resource, target.Encoding, o.StorageVersion.Reports),
 	})
 }

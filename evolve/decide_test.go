@@ -105,19 +105,19 @@ var decisions = []struct {
 	{
 		"a failure that does not pass by itself is followed by a long pause",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
-			Migrations: []Migration{{Name: "m", Made: true, Attempt: 1, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
-		[]string{"wait 9m0s: 1 failure before another migration"},
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 7, Phase: Failed, Lasting: 1, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+		[]string{"wait 9m0s: 7 failures before another migration"},
 	},
 	{
 		"and every further one by one twice as long",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
-			Migrations: []Migration{{Name: "m", Made: true, Attempt: 4, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 4, Phase: Failed, Lasting: 4, Target: done.Target, Ended: now.Add(-time.Minute)}}},
 		[]string{"wait 1h19m0s: 4 failures before another migration"},
 	},
 	{
 		"but not by more than a day",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
-			Migrations: []Migration{{Name: "m", Made: true, Attempt: 100, Phase: Failed, Lasting: true, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 100, Phase: Failed, Lasting: 100, Target: done.Target, Ended: now.Add(-time.Minute)}}},
 		[]string{"wait 23h59m0s: 100 failures before another migration"},
 	},
 	{

@@ -165,8 +165,9 @@ type Migration struct {
 	// State is the uid of the StorageState that there was when a user's got its Target.
 	State string
 	Phase Phase
-	// Lasting says that it failed for a reason that does not pass by itself.
-	Lasting bool
+	// Lasting is how many attempts in a row, this one the last of them, have failed for a reason that does not pass by
+	// itself; 0 if this one has not.
+	Lasting int
 	// Made says that the trigger made it, and not a user.
 	Made bool
 	// Paused says that a user has it rest.

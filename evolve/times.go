@@ -41,8 +41,8 @@ func Backoff(failures int) time.Duration {
 	return wait
 }
 
-// LastingBackoff returns how long to wait after the failures-th failure in a row, failures > 0, if the last one had a
-// reason that does not pass by itself: MaxBackoff at first, and twice as long each time. Every attempt writes all objects,
+// LastingBackoff returns how long to wait after the failures-th failure in a row, failures > 0, for reasons that do not
+// pass by themselves: MaxBackoff at first, and twice as long each time. Every attempt writes all objects,
 // and admission may have them grow by each.
 func LastingBackoff(failures int) time.Duration {
 	wait := MaxBackoff

@@ -52,12 +52,15 @@ func (w *Watch) Note(leases []coordinationv1.Lease, now time.Time) map[string]Re
 func (o Observed) Doubt() (doubt time.Duration) {
 	for i := range o.Leases {
 		lease := &o.Leases[i]
+		if !storageversion.IsServer(lease.Name) {
+			continue // it is upstream's own, of a server that has another one
+		}
 		lasts, old, seen := lastsFor(lease), age(lease, o.Now), o.Renewals[lease.Name]
 		if lasts > 0 && !seen.Renewed && (old >= lasts || old < -lasts/3) {
-			doubt = max(doubt, watchFor(lasts)-seen.For.Duration)
+			doubt = max(doubt, watchFor(lease, lasts)-seen.For.Duration)
 		}
 	}
-	return doubt
+	return min(doubt, longestDoubt)
 }
 
 const (
@@ -66,6 +69,8 @@ const (
 	stockSilence = time.Minute
 	// stockRenews is the time between two renewals of such a one.
 	stockRenews = 10 * time.Second
+	// longestDoubt is for how long nobody is kept waiting longer: a server whose Lease lasts longer is called unrenewed.
+	longestDoubt = 11 * time.Second
 )
 
 // lastsFor is how long a server counts as alive by its Lease; 0 if that is not known.
@@ -81,9 +86,13 @@ func lastsFor(lease *coordinationv1.Lease) time.Duration {
 	return lasts
 }
 
-// watchFor is in which time a server that lives renews its Lease. It does so three times, or more, while the Lease lasts;
-// for those that last longest nobody is kept waiting so long.
-func watchFor(lasts time.Duration) time.Duration { return min(lasts/3, stockRenews) + time.Second }
+// watchFor is in which time a server that lives renews its Lease: one of Concord does so twice, or more, while it lasts.
+func watchFor(lease *coordinationv1.Lease, lasts time.Duration) time.Duration {
+	if storageversion.SilenceOf(lease) == agree.Stock {
+		return stockRenews + time.Second
+	}
+	return lasts/2 + time.Second
+}
 
 // age is how long ago a Lease was renewed, by the clocks of its server and of the one that answered; below 0 where
 // the first is ahead.

@@ -185,7 +185,7 @@ func serverOf(lease *coordinationv1.Lease, now time.Time, seen Renewal) Server {
 	}
 	s.renewed = s.renewed.Truncate(time.Second)
 	s.RenewedSecondsAgo = int64(s.renewed / time.Second)
-	watched := seen.For.Duration >= watchFor(s.lasts)
+	watched := seen.For.Duration >= watchFor(lease, s.lasts)
 	s.ahead = !seen.Renewed && age(lease, now) < -s.lasts/3
 	switch {
 	case s.lasts > 0 && s.renewed >= s.lasts && watched:

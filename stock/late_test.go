@@ -130,8 +130,13 @@ func TestOwnChangedByAdmission(t *testing.T) {
 	if got := w.step(); got.Again != 2*evolve.MaxBackoff {
 		t.Errorf("after the second time: %+v", got)
 	}
-	s.patched = nil
 	w.pass(2 * evolve.MaxBackoff)
+	s.patched = func(int) error { return errors.New("a failure that passes") }
+	if got := w.step(); got.Again >= evolve.MaxBackoff {
+		t.Errorf("after another failure: %+v", got)
+	}
+	s.patched = nil
+	w.pass(evolve.MaxBackoff)
 	if got := w.step(); !got.Done && !strings.Contains(got.Why, "kept for a while") {
 		t.Errorf("when admission changes nothing any more: %+v", got)
 	}

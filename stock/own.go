@@ -53,7 +53,9 @@ type proof struct {
 // failure tells of the last step of a definition, if it failed.
 type failure struct {
 	inRow int
-	why   string
+	// lasting is how many of them, the last ones, came of admission that changes objects at every write.
+	lasting int
+	why     string
 	// of is what was tried: as long as that is the same, it is not tried again until then.
 	of    trial
 	until time.Time
@@ -170,10 +172,12 @@ func (o *Own) Step(ctx context.Context, name string) Standing {
 		standing, err = o.step(ctx, crd)
 	}
 	if err != nil {
+		lasting := failed.lasting
 		failed = failure{inRow: failed.inRow + 1, why: err.Error(), of: of}
 		pause := evolve.Backoff(failed.inRow)
 		if errors.Is(err, claim.ErrChangedByAdmission) {
-			pause = evolve.LastingBackoff(failed.inRow) // all objects were written, and nothing is won by it
+			failed.lasting = lasting + 1
+			pause = evolve.LastingBackoff(failed.lasting) // all objects were written, and nothing is won by it
 		}
 		failed.until = o.config.Clock.Now().Add(pause)
 		o.failures[name] = failed

@@ -168,6 +168,9 @@ func (c *Controller) createMigration(ctx context.Context, l *look, a evolve.Crea
 	m.Name = a.Name
 	m.Labels = map[string]string{migrationv1alpha1.MadeByLabel: migrationv1alpha1.MadeByTrigger}
 	m.Annotations = map[string]string{migrationv1alpha1.AttemptAnnotation: strconv.Itoa(a.Attempt)}
+	if a.Lasting > 0 {
+		m.Annotations[migrationv1alpha1.LastingAnnotation] = strconv.Itoa(a.Lasting)
+	}
 	migrationv1alpha1.SetTarget(m, a.Target)
 	return c.cfg.Client.Create(ctx, m)
 }

@@ -223,7 +223,7 @@ func TestChangedByAdmission(t *testing.T) {
 	_, err := step(w)
 	w.must(err)
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonChangedByAdmission)
-	if view := migrationv1alpha1.ViewMigration(w.read()); !view.Lasting {
+	if view := migrationv1alpha1.ViewMigration(w.read()); view.Lasting != 1 {
 		t.Errorf("it is taken for a failure that passes by itself: %+v", view)
 	}
 }

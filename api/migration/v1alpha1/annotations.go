@@ -38,6 +38,9 @@ const (
 	StorageStateUIDAnnotation = "concord.dev/storage-state-uid"
 	// AttemptAnnotation counts the migrations that the trigger made for one target, from 1.
 	AttemptAnnotation = "concord.dev/attempt"
+	// LastingAnnotation is how many of these, directly before this one, failed since admission changes objects at every
+	// write.
+	LastingAnnotation = "concord.dev/changed-by-admission"
 	// ClaimedByAnnotation names the server that does the rewrite. The claim of a server
 	// without an identity Lease can be taken over.
 	ClaimedByAnnotation = "concord.dev/claimed-by"

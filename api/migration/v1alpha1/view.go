@@ -166,7 +166,7 @@ func Reset(m *StorageVersionMigration) {
 
 // Free takes the target, the claim and the mark of the trigger off a migration.
 func Free(m *StorageVersionMigration) {
-	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, AttemptAnnotation, ClaimedByAnnotation} {
+	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, AttemptAnnotation, LastingAnnotation, ClaimedByAnnotation} {
 		delete(m.Annotations, annotation)
 	}
 	delete(m.Labels, MadeByLabel)
@@ -187,8 +187,10 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 	}
 	view.Attempt, _ = strconv.Atoi(m.Annotations[AttemptAnnotation])
 	view.Phase, view.Ended = phase(m)
-	failed := True(m, MigrationFailed)
-	view.Lasting = failed != nil && failed.Reason == ReasonChangedByAdmission
+	if failed := True(m, MigrationFailed); failed != nil && failed.Reason == ReasonChangedByAdmission {
+		before, _ := strconv.Atoi(m.Annotations[LastingAnnotation])
+		view.Lasting = max(before, 0) + 1
+	}
 	return view
 }
 
