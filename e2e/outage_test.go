@@ -128,6 +128,15 @@ func TestEtcdAway(t *testing.T) {
 // answersWithoutEtcd asserts the answers of a server that knows etcd to be away.
 func answersWithoutEtcd(t *testing.T, config *rest.Config) {
 	t.Helper()
+	// Kubernetes' own checks of etcd may make it unready before it refuses writes.
+	cluster.Eventually(t, time.Minute, "writes are refused", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, atOnce)
+		defer cancel()
+		if a := send(ctx, config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "early")); !a.saysUnwritten() {
+			return errors.New(a.String())
+		}
+		return nil
+	})
 	for _, write := range []struct{ method, path, body string }{
 		{http.MethodPost, configMapsPath, named("v1", "ConfigMap", "new")},
 		{http.MethodDelete, configMapsPath + "/before", ""},
