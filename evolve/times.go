@@ -31,24 +31,17 @@ const (
 )
 
 // Backoff returns how long to wait after the failures-th failure in a row, failures > 0.
-func Backoff(failures int) time.Duration {
-	wait := minBackoff
-	for range failures - 1 {
-		if wait *= 2; wait >= MaxBackoff {
-			return MaxBackoff
-		}
-	}
-	return wait
-}
+func Backoff(failures int) time.Duration { return doubled(minBackoff, MaxBackoff, failures) }
 
 // LastingBackoff returns how long to wait after the failures-th failure in a row, failures > 0, for reasons that do not
-// pass by themselves: MaxBackoff at first, and twice as long each time. Every attempt writes all objects,
-// and admission may have them grow by each.
-func LastingBackoff(failures int) time.Duration {
-	wait := MaxBackoff
+// pass by themselves. Every attempt writes all objects, and admission may have them grow by each.
+func LastingBackoff(failures int) time.Duration { return doubled(MaxBackoff, maxLasting, failures) }
+
+// doubled is wait after the first failure, twice as long after each further one, and never more than most.
+func doubled(wait, most time.Duration, failures int) time.Duration {
 	for range failures - 1 {
-		if wait *= 2; wait >= maxLasting {
-			return maxLasting
+		if wait *= 2; wait >= most {
+			return most
 		}
 	}
 	return wait
