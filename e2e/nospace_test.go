@@ -82,12 +82,14 @@ func makeRoom(t *testing.T, endpoint string, raw *clientv3.Client) {
 
 // An etcd out of space is as bad as one that is away: writes are refused with a message that
 // says what to do, the server is not ready, and nobody is taken for dead. Deletes pass. A
-// migration waits, and goes on by itself when there is space.
+// migration waits, and goes on by itself when there is space. A server can be stopped meanwhile.
 func TestEtcdNoSpace(t *testing.T) {
 	t.Parallel()
 	endpoint, raw := startSmallEtcd(t)
 	c := cluster.NewExternal(t, endpoint)
-	servers := c.Start(atRate(50), "one", "two")
+	servers := c.Start(atRate(50), "one", "two", "stopped")
+	stopped := servers[2]
+	servers = servers[:2]
 	s, config := servers[0], servers[0].Config()
 	createWidgets(t, "v1", servers...)
 	account := named("v1", "ServiceAccount", "plain")
@@ -130,6 +132,10 @@ func TestEtcdNoSpace(t *testing.T) {
 		}
 	}
 	noLineForEach(t, s, func() int { return refusedWrites(t, config) })
+	stopped.Terminate()
+	if !strings.Contains(stopped.Output(), "Leaving without dropping the reports") {
+		t.Errorf("a server that was stopped says %s", stopped.Output())
+	}
 	ids := len(servers[0].IDs()) + len(servers[1].IDs())
 	stuck := widgetsIn(t, raw, "v2")
 	cluster.Eventually(t, time.Minute, "every Lease has run out for long", leasesRunOut(s, len(servers)))

@@ -28,7 +28,7 @@ const (
 	// drainTimeout bounds how long a stopping server waits for the writes it has begun.
 	drainTimeout  = 30 * time.Second
 	departTimeout = 15 * time.Second
-	// awayTimeout bounds both while etcd is away: nothing can land then.
+	// awayTimeout bounds both while etcd is away or takes no puts: nothing can land then.
 	awayTimeout = 2 * time.Second
 )
 
@@ -214,8 +214,8 @@ func (r *running) begin() (departed bool) {
 // depart is the pre-shutdown hook: the controllers end, no new writes begin, the last
 // ones land, the reports are dropped and the Lease with them (DESIGN 3.4). The server still
 // listens meanwhile, and takes the last writes of the controllers, with which they give up
-// migrations and elections. While etcd is away none of that can be done: then it leaves as if it
-// had crashed.
+// migrations and elections. While etcd is away or takes no puts none of that can be done: then it
+// leaves as if it had crashed.
 func (r *running) depart() error {
 	r.mu.Lock()
 	r.departed = true
@@ -223,7 +223,7 @@ func (r *running) depart() error {
 	r.stop()
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
-	workers.Go(ctx, "outage", func() { r.j.watchOutage(ctx, giveUp) })
+	workers.Go(ctx, "outage", func() { watchOutage(ctx, r.j.etcd.health.Unwritable, giveUp) })
 	controlled := make(chan struct{})
 	go func() {
 		defer close(controlled)
@@ -278,8 +278,8 @@ func await(ctx context.Context, event <-chan struct{}) bool {
 	return true
 }
 
-// watchOutage gives up when etcd is away, awayTimeout after it was called at the earliest.
-func (j *Join) watchOutage(ctx context.Context, giveUp context.CancelCauseFunc) {
+// watchOutage gives up when etcd has an outage, awayTimeout after it was called at the earliest.
+func watchOutage(ctx context.Context, outage func() error, giveUp context.CancelCauseFunc) {
 	select {
 	case <-time.After(awayTimeout):
 	case <-ctx.Done():
@@ -287,7 +287,7 @@ func (j *Join) watchOutage(ctx context.Context, giveUp context.CancelCauseFunc) 
 	}
 	// It ends with ctx, or with an outage.
 	_ = wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) {
-		err := j.etcd.health.Away()
+		err := outage()
 		if err != nil {
 			giveUp(err)
 		}
@@ -317,7 +317,7 @@ func (j *Join) Run(ctx context.Context, run func(context.Context) error) error {
 func (r *running) abandonInOutage(ended <-chan struct{}) {
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
-	workers.Go(ctx, "outage", func() { r.j.watchOutage(ctx, giveUp) })
+	workers.Go(ctx, "outage", func() { watchOutage(ctx, r.j.etcd.health.Away, giveUp) })
 	select {
 	case <-ctx.Done():
 	case <-ended:
