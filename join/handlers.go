@@ -38,6 +38,7 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 		handler = filters.Again(handler, c.Serializer, func(gr schema.GroupResource) bool { return j.crds.get(gr) != nil })
 		handler = j.gate(j.clientLoad.Wrap(handler), c.Serializer)
 		handler = j.reporting.drain.Wrap(handler, c.Serializer, c.LongRunningFunc)
+		handler = filters.Stopping(handler, c.ShutdownInitiatedNotify())
 		if j.hosting == nil { // an aggregated server has releases of its own
 			handler = filters.WithSkew(filters.WithEmulation(handler, j.config.window(), c.EnableMetrics), j.config.window())
 		}
