@@ -243,6 +243,8 @@ type attempts struct {
 	failed   []Migration // those the trigger made
 	last     time.Time   // when the last one failed
 	lasting  int         // how many in a row, that one the last, did for a reason that does not pass by itself
+	// overtaken says that the definition has changed since that one began.
+	overtaken bool
 }
 
 func (a *attempts) count(m Migration) {
@@ -256,7 +258,7 @@ func (a *attempts) count(m Migration) {
 			a.failed = append(a.failed, m)
 		}
 		if m.Ended.After(a.last) {
-			a.last, a.lasting = m.Ended, m.Lasting
+			a.last, a.lasting, a.overtaken = m.Ended, m.Lasting, m.Overtaken
 		}
 	}
 }
@@ -267,8 +269,11 @@ func (a *attempts) wait(now time.Time) time.Duration {
 		return 0
 	}
 	a.failures = max(a.failures, a.number)
-	if a.lasting > 0 {
+	switch {
+	case a.lasting > 0:
 		return remaining(a.last, LastingBackoff(a.lasting), now)
+	case a.overtaken:
+		return remaining(a.last, Backoff(1), now)
 	}
 	return remaining(a.last, Backoff(a.failures), now)
 }

@@ -4,17 +4,18 @@ import (
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 )
 
-// fail has the only migration fail now, by a clock that is so far ahead of the trigger's.
-func (w *world) fail(ahead time.Duration) {
+// fail has the only migration fail for a reason now, by a clock that is so far ahead of the trigger's.
+func (w *world) fail(reason string, ahead time.Duration) {
 	w.t.Helper()
 	m := w.migrations()[0]
-	migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationFailed, "Test", "", metav1.NewTime(w.clock.Now().Add(ahead)))
+	migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationFailed, reason, "", metav1.NewTime(w.clock.Now().Add(ahead)))
 	w.quietly(func() { w.must(w.client.Status().Update(w.t.Context(), &m)) })
 }
 
@@ -37,7 +38,7 @@ func TestFailedByAnotherClock(t *testing.T) {
 		w.report(v1)
 		for failures := 1; failures <= 9; failures++ {
 			was := w.attempt(c)
-			w.fail(ahead)
+			w.fail("Test", ahead)
 			w.settle(c)
 			w.clock.Step(evolve.Backoff(failures) - time.Second)
 			if is := w.attempt(c); is != was {
@@ -51,6 +52,37 @@ func TestFailedByAnotherClock(t *testing.T) {
 	}
 }
 
+// TestFailedAndMended: who mends a conversion webhook by its definition does not wait for the rest of a long pause. A migration
+// that fails since the definition changed under it is followed by the shortest pause, and so is one that failed before the change.
+func TestFailedAndMended(t *testing.T) {
+	for reason, changes := range map[string]bool{"Test": false, "TestMended": true, migrationv1alpha1.ReasonCRDChanged: false} {
+		w, c := newWorld(t, kinds{})
+		w.crd("v2", "v1", "v2")
+		w.report(v2)
+		var was string
+		for failures := 1; failures <= 6; failures++ {
+			was = w.attempt(c)
+			w.fail(reason, 0)
+			w.settle(c)
+			if failures < 6 {
+				w.clock.Step(evolve.Backoff(failures))
+			}
+		}
+		shortest := reason == migrationv1alpha1.ReasonCRDChanged || changes
+		if changes {
+			w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Generation++ })
+		}
+		w.clock.Step(evolve.Backoff(1) - time.Second)
+		if is := w.attempt(c); is != was {
+			t.Errorf("%s: %s follows %s before any pause is over", reason, is, was)
+		}
+		w.clock.Step(time.Second)
+		if is := w.attempt(c); (is != was) != shortest {
+			t.Errorf("%s: %s follows %s after the shortest pause", reason, is, was)
+		}
+	}
+}
+
 // TestFailedBefore: a trigger that begins where a migration has failed waits for the rest of the pause where
 // clocks agree, and for no more than one pause where they do not.
 func TestFailedBefore(t *testing.T) {
@@ -58,7 +90,7 @@ func TestFailedBefore(t *testing.T) {
 		w, c := newWorld(t, served)
 		w.report(v1)
 		was := w.attempt(c)
-		w.fail(ahead)
+		w.fail("Test", ahead)
 		w.settle(c)
 		w.clock.Step(6 * time.Second)
 		leader := newController(c.cfg)

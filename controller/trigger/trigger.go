@@ -124,7 +124,7 @@ type Controller struct {
 	// silences has for each resource since when the silence that is over has been seen to be.
 	silences map[schema.GroupResource]silence
 	// failed has for each resource that was looked at when its failed migrations were first seen.
-	failed map[schema.GroupResource]map[types.UID]time.Time
+	failed map[schema.GroupResource]map[types.UID]failure
 	// current is the run that is under way.
 	current *run
 }
@@ -148,7 +148,7 @@ func New(cfg Config) *Controller {
 func newController(cfg Config) *Controller {
 	return &Controller{
 		cfg: cfg, counted: map[schema.GroupResource]evolve.Census{}, newest: map[schema.GroupResource]string{},
-		silences: map[schema.GroupResource]silence{}, failed: map[schema.GroupResource]map[types.UID]time.Time{},
+		silences: map[schema.GroupResource]silence{}, failed: map[schema.GroupResource]map[types.UID]failure{},
 	}
 }
 

@@ -187,9 +187,13 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 	}
 	view.Attempt, _ = strconv.Atoi(m.Annotations[AttemptAnnotation])
 	view.Phase, view.Ended = phase(m)
-	if failed := True(m, MigrationFailed); failed != nil && failed.Reason == ReasonChangedByAdmission {
+	switch failed := True(m, MigrationFailed); {
+	case failed == nil:
+	case failed.Reason == ReasonChangedByAdmission:
 		before, _ := strconv.Atoi(m.Annotations[LastingAnnotation])
 		view.Lasting = max(before, 0) + 1
+	case failed.Reason == ReasonCRDChanged:
+		view.Overtaken = true
 	}
 	return view
 }
