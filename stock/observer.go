@@ -52,14 +52,16 @@ type observer struct {
 	soon chan struct{}
 
 	// asked is held while kube-apiservers are asked, so that rounds are observed in the order in which
-	// they asked. Only full rounds, which are made one after the other, write the two fields below.
+	// they asked. Only full rounds, which are made one after the other, write remote and failed.
 	asked sync.Mutex
 	// remote are the group/versions that other programs serve, failed the replicas that did
 	// not answer in the last full round: they are not waited for again while asked is held.
 	remote map[schema.GroupVersion]bool
 	failed map[observed.Process]string
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// next are the looks at single resources that wait for asked: one round answers them all.
+	next    *looks
 	memory  *observed.Memory
 	known   knownVersions
 	kinds   map[schema.GroupResource]string
@@ -69,6 +71,14 @@ type observer struct {
 	// whole says that a full round has ended, lacking how many replicas did not answer in it.
 	whole   bool
 	lacking int
+}
+
+// looks share a round. It begins after all of them were asked for, so that no answer is older than a look.
+type looks struct {
+	only []schema.GroupResource // observer.mu guards it until the round begins
+	// made says that the round has ended, with err. The observer's asked guards both.
+	made bool
+	err  error
 }
 
 type knownVersions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
@@ -86,18 +96,49 @@ func (o *observer) Kind(_ context.Context, gr schema.GroupResource) (string, err
 	return "", &meta.NoResourceMatchError{PartialResource: gr.WithVersion("")}
 }
 
-// round asks every replica: about everything, or about some resources.
+// round asks every replica: about everything, or about some resources. Those who wait at the same time to ask
+// about some share one round: many definitions may change at once.
 func (o *observer) round(ctx context.Context, only ...schema.GroupResource) error {
-	full := len(only) == 0
-	var silent map[observed.Process]string
-	if full {
-		silent = o.stillSilent(ctx)
+	if len(only) == 0 {
+		silent := o.stillSilent(ctx)
+		o.asked.Lock()
+		defer o.asked.Unlock()
+		return o.makeRound(ctx, nil, silent)
 	}
+	shared := o.join(only)
 	o.asked.Lock()
 	defer o.asked.Unlock()
-	if !full {
-		silent = o.failed
+	if shared.made {
+		return shared.err
 	}
+	o.mu.Lock()
+	if o.next == shared {
+		o.next = nil // who asks from now on needs newer answers
+	}
+	o.mu.Unlock()
+	shared.err = o.makeRound(ctx, shared.only, o.failed)
+	shared.made = ctx.Err() == nil // otherwise one of the others makes the round
+	return shared.err
+}
+
+// join adds resources to the looks whose round has not begun yet.
+func (o *observer) join(only []schema.GroupResource) *looks {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.next == nil {
+		o.next = &looks{}
+	}
+	for _, gr := range only {
+		if !slices.Contains(o.next.only, gr) { // a round is taken in once for each
+			o.next.only = append(o.next.only, gr)
+		}
+	}
+	return o.next
+}
+
+// makeRound makes one, while asked is held: about everything if only is empty. silent are not asked.
+func (o *observer) makeRound(ctx context.Context, only []schema.GroupResource, silent map[observed.Process]string) error {
+	full := len(only) == 0
 	began := o.clock.Now()
 	before, err := o.asking.find(ctx)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
@@ -204,6 +205,61 @@ func TestSilentReplica(t *testing.T) {
 	must(t, <-full)
 	if got := why("after that"); got != "" || asked.Load() != 3 {
 		t.Errorf("it is not agreed on, %q, after it was asked %d times", got, asked.Load())
+	}
+}
+
+// TestSharedRounds: looks that wait while kube-apiservers are asked have them asked once more, all of them together:
+// the answers that come now may be older than what they look for. Those whose callers give up do not fail the others.
+func TestSharedRounds(t *testing.T) {
+	const looks = 20
+	for name, givenUp := range map[string]int{"all wait": 0, "all but one give up": looks - 1} {
+		t.Run(name, func(t *testing.T) {
+			hung, goOn := make(chan struct{}), make(chan struct{})
+			var asked atomic.Int32
+			o := newTestObserver(t)
+			o.services = aggregator.NewSimpleClientset().ApiregistrationV1()
+			o.asking = &asking{
+				kube: fake.NewClientset(lease("a", startDiscovery(t, func(http.ResponseWriter) bool {
+					if asked.Add(1) == 1 {
+						close(hung)
+						<-goOn
+					}
+					return true
+				}), 0)), config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, timeout: time.Minute, clock: o.clock,
+			}
+			full := make(chan error, 1)
+			go func() { full <- o.round(t.Context()) }()
+			<-hung
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			gaveUp, waited := make(chan error, looks), make(chan error, looks)
+			for i := range looks {
+				ctx, done := ctx, gaveUp
+				if i >= givenUp {
+					ctx, done = t.Context(), waited
+				}
+				go func() {
+					done <- o.round(ctx, schema.GroupResource{Group: widgets.Group, Resource: fmt.Sprintf("w%d", i)})
+				}()
+			}
+			must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				return o.next != nil && len(o.next.only) == looks, nil
+			}))
+			giveUp()
+			close(goOn)
+			must(t, <-full)
+			for range looks - givenUp {
+				must(t, <-waited)
+			}
+			for range givenUp {
+				<-gaveUp
+			}
+			if got := asked.Load(); got != 2 {
+				t.Errorf("for %d looks that began during a round it is asked %d times in all", looks, got)
+			}
+		})
 	}
 }
 
