@@ -117,7 +117,7 @@ func (x *index) problems(r *resource) []Problem {
 	unagreed := len(problems) > 0 || len(x.waitsFor(r)) > 0
 	failing := false
 	for _, m := range r.live() {
-		p := movingOf(r, m).problem(x, m)
+		p := movingOf(r, m).problem(x, r, m)
 		if p.Kind == Waiting && unagreed || p.Kind == Stalled && noneRenews(x.servers) {
 			continue // for a problem that was told already
 		}

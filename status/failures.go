@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 
@@ -16,6 +17,26 @@ import (
 
 // unanswered matches the errors of clients about a webhook that they could not reach.
 var unanswered = regexp.MustCompile(`(?i)connection refused|no such host|deadline exceeded|timeout|timed out|no endpoints|service ".*" not found|no route to host|EOF|connection reset|certificate`)
+
+// unreached says why a webhook could not be called, and what to do about it; nothing where it answered.
+func unreached(message string) (why, do string) {
+	if unanswered.MatchString(message) {
+		return "which does not answer", "bring it up"
+	}
+	return "", ""
+}
+
+// retried is that a migration under way gets on with nothing, and why.
+func retried(r *resource, why string) Problem {
+	p := Problem{Kind: Stalled, Resources: []string{r.String()}, Text: fmt.Sprintf("%s: its migration is tried again after an error: %s", r, why)}
+	if strings.Contains(why, "conversion webhook for ") {
+		fails, do := unreached(why)
+		_, answer, _ := strings.Cut(why, " failed: ")
+		p.Text = fmt.Sprintf("%s: its migration waits for %s, %s: %s", r, converter(r.crd), cmp.Or(fails, "whose calls fail"), answer)
+		p.Do = cmp.Or(do, "mend it") + "; the migration goes on by itself"
+	}
+	return p
+}
 
 // failures are the problems of an ended migration: bad objects, a webhook that is down, or
 // another failure that ended it.
@@ -126,18 +147,18 @@ func toEncoding(r *resource, m *migrationv1alpha1.StorageVersionMigration) strin
 func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason migrationv1alpha1.MigrationFailureReason, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
 	of := fmt.Sprintf("%s: %d of %d objects", r, n, total)
 	kept := fmt.Sprintf("%s cannot be migrated to %s", of, toEncoding(r, m))
-	down := func(f migrationv1alpha1.MigrationFailure) bool { return unanswered.MatchString(f.Message) }
 	switch reason {
 	case migrationv1alpha1.FailureConversionWebhook:
-		webhook := "the conversion webhook"
-		if at := converter(r.crd); at != "" {
-			webhook += " (" + at + ")"
-		}
-		if slices.ContainsFunc(named, down) {
-			p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, which does not answer", of, webhook), "bring it up")
+		webhook := converter(r.crd)
+		for _, f := range named {
+			why, do := unreached(f.Message)
+			if why == "" {
+				continue
+			}
+			p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
 			p.Kind = WebhookDown
 			if migrationv1alpha1.Final(m) {
-				p.Do = "bring it up; the migration is tried again by itself, and at once by"
+				p.Do = do + "; the migration is tried again by itself, and at once by"
 			}
 			return p
 		}

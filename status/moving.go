@@ -99,7 +99,7 @@ func (m Moving) share() float64 {
 }
 
 // problem is the one that keeps the migration from going on; the Kind is empty if none does.
-func (m Moving) problem(x *index, of *migrationv1alpha1.StorageVersionMigration) Problem {
+func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVersionMigration) Problem {
 	p := Problem{Resources: []string{m.Resource}}
 	switch running := migrationv1alpha1.True(of, migrationv1alpha1.MigrationRunning); {
 	case m.State == IsPaused:
@@ -123,6 +123,8 @@ func (m Moving) problem(x *index, of *migrationv1alpha1.StorageVersionMigration)
 		if server, here := x.server(agree.ServerID(m.By)); here && server.State == Dead {
 			p.Do = "another server takes it over when the Lease of " + m.By + ", which is dead, is gone"
 		}
+	case m.State == Retrying:
+		return retried(r, running.Message)
 	}
 	return p
 }

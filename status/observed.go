@@ -57,16 +57,17 @@ func StorageOf(crd *apiextensionsv1.CustomResourceDefinition) string {
 	return version
 }
 
-// converter names a definition's conversion webhook; empty if there is none.
+// converter names a definition's conversion webhook, with where it is if that is known.
 func converter(crd *apiextensionsv1.CustomResourceDefinition) string {
+	const webhook = "the conversion webhook"
 	if crd == nil || crd.Spec.Conversion == nil || crd.Spec.Conversion.Webhook == nil || crd.Spec.Conversion.Webhook.ClientConfig == nil {
-		return ""
+		return webhook
 	}
 	switch to := crd.Spec.Conversion.Webhook.ClientConfig; {
 	case to.Service != nil:
-		return "service " + to.Service.Namespace + "/" + to.Service.Name
+		return webhook + " (service " + to.Service.Namespace + "/" + to.Service.Name + ")"
 	case to.URL != nil:
-		return *to.URL
+		return webhook + " (" + *to.URL + ")"
 	}
-	return ""
+	return webhook
 }

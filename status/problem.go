@@ -37,7 +37,7 @@ const (
 	BadObjects Kind = "BadObjects"
 	// MigrationFailed: a migration ended for another reason than its objects.
 	MigrationFailed Kind = "MigrationFailed"
-	// Stalled: a migration is running and has told nothing for a while.
+	// Stalled: a migration is running and has told nothing for a while, or gets on with nothing.
 	Stalled Kind = "Stalled"
 	// Paused: somebody has paused a migration.
 	Paused Kind = "Paused"

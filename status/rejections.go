@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -52,10 +53,8 @@ func refusal(r *resource, message, of, kept string) (text, do string) {
 	mend := fmt.Sprintf("mend them (kubectl edit %s NAME)", r)
 	text = kept + ": they are not taken as they are"
 	if call := failedCall.FindStringSubmatch(message); call != nil {
-		if unanswered.MatchString(message) {
-			return fmt.Sprintf("%s wait for the admission webhook %s, which does not answer", of, call[1]), "bring it up"
-		}
-		return fmt.Sprintf("%s wait for the admission webhook %s, whose calls fail", of, call[1]), "mend the webhook"
+		why, do := unreached(message)
+		return fmt.Sprintf("%s wait for the admission webhook %s, %s", of, call[1], cmp.Or(why, "whose calls fail")), cmp.Or(do, "mend the webhook")
 	}
 	if right := forbidden.FindStringSubmatch(message); right != nil {
 		resource := strings.TrimSuffix(right[3]+"."+right[4], ".")

@@ -124,7 +124,11 @@ func (a *asked) line(bar int) string {
 		full := int(share * float64(bar))
 		fmt.Fprintf(&text, "[%s%s] ", strings.Repeat("#", full), strings.Repeat(".", bar-full))
 	}
-	fmt.Fprintf(&text, "%d of %d objects (%.0f %%), %d/s", p.Done, p.Total, 100*share, p.ObjectsPerSecond)
+	fmt.Fprintf(&text, "%d of %d objects (%.0f %%)", p.Done, p.Total, 100*share)
+	if running.Reason == migrationv1alpha1.ReasonRetrying {
+		return text.String() + ", " + running.Message
+	}
+	fmt.Fprintf(&text, ", %d/s", p.ObjectsPerSecond)
 	if p.Failed > 0 {
 		fmt.Fprintf(&text, ", %d cannot be migrated", p.Failed)
 	}

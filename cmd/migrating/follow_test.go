@@ -114,6 +114,17 @@ func TestLookWaits(t *testing.T) {
 	}
 }
 
+// TestLineRetrying: a migration that gets on with nothing says why, and no rate.
+func TestLineRetrying(t *testing.T) {
+	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m"}}
+	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 4, Done: 1, ObjectsPerSecond: 2}
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying, "the webhook is down", metav1.Now())
+	a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
+	if got, want := a.line(0), "secrets: retrying: 1 of 4 objects (25 %), the webhook is down"; got != want {
+		t.Errorf("shown %q, want %q", got, want)
+	}
+}
+
 func newFake(funcs interceptor.Funcs) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(migrationv1alpha1.AddToScheme(scheme), apiserverinternalv1alpha1.AddToScheme(scheme)); err != nil {

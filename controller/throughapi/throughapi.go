@@ -22,16 +22,19 @@ func Run(ctx context.Context, engine *migrateapi.Engine, job claim.Job, options 
 		options.Failed = func(f migrateapi.Failure) { job.Failed(failureOf(f)) }
 	}
 	target := migrateapi.Target{GroupResource: job.GroupResource, Versions: job.Versions}
-	result, err := engine.Run(ctx, target, options, func(r migrateapi.Report) {
-		now := progressOf(r.Progress)
-		if kept, err := json.Marshal(r.Cursor); err == nil && r.Cursor.Continue != "" {
-			now.Checkpoint = claim.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed)}
-		}
-		progress(now)
-	})
+	result, err := engine.Run(ctx, target, options, func(r migrateapi.Report) { progress(nowOf(r)) })
 	answer := claim.Result{Progress: progressOf(result.Progress), Failures: failuresOf(result.Failed)}
 	answer.Total = result.Total - result.Gone
 	return answer, err
+}
+
+func nowOf(r migrateapi.Report) claim.Progress {
+	now := progressOf(r.Progress)
+	now.Hindered = r.Hindered
+	if kept, err := json.Marshal(r.Cursor); err == nil && r.Cursor.Continue != "" {
+		now.Checkpoint = claim.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed)}
+	}
+	return now
 }
 
 func progressOf(p migrateapi.Progress) claim.Progress {

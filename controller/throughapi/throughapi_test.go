@@ -15,6 +15,9 @@ func TestProgress(t *testing.T) {
 	if got, want := progressOf(p), (claim.Progress{Total: 9, Done: 6, Conflicts: 2}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
+	if got := nowOf(migrateapi.Report{Progress: p, Hindered: "why"}); got.Hindered != "why" || got.Done != 6 {
+		t.Errorf("got %+v", got)
+	}
 	p.Failed[migrateapi.DoesNotDecode] = 3
 	want := claim.Progress{Total: 9, Done: 6, Failed: 3, Conflicts: 2, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{"DoesNotDecode": 3}}
 	if got := progressOf(p); !reflect.DeepEqual(got, want) {

@@ -182,6 +182,8 @@ type Failure struct {
 type Report struct {
 	Progress
 	Cursor Cursor
+	// Hindered is the server's last error where it has kept every object and page waiting for a while; else empty.
+	Hindered string
 }
 
 // Result is what a run did, together with the counts in Options.Resume.
@@ -208,8 +210,8 @@ func New(api API) *Engine { return &Engine{api: api} }
 // written since, is gone or is in the result. With an error Run may be called again, from the
 // cursor. Objects behind one that cannot be read are migrated only where the server names that
 // one, as kube-apiserver does since 1.37; elsewhere that is an error, which says where it is.
-// progress, if not nil, is called after every object, one call at a time and
-// with counts that only grow; while a call takes its time, other objects go on.
+// progress, if not nil, is called after every object and every error, one call at a
+// time and with counts that only grow; while a call takes its time, other objects go on.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
 	if target.Resource == "" || len(target.Versions) == 0 {
 		return Result{}, errors.New("a migration through the API needs a resource and a version that is served")

@@ -171,6 +171,7 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 		case tooOld || apierrors.IsBadRequest(err) || lasting(err) || version == 0 && apierrors.IsNotFound(err):
 			return nil, err
 		}
+		l.hinder(err)
 		v := judge(err)
 		pause := max(v.after, backoff)
 		switch {
@@ -260,6 +261,7 @@ func (r *run) begin(first bool) {
 func (r *run) listed(objects int, after string, behind int64) *page {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.moved, r.hindered = r.opts.Clock.Now(), nil
 	p := &page{Piece: r.frontier.Begin(after), left: objects, last: after == ""}
 	r.frontier.Count(p.Piece, Progress{Total: int64(objects)})
 	r.result.Total += int64(objects)

@@ -53,6 +53,9 @@ type run struct {
 	result   Result
 	frontier *frontier
 	failing  int // objects in a row that the server failed at
+	// moved is when a page was last listed, or an object was done with, and hindered the last error since.
+	moved    time.Time
+	hindered error
 	// blocked is why nothing behind a place could be listed. The objects before it were migrated.
 	blocked error
 }
@@ -62,7 +65,7 @@ func newRun(api API, target Target, opts Options, told func(Report)) *run {
 		api: api, target: target, stored: target.WithVersion(target.Versions[0]), opts: opts, turnstile: newTurnstile(opts), turn: make(chan struct{}, 1),
 		patience: &patience{bound: opts.Patience}, webhook: &patience{bound: opts.WebhookPatience, forget: 3 * maxBackoff},
 		result:   Result{Progress: opts.Resume.Progress},
-		frontier: newFrontier(opts.Resume.Continue, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
+		frontier: newFrontier(opts.Resume.Continue, opts.Resume.Progress, Progress.plus, opts.MaxNamed), moved: opts.Clock.Now(),
 	}
 	r.progress = progress.NewTeller(r.report, told)
 	return r
@@ -203,6 +206,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 			r.patience.answered()
 			return r.refused(ctx, t, v.reason, err)
 		}
+		r.hinder(err)
 		if err := r.wait(ctx, err, max(v.after, wait.Jitter(backoff, jitter))); err != nil {
 			return err
 		}
@@ -286,6 +290,14 @@ func gone(err error) bool {
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
+// hinder tells of an error after which the server is asked again.
+func (r *run) hinder(err error) {
+	r.mu.Lock()
+	r.hindered = err
+	r.mu.Unlock()
+	r.progress.Tell()
+}
+
 // took ends an object that needs no more.
 func (r *run) took(p *page, what Progress) {
 	r.mu.Lock()
@@ -300,6 +312,7 @@ func (r *run) end(p *page, what Progress) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.left--
+	r.moved, r.hindered = r.opts.Clock.Now(), nil
 	r.pass(p)
 }
 
@@ -321,7 +334,11 @@ func (r *run) note(p *page, what Progress) {
 func (r *run) report() Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Report{Progress: r.result.Progress, Cursor: r.cursor()}
+	report := Report{Progress: r.result.Progress, Cursor: r.cursor()}
+	if r.hindered != nil && r.opts.Clock.Since(r.moved) >= maxBackoff { // others pass in a moment
+		report.Hindered = detail(r.hindered)
+	}
+	return report
 }
 
 // cursor is how far everything is done.

@@ -309,6 +309,41 @@ func TestWebhookAway(t *testing.T) {
 	}
 }
 
+// skippingClock is ahead of the real one by some seconds.
+type skippingClock struct {
+	clock.RealClock
+	ahead *atomic.Int64
+}
+
+func (c skippingClock) Now() time.Time {
+	return c.RealClock.Now().Add(time.Duration(c.ahead.Load()) * time.Second)
+}
+
+func (c skippingClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// TestHindered: an error that keeps everything waiting is told after a while, until a page is listed or an object written.
+func TestHindered(t *testing.T) {
+	for _, method := range []string{http.MethodGet, http.MethodPatch} {
+		s, failures := startServer(t, 1), 3
+		c := skippingClock{ahead: &atomic.Int64{}}
+		s.answer = func(r *http.Request, _ types.NamespacedName) error {
+			if r.Method != method {
+				return nil
+			}
+			if failures--; failures < 0 {
+				return nil
+			}
+			c.ahead.Add(2)
+			return apierrors.NewInternalError(errors.New(`conversion webhook for example.com/v1, Kind=Widget failed: Post "https://x": context deadline exceeded`))
+		}
+		var told []string
+		_, err := s.engine().Run(t.Context(), target, Options{Clock: c, WebhookPatience: time.Minute}, func(r Report) { told = append(told, r.Hindered) })
+		if err != nil || len(told) != 4 || told[0] != "" || told[1] != "" || !strings.Contains(told[2], "context deadline exceeded") || told[3] != "" {
+			t.Errorf("%s fails for 2, 4 and 6 s: %q is told, %v", method, told, err)
+		}
+	}
+}
+
 // TestServerAway: a server that is away for a while is waited for; one that stays away ends
 // the run, which another goes on with where it was.
 func TestServerAway(t *testing.T) {

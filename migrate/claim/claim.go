@@ -79,6 +79,8 @@ type Progress struct {
 	Checkpoint     Checkpoint
 	// Proving says that every object was written, and it is being proven that they are as they should be.
 	Proving bool
+	// Hindered is the error for which nothing gets on; empty while something does.
+	Hindered string
 }
 
 // Checkpoint is a place where a rewrite can go on, by any server.

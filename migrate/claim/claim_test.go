@@ -348,6 +348,28 @@ func TestShutdown(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 }
 
+// TestHindered: the error for which a rewrite gets on with nothing is told until it gets on.
+func TestHindered(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		w.clock.Step(w.c.cfg.ProgressPeriod)
+		progress(Progress{Total: 2, Done: 1, Hindered: "the webhook is down"})
+		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
+		m := w.read()
+		if c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); c.Message != "the webhook is down" || m.Status.Progress.Done != 1 {
+			t.Errorf("it tells %q, %+v", c.Message, m.Status.Progress)
+		}
+		w.clock.Step(w.c.cfg.ProgressPeriod)
+		progress(Progress{Total: 2, Done: 2})
+		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
+		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
+	}
+	if _, err := step(w); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestProving: that a rewrite is complete and being proven is told as the reason why the migration is running.
 func TestProving(t *testing.T) {
 	w := newWorld(t)

@@ -156,11 +156,15 @@ func (w *work) setCondition(m *migrationv1alpha1.StorageVersionMigration, t migr
 }
 
 func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
-	reason, does := migrationv1alpha1.ReasonRewriting, "rewrites to"
-	if w.last != nil && w.last.Proving {
-		reason, does = migrationv1alpha1.ReasonProving, "proves that every object is in"
+	reason, message := migrationv1alpha1.ReasonRewriting, fmt.Sprintf("%s rewrites to %s", w.self, w.target.Encoding)
+	switch {
+	case w.last == nil:
+	case w.last.Hindered != "":
+		reason, message = migrationv1alpha1.ReasonRetrying, w.last.Hindered
+	case w.last.Proving:
+		reason, message = migrationv1alpha1.ReasonProving, fmt.Sprintf("%s proves that every object is in %s", w.self, w.target.Encoding)
 	}
-	w.setCondition(m, migrationv1alpha1.MigrationRunning, reason, fmt.Sprintf("%s %s %s", w.self, does, w.target.Encoding))
+	w.setCondition(m, migrationv1alpha1.MigrationRunning, reason, message)
 	if w.engine.name != "" {
 		m.Status.Engine, m.Status.EngineReason = w.engine.name, w.engine.reason
 	}
