@@ -16,11 +16,14 @@ import (
 )
 
 // unanswered matches the errors of clients about a webhook that they could not reach.
-var unanswered = regexp.MustCompile(`(?i)connection refused|no such host|deadline exceeded|timeout|timed out|no endpoints|service ".*" not found|no route to host|EOF|connection reset|certificate`)
+var unanswered = regexp.MustCompile(`(?i)connection refused|no such host|deadline exceeded|timeout|timed out|no endpoints|service ".*" not found|no route to host|EOF|connection reset|tls: `)
 
 // unreached says why a webhook could not be called, and what to do about it; nothing where it answered.
 func unreached(message string) (why, do string) {
-	if unanswered.MatchString(message) {
+	switch {
+	case strings.Contains(message, "x509: "):
+		return "whose certificate is not trusted", "see that it is valid, and that its CA is in the caBundle of the webhook's clientConfig"
+	case unanswered.MatchString(message):
 		return "which does not answer", "bring it up"
 	}
 	return "", ""

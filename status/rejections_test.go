@@ -22,6 +22,8 @@ func TestRejections(t *testing.T) {
 	}{
 		"a webhook that does not answer": {[]string{`Internal error occurred: failed calling webhook "w.ex.io": failed to call webhook: Post "https://127.0.0.1:9/": dial tcp 127.0.0.1:9: connect: connection refused`},
 			[]string{"1 of 1 objects wait for the admission webhook w.ex.io, which does not answer", "do: bring it up, then:"}, "kubectl edit"},
+		"a webhook whose certificate is not trusted": {[]string{`Internal error occurred: failed calling webhook "w.ex.io": failed to call webhook: Post "https://127.0.0.1:9/": tls: failed to verify certificate: x509: certificate signed by unknown authority`},
+			[]string{"the admission webhook w.ex.io, whose certificate is not trusted", "do: see that it is valid, and that its CA is in the caBundle", "then:"}, "bring it up"},
 		"a webhook that fails": {[]string{`Internal error occurred: failed calling webhook "w.ex.io": failed to call webhook: an error on the server`},
 			[]string{"the admission webhook w.ex.io, whose calls fail", "do: mend the webhook, then:"}, "kubectl edit"},
 		"a missing right": {[]string{
@@ -74,6 +76,33 @@ func TestRejections(t *testing.T) {
 		}
 		if test.lacks != "" && strings.Contains(text, test.lacks) {
 			t.Errorf("%s: it says %q:\n%s", name, test.lacks, text)
+		}
+	}
+}
+
+// TestConversionWebhook: whether a conversion webhook was reached, trusted, and refuses objects is told apart, also of the
+// kind Certificate, whose name is in the API server's message.
+func TestConversionWebhook(t *testing.T) {
+	const failed = "Internal error occurred: conversion webhook for example.com/v1, Kind=Certificate failed: "
+	for message, want := range map[string]string{
+		`Post "https://w": tls: failed to verify certificate: x509: certificate signed by unknown authority`: "wait for the conversion webhook, whose certificate is not trusted do: see that it is valid, and that its CA is in the caBundle of the webhook's clientConfig;",
+		`Post "https://w": dial tcp 127.0.0.1:9: connect: connection refused`:                                "wait for the conversion webhook, which does not answer do: bring it up;",
+		`Post "https://w": remote error: tls: handshake failure`:                                             "wait for the conversion webhook, which does not answer do: bring it up;",
+		"it has no spec.size": "the conversion webhook refuses them do: mend these objects, or the webhook,",
+	} {
+		m := migrationv1alpha1.StorageVersionMigration{}
+		m.Name, m.Annotations = "rbs-1", map[string]string{"concord.dev/encoding": "example.com/v2", "concord.dev/storage-version-uid": "u", "concord.dev/epoch": "1"}
+		m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: "example.com", Resource: "rbs"}
+		m.Status.Progress = &migrationv1alpha1.MigrationProgress{Failed: 1}
+		m.Status.Failures = []migrationv1alpha1.MigrationFailure{{Name: "a", Reason: migrationv1alpha1.FailureConversionWebhook, Message: failed + message}}
+		migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "", metav1.Now())
+		answer, err := status.Why(status.Observed{Migrations: []migrationv1alpha1.StorageVersionMigration{m}}, schema.GroupResource{Group: "example.com", Resource: "rbs"}, status.Counted{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := answer.Problems[0]
+		if got := p.Text + " do: " + p.Do; !strings.Contains(got, want) {
+			t.Errorf("%s: it says %q", message, got)
 		}
 	}
 }
