@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -55,6 +56,9 @@ type asking struct {
 	// timeout bounds each request.
 	timeout time.Duration
 	clock   clock.Clock
+	logger  logr.Logger
+	// uncounted tells once that endpoints cannot be read.
+	uncounted sync.Once
 
 	mu     sync.Mutex
 	places observed.Places
@@ -108,6 +112,9 @@ func (a *asking) find(ctx context.Context) (found, error) {
 	a.mu.Unlock()
 	endpoints, err := a.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	if apierrors.IsForbidden(err) && !unplaced { // an operator may lack the right: then endpoints are not counted
+		a.uncounted.Do(func() {
+			a.logger.Info("Endpoints of kube-apiservers are not counted, so that one without a Lease is not noticed", "reason", err.Error())
+		})
 		endpoints, err = &discoveryv1.EndpointSliceList{}, nil
 	}
 	if err != nil {

@@ -26,6 +26,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"golang.org/x/net/http2"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -125,16 +126,23 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Endpoints are not counted for who may not read them.
+// Endpoints are not counted for who may not read them; the right that is missing is told once.
 func TestFindForbidden(t *testing.T) {
 	for address, fails := range map[string]bool{"10.0.0.1:6443": false, "": true} {
 		kube := fake.NewClientset(lease("a", address, 0), lease("gone", "", 2*time.Hour), endpoints("10.0.0.1", "10.0.0.2"))
 		kube.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", errors.New("no right"))
 		})
-		found, err := (&asking{kube: kube, clock: testclock.NewFakeClock(now)}).find(t.Context())
-		if (err != nil) != fails || !fails && len(found.replicas) != 1 {
-			t.Errorf("address %q: %+v, %v", address, found, err)
+		var told []string
+		a := &asking{kube: kube, clock: testclock.NewFakeClock(now), logger: funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})}
+		for range 2 {
+			found, err := a.find(t.Context())
+			if (err != nil) != fails || !fails && len(found.replicas) != 1 {
+				t.Errorf("address %q: %+v, %v", address, found, err)
+			}
+		}
+		if !fails && (len(told) != 1 || !strings.Contains(told[0], "endpointslices is forbidden: no right")) {
+			t.Errorf("address %q: it tells %q", address, told)
 		}
 	}
 }

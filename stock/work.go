@@ -52,7 +52,7 @@ func (c *controllers) lead(ctx context.Context) error {
 
 // awaitStock returns when no Concord server is there, or ctx ends.
 func (c *controllers) awaitStock(ctx context.Context) error {
-	looking := c.newAsking()
+	looking := c.newAsking(logr.Discard()) // those of the work tell
 	return c.await(ctx, "Waiting", func(ctx context.Context) error {
 		f, err := looking.find(ctx)
 		switch {
@@ -82,8 +82,8 @@ func (c *controllers) await(ctx context.Context, missing string, try func(contex
 	})
 }
 
-func (c *controllers) newAsking() *asking {
-	return &asking{kube: c.kube, config: c.config.Rest, override: c.config.ReplicaAddresses, together: c.config.Settings.BestEffort, timeout: c.config.ReplicaTimeout, clock: c.config.Clock}
+func (c *controllers) newAsking(logger logr.Logger) *asking {
+	return &asking{logger: logger, kube: c.kube, config: c.config.Rest, override: c.config.ReplicaAddresses, together: c.config.Settings.BestEffort, timeout: c.config.ReplicaTimeout, clock: c.config.Clock}
 }
 
 // newObserver returns one that begins with these StorageStates.
@@ -91,7 +91,7 @@ func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, 
 	// Before a round those are asked that were silent, which takes two and a half timeouts at most (asking.discover).
 	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout/2
 	return &observer{
-		asking: c.newAsking(), clock: c.config.Clock, logger: logger,
+		asking: c.newAsking(logger), clock: c.config.Clock, logger: logger,
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
 		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, Gap: gap, States: states}),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
