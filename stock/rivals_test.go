@@ -12,8 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 )
@@ -103,5 +105,40 @@ func TestCampaignAlone(t *testing.T) {
 	must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, rival.Namespace))
 	if err := c.leadAlone(t.Context(), c.newRivals()); !errors.Is(err, errRival) {
 		t.Errorf("beside another one it ends with %v", err)
+	}
+}
+
+// A process that lacks a right on the Lease of its election, whichever it is, is not ready, and says so until it has it.
+func TestElectionForbidden(t *testing.T) {
+	for _, verb := range []string{"get", "create", "update"} {
+		kube, lacks := fake.NewClientset(), true
+		if verb == "update" {
+			kube = fake.NewClientset(election(metav1.NamespaceSystem, "", -time.Hour))
+		}
+		kube.PrependReactor(verb, "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return lacks, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, electionLock, errors.New("no right to "+verb))
+		})
+		c := &controllers{kube: kube, config: Config{ElectionNamespace: metav1.NamespaceSystem, Instance: "y", Clock: testclock.NewFakeClock(now)}}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.campaign(ctx) }()
+		err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+			err := c.ready()
+			return err != nil && strings.Contains(err.Error(), "no right to "+verb), nil
+		})
+		cancel()
+		if err != nil || <-ended != nil {
+			t.Errorf("without the right to %s: %v, it is ready: %v", verb, err, c.ready())
+		}
+		lacks = false
+		record, _, err := c.ballot.Get(t.Context())
+		if apierrors.IsNotFound(err) {
+			err = c.ballot.Create(t.Context(), resourcelock.LeaderElectionRecord{})
+		} else if err == nil {
+			err = c.ballot.Update(t.Context(), *record)
+		}
+		if err != nil || c.ready() != nil {
+			t.Errorf("with the right to %s: %v, %v", verb, err, c.ready())
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package stock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -45,6 +47,7 @@ type controllers struct {
 	config  Config
 	kube    kubernetes.Interface
 	objects client.WithWatch
+	ballot  ballot
 	// working is the work under way, nil while this process does not lead.
 	working atomic.Pointer[work]
 }
@@ -89,15 +92,15 @@ func (c *controllers) campaign(ctx context.Context) error {
 	if c.await(ctx, "Waiting", func(ctx context.Context) error { return others.none(ctx, false) }) != nil {
 		return nil // ctx has ended
 	}
+	c.ballot.Interface = &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: c.config.ElectionNamespace, Name: electionLock},
+		Client:     c.kube.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: c.config.Instance},
+	}
 	led := make(chan error, 1)
 	var leading atomic.Bool
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: c.config.ElectionNamespace, Name: electionLock},
-			Client:     c.kube.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: c.config.Instance},
-		},
-		LeaseDuration: electionLease, RenewDeadline: electionRenew, RetryPeriod: electionRetry,
+		Lock: &c.ballot, LeaseDuration: electionLease, RenewDeadline: electionRenew, RetryPeriod: electionRetry,
 		ReleaseOnCancel: true, Name: electionLock,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
@@ -123,6 +126,47 @@ func (c *controllers) campaign(ctx context.Context) error {
 	default:
 		return errors.Join(errDeposed, err)
 	}
+}
+
+// ballot is the Lease of the election. It remembers that a right on it is missing, without which nobody is elected.
+type ballot struct {
+	resourcelock.Interface
+
+	mu sync.Mutex
+	// unread and unwritten are why the last read and the last write were forbidden; nil if they were not.
+	unread, unwritten error
+}
+
+// Get implements resourcelock.Interface.
+func (b *ballot) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := b.Interface.Get(ctx)
+	return record, raw, b.note(&b.unread, err)
+}
+
+// Create implements resourcelock.Interface.
+func (b *ballot) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return b.note(&b.unwritten, b.Interface.Create(ctx, record))
+}
+
+// Update implements resourcelock.Interface.
+func (b *ballot) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return b.note(&b.unwritten, b.Interface.Update(ctx, record))
+}
+
+func (b *ballot) note(last *error, err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if *last = nil; apierrors.IsForbidden(err) {
+		*last = err
+	}
+	return err
+}
+
+// forbidden is why nobody can be elected; nil if no right is known to be missing.
+func (b *ballot) forbidden() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return cmp.Or(b.unread, b.unwritten)
 }
 
 // serve answers for health and metrics.
@@ -160,8 +204,11 @@ func answer(w http.ResponseWriter, err error) {
 	_, _ = fmt.Fprintln(w, "ok")
 }
 
-// ready says why this process does not do its work; one that is not elected has to wait, and is ready.
+// ready says why this process does not do its work; one that is not elected, and can be, has to wait, and is ready.
 func (c *controllers) ready() error {
+	if err := c.ballot.forbidden(); err != nil {
+		return fmt.Errorf("this process cannot be elected: %w", err)
+	}
 	w := c.working.Load()
 	if w == nil {
 		return nil
