@@ -148,7 +148,7 @@ func (x *index) unobserved(r *resource) Problem {
 	}
 	why := r.state.Status.Message
 	if observed.Settling(why) {
-		return x.unlooked(r)
+		return x.forgotten(r)
 	}
 	return Problem{
 		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
@@ -160,12 +160,12 @@ func (x *index) unobserved(r *resource) Problem {
 	}
 }
 
-// unlooked is that the controllers of a stock cluster have not looked at a resource again that was to be agreed on by now.
-func (x *index) unlooked(r *resource) Problem {
+// forgotten is that the controllers of a stock cluster have not looked at a resource again that was to be agreed on by now.
+func (x *index) forgotten(r *resource) Problem {
 	if x.idle().Kind != "" {
 		return Problem{} // they look at none
 	}
-	since := duration.HumanDuration(r.unlooked())
+	since := duration.HumanDuration(r.unlooked)
 	return Problem{
 		Kind: Unwritten, Resources: []string{r.String()}, alike: "not looked at",
 		Text: fmt.Sprintf("%s: concord controllers have not looked at it for %s, so that it is not known what servers write", r, since),
@@ -195,14 +195,11 @@ func notServed(r *resource) Problem {
 // settling is the reason why a resource of a stock cluster is not agreed on yet, if it passes by
 // itself; empty otherwise.
 func (r *resource) settling() string {
-	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) || r.unlooked() > evolve.DiscoveryPeriod {
+	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) || r.unlooked > evolve.DiscoveryPeriod {
 		return ""
 	}
 	return r.state.Status.Message
 }
-
-// unlooked is for how long nobody has looked at the resource to write its StorageState.
-func (r *resource) unlooked() time.Duration { return r.now.Sub(r.state.Status.LastHeartbeatTime.Time) }
 
 // ofCluster are the problems that all resources have.
 func (x *index) ofCluster() []Problem {

@@ -154,16 +154,14 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	case migrationv1alpha1.FailureConversionWebhook:
 		webhook := converter(r.crd)
 		for _, f := range named {
-			why, do := unreached(f.Message)
-			if why == "" {
-				continue
+			if why, do := unreached(f.Message); why != "" {
+				p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
+				p.Kind = WebhookDown
+				if migrationv1alpha1.Final(m) {
+					p.Do = do + "; the migration is tried again by itself, and at once by"
+				}
+				return p
 			}
-			p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
-			p.Kind = WebhookDown
-			if migrationv1alpha1.Final(m) {
-				p.Do = do + "; the migration is tried again by itself, and at once by"
-			}
-			return p
 		}
 		if len(named) == 0 { // a migration under way names objects later than it counts them
 			return ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, which does not answer, or refuses them", of, webhook), "see that it answers")

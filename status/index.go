@@ -46,8 +46,8 @@ type resource struct {
 	stored []agree.Encoding
 	// unserved says that all servers report, and none this resource: as after a rollback.
 	unserved bool
-	// now is the API server's time.
-	now time.Time
+	// unlooked is for how long nobody has looked at the resource to write its StorageState; 0 where there is none.
+	unlooked time.Duration
 }
 
 func indexed(o Observed) *index {
@@ -60,7 +60,8 @@ func indexed(o Observed) *index {
 	}
 	for i := range o.States {
 		s := &o.States[i]
-		x.get(schema.GroupResource{Group: s.Spec.Resource.Group, Resource: s.Spec.Resource.Resource}).state = s
+		r := x.get(schema.GroupResource(s.Spec.Resource))
+		r.state, r.unlooked = s, x.Now.Sub(s.Status.LastHeartbeatTime.Time)
 	}
 	for i := range o.CRDs {
 		x.get(migrationv1alpha1.ResourceOf(&o.CRDs[i])).crd = &o.CRDs[i]
@@ -80,7 +81,7 @@ func indexed(o Observed) *index {
 
 func (x *index) get(gr schema.GroupResource) *resource {
 	if x.of[gr] == nil {
-		x.of[gr] = &resource{GroupResource: gr, now: x.Now}
+		x.of[gr] = &resource{GroupResource: gr}
 	}
 	return x.of[gr]
 }
