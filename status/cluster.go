@@ -126,6 +126,9 @@ func (x *index) problems(r *resource) []Problem {
 			add(p)
 			failing = true
 		}
+		if len(problems) == 0 {
+			add(repeated(r, m))
+		}
 	}
 	if m := r.lastFailure(); m != nil && !failing {
 		for _, p := range failures(r, m) {

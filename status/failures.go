@@ -41,6 +41,31 @@ func retried(r *resource, why string) Problem {
 	return p
 }
 
+// repeated is the failure that a migration under way repeats, until that one tells its own: the one that
+// failed made room for it.
+func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem {
+	if p := m.Status.Progress; r.state == nil || p != nil && p.Done+p.Failed > 0 {
+		return Problem{}
+	}
+	history := migrationv1alpha1.History(r.state.Annotations)
+	if len(history) == 0 || history[0].Result == string(migrationv1alpha1.MigrationSucceeded) || history[0].To != string(migrationv1alpha1.TargetOf(m).Encoding) {
+		return Problem{}
+	}
+	last := history[0]
+	switch last.Reason {
+	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
+		return Problem{} // this one is that change's
+	}
+	p := Problem{
+		Kind: Stalled, Resources: []string{r.String()}, Failed: last.Failed,
+		Text: fmt.Sprintf("%s: its last migration failed, %s, and is tried again now", r, last.Reason),
+	}
+	if last.Failed > 0 {
+		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and is tried again now", r, objects(last.Failed), strings.Join(last.Failures, ", "))
+	}
+	return p
+}
+
 // failures are the problems of an ended migration: bad objects, a webhook that is down, or
 // another failure that ended it.
 func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
