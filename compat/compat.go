@@ -159,18 +159,6 @@ func (p *Plan) Served(gvr schema.GroupVersionResource) bool {
 	return r != nil && slices.ContainsFunc(r.Served, func(v VersionPlan) bool { return v.Version == gvr.Version && v.Served })
 }
 
-// ServedVersion returns the newest version of the resource that is served, by kube-aware order; empty if none is.
-func (p *Plan) ServedVersion(gr schema.GroupResource) schema.GroupVersion {
-	if r := p.resource(gr); r != nil {
-		for _, v := range r.Served {
-			if v.Served {
-				return schema.GroupVersion{Group: gr.Group, Version: v.Version}
-			}
-		}
-	}
-	return schema.GroupVersion{}
-}
-
 // Storage returns the version in which the resource is written, and false if it is unknown or not persisted.
 func (p *Plan) Storage(gr schema.GroupResource) (schema.GroupVersion, bool) {
 	r := p.resource(gr)

@@ -141,21 +141,14 @@ func (f *Fence) Newest(gr schema.GroupResource) (Store, bool) {
 	if !ok {
 		return Store{}, false
 	}
-	return f.described(e), true
+	return e.Store, true
 }
 
 // Builtins returns the newest store of every built-in resource, sorted by group and resource.
 func (f *Fence) Builtins() []Store {
 	var stores []Store
 	for _, e := range f.registry.builtins() {
-		stores = append(stores, f.described(e))
+		stores = append(stores, e.Store)
 	}
 	return stores
-}
-
-// described fills in the FenceKey, which may become known only after the store was built.
-func (f *Fence) described(e *entry) Store {
-	s := e.Store
-	s.FenceKey, _ = f.versions.key(s.GroupResource)
-	return s
 }

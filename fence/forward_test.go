@@ -313,8 +313,9 @@ func TestNewest(t *testing.T) {
 	if want := w.prefix + "/example.com/widgets/"; got.GroupResource != widgets || got.Prefix != want {
 		t.Errorf("Newest: %s below %s, want %s below %s", got.GroupResource, got.Prefix, widgets, want)
 	}
-	if want := w.prefix + "/storageversions/example.com.widgets"; got.FenceKey != want {
-		t.Errorf("Newest: fence key %s, want %s", got.FenceKey, want)
+	key, _ := w.fence.FenceKey(widgets)
+	if want := w.prefix + "/storageversions/example.com.widgets"; key != want {
+		t.Errorf("FenceKey: %s, want %s", key, want)
 	}
 	if got.Codec == nil || got.Transformer == nil {
 		t.Errorf("Newest: codec %v, transformer %v", got.Codec, got.Transformer)

@@ -40,9 +40,6 @@ type Store struct {
 	ServedVersion string
 	// Prefix is the etcd prefix of the stored objects, with a trailing slash.
 	Prefix string
-	// FenceKey is the etcd key of the resource's StorageVersion; empty as long as the
-	// storage of StorageVersions was not built.
-	FenceKey string
 	// Codec decodes any stored version and encodes to Encoding.
 	Codec runtime.Codec
 	// New makes the empty object that a stored value is decoded into.

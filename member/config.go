@@ -171,7 +171,6 @@ type Member struct {
 	departed     bool
 	stop         context.CancelFunc // ends Run; nil while it does not run
 	resources    map[schema.GroupResource]*state
-	crds         map[string]schema.GroupResource
 	builtinsSet  bool
 	inflight     int
 	tickets      uint64        // of claims so far
@@ -198,7 +197,6 @@ func New(cfg Config) (*Member, error) {
 		cfg:         cfg,
 		slots:       make(chan struct{}, cfg.Workers),
 		resources:   map[schema.GroupResource]*state{},
-		crds:        map[string]schema.GroupResource{},
 		landed:      make(chan struct{}),
 		began:       cfg.Clock.Now(),
 		agreement:   timing.NewAgreements(),

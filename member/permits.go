@@ -207,7 +207,6 @@ func (m *Member) unreadyLease() error {
 // Status is what a server knows of one resource, for display.
 type Status struct {
 	Resource schema.GroupResource
-	CRD      string
 	// Wanted is the encoding that should be reported, empty if none should.
 	Wanted agree.Encoding
 	// Reported is the encoding of the report that stands, empty if none is known to.
@@ -246,7 +245,7 @@ func (m *Member) Snapshot() []Status {
 	for _, gr := range m.sorted(func(*state) bool { return true }) {
 		s := m.resources[gr]
 		status := Status{
-			Resource: gr, CRD: s.target.resource.CRD,
+			Resource: gr,
 			Reported: s.reported, Revision: s.revision, Open: s.open(),
 		}
 		if s.target.known && !s.target.absent {

@@ -259,8 +259,6 @@ type Result struct {
 	Cursor Cursor
 	// PeakBytes is the most bytes that were held at a time, as Options.MemoryBytes counts them.
 	PeakBytes int64
-	// Revision is the revision at which the last page was read.
-	Revision int64
 }
 
 // Engine rewrites stored values. It has no state of its own; runs may overlap.

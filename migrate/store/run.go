@@ -130,7 +130,6 @@ func (r *run) read(ctx context.Context, submit func(context.Context, *chunk) err
 		}
 		r.budget.grow(2*int64(size(page.Entries)) - MaxReply)
 		r.note(func(result *Result) {
-			result.Revision = page.Revision
 			if result.Expected == 0 {
 				result.Expected = page.Count + result.Total
 			}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"syscall"
@@ -53,21 +52,6 @@ func (c Config) Dial() utilnet.DialFunc {
 		dialer.ControlContext = func(_ context.Context, _, address string, _ syscall.RawConn) error { return check(address) }
 	}
 	return dialer.DialContext
-}
-
-// Transport returns a copy of a transport that connects to Services, as aggregator and
-// webhooks take it (ProxyTransport). Nil: one with defaults. A transport that dials by itself
-// goes out elsewhere, by an egress selector, where no address is this host's; it stays.
-func (c Config) Transport(t *http.Transport) *http.Transport {
-	switch {
-	case t == nil:
-		return utilnet.SetTransportDefaults(&http.Transport{DialContext: c.Dial()})
-	case t.DialContext != nil:
-		return t
-	}
-	t = t.Clone()
-	t.DialContext = c.Dial()
-	return t
 }
 
 // ServiceResolver tells where a Service is; aggregator and webhooks have one of their own.

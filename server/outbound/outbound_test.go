@@ -53,7 +53,7 @@ func localServer(t *testing.T) (port string, reached *atomic.Int32) {
 func TestDial(t *testing.T) {
 	port, reached := localServer(t)
 	get := func(c Config, host string) error {
-		transport := c.Transport(nil)
+		transport := &http.Transport{DialContext: c.Dial()}
 		defer transport.CloseIdleConnections()
 		response, err := (&http.Client{Transport: transport}).Get("http://" + net.JoinHostPort(host, port))
 		if err == nil {
@@ -162,18 +162,5 @@ func TestResolver(t *testing.T) {
 	}
 	if _, err := (Config{}).Resolver(at("")).ResolveEndpoint("apis", "extension", 443); err == nil || err.Error() != "not there" {
 		t.Errorf("a Service that is not there: %v", err)
-	}
-}
-
-// TestTransport: a transport that dials by itself stays, and a copy is made of one that does not.
-func TestTransport(t *testing.T) {
-	egress := &http.Transport{DialContext: (&net.Dialer{}).DialContext}
-	if got := (Config{}).Transport(egress); got != egress {
-		t.Error("an egress selector's way is not taken")
-	}
-	plain := &http.Transport{MaxIdleConns: 7}
-	got := Config{}.Transport(plain)
-	if got == plain || plain.DialContext != nil || got.DialContext == nil || got.MaxIdleConns != 7 {
-		t.Errorf("of %+v is made %+v", plain, got)
 	}
 }
