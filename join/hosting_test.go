@@ -259,7 +259,10 @@ func TestHostingCutOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(other.SetBuiltins(h.j.hosting.Reports), other.Register(t.Context()), other.Report(t.Context(), things)); err != nil {
+	if err := errors.Join(other.SetBuiltins(h.j.hosting.Reports), other.Register(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if now := h.reports(h.host); len(now) != 2 || now[1].Server != before[0].Server || now[1].Encoding != agree.Unknown {

@@ -134,16 +134,8 @@ func (m *Member) shuffle(claims []claim) {
 	m.mu.Lock()
 	m.cfg.Random.Shuffle(len(claims), func(i, j int) { claims[i], claims[j] = claims[j], claims[i] })
 	m.mu.Unlock()
-	slices.SortStableFunc(claims, func(a, b claim) int {
-		switch {
-		case a.custom() == b.custom():
-			return 0
-		case b.custom():
-			return -1
-		default:
-			return 1
-		}
-	})
+	rank := map[bool]int{true: 1} // by claim.custom
+	slices.SortStableFunc(claims, func(a, b claim) int { return rank[a.custom()] - rank[b.custom()] })
 }
 
 func (m *Member) listStorageVersions(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, error) {
@@ -173,22 +165,17 @@ func (m *Member) recheckMany(ctx context.Context, claims []claim) error {
 
 // checkMany is check for claims whose reports stand, with one list, and gives them back.
 func (m *Member) checkMany(ctx context.Context, claims []claim) []error {
-	if !m.worthLists(len(claims)) {
-		_, failed := m.each(ctx, claims, func(ctx context.Context, c claim) (result, error) {
-			if err := m.check(ctx, c); err != nil {
-				return done, err
-			}
-			return m.finish(c), nil
-		})
-		return failed
-	}
-	crds, err := limited(ctx, m, m.limit(claims...), m.listCRDs)
-	if err != nil {
-		m.release(claims, err)
-		return []error{err}
+	check := m.check
+	if m.worthLists(len(claims)) {
+		crds, err := limited(ctx, m, m.limit(claims...), m.listCRDs)
+		if err != nil {
+			m.release(claims, err)
+			return []error{err}
+		}
+		check = func(_ context.Context, c claim) error { return m.checkWith(c, crds[c.target.resource.CRD]) }
 	}
 	_, failed := m.each(ctx, claims, func(ctx context.Context, c claim) (result, error) {
-		if err := m.checkWith(c, crds[c.target.resource.CRD]); err != nil {
+		if err := check(ctx, c); err != nil {
 			return done, err
 		}
 		return m.finish(c), nil

@@ -2,7 +2,7 @@
 // the server by an identity Lease, reports what the server encodes, and hands out and
 // withdraws the permission to write that a standing report is.
 //
-// Every step is a synchronous method (Register, Renew, Step, Report, Depart)
+// Every step is a synchronous method (Register, Renew, Step, Depart)
 // with injected clock and randomness; Run drives them and the watches.
 package member
 
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -156,7 +157,7 @@ func (r Resource) report(id agree.ServerID) agree.Report {
 // concurrently.
 type Member struct {
 	cfg   Config
-	slots chan struct{}
+	slots *semaphore.Weighted // of the attempts under way
 	// limits says that attempts are given up after a time; see within.
 	limits atomic.Bool
 
@@ -195,7 +196,7 @@ func New(cfg Config) (*Member, error) {
 	cfg = cfg.withDefaults()
 	return &Member{
 		cfg:         cfg,
-		slots:       make(chan struct{}, cfg.Workers),
+		slots:       semaphore.NewWeighted(int64(cfg.Workers)),
 		resources:   map[schema.GroupResource]*state{},
 		landed:      make(chan struct{}),
 		began:       cfg.Clock.Now(),

@@ -45,16 +45,15 @@ func (r Resource) equal(o Resource) bool {
 }
 
 // listable returns a group/version by which the resource can be listed, the stored one
-// if possible.
-func (r Resource) listable() (string, bool) {
-	switch {
-	case slices.Contains(r.Served, string(r.Encoding.Plain())):
-		return string(r.Encoding.Plain()), true
-	case len(r.Served) > 0:
-		return r.Served[0], true
-	default:
-		return "", false
+// if possible; empty if there is none.
+func (r Resource) listable() string {
+	switch stored := string(r.Encoding.Plain()); {
+	case len(r.Served) == 0:
+		return ""
+	case slices.Contains(r.Served, stored):
+		return stored
 	}
+	return r.Served[0]
 }
 
 // definition is the part of a CRD that matters: its schemas may be large.

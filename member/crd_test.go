@@ -49,7 +49,7 @@ func TestWanted(t *testing.T) {
 		served []string
 		want   string
 	}{{[]string{"g/v1", "g/v2"}, "g/v2"}, {[]string{"g/v1"}, "g/v1"}, {nil, ""}} {
-		if got, _ := (Resource{Encoding: "g/v2", Served: tc.served}).listable(); got != tc.want {
+		if got := (Resource{Encoding: "g/v2", Served: tc.served}).listable(); got != tc.want {
 			t.Errorf("listable of %v: %q, want %q", tc.served, got, tc.want)
 		}
 	}

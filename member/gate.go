@@ -26,7 +26,9 @@ type Request struct {
 }
 
 // Writes says whether the request may change something, which only requests for a resource do.
-func (r Request) Writes() bool { return r.IsResource && !reads(r.Verb) }
+func (r Request) Writes() bool {
+	return r.IsResource && r.Verb != "get" && r.Verb != "list" && r.Verb != "watch"
+}
 
 // unfenced are also the resources that the server itself writes to make its reports.
 var unfenced = storageversion.Unfenced()
@@ -87,8 +89,6 @@ func (m *Member) await(ctx context.Context, limit time.Duration, again func() <-
 		}
 	}
 }
-
-func reads(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
 // Admit is the gate's decision: nil lets the request pass. While the storage is away it
 // also refuses writes of custom resources, before anything of them is tried. A silent

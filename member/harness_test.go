@@ -205,6 +205,17 @@ func (w *world) register() agree.ServerID {
 	return w.m.ID()
 }
 
+// Report makes one attempt to report one resource, whether it is due or not.
+func (m *Member) Report(ctx context.Context, gr schema.GroupResource) error {
+	m.mu.Lock()
+	c, err := m.claim(gr)
+	m.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("report %s: %w", gr, err)
+	}
+	return m.process(ctx, []claim{c})
+}
+
 // settle steps, with the clock, until nothing is due.
 func (w *world) settle() {
 	w.t.Helper()

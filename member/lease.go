@@ -204,10 +204,7 @@ func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, encrypti
 	}
 	next.Spec.RenewTime = &at
 	if reported {
-		if next.Annotations == nil {
-			next.Annotations = map[string]string{}
-		}
-		next.Annotations[storageversion.ReportedAnnotation] = "true"
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storageversion.ReportedAnnotation, "true")
 	}
 	tellEncryption(next, encryption)
 	return next

@@ -244,10 +244,7 @@ func (m *Member) Snapshot() []Status {
 	all := make([]Status, 0, len(m.resources))
 	for _, gr := range m.sorted(func(*state) bool { return true }) {
 		s := m.resources[gr]
-		status := Status{
-			Resource: gr,
-			Reported: s.reported, Revision: s.revision, Open: s.open(),
-		}
+		status := Status{Resource: gr, Reported: s.reported, Revision: s.revision, Open: s.open()}
 		if s.target.known && !s.target.absent {
 			status.Wanted = s.target.resource.Encoding
 		}

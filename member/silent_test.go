@@ -158,6 +158,16 @@ func TestSilentRun(t *testing.T) {
 	}
 }
 
+// erase deletes all StorageVersions, as a silent server does.
+func (w *world) erase() {
+	w.t.Helper()
+	w.quietly(func() {
+		if err := w.client.DeleteAllOf(w.t.Context(), &v1alpha1.StorageVersion{}); err != nil {
+			w.t.Fatal(err)
+		}
+	})
+}
+
 // TestBesideSilent: a silent server's arrival and end as another server sees them, with
 // its deletion at every moment of a report.
 func TestBesideSilent(t *testing.T) {
@@ -172,11 +182,7 @@ func TestBesideSilent(t *testing.T) {
 				if call == at {
 					w.before = nil
 					w.addSilent(off)
-					w.quietly(func() {
-						if err := w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}); err != nil {
-							t.Fatal(err)
-						}
-					})
+					w.erase()
 				}
 				return nil
 			}
@@ -213,11 +219,7 @@ func TestSilentBatch(t *testing.T) {
 				if call == at {
 					w.before = nil
 					w.addSilent(off)
-					w.quietly(func() {
-						if err := w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}); err != nil {
-							t.Fatal(err)
-						}
-					})
+					w.erase()
 				}
 				return nil
 			}

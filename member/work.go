@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,23 +56,11 @@ const (
 	placed          // the report stands, and the CRD is to be read before the resource opens
 )
 
-// Report makes one attempt to bring the StorageVersion of one resource in line with what
-// this server encodes, and to open the resource. After ErrLeaseGone the server has to
-// register anew; after any error the resource is due again, by itself.
-func (m *Member) Report(ctx context.Context, gr schema.GroupResource) error {
-	m.mu.Lock()
-	c, err := m.claim(gr)
-	m.mu.Unlock()
-	if err != nil {
-		return fmt.Errorf("report %s: %w", gr, err)
-	}
-	return m.process(ctx, []claim{c})
-}
-
 // Step makes one attempt for every resource that is due: it lists the StorageVersions, then
 // the participants, then updates in parallel (DESIGN 3.1.2). It returns how long there will
-// be nothing to do, negative if nothing is planned, and the first of the errors of Report, an
-// ErrLeaseGone before others. That of a silent server deletes the StorageVersions.
+// be nothing to do, negative if nothing is planned, and the first of the attempts' errors, an
+// ErrLeaseGone before others: the server then has to register anew. After any error a resource is due
+// again, by itself. That of a silent server deletes the StorageVersions.
 func (m *Member) Step(ctx context.Context) (time.Duration, error) {
 	if m.silent() {
 		return -1, m.erase(ctx)
@@ -87,14 +76,10 @@ func (m *Member) claimDue() []claim {
 		return nil
 	}
 	now := m.cfg.Clock.Now()
-	return m.claimAll(func(s *state) bool { return s.pending() && !now.Before(s.notBefore) })
-}
-
-func (m *Member) claimAll(want func(*state) bool) []claim {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var claims []claim
-	for _, gr := range m.sorted(want) {
+	for _, gr := range m.sorted(func(s *state) bool { return s.pending() && !now.Before(s.notBefore) }) {
 		if c, err := m.claim(gr); err == nil {
 			claims = append(claims, c)
 		}
@@ -213,36 +198,22 @@ func (m *Member) process(ctx context.Context, claims []claim) error {
 
 // each makes one attempt per claim and gives the claims back, but for those that it
 // returns: they were placed.
-func (m *Member) each(ctx context.Context, claims []claim, attempt func(context.Context, claim) (result, error)) ([]claim, []error) {
+func (m *Member) each(ctx context.Context, claims []claim, attempt func(context.Context, claim) (result, error)) (kept []claim, failed []error) {
 	outcomes := make([]outcome, len(claims))
-	if m.cfg.Workers == 1 || len(claims) == 1 {
-		for i, c := range claims {
-			if err := m.takeSlot(ctx); err != nil {
-				outcomes[i] = m.abandon(c, err)
-				continue
-			}
-			outcomes[i] = m.one(ctx, c, attempt)
-		}
-		return split(claims, outcomes)
-	}
 	var wg sync.WaitGroup
 	for i, c := range claims {
-		if err := m.takeSlot(ctx); err != nil {
+		// Fewer than Config.Workers attempts are under way, over all callers.
+		if err := m.slots.Acquire(ctx, 1); err != nil {
 			outcomes[i] = m.abandon(c, err)
+			continue
+		}
+		if m.cfg.Workers == 1 || len(claims) == 1 {
+			outcomes[i] = m.one(ctx, c, attempt)
 			continue
 		}
 		wg.Go(func() { outcomes[i] = m.one(ctx, c, attempt) })
 	}
 	wg.Wait()
-	return split(claims, outcomes)
-}
-
-type outcome struct {
-	result result
-	err    error
-}
-
-func split(claims []claim, outcomes []outcome) (kept []claim, failed []error) {
 	for i, o := range outcomes {
 		switch {
 		case o.err != nil:
@@ -254,14 +225,9 @@ func split(claims []claim, outcomes []outcome) (kept []claim, failed []error) {
 	return kept, failed
 }
 
-// takeSlot waits until fewer than Config.Workers attempts are under way.
-func (m *Member) takeSlot(ctx context.Context) error {
-	select {
-	case m.slots <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+type outcome struct {
+	result result
+	err    error
 }
 
 // one makes an attempt, with a slot that it gives back, as it does the claim unless it
@@ -274,7 +240,7 @@ func (m *Member) one(ctx context.Context, c claim, attempt func(context.Context,
 			return err
 		})
 	})
-	<-m.slots
+	m.slots.Release(1)
 	if err != nil {
 		return m.abandon(c, err)
 	}
@@ -297,28 +263,19 @@ func (m *Member) abandon(c claim, err error) outcome {
 
 // summary returns the most important error and says how many more there were.
 func summary(failed []error) error {
-	var first error
-	n := 0
-	for _, err := range failed {
-		if err == nil {
-			continue
-		}
-		if n++; first == nil || errors.Is(err, ErrLeaseGone) && !errors.Is(first, ErrLeaseGone) {
-			first = err
-		}
+	if len(failed) == 0 {
+		return nil
 	}
-	if n > 1 {
-		return fmt.Errorf("%w, and %d more", first, n-1)
+	first := max(0, slices.IndexFunc(failed, func(err error) bool { return errors.Is(err, ErrLeaseGone) }))
+	if len(failed) > 1 {
+		return fmt.Errorf("%w, and %d more", failed[first], len(failed)-1)
 	}
-	return first
+	return failed[first]
 }
 
 func (m *Member) rebuild(ctx context.Context, c claim) {
-	if m.cfg.Rebuild == nil {
-		return
-	}
 	r := c.target.resource
-	if served, ok := r.listable(); ok {
+	if served := r.listable(); m.cfg.Rebuild != nil && served != "" {
 		m.cfg.Rebuild(ctx, r.CRD, r.GroupResource, served)
 	}
 }
