@@ -122,9 +122,7 @@ func TestCacheIsNotHandedOn(t *testing.T) {
 		unstructuredscheme.NewUnstructuredDefaulter(), widgetsV2, widgetsV2, "crdRESTOptions")
 	converting, destroy := w.widgetStoreWith(codec, widgetsV2, true)
 	sizes(t, converting)
-	if n := streams.open.Load(); n != 2 {
-		t.Errorf("%d caches of two conversions", n)
-	}
+	eventually(t, "two caches of two conversions", func() bool { return streams.open.Load() == 2 })
 	destroy()
 	eventually(t, "the cache to end with its store", func() bool { return streams.open.Load() == 1 })
 	v1, _ := w.widgetStore(widgetsV1, widgetsV2, true)

@@ -3,8 +3,6 @@ package fence
 import (
 	"testing"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
@@ -13,16 +11,7 @@ import (
 // A cache of a custom resource's version exists, and decodes the objects written, from the
 // first read that it answers, or the first update, which begins from the object in the cache.
 func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
-	streams := &watchStreams{}
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints:   testEtcd.Endpoints(),
-		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(streams.intercept)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Close() })
-	w := newWorldWith(t, client, nil)
+	w, streams := countingWorld(t)
 	w.permit(widgets, encV2)
 	v1, destroyV1 := w.widgetStore(widgetsV1, widgetsV2, true)
 	v2, destroyV2 := w.widgetStore(widgetsV2, widgetsV2, true)

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -110,16 +109,7 @@ func (c *watchStreams) intercept(ctx context.Context, desc *grpc.StreamDesc, con
 // Each store watches on a stream of its own, which ends with the store; consistent
 // lists from the cache, which need progress on that stream, see all writes.
 func TestOneWatchStreamPerStore(t *testing.T) {
-	streams := &watchStreams{}
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints:   testEtcd.Endpoints(),
-		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(streams.intercept)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Close() })
-	w := newWorldWith(t, client, nil)
+	w, streams := countingWorld(t)
 	versions := []schema.GroupVersion{widgetsV1, widgetsV2, {Group: widgets.Group, Version: "v3"}}
 	stores := int32(len(versions))
 	var destroys []func()
