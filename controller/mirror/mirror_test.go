@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -340,16 +341,10 @@ func TestMayNot(t *testing.T) {
 
 // run has the controller run until the test ends.
 func (w *world) run() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	w.t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	ctx := w.t.Context() // ends before the cleanup
+	var running sync.WaitGroup
+	running.Go(func() { w.c.Run(ctx) })
+	w.t.Cleanup(running.Wait)
 	return ctx
 }
 

@@ -3,6 +3,7 @@ package skew
 import (
 	"context"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -242,16 +243,10 @@ func TestRun(t *testing.T) {
 		}
 		return nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	ctx := t.Context() // ends before the cleanup
+	var running sync.WaitGroup
+	running.Go(func() { w.c.Run(ctx) })
+	t.Cleanup(running.Wait)
 	shows := func(want string) {
 		t.Helper()
 		if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {

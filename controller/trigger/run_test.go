@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,16 +27,10 @@ func TestRun(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
 	lease := w.lease("apiserver-1", false)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.Run(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	ctx := t.Context() // ends before the cleanup
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	t.Cleanup(running.Wait)
 	eventually(t, func() bool {
 		s := &migrationv1alpha1.StorageState{}
 		s, err := get(ctx, c.cfg.Client, migrationv1alpha1.StateName(cronJobs), s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,16 +23,10 @@ import (
 // runs runs the controller until the test ends.
 func runs(t *testing.T, w *world) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	ctx := t.Context() // ends before the cleanup
+	var running sync.WaitGroup
+	running.Go(func() { w.c.Run(ctx) })
+	t.Cleanup(running.Wait)
 }
 
 func eventually(t *testing.T, condition func() bool) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -473,16 +474,10 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 		running <- job.Resume
 		return untilInterrupted(ctx)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	ctx := t.Context() // ends before the cleanup
+	var loop sync.WaitGroup
+	loop.Go(func() { w.c.Run(ctx) })
+	t.Cleanup(loop.Wait)
 	reason := func(want string) {
 		t.Helper()
 		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {

@@ -3,6 +3,7 @@ package claim
 import (
 	"context"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -229,16 +230,10 @@ func TestRun(t *testing.T) {
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
 		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.c.Run(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	ctx := t.Context() // ends before the cleanup
+	var running sync.WaitGroup
+	running.Go(func() { w.c.Run(ctx) })
+	t.Cleanup(running.Wait)
 	lease := leaseObject(t, w, other)
 	if err := w.client.Delete(ctx, lease); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
