@@ -62,7 +62,6 @@ func (s *serverProcess) get() condition {
 // cluster is an embedded etcd, which is watched, and the servers on it.
 type cluster struct {
 	*testbed.Cluster
-	cfg        Config
 	watch      *ledger.Watch[*world]
 	servers    []*serverProcess
 	kubeconfig string
@@ -76,7 +75,7 @@ func newCluster(cfg Config) (*cluster, error) {
 		return nil, err
 	}
 	w := newWorld()
-	c := &cluster{Cluster: at, cfg: cfg, watch: ledger.NewWatch(w, w.apply), crashed: make(chan error, 1)}
+	c := &cluster{Cluster: at, watch: ledger.NewWatch(w, w.apply), crashed: make(chan error, 1)}
 	for i := range serverCount {
 		s := &serverProcess{condition: starting, release: oldRelease}
 		s.Server, err = at.Add(fmt.Sprintf("server-%d", i+1), func(at *testbed.Server) (*exec.Cmd, error) {

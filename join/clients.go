@@ -18,8 +18,7 @@ import (
 // clients reach this very server over the loopback, as its own user. None of them
 // caches.
 type clients struct {
-	config *rest.Config
-	kube   kubernetes.Interface
+	kube kubernetes.Interface
 	// objects is the client that member and the controllers use.
 	objects client.WithWatch
 	// controllers is the configuration by which controllers reach it, and tell that they are such.
@@ -94,7 +93,7 @@ func clientsOf(config *rest.Config) (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &clients{config: config, kube: kube, objects: objects}, nil
+	return &clients{kube: kube, objects: objects}, nil
 }
 
 // NewClient returns a client for the kinds that the protocol uses. It needs no

@@ -32,8 +32,6 @@ const Rewritten = "rewrittens"
 
 // Corpus is a resource whose objects are rewritten.
 type Corpus struct {
-	// Name is what people call its objects.
-	Name string
 	kind string
 	gr   schema.GroupResource
 	// path is where its objects are served, prefix where they are stored.
@@ -51,7 +49,7 @@ type Corpus struct {
 // CustomOf is the corpus of the custom resources of a plural name.
 func CustomOf(plural string) Corpus {
 	return Corpus{
-		Name: "custom resources", kind: KindOf(plural),
+		kind:     KindOf(plural),
 		gr:       schema.GroupResource{Group: CustomGroup, Resource: plural},
 		path:     CustomPath(plural, "v2"),
 		prefix:   stored.DefaultPrefix + "/" + CustomGroup + "/" + plural + "/",
@@ -66,7 +64,7 @@ func CustomOf(plural string) Corpus {
 var (
 	CustomResources = CustomOf(Rewritten)
 	Policies        = Corpus{
-		Name: "MutatingAdmissionPolicies", kind: "MutatingAdmissionPolicy",
+		kind:     "MutatingAdmissionPolicy",
 		gr:       schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"},
 		path:     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
 		prefix:   stored.DefaultPrefix + "/mutatingadmissionpolicies/",

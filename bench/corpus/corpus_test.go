@@ -3,24 +3,9 @@ package corpus
 import (
 	"strings"
 	"testing"
-	"time"
 
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
-
-func TestRate(t *testing.T) {
-	began := time.Now()
-	spans := []Span{
-		{objects: 100, began: began, end: began.Add(time.Second), seen: began.Add(2 * time.Second)},
-		{objects: 100, began: began, end: began.Add(3 * time.Second), seen: began.Add(3 * time.Second)},
-	}
-	if got, each := Rate(spans, Span.Written); got != 50 || each[0] != 100 || len(each) != 2 {
-		t.Errorf("written: %v, %v", got, each)
-	}
-	if got, _ := Rate(spans, Span.Watched); got != 40 {
-		t.Errorf("watched: %v", got)
-	}
-}
 
 func TestOldEncodings(t *testing.T) {
 	template := []byte(`{"apiVersion":"` + CustomGroup + `/v2","kind":"Rewritten","metadata":{"name":"template","uid":"x"},"spec":{"payload":"p"}}`)

@@ -200,17 +200,6 @@ func (s Span) Written() time.Time { return s.end }
 // Watched is when every server's watch cache had seen it.
 func (s Span) Watched() time.Time { return s.seen }
 
-// Rate returns the objects per second over all spans, and of each.
-func Rate(spans []Span, end func(Span) time.Time) (overall float64, each []float64) {
-	var objects, seconds float64
-	for _, s := range spans {
-		took := end(s).Sub(s.began).Seconds()
-		objects, seconds = objects+float64(s.objects), seconds+took
-		each = append(each, float64(s.objects)/took)
-	}
-	return objects / seconds, each
-}
-
 // awaitSeen waits until every server's watch cache has the object as of the revision. A cache
 // of another served version is built only if somebody reads that, which nobody does here.
 func (s *Stored) awaitSeen(ctx context.Context, object string, revision int64) error {

@@ -61,13 +61,12 @@ type Server struct {
 	*APIServer
 	options Options
 	program string
-	cluster *Cluster
 }
 
 // NewServer returns a server of the cluster that is not started. Names are unique.
 func (c *Cluster) NewServer(name string, o Options) *Server {
 	c.T.Helper()
-	s := &Server{options: o, cluster: c, program: o.program(c.T)}
+	s := &Server{options: o, program: o.program(c.T)}
 	at, err := c.Add(name, func(*testbed.Server) (*exec.Cmd, error) { return exec.Command(s.program, s.args()...), nil })
 	if err != nil {
 		c.T.Fatal(err)
