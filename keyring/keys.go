@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
 	apiserverfeatures "k8s.io/apiserver/pkg/features"
@@ -221,11 +222,8 @@ func loadKeys(ctx context.Context, path string, reload bool, server string) (*Ke
 
 var encryptionCodecs = func() serializer.CodecFactory {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{apiserver.AddToScheme, apiserverv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			panic(err) // the libraries' own types
-		}
-	}
+	utilruntime.Must(apiserver.AddToScheme(scheme))
+	utilruntime.Must(apiserverv1.AddToScheme(scheme))
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict)
 }()
 

@@ -36,9 +36,7 @@ func (o *options) counted(ctx context.Context, world *World) error {
 		s.Storeless = census.IsNotStored(err, s.Resource)
 		refusals.add(s.Resource, err)
 	}
-	if text := refusals.String(); text != "" {
-		fmt.Fprintln(o.complaints, text)
-	}
+	o.tell(refusals)
 	return nil
 }
 
@@ -47,9 +45,7 @@ func (o *options) countOne(ctx context.Context, world *World, gr schema.GroupRes
 	counted, err := world.Count(ctx, gr)
 	var refusals refusals
 	refusals.add(gr, err)
-	if text := refusals.String(); text != "" {
-		fmt.Fprintln(o.complaints, text)
-	}
+	o.tell(refusals)
 	return counted
 }
 
@@ -69,13 +65,13 @@ func (r *refusals) add(gr schema.GroupResource, err error) {
 	}
 }
 
-// String is one line; "" if all were counted.
-func (r refusals) String() string {
+// tell says in one line what was not counted, if anything.
+func (o *options) tell(r refusals) {
 	switch r.resources {
 	case 0:
-		return ""
 	case 1:
-		return fmt.Sprintf("%s was not counted: %v", r.first, r.why)
+		fmt.Fprintf(o.complaints, "%s was not counted: %v\n", r.first, r.why)
+	default:
+		fmt.Fprintf(o.complaints, "%d resources were not counted, %s for one: %v\n", r.resources, r.first, r.why)
 	}
-	return fmt.Sprintf("%d resources were not counted, %s for one: %v", r.resources, r.first, r.why)
 }
