@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -274,14 +275,9 @@ func wantUnavailable(t testing.TB, err error) {
 // eventually waits for a condition that other goroutines bring about.
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-deadline:
-			t.Fatalf("waited %s for %s", patience, what)
-		case <-tick.C:
-		}
+	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, patience, true,
+		func(context.Context) (bool, error) { return done(), nil })
+	if err != nil {
+		t.Fatalf("waited %s for %s", patience, what)
 	}
 }

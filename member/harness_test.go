@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	apiwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -394,15 +394,10 @@ func expectHistogram(t *testing.T, registry metrics.KubeRegistry, name string, c
 // eventually waits for a condition of something that runs by itself.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := clock.RealClock{}.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-deadline:
-			t.Fatalf("never: %s", what)
-		case <-tick.C():
-		}
+	err := apiwait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		t.Fatalf("never: %s", what)
 	}
 }
 
